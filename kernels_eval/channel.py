@@ -1,0 +1,65 @@
+"""Length-prefixed JSON messages over a Unix socket, with a deadline. No pickles: what a child says is parsed as data."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import struct
+import time
+from typing import Any
+
+MAX_MESSAGE = 4 << 20
+
+
+class ChannelClosed(Exception):
+    """The other side is gone."""
+
+
+class ChannelTimeout(Exception):
+    """No complete message before the deadline."""
+
+
+class Channel:
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._buffer = b""
+
+    def send(self, message: Any, fds: tuple[int, ...] = ()) -> None:
+        data = json.dumps(message, allow_nan=True).encode("utf-8", "surrogatepass")
+        data = struct.pack("!I", len(data)) + data
+        try:
+            sent = socket.send_fds(self.sock, [data], list(fds)) if fds else 0
+            self.sock.sendall(data[sent:])
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+
+    def receive(self, timeout: float | None = None) -> Any:
+        """One message. Raises ChannelTimeout after `timeout` seconds, ChannelClosed on EOF or nonsense."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        size = struct.unpack("!I", self._take(4, deadline))[0]
+        if size > MAX_MESSAGE:
+            raise ChannelClosed(f"message of {size} bytes is above the limit")
+        body = self._take(size, deadline)
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise ChannelClosed(f"not JSON: {error}") from error
+
+    def _take(self, count: int, deadline: float | None) -> bytes:
+        while len(self._buffer) < count:
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if remaining is not None and (remaining <= 0 or not select.select([self.sock], [], [], remaining)[0]):
+                raise ChannelTimeout
+            try:
+                chunk = self.sock.recv(1 << 16)
+            except OSError as error:
+                raise ChannelClosed(str(error)) from error
+            if not chunk:
+                raise ChannelClosed("end of stream")
+            self._buffer += chunk
+        taken, self._buffer = self._buffer[:count], self._buffer[count:]
+        return taken
+
+    def close(self) -> None:
+        self.sock.close()

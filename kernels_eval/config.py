@@ -1,0 +1,72 @@
+"""Every number of the verification protocol, resolved once. VERIFIER numbers are the defaults; docs say where each comes from."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class BuildConfig(_Config):
+    """How candidates are compiled."""
+
+    timeout_s: float = Field(default=120, gt=0, description="deadline of one compiler run")
+    capture_timeout_s: float = Field(default=30, gt=0, description="deadline for reading the build requests out of the candidate's module")
+    cuda_arch: str | None = Field(default=None, description="e.g. '9.0'; default: the GPU that is there, else 9.0")
+    slim_headers: bool = Field(default=True, description="try the small header tier first; the verdict does not depend on it")
+
+
+class CorrectnessConfig(_Config):
+    """What counts as the same answer. Relative errors against a float64 oracle."""
+
+    distributions: tuple[str, ...] = Field(
+        default=("declared", "uniform", "normal", "normal_x10", "sparse", "small_integers"),
+        description="input distributions, one secret seed each; 'declared' is what the task's own get_inputs() draws",
+    )
+    rms_fp32: float = Field(default=1e-5, gt=0)
+    rms_reference_factor: float = Field(
+        default=8, gt=0, description="the gate is never below this multiple of the fp32 reference's own error"
+    )
+    rms_half: float = Field(default=2e-3, gt=0, description="gate for fp16 and TF32 tasks")
+    rms_bf16: float = Field(default=1.6e-2, gt=0)
+    elementwise_fp32: float = Field(default=1e-4, gt=0, description="|err| <= r (|y| + RMS(y)) on every element")
+    oracle_max_bytes: int = Field(default=8 << 30, gt=0, description="above this estimate the oracle falls back to float32")
+
+
+class TimingConfig(_Config):
+    """Paired, interleaved measurement."""
+
+    min_pairs: int = Field(default=50, ge=2, description="ABBA half-pairs at least")
+    min_side_s: float = Field(default=0.2, ge=0, description="seconds of samples on each side at least")
+    max_s: float = Field(default=20.0, gt=0, description="budget of one measurement, both sides together")
+    interval_width: float = Field(default=0.02, gt=0, description="stop when the 95 % interval of log(ratio) is within +- this")
+    sample_us: float = Field(default=200, gt=0, description="calls are batched until a sample lasts this long")
+    bootstrap: int = Field(default=2000, ge=100)
+    clock_bound_share: float = Field(
+        default=0.8, gt=0, lt=1, description="reported time below this share of the parent's clock is implausible"
+    )
+
+
+class LimitsConfig(_Config):
+    """What one candidate may use."""
+
+    load_s: float = Field(default=30, gt=0)
+    run_s: float = Field(default=60, gt=0, description="deadline of any single call or sample, and of all correctness calls together")
+    reference_s: float = Field(default=120, gt=0, description="deadline of one command to the reference")
+    memory_gb: float = Field(default=16, gt=0, description="resident memory of a child (host side)")
+    file_mb: int = Field(default=64, gt=0, description="largest file a child may write")
+    processes: int = Field(default=256, gt=0)
+    log_bytes: int = Field(default=8192, gt=0)
+
+
+class EvalConfig(_Config):
+    """The whole protocol of one verification. Part of every verdict's key."""
+
+    build: BuildConfig = BuildConfig()
+    correctness: CorrectnessConfig = CorrectnessConfig()
+    timing: TimingConfig = TimingConfig()
+    limits: LimitsConfig = LimitsConfig()
+    threads: int = Field(default=1, ge=1, description="CPU threads for reference and candidate alike")
+    time_correct: bool = Field(default=True, description="off: correctness only")

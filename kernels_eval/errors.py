@@ -1,0 +1,40 @@
+"""Infrastructure faults. A kernel that fails is a verdict; a machine that fails is one of these, and only these are retried.
+
+Every error carries a `hint`: the line that fixes it.
+"""
+
+from __future__ import annotations
+
+
+class EvalError(Exception):
+    """Base of all infrastructure faults."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def __reduce__(self):  # keeps the hint across process boundaries (Ray pickles exceptions)
+        return (type(self), (self.args[0], self.hint))
+
+    def __str__(self) -> str:
+        return f"{self.args[0]} ({self.hint})" if self.hint else str(self.args[0])
+
+
+class ToolchainError(EvalError):
+    """A compiler or a header that every build needs is missing or broken."""
+
+
+class DeviceError(EvalError):
+    """The device that the language needs is not there."""
+
+
+class GpuLostError(EvalError):
+    """A GPU stopped answering, or its canary failed."""
+
+
+class SandboxError(EvalError):
+    """The fork server died or cannot start children."""
+
+
+class UsageError(EvalError):
+    """The input cannot be used: names it, the cause and the fix. Never retried."""

@@ -1,0 +1,233 @@
+"""The records that cross the trust boundary: task, candidate, verdict.
+
+Guarantees: frozen, validated on construction, and an illegal combination (a timing on a kernel that is not correct, a reason that does
+not belong to its status) cannot be built. Does not guarantee that the code inside a record is safe to run: that is what the rest of
+this package is for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+VERDICT_SCHEMA_VERSION = 1
+
+
+class Language(StrEnum):
+    """What a candidate's kernel is written in. `cpp` runs on the CPU, the other two need a GPU."""
+
+    CUDA = "cuda"
+    TRITON = "triton"
+    CPP = "cpp"
+
+    @property
+    def needs_gpu(self) -> bool:
+        return self is not Language.CPP
+
+
+class Status(StrEnum):
+    """What verification says of a candidate, in one word."""
+
+    CORRECT = "correct"
+    INCORRECT = "incorrect"
+    COMPILE_ERROR = "compile_error"
+    RUNTIME_ERROR = "runtime_error"
+    TIMEOUT = "timeout"
+    NO_CODE = "no_code"
+    REJECTED = "rejected"
+    TASK_ERROR = "task_error"
+
+
+REASONS: Mapping[Status, frozenset[str]] = {
+    Status.CORRECT: frozenset({"ok"}),
+    Status.INCORRECT: frozenset(
+        {"wrong_output", "wrong_shape", "wrong_dtype", "non_finite", "non_deterministic", "stale_weights", "shape_specialised"}
+    ),
+    Status.REJECTED: frozenset(
+        {
+            "no_custom_kernel",
+            "input_mutated",
+            "output_aliased",
+            "input_independent",
+            "stale_cache",
+            "lazy_output",
+            "stream_escape",
+            "background_work",
+            "global_state_changed",
+            "precision_downcast",
+            "harness_tampering",
+            "forbidden_call",
+            "implausible_time",
+        }
+    ),
+    Status.COMPILE_ERROR: frozenset({"no_module", "syntax_error", "build_failed", "undefined_symbol"}),
+    Status.RUNTIME_ERROR: frozenset({"exception", "cuda_error", "out_of_memory", "crashed", "exited_early"}),
+    Status.TIMEOUT: frozenset({"build", "load", "run"}),
+    Status.NO_CODE: frozenset({"no_code_block", "truncated", "missing_model_new"}),
+    Status.TASK_ERROR: frozenset({"reference_failed", "degenerate_task"}),
+}
+"""The closed vocabulary: every reason belongs to exactly one status."""
+
+STATUS_OF: Mapping[str, Status] = {reason: status for status, reasons in REASONS.items() for reason in reasons}
+
+
+class Record(BaseModel):
+    """Base of every record: immutable, no unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class KernelTask(Record):
+    """A PyTorch reference program in KernelBench form.
+
+    `code` defines the class named `entry_point`, `get_inputs()` (a list of arguments for `forward`) and `get_init_inputs()`
+    (constructor arguments: a plain list, or KernelBook's `[args, kwargs]`, told apart by `init_form`).
+    """
+
+    task_id: str = Field(min_length=1)
+    name: str = Field(min_length=1)
+    code: str = Field(min_length=1)
+    entry_point: str = "Model"
+    init_form: Literal["args", "args_kwargs"] = "args"
+    source: str = "user"
+    level: int | None = None
+
+
+class SamplingParams(Record):
+    """How a response was drawn. Part of the candidate's identity."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    max_tokens: int = Field(default=16384, ge=1)
+    seed: int = 0
+
+
+class Candidate(Record):
+    """One sampled response to a task, parsed.
+
+    `code` is None exactly when `parse_reason` says why there is none (a `no_code` reason). `reasoning_tokens` counts the text before
+    `</think>` with the generator's own tokenizer; None where that tokenizer is not available (never a character count).
+    """
+
+    candidate_id: str
+    task_id: str
+    language: Language
+    generator: str
+    sampling: SamplingParams = SamplingParams()
+    sample_index: int = Field(default=0, ge=0)
+    prompt_hash: str = ""
+    response: str = ""
+    reasoning: str = ""
+    code: str | None = None
+    parse_reason: str | None = None
+    reasoning_tokens: int | None = Field(default=None, ge=0)
+    completion_tokens: int | None = Field(default=None, ge=0)
+    finish_reason: str | None = None
+
+    @model_validator(mode="after")
+    def _code_or_reason(self) -> Candidate:
+        if (self.code is None) == (self.parse_reason is None):
+            raise ValueError("a candidate has either code or a parse_reason")
+        if self.parse_reason is not None and self.parse_reason not in REASONS[Status.NO_CODE]:
+            raise ValueError(f"parse_reason {self.parse_reason!r} is not one of {sorted(REASONS[Status.NO_CODE])}")
+        return self
+
+
+def stable_hash(value: Any) -> str:
+    """Hex SHA-256 (first 32 digits) of a JSON-serialisable value; key order does not matter."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def candidate_id(task: KernelTask, generator: str, sampling: SamplingParams, sample_index: int, response: str) -> str:
+    """Identity of a candidate: hash(task code, generator, sampling parameters, sample index, response)."""
+    return stable_hash([task.code, generator, sampling.model_dump(), sample_index, response])
+
+
+class Timing(Record):
+    """Paired, interleaved measurement of reference and candidate. All latencies are medians in milliseconds per forward call.
+
+    `speedup` = reference_ms / candidate_ms; `speedup_lower` and `speedup_upper` bound it with 95 % confidence (percentile bootstrap
+    over pairs of the ratio of medians, Efron and Tibshirani 1993, chapter 13).
+    """
+
+    reference_ms: float = Field(gt=0)
+    candidate_ms: float = Field(gt=0)
+    speedup: float = Field(gt=0)
+    speedup_lower: float = Field(gt=0)
+    speedup_upper: float = Field(gt=0)
+    pairs: int = Field(ge=1)
+    calls_per_sample: int = Field(ge=1)
+    clock_bound_ms: float = Field(gt=0, description="candidate's latency by the parent's own clock, an upper bound nobody can forge")
+
+
+class Correctness(Record):
+    """Errors against the oracle, worst over all trials. Relative errors are dimensionless."""
+
+    trials: int = Field(ge=0)
+    rms_error: float | None = Field(default=None, description="max over trials of RMS(error) / RMS(oracle)")
+    reference_rms_error: float | None = Field(default=None, description="the fp32 reference's own RMS error against the oracle")
+    max_error: float | None = Field(default=None, description="max over elements of |error| / (|oracle| + RMS(oracle))")
+    kernelbench_1e4: bool | None = Field(
+        default=None, description="allclose(atol=1e-4, rtol=1e-4) against the reference, as KernelBench v0.1"
+    )
+    kernelbench_1e2: bool | None = Field(
+        default=None, description="allclose(atol=1e-2, rtol=1e-2) against the reference, as KernelBench v0"
+    )
+    oracle: Literal["float64", "float32"] | None = None
+
+
+class Verdict(Record):
+    """What verification says of one candidate: one status, one reason, a timing only when correct."""
+
+    schema_version: int = VERDICT_SCHEMA_VERSION
+    candidate_id: str
+    task_id: str
+    language: Language
+    status: Status
+    reason: str
+    detail: str = Field(default="", description="one line for a person: what was seen")
+    timing: Timing | None = None
+    correctness: Correctness | None = None
+    outputs_match: bool | None = Field(default=None, description="did every compared output match, whoever computed it")
+    custom_kernels: tuple[str, ...] = ()
+    custom_kernel_time_share: float | None = Field(default=None, ge=0, le=1)
+    library_calls: tuple[str, ...] = ()
+    reference_operators: tuple[str, ...] = Field(default=(), description="compute operators the reference executes, in order")
+    precision_class: str | None = None
+    flags: tuple[str, ...] = Field(default=(), description="what static screening noticed without rejecting")
+    build_tier: str | None = None
+    build_cached: bool = False
+    isolation: tuple[str, ...] = ()
+    device: str = ""
+    build_s: float = Field(default=0.0, ge=0)
+    run_s: float = Field(default=0.0, ge=0)
+    log_tail: str = ""
+
+    @model_validator(mode="after")
+    def _legal(self) -> Verdict:
+        if self.reason not in REASONS[self.status]:
+            raise ValueError(f"reason {self.reason!r} does not belong to status {self.status.value!r}")
+        if (self.timing is not None) and self.status is not Status.CORRECT:
+            raise ValueError("only a correct candidate has a timing")
+        return self
+
+    @property
+    def speedup(self) -> float:
+        """Median reference time / median candidate time; 0 where not correct."""
+        return self.timing.speedup if self.timing else 0.0
+
+    @property
+    def correct_any(self) -> bool:
+        """First track: the outputs are right, whether or not a custom kernel made them."""
+        return self.status is Status.CORRECT or (self.reason == "no_custom_kernel" and bool(self.outputs_match))
+
+    @property
+    def correct_custom(self) -> bool:
+        """Second track (what curation takes): correct with a custom kernel doing the work."""
+        return self.status is Status.CORRECT

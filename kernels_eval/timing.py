@@ -1,0 +1,135 @@
+"""Paired measurement and its statistics.
+
+The reference and the candidate are separate processes; the parent asks each in turn for a sample, in ABBA order, so slow drift of the
+machine hits both alike. Guarantees: at least the configured pairs, an interval with every speedup, and a bound by the parent's own clock
+that the candidate cannot forge. Statistics are pure functions of the samples.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kernels_eval.config import TimingConfig
+from kernels_eval.records import Timing
+
+Sampler = Callable[[int], int]
+"""Given a number of forward calls, runs them as one sample and returns nanoseconds as the process itself measured."""
+
+
+class ImplausibleTime(Exception):
+    """The candidate reports less time than the parent's clock saw pass."""
+
+
+@dataclass
+class _Side:
+    sample: Sampler
+    reported: list[int] = field(default_factory=list)
+
+    def take(self, calls: int) -> None:
+        self.reported.append(max(1, int(self.sample(calls))))
+
+
+CpuClock = Callable[[], int]
+"""Nanoseconds of processor time the candidate's processes have used so far, as the kernel counts them."""
+
+
+def measure(reference: Sampler, candidate: Sampler, config: TimingConfig, *, cpu_clock: CpuClock | None = None, seed: int = 0) -> Timing:
+    """Measure both sides until the 95 % interval of log(speedup) is narrow enough or the budget is spent.
+
+    `cpu_clock` is given where the work is done on the processor: on a busy machine it, not the wall, is the fair bound. Raises
+    ImplausibleTime where the candidate's reported time is below `clock_bound_share` of the parent's clock.
+    """
+    a, b = _Side(reference), _Side(candidate)
+    calls = _calls_per_sample(a, b, config)
+    started = time.monotonic()
+    while True:
+        for side in (a, b, b, a):
+            side.take(calls)
+        pairs, elapsed = len(a.reported), time.monotonic() - started
+        enough = pairs >= config.min_pairs and min(sum(a.reported), sum(b.reported)) >= config.min_side_s * 1e9
+        if elapsed >= config.max_s and pairs >= 4:
+            break
+        if enough and pairs % 10 == 0:
+            low, high = log_ratio_interval(a.reported, b.reported, resamples=200, seed=seed)
+            if (high - low) / 2 <= config.interval_width:
+                break
+    low, high = log_ratio_interval(a.reported, b.reported, resamples=config.bootstrap, seed=seed)
+    reference_ns, candidate_ns = float(np.median(a.reported)), float(np.median(b.reported))
+    bound = _plausible_bound(candidate, candidate_ns / calls, calls, config, cpu_clock)
+    speedup = reference_ns / candidate_ns
+    return Timing(
+        reference_ms=reference_ns / calls / 1e6,
+        candidate_ms=candidate_ns / calls / 1e6,
+        speedup=speedup,
+        speedup_lower=min(float(np.exp(low)), speedup),
+        speedup_upper=max(float(np.exp(high)), speedup),
+        pairs=len(a.reported),
+        calls_per_sample=calls,
+        clock_bound_ms=max(bound, 1.0) / 1e6,
+    )
+
+
+def log_ratio_interval(
+    reference: list[int], candidate: list[int], *, resamples: int, seed: int, level: float = 0.95
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of log(median(reference) / median(candidate)) over pairs (Efron and Tibshirani 1993, ch. 13)."""
+    a, b = np.asarray(reference, dtype=np.float64), np.asarray(candidate, dtype=np.float64)
+    picks = np.random.default_rng(seed).integers(0, len(a), size=(resamples, len(a)))
+    ratios = np.log(np.median(a[picks], axis=1)) - np.log(np.median(b[picks], axis=1))
+    low, high = np.quantile(ratios, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def _calls_per_sample(a: _Side, b: _Side, config: TimingConfig) -> int:
+    """Warm both sides until two consecutive samples agree within 10 %, then batch calls until the shorter sample is long enough."""
+    shortest = float("inf")
+    for side in (a, b):
+        last, spent = 0, 0
+        for _ in range(20):
+            side.take(1)
+            now = side.reported[-1]
+            spent += now
+            if (last and abs(now - last) <= 0.1 * last) or spent > config.max_s * 1e9 / 8:
+                break
+            last = now
+        shortest = min(shortest, min(side.reported))
+        side.reported.clear()
+    return int(max(1, np.ceil(config.sample_us * 1e3 / max(shortest, 1.0))))
+
+
+def _plausible_bound(
+    candidate: Sampler, call_ns: float, calls: int, config: TimingConfig, clock: CpuClock | None, *, rounds: int = 3
+) -> float:
+    """The parent's own bound on a call, in nanoseconds. Raises ImplausibleTime where the reported time stays below it.
+
+    A busy machine can slow one round; a liar is below the bound in every round.
+    """
+    bound = _clock_bound(candidate, call_ns, clock)
+    for _ in range(rounds - 1):
+        if call_ns >= config.clock_bound_share * bound:
+            return bound
+        call_ns = float(np.median([candidate(calls) for _ in range(20)])) / calls
+        bound = _clock_bound(candidate, call_ns, clock)
+    if call_ns < config.clock_bound_share * bound:
+        raise ImplausibleTime(f"reports {call_ns / 1e6:.4f} ms a call where the parent's clock saw {bound / 1e6:.4f} ms pass")
+    return bound
+
+
+def _clock_bound(candidate: Sampler, call_ns: float, clock: CpuClock | None, *, least_ns: float = 2e7, repeats: int = 5) -> float:
+    """Nanoseconds a call by clocks the candidate cannot reach: the best of a few samples long enough that their message costs nothing.
+
+    Each sample is bounded by the smaller of the wall and, where there is one, the processor clock: time in which another process had the
+    core is nobody's.
+    """
+    calls = int(min(np.ceil(max(least_ns, call_ns) / max(call_ns, 1.0)), 100_000))
+    bounds = []
+    for _ in range(repeats):
+        wall, cpu = time.perf_counter_ns(), clock() if clock else 0
+        candidate(calls)
+        seen = [time.perf_counter_ns() - wall] + ([clock() - cpu] if clock else [])
+        bounds.append(min(seen) / calls)
+    return float(min(bounds))

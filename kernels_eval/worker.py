@@ -1,0 +1,75 @@
+"""Ray actors: one `KernelWorker` per GPU (or CPU slot), and `BuildWorker`s on CPU cores that feed them.
+
+An actor owns its fork server and replaces it when it dies; a candidate's misbehaviour never leaves the actor as an exception.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from typing import Any
+
+from kernels_eval.config import EvalConfig
+from kernels_eval.errors import SandboxError
+from kernels_eval.records import Candidate, KernelTask, Verdict
+
+
+def visible_gpus() -> list[str]:
+    """Names of the NVIDIA GPUs this process may use, by nvidia-smi (no CUDA context is made). Empty where there are none."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1") or not shutil.which("nvidia-smi"):
+        return []
+    try:
+        shown = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"], capture_output=True, text=True, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [line.strip() for line in shown.stdout.splitlines() if line.strip()] if shown.returncode == 0 else []
+
+
+def gpu_arch() -> str | None:
+    """Compute capability of the first GPU, such as '9.0'; None where there is none."""
+    gpus = visible_gpus()
+    return gpus[0].rsplit(",", 1)[1].strip() if gpus and "," in gpus[0] else None
+
+
+class BuildWorker:
+    """Screens and builds candidates on one CPU core."""
+
+    def __init__(self, config: EvalConfig, cuda_arch: str | None, share: int = 0, shares: int = 1) -> None:
+        from kernels_eval.evaluate import Preparer
+
+        os.nice(19)  # where a core is shared with a worker that times kernels, the worker always goes first
+        self._preparer = Preparer(config, cuda_arch=cuda_arch)
+        self._share = (share, shares)
+        self._warm = False
+
+    def prepare(self, candidate: dict[str, Any]) -> dict[str, Any]:
+        parsed = Candidate.model_validate(candidate)
+        if not self._warm:
+            self._preparer.builder.warm(*self._share)
+            self._warm = True
+        try:
+            return self._preparer.prepare(parsed).model_dump(mode="json")
+        except SandboxError:  # the fork server died between two candidates: the next attempt starts another
+            return self._preparer.prepare(parsed).model_dump(mode="json")
+
+
+class KernelWorker:
+    """Runs prepared candidates on one device."""
+
+    def __init__(self, config: EvalConfig, device: str, cuda_arch: str | None) -> None:
+        from kernels_eval.evaluate import Runner
+
+        self._runner = Runner(config, device, cuda_arch=cuda_arch)
+
+    def run(self, task: dict[str, Any], candidate: dict[str, Any], prepared: dict[str, Any]) -> dict[str, Any]:
+        from kernels_eval.evaluate import Prepared
+
+        records = KernelTask.model_validate(task), Candidate.model_validate(candidate), Prepared.model_validate(prepared)
+        try:
+            verdict: Verdict = self._runner.run(*records)
+        except SandboxError:
+            verdict = self._runner.run(*records)
+        return verdict.model_dump(mode="json")

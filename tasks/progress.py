@@ -1,0 +1,26 @@
+"""How stages say how far they are. A stage reports; whoever watches (terminal, Prefect artifact) has registered an observer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Observer = Callable[[str, int, int, str], None]
+"""(stage, done, total, note): called often; must be quick and must not raise."""
+
+_observers: list[Observer] = []
+
+
+def report(stage: str, done: int, total: int, note: str = "") -> None:
+    """Tell every observer that `done` of `total` units of a stage are finished."""
+    for observer in list(_observers):
+        observer(stage, done, total, note)
+
+
+@contextmanager
+def observed_by(observer: Observer) -> Iterator[None]:
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)

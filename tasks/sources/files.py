@@ -1,0 +1,165 @@
+"""Task files of the user, and what every task source shares: the static check of a task and the reading of Parquet columns.
+
+Guarantees: a task that comes out defines, at the top level of its module, the class its `entry_point` names, `get_inputs` and
+`get_init_inputs`; task_ids are stable and unique within a load. Task code is parsed here, never run: whether it works is for
+verification to say.
+"""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from kernels_eval.errors import UsageError
+from kernels_eval.records import KernelTask
+
+if TYPE_CHECKING:
+    import polars as pl
+
+SHAPE = (
+    "a task file defines `class {entry_point}(nn.Module)` with `forward`, `get_inputs()` returning the list of arguments for `forward`, "
+    "and `get_init_inputs()` returning the list of constructor arguments ([] for none)"
+)
+SHOWN_ROWS = 3
+COLUMNS = ("name", "code")
+OPTIONAL_COLUMNS = ("task_id", "entry_point", "init_form", "source", "level")
+
+
+def load(location: str | Path) -> list[KernelTask]:
+    """Tasks of a .py file, a folder of .py files (not searched deeper, `_*.py` left out) or a Parquet file of KernelTask columns.
+
+    A file's task_id is `user/{stem}`. Parquet needs `name` and `code`; other KernelTask columns may be absent. Raises UsageError naming
+    the file, what is wrong with it and how it should look.
+    """
+    path = existing(location)
+    if path.is_dir():
+        files = sorted(file for file in path.glob("*.py") if not file.name.startswith("_"))
+        if not files:
+            raise UsageError(f"{path} holds no .py file", "give a folder that holds task files, one task a file")
+        return [_from_file(file) for file in files]
+    if path.suffix == ".py":
+        return [_from_file(path)]
+    return _from_parquet(path)
+
+
+def check_task_source(code: str, entry_point: str, name: str) -> None:
+    """Raise UsageError where `code` is not a task whose class is `entry_point`. `name` (a file or a row) begins the message."""
+    hint = SHAPE.format(entry_point=entry_point)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in somebody's docstring are not ours to report
+            module = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        cause = f"line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else str(error) or type(error).__name__
+        raise UsageError(f"{name} is not Python: {cause}", hint) from None
+    classes, names = set(), set()
+    for statement in _top_level(module.body):
+        if isinstance(statement, ast.ClassDef):
+            classes.add(statement.name)
+        elif isinstance(statement, ast.FunctionDef):
+            names.add(statement.name)
+        elif isinstance(statement, ast.Assign):
+            names.update(target.id for target in statement.targets if isinstance(target, ast.Name))
+    missing = [] if entry_point in classes else [f"class {entry_point}"]
+    missing += [f"{function}()" for function in ("get_inputs", "get_init_inputs") if function not in names]
+    if missing:
+        raise UsageError(f"{name} does not define {' or '.join(missing)}", hint)
+
+
+def existing(location: str | Path) -> Path:
+    """The path, `~` expanded. Raises UsageError where nothing is there."""
+    path = Path(location).expanduser()
+    if not path.exists():
+        raise UsageError(f"{path} does not exist", "give a .py file, a folder or a Parquet file that exists")
+    return path
+
+
+def read_text(path: Path) -> str:
+    """A source file's text. Raises UsageError where it cannot be read as UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {error}", "a task file is UTF-8 text that this user may read") from error
+
+
+def read_parquet(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> pl.DataFrame:
+    """Columns `columns` and those of `optional` that are there. Raises UsageError naming what is missing."""
+    import polars as pl
+
+    try:
+        present = pl.read_parquet_schema(path)
+        missing = [column for column in columns if column not in present]
+        if missing:
+            raise UsageError(f"{path} has no column {', '.join(missing)}", f"its columns are {', '.join(present)}")
+        return pl.read_parquet(path, columns=[*columns, *(column for column in optional if column in present)])
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise UsageError(f"cannot read {path} as Parquet: {error}", "give a Parquet file") from error
+
+
+def tasks_of_rows(
+    rows: Iterable[dict[str, Any]], make: Callable[[dict[str, Any]], KernelTask], where: str, limit: int | None = None
+) -> list[KernelTask]:
+    """The first `limit` tasks (all where None) that `make` builds of a data set's rows.
+
+    Broken and repeated rows are left out, and one warning says which and why.
+    """
+    tasks: dict[str, KernelTask] = {}
+    broken: list[str] = []
+    for number, row in enumerate(rows):
+        if len(tasks) == limit:
+            break
+        try:
+            task = make(row)
+            check_task_source(task.code, task.entry_point, task.task_id)
+            if task.task_id in tasks:
+                raise UsageError(f"{task.task_id} is there already")
+        except (UsageError, ValidationError) as error:
+            broken.append(f"row {number}: {first_line(error)}")
+        else:
+            tasks[task.task_id] = task
+    if broken:
+        shown = "; ".join(broken[:SHOWN_ROWS]) + ("; ..." if len(broken) > SHOWN_ROWS else "")
+        warnings.warn(f"{where}: {len(broken)} of {len(tasks) + len(broken)} rows left out ({shown})", stacklevel=3)
+    return list(tasks.values())
+
+
+def first_line(error: Exception) -> str:
+    """What is wrong, without the hint and without pydantic's page."""
+    if isinstance(error, ValidationError):
+        return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+    return str(error.args[0]).splitlines()[0]
+
+
+def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that run on import, those under `if` and `try` included."""
+    for statement in body:
+        yield statement
+        for field in ("body", "orelse", "finalbody"):
+            if isinstance(statement, ast.If | ast.Try):
+                yield from _top_level(getattr(statement, field, []))
+
+
+def _from_file(path: Path) -> KernelTask:
+    code = read_text(path)
+    check_task_source(code, "Model", str(path))
+    return KernelTask(task_id=f"user/{path.stem}", name=path.stem, code=code, source="user")
+
+
+def _from_parquet(path: Path) -> list[KernelTask]:
+    tasks: dict[str, KernelTask] = {}
+    for number, row in enumerate(read_parquet(path, COLUMNS, OPTIONAL_COLUMNS).iter_rows(named=True)):
+        given = {key: value for key, value in row.items() if value is not None}
+        try:
+            task = KernelTask.model_validate({"task_id": f"user/{row['name']}"} | given)
+        except ValidationError as error:
+            raise UsageError(f"{path} row {number}: {first_line(error)}", "columns are those of KernelTask: name, code, ...") from error
+        check_task_source(task.code, task.entry_point, f"{path} row {number} ({task.name})")
+        if task.task_id in tasks:
+            raise UsageError(f"{path} row {number}: task_id {task.task_id} is there already", "give every row a task_id of its own")
+        tasks[task.task_id] = task
+    return list(tasks.values())

@@ -1,0 +1,48 @@
+"""The first snapshot of the line: the tasks themselves, so that everything after it refers to exactly these."""
+
+from __future__ import annotations
+
+from kernels_eval.errors import UsageError
+from kernels_eval.records import KernelTask
+from tasks.schemas import TASKS
+from tasks.sources.config import TasksConfig
+from tasks.store import Snapshot, SnapshotRef, fingerprint
+
+STAGE = "tasks"
+
+
+def load_tasks(config: TasksConfig) -> list[KernelTask]:
+    """Tasks of the configured source. Raises UsageError naming what cannot be read."""
+    if config.source == "bundled":
+        from tasks.sources import bundled
+
+        found = bundled.load(config.split)
+    elif config.source == "kernelbench":
+        from tasks.sources import kernelbench
+
+        found = kernelbench.load(config.location or kernelbench.HUB_ID, config.levels)
+    elif config.source == "kernelbook":
+        from tasks.sources import kernelbook
+
+        found = kernelbook.load(config.location or kernelbook.HUB_ID, limit=config.limit)
+    else:
+        from tasks.sources import files
+
+        if not config.location:
+            raise UsageError("tasks.source is 'files' but tasks.location is not set", "--set tasks.location=PATH")
+        found = files.load(config.location)
+    found = found[: config.limit] if config.limit else found
+    if not found:
+        raise UsageError(f"the task source {config.source} holds no task", "check tasks.location, tasks.levels and tasks.split")
+    return found
+
+
+def run(config: TasksConfig, root: str) -> SnapshotRef:
+    """A finished snapshot of tasks.schemas.TASKS, identified by the tasks' content: a source that changed is a new snapshot."""
+    found = load_tasks(config)
+    rows = [task.model_dump(mode="json") for task in found]
+    snapshot = Snapshot(root, STAGE, fingerprint(STAGE, rows))
+    if not snapshot.finished:
+        snapshot.append([row for row in rows if row["task_id"] not in snapshot.keys("task_id")], TASKS)
+        snapshot.publish(config=config, rows=len(rows))
+    return snapshot.ref

@@ -1,0 +1,333 @@
+"""Snapshots: immutable, fingerprinted Parquet datasets, one per stage and configuration.
+
+Layout: `<root>/<stage>/<fingerprint>/part-*.parquet`, files a stage adds, and `manifest.json`, written last.
+
+Guarantees: a part or a manifest is there whole or not at all (written under a temporary name, then renamed); a snapshot with a
+manifest never changes; one without is unfinished and is resumed from the rows it already has; the same stage, configuration, code and
+upstreams give the same fingerprint, so finished work is never done again. Does not guarantee that two processes filling the same
+unfinished snapshot divide the work: both may write a row, and readers keep the first per key.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import platform
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernels_eval.errors import UsageError
+from kernels_eval.records import Record, stable_hash
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
+
+SNAPSHOT_SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+
+
+def code_version(*modules: str) -> str:
+    """Hash of the logic of modules or whole packages: comments, formatting and docstrings do not change it.
+
+    Raises ModuleNotFoundError for an unknown module.
+    """
+    digests = []
+    for name in modules:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            raise ModuleNotFoundError(name)
+        origin = Path(spec.origin)
+        files = sorted(origin.parent.rglob("*.py")) if origin.name == "__init__.py" else [origin]
+        digests += [_logic_digest(path) for path in files]
+    return stable_hash(digests)
+
+
+def _logic_digest(path: Path) -> str:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if node.body and isinstance(node.body[0], ast.Expr) and isinstance(getattr(node.body[0], "value", None), ast.Constant):
+                if isinstance(node.body[0].value.value, str):
+                    node.body[0].value = ast.Constant(value="")
+    return stable_hash([path.name, ast.dump(tree)])
+
+
+def fingerprint(stage: str, config: Any, upstream: Sequence[str] = (), code: str = "") -> str:
+    """Identity of a snapshot: hash(stage name, resolved stage config, upstream fingerprints, code version)."""
+    if hasattr(config, "model_dump"):
+        config = config.model_dump(mode="json")
+    return stable_hash([SNAPSHOT_SCHEMA_VERSION, stage, config, list(upstream), code])
+
+
+class SnapshotRef(Record):
+    """What flows hand from stage to stage instead of data."""
+
+    root: str
+    stage: str
+    fingerprint: str
+
+    def open(self) -> Snapshot:
+        return Snapshot(self.root, self.stage, self.fingerprint)
+
+
+@dataclass
+class Snapshot:
+    """One snapshot directory: read it when finished, append to it and publish it when not."""
+
+    root: str
+    stage: str
+    fingerprint: str
+    _fs: Any = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        import fsspec
+
+        self._fs, path = fsspec.core.url_to_fs(str(self.root))
+        self.path = f"{path.rstrip('/')}/{self.stage}/{self.fingerprint}"
+
+    @property
+    def ref(self) -> SnapshotRef:
+        return SnapshotRef(root=self.root, stage=self.stage, fingerprint=self.fingerprint)
+
+    @property
+    def finished(self) -> bool:
+        return self._fs.exists(f"{self.path}/{MANIFEST}")
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """The manifest. Raises UsageError where the snapshot is unfinished."""
+        if not self.finished:
+            raise UsageError(f"snapshot {self.path} has no {MANIFEST}", "it is unfinished: run its stage again, it resumes")
+        return json.loads(self._fs.cat_file(f"{self.path}/{MANIFEST}"))
+
+    def local_dir(self, name: str = "") -> Path:
+        """A directory for files beside the tables (an adapter, a report). Local file systems only."""
+        local = self._local_path()
+        if local is None:
+            raise UsageError(f"snapshot root {self.root} is not a local directory", "files beside tables need a local root")
+        try:
+            (local / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unwritable(self.root, error) from error
+        return local / name
+
+    # -- reading ---------------------------------------------------------------------------------------------------------------
+
+    def parts(self) -> list[str]:
+        if not self._fs.exists(self.path):
+            return []
+        return sorted(p for p in self._fs.ls(self.path, detail=False) if Path(p).name.startswith("part-") and p.endswith(".parquet"))
+
+    def read(self, *, columns: Sequence[str] | None = None, unique: str | None = None) -> pl.DataFrame:
+        """All rows in the order they were written; with `unique`, the first row per value of that column."""
+        import polars as pl
+        import pyarrow.parquet as pq
+
+        tables = []
+        for part in self.parts():
+            with self._fs.open(part, "rb") as handle:
+                tables.append(pl.from_arrow(pq.read_table(handle, columns=list(columns) if columns else None)))
+        frame = pl.concat(tables, how="vertical_relaxed") if tables else pl.DataFrame()
+        if unique and not frame.is_empty():
+            frame = frame.unique(subset=unique, keep="first", maintain_order=True)
+        return frame
+
+    def keys(self, column: str) -> set[str]:
+        """Values of one column among the rows already there: what a resumed stage need not do again."""
+        frame = self.read(columns=[column]) if self.parts() else None
+        return set() if frame is None or frame.is_empty() else set(frame[column].to_list())
+
+    # -- writing ---------------------------------------------------------------------------------------------------------------
+
+    def append(self, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
+        """Write rows as one new part, atomically. Raises UsageError where the root cannot be written."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if not rows:
+            return
+        if self.finished:
+            raise UsageError(f"snapshot {self.path} is finished", "a finished snapshot never changes: change the configuration instead")
+        table = pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
+        # parts sort in the order of writing: nanoseconds first, then a random tail so that two writers never collide
+        name = f"part-{_now_ns():020d}-{uuid.uuid4().hex[:8]}.parquet"
+        self._write(name, lambda handle: pq.write_table(table, handle, compression="zstd"))
+
+    @contextmanager
+    def journal(self, schema: pa.Schema, *, rows_per_part: int = 1000) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+        """Add rows one by one, each on disk before the call returns; full parts are written as they fill and when the block ends.
+
+        A killed process loses no row it had added: `recover` turns what it left into a part. On a remote root, rows are written part by
+        part only.
+        """
+        rows: list[Mapping[str, Any]] = []
+        local = self._local_path()
+        path = None
+        if local:
+            try:
+                local.mkdir(parents=True, exist_ok=True)
+                path = local / f".journal-{_now_ns():020d}-{os.getpid()}.jsonl"
+                path.touch()
+            except OSError as error:
+                raise _unwritable(self.root, error) from error
+
+        def add(row: Mapping[str, Any]) -> None:
+            rows.append(row)
+            if path:
+                with open(path, "a", encoding="utf-8", errors="surrogatepass") as handle:
+                    handle.write(json.dumps(row, default=str) + "\n")
+            if len(rows) >= rows_per_part:
+                flush()
+
+        def flush() -> None:
+            self.append(rows, schema)
+            rows.clear()
+            if path:
+                path.write_text("")
+
+        try:
+            yield add
+        finally:
+            flush()
+            if path:
+                path.unlink(missing_ok=True)
+
+    def recover(self, schema: pa.Schema) -> int:
+        """Turn journals that killed processes left behind into parts. Returns the number of rows saved."""
+        local, saved = self._local_path(), 0
+        if local is None or self.finished:
+            return 0
+        for path in sorted(local.glob(".journal-*.jsonl")):
+            if _running(int(path.stem.rsplit("-", 1)[1])):
+                continue
+            rows = []
+            for line in path.read_text(encoding="utf-8", errors="surrogatepass").splitlines():
+                try:
+                    rows.append(json.loads(line))
+                except ValueError:
+                    continue  # the line the process was killed in
+            self.append(rows, schema)
+            saved += len(rows)
+            path.unlink()
+        return saved
+
+    def _local_path(self) -> Path | None:
+        protocols = self._fs.protocol if isinstance(self._fs.protocol, tuple) else (self._fs.protocol,)
+        return Path(self.path) if "file" in protocols else None
+
+    def publish(
+        self, *, config: Any, upstream: Iterable[str] = (), rows: int | None = None, extra: Mapping[str, Any] | None = None
+    ) -> Snapshot:
+        """Write the manifest: from here on the snapshot is finished and immutable."""
+        if hasattr(config, "model_dump"):
+            config = config.model_dump(mode="json")
+        manifest = {
+            "schema_version": SNAPSHOT_SCHEMA_VERSION,
+            "stage": self.stage,
+            "fingerprint": self.fingerprint,
+            "config": config,
+            "upstream": list(upstream),
+            "rows": sum(self._rows(p) for p in self.parts()) if rows is None else rows,
+            "tools": tool_versions(),
+            "hardware": hardware(),
+            "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            **(extra or {}),
+        }
+        text = json.dumps(manifest, indent=2, sort_keys=True).encode()
+        self._write(MANIFEST, lambda handle: handle.write(text))
+        return self
+
+    def _rows(self, part: str) -> int:
+        import pyarrow.parquet as pq
+
+        with self._fs.open(part, "rb") as handle:
+            return pq.read_metadata(handle).num_rows
+
+    def _write(self, name: str, write: Any) -> None:
+        target, temporary = f"{self.path}/{name}", f"{self.path}/.{name}.{os.getpid()}.tmp"
+        try:
+            self._fs.makedirs(self.path, exist_ok=True)
+            with self._fs.open(temporary, "wb") as handle:
+                write(handle)
+            self._fs.mv(temporary, target)
+        except OSError as error:
+            raise _unwritable(self.root, error) from error
+
+
+def _unwritable(root: str, error: OSError) -> UsageError:
+    return UsageError(
+        f"cannot write to the snapshot root {root}: {error.strerror or error}",
+        "choose another one with --set root=DIR, free some disk, or mend its permissions; what was already written is intact",
+    )
+
+
+def _running(pid: int) -> bool:
+    """Is a process with this id alive and not this one? A journal of a living process is still being written."""
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _now_ns() -> int:
+    import time
+
+    return time.time_ns()
+
+
+def snapshots(root: str, stage: str) -> list[Snapshot]:
+    """Every snapshot of a stage under a root, finished or not, in no particular order."""
+    import fsspec
+
+    fs, path = fsspec.core.url_to_fs(str(root))
+    base = f"{path.rstrip('/')}/{stage}"
+    if not fs.exists(base):
+        return []
+    return [Snapshot(root, stage, Path(p).name) for p in sorted(fs.ls(base, detail=False)) if not Path(p).name.startswith(".")]
+
+
+def known_rows(root: str, stage: str, column: str, keys: set[str], *, exclude: str = "") -> list[dict[str, Any]]:
+    """Rows of any other snapshot of the stage whose key is asked for: a nightly refresh pays only for what is new."""
+    import polars as pl
+
+    found: dict[str, dict[str, Any]] = {}
+    for snapshot in snapshots(root, stage):
+        missing = keys - found.keys()
+        if not missing or snapshot.fingerprint == exclude or not snapshot.parts():
+            continue
+        frame = snapshot.read()
+        if column not in frame.columns:
+            continue
+        for row in frame.filter(pl.col(column).is_in(list(missing))).iter_rows(named=True):
+            found.setdefault(row[column], row)
+    return list(found.values())
+
+
+def tool_versions() -> dict[str, str]:
+    """Versions of the tools that made a snapshot, read from package metadata (nothing heavy is imported)."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": platform.python_version()}
+    for name in ("concur", "torch", "ray", "trl", "peft", "transformers", "polars", "pyarrow"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    return {"machine": platform.machine(), "system": platform.system(), "cpus": os.cpu_count()}

@@ -1,0 +1,258 @@
+"""A generator behind an OpenAI-compatible endpoint (vLLM, SGLang, a hosted service), asked through the openai package.
+
+Guarantees: at most `concurrency` requests in flight; responses come as they finish; transport faults, answers outside the protocol, 429
+and 5xx are tried again with growing pauses, everything else is not; leaving the loop early (an exception, Ctrl-C) cancels what is in
+flight. The API key appears in no message, log line or repr. Does not guarantee an answer to every request: one that the endpoint refuses
+(400, 413, 422: the prompt is too long for the model, say) stays unanswered with a log line, unless it refuses all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import queue
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from kernels_eval.errors import EvalError, UsageError
+from tasks.synthesis.sampler import Request, Response
+
+if TYPE_CHECKING:
+    import openai
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 10.0
+LONGEST_PAUSE_S = 60.0
+REFUSED = frozenset({400, 413, 422})
+REFUSALS_BEFORE_GIVING_UP = 8
+NO_KEY = "none"
+"""Sent where the environment holds no key: local servers ask for none, but the protocol has the header."""
+LONGEST_CAUSE = 300
+SIGNAL_CHECK_S = 0.5
+"""A Ctrl-C that comes just before the wait begins does not wake it: the wait ends now and then to see it."""
+
+
+class _ProtocolError(Exception):
+    """The endpoint answered 200 with something that is not a chat completion."""
+
+
+class OpenAISampler:
+    """Chat completions of one model at one endpoint. `generator` is the model's name.
+
+    `timeout_s` bounds one answer, which is not streamed, from request to last byte. `retries` are the further attempts after a fault,
+    with pauses of `backoff_s` doubling up to a minute, or what the server asks for in `Retry-After`.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        api_key_env: str = "OPENAI_API_KEY",
+        concurrency: int = 64,
+        timeout_s: float = 3600.0,
+        retries: int = 6,
+        backoff_s: float = 0.5,
+        tokenizer: str | Path | None = None,
+    ) -> None:
+        if urlsplit(base_url).scheme not in ("http", "https") or not urlsplit(base_url).hostname:
+            raise UsageError(f"base_url {base_url!r} is not an HTTP address", "give something like http://127.0.0.1:8000/v1")
+        self.generator = model
+        self._base_url, self._api_key_env, self._tokenizer = base_url, api_key_env, tokenizer
+        self._concurrency, self._timeout_s, self._retries, self._backoff_s = concurrency, timeout_s, retries, backoff_s
+
+    def __repr__(self) -> str:
+        return f"OpenAISampler(base_url={self._base_url!r}, model={self.generator!r}, api_key_env={self._api_key_env!r})"
+
+    def sample(self, requests: Sequence[Request]) -> Iterator[Response]:
+        """Responses as they finish. Raises UsageError for a wrong key, address or model, EvalError once retries are exhausted."""
+        if not requests:
+            return
+        background = _Background(lambda emit: self._ask_all(requests, emit))
+        try:
+            yield from background.items()
+        finally:
+            background.stop()
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int] | None:
+        """Tokens of each text; None without a tokenizer. Raises UsageError where the tokenizer cannot be loaded."""
+        if self._tokenizer is None:
+            return None
+        from tasks.sources.small_model import count_tokens
+
+        return count_tokens(self._tokenizer, texts)
+
+    def close(self) -> None:
+        """Nothing is held between calls of `sample`."""
+
+    async def _ask_all(self, requests: Sequence[Request], emit: Callable[[Response], None]) -> None:
+        import openai
+
+        waiting, refusals, answered = deque(requests), [], 0
+
+        async def work() -> None:
+            nonlocal answered
+            while waiting:
+                request = waiting.popleft()
+                try:
+                    emit(await self._ask(client, request))
+                    answered += 1
+                except openai.APIStatusError as error:
+                    if error.status_code not in REFUSED:
+                        raise self._fatal(error) from None  # the server's own text may quote the key
+                    refusals.append(f"{self._base_url} refused {request.task.task_id}: {self._cause(error)}")
+                    log.warning("%s", refusals[-1])
+                if len(refusals) >= REFUSALS_BEFORE_GIVING_UP and not answered:
+                    return
+
+        timeout = openai.Timeout(self._timeout_s, connect=CONNECT_TIMEOUT_S)
+        async with openai.AsyncOpenAI(base_url=self._base_url, api_key=self._key(), timeout=timeout, max_retries=0) as client:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(min(self._concurrency, len(requests))):
+                        group.create_task(work())
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+        if refusals and not answered:
+            raise UsageError(refusals[0], "check sampling.max_tokens against the model's window, and the other sampling settings")
+
+    async def _ask(self, client: openai.AsyncOpenAI, request: Request) -> Response:
+        """One answer, with further attempts after a fault. Raises openai.APIStatusError for what no attempt can mend."""
+        import openai
+
+        fault: Exception | None = None
+        for attempt in range(self._retries + 1):
+            if fault is not None:
+                await asyncio.sleep(self._pause_s(fault, attempt))
+            try:
+                return await self._ask_once(client, request)
+            except (openai.APIConnectionError, openai.RateLimitError, openai.InternalServerError, _ProtocolError) as error:
+                fault = error
+        raise EvalError(
+            f"{self._base_url} gave no answer for {request.task.task_id} in {self._retries + 1} attempts: {self._cause(fault)}",
+            "check that the server runs and is not overloaded; answers so far are kept, so run the same command again",
+        )
+
+    async def _ask_once(self, client: openai.AsyncOpenAI, request: Request) -> Response:
+        sampling = request.sampling
+        try:
+            completion = await client.chat.completions.create(
+                model=self.generator,
+                messages=[{"role": "user", "content": request.prompt}],
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                max_tokens=sampling.max_tokens,
+                seed=sampling.seed,
+            )
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise _ProtocolError(f"the answer is not JSON ({error})") from error
+        return _response(request, completion)
+
+    def _pause_s(self, fault: Exception, attempt: int) -> float:
+        """Seconds before an attempt (1 is the first retry): the server's wish, or doubling with jitter so that retries spread out."""
+        wish = getattr(getattr(fault, "response", None), "headers", {}).get("retry-after", "")
+        if wish.isdigit():
+            return min(float(wish), LONGEST_PAUSE_S)
+        return min(self._backoff_s * 2 ** (attempt - 1), LONGEST_PAUSE_S) * random.uniform(0.75, 1.25)
+
+    def _fatal(self, error: openai.APIStatusError) -> UsageError:
+        if error.status_code in (401, 403):
+            return UsageError(
+                f"{self._base_url} refused the API key (HTTP {error.status_code})", f"set {self._api_key_env} to a key that is valid there"
+            )
+        if error.status_code == 404:
+            return UsageError(
+                f"{self._base_url} has no model {self.generator!r}, or is not the address of the API (HTTP 404)",
+                "check synthesis.model against BASE_URL/models, and that synthesis.base_url ends in /v1",
+            )
+        return UsageError(f"{self._base_url} does not take the request: {self._cause(error)}", "check synthesis.base_url")
+
+    def _key(self) -> str:
+        return os.environ.get(self._api_key_env) or NO_KEY
+
+    def _cause(self, error: Exception | None) -> str:
+        """What happened, in one line without the key."""
+        import openai
+
+        text = f"{error} {error.__cause__ or ''}" if isinstance(error, openai.APIConnectionError) else str(error)
+        if self._key() != NO_KEY:
+            text = text.replace(self._key(), "***")
+        return " ".join(text.split())[:LONGEST_CAUSE]
+
+
+class _Background:
+    """A coroutine on a thread with an event loop of its own, so that answers arrive while the caller works on the last one and the
+    caller's thread may have a loop itself. `work` gets the function that emits an item."""
+
+    def __init__(self, work: Callable[[Callable[[Response], None]], Coroutine[Any, Any, None]]) -> None:
+        self._work = work
+        self._emitted: queue.SimpleQueue[Response | None] = queue.SimpleQueue()  # None: there will be no more
+        self._error: BaseException | None = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="synthesis client", daemon=True)
+        self._thread.start()
+
+    def items(self) -> Iterator[Response]:
+        """What is emitted, as it comes; then the coroutine's exception, if it ended in one."""
+        while (item := self._next()) is not None:
+            yield item
+        if self._error is not None:
+            raise self._error
+
+    def _next(self) -> Response | None:
+        while True:
+            with suppress(queue.Empty):
+                return self._emitted.get(timeout=SIGNAL_CHECK_S)
+
+    def stop(self) -> None:
+        """Cancel what still runs and wait until it has ended."""
+        self._ready.wait()
+        with suppress(RuntimeError):  # the loop is closed: it ended by itself
+            self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except asyncio.CancelledError:
+            log.debug("cancelled")
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._emitted.put(None)
+
+    async def _main(self) -> None:
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._ready.set()
+        await self._work(self._emitted.put)
+
+
+def _response(request: Request, completion: Any) -> Response:
+    """The first choice of a completion. Raises _ProtocolError where there is none: servers do answer 200 with anything."""
+    choices = getattr(completion, "choices", None)
+    message = getattr(choices[0], "message", None) if isinstance(choices, list) and choices else None
+    if not hasattr(message, "content"):
+        raise _ProtocolError("the answer holds no choice with a message")
+    extra = message.model_extra or {}  # reasoning is not in OpenAI's schema: vLLM and SGLang add it under one of two names
+    reasoning = extra.get("reasoning_content") or extra.get("reasoning")
+    tokens = getattr(getattr(completion, "usage", None), "completion_tokens", None)
+    return Response(
+        request_key=request.request_key,
+        text=_text(message.content) or "",
+        reasoning=_text(reasoning),
+        completion_tokens=tokens if isinstance(tokens, int) else None,
+        finish_reason=_text(getattr(choices[0], "finish_reason", None)),
+    )
+
+
+def _text(value: Any) -> str | None:
+    """A string that UTF-8 can hold (JSON may carry lone surrogates, records and Parquet may not); None for what is no string."""
+    return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else None

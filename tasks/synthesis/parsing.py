@@ -1,0 +1,197 @@
+"""A response in, reasoning and code out.
+
+Guarantees: never raises, whatever the text; time linear in its length; either `code` (a complete fenced block, or a bare module, that
+defines the class ModelNew) or the one `parse_reason` why there is none; a draft inside the reasoning is never taken while there is an
+answer; every string that comes out can be encoded as UTF-8. Does not guarantee that the code compiles: a syntax error is the verifier's.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kernels_eval.records import Record
+
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+
+# A fence at the start of a line with whatever follows it, or one that a model wrote at the end of a line of prose ("...:```python").
+_FENCE = re.compile(r"^[ \t]*(?P<run>`{3,}|~{3,})(?P<rest>[^\n]*)$|(?<![`\n])(?P<late>```)(?P<tag>python3?|py)[ \t]*$", re.MULTILINE)
+_TAG = re.compile(r"[A-Za-z][\w+#.-]*")
+_OPEN = re.compile(r"^[ \t]*<think>", re.MULTILINE)
+_CLASS = re.compile(r"^[ \t]*class[ \t]+ModelNew\b", re.MULTILINE)
+_WORD = re.compile(r"\w")  # an answer without one (nothing, or a stray closing fence) is none
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_PYTHON_TAGS = frozenset({"", "python", "python3", "py", "{python}", "{.python}"})
+_OTHER_TAGS = frozenset("c c++ cpp cu cuda triton markdown md bash sh shell text txt json diff".split())
+_OPENING_TAGS = _PYTHON_TAGS - {""} | _OTHER_TAGS  # these open a block even where one is open already
+_AST_LIMIT = 500_000  # longer code is searched as text: ast takes about 400 bytes of memory a character
+_DEEPEST = 2  # a fence in a fence (a Markdown answer, a docstring's example); bounds the text that blocks share
+
+
+class Parsed(Record):
+    """A response taken apart: exactly one of `code` and `parse_reason` is None. `parse_reason` is a reason of Status.NO_CODE."""
+
+    reasoning: str
+    answer: str
+    code: str | None = None
+    parse_reason: str | None = None
+
+
+def parse_response(text: str, *, reasoning: str | None = None, finish_reason: str | None = None) -> Parsed:
+    """Take a response apart. `reasoning` is what the server separated, if it did; `finish_reason` what it said, "length" if cut off.
+
+    The reasoning is the text before the last `</think>`, or what the server gave. Where neither is there, nothing says where it ends: a
+    chat template may have opened the block and the model forgotten to close it. Then it ends where the last module begins; a text that
+    was cut off before that is all reasoning, any other without a module is all answer. The code is the last complete fenced block that
+    defines ModelNew; a block in the reasoning only where no answer follows although the model stopped by itself.
+    """
+    text = clean_text(text)
+    thought, answer = (clean_text(reasoning), text) if reasoning and reasoning.strip() else _split(text)
+    if answer is not None and _WORD.search(answer):
+        found = _find_code(answer, finish_reason)
+        return Parsed(reasoning=_untagged(thought), answer=answer.strip(), code=found.code, parse_reason=found.reason)
+    return _without_answer(thought, closed=answer is not None, finish_reason=finish_reason)
+
+
+def _without_answer(thought: str, *, closed: bool, finish_reason: str | None) -> Parsed:
+    """All there is came before `</think>`, or no tag says what it is."""
+    opened = not closed and THINK_OPEN in thought
+    found = _find_code(thought, finish_reason)
+    draft = (closed and finish_reason == "length") or (opened and finish_reason != "stop")
+    if found.code is not None and not draft:
+        return Parsed(reasoning=_untagged(thought[: found.start]), answer=thought[found.start :].strip(), code=found.code)
+    if closed or opened:
+        reason = "truncated" if opened or finish_reason == "length" else "no_code_block"
+        return Parsed(reasoning=_untagged(thought), answer="", parse_reason=reason)
+    if found.reason == "truncated":
+        return Parsed(reasoning=thought.strip(), answer="", parse_reason="truncated")
+    return Parsed(reasoning="", answer=thought.strip(), parse_reason=found.reason)
+
+
+def is_unfinished(text: str) -> bool:
+    """Does a recorded response break off: a think block or its last fence never closed? Stands in for a finish reason nobody kept."""
+    thought, answer = _split(clean_text(text))
+    if answer is None:
+        return THINK_OPEN in thought or _scan(thought).unclosed
+    return _scan(answer).unclosed
+
+
+def clean_text(text: str) -> str:
+    """The text with Unix line ends, and lone surrogates (which JSON can carry and UTF-8 cannot) as U+FFFD."""
+    return _SURROGATES.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def _split(text: str) -> tuple[str, str | None]:
+    """Text before and after the last `</think>`; the answer is None where there is no such tag."""
+    thought, tag, answer = text.rpartition(THINK_CLOSE)
+    return (thought, answer) if tag else (text, None)
+
+
+def _untagged(thought: str) -> str:
+    """The reasoning behind its opening tag, which begins a line. QwQ-32B often continues the prompt first: that is no reasoning."""
+    opened = _OPEN.search(thought)
+    return thought[opened.end() if opened else 0 :].strip()
+
+
+class _Found(NamedTuple):
+    code: str | None
+    reason: str | None
+    start: int = 0
+
+
+def _find_code(text: str, finish_reason: str | None) -> _Found:
+    scan = _scan(text)
+    for block in reversed(scan.blocks):
+        if not _CLASS.search(text, block.start, block.end):
+            continue
+        code = block.code(text)
+        if _defines_model(code, strict=block.nests or block.tag not in _PYTHON_TAGS):
+            return _Found(code, None, block.opening)
+    if scan.unclosed or finish_reason == "length":
+        return _Found(None, "truncated")
+    if any(text[block.start : block.end].strip() for block in scan.blocks):
+        return _Found(None, "missing_model_new")
+    if _CLASS.search(text) and _defines_model(text.strip(), strict=True):
+        return _Found(text.strip() + "\n", None)
+    return _Found(None, "no_code_block")
+
+
+def _defines_model(code: str, *, strict: bool) -> bool:
+    """Is the class there? Code that does not parse is searched as text, unless `strict` (it may be no Python at all)."""
+    if len(code) > _AST_LIMIT:
+        return not strict
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an invalid escape in a candidate's string is not our warning
+            tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # ValueError: NUL bytes; the others: absurd nesting
+        return not strict
+    return any(isinstance(node, ast.ClassDef) and node.name == "ModelNew" for node in ast.walk(tree))
+
+
+@dataclass(slots=True)
+class _Block:
+    """A fenced block: offsets of its opening line, of its content and of its content's end."""
+
+    opening: int
+    start: int
+    char: str
+    length: int
+    indent: int
+    tag: str
+    end: int = -1
+    nests: bool = False
+
+    def code(self, text: str) -> str:
+        content = text[self.start : self.end]
+        if self.indent:  # a block in a list item: its lines carry the fence's own indentation
+            content = re.sub(rf"^[ \t]{{1,{self.indent}}}", "", content, flags=re.MULTILINE)
+        return content.strip("\n") + "\n"
+
+
+@dataclass
+class _Scan:
+    blocks: list[_Block] = field(default_factory=list)
+    open: list[_Block] = field(default_factory=list)
+
+    @property
+    def unclosed(self) -> bool:
+        """Is the last fence an opening one?"""
+        return bool(self.open) and (not self.blocks or self.open[-1].start > self.blocks[-1].end)
+
+
+def _scan(text: str) -> _Scan:
+    """Every complete fenced block, in the order in which they close.
+
+    More lenient than CommonMark (https://spec.commonmark.org/0.31.2/#fenced-code-blocks) where real responses are sloppy: prose after a
+    closing fence, an opening fence inside a block that was never closed or that is itself Markdown, one at the end of a line of prose.
+    """
+    scan = _Scan()
+    for match in _FENCE.finditer(text):
+        top = scan.open[-1] if scan.open else None
+        if match["late"]:
+            if top is None:
+                scan.open.append(_Block(match.start("late"), match.end() + 1, "`", 3, 0, match["tag"]))
+            continue
+        run, rest = match["run"], match["rest"].strip()
+        if "```" in rest:
+            continue  # inline code that happens to begin a line
+        indent = match.start("run") - match.start()
+        word = rest.split(maxsplit=1)[0].lower() if rest else ""
+        if word in _OPENING_TAGS or (top is None and (not rest or (rest == rest.split()[0] and _TAG.fullmatch(rest)))):
+            _push(scan, _Block(match.start(), match.end() + 1, run[0], len(run), indent, word))
+        elif top is not None and run[0] == top.char and len(run) >= top.length and indent <= top.indent + 3:
+            top.end = match.start()
+            scan.blocks.append(scan.open.pop())
+    return scan
+
+
+def _push(scan: _Scan, block: _Block) -> None:
+    if len(scan.open) == _DEEPEST:
+        scan.open.pop()
+    if scan.open:
+        scan.open[-1].nests = True
+    scan.open.append(block)

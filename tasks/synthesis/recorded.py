@@ -1,0 +1,111 @@
+"""Samplers that replay what a generator wrote earlier: the bundled responses, or a Parquet file of them.
+
+Guarantees: the same request always gives the same response; a request without a recording is passed over, never answered with another
+task's text. Sampling parameters are not looked at: the recording was made with those of its own time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from kernels_eval.errors import UsageError
+from kernels_eval.records import Language
+from tasks.synthesis.sampler import Request, Response
+
+COLUMNS = ("level", "problem_id", "sample_id", "model", "response")
+OPTIONAL_COLUMNS = ("language",)
+FENCE = re.compile(r"^[ \t]*(`{3,})(.*)$", re.MULTILINE)
+
+
+class _Tokenizer:
+    """`count_tokens` over an optional tokenizer, as the Sampler protocol wants it."""
+
+    def __init__(self, tokenizer: str | Path | None) -> None:
+        self._tokenizer = tokenizer
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int] | None:
+        """Tokens of each text; None without a tokenizer. Raises UsageError where the tokenizer cannot be loaded."""
+        if self._tokenizer is None:
+            return None
+        from tasks.sources.small_model import count_tokens
+
+        return count_tokens(self._tokenizer, texts)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class RecordedSampler(_Tokenizer):
+    """The bundled responses: sample i of a bundled task is its i-th recording in the language asked for."""
+
+    generator = "recorded"
+
+    def __init__(self, tokenizer: str | Path | None = None) -> None:
+        super().__init__(tokenizer)
+
+    def sample(self, requests: Sequence[Request]) -> Iterator[Response]:
+        """Responses in the order of the requests, fewer where a recording is missing."""
+        from tasks.sources import bundled
+
+        known = {task.task_id: task.name for task in bundled.load("all")}
+        for request in requests:
+            if request.task.task_id not in known:
+                continue
+            texts = bundled.responses(known[request.task.task_id], request.language.value)
+            if request.sample_index < len(texts):
+                yield _response(request, texts[request.sample_index])
+
+
+class ResponsesFile(_Tokenizer):
+    """Recorded responses to KernelBench: columns level, problem_id, sample_id, model, response, and language where it is not CUDA.
+
+    `generator` is the file's `model`. Raises UsageError for a file that lacks a column, holds several models, or two responses for one
+    level, problem_id and sample_id.
+    """
+
+    def __init__(self, path: str | Path, tokenizer: str | Path | None = None) -> None:
+        super().__init__(tokenizer)
+        from tasks.sources.files import existing, read_parquet
+
+        file = existing(path)
+        rows = read_parquet(file, COLUMNS, OPTIONAL_COLUMNS).to_dicts()
+        models = {row["model"] for row in rows}
+        if len(models) != 1 or None in models:
+            named = ", ".join(sorted(str(model) for model in models)) or "none"
+            raise UsageError(f"{file} holds responses of {len(models)} models ({named})", "give a file whose rows all name one model")
+        self.generator = str(models.pop())
+        self._texts: dict[tuple[str, str, int], str] = {}
+        for row in rows:
+            key = (f"kernelbench/L{row['level']}/{row['problem_id']}", row.get("language") or Language.CUDA.value, row["sample_id"])
+            if key in self._texts:
+                raise UsageError(f"{file} holds two responses for {key[0]}, sample {key[2]}", "keep one row for each sample_id of a task")
+            if row["response"] is not None:
+                self._texts[key] = row["response"]
+
+    def sample(self, requests: Sequence[Request]) -> Iterator[Response]:
+        """Responses in the order of the requests, fewer where a recording is missing."""
+        for request in requests:
+            text = self._texts.get((request.task.task_id, request.language.value, request.sample_index))
+            if text is not None:
+                yield _response(request, text)
+
+
+def _response(request: Request, text: str) -> Response:
+    return Response(request_key=request.request_key, text=text, finish_reason="length" if cut_off(text) else "stop")
+
+
+def cut_off(text: str) -> bool:
+    """True where the text ends inside its reasoning (`<think>` never closed) or inside a fenced block: the token limit was met."""
+    _, closed, answer = text.rpartition("</think>")
+    if not closed and "<think>" in text:
+        return True
+    open_fence = 0
+    for match in FENCE.finditer(answer):
+        ticks, rest = len(match[1]), match[2].strip()
+        if not open_fence:
+            open_fence = 0 if "`" in rest else ticks  # a line such as ```x``` is inline code
+        elif ticks >= open_fence and not rest:
+            open_fence = 0
+    return open_fence > 0

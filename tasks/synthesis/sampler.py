@@ -1,0 +1,47 @@
+"""The one way to ask a generator for kernels: a `Sampler` takes requests and yields responses as they finish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from pydantic import Field
+
+from kernels_eval.records import KernelTask, Language, Record, SamplingParams
+
+
+class Request(Record):
+    """One response wanted. `request_key` identifies everything that was asked: task, prompt, generator, sampling, sample index."""
+
+    request_key: str
+    task: KernelTask
+    language: Language
+    prompt: str
+    sample_index: int = Field(ge=0)
+    sampling: SamplingParams
+
+
+class Response(Record):
+    """What came back, as the generator said it. `reasoning` only where the server separates it; token counts None where unknown."""
+
+    request_key: str
+    text: str
+    reasoning: str | None = None
+    completion_tokens: int | None = None
+    finish_reason: str | None = None
+
+
+class Sampler(Protocol):
+    """A generator of responses.
+
+    `generator` is its identity, recorded in every candidate. `sample` yields in any order, at most one response a request, and raises
+    an EvalError only for infrastructure faults; `count_tokens` uses the generator's own tokenizer and returns None where it has none.
+    """
+
+    generator: str
+
+    def sample(self, requests: Sequence[Request]) -> Iterator[Response]: ...
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int] | None: ...
+
+    def close(self) -> None: ...

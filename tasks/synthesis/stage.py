@@ -1,0 +1,159 @@
+"""Tasks in, candidates out: every response is parsed, counted and kept as it arrives.
+
+Guarantees: n candidates per task in the finished snapshot unless the generator has fewer; a response to the same request (task, prompt,
+generator, sampling, sample index) in this or an earlier snapshot is never asked for again; a killed run loses at most what is in flight.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kernels_eval.errors import UsageError
+from kernels_eval.records import Candidate, KernelTask, Language, candidate_id, stable_hash
+from tasks.progress import report
+from tasks.schemas import CANDIDATES
+from tasks.sources.models import resolve_model
+from tasks.store import Snapshot, SnapshotRef, code_version, fingerprint, known_rows
+from tasks.synthesis.config import SynthesisConfig
+from tasks.synthesis.parsing import parse_response
+from tasks.synthesis.prompts import prompt_hash, render
+from tasks.synthesis.sampler import Request, Response, Sampler
+
+STAGE = "synthesis"
+
+
+def make_sampler(config: SynthesisConfig, root: str, adapter: Path | None = None) -> Sampler:
+    """The configured sampler. Raises UsageError naming the setting that is missing."""
+    tokenizer = resolve_model(config.tokenizer, root) if config.tokenizer else None
+    if config.sampler == "recorded":
+        from tasks.synthesis.recorded import RecordedSampler, ResponsesFile
+
+        return ResponsesFile(config.responses, tokenizer=tokenizer) if config.responses else RecordedSampler(tokenizer=tokenizer)
+    if config.model is None:
+        raise UsageError(f"synthesis.sampler is {config.sampler!r} but synthesis.model is not set", "--set synthesis.model=NAME")
+    if config.sampler == "transformers":
+        from tasks.synthesis.local import TransformersSampler
+
+        return TransformersSampler(resolve_model(config.model, root), adapter, name=model_name(config, adapter))
+    from tasks.synthesis.client import OpenAISampler
+
+    if config.base_url is None:
+        raise UsageError("synthesis.sampler is 'openai' but synthesis.base_url is not set", "--set synthesis.base_url=http://HOST:PORT/v1")
+    return OpenAISampler(
+        base_url=config.base_url, model=config.model, api_key_env=config.api_key_env, concurrency=config.concurrency, tokenizer=tokenizer
+    )
+
+
+def model_name(config: SynthesisConfig, adapter: Path | None) -> str:
+    """The generator's identity: the model, and the adapter by the fingerprint of the snapshot it lies in."""
+    return f"{config.model}+{adapter.parent.name[:12]}" if adapter else str(config.model)
+
+
+class Synthesis:
+    """The synthesis of one tasks snapshot by one generator."""
+
+    def __init__(self, tasks: SnapshotRef, config: SynthesisConfig, language: Language, adapter: Path | None = None) -> None:
+        self.config, self.language, self.adapter = config, language, adapter
+        self._tasks = tasks
+        identity = [
+            config.model_dump(mode="json", exclude={"concurrency", "api_key_env"}),
+            language.value,
+            model_name(config, adapter),
+            _data_version(config),
+        ]
+        self.snapshot = Snapshot(tasks.root, STAGE, fingerprint(STAGE, identity, [tasks.fingerprint], code_version("tasks.synthesis")))
+
+    def run(self) -> SnapshotRef:
+        """Ask for what is missing and publish. Returns a finished snapshot of tasks.schemas.CANDIDATES."""
+        snapshot = self.snapshot
+        if snapshot.finished:
+            return snapshot.ref
+        snapshot.recover(CANDIDATES)
+        sampler = make_sampler(self.config, snapshot.root, self.adapter)
+        try:
+            requests = self._requests(sampler.generator)
+            wanted = {request.request_key: request for request in requests}
+            done = snapshot.keys("request_key")
+            reused = known_rows(snapshot.root, STAGE, "request_key", wanted.keys() - done, exclude=snapshot.fingerprint)
+            snapshot.append(reused, CANDIDATES)
+            done |= {row["request_key"] for row in reused}
+            left = [request for request in requests if request.request_key not in done]
+            with snapshot.journal(CANDIDATES) as add:
+                for number, response in enumerate(sampler.sample(left), start=1):
+                    add(self._row(wanted[response.request_key], response, sampler))
+                    report(STAGE, len(done) + number, len(requests), sampler.generator)
+            rows = len(snapshot.read(columns=["candidate_id"], unique="candidate_id"))
+            extra = {
+                "generator": sampler.generator,
+                "requests": len(requests),
+                "unanswered": len(requests) - len(snapshot.keys("request_key")),
+            }
+        finally:
+            sampler.close()
+        if not rows:
+            raise UsageError(
+                f"{sampler.generator} gave no response to any of {len(requests)} requests", "check synthesis.sampler and the language"
+            )
+        return snapshot.publish(config=self.config, upstream=[self._tasks.fingerprint], rows=rows, extra=extra).ref
+
+    def _requests(self, generator: str) -> list[Request]:
+        requests = []
+        data = _data_version(self.config)
+        for task in read_tasks(self._tasks):
+            prompt = render(task, self.language, self.config.hardware)
+            for index in range(self.config.samples_per_task):
+                sampling = self.config.sampling.model_copy(update={"seed": self.config.sampling.seed + index})
+                key = stable_hash([task.code, prompt, generator, sampling.model_dump(), index, data])
+                requests.append(
+                    Request(request_key=key, task=task, language=self.language, prompt=prompt, sample_index=index, sampling=sampling)
+                )
+        return requests
+
+    def _row(self, request: Request, response: Response, sampler: Sampler) -> dict:
+        parsed = parse_response(response.text, reasoning=response.reasoning, finish_reason=response.finish_reason)
+        counts = sampler.count_tokens([parsed.reasoning])
+        candidate = Candidate(
+            candidate_id=candidate_id(request.task, sampler.generator, request.sampling, request.sample_index, response.text),
+            task_id=request.task.task_id,
+            language=request.language,
+            generator=sampler.generator,
+            sampling=request.sampling,
+            sample_index=request.sample_index,
+            prompt_hash=prompt_hash(request.prompt),
+            response=response.text,
+            reasoning=parsed.reasoning,
+            code=parsed.code,
+            parse_reason=parsed.parse_reason,
+            reasoning_tokens=counts[0] if counts else None,
+            completion_tokens=response.completion_tokens,
+            finish_reason=response.finish_reason,
+        )
+        return candidate.model_dump(mode="json") | {"request_key": request.request_key}
+
+
+def read_tasks(ref: SnapshotRef) -> list[KernelTask]:
+    return [KernelTask.model_validate(row) for row in ref.open().read(unique="task_id").iter_rows(named=True)]
+
+
+def _data_version(config: SynthesisConfig) -> str:
+    """Recorded responses are data: their content is part of what was asked."""
+    if config.sampler != "recorded":
+        return ""
+    if config.responses:
+        path = Path(config.responses)
+        if not path.is_file():
+            raise UsageError(f"{config.responses} is not a file", "give a Parquet file of responses with --set synthesis.responses=PATH")
+        return stable_hash([path.stat().st_size, path.stat().st_mtime_ns])
+    from tasks.sources.models import bundled_texts
+
+    return stable_hash(bundled_texts())
+
+
+def planned(tasks: SnapshotRef, config: SynthesisConfig, language: Language, adapter: Path | None = None) -> Snapshot:
+    """The snapshot that `run` with the same arguments fills."""
+    return Synthesis(tasks, config, language, adapter).snapshot
+
+
+def run(tasks: SnapshotRef, config: SynthesisConfig, language: Language, adapter: Path | None = None) -> SnapshotRef:
+    """The whole stage as a plain call."""
+    return Synthesis(tasks, config, language, adapter).run()

@@ -1,0 +1,18 @@
+"""Prefect's view of synthesis."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect import task
+
+from kernels_eval.records import Language
+from tasks.policy import stage_options
+from tasks.store import SnapshotRef
+from tasks.synthesis import stage
+from tasks.synthesis.config import SynthesisConfig
+
+
+@task(name="synthesise candidates", task_run_name="synthesise {language} candidates with {config.sampler}", **stage_options(stage.planned))
+def synthesise(tasks: SnapshotRef, config: SynthesisConfig, language: Language, adapter: Path | None = None) -> SnapshotRef:
+    return stage.run(tasks, config, language, adapter)

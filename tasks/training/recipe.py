@@ -1,0 +1,66 @@
+"""The training recipe: every number that decides what the adapter becomes, with where it comes from.
+
+Guarantees: frozen, validated, JSON-serialisable; the defaults are the paper's where the paper gives one. Does not guarantee that a
+machine can hold the base model: `trainer` says so with the numbers when it cannot.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+class TrainingRecipe(BaseModel):
+    """How the curated set becomes a LoRA adapter. "Paper" is ConCuR, arXiv 2510.07356."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    base_model: str = Field(
+        default="small",
+        min_length=1,
+        description="hub id, directory, or 'small' for the local demo model; the paper trains Qwen/QwQ-32B",
+    )
+    lora_rank: int = Field(default=32, ge=1, description="paper, training setup: r = 32 (a vLLM server needs --max-lora-rank 32)")
+    lora_alpha: int = Field(default=32, ge=1, description="paper, training setup: alpha = 32, so the adapter is scaled by alpha / r = 1")
+    lora_dropout: float = Field(default=0.05, ge=0, lt=1, description="paper, training setup: 0.05")
+    target_modules: tuple[str, ...] = Field(
+        default=PROJECTIONS, min_length=1, description="all seven projections of a layer, named so that no default of PEFT decides"
+    )
+    num_epochs: int = Field(default=3, ge=1, description="paper, training setup: 3 epochs")
+    learning_rate: float = Field(default=1e-4, gt=0, description="peak, 1e-4 as public reviews of the paper quote it")
+    lr_schedule: Literal["cosine", "linear", "constant_with_warmup"] = Field(
+        default="cosine", description="cosine, as public reviews of the paper quote it"
+    )
+    warmup_share: float = Field(
+        default=0.03, ge=0, lt=1, description="share of all steps spent warming up; 3 % is ours, the paper gives none"
+    )
+    batch_size: int = Field(default=1, ge=1, description="rows per forward pass; long rows make 1 the safe default (ours)")
+    gradient_accumulation: int = Field(default=8, ge=1, description="forward passes per optimiser step (ours)")
+    max_length: int = Field(
+        default=16384,
+        ge=16,
+        description="longest row trained on, prompt and completion, tokens. A row above it is never truncated: a trace without its end "
+        "teaches not to end. One H200 holds 16,384 at batch size 1 for a QwQ-32B-shaped model (92 GB measured)",
+    )
+    overlong: Literal["drop", "refuse"] = Field(
+        default="drop",
+        description="what happens to rows above max_length, and to rows without reasoning, answer or clean text; either way listed",
+    )
+    bf16: Literal["auto"] | bool = Field(default="auto", description="bfloat16 weights and arithmetic: on with a GPU, off on a CPU")
+    gradient_checkpointing: Literal["auto"] | bool = Field(
+        default="auto", description="recompute activations to save memory: on with a GPU, off on a CPU"
+    )
+    seed: int = Field(default=0, ge=0, description="adapter initialisation, order of rows, dropout")
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows that one optimiser step sees."""
+        return self.batch_size * self.gradient_accumulation
+
+    def resolve(self, *, gpu: bool) -> TrainingRecipe:
+        """The recipe with every `auto` decided for a machine with or without a GPU."""
+        decided = {name: gpu for name in ("bf16", "gradient_checkpointing") if getattr(self, name) == "auto"}
+        return self.model_copy(update=decided)

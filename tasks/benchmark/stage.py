@@ -1,0 +1,56 @@
+"""Verified answers of several models on held-out tasks in, scores with intervals out."""
+
+from __future__ import annotations
+
+import polars as pl
+import pyarrow as pa
+
+from kernels_eval.records import Record
+from tasks.benchmark.config import BenchmarkConfig
+from tasks.benchmark.scoring import ScoreRow, score
+from tasks.store import Snapshot, SnapshotRef, code_version, fingerprint
+
+STAGE = "benchmark"
+SCORES = pa.schema(
+    [
+        ("model", pa.string()), ("track", pa.string()), ("metric", pa.string()), ("k", pa.int64()), ("value", pa.float64()),
+        ("lower", pa.float64()), ("upper", pa.float64()), ("interval", pa.string()), ("tasks", pa.int64()), ("samples", pa.int64()),
+    ]
+)  # fmt: skip
+
+
+class Answers(Record):
+    """What one model answered on the suite, verified."""
+
+    model: str
+    candidates: SnapshotRef
+    verdicts: SnapshotRef
+
+
+def answers_frame(answers: list[Answers]) -> pl.DataFrame:
+    """One row a verdict with its model: what scoring reads."""
+    columns = ["candidate_id", "task_id", "status", "reason", "outputs_match", "timing"]
+    frames = [a.verdicts.open().read(columns=columns, unique="candidate_id").with_columns(pl.lit(a.model).alias("model")) for a in answers]
+    return pl.concat(frames, how="vertical_relaxed")
+
+
+def planned(answers: list[Answers], config: BenchmarkConfig) -> Snapshot:
+    """The snapshot that `run` with the same arguments fills."""
+    upstream = [a.verdicts.fingerprint for a in answers]
+    key = [config.model_dump(mode="json"), [a.model for a in answers]]
+    code = code_version("tasks.benchmark", "kernels_eval.metrics")
+    return Snapshot(answers[0].verdicts.root, STAGE, fingerprint(STAGE, key, upstream, code))
+
+
+def run(answers: list[Answers], config: BenchmarkConfig) -> SnapshotRef:
+    """A finished snapshot of scores, one row per model, track, metric and k."""
+    snapshot = planned(answers, config)
+    if not snapshot.finished:
+        rows = score(answers_frame(answers), ks=config.ks, ps=config.ps, resamples=config.resamples)
+        snapshot.append([row.model_dump() for row in rows] if not snapshot.parts() else [], SCORES)
+        snapshot.publish(config=config, upstream=[a.verdicts.fingerprint for a in answers], rows=len(rows))
+    return snapshot.ref
+
+
+def scores_of(ref: SnapshotRef) -> list[ScoreRow]:
+    return [ScoreRow.model_validate(row) for row in ref.open().read().iter_rows(named=True)]

@@ -1,0 +1,167 @@
+"""`concur doctor`: what is here, what is missing, and the line that fixes it. Imports nothing heavy; asks processes and metadata."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+from kernels_eval.errors import EvalError
+from kernels_eval.records import Record
+
+Need = Literal["required", "optional", "unneeded"]
+FREE_DISK_GB = 8  # precompiled headers are 3 GB, snapshots and a small model the rest
+
+
+class Check(Record):
+    """One line of the table. `fix` is empty where nothing is missing."""
+
+    name: str
+    found: str
+    ok: bool
+    need: Need
+    fix: str = ""
+
+
+def examine(profile: str, overrides: tuple[str, ...] = ()) -> list[Check]:
+    """Every check, with what the profile needs marked as required. Raises UsageError for a profile that cannot be read."""
+    from flows.config import load_profile
+
+    config = load_profile(profile, overrides)
+    gpu: Need = "required" if config.language.needs_gpu else "optional"
+    openai: Need = "required" if config.synthesis.sampler == "openai" else "optional"
+    return [
+        _python(),
+        _package("torch", "required", "pip install 'torch>=2.11,<2.14'"),
+        _torch_device(),
+        _compiler(),
+        _nvcc(gpu),
+        _gpus(gpu),
+        _package("ray", "required", "pip install 'ray[default]'"),
+        _package("prefect", "required", "pip install 'prefect>=3.8,<3.9' 'fastapi<0.151'"),
+        _package("trl", "required", "pip install 'trl>=1.16'"),
+        _package("mlflow", "required" if config.tracking.enabled else "optional", "pip install 'mlflow>=3.17'"),
+        _package("openai", openai, "pip install openai"),
+        _vllm(),
+        _disk(Path(config.root)),
+        _isolation(),
+    ]
+
+
+def runnable(checks: list[Check]) -> bool:
+    return all(check.ok for check in checks if check.need == "required")
+
+
+def _python() -> Check:
+    ok = (3, 11) <= sys.version_info[:2] <= (3, 12)
+    return Check(name="Python", found=sys.version.split()[0], ok=ok, need="required", fix="" if ok else "use Python 3.11 or 3.12")
+
+
+def _package(name: str, need: Need, fix: str) -> Check:
+    try:
+        return Check(name=name, found=version(name), ok=True, need=need)
+    except PackageNotFoundError:
+        return Check(name=name, found="not installed", ok=False, need=need, fix=fix)
+
+
+def _torch_device() -> Check:
+    """Which device torch can use, asked in a process of its own (the import takes seconds and may touch a driver)."""
+    script = "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else 'cpu')"
+    found = _ask([sys.executable, "-c", script], timeout=120)
+    return Check(
+        name="torch device",
+        found=found or "torch does not import",
+        ok=bool(found),
+        need="required",
+        fix="" if found else "pip install 'torch>=2.11,<2.14'",
+    )
+
+
+def _compiler() -> Check:
+    from kernels_eval.config import BuildConfig
+    from kernels_eval.extensions import Builder
+
+    def look() -> str:
+        tools = Builder(BuildConfig()).tools
+        return f"{tools.cxx_version} ({tools.cxx})"
+
+    return _tried("C++ compiler", look, "required", "apt-get install g++, or set CXX")
+
+
+def _nvcc(need: Need) -> Check:
+    from kernels_eval.config import BuildConfig
+    from kernels_eval.extensions import Builder
+
+    tools = Builder(BuildConfig()).tools
+    fix = "" if tools.nvcc else "install the CUDA toolkit and set CUDA_HOME"
+    return Check(name="nvcc", found=tools.nvcc_version if tools.nvcc else "not found", ok=bool(tools.nvcc), need=need, fix=fix)
+
+
+def _gpus(need: Need) -> Check:
+    from kernels_eval.worker import visible_gpus
+
+    gpus = visible_gpus()
+    return Check(
+        name="GPUs", found="; ".join(gpus) or "none visible", ok=bool(gpus), need=need,
+        fix="" if gpus else "run where nvidia-smi lists a GPU, or use --set language=cpp",
+    )  # fmt: skip
+
+
+def _vllm() -> Check:
+    """vLLM lives in an environment of its own: $CONCUR_VLLM_PYTHON names its interpreter, or `vllm` is on PATH."""
+    interpreter = os.environ.get("CONCUR_VLLM_PYTHON")
+    found = _ask([interpreter, "-c", "from importlib.metadata import version; print(version('vllm'))"]) if interpreter else None
+    if not found and shutil.which("vllm"):
+        found = _ask(["vllm", "--version"], timeout=120)
+    return Check(
+        name="vLLM",
+        found=found or "not found (own environment)",
+        ok=bool(found),
+        need="optional",
+        fix="" if found else "python -m venv VENV && VENV/bin/pip install vllm, then export CONCUR_VLLM_PYTHON=VENV/bin/python",
+    )
+
+
+def _disk(root: Path) -> Check:
+    existing = next(path for path in (root.absolute(), *root.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free / 1e9
+    writable = os.access(existing, os.W_OK)
+    ok = free >= FREE_DISK_GB and writable
+    found = f"{free:.0f} GB free at {root}" + ("" if writable else ", not writable")
+    return Check(
+        name="disk",
+        found=found,
+        ok=ok,
+        need="required",
+        fix="" if ok else f"--set root=DIR with {FREE_DISK_GB} GB free and write permission",
+    )
+
+
+def _isolation() -> Check:
+    """Which layers the sandbox would have in force, probed by the fork server's own code in a short process."""
+    found = _ask([sys.executable, "-c", "from kernels_eval.forkserver import probe_layers; print(', '.join(probe_layers()))"])
+    ok = bool(found) and "namespace:pid" in found
+    return Check(
+        name="isolation", found=found or "not probed", ok=ok, need="optional",
+        fix="" if ok else "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1)",
+    )  # fmt: skip
+
+
+def _tried(name: str, look: Callable[[], str], need: Need, fix: str) -> Check:
+    try:
+        return Check(name=name, found=look(), ok=True, need=need)
+    except EvalError as error:
+        return Check(name=name, found=str(error.args[0]), ok=False, need=need, fix=error.hint or fix)
+
+
+def _ask(command: list[str], timeout: float = 60) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip().splitlines()[-1] if done.returncode == 0 and done.stdout.strip() else None

@@ -1,0 +1,41 @@
+"""The whole line in one flow: refresh, train, benchmark, report, track."""
+
+from __future__ import annotations
+
+from prefect import flow
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+
+from flows.benchmark import Benchmarked, benchmark_models
+from flows.config import PipelineConfig
+from flows.refresh import Refreshed, refresh_dataset
+from flows.report import write_report
+from flows.track import track
+from flows.train import train_adapter
+from kernels_eval.records import Record
+from tasks.store import SnapshotRef
+
+
+class LineResult(Record):
+    """Everything one run of the line produced, by reference."""
+
+    refreshed: Refreshed
+    trained: SnapshotRef
+    benchmarked: Benchmarked
+    report_dir: str
+    mlflow_run: str | None
+
+
+@flow(name="concur line", flow_run_name="concur {config.name} ({config.language}, {config.curation.strategy})")
+def concur_line(config: PipelineConfig | None = None) -> LineResult:
+    """Tasks to tuned adapter to scores, as one run. A second run of the same configuration is served from snapshots."""
+    config = config or PipelineConfig()
+    refreshed = refresh_dataset(config)
+    trained = train_adapter(config, refreshed.tasks, refreshed.curated)
+    benchmarked = benchmark_models(config, trained)
+    report = write_report(config, refreshed, trained, benchmarked)
+    create_markdown_artifact(key="report", markdown=report.markdown, description="What this run found")
+    create_table_artifact(
+        key="summary", table=[{"what": name, "value": value} for name, value in report.summary], description="The run in one table"
+    )
+    run_id = track(config, refreshed, trained, benchmarked, report)
+    return LineResult(refreshed=refreshed, trained=trained, benchmarked=benchmarked, report_dir=report.directory, mlflow_run=run_id)

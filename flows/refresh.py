@@ -1,0 +1,50 @@
+"""The nightly refresh: tasks, candidates, verdicts, training set."""
+
+from __future__ import annotations
+
+from prefect import flow
+from prefect.artifacts import create_table_artifact
+
+from flows.config import PipelineConfig
+from kernels_eval.records import Record
+from tasks.curation.step import curate
+from tasks.policy import ProgressArtifact, call_stage
+from tasks.progress import observed_by
+from tasks.sources.step import load_tasks
+from tasks.store import SnapshotRef
+from tasks.synthesis.step import synthesise
+from tasks.verification.step import verify
+
+
+class Refreshed(Record):
+    """The snapshots of one refresh."""
+
+    tasks: SnapshotRef
+    candidates: SnapshotRef
+    verdicts: SnapshotRef
+    curated: SnapshotRef
+
+
+@flow(name="refresh the data set", flow_run_name="refresh {config.name} ({config.language})")
+def refresh_dataset(config: PipelineConfig) -> Refreshed:
+    """Write, verify and curate candidates. Pays only for tasks, samples and verdicts that are new."""
+    with observed_by(ProgressArtifact("refresh-progress", "share of the current stage that is done")):
+        tasks = load_tasks(config.tasks, config.root)
+        candidates = call_stage(synthesise, tasks, config.synthesis, config.language)
+        verdicts = verify(candidates, tasks, config.verification, config.language)
+        curated = call_stage(curate, verdicts, candidates, tasks, config.curation)
+    refreshed = Refreshed(tasks=tasks, candidates=candidates, verdicts=verdicts, curated=curated)
+    create_table_artifact(key="refresh", table=summary_rows(refreshed), description="What this refresh produced")
+    return refreshed
+
+
+def summary_rows(refreshed: Refreshed) -> list[dict[str, str | int]]:
+    """One row per snapshot: how many rows, and the counts its manifest holds."""
+    rows: list[dict[str, str | int]] = []
+    for name in ("tasks", "candidates", "verdicts", "curated"):
+        ref: SnapshotRef = getattr(refreshed, name)
+        manifest = ref.open().manifest
+        counts = manifest.get("status_counts") or manifest.get("criterion_counts") or {}
+        text = ", ".join(f"{key} {value}" for key, value in counts.items())
+        rows.append({"snapshot": name, "rows": manifest["rows"], "counts": text, "fingerprint": ref.fingerprint})
+    return rows

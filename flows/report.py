@@ -1,0 +1,100 @@
+"""The report of a run: filled from snapshots, written beside the scores, the same content as HTML, markdown and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.benchmark import Benchmarked
+from flows.config import PipelineConfig
+from flows.refresh import Refreshed
+from kernels_eval.records import Record
+from tasks.benchmark.report import ReportContext, TrainingStep, build_report, examples_of, points_of, summary_table, to_json, to_markdown
+from tasks.benchmark.scoring import compare, excluded_tasks
+from tasks.benchmark.stage import answers_frame, scores_of
+from tasks.curation.stage import joined
+from tasks.store import SnapshotRef
+
+if TYPE_CHECKING:
+    import polars as pl
+
+FILES = ("report.html", "report.md", "report.json")
+SUMMARY = "summary.json"
+
+
+class Report(Record):
+    """Where a report lies and what it says in short."""
+
+    directory: str
+    files: tuple[str, ...]
+    markdown: str
+    summary: tuple[tuple[str, str], ...]
+
+
+def write_report(config: PipelineConfig, refreshed: Refreshed, trained: SnapshotRef, benchmarked: Benchmarked) -> Report:
+    """Write the report into the score snapshot's directory, atomically, file by file. The same run gives the same report."""
+    directory = benchmarked.scores.open().local_dir("report")
+    if not (directory / SUMMARY).exists():  # written last: its presence means that the others are whole
+        context = report_context(config, refreshed, trained, benchmarked)
+        texts = dict(zip(FILES, (build_report(context), to_markdown(context), to_json(context)), strict=True))
+        for name, text in (*texts.items(), (SUMMARY, json.dumps(summary_table(context)))):
+            temporary = directory / f".{name}.tmp"
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(directory / name)
+    return Report(
+        directory=str(directory),
+        files=tuple(str(directory / name) for name in FILES),
+        markdown=(directory / "report.md").read_text(encoding="utf-8"),
+        summary=tuple(read_summary(str(directory))),
+    )
+
+
+def read_summary(directory: str) -> list[tuple[str, str]]:
+    return [(name, value) for name, value in json.loads((Path(directory) / SUMMARY).read_text(encoding="utf-8"))]
+
+
+def report_context(config: PipelineConfig, refreshed: Refreshed, trained: SnapshotRef, benchmarked: Benchmarked) -> ReportContext:
+    """Everything the report says, as plain data."""
+    frame = joined(refreshed.verdicts, refreshed.candidates)
+    names = {row["task_id"]: row["name"] for row in refreshed.tasks.open().read(unique="task_id").iter_rows(named=True)}
+    verdicts, training, scores = refreshed.verdicts.open().manifest, trained.open(), benchmarked.scores.open()
+    curated = refreshed.curated.open().manifest
+    history = sorted(training.read(unique="step").iter_rows(named=True), key=lambda row: row["step"])
+    refs = {**refreshed.model_dump(), "training": trained.model_dump(), "benchmark": benchmarked.scores.model_dump()}
+    answers = answers_frame(list(benchmarked.answers))
+    models = [answer.model for answer in benchmarked.answers]
+    pairs = [("base", "tuned")] if {"base", "tuned"} <= set(models) else []
+    asked = {"ks": config.benchmark.ks, "ps": config.benchmark.ps, "resamples": config.benchmark.resamples}
+    return ReportContext(
+        run_name=config.name,
+        language=config.language.value,
+        device=verdicts["device"],
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        tasks=len(names),
+        candidates=frame.height,
+        status_counts=dict(frame["status"].value_counts().iter_rows()),
+        reason_counts=dict(frame["reason"].value_counts().iter_rows()),
+        criterion_counts=curated["criterion_counts"],
+        base_model=config.training.base_model,
+        history=tuple(TrainingStep.model_validate(row) for row in history),
+        scores=tuple(scores_of(benchmarked.scores)),
+        comparisons=tuple(row for baseline, model in pairs for row in compare(answers, baseline=baseline, model=model, **asked)),
+        points=points_of(frame, names),
+        examples=examples_of(frame, names),
+        fingerprints={name: ref["fingerprint"] for name, ref in refs.items()},
+        tool_versions=scores.manifest["tools"],
+        hardware=scores.manifest["hardware"],
+        config=config.model_dump(mode="json", exclude={"root"}),
+        notes=tuple(_notes(training.manifest, answers)),
+    )
+
+
+def _notes(training: dict[str, Any], answers: pl.DataFrame) -> Iterator[str]:
+    """What was left out, so that nobody has to guess."""
+    if dropped := training.get("dropped"):
+        yield f"{len(dropped)} curated rows could not be trained on and were left out."
+    if excluded := excluded_tasks(answers):
+        yield f"Benchmark tasks left out for every model, because their reference fails or is degenerate: {', '.join(excluded)}."

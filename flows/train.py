@@ -1,0 +1,21 @@
+"""Training the adapter on a curated snapshot."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows.config import PipelineConfig
+from tasks.policy import ProgressArtifact, call_stage
+from tasks.progress import observed_by
+from tasks.store import SnapshotRef
+from tasks.synthesis.prompts import render
+from tasks.training.stage import prompts_of
+from tasks.training.step import train
+
+
+@flow(name="train the adapter", flow_run_name="train {config.name}")
+def train_adapter(config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef) -> SnapshotRef:
+    """LoRA on the curated set: the prompts are those the candidates answered."""
+    prompts = prompts_of(tasks, config.language, render, config.synthesis.hardware)
+    with observed_by(ProgressArtifact("training-progress", "share of optimiser steps done")):
+        return call_stage(train, curated, config.training, prompts)

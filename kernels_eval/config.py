@@ -12,7 +12,7 @@ class _Config(BaseModel):
 class BuildConfig(_Config):
     """How candidates are compiled."""
 
-    timeout_s: float = Field(default=120, gt=0, description="deadline of one compiler run")
+    timeout_s: float = Field(default=120, gt=0, description="deadline of one build with one header tier")
     capture_timeout_s: float = Field(default=30, gt=0, description="deadline for reading the build requests out of the candidate's module")
     cuda_arch: str | None = Field(default=None, description="e.g. '9.0'; default: the GPU that is there, else 9.0")
     slim_headers: bool = Field(default=True, description="try the small header tier first; the verdict does not depend on it")
@@ -32,6 +32,9 @@ class CorrectnessConfig(_Config):
     rms_half: float = Field(default=2e-3, gt=0, description="gate for fp16 and TF32 tasks")
     rms_bf16: float = Field(default=1.6e-2, gt=0)
     elementwise_fp32: float = Field(default=1e-4, gt=0, description="|err| <= r (|y| + RMS(y)) on every element")
+    expected_max_bytes: int = Field(
+        default=16 << 30, gt=0, description="memory for expected values of one task; above it fewer distributions are tried"
+    )
     oracle_max_bytes: int = Field(default=8 << 30, gt=0, description="above this estimate the oracle falls back to float32")
 
 
@@ -53,12 +56,10 @@ class LimitsConfig(_Config):
     """What one candidate may use."""
 
     load_s: float = Field(default=30, gt=0)
-    run_s: float = Field(default=60, gt=0, description="deadline of any single call or sample, and of all correctness calls together")
+    run_s: float = Field(default=60, gt=0, description="deadline of one command: a call, or a sample of calls")
     reference_s: float = Field(default=120, gt=0, description="deadline of one command to the reference")
     memory_gb: float = Field(default=16, gt=0, description="resident memory of a child (host side)")
     file_mb: int = Field(default=64, gt=0, description="largest file a child may write")
-    processes: int = Field(default=256, gt=0)
-    log_bytes: int = Field(default=8192, gt=0)
 
 
 class EvalConfig(_Config):

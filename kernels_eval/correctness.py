@@ -6,6 +6,8 @@ TF32, 1.6e-2 for bf16; elementwise |err| <= r (|y| + RMS(y))); KernelBench's all
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from kernels_eval.config import CorrectnessConfig
@@ -16,7 +18,8 @@ PRECISION_OF = {"float32": "fp32", "float64": "fp32", "float16": "fp16", "bfloat
 def measure(actual: Any, oracle: Any, reference: Any) -> dict[str, Any]:
     """Errors of one output tensor. `actual` and `reference` have the task's dtype, `oracle` is float64 where it fitted.
 
-    Returns rms (RMS(err)/RMS(oracle)), reference_rms (the same of the reference), max (max |err| / (|y| + RMS(y))), masks_match (NaN and
+    Returns rms (RMS(err)/RMS(oracle)), max (max |err| / (|y| + RMS(y))), reference_rms and reference_max (the same of the reference),
+    systematic (the error is a constant share of the output), masks_match (NaN and
     infinities in the same places), finite, and KernelBench's two tolerances. All dimensionless.
     """
     import torch
@@ -24,26 +27,85 @@ def measure(actual: Any, oracle: Any, reference: Any) -> dict[str, Any]:
     if not actual.is_floating_point() and not actual.is_complex():
         equal = bool(torch.equal(actual, reference.to(actual.dtype)))
         return _record(0.0 if equal else 1.0, 0.0, 0.0 if equal else 1.0, True, True, equal, equal)
-    wide = torch.complex128 if actual.is_complex() else torch.float64
-    y, a, r = oracle.to(wide), actual.to(wide), reference.to(wide)
-    finite = torch.isfinite(y)
-    same_masks = torch.equal(torch.isnan(a), torch.isnan(r)) and torch.equal(torch.isfinite(a), torch.isfinite(r))
-    same_masks = same_masks and bool((a[torch.isinf(r)] == r[torch.isinf(r)]).all())
-    usable = finite & torch.isfinite(a) & torch.isfinite(r)
-    scale = _rms(y[usable])
-    floor = max(scale, 1e-30)
-    error, own = (a - y)[usable], (r - y)[usable]
-    worst = float((error.abs() / (y[usable].abs() + floor)).max()) if error.numel() else 0.0
-    measured = _record(
-        _rms(error) / floor,
-        _rms(own) / floor,
-        worst,
-        same_masks,
-        bool(torch.isfinite(r).all()),
-        bool(torch.allclose(a, r, atol=1e-4, rtol=1e-4, equal_nan=True)),
-        bool(torch.allclose(a, r, atol=1e-2, rtol=1e-2, equal_nan=True)),
-    )
-    return measured | {"systematic": _explained_by_scale(error, y[usable])}
+    y, a, r = oracle.reshape(-1), actual.reshape(-1), reference.reshape(-1)
+    scale = max(_root_mean_square(y, a, r), 1e-30)
+    total = _Sums()
+    for part in _parts(y, a, r):
+        total.add(*part, scale)
+    return total.record(scale)
+
+
+CHUNK = 1 << 24
+"""Elements compared at once: float64 copies of whole outputs of several gigabytes would not fit beside them."""
+
+
+def _parts(*tensors: Any) -> Iterator[tuple[Any, ...]]:
+    """The flat tensors in float64 (or complex128), chunk by chunk."""
+    import torch
+
+    wide = torch.complex128 if tensors[1].is_complex() else torch.float64
+    for start in range(0, max(tensors[0].numel(), 1), CHUNK):
+        yield tuple(tensor[start : start + CHUNK].to(wide) for tensor in tensors)
+
+
+def _usable(y: Any, a: Any, r: Any) -> Any:
+    import torch
+
+    return torch.isfinite(y) & torch.isfinite(a) & torch.isfinite(r)
+
+
+def _root_mean_square(y: Any, a: Any, r: Any) -> float:
+    """RMS of the oracle over the elements that are finite in all three."""
+    energy, count = 0.0, 0
+    for part in _parts(y, a, r):
+        values = part[0][_usable(*part)]
+        energy += float(values.abs().square().sum())
+        count += values.numel()
+    return (energy / count) ** 0.5 if count else 0.0
+
+
+@dataclass
+class _Sums:
+    """Running sums over chunks, from which `measure` makes its record."""
+
+    error: float = 0.0
+    own: float = 0.0
+    energy: float = 0.0
+    cross: complex = 0.0
+    count: int = 0
+    worst: float = 0.0
+    own_worst: float = 0.0
+    masks: bool = True
+    finite: bool = True
+    loose4: bool = True
+    loose2: bool = True
+
+    def add(self, y: Any, a: Any, r: Any, scale: float) -> None:
+        import torch
+
+        same = torch.equal(torch.isnan(a), torch.isnan(r)) and torch.equal(torch.isfinite(a), torch.isfinite(r))
+        self.masks = self.masks and same and bool((a[torch.isinf(r)] == r[torch.isinf(r)]).all())
+        self.finite = self.finite and bool(torch.isfinite(r).all())
+        self.loose4 = self.loose4 and torch.allclose(a, r, atol=1e-4, rtol=1e-4, equal_nan=True)
+        self.loose2 = self.loose2 and torch.allclose(a, r, atol=1e-2, rtol=1e-2, equal_nan=True)
+        usable = _usable(y, a, r)
+        y, error, own = y[usable], (a - y)[usable], (r - y)[usable]
+        if not error.numel():
+            return
+        self.error += float(error.abs().square().sum())
+        self.own += float(own.abs().square().sum())
+        self.energy += float(y.abs().square().sum())
+        self.cross += complex((error * y.conj()).sum())
+        self.count += error.numel()
+        self.worst = max(self.worst, float((error.abs() / (y.abs() + scale)).max()))
+        self.own_worst = max(self.own_worst, float((own.abs() / (y.abs() + scale)).max()))
+
+    def record(self, scale: float) -> dict[str, Any]:
+        rms = [(total / self.count) ** 0.5 / scale if self.count else 0.0 for total in (self.error, self.own)]
+        # Is the error a constant share of the output (98 % of its variance)? Then a formula is wrong; rounding scatters.
+        explained = abs(self.cross) ** 2 / (self.error * self.energy) if self.error and self.energy else 0.0
+        record = _record(rms[0], rms[1], self.worst, self.masks, self.finite, self.loose4, self.loose2)
+        return record | {"systematic": explained > 0.98, "reference_max": self.own_worst}
 
 
 def _record(rms: float, own: float, worst: float, masks: bool, finite: bool, loose4: bool, loose2: bool) -> dict[str, Any]:
@@ -56,25 +118,13 @@ def _record(rms: float, own: float, worst: float, masks: bool, finite: bool, loo
         "kernelbench_1e4": loose4,
         "kernelbench_1e2": loose2,
         "systematic": False,
+        "reference_max": 0.0,
     }
-
-
-def _explained_by_scale(error: Any, y: Any) -> bool:
-    """Is the error a constant share of the output (98 % of its variance)? Then a formula is wrong; rounding scatters."""
-    energy = float(error.abs().square().sum())
-    if not energy:
-        return False
-    share = float((error * y.conj()).sum().abs()) ** 2 / (energy * max(float(y.abs().square().sum()), 1e-300))
-    return share > 0.98
-
-
-def _rms(values: Any) -> float:
-    return float(values.abs().square().mean().sqrt()) if values.numel() else 0.0
 
 
 def merge(measured: list[dict[str, Any]]) -> dict[str, Any]:
     """Worst of several output tensors (or of several trials)."""
-    worst = {key: max(m[key] for m in measured) for key in ("rms", "reference_rms", "max")}
+    worst = {key: max(m[key] for m in measured) for key in ("rms", "reference_rms", "max", "reference_max")}
     worst["systematic"] = any(m["systematic"] for m in measured)
     return worst | {key: all(m[key] for m in measured) for key in ("masks_match", "finite", "kernelbench_1e4", "kernelbench_1e2")}
 
@@ -85,8 +135,8 @@ def judge(measured: dict[str, Any], precision: str, config: CorrectnessConfig) -
         return "non_finite"
     gate = {"fp32": config.rms_fp32, "fp16": config.rms_half, "bf16": config.rms_bf16}[precision]
     gate = max(gate, config.rms_reference_factor * measured["reference_rms"])
-    # The elementwise gate scales with the RMS gate: 1e-4 belongs to 1e-5.
-    elementwise = gate * config.elementwise_fp32 / config.rms_fp32
+    # The elementwise gate scales with the RMS gate (1e-4 belongs to 1e-5), and like it never asks for more than the reference gives.
+    elementwise = max(gate * config.elementwise_fp32 / config.rms_fp32, config.rms_reference_factor * measured["reference_max"])
     if measured["rms"] <= gate and measured["max"] <= elementwise:
         return "ok"
     # The signature of a downcast: a small relative error spread over the whole output. A few wrong elements are large against the RMS.

@@ -11,6 +11,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -25,6 +27,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from pydantic import field_validator
+
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import ToolchainError
 from kernels_eval.records import Record, stable_hash
@@ -32,10 +36,42 @@ from kernels_eval.records import Record, stable_hash
 HEADERS = Path(__file__).parent / "headers"
 LOG_LIMIT = 8192
 
-# Flags that make the compiler load code, read option files or write outside the build: never needed by a kernel.
-FORBIDDEN_FLAG = re.compile(
-    r"^(@|-fplugin|-specs|-wrapper|-B|-o$|-MF|-MD|-save-temps|--save-temps|-dumpdir|-fdump|--run|-run|-odir|--output)"
+# Which flags candidates may pass on. Everything that names a file to load, a file to write or another tool is refused: an allow-list, since
+# compilers have many spellings of the same thing.
+PLAIN_FLAG = re.compile(
+    r"-O\w*|-std=[\w+]+|--std=[\w+]+|-[fm][\w=.+-]+|-W(no-)?[a-z][\w=+-]*|-w|-g\d?|-G|-v|-pthread|-pedantic|-ansi|-D\w+(=\S*)?|-U\w+"
+    r"|-[IL][\w./+-]+|-l[\w.+-]+|-Wl,(-rpath,[\w./$+-]+|--no-as-needed|--as-needed|-O\d|--no-undefined|-z,\w+)"
+    r"|-?-?(use_fast_math|expt-[\w-]+|lineinfo|generate-line-info|restrict|extra-device-vectorization|verbose|resource-usage|res-usage)"
+    r"|-?-?(arch|gpu-architecture|code|gencode|generate-code|maxrregcount|ftz|prec-div|prec-sqrt|fmad|rdc|default-stream|threads|t|O|std"
+    r"|relocatable-device-code|diag-suppress|diag_suppress|Werror|disable-warnings)(=?[\w=,.+\[\]-]*)"
+    r"|-?-?(Xptxas|ptxas-options|Xcudafe|Xnvlink)(=[\w=,.+-]+)?"
 )
+DANGEROUS_F = re.compile(
+    r"-f(plugin|dump|profile|test-coverage|callgraph|stack-usage|opt-info|save-|auxinfo|lto|wpa|compare-debug|diagnostics|time)"
+)
+TAKES_VALUE = re.compile(
+    r"-?-?(arch|gpu-architecture|code|gencode|generate-code|maxrregcount|Xptxas|ptxas-options|Xcudafe|diag-suppress|I|L|D|std|threads|t)"
+)
+PASSES_ON = re.compile(r"(?:-Xcompiler|--compiler-options)(?:=(.*))?")
+VALUE = re.compile(r"[\w=,./+\[\]-]+")
+
+
+def refused_flag(flags: Sequence[str]) -> str | None:
+    """The first flag that candidates may not pass to a compiler; None where all are harmless."""
+    left = list(flags)
+    while left:
+        flag = left.pop(0)
+        if match := PASSES_ON.fullmatch(flag):
+            inner = match.group(1) or (left.pop(0) if left else "")
+            if bad := refused_flag([part for part in inner.strip("'\"").split(",") if part]):
+                return bad
+        elif not PLAIN_FLAG.fullmatch(flag) and not TAKES_VALUE.fullmatch(flag) or DANGEROUS_F.match(flag):
+            return flag
+        elif TAKES_VALUE.fullmatch(flag) and left and not left[0].startswith("--") and VALUE.fullmatch(left[0]):
+            left.pop(0)
+    return None
+
+
 # Preprocessor features through which -march or -ffast-math could change whether a source parses.
 FLAG_SENSITIVE = re.compile(r"^\s*#\s*(if|el|pragma)|__builtin|intrin\.h|__[A-Z0-9]+_*_?_", re.MULTILINE)
 
@@ -53,6 +89,15 @@ class ExtensionSpec(Record):
     extra_ldflags: tuple[str, ...] = ()
     files: tuple[tuple[str, str], ...] = ()
     python_module: bool = True
+
+    @field_validator("extra_cflags", "extra_cuda_cflags", "extra_ldflags")
+    @classmethod
+    def _as_a_shell_splits_them(cls, flags: tuple[str, ...]) -> tuple[str, ...]:
+        """torch writes flags into a shell line: one string may hold several, and an empty one is none."""
+        try:
+            return tuple(part for flag in flags for part in shlex.split(flag))
+        except ValueError:
+            return flags  # an unbalanced quote: the compiler will say so
 
     @property
     def uses_cuda(self) -> bool:
@@ -157,6 +202,8 @@ class Toolchain:
         paths = [self.torch_dir / "include", self.torch_dir / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]]
         if not (self.torch_dir / "include/c10/cuda/impl/cuda_cmake_macros.h").exists():
             paths.append(HEADERS / "cpu_torch")
+        if self.cuda_home and (self.cuda_home / "include/cuda_runtime.h").exists():
+            paths.append(self.cuda_home / "include")  # host sources of a CUDA extension include cuda_runtime.h too
         return [f"-I{path}" for path in paths]
 
     @property
@@ -195,8 +242,9 @@ class Builder:
         if found := self.cached(spec):
             return found
         started = time.monotonic()
-        if bad := [flag for flag in (*spec.extra_cflags, *spec.extra_cuda_cflags, *spec.extra_ldflags) if FORBIDDEN_FLAG.match(flag)]:
-            return Build(ok=False, key=spec.key, reason="forbidden_call", log=f"compiler flag not allowed: {bad[0]!r}")
+        for flags in (spec.extra_cflags, spec.extra_cuda_cflags, spec.extra_ldflags):
+            if bad := refused_flag(flags):
+                return Build(ok=False, key=spec.key, reason="forbidden_call", log=f"compiler flag not allowed: {bad!r}")
         if not spec.name.isidentifier():  # it becomes a macro and a file name
             return Build(ok=False, key=spec.key, reason="build_failed", log=f"the extension's name {spec.name[:80]!r} is not an identifier")
         if spec.uses_cuda and not self.tools.nvcc:
@@ -442,7 +490,14 @@ class Builder:
             return "timeout"
         with open(work / "log", "ab") as log:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=work, env=self.tools.environment, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=work,
+                env=self.tools.environment,
+                start_new_session=True,
+                preexec_fn=_limit_compiler,
             )
             try:
                 return "ok" if process.wait(remaining) == 0 else "failed"
@@ -469,6 +524,12 @@ class Builder:
         entry.parent.mkdir(parents=True, exist_ok=True)
         _rename_into_place(staging, entry)
         return build.model_copy(update={"path": str(entry / f"{spec.name}.so") if build.ok else ""})
+
+
+def _limit_compiler() -> None:
+    """No core files, and no file above 2 GB: the largest object of an honest kernel is a few megabytes."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 30, 2 << 30))
 
 
 class _Lock:
@@ -522,6 +583,6 @@ def _rename_into_place(staging: Path, target: Path) -> None:
 def _interesting(log: str, work: Path) -> str:
     """The lines of a compiler log that say what is wrong, without our scratch paths, at most 8 KB."""
     lines = log.replace(str(work) + "/", "").splitlines()
-    errors = [i for i, line in enumerate(lines) if re.search(r"\berror\b|undefined reference|fatal", line)]
+    errors = [i for i, line in enumerate(lines) if re.search(r"\berror\b|undefined reference|multiple definition|cannot find|fatal", line)]
     picked = [line for i in errors[:20] for line in lines[i : i + 4]] if errors else lines[-40:]
     return "\n".join(dict.fromkeys(picked))[:LOG_LIMIT]

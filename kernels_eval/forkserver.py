@@ -13,6 +13,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 from typing import Any
 
 from kernels_eval.channel import Channel, ChannelClosed
@@ -61,12 +62,28 @@ def main(fd: int) -> None:
         channel.send({"pid": pid})
 
 
+REAP_S = 1.0
+
+
 def _wait(pid: int) -> int | None:
-    try:
-        _, status = os.waitpid(pid, 0)
-    except ChildProcessError:
-        return None
-    return os.waitstatus_to_exitcode(status)
+    """Exit status of a child that has ended or is about to; one that goes on is killed, and None says so. Never blocks for long."""
+    deadline = time.monotonic() + REAP_S
+    killed = False
+    while True:
+        try:
+            done, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if done:
+            return None if killed else os.waitstatus_to_exitcode(status)
+        if not killed and time.monotonic() > deadline:
+            killed = True
+            for kill in (os.killpg, os.kill):
+                try:
+                    kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+        time.sleep(0.002)  # between two looks at a condition: waitpid has no time-out of its own
 
 
 def _child(message: dict[str, Any], fds: list[int], layers: list[str]) -> None:

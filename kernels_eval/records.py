@@ -123,6 +123,7 @@ class Candidate(Record):
     prompt_hash: str = ""
     response: str = ""
     reasoning: str = ""
+    answer: str = Field(default="", description="what follows the reasoning, as the model wrote it; the code is taken from it")
     code: str | None = None
     parse_reason: str | None = None
     reasoning_tokens: int | None = Field(default=None, ge=0)

@@ -88,10 +88,11 @@ class Child:
                     raise
             try:
                 top = psutil.Process(self.pid)
-                used = sum(p.memory_info().rss for p in [top, *top.children(recursive=True)])
+                family = [top, *top.children(recursive=True)]
+                used = sum(p.memory_info().rss for p in family)
             except psutil.Error:
                 continue
-            if used > limit:
+            if used > limit and sum(_proportional_memory(p.pid) for p in family) > limit:
                 raise self._fail("out_of_memory", f"resident memory above the limit of {self._limits.memory_gb:g} GB")
 
     def _fail(self, reason: str, detail: str) -> ChildFailure:
@@ -102,7 +103,9 @@ class Child:
     def _post_mortem(self, error: str) -> tuple[str, str]:
         code = self._server.reap(self.pid)
         self.pid = None
-        if code is not None and code < 0:
+        if code is None:
+            return "exited_early", f"the process gave up its channel and went on by itself ({error})"
+        if code < 0:
             name = signal.Signals(-code).name if -code in list(signal.Signals) else str(-code)
             return "crashed", f"the process was killed by {name}"
         return "exited_early", f"the process ended by itself with status {code} ({error})"
@@ -198,6 +201,7 @@ class ForkServer:
             self.channel.send({"spawn": role, "scratch": scratch, "limits": limits.model_dump()}, fds)
             return int(self.channel.receive(30)["pid"])
         except (ChannelClosed, ChannelTimeout, KeyError) as error:
+            self.close()  # whatever it still answers would be taken for the answer to another question
             raise SandboxError(f"the fork server is gone: {error}", "it is started again with the next candidate") from error
 
     def reap(self, pid: int | None) -> int | None:
@@ -208,6 +212,7 @@ class ForkServer:
             self.channel.send({"wait": pid})
             return self.channel.receive(30).get("status")
         except (ChannelClosed, ChannelTimeout):
+            self.close()
             return None
 
     @property
@@ -223,6 +228,17 @@ class ForkServer:
         self._process.wait()
         shutil.rmtree(self.base, ignore_errors=True)
         shutil.rmtree(self.shared, ignore_errors=True)
+
+
+def _proportional_memory(pid: int) -> int:
+    """Bytes of a process with shared pages divided among those who share them (PSS): forked children share most of theirs."""
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        return 0
+    return 0
 
 
 def _sweep() -> None:

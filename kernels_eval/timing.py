@@ -85,8 +85,10 @@ def log_ratio_interval(
 
 
 def _calls_per_sample(a: _Side, b: _Side, config: TimingConfig) -> int:
-    """Warm both sides until two consecutive samples agree within 10 %, then batch calls until the shorter sample is long enough."""
-    shortest = float("inf")
+    """Warm both sides until two consecutive samples agree within 10 %, then batch calls until the shorter sample is long enough.
+
+    The batch grows by what the parent's clock sees, too: a side that reports next to nothing does not get a million calls.
+    """
     for side in (a, b):
         last, spent = 0, 0
         for _ in range(20):
@@ -96,9 +98,17 @@ def _calls_per_sample(a: _Side, b: _Side, config: TimingConfig) -> int:
             if (last and abs(now - last) <= 0.1 * last) or spent > config.max_s * 1e9 / 8:
                 break
             last = now
-        shortest = min(shortest, min(side.reported))
+    faster = min((a, b), key=lambda side: min(side.reported))
+    calls, wanted = 1, config.sample_us * 1e3
+    shortest, wall = float(min(faster.reported)), 0
+    while shortest < wanted and wall < 20 * wanted:
+        calls *= int(np.clip(np.ceil(wanted / shortest), 2, 10))
+        started = time.perf_counter_ns()
+        faster.take(calls)
+        wall, shortest = time.perf_counter_ns() - started, float(faster.reported[-1])
+    for side in (a, b):
         side.reported.clear()
-    return int(max(1, np.ceil(config.sample_us * 1e3 / max(shortest, 1.0))))
+    return calls
 
 
 def _plausible_bound(
@@ -108,24 +118,29 @@ def _plausible_bound(
 
     A busy machine can slow one round; a liar is below the bound in every round.
     """
-    bound = _clock_bound(candidate, call_ns, clock)
+    bound = _clock_bound(candidate, call_ns, calls, clock)
     for _ in range(rounds - 1):
         if call_ns >= config.clock_bound_share * bound:
             return bound
         call_ns = float(np.median([candidate(calls) for _ in range(20)])) / calls
-        bound = _clock_bound(candidate, call_ns, clock)
+        bound = _clock_bound(candidate, call_ns, calls, clock)
     if call_ns < config.clock_bound_share * bound:
         raise ImplausibleTime(f"reports {call_ns / 1e6:.4f} ms a call where the parent's clock saw {bound / 1e6:.4f} ms pass")
     return bound
 
 
-def _clock_bound(candidate: Sampler, call_ns: float, clock: CpuClock | None, *, least_ns: float = 2e7, repeats: int = 5) -> float:
+def _clock_bound(
+    candidate: Sampler, call_ns: float, batch: int, clock: CpuClock | None, *, least_ns: float = 2e7, repeats: int = 5
+) -> float:
     """Nanoseconds a call by clocks the candidate cannot reach: the best of a few samples long enough that their message costs nothing.
 
     Each sample is bounded by the smaller of the wall and, where there is one, the processor clock: time in which another process had the
     core is nobody's.
     """
-    calls = int(min(np.ceil(max(least_ns, call_ns) / max(call_ns, 1.0)), 100_000))
+    started = time.perf_counter_ns()
+    candidate(batch)
+    seen_ns = max(call_ns, (time.perf_counter_ns() - started) / batch)
+    calls = int(np.clip(np.ceil(least_ns / seen_ns), 1, 10_000))
     bounds = []
     for _ in range(repeats):
         wall, cpu = time.perf_counter_ns(), clock() if clock else 0

@@ -29,6 +29,7 @@ CANDIDATES = pa.schema(
         ("prompt_hash", pa.string()),
         ("response", pa.string()),
         ("reasoning", pa.string()),
+        ("answer", pa.string()),
         ("code", pa.string()),
         ("parse_reason", pa.string()),
         ("reasoning_tokens", pa.int64()),
@@ -102,7 +103,7 @@ CURATED = pa.schema(
         ("language", pa.string()),
         ("generator", pa.string()),
         ("reasoning", pa.string()),
-        ("answer", pa.string()),  # the response after </think>, as the model wrote it
+        ("answer", pa.string()),
         ("code", pa.string()),
         ("reasoning_tokens", pa.int64()),
         ("speedup", pa.float64()),

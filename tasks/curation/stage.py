@@ -60,9 +60,7 @@ def run(verdicts: SnapshotRef, candidates: SnapshotRef, tasks: SnapshotRef, conf
 
 def _row(row: dict) -> dict:
     timing = row["timing"] or {}
-    answer = row["response"].rsplit("</think>", 1)[-1].strip()
     return {name: row.get(name) for name in CURATED.names} | {
-        "answer": answer,
         "speedup": timing.get("speedup"),
         "speedup_lower": timing.get("speedup_lower"),
         "operator_kind": operator_kind(row["reference_operators"] or []),

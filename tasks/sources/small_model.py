@@ -120,10 +120,14 @@ def load_causal_model(location: str | Path, *, dtype: Any, adapter: Path | None 
 
     model = _load(AutoModelForCausalLM, location, dtype=dtype)
     if adapter is not None:
+        import warnings
+
         from peft import PeftModel
 
         try:
-            model = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+            with warnings.catch_warnings():  # PEFT still reads a name that transformers renames in version 6
+                warnings.filterwarnings("ignore", message=".*gradient_checkpointing.* is deprecated", category=FutureWarning)
+                model = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
         except (OSError, ValueError, RuntimeError) as error:
             raise UsageError(
                 f"cannot load the adapter {adapter} onto {location}: {error}", "give a directory that training on this base model wrote"

@@ -122,6 +122,7 @@ class Synthesis:
             prompt_hash=prompt_hash(request.prompt),
             response=response.text,
             reasoning=parsed.reasoning,
+            answer=parsed.answer,
             code=parsed.code,
             parse_reason=parsed.parse_reason,
             reasoning_tokens=counts[0] if counts else None,

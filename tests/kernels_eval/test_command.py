@@ -1,0 +1,107 @@
+"""`python -m kernels_eval` as a user runs it: what it prints and how it exits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels_eval.records import Verdict
+from tests.support import kernels
+
+ROOT = Path(kernels.__file__).parents[2]
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "kernels_eval", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Path:
+    path = tmp_path / "task.py"
+    path.write_text(kernels.AFFINE.code)
+    return path
+
+
+@pytest.fixture
+def candidate(tmp_path: Path) -> Path:
+    path = tmp_path / "candidate.py"
+    path.write_text(kernels.module("return ext.shifted(x)"))
+    return path
+
+
+def test_json_is_exactly_one_object_for_a_kernel_that_is_wrong(task: Path, candidate: Path) -> None:
+    done = run(task, candidate, "--json")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert (record["status"], record["reason"], record["timing"]) == ("incorrect", "wrong_output", None)
+    assert done.stdout.strip().count("\n") == 0
+    assert Verdict.model_validate(record).task_id == "file/task"
+
+
+def test_a_correct_kernel_reads_as_a_line_with_its_speedup(task: Path, candidate: Path) -> None:
+    candidate.write_text(kernels.module("return ext.affine(x)"))
+    done = run(task, candidate)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "correct (ok)"
+    assert lines[1].startswith("  speedup ") and "95 % interval" in lines[1]
+    assert any("custom kernels: affine" in line for line in lines)
+
+
+def test_a_candidate_that_is_not_python_is_a_verdict(task: Path, candidate: Path) -> None:
+    candidate.write_text("Here is your kernel:\n```python\nclass ModelNew: pass\n```\n")
+    done = run(task, candidate, "--json")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert (record["status"], record["reason"]) == ("compile_error", "syntax_error")
+
+
+def assert_one_line(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1 and done.stderr.startswith("error: "), done.stderr
+    for word in words:
+        assert word in done.stderr
+
+
+def test_a_task_without_a_model_names_file_cause_and_fix(task: Path, candidate: Path) -> None:
+    task.write_text("def get_inputs():\n    return []\n")
+    done = run(task, candidate, "--json")
+    assert_one_line(done, str(task), "does not define Model, get_init_inputs", "a task file defines class Model(nn.Module)")
+
+
+def test_a_task_that_is_not_python_names_the_line(task: Path, candidate: Path) -> None:
+    task.write_text("class Model(:\n")
+    assert_one_line(run(task, candidate), str(task), "line 1", "mend the task file")
+
+
+def test_a_file_that_is_not_there(task: Path, tmp_path: Path) -> None:
+    assert_one_line(run(task, tmp_path / "nothing.py"), "nothing.py", "No such file", "give the path")
+    assert_one_line(run(tmp_path, task), str(tmp_path), "Is a directory")
+
+
+def test_a_file_that_is_not_text(task: Path, candidate: Path) -> None:
+    candidate.write_bytes(b"\x7fELF\xff\xfe")
+    assert_one_line(run(task, candidate), str(candidate), "not UTF-8")
+
+
+def test_a_gpu_language_without_a_gpu_says_so(task: Path, candidate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert_one_line(run(task, candidate, "--language", "cuda"), "need an NVIDIA GPU", "--language cpp")
+
+
+def test_an_unknown_language_is_refused_by_name(task: Path, candidate: Path) -> None:
+    done = run(task, candidate, "--language", "fortran")
+    assert done.returncode == 2 and "fortran" in done.stderr and done.stdout == ""
+
+
+def test_candidate_text_cannot_drive_the_terminal(task: Path, candidate: Path) -> None:
+    candidate.write_text(kernels.module("raise ValueError('\\x1b[2J\\x1b]0;owned\\x07 wiped')"))
+    done = run(task, candidate)
+    assert done.returncode == 0 and "wiped" in done.stdout
+    assert "\x1b" not in done.stdout and "\x07" not in done.stdout

@@ -1,0 +1,220 @@
+"""What counts as the same answer: gates, masks, the signature of a downcast, and inputs whose meaning is kept when they are varied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels_eval.config import CorrectnessConfig
+from kernels_eval.correctness import judge, measure, merge
+from kernels_eval.inputs import DISTRIBUTIONS, flatten_outputs, load_module, make_inputs, parameter_shapes, plan_inputs, randomise_weights
+
+CONFIG = CorrectnessConfig()
+
+
+def draw(seed: int = 0, shape: tuple[int, ...] = (64, 64)) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def verdict(actual: torch.Tensor, reference: torch.Tensor, oracle: torch.Tensor | None = None, precision: str = "fp32") -> str:
+    return judge(measure(actual, reference.double() if oracle is None else oracle, reference), precision, CONFIG)
+
+
+def test_the_reference_itself_is_right() -> None:
+    y = draw()
+    measured = measure(y, y.double(), y)
+    assert measured["rms"] == measured["max"] == 0 and measured["finite"] and measured["kernelbench_1e4"]
+    assert verdict(y, y) == "ok"
+
+
+def test_another_summation_order_is_right() -> None:
+    x = draw(1, (64, 2048))
+    oracle = x.double().sum(1)
+    reordered = x.reshape(64, 32, 64).sum(1).sum(1)
+    assert verdict(reordered, x.sum(1), oracle) == "ok"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_downcast_is_named(dtype: torch.dtype) -> None:
+    y = draw()
+    assert verdict(y.to(dtype).float(), y) == "precision_downcast"
+
+
+@pytest.mark.parametrize("factor", [1.001, 0.999, 1.01])
+def test_a_wrong_constant_is_not_called_a_downcast(factor: float) -> None:
+    y = draw()
+    assert verdict(y * factor, y) == "wrong_output"
+
+
+@given(st.integers(0, 64 * 64 - 1), st.sampled_from([-1.0, 0.01, 1.0, 100.0]))
+@settings(max_examples=30, deadline=None)
+def test_one_wrong_element_anywhere_is_seen(index: int, error: float) -> None:
+    y = draw()
+    actual = y.clone()
+    actual.view(-1)[index] += error
+    assert verdict(actual, y) != "ok"
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e-6, 1.0, 1e6])
+def test_the_gate_is_relative(scale: float) -> None:
+    """Tiny outputs do not hide under an absolute tolerance, and large ones are not held to one."""
+    y = draw() * scale
+    assert verdict(torch.zeros_like(y), y) == "wrong_output"
+    assert verdict(y * (1 + 1e-7), y) == "ok"
+
+
+def test_a_positive_mean_does_not_hide_an_error() -> None:
+    y = draw().abs() + 100
+    wrong = y.clone()
+    wrong[3] += 1.0
+    assert measure(wrong, y.double(), y)["kernelbench_1e2"] is True
+    assert verdict(wrong, y) != "ok"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_masks_must_match_in_both_directions(value: float) -> None:
+    y = draw()
+    spoiled = y.clone()
+    spoiled[2, 3] = value
+    assert verdict(spoiled, y) == "non_finite"
+    assert verdict(y, spoiled) == "non_finite"
+    assert verdict(spoiled, spoiled) == "ok"
+
+
+def test_infinities_keep_their_sign() -> None:
+    y = draw()
+    plus, minus = y.clone(), y.clone()
+    plus[0, 0], minus[0, 0] = float("inf"), float("-inf")
+    assert verdict(plus, minus) == "non_finite"
+
+
+def test_expected_nan_does_not_let_anything_pass() -> None:
+    y = draw()
+    y[0] = float("nan")
+    other = draw(5)
+    other[0] = float("nan")
+    assert verdict(other, y) == "wrong_output"
+
+
+def test_integers_are_exact() -> None:
+    y = torch.arange(100)
+    assert verdict(y.clone(), y, y) == "ok"
+    near = y.clone()
+    near[50] += 1
+    assert verdict(near, y, y) == "wrong_output"
+
+
+def test_half_precision_tasks_have_their_own_gate() -> None:
+    y = draw()
+    half = y.half()
+    assert verdict(half, half, y.double(), "fp16") == "ok"
+    assert verdict((y * 1.02).half(), half, y.double(), "fp16") == "wrong_output"
+    assert verdict((y * (1 + 5e-3)).bfloat16(), y.bfloat16(), y.double(), "bf16") == "ok"
+
+
+def test_a_reference_with_a_large_own_error_widens_the_gate() -> None:
+    """Cancellation costs the fp32 reference digits; a candidate is held to eight times that, not to 1e-5."""
+    oracle = draw().double()
+    noise = draw(9).double() * 1e-4
+    reference, actual = (oracle + noise).float(), (oracle + 4 * noise).float()
+    assert verdict(actual, reference, oracle) == "ok"
+    assert verdict((oracle + 20 * noise).float(), reference, oracle) != "ok"
+
+
+def test_empty_outputs_are_equal() -> None:
+    empty = torch.empty(0, 4)
+    assert verdict(empty, empty) == "ok"
+
+
+def test_merge_keeps_the_worst() -> None:
+    y = draw()
+    good, bad = measure(y, y.double(), y), measure(y * 1.1, y.double(), y)
+    worst = merge([good, bad])
+    assert worst["rms"] == bad["rms"] and worst["kernelbench_1e2"] is False and worst["systematic"] is True
+    assert merge([good, good]) == good
+
+
+# -- inputs ------------------------------------------------------------------------------------------------------------------------------
+
+TASK = """
+import torch
+def get_inputs():
+    return [
+        torch.randn(8, 16), torch.randint(0, 10, (8,)), torch.softmax(torch.randn(8, 5), -1), torch.tril(torch.randn(6, 6)),
+        (lambda a: a + a.T)(torch.randn(6, 6)), torch.randint(0, 2, (8,)).float(), torch.randn(8, 16).half(), 3,
+    ]
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path: Path = tmp_path_factory.mktemp("task") / "task.py"
+    path.write_text(TASK)
+    return load_module(str(path), "inputs_task")
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_inputs_repeat_for_a_seed_and_keep_their_meaning(task: Any, distribution: str) -> None:
+    plan = plan_inputs(make_inputs(task, 1, "declared", None, "cpu"))
+    drawn, again, other = (make_inputs(task, seed, distribution, plan, "cpu") for seed in (7, 7, 8))
+    for a, b in zip(drawn, again, strict=True):
+        assert torch.equal(torch.as_tensor(a), torch.as_tensor(b))
+    assert not torch.equal(drawn[0], other[0])
+    dense, labels, probabilities, triangle, symmetric, mask, half, number = drawn
+    assert labels.dtype == torch.int64 and 0 <= int(labels.min()) and int(labels.max()) < 10
+    assert torch.allclose(probabilities.sum(-1), torch.ones(8), atol=1e-4) and bool((probabilities >= 0).all())
+    assert torch.equal(triangle, torch.tril(triangle))
+    assert torch.equal(symmetric, symmetric.T)
+    assert set(mask.unique().tolist()) <= {0.0, 1.0}
+    assert half.dtype == torch.float16 and number == 3 and dense.shape == (8, 16)
+
+
+def test_distributions_are_what_they_are_called(task: Any) -> None:
+    plan = plan_inputs(make_inputs(task, 1, "declared", None, "cpu"))
+    drawn = {name: make_inputs(task, 7, name, plan, "cpu")[0] for name in DISTRIBUTIONS}
+    assert float(drawn["uniform"].abs().max()) <= 1
+    assert float(drawn["normal_x10"].std()) > 5 * float(drawn["normal"].std())
+    assert float((drawn["sparse"] == 0).float().mean()) > 0.7
+    assert torch.equal(drawn["small_integers"], drawn["small_integers"].round()) and float(drawn["small_integers"].abs().max()) <= 3
+
+
+def test_weights_map_by_order_and_shape_not_by_name() -> None:
+    class One(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = torch.nn.Parameter(torch.zeros(4, 3)), torch.nn.Parameter(torch.zeros(4))
+
+    class Other(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift, self.matrix = torch.nn.Parameter(torch.ones(4)), torch.nn.Parameter(torch.ones(4, 3))
+
+    one, other = One(), Other()
+    randomise_weights(one, 5)
+    randomise_weights(other, 5)
+    assert torch.equal(one.weight, other.matrix) and torch.equal(one.bias, other.shift)
+    assert parameter_shapes(one) == [[4, 3], [4]]
+    randomise_weights(other, 6)
+    assert not torch.equal(one.weight, other.matrix)
+
+
+def test_two_weights_of_one_shape_differ() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    randomise_weights(model, 1)
+    assert not torch.equal(model[0].weight, model[1].weight) and not torch.equal(model[0].bias, model[1].bias)
+
+
+def test_structures_are_told_apart() -> None:
+    a, b = torch.ones(1), torch.zeros(1)
+    assert flatten_outputs(a) == ([a], ".")
+    leaves, nested = flatten_outputs((a, [b, {"k": a}]))
+    assert [id(leaf) for leaf in leaves] == [id(a), id(b), id(a)]
+    assert len({flatten_outputs(value)[1] for value in (a, (a,), (a, b), ((a, b),), {"x": a}, {"y": a})}) == 6
+    assert nested == "(.,(.,{k:.}))"

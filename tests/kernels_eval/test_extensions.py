@@ -1,0 +1,220 @@
+"""Builds of real tiny sources: the cache, two builders at once, both header tiers, and what is refused."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import uuid
+from pathlib import Path
+
+import pytest
+
+from kernels_eval.config import BuildConfig
+from kernels_eval.errors import ToolchainError
+from kernels_eval.extensions import Build, Builder, ExtensionSpec, _pch_family
+
+SCALE = "at::Tensor scale(at::Tensor x) { return x.mul(2); }"
+
+
+def spec(source: str = SCALE, *, unique: bool = False, **fields: object) -> ExtensionSpec:
+    text = f"// {uuid.uuid4()}\n{source}" if unique else source
+    return ExtensionSpec.model_validate(
+        {"name": "scale_ext", "cpp_sources": (text,), "functions": ("scale",), "extra_cflags": ("-O2",), **fields}
+    )
+
+
+@pytest.fixture(scope="module")
+def builder() -> Builder:
+    made = Builder(BuildConfig())
+    made.warm()
+    return made
+
+
+def entry(build: Build) -> Path:
+    return Path(build.path).parent
+
+
+def test_a_library_is_built_once(builder: Builder) -> None:
+    asked = spec(unique=True)
+    assert builder.cached(asked) is None
+    first = builder.build(asked)
+    assert first.ok and not first.cached and first.tier == "slim" and first.seconds > 0
+    stamp = Path(first.path).stat().st_mtime_ns
+    second = Builder(BuildConfig()).build(asked)
+    assert second.ok and second.cached and second.path == first.path and second.key == asked.key
+    assert Path(second.path).stat().st_mtime_ns == stamp
+    assert sorted(path.name for path in entry(first).iterdir()) == ["build.json", "scale_ext.so"]
+    (entry(first) / "build.json").write_text('{"a": "record of another version"}')
+    assert builder.cached(asked) is None and not entry(first).exists(), "a record nobody can read is dropped, to be built again"
+
+
+def test_a_failed_build_is_remembered_and_says_why(builder: Builder) -> None:
+    asked = spec("at::Tensor scale(at::Tensor x) { return never_heard_of(x); }")
+    first, second = builder.build(asked), builder.build(asked)
+    assert not first.ok and first.reason == "build_failed" and "never_heard_of" in first.log
+    assert second.cached and (second.reason, second.log) == (first.reason, first.log)
+
+
+def test_two_processes_building_the_same_spec_both_succeed(builder: Builder, tmp_path: Path) -> None:
+    asked = spec(unique=True)
+    script = tmp_path / "build.py"
+    script.write_text(
+        textwrap.dedent("""
+        import sys
+        from kernels_eval.config import BuildConfig
+        from kernels_eval.extensions import Builder, ExtensionSpec
+        sys.stdin.readline()
+        print(Builder(BuildConfig()).build(ExtensionSpec.model_validate_json(sys.argv[1])).model_dump_json())
+        """)
+    )
+    command = [sys.executable, str(script), asked.model_dump_json()]
+    both = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    for process in both:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    builds = [Build.model_validate_json(process.communicate(timeout=200)[0]) for process in both]
+    assert all(build.ok for build in builds), [build.log for build in builds]
+    assert builds[0].path == builds[1].path and Path(builds[0].path).exists()
+    load = f"import torch, importlib.util as u; s = u.spec_from_file_location('scale_ext', {builds[0].path!r}); m = u.module_from_spec(s); "
+    done = subprocess.run(
+        [sys.executable, "-c", load + "s.loader.exec_module(m); print(m.scale(torch.ones(2)).tolist())"], capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "[2.0, 2.0]", done.stderr
+    shutil.rmtree(entry(builds[0]))
+
+
+FAILING = {
+    "undeclared": ("at::Tensor scale(at::Tensor x) {\n  return x + not_declared_anywhere;\n}", "not_declared_anywhere"),
+    "missing_semicolon": ("at::Tensor scale(at::Tensor x) {\n  auto y = x\n  return y;\n}", "return"),
+}
+
+
+@pytest.mark.parametrize("fault", FAILING)
+def test_both_tiers_blame_the_same_line(builder: Builder, fault: str) -> None:
+    source, name = FAILING[fault]
+    asked = spec(source)
+    scratch = builder.tools.cache / f"build-test-{uuid.uuid4().hex}"
+    scratch.mkdir()
+    try:
+        slim, full = (builder._attempt(asked, tier, scratch) for tier in ("slim", "full"))
+    finally:
+        shutil.rmtree(scratch)
+    blamed = []
+    for build in (slim, full):
+        assert not build.ok and build.reason == "build_failed" and name in build.log
+        found = re.search(r"main\.cpp:(\d+)(?::\d+)?: (?:error|fatal)[^\n]*", build.log)
+        assert found, build.log
+        blamed.append(found.group(0))
+    assert blamed[0] == blamed[1]
+
+
+@pytest.mark.parametrize("flag", ["-fplugin=evil.so", "@options", "-specs=evil", "-wrapper", "-save-temps", "-B/tmp", "-o", "--run"])
+@pytest.mark.parametrize("field", ["extra_cflags", "extra_ldflags", "extra_cuda_cflags"])
+def test_flags_that_load_or_write_are_refused(builder: Builder, flag: str, field: str) -> None:
+    build = builder.build(spec(**{field: ("-O2", flag)}))
+    assert not build.ok and build.reason == "forbidden_call" and flag in build.log
+
+
+@pytest.mark.parametrize("flag", ["-oTARGET", "-Wl,-o,TARGET", "-Wl,-Map=TARGET", "-Wp,-MD,TARGET"])
+def test_no_spelling_of_a_flag_writes_outside_the_build(builder: Builder, flag: str, tmp_path: Path) -> None:
+    """The compiler runs with the rights of the user, outside any sandbox: what it writes is nobody's but the builder's."""
+    target = tmp_path / "elsewhere"
+    field = "extra_ldflags" if flag.startswith("-Wl") else "extra_cflags"
+    try:
+        build = builder.build(spec(unique=True, **{field: ("-O2", flag.replace("TARGET", str(target)))}))
+    except FileNotFoundError as error:
+        pytest.fail(f"the candidate's fault came out as the machine's: {error}; written elsewhere: {target.exists()}")
+    assert not target.exists()
+    assert not build.ok
+
+
+def test_the_key_covers_what_changes_the_library(builder: Builder) -> None:
+    keys = [
+        builder.tools.key_for(asked)
+        for asked in (
+            spec(),
+            spec(extra_cflags=("-O3",)),
+            spec(extra_cflags=("-O2", "-ffast-math")),
+            spec(extra_ldflags=("-lm",)),
+            spec(SCALE + " "),
+            spec(name="other_ext"),
+            spec(functions=None),
+            spec(cuda_sources=("__global__ void k() {}",)),
+        )
+    ]
+    assert len(set(keys)) == len(keys)
+    assert builder.tools.key_for(spec()) == keys[0]
+
+
+def test_the_key_covers_the_gpu_only_where_there_is_cuda_code() -> None:
+    first, second = (Builder(BuildConfig(cuda_arch=arch)).tools for arch in ("8.0", "9.0"))
+    assert first.key_for(spec()) == second.key_for(spec())
+    cuda = spec(cuda_sources=("__global__ void k() {}",))
+    if first.nvcc:
+        assert first.key_for(cuda) != second.key_for(cuda)
+
+
+@pytest.mark.parametrize(("flags", "family"), [
+    ((), None),
+    (("-O3",), "plain"),
+    (("-O2", "-Wall", "-funroll-loops"), "plain"),
+    (("-O3", "-march=native"), "native"),
+    (("-O3 -ffast-math",), "fast"),
+    (("-Ofast", "-march=native"), "native-fast"),
+    (("-O2", "-fopenmp"), None),
+    (("-O2", "-DN=3"), None),
+])  # fmt: skip
+def test_which_precompiled_header_fits(flags: tuple[str, ...], family: str | None) -> None:
+    assert _pch_family(flags) == family
+
+
+def test_a_compiler_that_is_not_there_is_the_machines_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(ToolchainError) as fault:
+        Builder(BuildConfig(), cache=tmp_path / "cache").build(spec())
+    assert "g++" in fault.value.hint
+
+
+def test_a_compiler_sees_nothing_of_the_users_environment(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    monkeypatch.setenv("CPATH", "/somewhere")
+    assert set(builder.tools.environment) == {"PATH", "LC_ALL", "HOME", "TMPDIR"}
+
+
+KERNEL = """
+__global__ void twice(const float* a, float* b, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) b[i] = 2.0f * a[i];
+}
+at::Tensor scale(at::Tensor x) {
+  auto y = at::empty_like(x);
+  int n = x.numel();
+  twice<<<(n + 255) / 256, 256>>>(x.data_ptr<float>(), y.data_ptr<float>(), n);
+  return y;
+}
+"""
+
+
+def cuda_spec(source: str) -> ExtensionSpec:
+    return spec("at::Tensor scale(at::Tensor x);", cuda_sources=(source,), name="cuda_scale_ext")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(Builder(BuildConfig()).tools.nvcc is None, reason="needs nvcc")
+def test_a_cuda_source_compiles_and_links(builder: Builder) -> None:
+    build = builder.build(cuda_spec(KERNEL))
+    assert build.ok, build.log
+    symbols = Path(build.path).read_bytes()
+    assert b"PyInit_cuda_scale_ext" in symbols and b"twice" in symbols
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(Builder(BuildConfig()).tools.nvcc is None, reason="needs nvcc")
+def test_a_cuda_source_that_does_not_compile(builder: Builder) -> None:
+    build = builder.build(cuda_spec(KERNEL.replace("blockIdx.x", "blockIndex.x")))
+    assert not build.ok and build.reason == "build_failed" and "blockIndex" in build.log

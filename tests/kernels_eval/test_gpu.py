@@ -1,0 +1,140 @@
+"""The verdicts that need a GPU: CUDA and Triton kernels, real faults of the device, and that one fault costs one verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from kernels_eval.evaluate import Preparer, Runner
+from kernels_eval.records import STATUS_OF, KernelTask, Language, Verdict
+from kernels_eval.worker import gpu_arch
+from tests.support import kernels
+from tests.support.kernels import QUICK, kernel_task, module, task_source
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+
+AFFINE = kernel_task(task_source("return x * 2.0 + 1.0", inputs="[torch.randn(512, 512)]"), "affine_gpu")
+
+LAUNCH = """
+  auto y = torch::empty_like(x);
+  const int n = x.numel();
+  affine_kernel<<<(n + 255) / 256, 256>>>(x.data_ptr<float>(), y.data_ptr<float>(), n);
+  return y;
+"""
+
+
+def cuda_source(statement: str) -> str:
+    return (
+        "__global__ void affine_kernel(const float* x, float* y, int n) {\n"
+        "  const int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
+        f"  if (i < n) {statement}\n"
+        "}\n"
+        f"torch::Tensor affine(torch::Tensor x) {{{LAUNCH}}}\n"
+    )
+
+
+def cuda_module(statement: str, forward: str = "return ext.affine(x)", *, name: str) -> str:
+    extension = (
+        f"load_inline(name={name!r}, cpp_sources='torch::Tensor affine(torch::Tensor x);', "
+        f"cuda_sources={cuda_source(statement)!r}, functions=['affine'])"
+    )
+    return module(forward, extension=extension)
+
+
+RIGHT = cuda_module("y[i] = x[i] * 2.0f + 1.0f;", name="gpu_right")
+
+TRITON = """
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def affine_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    x = tl.load(x_ptr + offsets, mask=mask)
+    tl.store(y_ptr + offsets, x * 2.0 + SHIFT, mask=mask)
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        n = x.numel()
+        affine_kernel[(triton.cdiv(n, 1024),)](x, y, n, BLOCK=1024)
+        return y
+"""
+
+
+@pytest.fixture(scope="module")
+def verify() -> Iterator[Callable[..., Verdict]]:
+    config = QUICK.model_copy(update={"limits": QUICK.limits.model_copy(update={"run_s": 30, "load_s": 60})})
+    preparer, runner = Preparer(config, cuda_arch=gpu_arch()), Runner(config, "cuda:0", cuda_arch=gpu_arch())
+
+    def verdict(code: str, language: Language = Language.CUDA, task: KernelTask = AFFINE) -> Verdict:
+        made = kernels.candidate(task, code, language=language)
+        return runner.run(task, made, preparer.prepare(made))
+
+    yield verdict
+    preparer.close()
+    runner.close()
+
+
+def assert_reason(verdict: Verdict, reason: str) -> None:
+    assert verdict.reason == reason, f"{verdict.status.value}/{verdict.reason}: {verdict.detail}\n{verdict.log_tail}"
+    assert verdict.status is STATUS_OF[reason]
+    assert (verdict.timing is not None) == (reason == "ok")
+
+
+def test_a_correct_cuda_kernel(verify: Callable[..., Verdict]) -> None:
+    verdict = verify(RIGHT)
+    assert_reason(verdict, "ok")
+    assert verdict.custom_kernels == ("affine",) and verdict.device not in ("", "cpu")
+    assert verdict.timing is not None and verdict.timing.candidate_ms >= 0.8 * verdict.timing.clock_bound_ms
+
+
+def test_a_wrong_cuda_kernel(verify: Callable[..., Verdict]) -> None:
+    assert_reason(verify(cuda_module("y[i] = x[i] * 2.0f + 1.5f;", name="gpu_wrong")), "wrong_output")
+
+
+def test_a_fault_of_the_device_costs_one_verdict(verify: Callable[..., Verdict]) -> None:
+    """A write far outside every allocation: the context is lost, the next candidate and its reference are not."""
+    verdict = verify(cuda_module("*(volatile float*)(((long long)1 << 44) + 8ll * i) = x[i];", name="gpu_fault"))
+    assert_reason(verdict, "cuda_error")
+    assert_reason(verify(RIGHT), "ok")
+
+
+def test_a_cuda_kernel_that_is_never_called(verify: Callable[..., Verdict]) -> None:
+    verdict = verify(cuda_module("y[i] = x[i] * 2.0f + 1.0f;", "return x * 2.0 + 1.0", name="gpu_right"))
+    assert_reason(verdict, "no_custom_kernel")
+    assert verdict.outputs_match
+
+
+def test_a_cuda_source_that_does_not_compile(verify: Callable[..., Verdict]) -> None:
+    verdict = verify(cuda_module("y[i] = never_declared(x[i]);", name="gpu_broken"))
+    assert_reason(verdict, "build_failed")
+    assert "never_declared" in verdict.log_tail
+
+
+def test_a_kernel_that_does_not_end(verify: Callable[..., Verdict]) -> None:
+    verdict = verify(cuda_module("while (true) { *(volatile float*)&y[i] = x[i]; }", name="gpu_spin"))
+    assert_reason(verdict, "run")
+    assert_reason(verify(RIGHT), "ok")
+
+
+def test_a_correct_triton_kernel(verify: Callable[..., Verdict]) -> None:
+    verdict = verify(TRITON.replace("SHIFT", "1.0"), Language.TRITON)
+    assert_reason(verdict, "ok")
+    assert verdict.custom_kernels == ("affine_kernel",)
+
+
+def test_a_wrong_triton_kernel(verify: Callable[..., Verdict]) -> None:
+    assert_reason(verify(TRITON.replace("SHIFT", "1.5"), Language.TRITON), "wrong_output")
+
+
+def test_a_triton_kernel_that_does_not_compile(verify: Callable[..., Verdict]) -> None:
+    verdict = verify(TRITON.replace("SHIFT", "never_declared"), Language.TRITON)
+    assert_reason(verdict, "exception")
+    assert "never_declared" in verdict.detail + verdict.log_tail

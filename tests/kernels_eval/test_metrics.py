@@ -1,0 +1,148 @@
+"""Estimators against brute force, and intervals against what statistics says they must do."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels_eval.metrics import bootstrap_interval, fast_p, geometric_mean, mean, pass_at_k, wilson_interval
+
+SPEEDUPS = st.lists(st.one_of(st.just(0.0), st.floats(0.01, 100.0)), min_size=1, max_size=30)
+
+
+@given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+def test_pass_at_k_is_the_share_of_subsets_with_a_pass(case: tuple[int, int, int]) -> None:
+    n, c, k = case
+    subsets = list(itertools.combinations([True] * c + [False] * (n - c), k))
+    assert pass_at_k(n, c, k) == pytest.approx(sum(any(s) for s in subsets) / len(subsets))
+
+
+@given(st.integers(2, 200).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1), st.integers(1, n - 1))))
+def test_pass_at_k_is_bounded_and_grows_with_passes_and_with_k(case: tuple[int, int, int]) -> None:
+    n, c, k = case
+    here = pass_at_k(n, c, k)
+    assert 0.0 <= here <= 1.0
+    assert pass_at_k(n, c + 1, k) >= here
+    assert pass_at_k(n, c, k + 1) >= here - 1e-12
+    assert pass_at_k(n, c, 1) == pytest.approx(c / n)
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(4, 1, 5), (0, 0, 1), (5, 6, 1), (5, -1, 1), (5, 2, 0)])
+def test_pass_at_k_refuses_what_has_no_unbiased_estimate(n: int, c: int, k: int) -> None:
+    with pytest.raises(ValueError):
+        pass_at_k(n, c, k)
+
+
+@given(SPEEDUPS, st.floats(0, 10), st.floats(0, 10))
+def test_fast_p_counts_and_falls_with_p(speedups: list[float], p: float, q: float) -> None:
+    low, high = sorted((p, q))
+    assert fast_p(speedups, low) >= fast_p(speedups, high)
+    assert fast_p(speedups, p) == pytest.approx(sum(s > p for s in speedups) / len(speedups))
+
+
+def test_fast_0_is_the_share_correct_and_the_bound_is_strict() -> None:
+    assert fast_p([0.0, 0.3, 1.0, 2.0], 0) == 0.75
+    assert fast_p([0.0, 0.3, 1.0, 2.0], 1) == 0.25
+
+
+@pytest.mark.parametrize("speedups", [[], [-1.0], [math.nan], [math.inf], [[1.0]]])
+def test_fast_p_refuses_what_is_not_a_list_of_speedups(speedups: list[float]) -> None:
+    with pytest.raises(ValueError):
+        fast_p(speedups, 1)
+
+
+def test_fast_p_refuses_a_negative_p() -> None:
+    with pytest.raises(ValueError):
+        fast_p([1.0], -0.5)
+
+
+@given(SPEEDUPS)
+def test_geometric_mean_ignores_the_incorrect_and_stays_within_the_correct(speedups: list[float]) -> None:
+    correct = [s for s in speedups if s > 0]
+    value = geometric_mean(speedups)
+    if not correct:
+        assert value is None
+        return
+    assert value is not None and min(correct) * (1 - 1e-9) <= value <= max(correct) * (1 + 1e-9)
+    inverse = geometric_mean([1 / s for s in correct])
+    assert inverse is not None and value * inverse == pytest.approx(1.0)
+
+
+def test_geometric_mean_of_nothing_is_none() -> None:
+    assert geometric_mean([]) is None
+    assert geometric_mean([2.0, 8.0, 0.0]) == pytest.approx(4.0)
+
+
+@given(st.lists(st.floats(0, 1, allow_subnormal=False), min_size=2, max_size=12), st.integers(0, 2**31))
+@settings(max_examples=40)
+def test_bootstrap_is_deterministic_and_stays_within_the_data(values: list[float], seed: int) -> None:
+    first = bootstrap_interval(values, mean, seed=seed, resamples=100)
+    assert first == bootstrap_interval(values, mean, seed=seed, resamples=100)
+    if first is None:
+        assert len(set(values)) == 1
+    else:
+        assert min(values) - 1e-12 <= first[0] <= first[1] <= max(values) + 1e-12
+
+
+def test_bootstrap_narrows_with_tasks_and_widens_with_the_level() -> None:
+    few, many = [0.0, 1.0, 0.0, 1.0], [0.0, 1.0] * 100
+
+    def width(values: list[float], level: float = 0.95) -> float:
+        interval = bootstrap_interval(values, mean, seed=1, level=level)
+        assert interval is not None
+        return interval[1] - interval[0]
+
+    assert width(few) > 0.7
+    assert width(many) < 0.2
+    assert width(many, 0.99) > width(many, 0.8)
+
+
+def test_bootstrap_covers_the_truth_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    hits = 0
+    for trial in range(120):
+        interval = bootstrap_interval(rng.normal(0.4, 0.2, size=40), mean, seed=trial, resamples=300)
+        assert interval is not None
+        hits += interval[0] <= 0.4 <= interval[1]
+    assert 0.86 <= hits / 120 <= 1.0
+
+
+def test_bootstrap_resamples_whole_tasks_not_samples() -> None:
+    """Two tasks, each all right or all wrong: 1000 samples in them do not make the answer more certain."""
+    assert bootstrap_interval([0.0, 1.0], mean, seed=0) == (0.0, 1.0)
+
+
+def test_bootstrap_claims_nothing_where_it_knows_nothing() -> None:
+    assert bootstrap_interval([0.5], mean, seed=0) is None
+    assert bootstrap_interval([0.0, 0.0, 0.0], mean, seed=0) is None
+    assert bootstrap_interval([[0.0, 0.0], [1.0, 2.0]], lambda rows: None, seed=0) is None
+    with pytest.raises(ValueError):
+        bootstrap_interval([], mean, seed=0)
+    with pytest.raises(ValueError):
+        bootstrap_interval([0.0, 1.0], mean, seed=0, level=1.0)
+
+
+@given(st.integers(1, 300).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_holds_the_rate_and_mirrors(case: tuple[int, int]) -> None:
+    successes, trials = case
+    lower, upper = wilson_interval(successes, trials)
+    assert 0.0 <= lower <= successes / trials <= upper <= 1.0
+    mirrored = wilson_interval(trials - successes, trials)
+    assert (1 - mirrored[1], 1 - mirrored[0]) == pytest.approx((lower, upper), abs=1e-9)
+
+
+def test_wilson_against_published_values_and_edges() -> None:
+    # Newcombe 1998, Statistics in Medicine 17:857, table I, method 3
+    assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
+    assert wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+    below, above = wilson_interval(2, 4), wilson_interval(3, 4)  # a mean rate of 0.625 over 4 tasks is 2.5 of them
+    assert below[0] < wilson_interval(2.5, 4)[0] < above[0] and below[1] < wilson_interval(2.5, 4)[1] < above[1]
+    for successes, trials in ((-1, 3), (4, 3)):
+        with pytest.raises(ValueError):
+            wilson_interval(successes, trials)

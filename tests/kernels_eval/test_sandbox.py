@@ -1,0 +1,252 @@
+"""What a child cannot see, cannot outlive and cannot break. Hostile code runs as a candidate's module does: by the `capture` role."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kernels_eval.config import LimitsConfig
+from kernels_eval.errors import SandboxError
+from kernels_eval.evaluate import Preparer, Runner
+from kernels_eval.sandbox import Child, ChildFailure, ForkServer, _sweep
+from tests.support import kernels
+
+LIMITS = LimitsConfig(memory_gb=1.0, file_mb=1)
+SECRET = "a-secret-of-the-parent-7f3a"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    os.environ["CONCUR_TEST_SECRET"] = SECRET
+    os.environ["OPENAI_API_KEY"] = SECRET
+    made = ForkServer()
+    yield made
+    made.close()
+    del os.environ["CONCUR_TEST_SECRET"], os.environ["OPENAI_API_KEY"]
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 15) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.02)
+
+
+def run(child: Child, code: str, timeout: float = 20) -> dict[str, object]:
+    path = child.scratch / "candidate.py"
+    path.write_text(textwrap.dedent(code))
+    return child.request("capture", path=str(path), timeout=timeout)
+
+
+def test_a_child_sees_nothing_of_the_parents_environment(server: ForkServer) -> None:
+    with Child(server, "capture", LIMITS) as child:
+        run(child, "import os\nprint(dict(os.environ))\nprint(open('/proc/self/environ').read())\nprint('seen', os.getcwd())")
+        log = child.log_tail(100_000)
+    assert "seen" in log and "OMP_NUM_THREADS" in log
+    assert SECRET not in log
+    assert f"'HOME': '{child.scratch}'" in log and f"seen {child.scratch}" in log
+
+
+def test_a_child_holds_no_descriptor_but_its_own(server: ForkServer, tmp_path: Path) -> None:
+    with open(tmp_path / "parents_file", "w") as handle:
+        os.set_inheritable(handle.fileno(), True)
+        with Child(server, "capture", LIMITS) as child:
+            run(child, "import os\nfor fd in os.listdir('/proc/self/fd'):\n    print('fd', fd, os.readlink(f'/proc/self/fd/{fd}'))")
+            lines = [line for line in child.log_tail(100_000).splitlines() if line.startswith("fd ")]
+    assert lines
+    assert not any("parents_file" in line for line in lines)
+    sockets = [line for line in lines if "socket:" in line]
+    assert len(sockets) == 1, lines
+
+
+def test_a_child_cannot_reach_the_network(server: ForkServer) -> None:
+    if "namespace:net" not in server.isolation:
+        pytest.skip("this kernel offers no network namespaces here")
+    code = "import socket\ns = socket.socket()\ns.settimeout(5)\ns.connect(('127.0.0.1', 9))"
+    with Child(server, "capture", LIMITS) as child:
+        answer = run(child, code)
+    assert answer["error"] == "exception" and "Network is unreachable" in str(answer["detail"])
+
+
+def test_an_exception_is_an_answer_not_a_death(server: ForkServer) -> None:
+    with Child(server, "capture", LIMITS) as child:
+        assert "nothing works" in str(run(child, "raise RuntimeError('nothing works')")["detail"])
+        assert "error" not in run(child, "x = 1")
+
+
+def test_a_deadline_kills_the_child_and_its_grandchildren(server: ForkServer) -> None:
+    code = """
+        import os, time
+        for _ in range(2):
+            if os.fork() == 0:
+                os.setsid()
+                if os.fork() == 0:
+                    os.setsid()
+                time.sleep(600)
+        open('started', 'w').close()
+        time.sleep(600)
+    """
+    with Child(server, "capture", LIMITS.model_copy(update={"memory_gb": 8.0})) as child:
+        top = psutil.Process(child.pid)
+        (child.scratch / "candidate.py").write_text(textwrap.dedent(code))
+        child.channel.send({"command": "capture", "path": str(child.scratch / "candidate.py")})
+        until((child.scratch / "started").exists, "the grandchildren run")
+        family = [top, *top.children(recursive=True)]
+        assert len(family) >= 4
+        started = time.monotonic()
+        with pytest.raises(ChildFailure) as failure:
+            child.resume({"command": "capture", "path": ""}, 0.5)
+        assert failure.value.reason == "run" and time.monotonic() - started < 10
+        until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family), "every descendant is dead")
+        with pytest.raises(ChildFailure):
+            run(child, "x = 1")
+    assert server.alive
+
+
+def test_memory_above_the_limit_kills(server: ForkServer) -> None:
+    code = "import time\nhold = []\nfor _ in range(64):\n    hold.append(b'x' * (64 << 20))\n    time.sleep(0.05)"
+    with Child(server, "capture", LIMITS) as child:
+        pid = child.pid
+        with pytest.raises(ChildFailure) as failure:
+            run(child, code, timeout=60)
+    assert failure.value.reason == "out_of_memory" and "1 GB" in failure.value.detail
+    until(lambda: not psutil.pid_exists(pid or 0), "the greedy child is gone")
+
+
+def test_memory_of_a_grandchild_counts(server: ForkServer) -> None:
+    code = """
+        import os, time
+        if os.fork() == 0:
+            hold = bytearray(b'x') * (1300 << 20)
+            time.sleep(600)
+        time.sleep(600)
+    """
+    with Child(server, "capture", LIMITS) as child:
+        with pytest.raises(ChildFailure) as failure:
+            run(child, code, timeout=60)
+    assert failure.value.reason == "out_of_memory"
+
+
+def test_a_file_above_the_limit_cannot_be_written(server: ForkServer) -> None:
+    with Child(server, "capture", LIMITS) as child:
+        answer = run(child, "with open('big', 'wb') as handle:\n    handle.write(bytes(3 << 20))")
+        assert "File too large" in str(answer["detail"])
+        assert (child.scratch / "big").stat().st_size <= 1 << 20
+
+
+@pytest.mark.parametrize(("code", "reason", "seen"), [
+    ("import os\nos._exit(3)", "exited_early", "status 3"),
+    ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\nimport ctypes\nctypes.string_at(0)", "crashed", "SIG"),
+    ("import ctypes\nctypes.string_at(0)", "crashed", "SIGSEGV"),
+])  # fmt: skip
+def test_a_death_is_told_apart(server: ForkServer, code: str, reason: str, seen: str) -> None:
+    with Child(server, "capture", LIMITS) as child:
+        with pytest.raises(ChildFailure) as failure:
+            run(child, code)
+    assert failure.value.reason == reason and seen in failure.value.detail
+
+
+FIND_CHANNEL = """
+import os, time
+for fd in map(int, os.listdir('/proc/self/fd')):
+    try:
+        if os.readlink(f'/proc/self/fd/{fd}').startswith('socket:'):
+            break
+    except OSError:
+        continue
+"""
+
+
+ATTACKS = ["os.write(fd, b'\\xff' * 64)", "os.write(fd, b'\\0\\0\\0\\1{')", "os.close(fd)"]
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=["length", "not_json", "closed"])
+def test_a_child_that_spoils_its_channel_and_lives_on_is_killed(attack: str) -> None:
+    """Its parent hears nonsense or the end of the stream while the process is still there: it must be killed, not waited for."""
+    server = ForkServer()
+    try:
+        with Child(server, "capture", LIMITS) as child:
+            pid = child.pid
+            started = time.monotonic()
+            with pytest.raises(ChildFailure) as failure:
+                run(child, f"{FIND_CHANNEL}\n{attack}\ntime.sleep(600)", timeout=20)
+            waited = time.monotonic() - started
+        assert failure.value.reason in ("exited_early", "crashed", "run")
+        until(lambda: not psutil.pid_exists(pid or 0), "the hostile child is gone", timeout_s=2)
+        with Child(server, "capture", LIMITS) as child:
+            assert "error" not in run(child, "x = 1"), "the fork server still serves"
+        assert waited < 15, "the verdict does not wait for a process that will not end"
+    finally:
+        server.close()
+
+
+def test_the_processor_clock_counts_a_childs_work(server: ForkServer) -> None:
+    with Child(server, "capture", LIMITS) as child:
+        clock = child.cpu_clock()
+        if clock is None:
+            pytest.skip("this kernel does not account processor time by thread")
+        before = clock()
+        run(child, "import time\nstart = time.process_time()\nwhile time.process_time() - start < 0.2:\n    pass")
+        assert 0.15e9 < clock() - before < 2e9
+
+
+def test_leaving_a_child_leaves_nothing(server: ForkServer) -> None:
+    with Child(server, "capture", LIMITS, exchange_bytes=1 << 20) as child:
+        run(child, "open('left', 'w').write('x')")
+        scratch, exchange, pid = child.scratch, child.exchange_path, child.pid
+        assert scratch.exists() and exchange.stat().st_size == 1 << 20
+    assert not scratch.exists() and not exchange.exists() and not psutil.pid_exists(pid or 0)
+
+
+def test_a_dead_fork_server_is_a_machine_fault(server: ForkServer) -> None:
+    other = ForkServer()
+    try:
+        os.killpg(other._process.pid, signal.SIGKILL)
+        other._process.wait()
+        assert not other.alive
+        with pytest.raises(SandboxError) as fault:
+            Child(other, "capture", LIMITS)
+        assert fault.value.hint
+    finally:
+        other.close()
+    assert not other.base.exists() and not other.shared.exists()
+
+
+def test_a_dead_fork_server_is_replaced_with_the_next_use() -> None:
+    preparer, runner = Preparer(kernels.QUICK), Runner(kernels.QUICK.model_copy(update={"time_correct": False}), "cpu")
+    made = kernels.candidate(kernels.AFFINE, kernels.module("return ext.affine(x)"))
+    try:
+        assert runner.run(kernels.AFFINE, made, preparer.prepare(made)).reason == "ok"
+        for server in (preparer.server, runner.server):
+            os.kill(server._process.pid, signal.SIGKILL)
+            server._process.wait()
+        assert runner.run(kernels.AFFINE, made, preparer.prepare(made)).reason == "ok"
+    finally:
+        preparer.close()
+        runner.close()
+
+
+def test_what_a_dead_process_left_is_swept_and_a_living_ones_kept(server: ForkServer) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    roots = [Path(tempfile.gettempdir()), *([Path("/dev/shm")] if os.access("/dev/shm", os.W_OK) else [])]
+    left = [root / f"concur-{gone.pid}-left" for root in roots]
+    for path in left:
+        path.mkdir()
+        (path / "bytes").write_bytes(b"x")
+    stranger = Path(tempfile.mkdtemp(prefix="concur-notes-"))
+    _sweep()
+    assert not any(path.exists() for path in left)
+    assert server.base.exists() and server.shared.exists()
+    assert stranger.exists(), "a directory that only looks alike is not ours"
+    stranger.rmdir()

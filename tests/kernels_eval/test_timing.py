@@ -1,0 +1,224 @@
+"""Statistics of the paired measurement on samplers whose truth is known: nothing here runs a kernel or depends on the machine's speed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from kernels_eval.config import TimingConfig
+from kernels_eval.timing import ImplausibleTime, log_ratio_interval, measure
+
+QUICK = TimingConfig(max_s=0.4, min_pairs=10, min_side_s=0.0, sample_us=50, bootstrap=200)
+
+
+def busy(nanoseconds: float) -> int:
+    """Occupy the processor for this long by the wall; return what really passed."""
+    started = time.perf_counter_ns()
+    while (passed := time.perf_counter_ns() - started) < nanoseconds:
+        pass
+    return passed
+
+
+def honest(call_ns: float) -> Callable[[int], int]:
+    return lambda calls: busy(call_ns * calls)
+
+
+def scripted(call_ns: float, spread: float, seed: int) -> Callable[[int], int]:
+    """Occupies what it reports, with relative noise: its median is known."""
+    rng = np.random.default_rng(seed)
+    return lambda calls: busy(call_ns * calls * (1 + spread * abs(rng.standard_normal())))
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0, 4.0])
+def test_a_known_ratio_is_found_and_covered(ratio: float) -> None:
+    timing = measure(honest(50_000 * ratio), honest(50_000), QUICK)
+    assert timing.speedup == pytest.approx(ratio, rel=0.2)
+    assert timing.speedup_lower <= timing.speedup <= timing.speedup_upper
+    assert timing.speedup_lower <= ratio * 1.05 and timing.speedup_upper >= ratio * 0.95
+    assert timing.reference_ms == pytest.approx(0.05 * ratio, rel=0.2)
+    assert timing.pairs >= QUICK.min_pairs
+
+
+def test_short_calls_are_batched() -> None:
+    timing = measure(honest(2_000), honest(1_000), QUICK)
+    assert timing.calls_per_sample >= QUICK.sample_us * 1e3 / 2_000
+    assert timing.candidate_ms < 0.05, "latencies are per call, not per sample"
+
+
+def test_the_order_is_reference_candidate_candidate_reference() -> None:
+    turns: list[str] = []
+
+    def side(name: str) -> Callable[[int], int]:
+        def sample(calls: int) -> int:
+            turns.append(name)
+            return busy(20_000 * calls)
+
+        return sample
+
+    measure(side("a"), side("b"), QUICK)
+    assert "abbaabbaabba" in "".join(turns)
+
+
+def test_drift_hits_both_sides_alike() -> None:
+    """Both slow down threefold during the measurement, as a hot machine does; their ratio stays."""
+    step = {"count": 0}
+
+    def drifting(call_ns: float) -> Callable[[int], int]:
+        def sample(calls: int) -> int:
+            step["count"] += 1
+            return busy(call_ns * calls * (1 + min(step["count"], 200) / 100))
+
+        return sample
+
+    timing = measure(drifting(60_000), drifting(30_000), QUICK.model_copy(update={"min_pairs": 60}))
+    assert timing.speedup == pytest.approx(2.0, rel=0.25)
+
+
+@pytest.mark.parametrize("factor", [0.1, 0.5])
+def test_a_liar_is_found(factor: float) -> None:
+    def liar(calls: int) -> int:
+        return int(busy(40_000 * calls) * factor)
+
+    with pytest.raises(ImplausibleTime, match="the parent's clock saw"):
+        measure(honest(40_000), liar, QUICK)
+
+
+def test_a_liar_who_reports_nothing_does_not_hold_the_machine() -> None:
+    """A reported time near zero must not make the parent ask for samples of a hundred thousand real calls."""
+    spent = {"ns": 0}
+
+    def nothing(calls: int) -> int:
+        spent["ns"] += busy(min(40_000 * calls, 5e8))
+        assert spent["ns"] < 2.5e9, f"asked for {calls} calls a sample; 2.5 s are gone on a measurement with a budget of {QUICK.max_s} s"
+        return 0
+
+    with pytest.raises(ImplausibleTime):
+        measure(honest(40_000), nothing, QUICK)
+
+
+def test_a_liar_is_found_by_the_processor_clock_too() -> None:
+    def liar(calls: int) -> int:
+        return busy(40_000 * calls) // 5
+
+    with pytest.raises(ImplausibleTime):
+        measure(honest(40_000), liar, QUICK, cpu_clock=time.process_time_ns)
+
+
+def test_a_sleeper_may_not_claim_that_its_sleep_did_not_count() -> None:
+    """Reports nothing for time it spent working before the sample's own clock started."""
+
+    def warm_start(calls: int) -> int:
+        busy(5_000 * calls)
+        return busy(1_000 * calls)
+
+    with pytest.raises(ImplausibleTime):
+        measure(honest(5_000), warm_start, QUICK, cpu_clock=time.process_time_ns)
+
+
+def test_an_honest_but_preempted_sampler_is_believed() -> None:
+    """Another process has the core for most of every sample: the wall sees it, the candidate's own processor clock does not."""
+    worked = {"ns": 0}
+
+    def preempted(calls: int) -> int:
+        spent = busy(20_000 * calls)
+        worked["ns"] += spent
+        busy(3 * spent)  # somebody else's time
+        return spent
+
+    timing = measure(honest(20_000), preempted, QUICK, cpu_clock=lambda: worked["ns"])
+    assert timing.candidate_ms >= 0.8 * timing.clock_bound_ms
+    with pytest.raises(ImplausibleTime):
+        measure(honest(20_000), preempted, QUICK)
+
+
+def test_one_preempted_round_is_forgiven() -> None:
+    """The first plausibility round is slow by the wall, later ones are not; without a processor clock that must not convict."""
+    state = {"long": 0}
+
+    def sampler(calls: int) -> int:
+        spent = busy(20_000 * calls)
+        if calls >= 500 and state["long"] < 5:  # the samples of the first bound: 2e7 ns of 20 us calls
+            state["long"] += 1
+            busy(spent)
+        return spent
+
+    timing = measure(honest(20_000), sampler, QUICK)
+    assert state["long"] == 5
+    assert timing.candidate_ms >= 0.8 * timing.clock_bound_ms
+
+
+def test_the_budget_is_kept() -> None:
+    started = time.monotonic()
+    timing = measure(scripted(2e6, 0.5, 1), scripted(2e6, 0.5, 2), TimingConfig(max_s=0.3, min_pairs=10_000, bootstrap=100))
+    assert time.monotonic() - started < 5
+    assert 4 <= timing.pairs < 10_000
+
+
+# -- the interval ------------------------------------------------------------------------------------------------------------------------
+
+samples = st.lists(st.integers(1_000, 10_000_000), min_size=4, max_size=40)
+
+
+@given(samples, st.integers(0, 2**31))
+def test_an_interval_is_ordered_and_repeatable(values: list[int], seed: int) -> None:
+    other = values[::-1]
+    low, high = log_ratio_interval(values, other, resamples=100, seed=seed)
+    assert low <= high
+    assert (low, high) == log_ratio_interval(values, other, resamples=100, seed=seed)
+
+
+@given(samples, st.floats(0.01, 100))
+def test_scaling_one_side_shifts_the_interval(values: list[int], factor: float) -> None:
+    low, high = log_ratio_interval(values, values, resamples=100, seed=1)
+    shifted = log_ratio_interval([v * factor for v in values], values, resamples=100, seed=1)
+    assert shifted == pytest.approx((low + np.log(factor), high + np.log(factor)), abs=1e-9)
+
+
+@given(samples)
+def test_swapping_the_sides_mirrors_the_interval(values: list[int]) -> None:
+    other = sorted(values)
+    low, high = log_ratio_interval(values, other, resamples=100, seed=1)
+    assert log_ratio_interval(other, values, resamples=100, seed=1) == pytest.approx((-high, -low), abs=1e-9)
+
+
+@given(st.integers(1, 10**9), st.integers(1, 10**9), st.integers(4, 50))
+def test_without_noise_the_interval_is_a_point(a: int, b: int, pairs: int) -> None:
+    low, high = log_ratio_interval([a] * pairs, [b] * pairs, resamples=100, seed=1)
+    assert low == high == pytest.approx(np.log(a / b), abs=1e-12)
+
+
+@given(samples)
+def test_the_interval_stays_within_what_was_seen(values: list[int]) -> None:
+    low, high = log_ratio_interval(values, [5_000] * len(values), resamples=100, seed=1)
+    assert np.log(min(values) / 5_000) - 1e-9 <= low and high <= np.log(max(values) / 5_000) + 1e-9
+
+
+@settings(deadline=None, max_examples=3)
+@given(st.integers(0, 2**31))
+def test_the_interval_covers_about_as_often_as_it_says(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    covered = 0
+    for trial in range(200):
+        a, b = 2e6 * np.exp(0.1 * rng.standard_normal(40)), 1e6 * np.exp(0.1 * rng.standard_normal(40))
+        low, high = log_ratio_interval(list(a), list(b), resamples=200, seed=trial)
+        covered += low <= np.log(2) <= high
+    assert covered >= 0.87 * 200, f"a 95 % interval covered the truth in {covered} of 200"
+
+
+def test_more_pairs_narrow_the_interval() -> None:
+    rng = np.random.default_rng(3)
+    a, b = 1e6 * (1 + rng.random(400)), 1e6 * (1 + rng.random(400))
+    few, many = (np.subtract(*reversed(log_ratio_interval(list(a[:n]), list(b[:n]), resamples=400, seed=1))) for n in (25, 400))
+    assert many < few / 2
+
+
+@pytest.mark.parametrize("bad", [{"min_pairs": 1}, {"max_s": 0}, {"clock_bound_share": 1.0}, {"bootstrap": 10}, {"unknown": 1}])
+def test_a_configuration_that_makes_no_sense_is_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(ValidationError):
+        TimingConfig.model_validate(bad)

@@ -1,0 +1,368 @@
+"""One real tiny kernel for every verdict that can happen on a CPU: the status, the reason and, for honest twins, the absence of both."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from kernels_eval.config import BuildConfig
+from kernels_eval.evaluate import Preparer, Runner
+from kernels_eval.records import STATUS_OF, KernelTask, Status, Verdict
+from tests.support import kernels
+from tests.support.kernels import AFFINE, QUICK, WEIGHTED, kernel_task, load_inline, module, task_source
+
+
+@dataclass
+class Verifier:
+    preparer: Preparer
+    runner: Runner
+
+    def __call__(self, task: KernelTask, code: str | None, *, parse_reason: str | None = None) -> Verdict:
+        made = kernels.candidate(task, code, parse_reason=parse_reason)
+        return self.runner.run(task, made, self.preparer.prepare(made))
+
+
+@pytest.fixture(scope="session")
+def verify() -> Iterator[Callable[..., Verdict]]:
+    preparer, runner = Preparer(QUICK), Runner(QUICK, "cpu")
+    preparer.builder.warm()
+    yield Verifier(preparer, runner)
+    preparer.close()
+    runner.close()
+
+
+def assert_reason(verdict: Verdict, reason: str) -> None:
+    assert verdict.reason == reason, f"{verdict.status.value}/{verdict.reason}: {verdict.detail}\n{verdict.log_tail}"
+    assert verdict.status is STATUS_OF[reason]
+    assert (verdict.timing is not None) == (reason == "ok")
+
+
+def calls(function: str) -> str:
+    return module(f"return ext.{function}(x)")
+
+
+# -- correct -----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_correct_kernel_is_timed_and_named(verify: Verifier) -> None:
+    verdict = verify(AFFINE, calls("affine"))
+    assert_reason(verdict, "ok")
+    assert verdict.status is Status.CORRECT and verdict.correct_any and verdict.correct_custom
+    assert verdict.timing is not None and verdict.timing.pairs >= 4
+    assert verdict.timing.speedup_lower <= verdict.timing.speedup <= verdict.timing.speedup_upper
+    assert verdict.timing.candidate_ms >= 0.8 * verdict.timing.clock_bound_ms
+    assert verdict.correctness is not None and verdict.correctness.oracle == "float64" and verdict.correctness.trials == 7
+    assert verdict.custom_kernels == ("affine",)
+    assert verdict.outputs_match and verdict.build_tier == "slim" and verdict.device == "cpu"
+
+
+def test_a_correct_kernel_with_weights_is_right_for_other_weights_too(verify: Verifier) -> None:
+    verdict = verify(WEIGHTED, module("return ext.times_row(x, self.gain)", init="self.gain = nn.Parameter(torch.randn(64))"))
+    assert_reason(verdict, "ok")
+    assert verdict.correctness is not None and verdict.correctness.trials == 8
+    assert "weights_not_mappable" not in verdict.flags
+
+
+# -- wrong answers -----------------------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "wrong_output": calls("shifted"),
+    "wrong_shape": module("return ext.affine(x).flatten()"),
+    "wrong_dtype": module("return ext.affine(x).double()"),
+    "non_finite": calls("with_nan"),
+    "precision_downcast": calls("rounded"),
+}
+
+
+@pytest.mark.parametrize("reason", WRONG)
+def test_wrong_answers(verify: Verifier, reason: str) -> None:
+    verdict = verify(AFFINE, WRONG[reason])
+    assert_reason(verdict, reason)
+    assert verdict.outputs_match is False and not verdict.correct_any
+
+
+def test_a_single_wrong_element_is_seen(verify: Verifier) -> None:
+    assert_reason(verify(AFFINE, calls("one_wrong")), "wrong_output")
+
+
+def test_two_outputs_where_one_is_wanted(verify: Verifier) -> None:
+    assert_reason(verify(AFFINE, module("return ext.affine(x), ext.affine(x)")), "wrong_shape")
+
+
+def test_weights_snapshotted_at_construction(verify: Verifier) -> None:
+    init = "self.gain = nn.Parameter(torch.randn(64))\nself.frozen = self.gain.detach().clone()"
+    verdict = verify(WEIGHTED, module("return ext.times_row(x, self.frozen)", init=init))
+    assert_reason(verdict, "stale_weights")
+
+
+# -- no custom kernel --------------------------------------------------------------------------------------------------------------------
+
+NO_KERNEL = {
+    "uncalled": module("return x * 2.0 + 1.0"),
+    "only_a_string": f"import torch\nimport torch.nn as nn\nSOURCE = {kernels.SOURCE!r}\n"
+    "class ModelNew(nn.Module):\n    def forward(self, x):\n        return x * 2.0 + 1.0\n",
+    "hidden_behind_a_fallback": module("try:\n    return ext.affine(x, 1, 2)\nexcept Exception:\n    return x * 2.0 + 1.0"),
+    "called_once_then_torch": module(
+        "self.calls += 1\nreturn ext.affine(x) if self.calls == 1 else x * 2.0 + 1.0", init="self.calls = 0"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("trick", NO_KERNEL)
+def test_torch_doing_the_work_is_not_a_kernel(verify: Verifier, trick: str) -> None:
+    verdict = verify(AFFINE, NO_KERNEL[trick])
+    assert_reason(verdict, "no_custom_kernel")
+    assert verdict.outputs_match and verdict.correct_any and not verdict.correct_custom
+    assert any("mul" in name for name in verdict.library_calls) or trick == "called_once_then_torch"
+
+
+# -- cheating ----------------------------------------------------------------------------------------------------------------------------
+
+FORGED_CLOCK = """
+def slow_down():
+    import importlib
+    clock = importlib.import_module("ti" + "me")
+    real = getattr(clock, "perf_counter_ns")
+    vars(clock)["perf_counter_ns"] = lambda: real() // 10
+slow_down()
+"""
+NO_FIRST = "self.first = None"
+REJECTED = {
+    "input_mutated": ("input_mutated", module("y = ext.affine(x)\next.relu_in_place(x)\nreturn y")),
+    "one_static_buffer": ("output_aliased", module("return ext.affine_into(x, self.out)", init="self.out = torch.empty(64, 64)")),
+    "cache_by_data_ptr": (
+        "stale_cache",
+        module(
+            "key = x.data_ptr()\ny = ext.affine(x)\nself.seen.setdefault(key, y)\nreturn self.seen[key].clone()",
+            init="self.seen = {}",
+        ),
+    ),
+    "first_output_kept": (
+        "stale_cache",
+        module("y = ext.affine(x)\nself.first = y if self.first is None else self.first\nreturn self.first.clone()", init=NO_FIRST),
+    ),
+    "tensor_subclass": (
+        "lazy_output",
+        module("return torch.Tensor._make_subclass(Lazy, ext.affine(x))", before="class Lazy(torch.Tensor):\n    pass"),
+    ),
+    "subprocess": ("forbidden_call", module("return ext.affine(x)", before="import subprocess")),
+    "patches_allclose": ("harness_tampering", module("return ext.affine(x)", before="torch.allclose = lambda *a, **k: True")),
+    "patches_perf_counter": (
+        "harness_tampering",
+        module("return ext.affine(x)", before="import time\ntime.perf_counter = lambda: 0.0"),
+    ),
+    "forges_the_clock": ("implausible_time", module("return ext.affine(x)", after=FORGED_CLOCK)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("trick", REJECTED)
+def test_cheats_are_rejected(verify: Verifier, trick: str) -> None:
+    reason, code = REJECTED[trick]
+    assert_reason(verify(AFFINE, code), reason)
+
+
+# -- building ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_source_that_does_not_compile(verify: Verifier) -> None:
+    source = "torch::Tensor broken(torch::Tensor x) {\n  return x + not_declared_anywhere;\n}\n"
+    verdict = verify(AFFINE, module("return ext.broken(x)", extension=load_inline(source, ["broken"], name="broken_ext")))
+    assert_reason(verdict, "build_failed")
+    assert "not_declared_anywhere" in verdict.log_tail
+
+
+def test_a_function_declared_but_not_defined(verify: Verifier) -> None:
+    source = "torch::Tensor missing(torch::Tensor x);\ntorch::Tensor affine(torch::Tensor x) { return missing(x); }\n"
+    verdict = verify(AFFINE, module("return ext.affine(x)", extension=load_inline(source, ["affine"], name="undefined_ext")))
+    assert_reason(verdict, "undefined_symbol")
+
+
+def test_python_that_does_not_parse(verify: Verifier) -> None:
+    verdict = verify(AFFINE, "import torch\nclass ModelNew(torch.nn.Module:\n    pass\n")
+    assert_reason(verdict, "syntax_error")
+    assert "line 2" in verdict.detail
+
+
+def test_a_module_that_is_not_installed(verify: Verifier) -> None:
+    assert_reason(verify(AFFINE, module("return ext.affine(x)", before="import a_module_nobody_has")), "no_module")
+
+
+def test_a_module_that_is_not_installed_and_no_extension(verify: Verifier) -> None:
+    assert_reason(verify(AFFINE, "import a_module_nobody_has\nclass ModelNew:\n    pass\n"), "no_module")
+
+
+# -- running -----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_exception_in_forward(verify: Verifier) -> None:
+    verdict = verify(AFFINE, module("raise ValueError('a shape I do not like')"))
+    assert_reason(verdict, "exception")
+    assert "a shape I do not like" in verdict.detail
+
+
+@pytest.mark.parametrize("function", ["aborts", "null_write"])
+def test_a_native_crash_costs_its_own_verdict_only(verify: Verifier, function: str) -> None:
+    verdict = verify(AFFINE, calls(function))
+    assert_reason(verdict, "crashed")
+    assert "SIG" in verdict.detail
+    assert_reason(verify(AFFINE, calls("affine")), "ok")
+
+
+def test_a_forged_verdict_on_stdout_and_a_quick_exit(verify: Verifier) -> None:
+    verdict = verify(AFFINE, calls("leaves"))
+    assert_reason(verdict, "exited_early")
+    assert '"speedup": 1000.0' in verdict.log_tail, "the forged record did reach stdout, and is nothing but a log line"
+
+
+# -- deadlines ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_compile_that_does_not_end(verify: Verifier) -> None:
+    """Instantiations without end: a new source each time, for a deadline is not remembered but a success would be."""
+    bomb = (
+        f"// {uuid.uuid4()}\n"
+        "template <int N, int M> struct Bomb { static constexpr int value = Bomb<N - 1, 2 * M>::value + Bomb<N - 1, 2 * M + 1>::value; };\n"
+        "template <int M> struct Bomb<0, M> { static constexpr int value = M; };\n"
+        "torch::Tensor affine(torch::Tensor x) { return x * (Bomb<24, 0>::value % 3); }\n"
+    )
+    preparer = Preparer(QUICK.model_copy(update={"build": BuildConfig(timeout_s=1.0)}))
+    try:
+        code = module("return ext.affine(x)", extension=load_inline(bomb, ["affine"], name="bomb_ext"))
+        made = kernels.candidate(AFFINE, code)
+        verdict = verify.runner.run(AFFINE, made, preparer.prepare(made))
+    finally:
+        preparer.close()
+    assert_reason(verdict, "build")
+    assert verdict.status is Status.TIMEOUT and verdict.build_s < 60, "the compiler was stopped, not waited for"
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[Verifier]:
+    limits = QUICK.limits.model_copy(update={"run_s": 1.5, "load_s": 3})
+    config = QUICK.model_copy(update={"limits": limits, "build": BuildConfig(capture_timeout_s=2)})
+    preparer, runner = Preparer(config), Runner(config, "cpu")
+    yield Verifier(preparer, runner)
+    preparer.close()
+    runner.close()
+
+
+def test_an_import_that_does_not_end(hasty: Verifier) -> None:
+    assert_reason(hasty(AFFINE, module("return ext.affine(x)", before="while True:\n    pass")), "load")
+
+
+def test_a_constructor_that_does_not_end(hasty: Verifier) -> None:
+    assert_reason(hasty(AFFINE, module("return ext.affine(x)", init="while True:\n    pass")), "load")
+
+
+def test_a_native_loop_that_does_not_end(verify: Verifier, hasty: Verifier) -> None:
+    assert_reason(hasty(AFFINE, calls("spins")), "run")
+
+
+# -- no code, and tasks that cannot be used ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reason", ["no_code_block", "truncated", "missing_model_new"])
+def test_a_response_without_a_module(verify: Verifier, reason: str) -> None:
+    assert_reason(verify(AFFINE, None, parse_reason=reason), reason)
+
+
+def test_a_module_without_model_new(verify: Verifier) -> None:
+    verdict = verify(AFFINE, module("return ext.affine(x)").replace("ModelNew", "Model"))
+    assert_reason(verdict, "missing_model_new")
+    assert "no_static_model_new" in verdict.flags
+
+
+TASK_FAULTS = {
+    "raises": ("reference_failed", "raise ValueError('the reference is broken')"),
+    "constant": ("degenerate_task", "return torch.zeros_like(x)"),
+    "random": ("degenerate_task", "return torch.rand_like(x)"),
+    "nan": ("degenerate_task", "return x * float('nan')"),
+}
+
+
+@pytest.mark.parametrize("fault", TASK_FAULTS)
+def test_a_reference_that_cannot_judge(verify: Verifier, fault: str) -> None:
+    reason, forward = TASK_FAULTS[fault]
+    assert_reason(verify(kernel_task(task_source(forward), fault), calls("affine")), reason)
+
+
+# -- honest twins: each looks like something above, and is correct -------------------------------------------------------------------------
+
+IN_PLACE = kernel_task(task_source("return torch.relu_(x)"), "in_place")
+INTEGERS = kernel_task(task_source("return x * 3 - 1", inputs="[torch.randint(0, 100, (64, 64))]"), "integers")
+PAIR = kernel_task(task_source("return x * 2.0 + 1.0, x.sum(1)"), "pair")
+BOOK = kernel_task(
+    task_source("return x * self.scale + 1.0", init="self.scale = scale", init_inputs="[[], {'scale': 2.0}]"),
+    "book",
+    init_form="args_kwargs",
+)
+TWO_SOURCES = """load_inline(name='two_sources_ext', cpp_sources=[
+    'static float twice(float v) { return 2.0f * v; }',
+    'torch::Tensor affine(torch::Tensor x) {'
+    '  auto y = torch::empty_like(x);'
+    '  for (int64_t i = 0; i < x.numel(); ++i) y.data_ptr<float>()[i] = twice(x.data_ptr<float>()[i]) + 1.0f;'
+    '  return y; }',
+], functions={'affine': 'twice and one'}, extra_cflags=['-O2'])"""
+LATE = "\n".join(
+    [
+        "import torch",
+        "import torch.nn as nn",
+        "from torch.utils.cpp_extension import load_inline",
+        "class ModelNew(nn.Module):",
+        "    def __init__(self):",
+        "        super().__init__()",
+        f"        self.ext = {load_inline()}",
+        "    def forward(self, x):",
+        "        return self.ext.affine(x)",
+    ]
+)
+TWINS = {
+    "docstring_with_pass": (
+        AFFINE,
+        module('"""Nothing to pass; no try, no subprocess, no torch.allclose = here."""\nreturn ext.affine(x)'),
+    ),
+    "try_around_an_import": (
+        AFFINE,
+        module("return ext.affine(x)", before="try:\n    import a_module_nobody_has\nexcept ImportError:\n    a_module_nobody_has = None"),
+    ),
+    "built_in_the_constructor": (AFFINE, LATE),
+    "several_sources_and_functions_as_dict": (AFFINE, module("return ext.affine(x)", extension=TWO_SOURCES)),
+    "in_place_reference": (IN_PLACE, module("return ext.relu_in_place(x)")),
+    "book_form": (BOOK, module("return ext.affine(x)")),
+    "integer_input": (INTEGERS, module("return ext.integers(x)")),
+    "several_outputs": (PAIR, module("return ext.affine(x), ext.row_sum(x)")),
+    "preallocated_but_returned_as_a_copy": (
+        AFFINE,
+        module("return ext.affine_into(x, self.out).clone()", init="self.out = torch.empty(64, 64)"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_honest_twins_are_correct(verify: Verifier, twin: str) -> None:
+    task, code = TWINS[twin]
+    assert_reason(verify(task, code), "ok")
+
+
+OWN_BINDING = load_inline(
+    "static at::Tensor affine(at::Tensor x) { return at::add(at::mul(x, 2.0), 1.0); }\n"
+    'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("affine", &affine); }\n',
+    None,
+    name="own_binding_ext",
+)
+FRONTEND = load_inline(
+    "namespace F = torch::nn::functional;\ntorch::Tensor affine(torch::Tensor x) { return F::relu(x) * 2 - F::relu(-x) * 2 + 1; }\n",
+    ["affine"],
+    name="frontend_ext",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extension", [OWN_BINDING, FRONTEND], ids=["own_binding", "torch_nn_functional"])
+def test_sources_that_need_torchs_whole_header(verify: Verifier, extension: str) -> None:
+    verdict = verify(AFFINE, module("return ext.affine(x)", extension=extension))
+    assert_reason(verdict, "ok")
+    assert verdict.build_tier == "full"

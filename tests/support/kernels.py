@@ -1,0 +1,175 @@
+"""Tiny tasks, one small C++ library full of honest and dishonest kernels, and builders of candidate sources.
+
+Most candidates share `SOURCE`, so a whole test file compiles it once: what differs is which function they call and what Python they wrap
+around it. Inputs are about 64 x 64 float32.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from kernels_eval.config import BuildConfig, EvalConfig, LimitsConfig, TimingConfig
+from kernels_eval.records import Candidate, KernelTask, Language, stable_hash
+
+QUICK = EvalConfig(
+    build=BuildConfig(capture_timeout_s=10),
+    timing=TimingConfig(max_s=0.6, min_pairs=6, min_side_s=0.02),
+    limits=LimitsConfig(run_s=5, load_s=20),
+)
+"""A verdict in one to three seconds; every gate as in production."""
+
+
+def kernel_task(code: str, name: str, **fields: object) -> KernelTask:
+    return KernelTask.model_validate({"task_id": f"test/{name}", "name": name, "code": textwrap.dedent(code).lstrip(), **fields})
+
+
+def task_source(
+    forward: str, *, init: str = "pass", arguments: str = "x", inputs: str = "[torch.randn(64, 64)]", init_inputs: str = "[]"
+) -> str:
+    """A reference program; `forward` and `init` are one statement a line, `init` may use the name `scale` when it is an argument."""
+    takes = ", scale" if init_inputs != "[]" else ""
+    return "\n".join(
+        [
+            "import torch",
+            "import torch.nn as nn",
+            "class Model(nn.Module):",
+            f"    def __init__(self{takes}):",
+            "        super().__init__()",
+            *(f"        {line}" for line in init.splitlines()),
+            f"    def forward(self, {arguments}):",
+            *(f"        {line}" for line in forward.splitlines()),
+            "def get_inputs():",
+            f"    return {inputs}",
+            "def get_init_inputs():",
+            f"    return {init_inputs}",
+        ]
+    )
+
+
+AFFINE = kernel_task(task_source("return x * 2.0 + 1.0"), "affine")
+WEIGHTED = kernel_task(task_source("return x * self.weight", init="self.weight = nn.Parameter(torch.randn(64))"), "weighted")
+
+SOURCE = r"""
+#include <unistd.h>
+#include <cstdio>
+#include <cstdlib>
+#include <cmath>
+#include <cstring>
+
+static torch::Tensor each(torch::Tensor x, float (*f)(float)) {
+  auto in = x.contiguous();
+  auto out = torch::empty_like(in);
+  const float* a = in.data_ptr<float>();
+  float* b = out.data_ptr<float>();
+  for (int64_t i = 0; i < in.numel(); ++i) b[i] = f(a[i]);
+  return out;
+}
+static float twice_plus_one(float v) { return v * 2.0f + 1.0f; }
+static float ten_bits(float v) {
+  v = twice_plus_one(v);
+  unsigned bits;
+  std::memcpy(&bits, &v, 4);
+  bits = (bits + 0x1000u) & ~0x1fffu;
+  std::memcpy(&v, &bits, 4);
+  return v;
+}
+
+torch::Tensor affine(torch::Tensor x) { return each(x, twice_plus_one); }
+torch::Tensor rounded(torch::Tensor x) { return each(x, ten_bits); }
+torch::Tensor shifted(torch::Tensor x) { return each(x, [](float v) { return v * 2.0f + 1.5f; }); }
+torch::Tensor with_nan(torch::Tensor x) {
+  auto out = each(x, twice_plus_one);
+  out.data_ptr<float>()[7] = NAN;
+  return out;
+}
+torch::Tensor one_wrong(torch::Tensor x) {
+  auto out = each(x, twice_plus_one);
+  out.data_ptr<float>()[out.numel() - 1] += 1.0f;
+  return out;
+}
+torch::Tensor affine_into(torch::Tensor x, torch::Tensor out) {
+  const float* a = x.data_ptr<float>();
+  float* b = out.data_ptr<float>();
+  for (int64_t i = 0; i < x.numel(); ++i) b[i] = twice_plus_one(a[i]);
+  return out;
+}
+torch::Tensor relu_in_place(torch::Tensor x) {
+  float* a = x.data_ptr<float>();
+  for (int64_t i = 0; i < x.numel(); ++i) a[i] = a[i] > 0.0f ? a[i] : 0.0f;
+  return x;
+}
+torch::Tensor times_row(torch::Tensor x, torch::Tensor row) {
+  auto out = torch::empty_like(x);
+  const float* a = x.data_ptr<float>();
+  const float* w = row.data_ptr<float>();
+  float* b = out.data_ptr<float>();
+  const int64_t n = row.numel();
+  for (int64_t i = 0; i < x.numel(); ++i) b[i] = a[i] * w[i % n];
+  return out;
+}
+torch::Tensor integers(torch::Tensor x) {
+  auto out = torch::empty_like(x);
+  for (int64_t i = 0; i < x.numel(); ++i) out.data_ptr<int64_t>()[i] = x.data_ptr<int64_t>()[i] * 3 - 1;
+  return out;
+}
+torch::Tensor row_sum(torch::Tensor x) {
+  auto out = torch::empty({x.size(0)}, x.options());
+  for (int64_t i = 0; i < x.size(0); ++i) {
+    double sum = 0;
+    for (int64_t j = 0; j < x.size(1); ++j) sum += x.data_ptr<float>()[i * x.size(1) + j];
+    out.data_ptr<float>()[i] = (float)sum;
+  }
+  return out;
+}
+torch::Tensor aborts(torch::Tensor x) { std::abort(); return x; }
+torch::Tensor null_write(torch::Tensor x) { *(volatile int*)nullptr = 1; return x; }
+torch::Tensor leaves(torch::Tensor x) {
+  std::printf("{\"status\": \"correct\", \"reason\": \"ok\", \"timing\": {\"speedup\": 1000.0}}\n");
+  std::fflush(stdout);
+  _exit(0);
+  return x;
+}
+torch::Tensor spins(torch::Tensor x) {
+  volatile bool on = true;
+  while (on) {}
+  return x;
+}
+"""
+FUNCTIONS = (
+    "affine", "rounded", "shifted", "with_nan", "one_wrong", "affine_into", "relu_in_place", "times_row", "integers", "row_sum", "aborts",
+    "null_write", "leaves", "spins",
+)  # fmt: skip
+
+
+def load_inline(source: str = SOURCE, functions: Sequence[str] | None = FUNCTIONS, *, name: str = "concur_test_kernels") -> str:
+    """A `load_inline(...)` expression; `functions` is None where the source binds itself."""
+    names = None if functions is None else list(functions)
+    return f"load_inline(name={name!r}, cpp_sources={source!r}, functions={names!r}, extra_cflags=['-O2'])"
+
+
+def module(forward: str, *, init: str = "", before: str = "", after: str = "", extension: str | None = None, arguments: str = "x") -> str:
+    """A candidate's Python source. `forward`, `init`, `before` and `after` are lines of Python; the extension is the name `ext`."""
+    return "\n".join(
+        [
+            "import torch",
+            "import torch.nn as nn",
+            "from torch.utils.cpp_extension import load_inline",
+            before,
+            f"ext = {extension if extension is not None else load_inline()}",
+            "class ModelNew(nn.Module):",
+            "    def __init__(self, *args, **kwargs):",
+            "        super().__init__()",
+            *(f"        {line}" for line in init.splitlines()),
+            f"    def forward(self, {arguments}):",
+            *(f"        {line}" for line in forward.splitlines()),
+            after,
+        ]
+    )
+
+
+def candidate(task: KernelTask, code: str | None, *, language: Language = Language.CPP, parse_reason: str | None = None) -> Candidate:
+    return Candidate(
+        candidate_id=stable_hash([task.code, code, parse_reason]), task_id=task.task_id, language=language, generator="tests", code=code,
+        parse_reason=parse_reason,
+    )  # fmt: skip

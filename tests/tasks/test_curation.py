@@ -1,0 +1,241 @@
+"""Each criterion on frames small enough to decide by hand, then the invariants of the whole rule on arbitrary ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from kernels_eval.errors import UsageError
+from tasks.curation.operators import operator_kind
+from tasks.curation.strategies import CurationConfig, concise_and_fast, curate, eligible_samples
+from tasks.schemas import CANDIDATES, VERDICTS
+
+SINGLE, FUSION = ["torch.nn.functional.linear"], ["torch.nn.functional.linear", "torch.nn.functional.gelu"]
+SCHEMA = pa.schema([*VERDICTS, *(field for field in CANDIDATES if field.name not in VERDICTS.names)])
+
+
+def sample(
+    task: str,
+    index: int,
+    tokens: int | None,
+    speedup: float | None,
+    *,
+    status: str = "correct",
+    ops: list[str] = FUSION,
+    lower: float | None = None,
+) -> dict[str, Any]:
+    timing = None
+    if speedup is not None and status == "correct":
+        low = speedup * 0.9 if lower is None else lower
+        timing = {"reference_ms": speedup, "candidate_ms": 1.0, "speedup": speedup, "speedup_lower": low, "speedup_upper": speedup * 1.1}
+        timing |= {"pairs": 50, "calls_per_sample": 1, "clock_bound_ms": 1.0}
+    return {
+        "candidate_id": f"{task}-{index}",
+        "task_id": task,
+        "status": status,
+        "timing": timing,
+        "reference_operators": ops,
+        "generator": "org/writer",
+        "sample_index": index,
+        "reasoning_tokens": tokens,
+        "response": "kept as it is",
+    }
+
+
+def frame(*rows: dict[str, Any]) -> pl.DataFrame:
+    read = pl.from_arrow(pa.Table.from_pylist(list(rows), schema=SCHEMA))
+    assert isinstance(read, pl.DataFrame)
+    return read
+
+
+def taken(*rows: dict[str, Any], **config: Any) -> list[tuple[str, str]]:
+    result = curate(frame(*rows), CurationConfig(**config))
+    return list(zip(result["candidate_id"].to_list(), result["criterion"].to_list(), strict=True))
+
+
+def test_concise_and_fast_is_a_conjunction() -> None:
+    agree = [sample("a", 0, 100, 2.0), sample("a", 1, 200, 1.5)]
+    differ = [sample("b", 0, 100, 1.5), sample("b", 1, 200, 2.0)]
+    assert taken(*agree, *differ) == [("a-0", "concise_and_fast")]
+
+
+def test_only_correct_samples_compete() -> None:
+    rows = [sample("a", 0, 10, None, status="incorrect"), sample("a", 1, 20, None, status="rejected"), sample("a", 2, 300, 1.2)]
+    assert taken(*rows) == [("a-2", "concise_and_fast")]
+
+
+def test_a_tie_in_both_takes_the_lowest_index_and_a_tie_in_one_is_no_obstacle() -> None:
+    assert taken(sample("a", 1, 100, 2.0), sample("a", 0, 100, 2.0)) == [("a-0", "concise_and_fast")]
+    assert taken(sample("b", 0, 100, 1.0), sample("b", 1, 100, 2.0)) == [("b-1", "concise_and_fast")]
+    assert taken(sample("c", 0, 100, 2.0), sample("c", 1, 90, 2.0)) == [("c-1", "concise_and_fast")]
+
+
+def test_a_sample_without_timing_is_never_the_fastest_but_can_be_the_shortest() -> None:
+    assert taken(sample("a", 0, 100, None)) == []
+    assert taken(sample("a", 0, 100, None), sample("a", 1, 200, 3.0)) == []
+
+
+def test_high_speedup_is_strict_and_takes_every_sample_once() -> None:
+    rows = [sample("a", 0, 100, 9.0), sample("a", 1, 900, 5.0), sample("a", 2, 800, 5.01), sample("a", 3, 700, 7.0)]
+    assert taken(*rows) == [("a-0", "concise_and_fast"), ("a-2", "high_speedup"), ("a-3", "high_speedup")]
+
+
+def test_single_operators_fill_up_to_balance_in_order_of_task() -> None:
+    fusions = [sample(f"f{i}", 0, 100, 1.1) for i in range(2)]
+    singles = [row for name in ("s3", "s1", "s2") for row in (sample(name, 0, 100, 1.0, ops=SINGLE), sample(name, 1, 200, 2.0, ops=SINGLE))]
+    expected = [("f0-0", "concise_and_fast"), ("f1-0", "concise_and_fast"), ("s1-0", "single_operator"), ("s2-0", "single_operator")]
+    assert taken(*singles, *fusions) == expected
+
+
+def test_single_operator_takes_the_shortest_not_yet_taken_one_a_task() -> None:
+    fusions = [sample(f"f{i}", 0, 100, 1.1) for i in range(5)]
+    rows = [sample("s", 0, 100, 3.0, ops=SINGLE), sample("s", 1, 300, 2.0, ops=SINGLE), sample("s", 2, 200, 1.0, ops=SINGLE)]
+    assert [pair for pair in taken(*fusions, *rows) if pair[0].startswith("s")] == [("s-0", "concise_and_fast"), ("s-2", "single_operator")]
+
+
+def test_quota_is_a_count_or_a_share() -> None:
+    fusions = [sample(f"f{i}", 0, 100, 1.1) for i in range(6)]
+    singles = [row for i in range(9) for row in (sample(f"s{i}", 0, 100, 1.0, ops=SINGLE), sample(f"s{i}", 1, 200, 2.0, ops=SINGLE))]
+
+    def added(quota: float | int) -> int:
+        return sum(name == "single_operator" for _, name in taken(*fusions, *singles, single_operator_quota=quota))
+
+    assert [added(0), added(4), added(100)] == [0, 4, 6]
+    assert [added(0.25), added(0.5)] == [2, 6]
+
+
+def test_no_single_operators_are_added_where_they_already_prevail() -> None:
+    rows = [sample("s", 0, 100, 3.0, ops=SINGLE), sample("s", 1, 200, 2.0, ops=SINGLE), sample("f", 0, 100, 1.0)]
+    assert taken(*rows) == [("f-0", "concise_and_fast"), ("s-0", "concise_and_fast")]
+
+
+def test_the_strict_bound_refuses_a_winner_without_crowning_another() -> None:
+    rows = [sample("a", 0, 100, 2.0, lower=0.8), sample("a", 1, 200, 1.5, lower=1.4), sample("b", 0, 100, 9.0, lower=1.0)]
+    assert taken(*rows, require_speedup_lower_above=1.0) == []
+    assert [name for name, _ in taken(*rows)] == ["a-0", "b-0"]
+
+
+def test_missing_lengths_name_the_generator_and_the_fix() -> None:
+    with pytest.raises(UsageError, match="1 of 2 correct samples of org/writer") as caught:
+        taken(sample("a", 0, None, 2.0), sample("a", 1, 10, 2.0))
+    assert "synthesis.tokenizer" in caught.value.hint
+    assert taken(sample("a", 0, None, None, status="incorrect"), sample("a", 1, 10, 2.0)) == [("a-1", "concise_and_fast")]
+
+
+def test_an_answer_without_reasoning_neither_competes_nor_is_taken() -> None:
+    rows = [sample("a", 0, 0, 9.0), sample("a", 1, 100, 3.0), sample("a", 2, 200, 2.0), sample("b", 0, 0, 9.0)]
+    assert taken(*rows) == [("a-1", "concise_and_fast")]
+
+
+def test_a_generator_that_never_reasons_is_named() -> None:
+    with pytest.raises(UsageError, match="none of the 2 correct samples of org/writer has any reasoning"):
+        taken(sample("a", 0, 0, 2.0), sample("a", 1, 0, 2.0), sample("b", 0, 10, None, status="incorrect"))
+
+
+def test_a_frame_without_candidates_is_refused() -> None:
+    with pytest.raises(UsageError, match="reasoning_tokens"):
+        curate(frame(sample("a", 0, 1, 1.0)).drop("reasoning_tokens"), CurationConfig())
+
+
+def test_nothing_correct_gives_an_empty_frame_with_every_column() -> None:
+    rows = frame(sample("a", 0, 10, None, status="incorrect"))
+    result = curate(rows, CurationConfig())
+    assert result.is_empty() and result.columns == [*rows.columns, "criterion"]
+    assert result["timing"].dtype == rows["timing"].dtype
+
+
+def test_rows_come_through_unchanged() -> None:
+    rows = frame(sample("a", 0, 10, 2.0))
+    assert curate(rows, CurationConfig()).drop("criterion").equals(rows)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abcde"), st.integers(1, 4), st.sampled_from([None, 0.5, 1.0, 6.0, 8.0]), st.booleans(), st.booleans()
+        ),
+        min_size=1,
+        max_size=20,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_invariants_and_independence_of_row_order(drawn: list[tuple[str, int, float | None, bool, bool]]) -> None:
+    kinds = {task: (SINGLE if single else FUSION) for task, _, _, _, single in drawn}
+    rows = [
+        sample(task, index, tokens, speedup, status="correct" if ok else "incorrect", ops=kinds[task])
+        for index, (task, tokens, speedup, ok, _) in enumerate(drawn)
+    ]
+    result = curate(frame(*rows), CurationConfig())
+    assert curate(frame(*reversed(rows)), CurationConfig())["candidate_id"].to_list() == result["candidate_id"].to_list()
+    assert curate(frame(*rows, *rows), CurationConfig())["candidate_id"].to_list() == result["candidate_id"].to_list()
+    assert result["candidate_id"].is_unique().all()
+    assert set(result["status"].to_list()) <= {"correct"}
+    order = [["concise_and_fast", "high_speedup", "single_operator"].index(name) for name in result["criterion"]]
+    assert order == sorted(order)
+    fast = {r["candidate_id"] for r in rows if r["timing"] and r["timing"]["speedup"] > 5}
+    assert fast <= set(result["candidate_id"].to_list())
+    eligible = eligible_samples(frame(*rows))
+    for winner in concise_and_fast(eligible).iter_rows(named=True):
+        rivals = eligible.filter(pl.col("task_id") == winner["task_id"])
+        assert winner["reasoning_tokens"] == rivals["reasoning_tokens"].min()
+        assert winner["_speedup"] == rivals["_speedup"].max()
+    singles = [operator_kind(ops) for ops in result["reference_operators"]].count("single_operator")
+    if "single_operator" in result["criterion"].to_list():
+        assert singles <= result.height - singles
+
+
+@pytest.mark.parametrize("bad", [{"single_operator_quota": 1.0}, {"single_operator_quota": -1}, {"min_speedup": -1}, {"strategy": "best"}])
+def test_config_refuses_what_means_nothing(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        CurationConfig(**bad)
+
+
+def test_config_survives_json() -> None:
+    for quota in (0.25, 3):
+        config = CurationConfig(single_operator_quota=quota)
+        assert CurationConfig.model_validate_json(config.model_dump_json()) == config
+        assert type(CurationConfig.model_validate(config.model_dump()).single_operator_quota) is type(quota)
+
+
+@pytest.mark.parametrize(
+    ("operators", "kind"),
+    [
+        (["torch.nn.functional.linear"], "single_operator"),
+        (("torch.Tensor.add",), "single_operator"),
+        (["torch.Tensor.add_", "torch.nn.functional.batch_norm"], "single_operator"),
+        (["torch.Tensor.add_", "torch.Tensor.add_", "torch.nn.functional.batch_norm"], "fusion"),
+        (["torch.Tensor.add_", "torch.nn.functional.relu"], "fusion"),
+        (["torch.matmul", "torch.matmul"], "fusion"),
+        (["torch.nn.functional.linear", "torch.nn.functional.gelu"], "fusion"),
+        ([], "fusion"),
+    ],
+)
+def test_operator_kind(operators: list[str], kind: str) -> None:
+    assert operator_kind(operators) == kind
+
+
+def test_operator_kind_on_what_verification_really_records() -> None:
+    """A layer is one operator whatever torch takes it apart into, views around it do not count; a layer and an activation are two."""
+    import torch
+
+    from kernels_eval.child import _reference_operators
+
+    def kind(layer: torch.nn.Module, *shape: int) -> str:
+        return operator_kind(_reference_operators(lambda: layer(torch.ones(*shape).transpose(-1, -2).contiguous())))
+
+    layers = [
+        (torch.nn.Linear(4, 5), (3, 4, 4)),
+        (torch.nn.LayerNorm(4), (4, 4)),
+        (torch.nn.GroupNorm(2, 4), (2, 4, 4)),
+        (torch.nn.BatchNorm1d(4), (2, 4, 4)),
+        (torch.nn.Softmax(-1), (3, 4)),
+    ]
+    assert [kind(layer, *shape) for layer, shape in layers] == ["single_operator"] * len(layers)
+    assert kind(torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.GELU()), 4, 4) == "fusion"
+    assert kind(torch.nn.Flatten(), 2, 3) == "fusion"

@@ -1,0 +1,439 @@
+"""The sink against a real MLflow on SQLite, read back with MLflow's own client."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from kernels_eval.errors import EvalError, UsageError
+from tasks.schemas import VERDICTS
+from tasks.tracking import mlflow_sink
+from tasks.tracking.mlflow_sink import (
+    FINGERPRINT_TAG,
+    PARENT_TAG,
+    STAGE_TAG,
+    VERSION_TAG,
+    DatasetRef,
+    RunRecord,
+    StageRecord,
+    flatten,
+    log_run,
+)
+
+FINGERPRINT = "0123456789abcdef0123456789abcdef"
+
+
+class Home:
+    """One database, one artifact root and the files a run brings."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.uri = f"sqlite:///{path}/mlflow.db"
+        self.artifacts = path / "artifact root"
+
+    def log(self, record: RunRecord) -> str:
+        return log_run(record, tracking_uri=self.uri, artifact_root=str(self.artifacts), experiment="refresh")
+
+    @property
+    def client(self) -> Any:
+        from mlflow.tracking import MlflowClient
+
+        return MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
+
+    def runs(self, query: str = "") -> list[Any]:
+        return list(self.client.search_runs([self.client.get_experiment_by_name("refresh").experiment_id], query))
+
+    def parents(self) -> dict[str, str]:
+        """run id -> status of every parent run."""
+        return {run.info.run_id: run.info.status for run in self.runs() if FINGERPRINT_TAG in run.data.tags}
+
+    def children(self, parent: str) -> dict[str, Any]:
+        return {run.info.run_name: run for run in self.runs(f"tags.`{PARENT_TAG}` = '{parent}'")}
+
+    def record(self, fingerprint: str = FINGERPRINT, **changes: Any) -> RunRecord:
+        adapter, snapshot = self.path / "adapter", self.path / "verification"
+        adapter.mkdir(exist_ok=True)
+        snapshot.mkdir(exist_ok=True)
+        (adapter / "adapter_config.json").write_text('{"r": 32}')
+        (adapter / "adapter_model.safetensors").write_bytes(b"weights")
+        (self.path / "report.html").write_text("<h1>report</h1>")
+        (self.path / "speedup.png").write_bytes(b"\x89PNG")
+        (self.path / "loss.svg").write_text("<svg/>")
+        for part in range(2):
+            rows = [{"candidate_id": f"{part}-{index}", "status": "correct"} for index in range(3)]
+            pq.write_table(pa.Table.from_pylist(rows, schema=VERDICTS), snapshot / f"part-{part}.parquet")
+        stages = (
+            StageRecord(name="verification", params={"workers": 2}, metrics={"correct": 3, "rejected": 0}, tags={"device": "cpu"}),
+            StageRecord(name="training", series={"loss": [(1, 2.5), (2, 1.5), (3, 0.75)]}, artifacts=(self.path / "loss.svg",)),
+            StageRecord(
+                name="benchmark base", metrics={"exec_at_1": 0.5, "exec_at_1_lower": 0.1, "exec_at_1_upper": 0.9, "exec_at_5": None}
+            ),
+            StageRecord(name="benchmark tuned", metrics={"exec_at_1": 0.0, "fast_1_at_1": 0.0}),
+        )
+        values: dict[str, Any] = {
+            "run_fingerprint": fingerprint,
+            "run_name": "local refresh",
+            "tags": {"language": "cpp"},
+            "params": {"curation": {"strategy": "concur", "min_speedup": 5.0}, "ks": [1, 5], "seed": None},
+            "metrics": {"curated": 7, "fast_1_at_1": 0.0},
+            "stages": stages,
+            "datasets": [("verification", str(snapshot), FINGERPRINT)],
+            "artifacts": (self.path / "report.html", self.path / "speedup.png"),
+            "adapter_dir": adapter,
+            "registered_model": "concur-adapter",
+        }
+        return RunRecord(**(values | changes))
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """An MLflow database with its tables and nothing else: making one takes seconds, copying one does not."""
+    from mlflow.tracking import MlflowClient
+
+    path = tmp_path_factory.mktemp("template") / "mlflow.db"
+    MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
+    return path.read_bytes()
+
+
+@pytest.fixture
+def home(tmp_path: Path, database: bytes) -> Home:
+    (tmp_path / "mlflow.db").write_bytes(database)
+    return Home(tmp_path)
+
+
+def test_everything_of_a_run_reads_back(home: Home) -> None:
+    run_id = home.log(home.record())
+    run = home.client.get_run(run_id)
+    assert run.info.status == "FINISHED" and run.info.run_name == "local refresh"
+    assert run.data.params == {"curation.strategy": "concur", "curation.min_speedup": "5.0", "ks": "[1, 5]", "seed": "null"}
+    assert run.data.metrics == {"curated": 7.0, "fast_1_at_1": 0.0}
+    assert run.data.tags["language"] == "cpp" and run.data.tags[FINGERPRINT_TAG] == FINGERPRINT
+
+    children = home.children(run_id)
+    assert set(children) == {"verification", "training", "benchmark base", "benchmark tuned"}
+    assert {child.info.status for child in children.values()} == {"FINISHED"}
+    assert children["verification"].data.metrics == {"correct": 3.0, "rejected": 0.0}
+    assert children["verification"].data.params == {"workers": "2"}
+    assert children["verification"].data.tags["device"] == "cpu"
+    assert children["training"].data.tags[STAGE_TAG] == "training"
+    history = home.client.get_metric_history(children["training"].info.run_id, "loss")
+    assert [(point.step, point.value) for point in history] == [(1, 2.5), (2, 1.5), (3, 0.75)]
+    # k above the number of samples has no value: nothing is written, least of all a zero
+    assert children["benchmark base"].data.metrics == {"exec_at_1": 0.5, "exec_at_1_lower": 0.1, "exec_at_1_upper": 0.9}
+    assert children["benchmark tuned"].data.metrics == {"exec_at_1": 0.0, "fast_1_at_1": 0.0}
+
+
+def test_artifacts_lie_under_the_given_root(home: Home) -> None:
+    run_id = home.log(home.record())
+    files = {str(path.relative_to(home.artifacts)) for path in home.artifacts.rglob("*") if path.is_file()}
+    loss = home.children(run_id)["training"].info.run_id
+    own = ("report.html", "figures/speedup.png", "adapter/adapter_config.json", "adapter/adapter_model.safetensors")
+    assert files == {f"{run_id}/artifacts/{name}" for name in own} | {f"{loss}/artifacts/figures/loss.svg"}
+
+
+def test_dataset_input_counts_rows_over_all_parts(home: Home) -> None:
+    import mlflow.data
+
+    run = home.client.get_run(home.log(home.record()))
+    (entry,) = run.inputs.dataset_inputs
+    assert (entry.dataset.name, entry.dataset.digest) == ("verification", FINGERPRINT)
+    assert json.loads(entry.dataset.profile)["num_rows"] == 6
+    columns = {column["name"]: column["type"] for column in json.loads(entry.dataset.schema)["mlflow_colspec"]}
+    assert list(columns) == VERDICTS.names and columns["status"] == "string" and columns["timing"] == "object"
+    source = mlflow.data.get_source(run.inputs.dataset_inputs[0])
+    assert sorted(Path(source.load()).iterdir()) == sorted((home.path / "verification").iterdir())
+
+
+def test_one_parquet_file_is_a_dataset_too(home: Home) -> None:
+    path = str(home.path / "verification" / "part-0.parquet")
+    run_id = home.log(home.record(datasets=[DatasetRef("verification", path, FINGERPRINT)]))
+    (entry,) = home.client.get_run(run_id).inputs.dataset_inputs
+    assert json.loads(entry.dataset.profile)["num_rows"] == 3
+
+
+def test_the_registered_version_is_the_adapter(home: Home) -> None:
+    import mlflow.artifacts
+
+    run_id = home.log(home.record())
+    (version,) = home.client.search_model_versions("name = 'concur-adapter'")
+    assert version.run_id == run_id and version.status == "READY" and version.tags[FINGERPRINT_TAG] == FINGERPRINT
+    assert home.client.get_run(run_id).data.tags[VERSION_TAG] == "concur-adapter/1"
+    weights = mlflow.artifacts.download_artifacts(f"{version.source}/adapter_model.safetensors", tracking_uri=home.uri)
+    assert Path(weights).read_bytes() == b"weights"
+
+
+def test_a_second_call_writes_nothing(home: Home) -> None:
+    record = home.record()
+    first = home.log(record)
+    before = [(run.info.run_id, run.info.end_time, run.data.to_dictionary()) for run in home.runs()]
+    (home.path / "report.html").unlink()  # a replay does not even need the files
+    assert home.log(record) == first
+    assert [(run.info.run_id, run.info.end_time, run.data.to_dictionary()) for run in home.runs()] == before
+    assert len(home.client.search_model_versions("name = 'concur-adapter'")) == 1
+
+
+def test_another_fingerprint_is_another_run_and_version(home: Home) -> None:
+    assert home.log(home.record()) != home.log(home.record("another"))
+    assert len(home.parents()) == 2
+    assert len(home.client.search_model_versions("name = 'concur-adapter'")) == 2
+
+
+def test_a_deleted_run_is_written_again(home: Home) -> None:
+    first = home.log(home.record())
+    home.client.delete_run(first)
+    second = home.log(home.record())
+    assert second != first and home.parents() == {second: "FINISHED"}
+
+
+def test_a_deleted_version_does_not_come_back(home: Home) -> None:
+    run_id = home.log(home.record())
+    home.client.delete_model_version("concur-adapter", "1")
+    assert home.log(home.record()) == run_id
+    assert home.client.search_model_versions("name = 'concur-adapter'") == []
+
+
+KILLED_WRITER = """
+    import os, signal, sys
+    from pathlib import Path
+    from mlflow.tracking import MlflowClient
+    from tasks.tracking.mlflow_sink import RunRecord, log_run
+
+    def die(*_args, **_kwargs):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(MlflowClient, sys.argv[1], die)
+    record = RunRecord.model_validate_json(Path(sys.argv[2]).read_text())
+    log_run(record, tracking_uri=sys.argv[3], artifact_root=sys.argv[4], experiment="refresh")
+"""
+
+
+def _killed_at(call: str, home: Home, record: RunRecord) -> None:
+    """A real process that is killed (SIGKILL) when it comes to the first such call of MLflow's client."""
+    written = home.path / "record.json"
+    written.write_text(record.model_dump_json())
+    command = [sys.executable, "-c", textwrap.dedent(KILLED_WRITER), call, str(written), home.uri, str(home.artifacts)]
+    env = os.environ | {"PYTHONPATH": str(Path(mlflow_sink.__file__).parents[2])}
+    assert subprocess.run(command, env=env, cwd=home.path, timeout=120).returncode == -signal.SIGKILL
+
+
+def test_what_a_killed_process_left_is_marked_and_written_anew(home: Home) -> None:
+    record = home.record()
+    _killed_at("log_artifact", home, record)  # the first file is a child's: parent and child are both open
+    assert list(home.parents().values()) == ["RUNNING"]
+    (left,) = home.parents()
+    new = home.log(record)
+    assert home.parents() == {left: "KILLED", new: "FINISHED"}
+    assert {child.info.status for child in home.children(left).values()} == {"FINISHED", "KILLED"}
+    assert home.log(record) == new
+
+
+def test_a_process_killed_before_registration_is_completed(home: Home) -> None:
+    record = home.record()
+    _killed_at("create_model_version", home, record)
+    (left,) = home.parents()
+    assert home.client.search_model_versions("name = 'concur-adapter'") == []
+    assert home.log(record) == left  # the run was whole: only the version was missing
+    assert [version.run_id for version in home.client.search_model_versions("name = 'concur-adapter'")] == [left]
+
+
+def test_a_process_killed_after_registration_does_not_register_twice(home: Home) -> None:
+    record = home.record()
+    _killed_at("set_tag", home, record)
+    (left,) = home.parents()
+    assert home.log(record) == left
+    assert len(home.client.search_model_versions("name = 'concur-adapter'")) == 1
+    assert home.client.get_run(left).data.tags[VERSION_TAG] == "concur-adapter/1"
+
+
+def test_a_failing_write_is_marked_failed_and_raised(home: Home) -> None:
+    home.log(home.record("first"))
+    home.artifacts.rename(home.path / "elsewhere")
+    home.artifacts.write_text("a file where the artifact root was")
+    with pytest.raises(OSError):
+        home.log(home.record())
+    (failed,) = (run_id for run_id, status in home.parents().items() if status == "FAILED")
+    assert {child.info.status for child in home.children(failed).values()} == {"FINISHED", "FAILED"}
+    home.artifacts.unlink()
+    new = home.log(home.record())
+    assert home.parents()[new] == "FINISHED" and home.parents()[failed] == "FAILED"
+
+
+@pytest.mark.parametrize("broken", ["artifact", "stage artifact", "adapter", "dataset"])
+def test_a_missing_path_is_named_before_anything_is_written(home: Home, broken: str) -> None:
+    missing = home.path / "not there"
+    changes: dict[str, dict[str, Any]] = {
+        "artifact": {"artifacts": (missing,)},
+        "stage artifact": {"stages": (StageRecord(name="training", artifacts=(missing,)),)},
+        "adapter": {"adapter_dir": missing},
+        "dataset": {"datasets": [("tasks", str(missing), "f")]},
+    }
+    with pytest.raises(UsageError, match="not there"):
+        home.log(home.record(**changes[broken]))
+    assert home.runs() == []
+
+
+def test_hostile_and_huge_values_fit(home: Home) -> None:
+    params = {f"key {index}": "x" for index in range(230)}
+    params |= {"long": "é" * 7000, "pass@1 > 2": "a", "pass@1 < 2": "b", "../up": "c", "n" * 300: "d"}
+    tags = {"detail": "<script>\x00" + "y" * 9000, FINGERPRINT_TAG: "forged", "mlflow.note.content": "what a person wrote"}
+    series = {"loss": [(step, 1 / step) for step in range(1, 2402)], "grad_norm": [(1, math.nan)]}
+    stage = StageRecord(name="training " * 100, series=series, tags={FINGERPRINT_TAG: FINGERPRINT, PARENT_TAG: "forged"})
+    run_id = home.log(home.record(params=params, tags=tags, stages=(stage,)))
+    data = home.client.get_run(run_id).data
+    assert len(data.params) == len(params)
+    assert data.params["long"] == "é" * 5997 + "..."
+    assert sorted(data.params[key] for key in data.params if key.startswith("pass_1")) == ["a", "b"]
+    assert data.tags["detail"].startswith("<script>\ufffdyyy") and len(data.tags["detail"]) == 8000
+    assert data.tags[FINGERPRINT_TAG] == FINGERPRINT and data.tags["mlflow.note.content"] == "what a person wrote"
+    (child,) = home.children(run_id).values()
+    history = home.client.get_metric_history(child.info.run_id, "loss")
+    assert sorted(point.step for point in history) == list(range(1, 2402))
+    assert math.isnan(child.data.metrics["grad_norm"])
+    assert FINGERPRINT_TAG not in child.data.tags
+
+
+@given(st.lists(st.text(max_size=400), min_size=1, unique=True))
+def test_every_name_becomes_a_legal_and_distinct_key(names: list[str]) -> None:
+    from mlflow.utils.validation import _validate_param, _validate_tag
+
+    keys = [mlflow_sink._key(name) for name in names]
+    assert len(set(keys)) == len(names)
+    for key in keys:
+        assert _validate_param(key, "value").key == key and _validate_tag(key, "value").key == key
+
+
+def test_a_batch_of_the_longest_values_stays_under_the_servers_limit() -> None:
+    from mlflow.utils import validation
+
+    assert (mlflow_sink.PARAM_LENGTH, mlflow_sink.TAG_LENGTH) == (validation.MAX_PARAM_VAL_LENGTH, validation.MAX_TAG_VAL_LENGTH)
+    longest = {"key": "k" * mlflow_sink.KEY_LENGTH, "value": "\U0001f600" * mlflow_sink.TAG_LENGTH}
+    worst = json.dumps([longest] * mlflow_sink.TEXTS_PER_BATCH)
+    assert len(worst) < validation.MAX_BATCH_LOG_REQUEST_SIZE
+
+
+def test_flatten() -> None:
+    class Inner(BaseModel):
+        path: Path = Path("a/b")
+        empty: dict[str, int] = {}
+
+    assert flatten({"a": {"b": 1.5, "c": [1, {"d": None}]}, "e": Inner(), "f": True, "g": "text"}) == {
+        "a.b": "1.5",
+        "a.c": '[1, {"d": null}]',
+        "e.path": "a/b",
+        "e.empty": "{}",
+        "f": "true",
+        "g": "text",
+    }
+    assert flatten({}) == {}
+    with pytest.raises(UsageError, match=r"a\.b"):
+        flatten({"a.b": 1, "a": {"b": 2}})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run_fingerprint": "x' or '1' = '1"},
+        {"adapter_dir": None},  # a registered model of nothing
+        {"registered_model": "a/b"},
+        {"artifacts": (Path("a/report.html"), Path("b/report.html"))},
+        {"stages": ({"name": "training", "metrics": {"loss": 1.0}, "series": {"loss": [(1, 2.0)]}},)},
+        {"unknown": 1},
+    ],
+)
+def test_illegal_records_cannot_be_built(home: Home, changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        home.record(**changes)
+
+
+def test_without_an_artifact_root_artifacts_lie_beside_the_database(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = home.path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    run_id = log_run(home.record(), tracking_uri=home.uri, artifact_root=None, experiment="refresh")
+    assert (home.path / "mlartifacts" / run_id / "artifacts" / "report.html").is_file()
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_database_server_needs_an_artifact_root_and_its_password_stays_secret(home: Home) -> None:
+    with pytest.raises(UsageError, match="artifact root") as caught:
+        log_run(home.record(), tracking_uri="postgresql://me:secret@127.0.0.1/mlflow", artifact_root=None, experiment="refresh")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_file_that_is_no_database_fails_at_once(home: Home) -> None:
+    (home.path / "mlflow.db").write_text("this is not SQLite " * 100)
+    started = time.monotonic()
+    with pytest.raises(EvalError, match="cannot open the tracking database"):
+        home.log(home.record())
+    assert time.monotonic() - started < 30  # MLflow's own retries: 100 s
+
+
+def test_a_deleted_experiment_is_named(home: Home) -> None:
+    home.log(home.record())
+    home.client.delete_experiment(home.client.get_experiment_by_name("refresh").experiment_id)
+    with pytest.raises(UsageError, match="restore"):
+        home.log(home.record())
+
+
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    """Takes connections and never answers."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(16)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_a_server_that_never_answers_is_an_error_soon(home: Home, silent_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow.exceptions import MlflowException
+
+    monkeypatch.setattr(mlflow_sink, "HTTP_TIMEOUT_S", 1)
+    before = dict(os.environ)
+    started = time.monotonic()
+    with pytest.raises(MlflowException):
+        log_run(home.record(), tracking_uri=silent_server, artifact_root=None, experiment="refresh")
+    assert time.monotonic() - started < 60  # MLflow's own defaults: more than ten minutes
+    assert dict(os.environ) == before
+
+
+def test_what_the_user_set_in_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
+    with mlflow_sink._bounded_and_quiet():
+        assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
+        assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == str(mlflow_sink.HTTP_RETRIES)
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77" and "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
+
+
+def test_a_first_write_in_a_fresh_process_prints_nothing(tmp_path: Path) -> None:
+    """No template here: the database does not exist, nor does its directory, and MLflow is imported for the first time."""
+    script = f"""
+        import sys
+        from tasks.tracking.mlflow_sink import RunRecord, StageRecord, log_run
+        assert "mlflow" not in sys.modules, "importing the sink imports mlflow"
+        record = RunRecord(run_fingerprint="f", run_name="first", stages=(StageRecord(name="synthesis", metrics={{"candidates": 4}}),))
+        log_run(record, tracking_uri="sqlite:///{tmp_path}/new/mlflow.db", artifact_root=None, experiment="refresh")
+    """
+    env = os.environ | {"PYTHONPATH": str(Path(mlflow_sink.__file__).parents[2])}
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (tmp_path / "new" / "mlflow.db").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new"]

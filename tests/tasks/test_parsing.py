@@ -1,0 +1,214 @@
+"""Responses as models really write them, then anything at all: parsing never fails and never takes long."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels_eval.records import REASONS, Candidate, Language, Status
+from tasks.synthesis.parsing import Parsed, is_unfinished, parse_response
+
+MODULE = "import torch\n\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x + 1\n"
+DRAFT = MODULE.replace("x + 1", "x + 2")
+HELPER = "def helper(x):\n    return x"
+
+
+def fenced(code: str, tag: str = "python", fence: str = "```") -> str:
+    return f"{fence}{tag}\n{code.rstrip()}\n{fence}"
+
+
+def parts(parsed: Parsed) -> tuple[str, str, str | None]:
+    return parsed.reasoning, parsed.code or "", parsed.parse_reason
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"<think>\nAdd one.\n</think>\n\nHere:\n{fenced(MODULE)}\nDone.",
+        f"Add one.\n</think>\n{fenced(MODULE)}",
+        f"The kernel must be fast.\n\n\n<think>\nAdd one.\n</think>\n{fenced(MODULE)}",
+        f"<think>Add one.</think>{fenced(MODULE)}",
+    ],
+)
+def test_reasoning_stands_before_the_closing_tag(text: str) -> None:
+    assert parts(parse_response(text)) == ("Add one.", MODULE, None)
+
+
+def test_reasoning_that_the_server_separated_is_kept_and_its_drafts_do_not_count() -> None:
+    parsed = parse_response("No kernel is needed.", reasoning=f"Add two.\n{fenced(DRAFT)}", finish_reason="stop")
+    assert (parsed.answer, parsed.parse_reason) == ("No kernel is needed.", "no_code_block")
+    assert parts(parse_response(fenced(MODULE), reasoning="Add one.")) == ("Add one.", MODULE, None)
+    assert parse_response(f"<think>Add one.</think>{fenced(MODULE)}", reasoning="").reasoning == "Add one."
+
+
+def test_drafts_in_the_reasoning_never_count_beside_an_answer() -> None:
+    parsed = parse_response(f"<think>\n{fenced(DRAFT)}\n</think>\n{fenced(MODULE)}")
+    assert parsed.code == MODULE
+    assert parse_response(f"<think>\n{fenced(DRAFT)}\n</think>\nThat is all.").parse_reason == "no_code_block"
+
+
+def test_a_response_that_ends_with_its_reasoning_has_its_answer_there() -> None:
+    text = f"Add one.\n{fenced(MODULE)}\n</think>\n"
+    assert parse_response(text).code == MODULE
+    assert parse_response(text, finish_reason="length").parse_reason == "truncated"
+
+
+@pytest.mark.parametrize("preamble", ["", "The kernel must be fast.\n\n"])
+@pytest.mark.parametrize("finish_reason", [None, "length"])
+def test_reasoning_never_closed_is_truncated_whatever_it_drafts(preamble: str, finish_reason: str | None) -> None:
+    parsed = parse_response(f"{preamble}<think>\nPerhaps\n{fenced(DRAFT)}\nWait,", finish_reason=finish_reason)
+    assert (parsed.code, parsed.parse_reason, parsed.answer) == (None, "truncated", "")
+    assert parsed.reasoning.startswith("Perhaps") and DRAFT in parsed.reasoning
+
+
+def test_without_tags_the_last_module_is_taken_and_the_reasoning_ends_where_it_begins() -> None:
+    thought, answer = f"First try:\n{fenced(DRAFT)}\nBetter:", f"{fenced(MODULE)}\nUsage:\n{fenced('ModelNew()')}"
+    parsed = parse_response(f"{thought}\n{answer}")
+    assert (parsed.reasoning, parsed.answer, parsed.code) == (thought, answer, MODULE)
+
+
+def test_what_stopped_at_the_limit_before_any_tag_is_all_reasoning() -> None:
+    parsed = parse_response("Let me think about tiles.", finish_reason="length")
+    assert (parsed.reasoning, parsed.answer, parsed.parse_reason) == ("Let me think about tiles.", "", "truncated")
+
+
+@pytest.mark.parametrize("finish_reason", [None, "stop", "length"])
+def test_a_complete_module_counts_even_where_the_text_was_cut_behind_it(finish_reason: str | None) -> None:
+    assert parse_response(f"x</think>{fenced(MODULE)}\n```python\nimport", finish_reason=finish_reason).code == MODULE
+
+
+def test_a_fence_never_closed_is_truncated() -> None:
+    for finish_reason in (None, "stop", "length"):
+        assert parse_response(f"x</think>```python\n{MODULE}", finish_reason=finish_reason).parse_reason == "truncated"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        fenced(MODULE, ""),
+        fenced(MODULE, " Python"),
+        fenced(MODULE, "py", "````"),
+        fenced(MODULE, "python", "~~~"),
+        fenced(MODULE).replace("\n", "\r\n"),
+        "1. Here:\n" + "\n".join(f"   {line}" for line in fenced(MODULE).split("\n")),
+        f"The code is as follows.{fenced(MODULE)}",
+        fenced(MODULE) + " The kernel is fused.",
+        f"```python\nimport torch  # never closed\n{fenced(MODULE)}",
+        fenced(MODULE, "cuda"),
+        f"{fenced('class ModelNew { int x; };', 'cpp')}\n{fenced(MODULE)}\n{fenced('class ModelNew { int y; };', 'cpp')}",
+        f"{fenced(MODULE)}\n{fenced(HELPER)}",
+        MODULE,
+        f"\n\n{MODULE}\n",
+    ],
+)
+def test_fences_as_models_write_them(text: str) -> None:
+    assert parse_response(text).code == MODULE
+
+
+def test_a_fence_in_a_docstring_does_not_end_the_block() -> None:
+    module = MODULE + '\nNOTE = """\n    ```cpp\n    int x;\n    ```\n"""\n'
+    assert parse_response(fenced(module)).code == module
+    assert parse_response(fenced(module, fence="````")).code == module
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no_code_block"),
+        ("I cannot do that.", "no_code_block"),
+        ("Define class ModelNew as you like.", "no_code_block"),
+        (f"Write ```{MODULE.splitlines()[0]}``` first.", "no_code_block"),
+        (fenced(HELPER), "missing_model_new"),
+        (fenced("class ModelNewer:\n    pass"), "missing_model_new"),
+        (fenced('TEXT = """\nclass ModelNew:\n"""'), "missing_model_new"),
+        (fenced("class ModelNew { int x; };", "cpp"), "missing_model_new"),
+    ],
+)
+def test_why_there_is_no_code(text: str, reason: str) -> None:
+    assert parse_response(text).parse_reason == reason
+
+
+def test_a_syntax_error_is_for_the_verifier_to_find() -> None:
+    broken = MODULE + "    def (\n"
+    assert parse_response(fenced(broken)).code == broken
+
+
+@pytest.mark.parametrize(
+    ("text", "unfinished"),
+    [
+        (f"x</think>{fenced(MODULE)}", False),
+        (f"```python\nx</think>{fenced(MODULE)}", False),
+        (f"x</think>{fenced(MODULE)}\n```python\nimport", True),
+        ("<think>\nPerhaps", True),
+        (fenced(MODULE), False),
+        ("", False),
+    ],
+)
+def test_a_recorded_response_that_breaks_off_is_noticed(text: str, unfinished: bool) -> None:
+    assert is_unfinished(text) is unfinished
+
+
+def test_what_cannot_be_stored_is_replaced() -> None:
+    parsed = parse_response(f"\ud800 think</think>{fenced(MODULE + '# ' + chr(0) + chr(0xDFFF))}")
+    assert parsed.code is not None and parsed.code.startswith(MODULE)
+    (parsed.reasoning + parsed.answer + parsed.code).encode("utf-8")
+
+
+def check_invariants(text: str, reasoning: str | None, finish_reason: str | None) -> None:
+    parsed = parse_response(text, reasoning=reasoning, finish_reason=finish_reason)
+    assert (parsed.code is None) != (parsed.parse_reason is None)
+    assert parsed.parse_reason is None or parsed.parse_reason in REASONS[Status.NO_CODE]
+    assert parsed.code is None or "ModelNew" in parsed.code
+    facts = {"reasoning": parsed.reasoning, "code": parsed.code, "parse_reason": parsed.parse_reason}
+    Candidate(candidate_id="c", task_id="t", language=Language.CPP, generator="g", **facts)
+
+
+ANY_TEXT = st.text(st.characters(), max_size=300)
+FINISH = st.sampled_from([None, "stop", "length", "content_filter"])
+PIECES = st.sampled_from(
+    ["```", "````", "~~~", "```python", "``` cpp", "    ```", "<think>", "</think>", "\n", "\r\n", "`", " ", "\x00", "\ud800", "prose"]
+    + ["class ModelNew:\n    pass\n", "class ModelNew(", "x = '''", "def f(:\n", MODULE, fenced(MODULE), fenced(HELPER)]
+)
+
+
+@given(ANY_TEXT, st.none() | ANY_TEXT, FINISH)
+def test_any_text_is_parsed(text: str, reasoning: str | None, finish_reason: str | None) -> None:
+    check_invariants(text, reasoning, finish_reason)
+
+
+@given(st.lists(PIECES, max_size=40), st.none() | st.lists(PIECES, max_size=6).map("".join), FINISH)
+@settings(max_examples=400)
+def test_fence_soup_is_parsed(pieces: list[str], reasoning: str | None, finish_reason: str | None) -> None:
+    check_invariants("".join(pieces), reasoning, finish_reason)
+
+
+@given(st.lists(PIECES, max_size=20).map("".join), st.sampled_from(["stop", "length", None]))
+@settings(max_examples=200)
+def test_a_clean_answer_behind_any_closed_reasoning_is_found(soup: str, finish_reason: str | None) -> None:
+    assert parse_response(f"{soup}</think>\n{fenced(MODULE)}\n", finish_reason=finish_reason).code == MODULE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`" * 5_000_000,
+        ("`" * 999 + "x") * 5_000,
+        "```\n" * 200_000,
+        "```python\nclass ModelNew:\n" * 50_000,
+        "</think>" * 200_000,
+        "\n<think>" * 200_000,
+        " " * 5_000_000,
+        "class ModelNew\n" * 100_000,
+        fenced("class ModelNew: pass\nx = " + "(" * 2_000_000),
+        fenced("class ModelNew: pass\nx = a" + "+a" * 200_000),
+        fenced("class ModelNew: pass\n" + "x = 1\n" * 800_000),
+    ],
+    ids="backticks runs empty-blocks reopened closings openings spaces classes nesting deep-sum long-module".split(),
+)
+def test_hostile_sizes_take_seconds_at_most(text: str) -> None:
+    start = time.process_time()
+    check_invariants(text, None, None)
+    assert time.process_time() - start < 10  # quadratic time on any of these would take minutes

@@ -1,0 +1,219 @@
+"""What Prefect retries, what it answers from its cache, and what it makes again: with a real Prefect."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from kernels_eval.errors import DeviceError, EvalError, GpuLostError, SandboxError, ToolchainError, UsageError
+from tasks import policy
+from tasks.policy import ProgressArtifact, by_fingerprint, call_stage, infrastructure_only, stage_options
+from tasks.progress import observed_by, report
+from tasks.store import Snapshot, SnapshotRef, fingerprint
+
+SCHEMA = pa.schema([("value", pa.int64())])
+CALLS: list[int] = []
+FAULTS: list[Exception] = []
+
+
+def planned(root: str, value: int) -> Snapshot:
+    return Snapshot(root, "stage", fingerprint("stage", {"value": value}))
+
+
+def fill(root: str, value: int) -> SnapshotRef:
+    """A stage as small as one can be: raises what `FAULTS` holds, one a call, then writes its snapshot."""
+    CALLS.append(value)
+    if FAULTS:
+        raise FAULTS.pop(0)
+    snapshot = planned(root, value)
+    if not snapshot.finished:
+        snapshot.append([{"value": value}], SCHEMA)
+        snapshot.publish(config={"value": value})
+    return snapshot.ref
+
+
+@pytest.fixture(autouse=True)
+def _nothing_called_yet() -> None:
+    CALLS.clear()
+    FAULTS.clear()
+
+
+@pytest.fixture(scope="module")
+def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A Prefect of its own: server, database and stored results end with this file."""
+    from prefect import settings
+    from prefect.testing.utilities import prefect_test_harness
+
+    home = tmp_path_factory.mktemp("prefect")
+    updates = {settings.PREFECT_HOME: home, settings.PREFECT_LOCAL_STORAGE_PATH: home / "storage"}
+    with settings.temporary_settings(updates=updates), prefect_test_harness(server_startup_timeout=120):
+        yield home
+
+
+# -- what is retried ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (GpuLostError("gone"), True),
+        (SandboxError("fork server died"), True),
+        (ToolchainError("nvcc broke"), True),
+        (EvalError("some machine's fault"), True),
+        (ConnectionRefusedError("endpoint"), True),
+        (TimeoutError("endpoint"), True),
+        (UsageError("unreadable"), False),
+        (DeviceError("no GPU"), False),
+        (ValueError("a bug"), False),
+        (KeyError("a bug"), False),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_a_machines_fault_is_retried_and_nothing_else(error: Exception, again: bool) -> None:
+    from prefect.states import Completed, Failed
+
+    assert infrastructure_only(None, None, Failed(message=str(error), data=error)) is again
+    assert infrastructure_only(None, None, Completed(data=1)) is False
+
+
+def test_a_stage_is_retried_twice_with_growing_pauses() -> None:
+    options = stage_options(planned)
+    assert (options["retries"], options["retry_delay_seconds"]) == (2, [5, 30])
+    assert options["retry_condition_fn"] is infrastructure_only
+    assert options["persist_result"] is True
+
+
+def test_every_step_is_made_with_this_policy() -> None:
+    from tasks.benchmark.step import score_benchmark
+    from tasks.curation.step import curate
+    from tasks.sources.step import load_tasks
+    from tasks.synthesis.step import synthesise
+    from tasks.training.step import train
+    from tasks.verification.step import verify_chunk
+
+    for step in (load_tasks, synthesise, verify_chunk, curate, train, score_benchmark):
+        assert (step.retries, step.retry_condition_fn) == (2, infrastructure_only), step.name
+    for step in (synthesise, curate, train, score_benchmark):
+        assert step.cache_key_fn is not None and step.persist_result, step.name
+
+
+@pytest.mark.slow
+def test_a_lost_gpu_is_tried_again_and_an_unreadable_input_is_not(prefect_home: Path, tmp_path: Path) -> None:
+    from prefect import flow, task
+
+    step = task(**{**stage_options(planned), "retry_delay_seconds": 0})(fill)
+
+    @flow
+    def line(value: int) -> SnapshotRef:
+        return step(str(tmp_path), value)
+
+    FAULTS[:] = [GpuLostError("gone", "look at it"), SandboxError("died")]
+    assert line(1).open().finished
+    assert CALLS == [1, 1, 1]
+
+    CALLS.clear()
+    FAULTS[:] = [GpuLostError("gone", "look at it")] * 3
+    with pytest.raises(GpuLostError, match="look at it"):
+        line(2)
+    assert CALLS == [2, 2, 2]  # the third fault ends it
+
+    for error in (UsageError("unreadable", "mend it"), DeviceError("no GPU"), ValueError("a bug")):
+        CALLS.clear()
+        FAULTS[:] = [error]
+        with pytest.raises(type(error), match=str(error.args[0])):
+            line(3)
+        assert CALLS == [3], error
+
+
+# -- what is cached ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_cache_key_is_the_snapshot_and_its_place(tmp_path: Path) -> None:
+    key = by_fingerprint(planned)
+
+    def of(root: str, value: int) -> str:
+        return key(None, {"root": root, "value": value})
+
+    assert of("a", 1) == of("a", 1)
+    assert len({of("a", 1), of("a", 2), of("b", 1)}) == 3  # another root is another snapshot, whatever the fingerprint
+    assert planned("a", 1).fingerprint in of("a", 1)
+
+
+@pytest.mark.slow
+def test_a_cached_snapshot_that_was_deleted_is_made_again(prefect_home: Path, tmp_path: Path) -> None:
+    from prefect import flow, task
+
+    step = task(**stage_options(planned))(fill)
+
+    @flow
+    def line(value: int) -> SnapshotRef:
+        return call_stage(step, str(tmp_path), value)
+
+    first = line(7)
+    assert first.open().finished and CALLS == [7]
+    assert line(7) == first and CALLS == [7]  # Prefect's answer, in another flow run
+
+    shutil.rmtree(first.open().path)
+    assert line(7) == first
+    assert first.open().finished and first.open().read()["value"].to_list() == [7]
+    assert CALLS == [7, 7]
+
+    assert line(7) == first and CALLS == [7, 7]  # and what was made again is cached again
+    assert line(8) != first and CALLS == [7, 7, 8]
+    assert any((prefect_home / "storage").iterdir())  # results went here, not to the user's home
+
+
+@pytest.mark.slow
+def test_a_snapshot_whose_manifest_is_gone_is_resumed_not_believed(prefect_home: Path, tmp_path: Path) -> None:
+    from prefect import flow, task
+
+    step = task(**stage_options(planned))(fill)
+
+    @flow
+    def line(value: int) -> SnapshotRef:
+        return call_stage(step, str(tmp_path), value)
+
+    ref = line(9)
+    (Path(ref.open().path) / "manifest.json").unlink()
+    assert line(9).open().finished
+    assert CALLS == [9, 9]
+
+
+# -- what is shown -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_progress_artifact_follows_the_stage_and_ends_full(prefect_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import prefect.artifacts
+    from prefect import flow
+    from prefect.artifacts import Artifact
+
+    now, sent, update = [100.0], [], prefect.artifacts.update_progress_artifact
+    monkeypatch.setattr(policy, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(prefect.artifacts, "update_progress_artifact", lambda id, progress: (sent.append(progress), update(id, progress)))
+
+    @flow
+    def line() -> None:
+        with observed_by(ProgressArtifact("test-progress", "share done")):
+            for done, seconds in ((1, 1.0), (2, 2.5), (3, 3.0), (4, 3.1)):
+                now[0] = 100.0 + seconds
+                report("stage", done, 4)
+
+    line()
+    assert sent == [50.0, 100.0]  # at 1 s and 3 s it is too early; the end always shows
+    stored = Artifact.get("test-progress")
+    assert stored is not None and (stored.type, stored.data) == ("progress", 100.0)
+
+
+def test_an_observer_hears_nothing_after_it_left() -> None:
+    heard: list[tuple[str, int, int, str]] = []
+    with pytest.raises(RuntimeError), observed_by(lambda *args: heard.append(args)):
+        report("a", 1, 2, "note")
+        raise RuntimeError("the stage failed")
+    report("a", 2, 2)
+    assert heard == [("a", 1, 2, "note")]

@@ -1,0 +1,374 @@
+"""The report as its readers meet it: what it says, that strangers' text stays text, and that it stands alone."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import math
+import re
+from html.parser import HTMLParser
+from typing import Any
+from xml.etree import ElementTree
+
+import polars as pl
+import pytest
+
+from kernels_eval.records import REASONS, Status
+from tasks.benchmark import report
+from tasks.benchmark.report import (
+    CandidatePoint,
+    Example,
+    ReportContext,
+    TrainingStep,
+    build_report,
+    clean,
+    examples_of,
+    figures,
+    points_of,
+    published_table,
+    summary_table,
+    to_json,
+    to_markdown,
+)
+from tasks.benchmark.scoring import compare, score
+
+PARTS = ("</pre>", "<script>alert(1)</script>", '"><img src=http://evil.example/x onerror=alert(2)>', "`x`", "```", "| a | b |")
+LINES = "\n# title\n[link](http://evil.example) https://evil.example www.evil.example "
+HOSTILE = " ".join(PARTS) + LINES + "\x1b[31mred\u202egnp.exe\x00 $\\frac{$"
+
+
+def verdict(model: str, task: str, outcome: float | str, tokens: int = 100, number: int = 0) -> dict[str, Any]:
+    """One verdict joined with its candidate: an outcome is a speedup or a reason."""
+    timed = isinstance(outcome, float)
+    status = "correct" if timed else next(status for status, reasons in REASONS.items() if outcome in reasons)
+    timing = {"speedup": outcome, "speedup_lower": outcome * 0.9, "speedup_upper": outcome * 1.1} if timed else None
+    return {
+        "model": model,
+        "candidate_id": f"{model}-{task}-{number}",
+        "task_id": task,
+        "status": str(status),
+        "reason": "ok" if timed else outcome,
+        "detail": f"saw {outcome}",
+        "outputs_match": timed,
+        "timing": timing,
+        "generator": "a model",
+        "reasoning_tokens": tokens,
+        "code": "int x;",
+    }
+
+
+LINE = [
+    verdict("line", "t1", 3.5, 900),
+    verdict("line", "t1", 0.8, 1200, 1),
+    verdict("line", "t2", "build_failed", 3000),
+    verdict("line", "t2", "build_failed", 3100, 1),
+    verdict("line", "t3", "wrong_output", 2500),
+    verdict("line", "t3", "no_custom_kernel", 400, 1),
+]
+HELD_OUT = [verdict("recorded", f"h{i}", 2.0 if i else "wrong_output", number=n) for i in range(4) for n in range(2)]
+HELD_OUT += [verdict(model, f"h{i}", "build_failed", number=n) for model in ("base", "tuned") for i in range(4) for n in range(2)]
+NAMES = {"t1": "1_Square_matmul", "t2": "2_Softmax", "t3": "3_Norm"}
+
+
+@functools.cache
+def facts() -> dict[str, Any]:
+    line, held_out = pl.DataFrame(LINE), pl.DataFrame(HELD_OUT)
+    return {
+        "run_name": "local",
+        "language": "cpp",
+        "device": "a CPU",
+        "tasks": 3,
+        "candidates": 6,
+        "status_counts": dict(line["status"].value_counts().iter_rows()),
+        "reason_counts": dict(line["reason"].value_counts().iter_rows()),
+        "criterion_counts": {"concise_and_fast": 1, "high_speedup": 0},
+        "base_model": "tiny",
+        "history": [{"step": i + 1, "epoch": (i + 1) / 2, "loss": 3.0 - 0.5 * i, "learning_rate": 1e-4} for i in range(4)],
+        "scores": score(held_out, ks=(1, 5), ps=(0.0, 1.0, 2.0), resamples=200),
+        "comparisons": compare(held_out, baseline="base", model="recorded", ks=(1,), ps=(1.0,), resamples=200),
+        "points": points_of(line, NAMES),
+        "examples": examples_of(line, NAMES),
+        "fingerprints": {"verification": "abc123"},
+        "tool_versions": {"torch": "2.13"},
+        "hardware": {"cpus": 2},
+        "config": {"seed": 0},
+        "notes": ["a note of the run"],
+    }
+
+
+def context(**changes: Any) -> ReportContext:
+    return ReportContext(**(facts() | changes))
+
+
+def hostile() -> ReportContext:
+    """Everything a candidate, a task, a model or a profile can name is hostile at once."""
+    return context(
+        run_name=HOSTILE,
+        device=HOSTILE,
+        base_model=HOSTILE,
+        status_counts={HOSTILE: 6},
+        reason_counts={HOSTILE: 6},
+        criterion_counts={HOSTILE: 1},
+        scores=[row.model_copy(update={"model": HOSTILE}) for row in context().scores],
+        points=[CandidatePoint(task_name=HOSTILE, generator=HOSTILE, status=HOSTILE, reason=HOSTILE, reasoning_tokens=5, speedup=2.0)],
+        examples=[Example(task_name=HOSTILE, generator=HOSTILE, status=HOSTILE, reason=HOSTILE, detail=HOSTILE, code=HOSTILE)],
+        fingerprints={HOSTILE: HOSTILE},
+        tool_versions={HOSTILE: HOSTILE},
+        hardware={HOSTILE: HOSTILE},
+        config={HOSTILE: [HOSTILE]},
+        notes=[HOSTILE],
+    )
+
+
+class Page(HTMLParser):
+    """What a browser would see: tags with attributes, text, and whether every tag is closed in order."""
+
+    VOID = frozenset({"meta", "img", "br"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return " ".join("".join(self.text).split())
+
+
+def svgs(page: Page) -> list[ElementTree.Element]:
+    sources = [attributes["src"] or "" for tag, attributes in page.tags if tag == "img"]
+    return [ElementTree.fromstring(base64.b64decode(source.removeprefix("data:image/svg+xml;base64,"))) for source in sources]
+
+
+# -- what it says --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_summary_is_the_run_in_rows() -> None:
+    rows = dict(summary_table(context()))
+    assert (rows["tasks"], rows["candidates"], rows["curated samples"]) == ("3", "6", "1")
+    assert rows["status correct"] == "2 (33.3 %)" and rows["status compile_error"] == "2 (33.3 %)"
+    assert (rows["curated by concise_and_fast"], rows["curated by high_speedup"]) == ("1", "0")
+    assert rows["training loss, first to last epoch"] == "2.750 to 1.750 (4 steps)"
+    assert rows["recorded, custom kernel"].startswith("Exec@1 75.0 % (25.0 to 100.0), fast_1@1 75.0 %")
+    assert rows["tuned, custom kernel"] == "Exec@1 0.0 % (0.0 to 49.0), fast_1@1 0.0 % (0.0 to 49.0)"
+
+
+def test_the_headline_tells_the_outcome() -> None:
+    line = report.headline(context())
+    assert "Of 6 candidates on 3 tasks, 2 proved correct" in line
+    assert "2.750 to 1.750" in line
+    assert "4 held-out tasks (Exec@1): recorded 75.0 %, base 0.0 %, tuned 0.0 %" in line
+
+
+@pytest.mark.parametrize("render", [build_report, to_markdown])
+def test_page_and_markdown_hold_the_same_facts(render: Any) -> None:
+    text = render(context())
+    shown = (Page(text).words if text.startswith("<!doctype") else text).replace("\\", "")
+    scores = ["Exec@5", "n/a", "0.0 % (0.0 to 49.0)", "fast_2@1", "2.00x", "recorded minus base"]
+    line = ["build_failed", "concise_and_fast", "2.750", "1_Square_matmul", "3.50x", "saw 3.5"]
+    rest = ["4 tasks a model", "They say nothing about a GPU", "a note of the run", "KernelCoder (r)", "abc123", "2.13"]
+    for fact in (*scores, *line, *rest):
+        assert fact in shown, fact
+
+
+def test_a_run_without_training_or_benchmark_says_so() -> None:
+    bare = ReportContext(run_name="r", language="cuda", tasks=0, candidates=0)
+    assert ("training loss, first to last epoch", "not trained") in summary_table(bare)
+    assert "No benchmark was run." in Page(build_report(bare)).words
+    assert "No benchmark was run." in to_markdown(bare)
+    assert figures(bare) == {}
+
+
+def test_what_not_to_trust_follows_from_the_data() -> None:
+    def caveats(**changes: Any) -> str:
+        return " ".join(json.loads(to_json(context(**changes)))["caveats"])
+
+    said = caveats()
+    assert "4 tasks a model" in said and "base, tuned: not one correct kernel in 8 samples" in said and "CPU" in said
+    assert "recorded:" not in said
+    assert "CPU" not in caveats(language="cuda")
+    assert "do not add up" not in said and "do not add up" in caveats(candidates=7)
+    many = [row.model_copy(update={"tasks": 100}) for row in context().scores]
+    assert "too few" not in caveats(scores=many)
+    assert "different numbers" in caveats(scores=[*many[:1], *context().scores])
+
+
+def test_loss_compares_epochs_and_falls_back_to_steps() -> None:
+    assert context().losses == (2.75, 1.75)
+    assert context(history=[TrainingStep(step=1, loss=2.0), TrainingStep(step=2, loss=1.0)]).losses == (2.0, 1.0)
+    assert context(history=[TrainingStep(step=1, epoch=3.0, loss=2.0)]).losses == (2.0, 2.0)
+    assert context(history=()).losses is None
+
+
+def test_published_results_stand_apart_and_are_marked() -> None:
+    table = dict(published_table())
+    assert table["KernelCoder (r)"]["L2 fast_1@10"] == "68"
+    assert "L1 Exec@10" not in table["DeepSeek-R1-0528 (r)"]
+    page = build_report(context())
+    ours, theirs = page.split("Published results of others")
+    assert "KernelCoder" not in ours and "not comparable" in theirs
+    assert "KernelCoder" not in json.dumps(json.loads(to_json(context()))["scores"])
+
+
+def test_examples_are_the_fastest_then_one_of_each_reason_commonest_first() -> None:
+    chosen = examples_of(pl.DataFrame(LINE), NAMES)
+    assert [example.reason for example in chosen] == ["ok", "build_failed", "no_custom_kernel", "wrong_output"]
+    assert chosen[0].speedup == 3.5 and chosen[0].task_name == "1_Square_matmul"
+
+
+def test_points_carry_timing_only_where_there_is_one() -> None:
+    points = points_of(pl.DataFrame(LINE), {})
+    assert [point.speedup for point in points] == [3.5, 0.8, None, None, None, None]
+    assert points[0].lower == pytest.approx(3.15) and points[0].task_name == "t1"
+
+
+# -- strangers' text stays text ------------------------------------------------------------------------------------------------
+
+
+def test_hostile_text_adds_no_tag_and_no_attribute() -> None:
+    page = Page(build_report(hostile()))
+    assert page.open == []
+    layout = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "ul", "li", "div", "details", "summary", "pre"}
+    tables = {"table", "thead", "tbody", "tr", "th", "td", "figure", "img", "figcaption"}
+    assert {tag for tag, _ in page.tags} == layout | tables
+    attributes = {name for _, found in page.tags for name in found}
+    assert attributes <= {"lang", "charset", "name", "content", "http-equiv", "class", "scope", "alt", "src"}
+    assert page.words.count("<script>alert(1)</script>") > 10  # shown, as text
+
+
+def test_hostile_text_cannot_act_in_figures() -> None:
+    for root in svgs(Page(build_report(hostile()))):
+        assert not {"script", "img", "image", "foreignObject", "a"} & {element.tag.split("}")[-1] for element in root.iter()}
+        assert not [name for element in root.iter() for name in element.attrib if name.lower().startswith("on")]
+    labels = " ".join("".join(root.itertext()) for root in svgs(Page(build_report(hostile()))))
+    assert "<script>" in labels
+
+
+def test_a_name_that_looks_like_a_formula_is_drawn_as_it_is() -> None:
+    point = CandidatePoint(task_name="$\\frac{$ and $x_1$", status="$\\sqrt$", reason="ok", reasoning_tokens=5, speedup=2.0)
+    drawn = figures(context(points=[point]))
+    assert "$\\frac{$ and $x_1$" in drawn["speedup"] and "$\\sqrt$" in drawn["reasoning_length"]
+
+
+@pytest.mark.parametrize("render", [build_report, to_markdown, to_json])
+def test_no_control_or_invisible_character_survives(render: Any) -> None:
+    text = render(hostile())
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]", text)
+    assert "x1b" in text or "u001b" in text
+
+
+def test_the_terminal_gets_no_control_characters_either() -> None:
+    for name, value in summary_table(hostile()):
+        assert (name + value).isprintable()
+
+
+def test_hostile_text_is_no_markdown() -> None:
+    lines = to_markdown(hostile()).split("\n")
+    prose = [line for line in lines if not line.startswith("    ")]
+    assert not [line for line in prose if re.search(r"<|(?<!\\)`|(?<!\\)\[|://|www\.", line)]
+    assert not [line for line in prose if line.startswith("#") and not re.match(r"#{1,3} ", line)]
+    tables = [block.split("\n") for block in "\n".join(prose).split("\n\n") if block.startswith("|")]
+    assert len(tables) > 8
+    for header, rule, *body in tables:
+        assert re.fullmatch(r"\|( --- \|)+", rule)
+        assert {len(re.findall(r"(?<!\\)\|", line)) for line in (header, *body)} == {rule.count("|")}, header
+
+
+def test_code_in_markdown_cannot_leave_its_block() -> None:
+    text = to_markdown(context(examples=[Example(task_name="t", status="correct", reason="ok", code="a\r\n```\n\n<b>\n# no\rx")]))
+    block = [line for line in text.split("\n") if line.strip() in ("a", "```", "<b>", "# no\\rx")]
+    assert len(block) == 4 and all(line.startswith("    ") for line in block)
+
+
+def test_clean_shows_what_would_act() -> None:
+    assert clean("a\x1b[2J\u202eb\u200b") == "a\\x1b[2J\\u202eb\\u200b"
+    assert clean("a\r\nb\n\tc") == "a\nb\n\tc"
+    assert clean("a\r\nb", one_line=True) == "a b"
+    assert clean("\ud800") == "\\ud800"
+    assert clean("Ωmega ≥ 1") == "Ωmega ≥ 1"
+
+
+def test_passwords_in_urls_are_masked_everywhere() -> None:
+    made = context(config={"tracking": {"uri": "postgresql://user:s3cret@db/mlflow"}, "urls": ["http://a:s3c:r@t@host:80/x", "http://host:80/y@z"]})
+    for text in (build_report(made), to_markdown(made), to_json(made)):
+        assert "s3c" not in text
+    assert made.config["tracking"]["uri"] == "postgresql://user:***@db/mlflow"
+    assert made.config["urls"] == ["http://a:***@host:80/x", "http://host:80/y@z"]
+
+
+# -- the page stands alone -----------------------------------------------------------------------------------------------------
+
+
+def test_the_page_loads_nothing() -> None:
+    page = Page(build_report(context()))
+    sources = [found["src"] or "" for tag, found in page.tags if tag == "img"]
+    assert len(sources) == 3 and all(source.startswith("data:image/svg+xml;base64,") for source in sources)
+    assert not {"script", "link", "iframe", "object"} & {tag for tag, _ in page.tags}
+    (policy,) = [found["content"] or "" for _, found in page.tags if found.get("http-equiv") == "Content-Security-Policy"]
+    assert policy.startswith("default-src 'none';")
+    for root in svgs(page):
+        for element in root.iter():
+            assert all(value.startswith("#") for name, value in element.attrib.items() if name.endswith("href"))
+
+
+def test_figures_follow_the_colour_scheme() -> None:
+    drawn = figures(context())
+    assert set(drawn) == {"training_loss", "reasoning_length", "speedup"}
+    for svg in drawn.values():
+        assert "prefers-color-scheme:dark" in svg and "currentColor" in svg
+        assert report._INK not in svg and not re.search(r"(fill|stroke): ?#(000000|ffffff)", svg)
+    assert "prefers-color-scheme:dark" in build_report(context())
+
+
+def test_every_figure_has_its_data() -> None:
+    marks = {name: svg.count("<use ") for name, svg in figures(context()).items()}
+    assert marks["training_loss"] >= 4 and marks["reasoning_length"] >= 6
+    assert "1_Square_matmul" in figures(context())["speedup"]
+    points = [point.model_copy(update={"reasoning_tokens": None, "speedup": None}) for point in context().points]
+    without = context(points=points, history=())
+    assert figures(without) == {}
+    assert "tokenizer was not given" in Page(build_report(without)).words
+
+
+def test_a_large_run_stays_under_the_size_and_says_what_was_cut() -> None:
+    timing = {"lower": 1.0, "upper": 2.0}
+    points = [
+        CandidatePoint(task_name=f"task {i}", status=list(Status)[i % 8], reason="ok", reasoning_tokens=i, speedup=1 + i / 1e4, **timing)
+        for i in range(20_000)
+    ]
+    examples = [Example(task_name="t", status="correct", reason="ok", code="x" * 1_000_000, detail="d" * 1_000_000) for _ in range(50)]
+    page = build_report(context(points=points, examples=examples, candidates=20_000))
+    assert len(page.encode()) < 600_000
+    words = Page(page).words
+    assert "1,500 of 20,000 candidates" in words and "30 of 20,000" in words and "more characters" in words
+
+
+def test_the_same_context_gives_the_same_bytes() -> None:
+    made = context()
+    assert build_report(made) == build_report(made)
+    assert to_markdown(made) == to_markdown(made) and to_json(made) == to_json(made)
+
+
+def test_json_is_plain_and_complete() -> None:
+    made = context(history=[TrainingStep(step=1, loss=math.nan), TrainingStep(step=2, loss=1.5)])
+    data = json.loads(to_json(made), parse_constant=lambda name: pytest.fail(name))
+    assert data["history"][0]["loss"] is None
+    assert {"headline", "summary", "caveats", "scores", "points", "fingerprints", "published"} <= set(data)
+    again = ReportContext(**{name: data[name] for name in ReportContext.model_fields})
+    assert again.scores == made.scores and again.points == made.points
+    assert to_json(hostile()).isascii()

@@ -1,0 +1,424 @@
+"""Recorded responses are replayed exactly; the client speaks the protocol to a real server, faults included."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from kernels_eval.errors import EvalError, UsageError
+from kernels_eval.records import KernelTask, Language, SamplingParams
+from tasks.sources import bundled
+from tasks.synthesis.client import REFUSALS_BEFORE_GIVING_UP, OpenAISampler
+from tasks.synthesis.recorded import RecordedSampler, ResponsesFile, cut_off
+from tasks.synthesis.sampler import Request, Response
+
+KEY = "sk-very-secret-0123456789"
+KEY_ENV = "CONCUR_TEST_KEY"
+
+
+def request(task: KernelTask, index: int = 0, language: Language = Language.CPP, prompt: str = "a prompt") -> Request:
+    key = f"{task.task_id}#{language.value}#{index}"
+    return Request(request_key=key, task=task, language=language, prompt=prompt, sample_index=index, sampling=SamplingParams(seed=index))
+
+
+def user_task(name: str = "mine") -> KernelTask:
+    return KernelTask(task_id=f"user/{name}", name=name, code="class Model: pass")
+
+
+# --- recorded ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_recorded_serves_each_recording_under_its_own_request() -> None:
+    task = next(task for task in bundled.load() if task.name == "softmax_rows")
+    wanted = [request(task, index, language) for language in (Language.CUDA, Language.CPP) for index in range(5)]
+    got = {response.request_key: response.text for response in RecordedSampler().sample(wanted)}
+    texts = bundled.responses("softmax_rows", "cuda") + bundled.responses("softmax_rows", "cpp")
+    assert got == {asked.request_key: text for asked, text in zip(wanted, texts, strict=True)}
+    assert RecordedSampler().generator == "recorded"
+
+
+def test_recorded_passes_over_what_it_does_not_have() -> None:
+    task = next(task for task in bundled.load() if task.name == "softmax_rows")
+    namesake = KernelTask(task_id="user/softmax_rows", name="softmax_rows", code="class Model: pass")
+    wanted = [request(task, 5), request(task, 0, Language.TRITON), request(namesake), request(task, 1)]
+    assert [response.request_key for response in RecordedSampler().sample(wanted)] == [wanted[3].request_key]
+
+
+def test_counts_tokens_only_with_a_tokenizer(tmp_path: Path) -> None:
+    from tasks.sources.small_model import build_small_model
+
+    directory = build_small_model(tmp_path / "model", ["some text to learn from, some text to count"])
+    for make in (RecordedSampler, lambda tokenizer=None: client("http://127.0.0.1:1/v1", tokenizer=tokenizer)):
+        assert make().count_tokens(["some text"]) is None
+        short, long, empty = make(tokenizer=str(directory)).count_tokens(["text", "text " * 50, ""])
+        assert empty == 0 < short < long
+
+
+@pytest.mark.parametrize(
+    ("text", "cut"),
+    [
+        ("<think>a</think>\n```python\nx\n```\n", False),
+        ("<think>still thinking", True),
+        ("<think>a</think>\n```python\nx = 1", True),
+        ("<think>a ```\nnever closed in the reasoning</think> answer", False),
+        ("a</think>```python\nx\n```", False),
+        ("````md\n```python\n````\n", False),
+        ("````md\n```\n", True),
+        ("```inline``` code", False),
+        ("plain", False),
+        ("", False),
+        ("  ```python\n  x\n  ```", False),
+        ("```python\r\nx\r\n```\r\n", False),
+    ],
+)
+def test_cut_off(text: str, cut: bool) -> None:
+    assert cut_off(text) is cut
+
+
+def responses_file(path: Path, **changes: list) -> Path:
+    columns = {
+        "level": [1, 1, 2], "problem_id": [3, 3, 3], "sample_id": [0, 2, 0], "model": ["Org/M"] * 3, "response": ["a", "<think>b", "c"],
+    }  # fmt: skip
+    pl.DataFrame(columns | changes).write_parquet(path)
+    return path
+
+
+def kernelbench_task(level: int, problem: int) -> KernelTask:
+    return KernelTask(task_id=f"kernelbench/L{level}/{problem}", name="x", code="class Model: pass", level=level)
+
+
+def test_responses_file_answers_by_level_problem_and_sample(tmp_path: Path) -> None:
+    sampler = ResponsesFile(responses_file(tmp_path / "r.parquet"))
+    wanted = [request(kernelbench_task(level, 3), index, Language.CUDA) for level in (1, 2, 3) for index in range(3)]
+    got = {response.request_key: (response.text, response.finish_reason) for response in sampler.sample(wanted)}
+    assert got == {
+        "kernelbench/L1/3#cuda#0": ("a", "stop"),
+        "kernelbench/L1/3#cuda#2": ("<think>b", "length"),
+        "kernelbench/L2/3#cuda#0": ("c", "stop"),
+    }
+    assert sampler.generator == "Org/M"
+    assert not list(sampler.sample([request(kernelbench_task(1, 3), 0, Language.CPP)])), "the recordings are CUDA"
+
+
+def test_responses_file_may_name_its_language(tmp_path: Path) -> None:
+    sampler = ResponsesFile(responses_file(tmp_path / "r.parquet", language=["cpp", "triton", None]))
+    tasks = [
+        (kernelbench_task(1, 3), 0, Language.CPP),
+        (kernelbench_task(1, 3), 2, Language.TRITON),
+        (kernelbench_task(2, 3), 0, Language.CUDA),
+    ]
+    assert [response.text for response in sampler.sample([request(*asked[:2], asked[2]) for asked in tasks])] == ["a", "<think>b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": ["A", "B", "A"]}, "2 models"),
+        ({"model": [None, None, None]}, "None"),
+        ({"sample_id": [0, 0, 0]}, "two responses for kernelbench/L1/3"),
+    ],
+)
+def test_responses_file_refuses_what_is_ambiguous(tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ResponsesFile(responses_file(tmp_path / "r.parquet", **changes))
+
+
+def test_responses_file_names_what_is_wrong_with_the_file(tmp_path: Path) -> None:
+    pl.DataFrame({"level": [1]}).write_parquet(tmp_path / "short.parquet")
+    with pytest.raises(UsageError, match="no column problem_id, sample_id, model, response"):
+        ResponsesFile(tmp_path / "short.parquet")
+    with pytest.raises(UsageError, match="does not exist"):
+        ResponsesFile(tmp_path / "absent.parquet")
+
+
+# --- OpenAI client ----------------------------------------------------------------------------------------------------------------
+
+Answer = tuple[int, dict | bytes] | tuple[int, dict | bytes, dict]
+
+
+class Server:
+    """A chat completions endpoint. `answer(number, body)` says what the request with that number (from 0) gets."""
+
+    def __init__(self, answer: Callable[[int, dict], Answer]) -> None:
+        self.bodies: list[dict] = []
+        self.headers: list[dict] = []
+        self.in_flight = self.most_in_flight = 0
+        self.lock = threading.Lock()
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                with owner.lock:
+                    number = len(owner.bodies)
+                    owner.bodies.append(body | {"path": self.path})
+                    owner.headers.append({name.lower(): value for name, value in self.headers.items()})
+                    owner.in_flight += 1
+                    owner.most_in_flight = max(owner.most_in_flight, owner.in_flight)
+                try:
+                    status, content, *more = answer(number, body)
+                finally:
+                    with owner.lock:
+                        owner.in_flight -= 1
+                if status == 0:  # drop the connection
+                    self.close_connection = True
+                    return
+                raw = content if isinstance(content, bytes) else json.dumps(content).encode()
+                try:
+                    self.send_response(status)
+                    for name, value in (
+                        {"content-type": "application/json", "content-length": str(len(raw))} | (more[0] if more else {})
+                    ).items():
+                        self.send_header(name, value)
+                    self.end_headers()
+                    self.wfile.write(raw)
+                except ConnectionError:  # the client has gone, as some tests want
+                    self.close_connection = True
+
+            def log_message(self, *args: object) -> None:
+                """Quiet."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
+
+
+@contextmanager
+def serving(answer: Callable[[int, dict], Answer]) -> Iterator[Server]:
+    server = Server(answer)
+    thread = threading.Thread(target=server.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.server.shutdown()
+        thread.join()
+        server.server.server_close()
+
+
+def completion(content: str | None = "an answer", finish: str = "stop", tokens: int | None = 7, **message: object) -> dict:
+    choice = {"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": content} | message}
+    usage = {"usage": {"prompt_tokens": 1, "completion_tokens": tokens, "total_tokens": 1 + tokens}} if tokens is not None else {}
+    return {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]} | usage
+
+
+def client(url: str, **options: object) -> OpenAISampler:
+    return OpenAISampler(base_url=url, model="org/model", api_key_env=KEY_ENV, **({"backoff_s": 0.001, "retries": 3} | options))
+
+
+def ask(server: Server, count: int = 1, **options: object) -> list[Response]:
+    return list(client(server.url, **options).sample([request(user_task(), index, prompt=f"prompt {index}") for index in range(count)]))
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_ENV, KEY)
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_sends_what_was_asked_and_returns_what_was_said() -> None:
+    with serving(lambda number, body: (200, completion("text", "length", 12))) as server:
+        (response,) = ask(server)
+    assert response == Response(request_key="user/mine#cpp#0", text="text", completion_tokens=12, finish_reason="length")
+    (body,) = server.bodies
+    assert body["path"] == "/v1/chat/completions" and body["model"] == "org/model"
+    assert body["messages"] == [{"role": "user", "content": "prompt 0"}]
+    assert {name: body[name] for name in ("temperature", "top_p", "max_tokens", "seed")} == SamplingParams(seed=0).model_dump()
+    assert server.headers[0]["authorization"] == f"Bearer {KEY}"
+
+
+def test_no_request_makes_no_call() -> None:
+    with serving(lambda number, body: (200, completion())) as server:
+        assert ask(server, count=0) == [] == server.bodies
+
+
+def test_answers_come_as_they_finish_and_concurrency_is_bounded() -> None:
+    first_may_go, together = threading.Event(), threading.Barrier(3)
+
+    def answer(number: int, body: dict) -> Answer:
+        if number < 3:
+            together.wait(timeout=20)  # breaks unless three requests are in flight at once
+        if body["messages"][0]["content"] == "prompt 0":
+            assert first_may_go.wait(timeout=20)
+        return 200, completion(body["messages"][0]["content"])
+
+    with serving(answer) as server:
+        stream = client(server.url, concurrency=3).sample([request(user_task(), index, prompt=f"prompt {index}") for index in range(8)])
+        early = [next(stream) for _ in range(7)]
+        first_may_go.set()
+        late = list(stream)
+    assert {response.text for response in early} == {f"prompt {index}" for index in range(1, 8)}
+    assert [(response.text, response.request_key) for response in late] == [("prompt 0", "user/mine#cpp#0")]
+    assert server.most_in_flight == 3
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        (429, {"error": {"message": "slow down"}}),
+        (429, {"error": {"message": "slow down"}}, {"retry-after": "0"}),
+        (500, {"error": {"message": "oops"}}),
+        (503, b"<html>unavailable</html>"),
+        (0, b""),
+        (200, b'{"choices": [{"mess'),
+        (200, b"\xff\xfe not text"),
+        (200, b"<html>a proxy's page</html>", {"content-type": "text/html"}),
+        (200, {"choices": []}),
+        (200, {"choices": None}),
+        (200, {"choices": [{"message": "not a message"}]}),
+        (200, {"choices": [None]}),
+        (200, []),
+    ],
+    ids=lambda fault: f"{fault[0]}-{str(fault[1])[:24]}",
+)
+class TestFaults:
+    def test_is_tried_again(self, fault: Answer) -> None:
+        with serving(lambda number, body: fault if number < 2 else (200, completion("at last"))) as server:
+            (response,) = ask(server)
+        assert response.text == "at last" and len(server.bodies) == 3
+
+    def test_is_an_infrastructure_fault_in_the_end(self, fault: Answer) -> None:
+        with serving(lambda number, body: fault) as server:
+            with pytest.raises(EvalError, match=r"no answer for user/mine in 3 attempts") as caught:
+                ask(server, retries=2)
+        assert not isinstance(caught.value, UsageError) and caught.value.hint
+        assert len(server.bodies) == 3
+
+
+def test_nobody_listening_is_an_infrastructure_fault() -> None:
+    with serving(lambda number, body: (200, completion())) as server:
+        url = server.url
+    with pytest.raises(EvalError, match="attempts") as caught:
+        list(client(url, retries=1).sample([request(user_task())]))
+    assert url in str(caught.value)
+
+
+def test_an_answer_that_never_comes_times_out() -> None:
+    over = threading.Event()
+
+    def answer(number: int, body: dict) -> Answer:
+        over.wait(timeout=20)
+        return 200, completion()
+
+    with serving(answer) as server:
+        with pytest.raises(EvalError, match="timed out"):
+            ask(server, retries=1, timeout_s=0.2)
+        over.set()
+    assert len(server.bodies) == 2
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+def test_reasoning_that_the_server_separates_is_kept_apart(field: str) -> None:
+    with serving(lambda number, body: (200, completion("answer", **{field: "thoughts"}))) as server:
+        (response,) = ask(server)
+    assert (response.text, response.reasoning) == ("answer", "thoughts")
+
+
+def test_missing_parts_are_unknown_not_invented() -> None:
+    with serving(lambda number, body: (200, completion(None, "content_filter", None))) as server:
+        (response,) = ask(server)
+    assert response == Response(request_key="user/mine#cpp#0", text="", finish_reason="content_filter")
+
+
+def test_lone_surrogates_do_not_stop_the_run() -> None:
+    with serving(lambda number, body: (200, completion("a\ud800b"))) as server:
+        (response,) = ask(server)
+    assert response.text == "a?b"
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [(401, rf"refused the API key.*{KEY_ENV}"), (403, rf"refused the API key.*{KEY_ENV}"), (404, r"org/model.*synthesis\.model")],
+)
+def test_a_wrong_key_or_address_stops_at_once(status: int, message: str) -> None:
+    with serving(lambda number, body: (status, {"error": {"message": "no"}})) as server:
+        with pytest.raises(UsageError, match=message) as caught:
+            ask(server, count=20, concurrency=1)
+    assert server.url in str(caught.value)
+    assert len(server.bodies) == 1
+
+
+def test_the_key_appears_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+    echo = {"error": {"message": f"Incorrect API key provided: {KEY}"}}
+    caplog.set_level(logging.DEBUG)
+    for status in (400, 401, 405, 500):
+        with serving(lambda number, body, status=status: (status, echo)) as server:
+            with pytest.raises(EvalError) as caught:
+                ask(server, retries=1)
+        said = "".join(traceback.format_exception(caught.value))
+        assert server.url in said and KEY not in said
+    assert KEY not in caplog.text and len(caplog.records) > 4
+    assert KEY not in repr(client("http://127.0.0.1:1/v1"))
+
+
+def test_a_refused_request_stays_unanswered_and_the_others_are_answered(caplog: pytest.LogCaptureFixture) -> None:
+    too_long = (400, {"error": {"message": "maximum context length is 4096 tokens"}})
+    with serving(lambda number, body: too_long if body["seed"] % 2 else (200, completion())) as server:
+        got = ask(server, count=6, concurrency=1)
+    assert [response.request_key for response in got] == [f"user/mine#cpp#{index}" for index in (0, 2, 4)]
+    assert caplog.text.count("maximum context length") == 3
+    assert len(server.bodies) == 6
+
+
+@pytest.mark.parametrize("count", [1, 50])
+def test_an_endpoint_that_refuses_everything_is_the_callers_mistake(count: int) -> None:
+    with serving(lambda number, body: (400, {"error": {"message": "max_tokens is too large"}})) as server:
+        with pytest.raises(UsageError, match="max_tokens is too large"):
+            ask(server, count=count, concurrency=1)
+    assert len(server.bodies) == min(count, REFUSALS_BEFORE_GIVING_UP)
+
+
+@pytest.mark.parametrize("leave", ["close", "interrupt"])
+def test_leaving_early_cancels_what_is_in_flight(leave: str) -> None:
+    hold, one_taken = threading.Event(), threading.Event()
+
+    def answer(number: int, body: dict) -> Answer:
+        if number == 0:
+            return 200, completion()
+        if number == 2 and leave == "interrupt":  # Ctrl-C while the caller waits for its second answer
+            one_taken.wait(timeout=20)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        hold.wait(timeout=20)
+        return 200, completion()
+
+    with serving(answer) as server:
+        stream = client(server.url, concurrency=2).sample([request(user_task(), index) for index in range(10)])
+        try:
+            assert next(stream).text == "an answer"
+            if leave == "close":
+                stream.close()
+            else:
+                one_taken.set()
+                with pytest.raises(KeyboardInterrupt):
+                    next(stream)
+            assert "synthesis client" not in {thread.name for thread in threading.enumerate()}
+            assert len(server.bodies) <= 3, "nothing is asked after the caller has left"
+        finally:
+            hold.set()
+
+
+def test_works_where_an_event_loop_runs_already() -> None:
+    import asyncio
+
+    async def main(server: Server) -> list[Response]:
+        return ask(server, count=3)
+
+    with serving(lambda number, body: (200, completion())) as server:
+        assert len(asyncio.run(main(server))) == 3
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000/v1", "ftp://host/v1", "", "http://"])
+def test_an_address_that_is_not_http_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match="http://127.0.0.1:8000/v1"):
+        client(url)

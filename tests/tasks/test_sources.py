@@ -1,0 +1,399 @@
+"""Every source gives checked tasks under stable ids, and says which file or row is wrong and how it should look."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels_eval.errors import UsageError
+from kernels_eval.records import KernelTask, Language
+from tasks.sources import bundled, files, hub, kernelbench, kernelbook
+from tasks.sources.files import check_task_source
+
+GOOD = """\
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        return x + {number}
+
+
+def get_inputs():
+    return [1]
+
+
+def get_init_inputs():
+    return []
+"""
+CUDA_TASKS = {
+    "softmax_rows", "scale_shift_silu", "max_pool2d", "residual_layer_norm", "masked_softmax", "matrix_multiply", "group_norm_swish",
+    "pairwise_l1_distance", "swiglu_gate", "smooth_l1_rows",
+}  # fmt: skip
+
+
+def good(number: int = 0, entry_point: str = "Model") -> str:
+    return GOOD.format(number=number).replace("class Model", f"class {entry_point}")
+
+
+# --- the check --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "missing"),
+    [
+        (good().replace("class Model", "class Net"), "class Model"),
+        (good().replace("def get_inputs", "def inputs"), r"get_inputs\(\)"),
+        (good().replace("def get_init_inputs", "def init_inputs"), r"get_init_inputs\(\)"),
+        ("x = 1", r"class Model or get_inputs\(\) or get_init_inputs\(\)"),
+        ("", "class Model"),
+        ("def f():\n    class Model: pass\n" + good().replace("class Model", "class Net"), "class Model"),
+        (good().replace("class Model(nn.Module):", "def Model():\n  class X:"), "class Model"),
+    ],
+)
+def test_check_names_what_is_missing_and_how_it_should_look(code: str, missing: str) -> None:
+    with pytest.raises(UsageError, match=rf"^my\.py does not define {missing}") as caught:
+        check_task_source(code, "Model", "my.py")
+    for part in ("class Model(nn.Module)", "get_inputs()", "get_init_inputs()"):
+        assert part in caught.value.hint
+
+
+@pytest.mark.parametrize("code", ["def f(:", "x = (", "\0", "x = '\ud800'", "(" * 5000, "-" * 100_000 + "1", "    indented"])
+def test_check_says_where_a_file_is_not_python(code: str) -> None:
+    with pytest.raises(UsageError, match=r"^my\.py is not Python: "):
+        check_task_source(code, "Model", "my.py")
+    if code.startswith("def"):
+        with pytest.raises(UsageError, match="line 1"):
+            check_task_source(code, "Model", "my.py")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        good(),
+        good().replace("\n", "\r\n"),
+        good() + "\n# \u00e9\n",
+        "if True:\n" + "".join(f"    {line}\n" for line in good().splitlines()),
+        "try:\n    import triton\nexcept ImportError:\n    triton = None\n" + good(),
+        good().replace("def get_init_inputs():\n    return []", "get_init_inputs = lambda: []"),
+        good() + "\nregex = '\\d'\n",
+    ],
+)
+def test_check_takes_ordinary_modules_without_a_word(code: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_task_source(code, "Model", "my.py")
+
+
+def test_check_never_runs_the_code(tmp_path: Path) -> None:
+    check_task_source(f"open({str(tmp_path / 'ran')!r}, 'w')\n" + good(), "Model", "my.py")
+    assert not (tmp_path / "ran").exists()
+
+
+@given(st.text())
+def test_check_answers_any_text_with_a_usage_error_or_nothing(code: str) -> None:
+    try:
+        check_task_source(code, "Model", "any.py")
+    except UsageError as error:
+        assert str(error).startswith("any.py")
+
+
+# --- bundled ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_bundled_splits_part_the_tasks() -> None:
+    every, train, held_out = ([task.task_id for task in bundled.load(split)] for split in bundled.SPLITS)
+    assert len(every) == 16 and sorted(train + held_out) == every == sorted(set(every))
+    assert set(held_out) == {f"bundled/{name}" for name in bundled.HELD_OUT} and len(held_out) == 4
+    with pytest.raises(UsageError, match="'test'"):
+        bundled.load("test")
+
+
+def test_bundled_tasks_are_the_files_themselves() -> None:
+    folder = Path(bundled.__file__).parent / "tasks"
+    assert {task.name: task.code for task in bundled.load()} == {
+        path.stem: path.read_text(encoding="utf-8") for path in folder.glob("*.py")
+    }
+    assert {(task.source, task.entry_point, task.init_form) for task in bundled.load()} == {("bundled", "Model", "args")}
+
+
+@pytest.mark.parametrize("language", ["cpp", "cuda"])
+def test_every_bundled_task_has_five_recordings_in_its_languages(language: str) -> None:
+    counts = {task.name: len(bundled.responses(task.name, language)) for task in bundled.load()}
+    assert counts == {name: 5 if language == "cpp" or name in CUDA_TASKS else 0 for name in counts}
+    assert CUDA_TASKS <= counts.keys()
+
+
+def test_recordings_come_in_order_of_their_number() -> None:
+    folder = Path(bundled.__file__).parent / "responses" / "cpp" / "softmax_rows"
+    expected = [(folder / f"{number}.md").read_text(encoding="utf-8") for number in range(5)]
+    assert bundled.responses("softmax_rows", "cpp") == bundled.responses("softmax_rows", Language.CPP) == expected
+    assert len(set(expected)) == 5
+    bundled.responses("softmax_rows", "cpp").clear()
+    assert bundled.responses("softmax_rows", "cpp") == expected, "a caller's list is its own"
+
+
+def test_a_tenth_recording_comes_after_the_ninth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "t.py").write_text(good())
+    recordings = tmp_path / "responses" / "cpp" / "t"
+    recordings.mkdir(parents=True)
+    for number in range(12):
+        (recordings / f"{number}.md").write_text(str(number))
+    monkeypatch.setattr(bundled, "files", lambda package: tmp_path)
+    bundled._tasks.cache_clear()
+    bundled._responses.cache_clear()
+    try:
+        assert bundled.responses("t", "cpp") == [str(number) for number in range(12)]
+    finally:
+        bundled._tasks.cache_clear()
+        bundled._responses.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["no_such_task", "../tasks", ""])
+def test_recordings_of_an_unknown_task_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="no bundled task"):
+        bundled.responses(name, "cpp")
+    assert bundled.responses("softmax_rows", "triton") == []
+
+
+# --- the user's files -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_files(tmp_path: Path) -> None:
+    for number, name in enumerate(("b", "a", "_helper")):
+        (tmp_path / f"{name}.py").write_text(good(number))
+    (tmp_path / "notes.txt").write_text("not a task")
+    found = files.load(tmp_path)
+    assert found == [
+        KernelTask(task_id="user/a", name="a", code=good(1), source="user"),
+        KernelTask(task_id="user/b", name="b", code=good(0), source="user"),
+    ]
+    assert files.load(tmp_path / "a.py") == found[:1] == files.load(str(tmp_path / "a.py"))
+
+
+def test_a_broken_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(good())
+    (tmp_path / "b.py").write_text("x = 1")
+    with pytest.raises(UsageError, match=r"b\.py does not define class Model"):
+        files.load(tmp_path)
+    (tmp_path / "b.py").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match=r"cannot read .*b\.py.*UTF-8"):
+        files.load(tmp_path)
+
+
+def test_a_place_without_tasks_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"absent\.py does not exist"):
+        files.load(tmp_path / "absent.py")
+    with pytest.raises(UsageError, match=r"holds no \.py file"):
+        files.load(tmp_path)
+    (tmp_path / "tasks.csv").write_text("name,code")
+    with pytest.raises(UsageError, match=r"tasks\.csv as Parquet"):
+        files.load(tmp_path / "tasks.csv")
+
+
+def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.py").write_text(good())
+    assert [task.name for task in files.load("~/a.py")] == ["a"]
+
+
+def test_parquet_of_kernel_tasks_comes_back_as_it_was(tmp_path: Path) -> None:
+    tasks = [
+        KernelTask(task_id="x/1", name="one", code=good(1), source="x", level=2),
+        KernelTask(task_id="x/2", name="two", code=good(2, "Net"), entry_point="Net", init_form="args_kwargs"),
+    ]
+    pl.DataFrame([task.model_dump() for task in tasks]).write_parquet(tmp_path / "t.parquet")
+    assert files.load(tmp_path / "t.parquet") == tasks
+
+
+def test_parquet_needs_only_name_and_code(tmp_path: Path) -> None:
+    pl.DataFrame({"name": ["one"], "code": [good()], "other": [3]}).write_parquet(tmp_path / "t.parquet")
+    assert files.load(tmp_path / "t.parquet") == [KernelTask(task_id="user/one", name="one", code=good())]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"name": ["a"]}, "no column code"),
+        ({"name": ["a", None], "code": [good(), good()]}, "row 1: name"),
+        ({"name": ["a"], "code": [None]}, "row 0: code"),
+        ({"name": ["a", "a"], "code": [good(), good(1)]}, "row 1: task_id user/a is there already"),
+        ({"name": ["a"], "code": ["x = 1"]}, r"row 0 \(a\) does not define class Model"),
+        ({"name": ["a"], "code": [good()], "init_form": ["kwargs"]}, "row 0: init_form"),
+        ({"name": [1], "code": [good()]}, "row 0: "),
+    ],
+)
+def test_parquet_with_a_fault_names_the_row(tmp_path: Path, columns: dict, message: str) -> None:
+    pl.DataFrame(columns).write_parquet(tmp_path / "t.parquet")
+    with pytest.raises(UsageError, match=rf"t\.parquet.*{message}"):
+        files.load(tmp_path / "t.parquet")
+
+
+# --- KernelBench ------------------------------------------------------------------------------------------------------------------
+
+
+def bench_file(path: Path, rows: list[tuple]) -> Path:
+    schema = {"code": pl.String, "level": pl.Int64, "name": pl.String, "problem_id": pl.Int64}
+    pl.DataFrame(rows, schema=schema, orient="row").write_parquet(path)
+    return path
+
+
+def test_kernelbench_from_parquet(tmp_path: Path) -> None:
+    path = bench_file(
+        tmp_path / "kb.parquet", [(good(level + number), level, f"{number}_x", number) for level in (2, 1) for number in (10, 9)]
+    )
+    found = kernelbench.load(path)
+    assert [task.task_id for task in found] == ["kernelbench/L1/9", "kernelbench/L1/10", "kernelbench/L2/9", "kernelbench/L2/10"]
+    assert found[0] == KernelTask(task_id="kernelbench/L1/9", name="9_x", code=good(10), source="kernelbench", level=1)
+    assert kernelbench.load(str(path), levels=(2,)) == found[2:]
+    assert kernelbench.load(path, levels=(3,)) == []
+
+
+def test_kernelbench_from_its_repository_is_the_same(tmp_path: Path) -> None:
+    rows = [(good(level), level, f"{number}_x", number) for level in (1, 2) for number in (1, 2, 11)]
+    for code, level, name, _ in rows:
+        (tmp_path / "repo" / f"level{level}").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "repo" / f"level{level}" / f"{name}.py").write_text(code)
+    (tmp_path / "repo" / "level1" / "__init__.py").write_text("")
+    (tmp_path / "repo" / "README.md").write_text("")
+    assert kernelbench.load(tmp_path / "repo") == kernelbench.load(bench_file(tmp_path / "kb.parquet", rows))
+    assert {task.level for task in kernelbench.load(tmp_path / "repo", levels=[2])} == {2}
+
+
+def test_kernelbench_leaves_broken_rows_out_and_says_so(tmp_path: Path) -> None:
+    rows = [
+        (good(), 1, "1_a", 1),
+        ("x = 1", 1, "2_b", 2),
+        (None, 1, "3_c", 3),
+        (good(1), 1, "1_a", 1),
+        (good(), None, "5_e", 5),
+        (good(), 1, "6_f", 6),
+    ]
+    path = bench_file(tmp_path / "kb.parquet", rows)
+    with pytest.warns(
+        UserWarning,
+        match=r"4 of 6 rows left out \(row 1: kernelbench/L1/2 does not define class Model.*row 2: code.*row 3:.*already; \.\.\.\)",
+    ):
+        found = kernelbench.load(path)
+    assert [task.task_id for task in found] == ["kernelbench/L1/1", "kernelbench/L1/6"]
+    assert found[0].code == good()
+
+
+def test_kernelbench_says_what_it_cannot_read(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no level 7"):
+        kernelbench.load(tmp_path, levels=(1, 7))
+    with pytest.raises(UsageError, match="holds no level folder"):
+        kernelbench.load(tmp_path)
+    with pytest.raises(UsageError, match="does not exist"):
+        kernelbench.load(str(tmp_path / "absent.parquet"))
+    pl.DataFrame({"code": ["x"]}).write_parquet(tmp_path / "short.parquet")
+    with pytest.raises(UsageError, match="no column level, name, problem_id"):
+        kernelbench.load(tmp_path / "short.parquet")
+
+
+# --- KernelBook -------------------------------------------------------------------------------------------------------------------
+
+
+def book_file(path: Path, rows: list[tuple]) -> Path:
+    schema = {"uuid": pl.Int64, "entry_point": pl.String, "python_code": pl.String, "triton_code": pl.String}
+    pl.DataFrame([(*row, "unused") for row in rows], schema=schema, orient="row").write_parquet(path)
+    return path
+
+
+def test_kernelbook_keeps_entry_point_and_init_form(tmp_path: Path) -> None:
+    path = book_file(tmp_path / "book.parquet", [(7, "Swish", good(1, "Swish")), (3, "Model", good(2))])
+    assert kernelbook.load(path) == [
+        KernelTask(
+            task_id="kernelbook/7", name="Swish", code=good(1, "Swish"), entry_point="Swish", init_form="args_kwargs", source="kernelbook"
+        ),
+        KernelTask(task_id="kernelbook/3", name="Model", code=good(2), init_form="args_kwargs", source="kernelbook"),
+    ]
+
+
+def test_kernelbook_limit_counts_tasks_not_rows(tmp_path: Path) -> None:
+    path = book_file(
+        tmp_path / "book.parquet",
+        [(1, None, good()), (2, "Model", good()), (3, "Gone", good()), (4, "Model", good()), (5, "Model", good())],
+    )
+    with pytest.warns(UserWarning, match=r"2 of 4 rows left out.*row 2: kernelbook/3 does not define class Gone"):
+        assert [task.task_id for task in kernelbook.load(path, limit=2)] == ["kernelbook/2", "kernelbook/4"]
+
+
+def test_kernelbook_says_what_it_cannot_read(tmp_path: Path) -> None:
+    for location in (tmp_path, tmp_path / "absent.parquet", "./no/such.parquet"):
+        with pytest.raises(UsageError, match="is not a file.*GPUMODE/KernelBook"):
+            kernelbook.load(location)
+
+
+# --- the hub ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("location", "is_id"),
+    [("Org/Data", True), ("a-b/c.d_e", True), ("./a/b", False), ("/a/b", False), ("a", False), ("a/b/c", False), ("~/a", False)],
+)
+def test_what_counts_as_a_hub_id(location: str, is_id: bool) -> None:
+    assert hub.is_hub_id(location) is is_id
+
+
+class Hub:
+    """datasets.load_dataset over rows given here; records what it was asked."""
+
+    def __init__(self, splits: dict[str, list[dict]]) -> None:
+        self.splits, self.asked = splits, []
+
+    def __call__(self, hub_id: str, *, split: str, revision: str | None):
+        import datasets
+
+        self.asked.append((hub_id, split, revision))
+        return datasets.Dataset.from_list(self.splits[split])
+
+
+def test_sources_ask_the_hub_for_splits_at_a_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels = {
+        f"level_{level}": [{"code": good(), "level": level, "name": "1_x", "problem_id": 1, "more": 0}] for level in kernelbench.LEVELS
+    }
+    fake = Hub(levels | {"train": [{"uuid": 5, "entry_point": "Model", "python_code": good(), "stars": 1}]})
+    monkeypatch.setattr("datasets.load_dataset", fake)
+    assert [task.task_id for task in kernelbench.load(kernelbench.HUB_ID, levels=(2, 1), revision="abc")] == [
+        "kernelbench/L1/1",
+        "kernelbench/L2/1",
+    ]
+    assert [task.task_id for task in kernelbook.load(kernelbook.HUB_ID)] == ["kernelbook/5"]
+    assert fake.asked == [
+        (kernelbench.HUB_ID, "level_1", "abc"),
+        (kernelbench.HUB_ID, "level_2", "abc"),
+        (kernelbook.HUB_ID, "train", kernelbook.PINNED),
+    ]
+
+
+@pytest.mark.parametrize("fault", [ConnectionError("no route"), FileNotFoundError("no such data set"), ValueError("Unknown split")])
+def test_an_unreachable_hub_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise fault
+
+    monkeypatch.setattr("datasets.load_dataset", fail)
+    with pytest.raises(UsageError, match=rf"cannot load GPUMODE/KernelBook .*{kernelbook.PINNED}.*{fault}.*Parquet file") as caught:
+        kernelbook.load(kernelbook.HUB_ID)
+    assert caught.value.__cause__ is fault
+
+
+def test_pinned_revision_is_a_whole_commit() -> None:
+    assert len(kernelbook.PINNED) == 40 and int(kernelbook.PINNED, 16)
+
+
+def test_package_import_is_light() -> None:
+    """The heavy packages are imported where they run: nothing at the top of a source module names them."""
+    folder = Path(files.__file__).parent
+    for path in (*folder.glob("*.py"), folder / "bundled" / "__init__.py"):
+        top = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        named = {alias.name.split(".")[0] for node in top if isinstance(node, ast.Import) for alias in node.names}
+        named |= {node.module.split(".")[0] for node in top if isinstance(node, ast.ImportFrom) and node.module}
+        assert not named & {"torch", "datasets", "polars", "transformers", "openai"}, path.name

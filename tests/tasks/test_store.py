@@ -1,0 +1,446 @@
+"""Snapshots under everything that happens to them: resume, kill -9, a second writer, an edited module, a root that cannot be written."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from kernels_eval.errors import UsageError
+from tasks import store
+from tasks.store import Snapshot, code_version, fingerprint, known_rows, snapshots
+from tasks.synthesis.config import SynthesisConfig
+
+ROOT = Path(store.__file__).parent.parent
+POINT = pa.struct([("x", pa.int64()), ("label", pa.string())])
+SCHEMA = pa.schema([("key", pa.string()), ("value", pa.int64()), ("point", POINT), ("names", pa.list_(pa.string()))])
+
+
+def row(number: int, value: int | None = None) -> dict:
+    return {
+        "key": f"k{number:06d}",
+        "value": number if value is None else value,
+        "point": {"x": number, "label": f"\u00e9{number}"},
+        "names": [str(number)],
+    }
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Snapshot:
+    return Snapshot(str(tmp_path / "root"), "stage", "f00d")
+
+
+def keys(snapshot: Snapshot) -> list[str]:
+    return snapshot.read(columns=["key"])["key"].to_list()
+
+
+# -- parts and manifest ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_is_unfinished_until_its_manifest_and_whole_afterwards(snapshot: Snapshot) -> None:
+    assert (snapshot.finished, snapshot.parts(), snapshot.keys("key")) == (False, [], set())
+    snapshot.append([row(1), row(2)], SCHEMA)
+    snapshot.append([row(3)], SCHEMA)
+    assert not snapshot.finished
+    with pytest.raises(UsageError, match="unfinished"):
+        _ = snapshot.manifest
+    snapshot.publish(config=SynthesisConfig(samples_per_task=2), upstream=["up"], extra={"note": "n"})
+    assert snapshot.finished
+    manifest = snapshot.manifest
+    assert (manifest["rows"], manifest["stage"], manifest["fingerprint"], manifest["upstream"]) == (3, "stage", "f00d", ["up"])
+    assert manifest["config"]["samples_per_task"] == 2 and manifest["note"] == "n"
+    assert manifest["tools"]["polars"] == pl.__version__ and manifest["hardware"]["cpus"] == os.cpu_count()
+    assert snapshot.read().to_dicts() == [row(1), row(2), row(3)]  # nested values come back as they went in
+    assert [path.name for path in Path(snapshot.path).iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_reference_opens_the_same_snapshot(snapshot: Snapshot) -> None:
+    snapshot.append([row(1)], SCHEMA)
+    ref = store.SnapshotRef.model_validate_json(snapshot.ref.model_dump_json())
+    assert keys(ref.open()) == ["k000001"]
+
+
+def test_the_manifest_is_the_last_thing_and_comes_by_rename(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the moment of each rename, the target is not there and the temporary file is already complete."""
+    seen: list[tuple[str, bool, int]] = []
+    real = type(snapshot._fs).mv
+
+    def mv(self: object, source: str, target: str, **options: object) -> object:
+        seen.append((Path(target).name.split("-")[0], Path(target).exists(), Path(source).stat().st_size))
+        return real(self, source, target, **options)
+
+    monkeypatch.setattr(type(snapshot._fs), "mv", mv)
+    snapshot.append([row(1)], SCHEMA)
+    snapshot.publish(config={})
+    assert [name for name, _, _ in seen] == ["part", "manifest.json"]
+    assert not any(existed for _, existed, _ in seen)
+    sizes = [next(Path(snapshot.path).glob(pattern)).stat().st_size for pattern in ("part-*.parquet", "manifest.json")]
+    assert [size for _, _, size in seen] == sizes
+
+
+def test_a_write_that_fails_half_way_leaves_no_part(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow.parquet as pq
+
+    def disk_full(table: pa.Table, handle: object, **options: object) -> None:
+        handle.write(b"PAR1 half of a file")
+        raise OSError(28, "No space left on device")
+
+    snapshot.append([row(1)], SCHEMA)
+    with monkeypatch.context() as patch:
+        patch.setattr(pq, "write_table", disk_full)
+        with pytest.raises(UsageError, match="No space left on device"):
+            snapshot.append([row(2)], SCHEMA)
+    assert keys(snapshot) == ["k000001"]
+    snapshot.append([row(2)], SCHEMA)  # and the same snapshot goes on when there is room again
+    assert keys(snapshot) == ["k000001", "k000002"]
+
+
+def test_a_finished_snapshot_refuses_more(snapshot: Snapshot) -> None:
+    snapshot.append([row(1)], SCHEMA)
+    snapshot.publish(config={})
+    before = sorted((path.name, path.read_bytes()) for path in Path(snapshot.path).iterdir())
+    with pytest.raises(UsageError, match="is finished"):
+        snapshot.append([row(2)], SCHEMA)
+    with pytest.raises(UsageError, match="is finished"), snapshot.journal(SCHEMA) as add:
+        add(row(3))
+    assert snapshot.recover(SCHEMA) == 0
+    parts = sorted((path.name, path.read_bytes()) for path in Path(snapshot.path).iterdir() if not path.name.startswith(".journal"))
+    assert parts == before
+
+
+def test_rows_keep_the_order_of_writing_and_the_first_of_a_key(snapshot: Snapshot) -> None:
+    for number in (5, 1, 3):
+        snapshot.append([row(number)], SCHEMA)
+    snapshot.append([row(1, value=99)], SCHEMA)  # a second writer's row
+    assert keys(snapshot) == ["k000005", "k000001", "k000003", "k000001"]
+    assert snapshot.read(unique="key")["value"].to_list() == [5, 1, 3]
+    assert snapshot.keys("key") == {"k000001", "k000003", "k000005"}
+
+
+def test_nothing_to_append_writes_no_part(snapshot: Snapshot) -> None:
+    snapshot.append([], SCHEMA)
+    assert snapshot.parts() == []
+    assert snapshot.read().is_empty()
+
+
+def test_a_resumed_stage_adds_only_what_is_missing(snapshot: Snapshot) -> None:
+    snapshot.append([row(number) for number in range(3)], SCHEMA)
+    again = snapshot.ref.open()
+    again.append([row(number) for number in range(5) if row(number)["key"] not in again.keys("key")], SCHEMA)
+    assert keys(again) == [row(number)["key"] for number in range(5)]
+
+
+# -- the journal -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_journal_becomes_parts_and_is_gone(snapshot: Snapshot) -> None:
+    with snapshot.journal(SCHEMA, rows_per_part=2) as add:
+        for number in range(5):
+            add(row(number))
+        assert len(snapshot.parts()) == 2 and len(keys(snapshot)) == 4
+    assert snapshot.read().to_dicts() == [row(number) for number in range(5)]
+    assert list(Path(snapshot.path).glob(".journal-*")) == []
+
+
+def test_an_exception_in_the_block_keeps_the_rows(snapshot: Snapshot) -> None:
+    with pytest.raises(RuntimeError, match="the machine"), snapshot.journal(SCHEMA) as add:
+        add(row(1))
+        raise RuntimeError("the machine")
+    assert keys(snapshot) == ["k000001"]
+
+
+WRITER = """
+import sys
+from tests_store_rows import SCHEMA, row
+from tasks.store import Snapshot
+
+with Snapshot(sys.argv[1], "stage", "f00d").journal(SCHEMA, rows_per_part=int(sys.argv[2])) as add:
+    number = 0
+    while True:
+        add(row(number))
+        print(number, flush=True)  # only after the row is on disk
+        number += 1
+"""
+
+
+def killed_writer(tmp_path: Path, root: str, rows_per_part: int, rows: int) -> int:
+    """Start a process that adds rows without end, kill -9 it once it has said `rows`; the last number that it had said."""
+    (tmp_path / "tests_store_rows.py").write_text(
+        textwrap.dedent(
+            """
+            import pyarrow as pa
+
+            POINT = pa.struct([("x", pa.int64()), ("label", pa.string())])
+            SCHEMA = pa.schema([("key", pa.string()), ("value", pa.int64()), ("point", POINT), ("names", pa.list_(pa.string()))])
+
+            def row(number):
+                return {
+                    "key": f"k{number:06d}", "value": number, "point": {"x": number, "label": f"\\u00e9{number}"}, "names": [str(number)]
+                }
+            """
+        )
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    command = [sys.executable, "-c", WRITER, root, str(rows_per_part)]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    said = -1
+    for line in process.stdout:
+        said = int(line)
+        if said >= rows:
+            process.send_signal(signal.SIGKILL)
+            break
+    whole_lines = [line for line in process.stdout.read().split("\n")[:-1] if line]  # what it said before the signal reached it
+    assert process.wait(timeout=30) == -signal.SIGKILL
+    return int(whole_lines[-1]) if whole_lines else said
+
+
+@pytest.mark.parametrize("rows_per_part", [1000, 7])
+def test_kill_9_loses_no_row_that_was_added(tmp_path: Path, snapshot: Snapshot, rows_per_part: int) -> None:
+    said = killed_writer(tmp_path, snapshot.root, rows_per_part, rows=40)
+    journals = list(Path(snapshot.path).glob(".journal-*.jsonl"))
+    assert len(journals) == 1
+    in_parts = len(keys(snapshot)) if snapshot.parts() else 0
+    assert (in_parts == 0) if rows_per_part == 1000 else (in_parts >= 35)
+    with open(journals[0], "a", encoding="utf-8") as handle:
+        handle.write('{"key": "k999999", "value": 99, "po')  # the line a process dies in
+    saved = snapshot.recover(SCHEMA)
+    recovered = snapshot.read(unique="key").to_dicts()
+    assert recovered == [row(number) for number in range(len(recovered))]  # in order, none missing, none cut
+    assert len(recovered) in (said + 1, said + 2)  # at most the row between disk and print is more than was said
+    assert in_parts + saved >= len(recovered)
+    assert list(Path(snapshot.path).glob(".journal-*")) == []
+    assert snapshot.recover(SCHEMA) == 0
+
+
+def test_two_killed_writers_are_both_recovered(tmp_path: Path, snapshot: Snapshot) -> None:
+    first = killed_writer(tmp_path, snapshot.root, 1000, rows=5)
+    second = killed_writer(tmp_path, snapshot.root, 1000, rows=10)
+    assert len(list(Path(snapshot.path).glob(".journal-*.jsonl"))) == 2
+    assert snapshot.recover(SCHEMA) >= first + second + 2
+    assert snapshot.read(unique="key").height in (max(first, second) + 1, max(first, second) + 2)
+
+
+def test_the_journal_of_a_living_writer_is_left_alone(snapshot: Snapshot) -> None:
+    """Its process is still adding to it; taking it away would lose what comes next."""
+    alive = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    try:
+        path = snapshot.local_dir() / f".journal-{1:020d}-{alive.pid}.jsonl"
+        path.write_text(json.dumps(row(1)) + "\n")
+        assert snapshot.recover(SCHEMA) == 0
+        assert path.exists() and snapshot.parts() == []
+    finally:
+        alive.kill()
+        alive.wait()
+    assert snapshot.recover(SCHEMA) == 1
+    assert keys(snapshot) == ["k000001"] and not path.exists()
+
+
+def test_text_with_separators_of_every_kind_stays_in_its_row(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiler logs and model answers hold anything; what Python calls a line end must not cut a row in a journal in two."""
+    odd = row(1) | {"names": ["a\u2028b\u0085c\x0cd\x1ce\r\nf", "\x00", "\U0001f600"]}
+    with monkeypatch.context() as patch, pytest.raises(UsageError, match="killed"), snapshot.journal(SCHEMA) as add:
+        patch.setattr(snapshot, "append", lambda rows, schema: (_ for _ in ()).throw(UsageError("killed")))  # leaves the journal behind
+        add(odd)
+        add(row(2))
+    assert snapshot.parts() == [] and len(list(Path(snapshot.path).glob(".journal-*.jsonl"))) == 1
+    assert snapshot.recover(SCHEMA) == 2
+    assert snapshot.read().to_dicts() == [odd, row(2)]
+
+
+# -- identity ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_inputs_give_the_same_fingerprint_and_any_other_another() -> None:
+    config = SynthesisConfig(samples_per_task=3)
+    base = fingerprint("synthesis", config, ["a", "b"], "code")
+    assert base == fingerprint("synthesis", SynthesisConfig(samples_per_task=3), ("a", "b"), "code")
+    assert base == fingerprint("synthesis", dict(reversed(config.model_dump(mode="json").items())), ["a", "b"], "code")
+    others = [
+        fingerprint("training", config, ["a", "b"], "code"),
+        fingerprint("synthesis", SynthesisConfig(samples_per_task=4), ["a", "b"], "code"),
+        fingerprint("synthesis", config, ["b", "a"], "code"),
+        fingerprint("synthesis", config, ["a"], "code"),
+        fingerprint("synthesis", config, ["a", "b"], "other code"),
+    ]
+    assert len({base, *others}) == 6
+
+
+def test_a_fingerprint_is_the_same_in_another_process() -> None:
+    script = "from tasks.store import fingerprint; print(fingerprint('s', {'b': 1, 'a': [2.5, None]}, ['u'], 'c'))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "77"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True, timeout=60)
+    assert done.stdout.strip() == fingerprint("s", {"a": [2.5, None], "b": 1}, ["u"], "c")
+
+
+LOGIC = '''
+"""What it does."""
+
+LIMIT = 3
+
+
+class Rule:
+    """A rule."""
+
+    name: str = "text that is data"
+
+    def holds(self, x: int) -> bool:
+        """Says so."""
+        return x > LIMIT
+'''
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def version_of(source: str) -> str:
+        (tmp_path / "rules_under_test.py").write_text(source)
+        importlib.invalidate_caches()
+        return code_version("rules_under_test")
+
+    return version_of
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"""What it does."""', '"""What it does, said better."""'),
+        ('    """A rule."""\n', '    """A rule.\n\n    More.\n    """\n'),
+        ("LIMIT = 3", "LIMIT = 3  # why three"),
+        ("return x > LIMIT", "return (\n            x > LIMIT\n        )"),
+        ('"""Says so."""', "'''Says nothing.'''"),
+    ],
+)
+def test_comments_docstrings_and_layout_keep_the_code_version(module: Callable[[str], str], old: str, new: str) -> None:
+    assert old in LOGIC
+    assert module(LOGIC.replace(old, new)) == module(LOGIC)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("LIMIT = 3", "LIMIT = 4"),
+        ("x > LIMIT", "x >= LIMIT"),
+        ("text that is data", "other data"),
+        ("x: int", "x: float"),
+        ("def holds", "def keeps"),
+    ],
+)
+def test_logic_changes_the_code_version(module: Callable[[str], str], old: str, new: str) -> None:
+    assert old in LOGIC
+    assert module(LOGIC.replace(old, new)) != module(LOGIC)
+
+
+def test_a_package_counts_all_its_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "package_under_test" / "inner").mkdir(parents=True)
+    (tmp_path / "package_under_test" / "__init__.py").write_text("")
+    deep = tmp_path / "package_under_test" / "inner" / "deep.py"
+    deep.write_text("X = 1\n")
+    before = code_version("package_under_test")
+    deep.write_text("X = 2\n")
+    assert code_version("package_under_test") != before
+    with pytest.raises(ModuleNotFoundError):
+        code_version("package_that_is_not_there")
+
+
+# -- across snapshots --------------------------------------------------------------------------------------------------------------------
+
+
+def test_known_rows_come_from_any_other_snapshot_finished_or_not(tmp_path: Path) -> None:
+    root = str(tmp_path)
+    old, killed, current, other = (Snapshot(root, stage, name) for stage, name in [("s", "a"), ("s", "b"), ("s", "c"), ("t", "a")])
+    old.append([row(1), row(2)], SCHEMA)
+    old.publish(config={})
+    killed.append([row(2, value=77), row(3)], SCHEMA)
+    current.append([row(4)], SCHEMA)
+    other.append([row(5)], SCHEMA)
+    asked = {row(number)["key"] for number in range(1, 7)}
+    found = {found["key"]: found for found in known_rows(root, "s", "key", asked, exclude="c")}
+    assert set(found) == {"k000001", "k000002", "k000003"}
+    assert found["k000001"] == row(1)  # whole rows, ready to append
+    assert found["k000002"]["value"] in (2, 77)  # one of them, once
+    assert known_rows(root, "s", "key", {"k000006"}) == []
+    assert known_rows(root, "s", "no_such_column", asked) == []
+    assert known_rows(str(tmp_path / "nowhere"), "s", "key", asked) == []
+    current.append(list(found.values()), SCHEMA)
+    assert sorted(keys(current)) == ["k000001", "k000002", "k000003", "k000004"]
+
+
+def test_snapshots_lists_a_stage(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        Snapshot(str(tmp_path), "s", name).append([row(1)], SCHEMA)
+    assert sorted(found.fingerprint for found in snapshots(str(tmp_path), "s")) == ["a", "b"]
+    assert snapshots(str(tmp_path), "nothing") == []
+
+
+# -- roots -------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["a file in place of the directory", "a file system that takes no directories"])
+def unwritable(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Not a matter of permissions, so that it also holds for root."""
+    if request.param.startswith("a file system"):
+        return "/proc/concur"
+    (tmp_path / "file").write_text("here already")
+    return str(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda snapshot: snapshot.append([row(1)], SCHEMA),
+        lambda snapshot: snapshot.publish(config={}, rows=0),
+        lambda snapshot: snapshot.journal(SCHEMA).__enter__(),
+        lambda snapshot: snapshot.local_dir("adapter"),
+    ],
+    ids=["append", "publish", "journal", "local_dir"],
+)
+def test_an_unwritable_root_is_one_clear_error(unwritable: str, write: Callable[[Snapshot], object]) -> None:
+    with pytest.raises(UsageError) as caught:
+        write(Snapshot(unwritable, "stage", "f00d"))
+    assert unwritable in caught.value.args[0]
+    assert "--set root=DIR" in caught.value.hint
+
+
+def test_a_remote_root_keeps_tables_but_no_files_beside_them() -> None:
+    """memory:// stands for any fsspec URL: parts and manifests work, a directory for an adapter does not."""
+    snapshot = Snapshot("memory://concur-test", "stage", "f00d")
+    with snapshot.journal(SCHEMA, rows_per_part=2) as add:
+        for number in range(3):
+            add(row(number))
+    snapshot.publish(config={})
+    assert snapshot.ref.open().finished and keys(snapshot) == ["k000000", "k000001", "k000002"]
+    assert snapshot.recover(SCHEMA) == 0
+    with pytest.raises(UsageError, match="not a local directory"):
+        snapshot.local_dir("adapter")
+
+
+# -- other readers -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_others_read_it_without_our_code(tmp_path: Path, snapshot: Snapshot) -> None:
+    import datasets
+
+    snapshot.append([row(1), row(2)], SCHEMA)
+    snapshot.append([row(3)], SCHEMA)
+    snapshot.publish(config={})
+    frame = pl.read_parquet(f"{snapshot.path}/part-*.parquet")
+    assert sorted(frame["key"].to_list()) == ["k000001", "k000002", "k000003"]
+    assert frame.schema["point"] == pl.Struct({"x": pl.Int64, "label": pl.String})  # a struct column, not JSON in a string
+    loaded = datasets.load_dataset(
+        "parquet", data_files=f"{snapshot.path}/part-*.parquet", split="train", cache_dir=str(tmp_path / "datasets")
+    )
+    assert sorted(loaded["value"]) == [1, 2, 3]
+    assert loaded[0]["point"]["label"].startswith("\u00e9")

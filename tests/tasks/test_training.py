@@ -1,0 +1,274 @@
+"""Reasoning carries loss, nothing is truncated, an interrupted run continues where it stopped, and the adapter on disk does something."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from kernels_eval.errors import EvalError, UsageError
+from tasks.sources.small_model import SmallModelConfig, build_small_model, load_tokenizer
+from tasks.training import trainer as training
+from tasks.training.formatting import label_mask, select_examples, to_prompt_completion
+from tasks.training.recipe import PROJECTIONS, TrainingRecipe
+from tasks.training.trainer import adapter_changes_output, train, train_on_ray
+
+REASONING = "The rows are independent, so walk over four at once.\n\n```cpp\nacc += x[j];\n```\n\nThat hides the latency of the add."
+ANSWER = "Four rows at a time:\n\n```python\nclass ModelNew(nn.Module):\n    pass\n```"
+RECIPE = TrainingRecipe(gradient_accumulation=2, learning_rate=5e-3)
+
+
+def row(index: int, **changes: Any) -> dict[str, Any]:
+    """A row of the curated schema, as far as training reads it."""
+    return {
+        "candidate_id": f"c{index}",
+        "task_code": f"class Model{index}(nn.Module): ...",
+        "reasoning": REASONING.replace("four", f"{index + 2}"),
+        "answer": ANSWER,
+        **changes,
+    }
+
+
+def render(row: Mapping[str, Any]) -> str:
+    return f"Write a kernel for\n{row['task_code']}\n"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = SmallModelConfig(vocab_size=700, hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate_size=64)
+    return build_small_model(tmp_path_factory.mktemp("models") / "small", [REASONING, ANSWER, render(row(0))], config)
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, Any]]:
+    return [row(index) for index in range(6)]
+
+
+@pytest.fixture(scope="module")
+def trained(base: Path, rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> training.TrainingResult:
+    return train(rows, RECIPE, base, tmp_path_factory.mktemp("run"), render)
+
+
+def weights(adapter: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return load_file(adapter / "adapter_model.safetensors")
+
+
+def same_weights(left: Path, right: Path) -> bool:
+    import torch
+
+    a, b = weights(left), weights(right)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# -- formatting and labels ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_completion_is_what_the_model_would_emit_and_reads_back_unchanged(base: Path) -> None:
+    (example,) = to_prompt_completion([row(0)], load_tokenizer(base), render)
+    assert example["prompt"].endswith("<|im_start|>assistant\n<think>\n") and render(row(0)) in example["prompt"]
+    assert example["completion"].endswith("<|im_end|>")
+    reasoning, _, answer = example["completion"].removesuffix("<|im_end|>").partition("\n</think>\n\n")
+    assert (reasoning, answer) == (row(0)["reasoning"], ANSWER)
+
+
+def test_the_completion_opens_the_think_block_where_the_template_does_not(base: Path) -> None:
+    tokenizer = load_tokenizer(base)
+    tokenizer.chat_template = tokenizer.chat_template.replace("<think>\\n", "")
+    (example,) = to_prompt_completion([row(0)], tokenizer, render)
+    assert example["prompt"].endswith("<|im_start|>assistant\n")
+    assert example["completion"].startswith("<think>\n" + row(0)["reasoning"])
+
+
+def test_trl_puts_loss_on_reasoning_answer_and_end_token_and_on_no_prompt_token(base: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(base)
+    examples = to_prompt_completion([row(0), row(1, answer="short")], tokenizer, render)
+    recipe = RECIPE.resolve(gpu=False)
+    trainer = training._build_trainer(examples, recipe, base, tokenizer, tmp_path, "cpu", training._watch("key", None))
+    batch = trainer.data_collator([trainer.train_dataset[0], trainer.train_dataset[1]])
+    for example, ids, labels in zip(examples, batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
+        carried = [token for token, label in zip(ids, labels, strict=True) if label != -100]
+        assert carried == [label for label in labels if label != -100]
+        assert tokenizer.decode(carried) == example["completion"], "every token of the completion, and nothing else"
+        assert carried[-1] == tokenizer.convert_tokens_to_ids("<|im_end|>")
+        mask = label_mask(example, tokenizer)
+        length = len(mask.input_ids)
+        assert ids[:length] == mask.input_ids and [label != -100 for label in labels[:length]] == mask.carries_loss
+        assert set(labels[length:]) <= {-100}, "padding carries no loss"
+        assert length == example["prompt_tokens"] + example["completion_tokens"]
+    assert len(set(map(len, (label_mask(example, tokenizer).input_ids for example in examples)))) == 2, "one row was padded"
+
+
+def test_a_prompt_whose_end_merges_into_the_completion_is_caught_before_training(base: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(base)
+    (example,) = to_prompt_completion([row(0)], tokenizer, render)
+    assert len(tokenizer("\n\n")["input_ids"]) == 1, "the merge that this test is about"
+    example = {**example, "completion": "\n" + example["completion"]}
+    example["completion_tokens"] = len(tokenizer(example["completion"])["input_ids"])
+    trainer = training._build_trainer([example], RECIPE.resolve(gpu=False), base, tokenizer, tmp_path, "cpu", training._watch("key", None))
+    with pytest.raises(UsageError, match="prepared row c0"):
+        training._check_labels(trainer, [example], tokenizer)
+
+
+def test_rows_that_cannot_be_trained_on_are_listed_with_their_reason(base: Path) -> None:
+    tokenizer = load_tokenizer(base)
+    bad = [
+        row(1, reasoning=REASONING * 50),
+        row(2, reasoning="  \n"),
+        row(3, answer=""),
+        row(4, reasoning="so </think> no"),
+        row(5, answer="done<|im_end|>\n<|im_start|>user\nmore"),
+    ]
+    examples = to_prompt_completion([row(0), *bad], tokenizer, render)
+    kept, dropped = select_examples(examples, tokenizer, max_length=1000, overlong="drop")
+    assert [example["candidate_id"] for example in kept] == ["c0"]
+    assert {(item.candidate_id, item.reason) for item in dropped} == {
+        ("c1", "overlong"),
+        ("c2", "empty_reasoning"),
+        ("c3", "empty_answer"),
+        ("c4", "control_token"),
+        ("c5", "control_token"),
+    }
+    longest = examples[1]["prompt_tokens"] + examples[1]["completion_tokens"]
+    assert dropped[0].tokens == longest > 1000
+    with pytest.raises(UsageError, match=f"5 of 6 rows.*c1 .overlong, {longest} tokens.*raise max_length to {longest}"):
+        select_examples(examples, tokenizer, max_length=1000, overlong="refuse")
+    with pytest.raises(UsageError, match="no row is left"):
+        select_examples(examples[1:], tokenizer, max_length=1000, overlong="drop")
+    assert len(select_examples(examples[:2], tokenizer, max_length=longest, overlong="refuse")[0]) == 2, "max_length itself is not too long"
+
+
+# -- the recipe ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_recipe_is_the_papers_and_cannot_be_changed() -> None:
+    recipe = TrainingRecipe()
+    assert (recipe.lora_rank, recipe.lora_alpha, recipe.lora_dropout, recipe.num_epochs) == (32, 32, 0.05, 3)
+    assert (recipe.learning_rate, recipe.lr_schedule, recipe.warmup_share) == (1e-4, "cosine", 0.03)
+    assert set(recipe.target_modules) == set(PROJECTIONS) and len(PROJECTIONS) == 7
+    assert TrainingRecipe.model_validate_json(recipe.model_dump_json()) == recipe
+    with pytest.raises(ValidationError):
+        recipe.lora_rank = 8  # frozen
+    with pytest.raises(ValidationError):
+        TrainingRecipe(rank=8)
+    assert (recipe.resolve(gpu=True).bf16, recipe.resolve(gpu=False).bf16) == (True, False)
+    assert TrainingRecipe(gradient_checkpointing=False).resolve(gpu=True).gradient_checkpointing is False
+
+
+# -- training -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_training_lowers_the_loss_and_the_saved_adapter_changes_the_output(trained: training.TrainingResult, base: Path) -> None:
+    assert trained.steps == len(trained.history) == 9 and trained.rows == 6 and trained.dropped_ids == ()
+    assert trained.loss_last < trained.loss_first
+    assert [entry["step"] for entry in trained.history] == list(range(1, 10))
+    assert trained.history[-1]["epoch"] == 3
+    assert max(entry["learning_rate"] for entry in trained.history) == pytest.approx(RECIPE.learning_rate, rel=0.05)
+    assert adapter_changes_output(base, trained.adapter_dir, "Write a kernel") > 1e-3
+    config = json.loads((trained.adapter_dir / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["lora_dropout"]) == (32, 32, 0.05)
+    assert set(config["target_modules"]) == set(PROJECTIONS)
+    assert len(weights(trained.adapter_dir)) == 2 * 2 * 7, "two matrices for each of seven projections in each of two layers"
+
+
+def test_tokens_are_those_of_all_epochs(trained: training.TrainingResult, base: Path, rows: list[dict[str, Any]]) -> None:
+    examples = to_prompt_completion(rows, load_tokenizer(base), render)
+    assert trained.tokens == 3 * sum(example["prompt_tokens"] + example["completion_tokens"] for example in examples)
+
+
+def test_the_first_and_last_epoch_are_averaged_whole() -> None:
+    history = [{"epoch": epoch, "loss": loss} for epoch, loss in ((0.5, 4.0), (1.0, 2.0), (1.5, 9.0), (2.0, 9.0), (2.5, 1.5), (3.0, 0.5))]
+    assert training._epoch_losses(history) == (3.0, 1.0)
+
+
+def test_an_interrupted_run_continues_after_its_last_epoch_and_ends_with_the_same_adapter(
+    trained: training.TrainingResult, base: Path, rows: list[dict[str, Any]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def stop_in_the_second_epoch(entry: dict[str, float]) -> None:
+        if entry["step"] == 5:
+            raise ConnectionError("power cut")
+
+    with pytest.raises(EvalError, match="ConnectionError: power cut.*resumes"):
+        train(rows, RECIPE, base, tmp_path, render, stop_in_the_second_epoch)
+    assert not (tmp_path / "adapter").exists()
+    # what a process killed while it writes a checkpoint leaves: newer than the complete one, without the marker
+    (tmp_path / "checkpoints" / "checkpoint-6").mkdir()
+    (tmp_path / "checkpoints" / "checkpoint-6" / "adapter_model.safetensors").write_bytes(b"half")
+
+    seen: list[dict[str, float]] = []
+    resumed = train(rows, RECIPE, base, tmp_path, render, seen.append)
+    assert [entry["step"] for entry in seen] == [4, 5, 6, 7, 8, 9], "the first epoch (steps 1 to 3) is not repeated"
+    assert resumed.resumed_from_step == 3
+    assert [{**entry, "loss": pytest.approx(entry["loss"], rel=1e-4), "grad_norm": pytest.approx(entry["grad_norm"], rel=1e-3)}
+            for entry in trained.history] == list(resumed.history)
+    assert resumed.tokens == trained.tokens
+    assert same_weights(resumed.adapter_dir, trained.adapter_dir)
+
+    again = train(rows, RECIPE, base, tmp_path, render, lambda entry: pytest.fail(f"step {entry['step']} was repeated"))
+    assert (again.resumed_from_step, again.steps, again.tokens) == (9, 9, trained.tokens)
+    assert same_weights(again.adapter_dir, trained.adapter_dir)
+    assert capfd.readouterr().out == "", "stdout belongs to the caller"
+
+
+def test_checkpoints_of_other_rows_are_not_resumed_from(base: Path, rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    one_epoch = RECIPE.model_copy(update={"num_epochs": 1})
+    train(rows, one_epoch, base, tmp_path, render)
+    shorter = one_epoch.model_copy(update={"max_length": 1000})
+    result = train([*rows[:-1], row(5, reasoning=REASONING * 50)], shorter, base, tmp_path, render)
+    assert result.resumed_from_step == 0 and result.rows == 5 and result.dropped_ids == ("c5",)
+
+
+def test_running_out_of_memory_gives_the_numbers_and_three_ways_out(base: Path, rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    import torch
+
+    def exhausted(_: dict[str, float]) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+    with pytest.raises(UsageError) as caught:
+        train(rows, RECIPE, base, tmp_path, render, exhausted)
+    message = str(caught.value)
+    examples = to_prompt_completion(rows, load_tokenizer(base), render)
+    longest = max(example["prompt_tokens"] + example["completion_tokens"] for example in examples)
+    for part in (f"batch_size 1 x up to {longest} tokens", "GiB", "gradient_accumulation 2", "gradient_checkpointing", "max_length"):
+        assert part in message
+
+
+def test_a_real_failure_of_the_cpu_allocator_is_recognised() -> None:
+    import torch
+
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert training._is_out_of_memory(caught.value)
+    assert not training._is_out_of_memory(RuntimeError("shapes do not match"))
+
+
+def test_a_missing_base_model_is_a_usage_error(rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot load"):
+        train(rows, RECIPE, tmp_path / "nowhere", tmp_path / "run", render)
+
+
+@pytest.fixture(scope="module")
+def ray_here() -> Any:
+    import ray
+
+    ray.init(num_cpus=1, num_gpus=0, include_dashboard=False, log_to_driver=False)
+    yield ray
+    ray.shutdown()
+
+
+def test_a_ray_task_trains_the_same_adapter_and_logs_while_it_does(
+    ray_here: Any, trained: training.TrainingResult, base: Path, rows: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    seen: list[tuple[float, bool]] = []
+    result = train_on_ray(rows, RECIPE, base, tmp_path, render, lambda entry: seen.append((entry["step"], (tmp_path / "adapter").exists())))
+    assert [step for step, _ in seen] == list(range(1, 10))
+    assert not seen[0][1], "the first log came while training was going on"
+    assert result.tokens == trained.tokens
+    assert result.loss_last == pytest.approx(trained.loss_last, rel=1e-3)
+    with pytest.raises(UsageError, match="no row is left"):
+        train_on_ray([row(0, answer="")], RECIPE, base, tmp_path / "none", render)

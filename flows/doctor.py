@@ -48,7 +48,7 @@ def examine(profile: str, overrides: tuple[str, ...] = ()) -> list[Check]:
         _package("mlflow", "required" if config.tracking.enabled else "optional", "pip install 'mlflow>=3.17'"),
         _package("openai", openai, "pip install openai"),
         _vllm(),
-        _disk(Path(config.root)),
+        _disk(config.root),
         _isolation(),
     ]
 
@@ -127,7 +127,12 @@ def _vllm() -> Check:
     )
 
 
-def _disk(root: Path) -> Check:
+def _disk(location: str) -> Check:
+    root = Path(location)
+    if "://" in location:
+        return Check(name="disk", found=f"{location} is remote and was not checked", ok=True, need="required")
+    if root.exists() and not root.is_dir():
+        return Check(name="disk", found=f"{root} is not a directory", ok=False, need="required", fix="--set root=DIR")
     existing = next(path for path in (root.absolute(), *root.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free / 1e9
     writable = os.access(existing, os.W_OK)

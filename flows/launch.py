@@ -20,7 +20,7 @@ def embed(config: PipelineConfig) -> None:
     if "PREFECT_API_URL" not in os.environ and "PREFECT_HOME" not in os.environ and "://" not in config.root:
         os.environ["PREFECT_HOME"] = str(Path(config.root).absolute() / "prefect")
     for name, value in {
-        "PREFECT_LOGGING_LEVEL": "WARNING",
+        "PREFECT_LOGGING_LEVEL": "CRITICAL",  # an error ends as one line of ours, not as two tracebacks before it
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
         "DO_NOT_TRACK": "1",

@@ -460,7 +460,7 @@ def verdict_of(task: KernelTask, candidate: Candidate, prepared: Prepared, findi
         status=STATUS_OF[finding.reason],
         reason=finding.reason,
         detail=_one_line(finding.detail),
-        log_tail=finding.log[-LOG_BYTES:],
+        log_tail=finding.log[-LOG_BYTES:].encode("utf-8", "replace").decode(),  # a lone surrogate can be neither stored nor shown
         flags=(*prepared.flags, *facts.pop("flags", ())),
         build_tier=facts.pop("late_tier", None) or prepared.tier,
         build_cached=prepared.cached,

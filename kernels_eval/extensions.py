@@ -21,9 +21,9 @@ import sysconfig
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
@@ -388,15 +388,16 @@ class Builder:
 
         Sound only where the candidate's flags cannot change what is parsed; elsewhere, or without precompiled headers, True.
         """
-        family = _pch_family(spec.extra_cflags)
-        if not self.tools.is_gcc or family is None or (family != "plain" and FLAG_SENSITIVE.search(spec.text)):
+        plain = _pch_family(spec.extra_cflags) == "plain"
+        harmless = all(re.match(r"-(O|m|f|W|w|g)", flag) for flag in spec.extra_cflags) and not FLAG_SENSITIVE.search(spec.text)
+        if not self.tools.is_gcc or not (plain or harmless):
             return True
         self._ensure_pch("full", ("-O2",))
         source = work / "main.cpp"
         bound = source.read_text(encoding="utf-8", errors="replace")
         source.write_text("\n".join(["#include <torch/extension.h>", *spec.cpp_sources]), encoding="utf-8", errors="replace")
-        plain = [self.tools.cxx, *self._common_cxx("full"), "-O2", f"-DTORCH_EXTENSION_NAME={spec.name}", "-fsyntax-only"]
-        outcome = self._run([*plain, *include, *self.tools.includes, str(source)], work, deadline)
+        check = [self.tools.cxx, *self._common_cxx("full"), "-O2", f"-DTORCH_EXTENSION_NAME={spec.name}", "-fsyntax-only"]
+        outcome = self._run([*check, *include, *self.tools.includes, str(source)], work, deadline)
         source.write_text(bound, encoding="utf-8", errors="replace")
         return outcome != "failed"
 
@@ -475,14 +476,19 @@ class Builder:
         return target
 
     def warm(self, share: int = 0, shares: int = 1) -> None:
-        """Compile what most builds need, so that the first candidates do not wait for it. Builders divide it: each takes its share.
+        """Compile what most builds need, so that no candidate waits for it. Builders divide it: each takes its share.
 
         Raises ToolchainError.
         """
         self.tools.cache.mkdir(parents=True, exist_ok=True)
-        jobs = [self._shim, lambda: self._ensure_pch("slim", ("-O3",)), lambda: self._ensure_pch("slim", ("-O3", "-march=native"))]
-        for job in jobs[share::shares]:
-            job()
+        jobs: list[tuple[int, Callable[[], object]]] = [(15, self._shim), (45, lambda: self._ensure_pch("full", ("-O2",)))]
+        jobs += [(11, partial(self._ensure_pch, "slim", flags)) for flags in _FAMILIES.values()]  # seconds, as measured on one core
+        loads = [0] * shares
+        for seconds, job in sorted(jobs, key=lambda pair: -pair[0]):
+            least = loads.index(min(loads))
+            loads[least] += seconds
+            if least == share:
+                job()
 
     # -- running and keeping -------------------------------------------------------------------------------------------------------
 

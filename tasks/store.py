@@ -156,7 +156,10 @@ class Snapshot:
             return
         if self.finished:
             raise UsageError(f"snapshot {self.path} is finished", "a finished snapshot never changes: change the configuration instead")
-        table = pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
+        try:
+            table = pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
+        except UnicodeEncodeError:  # lone surrogates, in text that some model wrote
+            table = pa.Table.from_pylist([_encodable(dict(row)) for row in rows], schema=schema)
         # parts sort in the order of writing: nanoseconds first, then a random tail so that two writers never collide
         name = f"part-{_now_ns():020d}-{uuid.uuid4().hex[:8]}.parquet"
         self._write(name, lambda handle: pq.write_table(table, handle, compression="zstd"))
@@ -168,6 +171,8 @@ class Snapshot:
         A killed process loses no row it had added: `recover` turns what it left into a part. On a remote root, rows are written part by
         part only.
         """
+        if self.finished:
+            raise UsageError(f"snapshot {self.path} is finished", "a finished snapshot never changes: change the configuration instead")
         rows: list[Mapping[str, Any]] = []
         local = self._local_path()
         path = None
@@ -260,6 +265,15 @@ class Snapshot:
             self._fs.mv(temporary, target)
         except OSError as error:
             raise _unwritable(self.root, error) from error
+
+
+def _encodable(value: Any) -> Any:
+    """The same value with characters that UTF-8 cannot hold replaced."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, Mapping):
+        return {key: _encodable(item) for key, item in value.items()}
+    return [_encodable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _unwritable(root: str, error: OSError) -> UsageError:

@@ -444,3 +444,14 @@ def test_others_read_it_without_our_code(tmp_path: Path, snapshot: Snapshot) -> 
     )
     assert sorted(loaded["value"]) == [1, 2, 3]
     assert loaded[0]["point"]["label"].startswith("\u00e9")
+
+
+def test_text_that_utf8_cannot_hold_is_stored_all_the_same(tmp_path):
+    """A lone surrogate in a model's text once stopped a run for good: neither the part nor the journal could be written again."""
+    import pyarrow as pa
+
+    schema = pa.schema([("key", pa.string()), ("names", pa.list_(pa.string()))])
+    snapshot = Snapshot(str(tmp_path), "stage", "f" * 8)
+    with snapshot.journal(schema) as add:
+        add({"key": "bad " + chr(0xD800), "names": [chr(0xDFFF)]})
+    assert snapshot.read()["key"].to_list() == ["bad ?"]

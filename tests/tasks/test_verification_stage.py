@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from kernels_eval.config import EvalConfig, TimingConfig
-from kernels_eval.errors import DeviceError, UsageError
+from kernels_eval.errors import DeviceError, GpuLostError, UsageError
+from kernels_eval.evaluate import Finding, Prepared, verdict_of
 from kernels_eval.pool import start_ray
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, candidate_id
 from tasks.progress import observed_by
@@ -88,6 +89,7 @@ def reported(candidates: SnapshotRef, tasks: SnapshotRef, config: VerificationCo
         return stage.run(candidates, tasks, config, Language.CPP), seen
 
 
+@pytest.mark.slow
 def test_verdicts_are_kept_and_only_the_new_candidate_is_verified(ray_here: None, tmp_path: Path, tasks: list[KernelTask]) -> None:
     root = str(tmp_path)
     task_ref = tasks_snapshot(root, tasks)
@@ -97,11 +99,12 @@ def test_verdicts_are_kept_and_only_the_new_candidate_is_verified(ray_here: None
     assert set(before) == {c.candidate_id for c in first_asked}
     assert len(seen) == 2 and seen[-1][1] == 3  # the one without code needed no worker
     assert before["cut-7"]["status"] == "no_code" and before["cut-7"]["reason"] == "truncated"
-    for candidate in first_asked[:2]:
-        assert before[candidate.candidate_id]["status"] == "correct", before[candidate.candidate_id]["detail"]
-        assert before[candidate.candidate_id]["timing"]["speedup"] > 0
+    right, wrong = (before[candidate.candidate_id] for candidate in first_asked[:2])
+    assert (right["status"], wrong["status"]) == ("correct", "incorrect"), (right["detail"], wrong["detail"])
+    assert right["timing"]["speedup"] > 0 and wrong["timing"] is None
     manifest = first.open().manifest
-    assert (manifest["rows"], manifest["status_counts"], manifest["language"]) == (3, {"correct": 2, "no_code": 1}, "cpp")
+    counts = {"correct": 1, "incorrect": 1, "no_code": 1}
+    assert (manifest["rows"], manifest["status_counts"], manifest["language"]) == (3, counts, "cpp")
     for row in before.values():  # what is stored is a legal verdict
         Verdict.model_validate({name: value for name, value in row.items() if name != "verdict_key"})
 
@@ -131,6 +134,7 @@ def test_verdicts_are_kept_and_only_the_new_candidate_is_verified(ray_here: None
     assert {row["verdict_key"] for row in after.values()} == {planned(CONFIG).verdict_key(key) for key in after}
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_short_does_only_the_rest(ray_here: None, tmp_path: Path, tasks: list[KernelTask]) -> None:
     root = str(tmp_path)
     task_ref = tasks_snapshot(root, tasks)
@@ -153,6 +157,52 @@ def test_a_run_that_was_cut_short_does_only_the_rest(ray_here: None, tmp_path: P
     after = verdicts_of(ref)
     assert {key: after[key] for key in kept} == kept and len(after) == 3
     assert ref.open().finished and ref == work.snapshot.ref
+
+
+class Judge:
+    """A pool that needs no compiler: every kernel is wrong, and the machine fails after `faults_after` of them."""
+
+    def __init__(self, faults_after: int | None = None) -> None:
+        self.faults_after = faults_after
+        self.asked: list[str] = []
+
+    def verify(self, pairs: Sequence[tuple[KernelTask, Candidate]]) -> Iterator[Verdict]:
+        for number, (task, candidate) in enumerate(pairs):
+            if number == self.faults_after:
+                raise GpuLostError("the device is gone")
+            self.asked.append(candidate.candidate_id)
+            finding = Finding(reason="wrong_output", detail="as always")
+            yield verdict_of(task, candidate, Prepared(candidate_id=candidate.candidate_id), finding)
+
+
+def test_a_retried_chunk_does_only_what_has_no_verdict_yet(tmp_path: Path, tasks: list[KernelTask]) -> None:
+    """What Prefect's retry after a lost device relies on: the verdicts before the fault are kept."""
+    root = str(tmp_path)
+    asked = [answer(task, number) for task in tasks for number in range(2)]
+    candidates = candidates_snapshot(root, "c1", asked)
+    work = stage.Verification(candidates, tasks_snapshot(root, tasks), CONFIG, Language.CPP)
+    chunk = work.pending()
+    with pytest.raises(GpuLostError):
+        work.verify(Judge(faults_after=3), chunk)
+    assert len(verdicts_of(work.snapshot.ref)) == 3
+    judge = Judge()
+    assert work.verify(judge, chunk) == {"incorrect": 1}
+    assert judge.asked == [chunk[3][1].candidate_id]
+    assert work.verify(judge, chunk) == {} and len(judge.asked) == 1
+    assert set(verdicts_of(work.publish())) == {c.candidate_id for c in asked}
+
+
+def test_a_larger_snapshot_asks_only_for_what_is_new(tmp_path: Path, tasks: list[KernelTask]) -> None:
+    root = str(tmp_path)
+    task_ref = tasks_snapshot(root, tasks)
+    old = [answer(tasks[0], 0), answer(tasks[1], 0)]
+    first = stage.Verification(candidates_snapshot(root, "c1", old), task_ref, CONFIG, Language.CPP)
+    first.verify(Judge(), first.pending())  # never published: verdicts of an unfinished snapshot count as well
+    new = answer(tasks[0], 1)
+    second = stage.Verification(candidates_snapshot(root, "c2", [*old, new]), task_ref, CONFIG, Language.CPP)
+    assert [candidate.candidate_id for _, candidate in second.pending()] == [new.candidate_id]
+    assert (second.total, second.reused) == (3, 2)
+    assert verdicts_of(second.snapshot.ref) == verdicts_of(first.snapshot.ref)
 
 
 def test_candidates_without_code_start_no_worker(tmp_path: Path, tasks: list[KernelTask], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,130 @@
+"""`concur doctor`: what counts as missing depends on the profile, and every missing thing comes with the line that mends it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows import doctor
+from flows.doctor import Check, examine, runnable
+from kernels_eval.errors import UsageError
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Questions that start processes are answered at once; the profile's needs are what these tests are about."""
+    monkeypatch.setattr(doctor, "_ask", lambda command, timeout=60.0: "answer" if "torch" in command[-1] else None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("CONCUR_VLLM_PYTHON", raising=False)
+
+
+def by_name(checks: list[Check]) -> dict[str, Check]:
+    return {check.name: check for check in checks}
+
+
+def needs(checks: list[Check], *names: str) -> list[str]:
+    return [by_name(checks)[name].need for name in names]
+
+
+def test_every_check_has_a_name_of_its_own_and_a_fix_exactly_where_it_fails(quick: None) -> None:
+    checks = examine("local")
+    assert len(by_name(checks)) == len(checks) >= 12
+    for check in checks:
+        assert check.found
+        assert bool(check.fix) is not check.ok, check
+
+
+def test_what_is_required_follows_the_profile(quick: None, tmp_path: Path) -> None:
+    local = examine("local", (f"root={tmp_path}",))
+    assert needs(local, "Python", "torch", "torch device", "C++ compiler", "ray", "prefect", "trl", "disk") == ["required"] * 8
+    assert needs(local, "nvcc", "GPUs", "openai", "vLLM", "isolation") == ["optional"] * 5
+    assert needs(local, "mlflow") == ["required"]
+    assert needs(examine("local", ("tracking.enabled=false",)), "mlflow") == ["optional"]
+    assert needs(examine("cuda"), "nvcc", "GPUs", "openai") == ["required", "required", "optional"]
+    assert needs(examine("paper"), "nvcc", "GPUs", "openai") == ["required", "required", "required"]
+
+
+def test_a_gpu_that_is_hidden_is_missing_and_stops_only_who_needs_it(quick: None) -> None:
+    cuda = examine("cuda")
+    assert not by_name(cuda)["GPUs"].ok and not runnable(cuda)
+    assert "--set language=cpp" in by_name(cuda)["GPUs"].fix
+    assert by_name(examine("cuda", ("language=cpp",)))["GPUs"].need == "optional"
+
+
+def test_only_what_is_required_decides() -> None:
+    def check(ok: bool, need: doctor.Need) -> Check:
+        return Check(name="x", found="y", ok=ok, need=need)
+
+    assert runnable([check(True, "required"), check(False, "optional"), check(False, "unneeded")])
+    assert not runnable([check(True, "required"), check(False, "required")])
+
+
+def test_a_package_that_is_not_installed_comes_with_its_install_line() -> None:
+    missing = doctor._package("no-such-package-of-concur", "required", "pip install it")
+    assert (missing.ok, missing.found, missing.fix) == (False, "not installed", "pip install it")
+    here = Check(name="pytest", found=pytest.__version__, ok=True, need="required")
+    assert doctor._package("pytest", "required", "pip install it") == here
+
+
+def test_a_machine_without_a_compiler(quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    checks = examine("local", (f"root={tmp_path}",))
+    compiler = by_name(checks)["C++ compiler"]
+    assert not compiler.ok and not runnable(checks) and ("g++" in compiler.fix or "CXX" in compiler.fix)
+
+
+def test_torch_that_does_not_import_is_said_so(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_ask", lambda command, timeout=60.0: None)
+    checks = examine("local")
+    assert by_name(checks)["torch device"].found == "torch does not import" and not runnable(checks)
+
+
+def test_a_full_disk_and_a_root_that_is_not_there_yet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    deep = tmp_path / "a" / "b"
+    assert str(deep) in doctor._disk(deep).found and not deep.exists()  # it looks at what exists above, and makes nothing
+    monkeypatch.setattr(doctor, "FREE_DISK_GB", 10**9)
+    full = doctor._disk(tmp_path)
+    assert not full.ok and "--set root=DIR" in full.fix
+
+
+def test_questions_that_fail_are_no_answer(tmp_path: Path) -> None:
+    assert doctor._ask([sys.executable, "-c", "print('noise'); print('answer')"]) == "answer"
+    assert doctor._ask([sys.executable, "-c", "raise SystemExit(3)"]) is None
+    assert doctor._ask([sys.executable, "-c", ""]) is None
+    assert doctor._ask([str(tmp_path / "gone")]) is None
+    assert doctor._ask([sys.executable, "-c", "input()"], timeout=0.0) is None
+
+
+def test_vllm_is_asked_in_its_own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """$CONCUR_VLLM_PYTHON names an interpreter; ours never imports vLLM."""
+    interpreter = tmp_path / "python"
+    interpreter.write_text("#!/bin/sh\necho 0.99.1\n")
+    interpreter.chmod(0o755)
+    monkeypatch.setenv("CONCUR_VLLM_PYTHON", str(interpreter))
+    assert (doctor._vllm().ok, doctor._vllm().found) == (True, "0.99.1")
+    monkeypatch.setenv("CONCUR_VLLM_PYTHON", str(tmp_path / "gone"))
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert not doctor._vllm().ok and "CONCUR_VLLM_PYTHON" in doctor._vllm().fix
+
+
+def test_a_profile_that_cannot_be_read_is_an_error_not_a_check() -> None:
+    with pytest.raises(UsageError, match="unknown key"):
+        examine("local", ("rooot=x",))
+
+
+def test_isolation_is_what_the_sandbox_itself_would_report() -> None:
+    check = doctor._isolation()
+    assert check.need == "optional" and check.ok is ("namespace:pid" in check.found)
+    assert "fresh_process" in check.found
+
+
+def test_a_root_that_this_user_cannot_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr(os, "access", lambda path, mode: asked.append(path) or False)  # permissions do not stop root, so the answer is made
+    check = doctor._disk(tmp_path / "theirs")
+    assert not check.ok and "not writable" in check.found and "write permission" in check.fix
+    assert asked == [tmp_path]

@@ -1,0 +1,235 @@
+"""The whole line as a user runs it, killed with SIGKILL while it verifies, started again, and run once more for nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from queue import Empty, Queue
+from time import monotonic
+
+import polars as pl
+import psutil
+import pytest
+import yaml
+
+import flows
+from tasks.store import Snapshot, snapshots
+from tasks.tracking.mlflow_sink import PARENT_TAG
+
+ROOT = Path(flows.__file__).parent.parent
+PROFILE = {
+    "name": "tiny",
+    "root": "out",
+    "language": "cpp",
+    "tasks": {"source": "bundled", "split": "train", "limit": 2},
+    "synthesis": {"sampler": "recorded", "tokenizer": "small", "samples_per_task": 2},
+    # one worker and one builder: between two verdicts there is always time to be killed in
+    "verification": {"workers": 1, "builders": 1, "eval": {"timing": {"max_s": 0.3}}},
+    "training": {"base_model": "small", "max_length": 8192, "batch_size": 2, "gradient_accumulation": 1, "learning_rate": 2.0e-3},
+    "benchmark": {
+        "tasks": {"source": "bundled", "split": "heldout", "limit": 1},
+        "samples_per_task": 2,
+        "sampling": {"temperature": 0.8, "max_tokens": 32},
+    },
+}
+CANDIDATES = 4
+START_S, RUN_S = 600, 900  # the first run on a machine also precompiles headers
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+
+
+class Line:
+    """One `concur run` in a session of its own, its stderr read as it comes."""
+
+    def __init__(self, directory: Path) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_", "RAY_"))}
+        environment |= {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "flows.cli", "run", "--profile", "tiny.yaml"]
+        self.process = subprocess.Popen(
+            command, cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        self.stderr: list[str] = []
+        self.stdout: list[str] = []
+        self._lines: Queue[str | None] = Queue()
+        self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read_stderr, self._read_stdout)]
+        for reader in self._readers:
+            reader.start()
+
+    def _read_stderr(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.stderr.append(line)
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def _read_stdout(self) -> None:
+        assert self.process.stdout is not None
+        self.stdout.extend(self.process.stdout)
+
+    def wait_for(self, pattern: str, timeout_s: float) -> re.Match[str]:
+        """The first line of stderr that matches. Fails where the command ends, or stays silent, before it."""
+        deadline = monotonic() + timeout_s
+        while (left := deadline - monotonic()) > 0:
+            try:
+                line = self._lines.get(timeout=left)
+            except Empty:
+                break
+            if line is None:
+                break
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError(f"no line {pattern!r} in\n{''.join(self.stderr)[-4000:]}")
+
+    def finish(self, timeout_s: float) -> int:
+        status = self.process.wait(timeout=timeout_s)
+        for reader in self._readers:
+            reader.join(timeout=30)
+        return status
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group, and to what it had started in other groups (Ray's daemons, sandboxed children)."""
+        try:
+            started = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            started = []
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(timeout=30)
+        for process in started:
+            if process.is_running():
+                process.kill()
+        psutil.wait_procs(started, timeout=30)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.stdout)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(PROFILE))
+    return tmp_path
+
+
+@pytest.fixture
+def lines(directory: Path) -> Iterator[list[Line]]:
+    """Every line that a test starts ends with it."""
+    started: list[Line] = []
+    yield started
+    for line in started:
+        line.kill()
+
+
+def start(directory: Path, lines: list[Line]) -> Line:
+    lines.append(Line(directory))
+    return lines[-1]
+
+
+def verification(root: Path) -> list[Snapshot]:
+    return [found for found in snapshots(str(root), "verification") if found.parts() or journals(found)]
+
+
+def journals(snapshot: Snapshot) -> list[Path]:
+    return sorted(Path(snapshot.path).glob(".journal-*.jsonl"))
+
+
+def whole_rows(root: Path) -> dict[str, dict]:
+    """Verdicts that the killed run left: rows of parts and whole lines of journals, by candidate."""
+    found: dict[str, dict] = {}
+    for snapshot in verification(root):
+        for row in snapshot.read().to_dicts():
+            found[row["candidate_id"]] = row
+        for journal in journals(snapshot):
+            for line in journal.read_text().split("\n")[:-1]:
+                row = json.loads(line)
+                found[row["candidate_id"]] = row
+    return found
+
+
+class Outside(HTMLParser):
+    """Everything a page would load from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.inside: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        for name, value in attributes:
+            loads = name in ("src", "srcset", "poster", "data") or (name == "href" and tag in ("link", "use", "image"))
+            if loads and value:
+                (self.inside if value.startswith(("data:", "#")) else self.found).append(f"{tag} {name}={value[:80]}")
+
+
+def test_killed_started_again_and_run_for_nothing(directory: Path, lines: list[Line]) -> None:
+    root = directory / "out"
+
+    # 1. killed in the middle of verification
+    first = start(directory, lines)
+    first.wait_for(rf"^verification +[1-{CANDIDATES - 1}]/{CANDIDATES} ", START_S)
+    first.kill()
+    assert first.process.returncode == -signal.SIGKILL
+    before = whole_rows(root)
+    assert 1 <= len(before) < CANDIDATES
+    (killed,) = verification(root)
+    assert not killed.finished
+    assert not (root / "report.html").exists()
+
+    # 2. started again: it completes, and what was verified stays as it was
+    second = start(directory, lines)
+    assert second.finish(RUN_S) == 0, "".join(second.stderr)[-4000:]
+    assert killed.finished and killed.manifest["rows"] == CANDIDATES
+    rows = pl.concat([pl.read_parquet(part) for part in killed.parts()]).to_dicts()
+    assert len(rows) == len({row["candidate_id"] for row in rows}) == CANDIDATES  # nothing twice, in the files themselves
+    after = {row["candidate_id"]: row for row in rows}
+    assert {key: after[key] for key in before} == before  # timings included: none was measured again
+    reached = {int(found[1]) for line in second.stderr if (found := re.match(rf"verification +(\d+)/{CANDIDATES} ", line))}
+    assert reached and min(reached) > len(before)
+    assert journals(killed) == []
+    assert re.search(r"new work in: .*benchmark|new work in: .*training", second.text.replace("\n", " ")), second.text
+    history = snapshots(str(root), "training")[0].read()
+    assert history["epoch"].max() == 3.0
+
+    # 3. once more: everything comes from snapshots
+    published = {path: path.stat().st_mtime_ns for path in root.glob("*/*/manifest.json")}
+    third = start(directory, lines)
+    assert third.finish(RUN_S) == 0, "".join(third.stderr)[-4000:]
+    assert "nothing was new, everything was served from finished snapshots" in " ".join(third.text.split())
+    assert {path: path.stat().st_mtime_ns for path in root.glob("*/*/manifest.json")} == published
+    assert len(published) == len([found for stage in {path.parts[-3] for path in published} for found in snapshots(str(root), stage)])
+
+    check_report(root / "report.html")
+    check_tracking(root)
+
+
+def check_report(path: Path) -> None:
+    """One file that can be mailed: it shows what ran, and loads nothing."""
+    page = path.read_text(encoding="utf-8")
+    outside = Outside()
+    outside.feed(page)
+    assert outside.found == []
+    assert re.findall(r"@import|url\(\s*['\"]?(?!data:|#)[a-z/]", page) == []
+    assert "<svg" in page or any("data:image" in found for found in outside.inside)
+    for text in ("tiny", "recorded", "base", "tuned", "Exec", "fast_1"):
+        assert text in page, text
+
+
+def check_tracking(root: Path) -> None:
+    """MLflow holds one finished parent run, however often the line ran, and nothing unfinished."""
+    with sqlite3.connect(f"file:{root / 'mlflow.db'}?mode=ro", uri=True) as database:
+        runs = dict(database.execute("select run_uuid, status from runs where lifecycle_stage = 'active'").fetchall())
+        children = {run for (run,) in database.execute("select run_uuid from tags where key = ?", (PARENT_TAG,))}
+        models = database.execute("select name from model_versions").fetchall()
+    parents = set(runs) - children
+    assert [runs[run] for run in parents] == ["FINISHED"]
+    assert len(runs) > 1 and set(runs.values()) == {"FINISHED"}
+    assert models == [("concur-tiny",)]

@@ -127,8 +127,8 @@ def _vllm() -> Check:
     )
 
 
-def _disk(location: str) -> Check:
-    root = Path(location)
+def _disk(location: str | Path) -> Check:
+    root, location = Path(location), str(location)
     if "://" in location:
         return Check(name="disk", found=f"{location} is remote and was not checked", ok=True, need="required")
     if root.exists() and not root.is_dir():

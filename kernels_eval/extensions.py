@@ -559,7 +559,6 @@ class _Lock:
 _FAMILIES: Mapping[str, tuple[str, ...]] = {
     "plain": ("-O2",),
     "native": ("-O2", "-march=native"),
-    "fast": ("-O2", "-ffast-math"),
     "native-fast": ("-O2", "-march=native", "-ffast-math"),
 }
 
@@ -576,7 +575,7 @@ def _pch_family(cflags: Sequence[str]) -> str | None:
     ]
     if not optimised or others:
         return None
-    return {(False, False): "plain", (True, False): "native", (False, True): "fast", (True, True): "native-fast"}[native, fast]
+    return {(False, False): "plain", (True, False): "native", (True, True): "native-fast"}.get((native, fast))
 
 
 def _rename_into_place(staging: Path, target: Path) -> None:

@@ -46,3 +46,8 @@ def run(config: TasksConfig, root: str) -> SnapshotRef:
         snapshot.append([row for row in rows if row["task_id"] not in snapshot.keys("task_id")], TASKS)
         snapshot.publish(config=config, rows=len(rows))
     return snapshot.ref
+
+
+def read_tasks(ref: SnapshotRef) -> list[KernelTask]:
+    """The tasks of a snapshot, each once, in their order. What every later stage reads them with."""
+    return [KernelTask.model_validate(row) for row in ref.open().read(unique="task_id").iter_rows(named=True)]

@@ -9,10 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Candidate, KernelTask, Language, candidate_id, stable_hash
+from kernels_eval.records import Candidate, Language, candidate_id, stable_hash
 from tasks.progress import report
 from tasks.schemas import CANDIDATES
 from tasks.sources.models import resolve_model
+from tasks.sources.stage import read_tasks
 from tasks.store import Snapshot, SnapshotRef, code_version, fingerprint, known_rows
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.parsing import parse_response
@@ -130,10 +131,6 @@ class Synthesis:
             finish_reason=response.finish_reason,
         )
         return candidate.model_dump(mode="json") | {"request_key": request.request_key}
-
-
-def read_tasks(ref: SnapshotRef) -> list[KernelTask]:
-    return [KernelTask.model_validate(row) for row in ref.open().read(unique="task_id").iter_rows(named=True)]
 
 
 def _data_version(config: SynthesisConfig) -> str:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from kernels_eval.records import Language
 from tasks.progress import report
 from tasks.sources.models import resolve_model
+from tasks.sources.stage import read_tasks
 from tasks.store import Snapshot, SnapshotRef, code_version, fingerprint
 from tasks.training.recipe import TrainingRecipe
 
@@ -62,7 +63,4 @@ def adapter_of(training: SnapshotRef) -> Path:
 
 def prompts_of(tasks: SnapshotRef, language: Language, render: Callable[..., str], hardware: str | None = None) -> dict[str, str]:
     """task_id -> rendered prompt; `render` is handed in because stages do not import each other."""
-    from kernels_eval.records import KernelTask
-
-    tasks_read = (KernelTask.model_validate(row) for row in tasks.open().read(unique="task_id").iter_rows(named=True))
-    return {task.task_id: render(task, language, hardware) for task in tasks_read}
+    return {task.task_id: render(task, language, hardware) for task in read_tasks(tasks)}

@@ -14,7 +14,8 @@ from kernels_eval.evaluate import Finding, Prepared, verdict_of
 from kernels_eval.pool import Pool, require_device
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
 from tasks.progress import report
-from tasks.schemas import CANDIDATES, TASKS, VERDICTS
+from tasks.schemas import CANDIDATES, VERDICTS
+from tasks.sources.stage import read_tasks
 from tasks.store import Snapshot, SnapshotRef, code_version, fingerprint, known_rows
 from tasks.verification.config import VerificationConfig
 
@@ -56,7 +57,7 @@ class Verification:
         """Candidates still without a verdict, by task. Reuses rows of this and earlier snapshots first."""
         self.snapshot.recover(VERDICTS)
         wanted = candidates_of(self._candidates)
-        by_id = {task.task_id: task for task in tasks_of(self._tasks)}
+        by_id = {task.task_id: task for task in read_tasks(self._tasks)}
         done = self.snapshot.keys("candidate_id")
         keys = {self.verdict_key(c.candidate_id) for c in wanted if c.candidate_id not in done}
         reused = known_rows(self.snapshot.root, STAGE, "verdict_key", keys, exclude=self.snapshot.fingerprint) if keys else []
@@ -117,10 +118,6 @@ def _no_code(task: KernelTask, candidate: Candidate) -> Verdict:
     reason = candidate.parse_reason or "no_code_block"
     finding = Finding(reason=reason, detail="the response holds no complete module")
     return verdict_of(task, candidate, Prepared(candidate_id=candidate.candidate_id), finding)
-
-
-def tasks_of(ref: SnapshotRef) -> list[KernelTask]:
-    return [KernelTask.model_validate(_known(row, TASKS.names)) for row in ref.open().read(unique="task_id").iter_rows(named=True)]
 
 
 def candidates_of(ref: SnapshotRef) -> list[Candidate]:

@@ -83,8 +83,8 @@ def _torch_device() -> Check:
 
 
 def _compiler() -> Check:
+    from kernels_eval.build.extensions import Builder
     from kernels_eval.config import BuildConfig
-    from kernels_eval.extensions import Builder
 
     def look() -> str:
         tools = Builder(BuildConfig()).tools
@@ -94,8 +94,8 @@ def _compiler() -> Check:
 
 
 def _nvcc(need: Need) -> Check:
+    from kernels_eval.build.extensions import Builder
     from kernels_eval.config import BuildConfig
-    from kernels_eval.extensions import Builder
 
     tools = Builder(BuildConfig()).tools
     fix = "" if tools.nvcc else "install the CUDA toolkit and set CUDA_HOME"
@@ -149,7 +149,7 @@ def _disk(location: str | Path) -> Check:
 
 def _isolation() -> Check:
     """Which layers the sandbox would have in force, probed by the fork server's own code in a short process."""
-    found = _ask([sys.executable, "-c", "from kernels_eval.forkserver import probe_layers; print(', '.join(probe_layers()))"])
+    found = _ask([sys.executable, "-c", "from kernels_eval.isolation.forkserver import probe_layers; print(', '.join(probe_layers()))"])
     ok = bool(found) and "namespace:pid" in found
     return Check(
         name="isolation", found=found or "not probed", ok=ok, need="optional",

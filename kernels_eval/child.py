@@ -11,11 +11,12 @@ import mmap
 import time
 import traceback
 from collections import Counter
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kernels_eval.channel import Channel, ChannelClosed
+from kernels_eval.build.interception import intercept
+from kernels_eval.checks.operators import compute_operators, reference_operators
+from kernels_eval.isolation.channel import Channel, ChannelClosed
 
 ORACLE_MAX_S = 5.0  # a float64 oracle slower than this is computed once and then done without
 
@@ -67,60 +68,6 @@ class BuildFailed(RuntimeError):
         self.reason = reason
 
 
-# -- interception of torch.utils.cpp_extension ---------------------------------------------------------------------------------------
-
-
-def _as_tuple(value: Any) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    return (str(value),) if isinstance(value, str) else tuple(str(item) for item in value)
-
-
-def inline_spec(name: str, cpp_sources: Any = (), cuda_sources: Any = None, functions: Any = None, **options: Any) -> dict[str, Any]:
-    """The ExtensionSpec (as plain data) of a `load_inline` call; the signature follows torch's."""
-    if isinstance(functions, dict):
-        functions = list(functions)
-    return {
-        "kind": "inline",
-        "name": str(name),
-        "cpp_sources": _as_tuple(cpp_sources),
-        "cuda_sources": _as_tuple(cuda_sources),
-        "functions": None if functions is None else _as_tuple(functions),
-        **_options(options),
-    }
-
-
-def file_spec(name: str, sources: Any, **options: Any) -> dict[str, Any]:
-    """The ExtensionSpec of a `load` call: the sources are read now, as the candidate wrote them."""
-    files = [(Path(source).name, Path(source).read_text(errors="replace")) for source in _as_tuple(sources)]
-    return {"kind": "files", "name": str(name), "files": files, **_options(options)}
-
-
-def _options(options: dict[str, Any]) -> dict[str, Any]:
-    flags = {key: _as_tuple(options.get(key)) for key in ("extra_cflags", "extra_cuda_cflags", "extra_ldflags")}
-    return {**flags, "python_module": bool(options.get("is_python_module", True))}
-
-
-def intercept(provide: Any) -> None:
-    """Replace load_inline and load by `provide(spec) -> module`."""
-    import torch.utils.cpp_extension as cpp_extension
-
-    def load_inline(
-        name: str, cpp_sources: Any, cuda_sources: Any = None, sycl_sources: Any = None, functions: Any = None, *args: Any, **options: Any
-    ):
-        names = ("extra_cflags", "extra_cuda_cflags", "extra_sycl_cflags", "extra_ldflags")
-        options.update(zip(names, args, strict=False))
-        return provide(inline_spec(name, cpp_sources, cuda_sources, functions, **options))
-
-    def load(name: str, sources: Any, *args: Any, **options: Any):
-        names = ("extra_cflags", "extra_cuda_cflags", "extra_sycl_cflags", "extra_ldflags")
-        options.update(zip(names, args, strict=False))
-        return provide(file_spec(name, sources, **options))
-
-    load_inline.__qualname__, load.__qualname__ = "load_inline", "load"  # what a candidate's wrong call is told
-    cpp_extension.load_inline, cpp_extension.load = load_inline, load
-
-
 class Capture:
     """Runs the candidate's module with builds replaced by stubs, and reports what it asked to build."""
 
@@ -128,7 +75,7 @@ class Capture:
         self.specs: list[dict[str, Any]] = []
 
     def do_capture(self, path: str) -> dict[str, Any]:
-        from kernels_eval.inputs import load_module
+        from kernels_eval.checks.inputs import load_module
 
         intercept(self._record)
         try:
@@ -191,12 +138,12 @@ class Side:
             return self.model(*inputs)
 
     def inputs(self, seed: int, distribution: str) -> list[Any]:
-        from kernels_eval.inputs import make_inputs
+        from kernels_eval.checks.inputs import make_inputs
 
         return make_inputs(self.task, seed, distribution, self.plan, self.device)
 
     def do_weights(self, seed: int) -> dict[str, Any]:
-        from kernels_eval.inputs import randomise_weights
+        from kernels_eval.checks.inputs import randomise_weights
 
         randomise_weights(self.model, seed)
         self.synchronise()
@@ -240,65 +187,6 @@ class Side:
         return int(begin.elapsed_time(end) * 1e6)
 
 
-def _compute_operators(run: Any) -> list[str]:
-    """Names of the aten compute operators executed while `run()` runs; views, allocation and copies left out."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    quiet = frozenset(
-        """empty empty_like empty_strided new_empty zeros zeros_like ones ones_like full full_like view reshape _unsafe_view t transpose
-        permute expand as_strided slice select unsqueeze squeeze detach alias clone copy_ _to_copy contiguous split split_with_sizes chunk
-        unbind lift_fresh scalar_tensor arange fill_ zero_ _local_scalar_dense is_same_size unfold resize_ set_ narrow diagonal new_zeros
-        new_ones new_full _reshape_alias""".split()
-    )
-    seen: list[str] = []
-
-    class Recorder(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            namespace, name = function._schema.name.split("::")
-            if not (namespace == "aten" and name in quiet):
-                seen.append(f"{namespace}.{name}")
-            return function(*args, **(kwargs or {}))
-
-    with Recorder():
-        run()
-    return seen
-
-
-def _reference_operators(run: Any) -> list[str]:
-    """Names of the outermost torch functions called while `run()` runs, such as torch.nn.functional.layer_norm: what a person would call
-    the operators of a module, before torch takes them apart. Views, copies, creation and queries are left out."""
-    import torch
-    from torch.overrides import TorchFunctionMode, resolve_name
-
-    quiet = frozenset(
-        """view reshape transpose permute expand expand_as unsqueeze squeeze flatten contiguous clone detach to t size dim numel stride
-        shape device dtype is_contiguous split chunk unbind __getitem__ type float zeros ones full empty arange zeros_like ones_like
-        full_like empty_like tensor view_as narrow select unfold swapaxes movedim __get__ __set__ __len__ requires_grad data_ptr
-        element_size is_floating_point new_zeros tril triu bool copy_ broadcast_to __format__ __repr__ item get_device storage is_cuda
-        ndimension T mT""".split()
-    )
-    seen: list[str] = []
-
-    class Recorder(TorchFunctionMode):
-        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            name = resolve_name(function) or getattr(function, "__name__", "unknown")
-            if "." in name and name.rsplit(".", 1)[-1] not in quiet:
-                seen.append(name)
-            return function(*args, **(kwargs or {}))
-
-    with torch.no_grad(), Recorder():
-        run()
-    return seen
-
-
-def warm_modes() -> None:
-    """Use both recorders once: their first use imports for more than a second, which forked children then need not."""
-    import torch
-
-    _compute_operators(lambda: torch.ones(2) + 1)
-    _reference_operators(lambda: torch.ones(2) + 1)
-
-
 class Reference(Side):
     """The trusted side: runs the task's own model, holds expected values, compares what a candidate returned."""
 
@@ -307,7 +195,7 @@ class Reference(Side):
     ) -> dict[str, Any]:
         import copy
 
-        from kernels_eval.inputs import construct, flatten_outputs, load_module, parameter_shapes, plan_inputs
+        from kernels_eval.checks.inputs import construct, flatten_outputs, load_module, parameter_shapes, plan_inputs
 
         self.prepare_device(device, threads)
         self.task = load_module(path, "task")
@@ -325,7 +213,7 @@ class Reference(Side):
         if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
             raise TypeError(f"the reference returns {[type(leaf).__name__ for leaf in leaves]}, not tensors")
         again = self.inputs(seed, "declared")
-        operators = _reference_operators(lambda: self.forward(again))
+        operators = reference_operators(lambda: self.forward(again))
         self.model = self.build()
         self.synchronise()
         floats = [leaf.dtype for leaf in leaves if leaf.is_floating_point()]
@@ -344,7 +232,7 @@ class Reference(Side):
         """Compute and keep the expected outputs of one trial: the fp32 reference's, and a float64 oracle's where it fits."""
         import torch
 
-        from kernels_eval.inputs import flatten_outputs, randomise_weights
+        from kernels_eval.checks.inputs import flatten_outputs, randomise_weights
 
         if weights_seed is not None:
             self.model = self.build()
@@ -370,7 +258,7 @@ class Reference(Side):
 
         import torch
 
-        from kernels_eval.inputs import flatten_outputs
+        from kernels_eval.checks.inputs import flatten_outputs
 
         inputs = self.inputs(seed, distribution)
         size = sum(x.numel() * 8 for x in [*reference, *inputs] if isinstance(x, torch.Tensor))
@@ -396,7 +284,7 @@ class Reference(Side):
         """Measure the candidate's bytes (in the exchange file `path`) against this trial, and against every earlier one."""
         import torch
 
-        from kernels_eval.correctness import measure, merge
+        from kernels_eval.checks.correctness import measure, merge
 
         with open(path, "r+b") as handle:
             raw = mmap.mmap(handle.fileno(), 0)
@@ -427,7 +315,7 @@ class Reference(Side):
 def _close(a: Any, b: Any, rtol: float) -> bool:
     import torch
 
-    from kernels_eval.correctness import CHUNK
+    from kernels_eval.checks.correctness import CHUNK
 
     if not (a.is_floating_point() or a.is_complex()):
         return torch.equal(a, b)
@@ -456,7 +344,7 @@ class CandidateSide(Side):
 
     def do_load(self, path: str, task_path: str, entry_point: str, init_form: str, device: str, threads: int, seed: int,
                 plan: list[dict[str, Any]], libraries: dict[str, str], language: str) -> dict[str, Any]:  # fmt: skip
-        from kernels_eval.inputs import construct, load_module, parameter_shapes
+        from kernels_eval.checks.inputs import construct, load_module, parameter_shapes
 
         self.prepare_device(device, threads)
         self.plan, self.libraries = plan, libraries
@@ -475,7 +363,7 @@ class CandidateSide(Side):
     def _provide(self, spec: dict[str, Any]) -> Any:
         import importlib.util
 
-        from kernels_eval.extensions import ExtensionSpec
+        from kernels_eval.build.spec import ExtensionSpec
 
         key = ExtensionSpec.model_validate(spec).key
         path = self.libraries.get(key)
@@ -513,7 +401,7 @@ class CandidateSide(Side):
         if not self.registers_operators:
             return super().forward(inputs)
         kept: list[Any] = []
-        for name in _compute_operators(lambda: kept.append(super(CandidateSide, self).forward(inputs))):
+        for name in compute_operators(lambda: kept.append(super(CandidateSide, self).forward(inputs))):
             if not name.startswith(("aten.", "prim.")):
                 self.calls[name] += 1
         return kept[0]
@@ -529,7 +417,7 @@ class CandidateSide(Side):
         """
         import torch
 
-        from kernels_eval.inputs import flatten_outputs
+        from kernels_eval.checks.inputs import flatten_outputs
 
         inputs = self.inputs(seed, distribution)
         if in_place and self._shares_storage():
@@ -593,7 +481,7 @@ class CandidateSide(Side):
     def do_operators(self, seed: int) -> dict[str, Any]:
         """The aten compute operators of one forward call, and the custom kernels seen so far."""
         inputs = self.inputs(seed, "declared")
-        operators = _compute_operators(lambda: self.forward(inputs))
+        operators = compute_operators(lambda: self.forward(inputs))
         self.synchronise()
         return {"operators": sorted(set(operators))[:64], "custom": [name for name, _ in self.calls.most_common(32)]}
 

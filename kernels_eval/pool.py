@@ -16,7 +16,7 @@ from typing import Any
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import DeviceError, GpuLostError
-from kernels_eval.evaluate import Prepared, verdict_of
+from kernels_eval.protocol import Prepared, verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 from kernels_eval.worker import gpu_arch, visible_gpus
 

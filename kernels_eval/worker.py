@@ -38,7 +38,7 @@ class BuildWorker:
     """Screens and builds candidates on one CPU core."""
 
     def __init__(self, config: EvalConfig, cuda_arch: str | None, share: int = 0, shares: int = 1) -> None:
-        from kernels_eval.evaluate import Preparer
+        from kernels_eval.protocol import Preparer
 
         os.nice(19)  # where a core is shared with a worker that times kernels, the worker always goes first
         self._preparer = Preparer(config, cuda_arch=cuda_arch)
@@ -60,12 +60,12 @@ class KernelWorker:
     """Runs prepared candidates on one device."""
 
     def __init__(self, config: EvalConfig, device: str, cuda_arch: str | None) -> None:
-        from kernels_eval.evaluate import Runner
+        from kernels_eval.protocol import Runner
 
         self._runner = Runner(config, device, cuda_arch=cuda_arch)
 
     def run(self, task: dict[str, Any], candidate: dict[str, Any], prepared: dict[str, Any]) -> dict[str, Any]:
-        from kernels_eval.evaluate import Prepared
+        from kernels_eval.protocol import Prepared
 
         records = KernelTask.model_validate(task), Candidate.model_validate(candidate), Prepared.model_validate(prepared)
         try:

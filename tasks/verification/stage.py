@@ -10,8 +10,8 @@ import platform
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kernels_eval.evaluate import Finding, Prepared, verdict_of
 from kernels_eval.pool import Pool, require_device
+from kernels_eval.protocol import Finding, Prepared, verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
 from tasks.progress import report
 from tasks.schemas import CANDIDATES, VERDICTS

@@ -10,9 +10,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels_eval.checks.correctness import judge, measure, merge
+from kernels_eval.checks.inputs import (
+    DISTRIBUTIONS,
+    flatten_outputs,
+    load_module,
+    make_inputs,
+    parameter_shapes,
+    plan_inputs,
+    randomise_weights,
+)
 from kernels_eval.config import CorrectnessConfig
-from kernels_eval.correctness import judge, measure, merge
-from kernels_eval.inputs import DISTRIBUTIONS, flatten_outputs, load_module, make_inputs, parameter_shapes, plan_inputs, randomise_weights
 
 CONFIG = CorrectnessConfig()
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from kernels_eval.build.extensions import Builder, _pch_family
+from kernels_eval.build.spec import Build, ExtensionSpec
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import ToolchainError
-from kernels_eval.extensions import Build, Builder, ExtensionSpec, _pch_family
 
 SCALE = "at::Tensor scale(at::Tensor x) { return x.mul(2); }"
 
@@ -65,7 +66,8 @@ def test_two_processes_building_the_same_spec_both_succeed(builder: Builder, tmp
         textwrap.dedent("""
         import sys
         from kernels_eval.config import BuildConfig
-        from kernels_eval.extensions import Builder, ExtensionSpec
+        from kernels_eval.build.extensions import Builder
+        from kernels_eval.build.spec import ExtensionSpec
         sys.stdin.readline()
         print(Builder(BuildConfig()).build(ExtensionSpec.model_validate_json(sys.argv[1])).model_dump_json())
         """)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kernels_eval.evaluate import Preparer, Runner
+from kernels_eval.protocol import Preparer, Runner
 from kernels_eval.records import STATUS_OF, KernelTask, Language, Verdict
 from kernels_eval.worker import gpu_arch
 from tests.support import kernels

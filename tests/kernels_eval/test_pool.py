@@ -24,7 +24,7 @@ CONFIG = kernels.QUICK.model_copy(update={"time_correct": False})
 def pool() -> Iterator[Pool]:
     import ray
 
-    from kernels_eval.extensions import Builder
+    from kernels_eval.build.extensions import Builder
 
     Builder(CONFIG.build).warm()
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)

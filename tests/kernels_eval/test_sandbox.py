@@ -17,8 +17,8 @@ import pytest
 
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import SandboxError
-from kernels_eval.evaluate import Preparer, Runner
-from kernels_eval.sandbox import Child, ChildFailure, ForkServer, _sweep
+from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer, _sweep
+from kernels_eval.protocol import Preparer, Runner
 from tests.support import kernels
 
 LIMITS = LimitsConfig(memory_gb=1.0, file_mb=1)

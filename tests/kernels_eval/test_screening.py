@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels_eval.screening import screen
+from kernels_eval.checks.screening import screen
 
 HONEST = '''
 import math

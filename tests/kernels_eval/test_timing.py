@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from kernels_eval.checks.timing import ImplausibleTime, log_ratio_interval, measure
 from kernels_eval.config import TimingConfig
-from kernels_eval.timing import ImplausibleTime, log_ratio_interval, measure
 
 QUICK = TimingConfig(max_s=0.4, min_pairs=10, min_side_s=0.0, sample_us=50, bootstrap=200)
 

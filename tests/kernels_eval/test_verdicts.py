@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from kernels_eval.config import BuildConfig
-from kernels_eval.evaluate import Preparer, Runner
+from kernels_eval.protocol import Preparer, Runner
 from kernels_eval.records import STATUS_OF, KernelTask, Status, Verdict
 from tests.support import kernels
 from tests.support.kernels import AFFINE, QUICK, WEIGHTED, kernel_task, load_inline, module, task_source

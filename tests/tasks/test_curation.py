@@ -224,10 +224,10 @@ def test_operator_kind_on_what_verification_really_records() -> None:
     """A layer is one operator whatever torch takes it apart into, views around it do not count; a layer and an activation are two."""
     import torch
 
-    from kernels_eval.child import _reference_operators
+    from kernels_eval.checks.operators import reference_operators
 
     def kind(layer: torch.nn.Module, *shape: int) -> str:
-        return operator_kind(_reference_operators(lambda: layer(torch.ones(*shape).transpose(-1, -2).contiguous())))
+        return operator_kind(reference_operators(lambda: layer(torch.ones(*shape).transpose(-1, -2).contiguous())))
 
     layers = [
         (torch.nn.Linear(4, 5), (3, 4, 4)),

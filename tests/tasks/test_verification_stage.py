@@ -9,8 +9,8 @@ import pytest
 
 from kernels_eval.config import EvalConfig, TimingConfig
 from kernels_eval.errors import DeviceError, GpuLostError, UsageError
-from kernels_eval.evaluate import Finding, Prepared, verdict_of
 from kernels_eval.pool import start_ray
+from kernels_eval.protocol import Finding, Prepared, verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, candidate_id
 from tasks.progress import observed_by
 from tasks.schemas import CANDIDATES, TASKS, VERDICTS

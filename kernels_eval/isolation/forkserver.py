@@ -1,4 +1,4 @@
-"""The fork server and the isolation of its children (run as `python -m kernels_eval.forkserver FD`).
+"""The fork server and the isolation of its children (run as `python -m kernels_eval.isolation.forkserver FD`).
 
 Imports torch once and never touches CUDA. Each child gets, as far as this kernel allows: namespaces of its own (user, PID with its own
 /proc, network, IPC), no_new_privs, resource limits, a scratch directory as its working directory and home, and no descriptors but its
@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any
 
-from kernels_eval.channel import Channel, ChannelClosed
+from kernels_eval.isolation.channel import Channel, ChannelClosed
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWIPC = 0x00020000, 0x10000000, 0x20000000, 0x40000000, 0x08000000
 # A PID namespace comes with a mount namespace and a /proc of its own: without it the CUDA driver fails (error 304), and the child could
@@ -32,10 +32,12 @@ def main(fd: int) -> None:
     import torch.utils.cpp_extension  # imported before the first fork: 1 s that no child pays again
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    from kernels_eval import child, correctness, extensions, inputs
+    from kernels_eval import child
+    from kernels_eval.build import spec
+    from kernels_eval.checks import correctness, inputs, operators
 
-    assert correctness and extensions and inputs  # their imports are what is wanted
-    child.warm_modes()
+    assert child and correctness and inputs and spec  # their imports are what is wanted
+    operators.warm_modes()
     layers = probe_layers()
     channel.send({"isolation": layers})
     while True:

@@ -14,14 +14,15 @@ from typing import Any
 
 from pydantic import ConfigDict, ValidationError
 
-from kernels_eval import correctness as checks
+from kernels_eval.build.extensions import Builder
+from kernels_eval.build.spec import ExtensionSpec
+from kernels_eval.checks import correctness as checks
+from kernels_eval.checks.screening import screen
+from kernels_eval.checks.timing import ImplausibleTime, measure
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import DeviceError
-from kernels_eval.extensions import Builder, ExtensionSpec
+from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
 from kernels_eval.records import STATUS_OF, Candidate, Correctness, KernelTask, Language, Record, Verdict
-from kernels_eval.sandbox import Child, ChildFailure, ForkServer
-from kernels_eval.screening import screen
-from kernels_eval.timing import ImplausibleTime, measure
 
 LOG_BYTES = 8192
 

@@ -19,9 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kernels_eval.channel import Channel, ChannelClosed, ChannelTimeout
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import SandboxError
+from kernels_eval.isolation.channel import Channel, ChannelClosed, ChannelTimeout
 
 POLL_S = 0.1
 
@@ -180,7 +180,7 @@ class ForkServer:
         self.channel = Channel(ours)
         self._closed = False
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "kernels_eval.forkserver", str(theirs.fileno())],
+            [sys.executable, "-m", "kernels_eval.isolation.forkserver", str(theirs.fileno())],
             pass_fds=(theirs.fileno(),),
             env=child_environment(threads),
             stdin=subprocess.DEVNULL,
@@ -255,7 +255,7 @@ def _sweep() -> None:
 def child_environment(threads: int) -> dict[str, str]:
     """The whole environment of the fork server and all children: nothing of the user's own but what finds Python, CUDA and a home."""
     kept = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "VIRTUAL_ENV", "PYTHONPATH", "TZ")
-    package_root = str(Path(__file__).parent.parent)
+    package_root = str(Path(__file__).parents[2])
     environment = {name: os.environ[name] for name in kept if name in os.environ}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, environment.get("PYTHONPATH")]))
     return environment | {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -32,6 +34,11 @@ class CorrectnessConfig(_Config):
     rms_half: float = Field(default=2e-3, gt=0, description="gate for fp16 and TF32 tasks")
     rms_bf16: float = Field(default=1.6e-2, gt=0)
     elementwise_fp32: float = Field(default=1e-4, gt=0, description="|err| <= r (|y| + RMS(y)) on every element")
+    shapes: Literal["require", "flag", "off"] = Field(
+        default="require",
+        description="other shapes that the task accepts: a silently wrong answer is shape_specialised (require) or only flagged (flag)",
+    )
+    reruns: int = Field(default=3, ge=0, description="how often the first call is repeated on the same inputs, looking for other bits")
     expected_max_bytes: int = Field(
         default=16 << 30, gt=0, description="memory for expected values of one task; above it fewer distributions are tried"
     )
@@ -50,6 +57,10 @@ class TimingConfig(_Config):
     clock_bound_share: float = Field(
         default=0.8, gt=0, lt=1, description="reported time below this share of the parent's clock is implausible"
     )
+    bandwidth_share: float = Field(
+        default=0.5, gt=0, lt=1, description="faster than this share of the time that its bytes need at peak bandwidth is implausible"
+    )
+    input_bytes: int = Field(default=256 << 20, gt=0, description="memory for the sets of inputs that timed calls rotate over, each side")
 
 
 class LimitsConfig(_Config):

@@ -49,6 +49,8 @@ TIMING = pa.struct(
         ("pairs", pa.int64()),
         ("calls_per_sample", pa.int64()),
         ("clock_bound_ms", pa.float64()),
+        ("drift", pa.float64()),
+        ("throttled", pa.bool_()),
     ]
 )
 

@@ -7,6 +7,7 @@ guarantee that a varied distribution makes sense to every task: one under which 
 
 from __future__ import annotations
 
+import math
 from types import ModuleType
 from typing import Any
 
@@ -43,19 +44,49 @@ def construct(module: ModuleType, entry_point: str, init_module: ModuleType, ini
     return model.to(device) if isinstance(model, torch.nn.Module) else model
 
 
-def make_inputs(task: ModuleType, seed: int, distribution: str, plan: list[dict[str, Any]] | None, device: str) -> list[Any]:
-    """Arguments for one forward call. `plan` says which arguments may be redrawn (None: as declared)."""
+def make_inputs(
+    task: ModuleType, seed: int, distribution: str, plan: dict[str, Any] | None, device: str, shape: str = "declared"
+) -> list[Any]:
+    """Arguments for one forward call. `plan` (from `plan_inputs`) says which arguments may be redrawn and resized; None: as declared."""
     torch.manual_seed(seed)
     with torch.device(device):
-        declared = [_to_device(value, device) for value in task.get_inputs()]
-    if distribution == "declared" or plan is None:
-        return declared
-    return [_redraw(value, note, seed + index, distribution) for index, (value, note) in enumerate(zip(declared, plan, strict=True))]
+        values = [_to_device(value, device) for value in task.get_inputs()]
+    if plan is None:
+        return values
+    if distribution != "declared":
+        values = [_redraw(v, note, seed + i, distribution) for i, (v, note) in enumerate(zip(values, plan["notes"], strict=True))]
+    for index, dim, size in plan["shapes"].get(shape, ()):
+        values[index] = values[index].narrow(dim, 0, size).contiguous()
+    return values
 
 
-def plan_inputs(inputs: list[Any]) -> list[dict[str, Any]]:
-    """What may vary: floating tensors that are not labels, masks or probabilities; zero patterns and symmetry stay as declared."""
-    return [_note(value) for value in inputs]
+def plan_inputs(inputs: list[Any]) -> dict[str, Any]:
+    """What may vary. `notes`: floating tensors that are not labels, masks or probabilities; zero patterns and symmetry stay as declared.
+    `shapes`: smaller shapes to try, by name, as (argument, dimension, size)."""
+    sizes = [list(value.shape) if isinstance(value, torch.Tensor) else None for value in inputs]
+    return {"notes": [_note(value) for value in inputs], "shapes": smaller_shapes(sizes)}
+
+
+def smaller_shapes(shapes: list[list[int] | None]) -> dict[str, list[tuple[int, int, int]]]:
+    """Ways to make all arguments smaller consistently: equal sizes shrink together, so that no dimension starts to broadcast.
+
+    `batch_1`: the first dimension becomes 1, where its size occurs nowhere else. `odd_all`, `odd_last`, `odd_first`: every size (or that of
+    the first tensor's last or first dimension) becomes odd. Whether the task accepts one of them is for the reference to say.
+    """
+    dims = [(i, d, size) for i, shape in enumerate(shapes) if shape for d, size in enumerate(shape)]
+    lead = next((shape for shape in shapes if shape and len(shape) > 1), None)
+    if lead is None:
+        lead = next((shape for shape in shapes if shape), None)
+    if lead is None or 0 in {size for *_, size in dims}:
+        return {}
+    variants: dict[str, list[tuple[int, int, int]]] = {}
+    if lead[0] > 1 and all(d == 0 for _, d, size in dims if size == lead[0]):
+        variants["batch_1"] = [(i, d, 1) for i, d, size in dims if size == lead[0]]
+    for name, wanted in (("odd_all", {size for *_, size in dims}), ("odd_last", {lead[-1]}), ("odd_first", {lead[0]})):
+        changed = [(i, d, size - 1 if size % 2 == 0 else size - 2) for i, d, size in dims if size in wanted and size > 3]
+        if changed and changed not in variants.values():
+            variants[name] = changed
+    return variants
 
 
 def _note(value: Any) -> dict[str, Any]:
@@ -98,31 +129,49 @@ def _redraw(value: Any, note: dict[str, Any], seed: int, distribution: str) -> A
 
 
 def parameter_shapes(model: Any) -> list[list[int]]:
-    """Shapes of the floating parameters in order: what tells whether two models' weights can be mapped onto each other."""
+    """Shapes of the floating parameters in order, without dimensions of size 1."""
     if not isinstance(model, torch.nn.Module):
         return []
-    return [list(p.shape) for p in model.parameters() if p.is_floating_point()]
+    return [_squeezed(p) for p in model.parameters() if p.is_floating_point()]
 
 
-def randomise_weights(model: torch.nn.Module, seed: int) -> None:
-    """Refill every floating parameter from (seed, shape, how many of that shape came before): names do not matter.
+def _squeezed(parameter: torch.Tensor) -> list[int]:
+    return [size for size in parameter.shape if size != 1]
 
-    Vectors are uniform in [0.5, 1.5]; higher ranks normal with standard deviation 1 / sqrt(fan-in), so outputs keep their scale.
+
+def unmatched_shapes(reference: list[list[int]], candidate: list[list[int]]) -> tuple[list[int], int]:
+    """Which of the reference's parameters (indices) have no counterpart of their shape among the candidate's, and how many elements the
+    candidate's own unmatched parameters hold."""
+    left = list(candidate)
+    missing = []
+    for index, shape in enumerate(reference):
+        if shape in left:
+            left.remove(shape)
+        else:
+            missing.append(index)
+    return missing, sum(math.prod(shape) for shape in left)
+
+
+def randomise_weights(model: torch.nn.Module, seed: int, only: list[int] | None = None, skip: list[int] | None = None) -> None:
+    """Refill floating parameters from (seed, shape, how many of that shape came before): names do not matter, nor dimensions of size 1.
+
+    `only` and `skip` choose parameters by their position. Vectors are uniform in [0.5, 1.5]; higher ranks normal with standard deviation
+    1 / sqrt(fan-in), so outputs keep their scale.
     """
     seen: dict[tuple[int, ...], int] = {}
     with torch.no_grad():
-        for parameter in model.parameters():
-            if not parameter.is_floating_point():
+        for index, parameter in enumerate(p for p in model.parameters() if p.is_floating_point()):
+            shape = tuple(_squeezed(parameter))
+            if (only is not None and index not in only) or (skip is not None and index in skip):
                 continue
-            shape = tuple(parameter.shape)
             nth = seen[shape] = seen.get(shape, -1) + 1
             device = parameter.device
             generator = torch.Generator(device=device).manual_seed(int(stable_hash([seed, shape, nth])[:15], 16))
             if len(shape) < 2:
                 drawn = torch.rand(shape, generator=generator, device=device) + 0.5
             else:
-                drawn = torch.randn(shape, generator=generator, device=device) / max(1, parameter[0].numel()) ** 0.5
-            parameter.copy_(drawn)
+                drawn = torch.randn(shape, generator=generator, device=device) / max(1, math.prod(shape[1:])) ** 0.5
+            parameter.copy_(drawn.reshape(parameter.shape))
 
 
 def flatten_outputs(output: Any) -> tuple[list[Any], str]:

@@ -20,6 +20,9 @@ Sampler = Callable[[int], int]
 """Given a number of forward calls, runs them as one sample and returns nanoseconds as the process itself measured."""
 
 
+WARM_ROUNDS = 12
+
+
 class ImplausibleTime(Exception):
     """The candidate reports less time than the parent's clock saw pass."""
 
@@ -37,14 +40,26 @@ CpuClock = Callable[[], int]
 """Nanoseconds of processor time the candidate's processes have used so far, as the kernel counts them."""
 
 
-def measure(reference: Sampler, candidate: Sampler, config: TimingConfig, *, cpu_clock: CpuClock | None = None, seed: int = 0) -> Timing:
+def measure(
+    reference: Sampler,
+    candidate: Sampler,
+    config: TimingConfig,
+    *,
+    cpu_clock: CpuClock | None = None,
+    bound: Callable[[float], float] | None = None,
+    throttled: Callable[[], bool | None] = lambda: None,
+    seed: int = 0,
+) -> Timing:
     """Measure both sides until the 95 % interval of log(speedup) is narrow enough or the budget is spent.
 
-    `cpu_clock` is given where the work is done on the processor: on a busy machine it, not the wall, is the fair bound. Raises
-    ImplausibleTime where the candidate's reported time is below `clock_bound_share` of the parent's clock.
+    `bound(call_ns)` measures nanoseconds a call by a clock that the candidate cannot reach, on inputs it has not seen; without it the same
+    samples are bounded. `cpu_clock` is given where the work is done on the processor: on a busy machine it, not the wall, is the fair
+    bound. `throttled()` tells whether the device slows its clocks now. Raises ImplausibleTime where the candidate's reported time is below
+    `clock_bound_share` of the bound.
     """
     a, b = _Side(reference), _Side(candidate)
     calls = _calls_per_sample(a, b, config)
+    slowed = [throttled()]
     started = time.monotonic()
     while True:
         for side in (a, b, b, a):
@@ -57,9 +72,11 @@ def measure(reference: Sampler, candidate: Sampler, config: TimingConfig, *, cpu
             low, high = log_ratio_interval(a.reported, b.reported, resamples=200, seed=seed)
             if (high - low) / 2 <= config.interval_width:
                 break
+    slowed.append(throttled())
     low, high = log_ratio_interval(a.reported, b.reported, resamples=config.bootstrap, seed=seed)
     reference_ns, candidate_ns = float(np.median(a.reported)), float(np.median(b.reported))
-    bound = _plausible_bound(candidate, candidate_ns / calls, calls, config, cpu_clock)
+    bound = bound or (lambda call_ns: _clock_bound(candidate, call_ns, calls, cpu_clock))
+    least = _plausible_bound(candidate, candidate_ns / calls, calls, config, bound)
     speedup = reference_ns / candidate_ns
     return Timing(
         reference_ms=reference_ns / calls / 1e6,
@@ -69,8 +86,17 @@ def measure(reference: Sampler, candidate: Sampler, config: TimingConfig, *, cpu
         speedup_upper=max(float(np.exp(high)), speedup),
         pairs=len(a.reported),
         calls_per_sample=calls,
-        clock_bound_ms=max(bound, 1.0) / 1e6,
+        clock_bound_ms=max(least, 1.0) / 1e6,
+        drift=drift(a.reported),
+        throttled=None if None in slowed else any(slowed),
     )
+
+
+def drift(samples: list[int]) -> float:
+    """How far the median of the last third of the samples is from that of the first third, as a share of the first. Dimensionless."""
+    third = max(1, len(samples) // 3)
+    first, last = float(np.median(samples[:third])), float(np.median(samples[-third:]))
+    return last / first - 1
 
 
 def log_ratio_interval(
@@ -85,17 +111,18 @@ def log_ratio_interval(
 
 
 def _calls_per_sample(a: _Side, b: _Side, config: TimingConfig) -> int:
-    """Warm both sides until two consecutive samples agree within 10 %, then batch calls until the shorter sample is long enough.
+    """Warm both sides until two consecutive medians of 3 agree within 1 %, then batch calls until the shorter sample is long enough.
 
     The batch grows by what the parent's clock sees, too: a side that reports next to nothing does not get a million calls.
     """
     for side in (a, b):
-        last, spent = 0, 0
-        for _ in range(20):
-            side.take(1)
-            now = side.reported[-1]
-            spent += now
-            if (last and abs(now - last) <= 0.1 * last) or spent > config.max_s * 1e9 / 8:
+        last, spent = 0.0, 0
+        for _ in range(WARM_ROUNDS):
+            for _ in range(3):
+                side.take(1)
+            now = float(np.median(side.reported[-3:]))
+            spent += sum(side.reported[-3:])
+            if (last and abs(now - last) <= 0.01 * last) or spent > config.max_s * 1e9 / 8:
                 break
             last = now
     faster = min((a, b), key=lambda side: min(side.reported))
@@ -112,18 +139,18 @@ def _calls_per_sample(a: _Side, b: _Side, config: TimingConfig) -> int:
 
 
 def _plausible_bound(
-    candidate: Sampler, call_ns: float, calls: int, config: TimingConfig, clock: CpuClock | None, *, rounds: int = 3
+    candidate: Sampler, call_ns: float, calls: int, config: TimingConfig, measured: Callable[[float], float], *, rounds: int = 3
 ) -> float:
     """The parent's own bound on a call, in nanoseconds. Raises ImplausibleTime where the reported time stays below it.
 
     A busy machine can slow one round; a liar is below the bound in every round.
     """
-    bound = _clock_bound(candidate, call_ns, calls, clock)
+    bound = measured(call_ns)
     for _ in range(rounds - 1):
         if call_ns >= config.clock_bound_share * bound:
             return bound
         call_ns = float(np.median([candidate(calls) for _ in range(20)])) / calls
-        bound = _clock_bound(candidate, call_ns, calls, clock)
+        bound = measured(call_ns)
     if call_ns < config.clock_bound_share * bound:
         raise ImplausibleTime(f"reports {call_ns / 1e6:.4f} ms a call where the parent's clock saw {bound / 1e6:.4f} ms pass")
     return bound

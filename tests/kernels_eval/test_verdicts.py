@@ -121,13 +121,19 @@ def test_torch_doing_the_work_is_not_a_kernel(verify: Verifier, trick: str) -> N
 
 # -- cheating ----------------------------------------------------------------------------------------------------------------------------
 
-FORGED_CLOCK = """
+PATCHED_TIME = """
 def slow_down():
     import importlib
     clock = importlib.import_module("ti" + "me")
     real = getattr(clock, "perf_counter_ns")
     vars(clock)["perf_counter_ns"] = lambda: real() // 10
 slow_down()
+"""
+FORGED_CLOCK = """
+import sys
+stopwatch = vars(sys.modules["kernels_" + "eval.side"])
+real = stopwatch["_now_ns"]
+stopwatch["_now_ns"] = lambda: real() // 10
 """
 NO_FIRST = "self.first = None"
 REJECTED = {
@@ -154,6 +160,7 @@ REJECTED = {
         "harness_tampering",
         module("return ext.affine(x)", before="import time\ntime.perf_counter = lambda: 0.0"),
     ),
+    "patches_time": ("harness_tampering", calls("affine") + PATCHED_TIME),
     "forges_the_clock": ("implausible_time", module("return ext.affine(x)", after=FORGED_CLOCK)),
 }  # fmt: skip
 

@@ -1,0 +1,276 @@
+"""The role that runs the kernel nobody trusts.
+
+What this process says of itself (call counts, flags, its own times) is testimony; its outputs are bytes that the reference process
+compares, and its times are bounded by the parent's clock.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import mmap
+import os
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from kernels_eval.build.interception import BuildFailed, intercept
+from kernels_eval.build.spec import ExtensionSpec
+from kernels_eval.checks import state
+from kernels_eval.checks.inputs import construct, flatten_outputs, load_module, parameter_shapes
+from kernels_eval.checks.operators import compute_operators
+from kernels_eval.isolation.channel import Channel
+from kernels_eval.side import Side, _now_ns, poison_allocations, same
+from kernels_eval.witness import Witness
+
+SPOILS = (float("nan"), 1.0e4)
+
+
+class CandidateSide(Side):
+    def __init__(self, channel: Channel, exchange: int) -> None:
+        super().__init__(channel, exchange)
+        self.libraries: dict[str, str] = {}
+        self.registers_operators = False
+        self.previous: tuple[list[Any], list[Any]] | None = None
+        self.last_inputs: list[Any] | None = None
+        self.last_output: Any = None
+        self.state: dict[str, str] = {}
+
+    # -- loading -------------------------------------------------------------------------------------------------------------------
+
+    def do_load(self, path: str, task_path: str, entry_point: str, init_form: str, device: str, threads: int, seed: int,
+                plan: dict[str, Any], libraries: dict[str, str], language: str) -> dict[str, Any]:  # fmt: skip
+        self.prepare_device(device, threads)
+        self.state = state.snapshot(device)
+        self.witness = Witness(self.on_gpu)
+        self.plan, self.libraries = plan, libraries
+        intercept(self._provide)
+        if language == "triton":
+            self.witness.wrap_triton()
+        self.task = load_module(task_path, "task")
+        module = load_module(path, "candidate")
+        if not hasattr(module, "ModelNew"):
+            return {"error": "missing_model_new", "detail": "the module defines no ModelNew"}
+        self.build = lambda seed=seed: construct(module, "ModelNew", self.task, init_form, seed, device)
+        self.model = self.build()
+        self.synchronise()
+        return {"parameters": parameter_shapes(self.model)}
+
+    def _provide(self, spec: dict[str, Any]) -> Any:
+        key = ExtensionSpec.model_validate(spec).key
+        path = self.libraries.get(key)
+        if path is None:  # asked for late (in a constructor, say): the parent builds it while this call waits
+            self.channel.send({"build": spec})
+            answer = self.channel.receive(None)
+            if not answer.get("ok"):
+                raise BuildFailed(answer.get("reason", "build_failed"), answer.get("log", ""))
+            path = self.libraries[key] = answer["path"]
+        if not spec.get("python_module", True):
+            torch.ops.load_library(path)
+            self.registers_operators = True
+            return None
+        found = importlib.util.spec_from_file_location(spec["name"], path)
+        module = importlib.util.module_from_spec(found)
+        found.loader.exec_module(module)
+        self.witness.wrap_module(module)
+        return module
+
+    def forward(self, inputs: list[Any]) -> Any:
+        """One call. Operators that a library registered with torch.ops are seen by a dispatch mode, as they have no function to wrap."""
+        with self.witness.operators() if self.registers_operators else nullcontext():
+            return super().forward(inputs)
+
+    def do_rebuild(self, seed: int | None = None) -> dict[str, Any]:
+        self.model = self.build() if seed is None else self.build(seed)
+        return {}
+
+    # -- one compared call ---------------------------------------------------------------------------------------------------------
+
+    def do_call(
+        self,
+        seed: int,
+        distribution: str,
+        in_place: bool = False,
+        shape: str = "declared",
+        evaluate: bool = False,
+        reruns: int = 0,
+        output_bytes: int = 0,
+    ) -> dict[str, Any]:
+        """One forward call on inputs drawn now. `in_place` writes them over the storage of the previous call's inputs.
+
+        Writes the outputs' bytes to the exchange buffer; returns their shapes and dtypes and what was noticed. With `reruns`, the same
+        call is made again on the same inputs, and the bytes are those of the last.
+        """
+        inputs = self.inputs(seed, distribution, shape)
+        if in_place and self._shares_storage():
+            self.previous = None  # the previous output lives in the inputs (as an in-place reference's does): it is meant to change
+        if in_place and self.last_inputs is not None and len(self.last_inputs) == len(inputs):
+            for index, (old, new) in enumerate(zip(self.last_inputs, inputs, strict=True)):
+                if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and old.shape == new.shape and old.dtype == new.dtype:
+                    inputs[index] = old.copy_(new)
+        before = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
+        counted = sum(self.witness.calls.values())
+        output, outstanding = self._poisoned(inputs, output_bytes, evaluate)
+        leaves, structure = flatten_outputs(output)
+        notices = {
+            "kinds": [type(leaf).__name__ for leaf in leaves],
+            "plain": all(type(leaf) is torch.Tensor for leaf in leaves),
+            "tensors": all(isinstance(leaf, torch.Tensor) for leaf in leaves),
+            "structure": structure,
+            "custom_calls": sum(self.witness.calls.values()) - counted,
+            "mutated": any(not same(a, b) for a, b in zip(before, inputs, strict=True)),
+            "previous_changed": self._previous_changed(),
+            "outstanding_share": outstanding,
+        }
+        if not notices["plain"]:
+            return notices
+        saved = [leaf.detach().clone().contiguous() for leaf in leaves]  # on its own device: outputs can be gigabytes
+        self.previous, self.last_inputs = (leaves, saved), inputs
+        for _ in range(0 if notices["mutated"] else reruns):
+            again, _ = flatten_outputs(self._poisoned(inputs, output_bytes, evaluate)[0])
+            self.synchronise()
+            if [type(x) for x in again] != [type(x) for x in saved] or not all(same(a, b) for a, b in zip(saved, again, strict=True)):
+                notices["rerun_differs"] = True
+            saved = [leaf.detach().clone().contiguous() for leaf in again if isinstance(leaf, torch.Tensor)]
+        return notices | self._published(saved)
+
+    def _poisoned(self, inputs: list[Any], output_bytes: int, evaluate: bool) -> tuple[Any, float]:
+        """One forward call with free memory filled with nonsense. Also returns the share of the call's time in which work was still going
+        on after the current stream had been waited for (0 on the CPU)."""
+        module = self.model if isinstance(self.model, torch.nn.Module) else None
+        training = module.training if module is not None else True
+        if evaluate and module is not None:
+            module.eval()
+        try:
+            if not self.on_gpu:
+                poison_allocations(True)
+                return self.forward(inputs), 0.0
+            self._poison_gpu(output_bytes)
+            self.synchronise()
+            started = _now_ns()
+            output = self.forward(inputs)
+            torch.cuda.default_stream().synchronize()
+            joined = _now_ns()
+            self.synchronise()
+            ended = _now_ns()
+            return output, max(0, ended - joined - 30_000) / max(1, ended - started)
+        finally:
+            poison_allocations(False)
+            if evaluate and module is not None:
+                module.train(training)
+
+    def _poison_gpu(self, output_bytes: int) -> None:
+        """Leave blocks full of NaN in torch's allocator, of the size that the outputs will ask for."""
+        free, _ = torch.cuda.mem_get_info()
+        if output_bytes and 2 * output_bytes < free // 2:
+            blocks = [torch.empty(output_bytes, dtype=torch.uint8, device=self.device).fill_(0xFF) for _ in range(2)]
+            del blocks
+
+    def _shares_storage(self) -> bool:
+        held = self.previous[0] if self.previous else []
+        inputs = {x.untyped_storage().data_ptr() for x in self.last_inputs or [] if isinstance(x, torch.Tensor)}
+        return any(leaf.untyped_storage().data_ptr() in inputs for leaf in held)
+
+    def _previous_changed(self) -> bool:
+        if self.previous is None:
+            return False
+        held, saved = self.previous
+        return any(not same(a.detach(), b) for a, b in zip(held, saved, strict=True))
+
+    def _published(self, tensors: list[Any]) -> dict[str, Any]:
+        """Write the tensors' bytes to the exchange buffer and return their forms."""
+        size = os.fstat(self.exchange).st_size
+        counts = [tensor.numel() * tensor.element_size() for tensor in tensors]
+        if sum(counts) <= size:  # else a wrong shape: the parent sees it in the record and reads nothing
+            buffer = torch.frombuffer(mmap.mmap(self.exchange, size), dtype=torch.uint8)
+            offset = 0
+            for tensor, count in zip(tensors, counts, strict=True):
+                if count:
+                    buffer[offset : offset + count] = tensor.flatten().view(torch.uint8)
+                offset += count
+        return {"outputs": [{"shape": list(x.shape), "dtype": str(x.dtype)} for x in tensors]}
+
+    # -- timing --------------------------------------------------------------------------------------------------------------------
+
+    def do_sample(self, calls: int) -> dict[str, Any]:
+        counted = sum(self.witness.calls.values())
+        answer = super().do_sample(calls)
+        return answer | {"custom_calls": sum(self.witness.calls.values()) - counted}
+
+    def do_unseen(self, seeds: list[int]) -> dict[str, Any]:
+        """Draw inputs that no earlier call has seen, for `do_run_unseen`."""
+        self.last_output = None
+        self.unseen = [self.inputs(seed, "declared") for seed in seeds]
+        self.synchronise()
+        return {}
+
+    def do_run_unseen(self) -> dict[str, Any]:
+        """Call the model once on each of them. The parent's clock runs; the last output is kept."""
+        output, model = None, self.model
+        with torch.no_grad():
+            for inputs in self.unseen:
+                output = model(*inputs)
+        self.synchronise()
+        self.last_output = output
+        return {}
+
+    def do_last_output(self) -> dict[str, Any]:
+        leaves, structure = flatten_outputs(self.last_output)
+        plain = all(type(leaf) is torch.Tensor for leaf in leaves)
+        answer = {"plain": plain, "tensors": plain, "structure": structure, "kinds": [type(leaf).__name__ for leaf in leaves]}
+        return answer | self._published([leaf.detach().contiguous() for leaf in leaves]) if plain else answer
+
+    # -- what was noticed ----------------------------------------------------------------------------------------------------------
+
+    def do_state(self) -> dict[str, Any]:
+        """Settings that are no longer what they were before the candidate was loaded."""
+        return {"changed": state.changes(self.state, state.snapshot(self.device))}
+
+    def do_operators(self, seed: int) -> dict[str, Any]:
+        """The aten compute operators of one forward call, and the custom kernels seen so far."""
+        inputs = self.inputs(seed, "declared")
+        operators = compute_operators(lambda: self.forward(inputs))
+        self.synchronise()
+        return {"operators": sorted(set(operators))[:64], "custom": [name for name, _ in self.witness.calls.most_common(32)]}
+
+    def do_share(self, seed: int) -> dict[str, Any]:
+        """Share of a forward call's time that is spent in custom kernels: the median of five calls."""
+        shares = []
+        for _ in range(5):
+            inputs = self.inputs(seed, "declared")
+            self.synchronise()
+            self.witness.timing = True
+            try:
+                if self.on_gpu:
+                    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                    begin.record()
+                    self.forward(inputs)
+                    end.record()
+                    self.synchronise()
+                    total = begin.elapsed_time(end) * 1e6
+                else:
+                    started = _now_ns()
+                    self.forward(inputs)
+                    total = _now_ns() - started
+            finally:
+                self.witness.timing = False
+            shares.append(min(1.0, self.witness.take_ns() / max(total, 1.0)))
+        return {"share": sorted(shares)[2]}
+
+    def do_ornamental(self, seed: int) -> dict[str, Any]:
+        """Does the output stay the same when what the kernels wrote is replaced? Then they are an ornament."""
+        expected = [leaf.detach().clone() for leaf in flatten_outputs(self.forward(self.inputs(seed, "declared")))[0]]
+        self.synchronise()
+        for value in SPOILS:
+            inputs = self.inputs(seed, "declared")
+            self.witness.spoil = value
+            try:
+                leaves, _ = flatten_outputs(self.forward(inputs))
+                self.synchronise()
+            except Exception:
+                return {"ornamental": False}  # what the kernels made was used
+            finally:
+                self.witness.spoil = None
+            if not all(same(a, b.detach()) for a, b in zip(expected, leaves, strict=True)):
+                return {"ornamental": False}
+        return {"ornamental": True}

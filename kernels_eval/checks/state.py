@@ -1,0 +1,119 @@
+"""Process-wide state that a candidate must leave alone: what it is now, and what has changed.
+
+Guarantees to see a changed setting of torch, a changed current stream or device, and functions of torch and time replaced from Python.
+Does not see what native code changes. The reference lives in another process, so none of this reaches it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+REASON_OF: Mapping[str, str] = {
+    "current_stream": "stream_escape",
+    "patched": "harness_tampering",
+    "default_dtype": "global_state_changed",
+    "default_device": "global_state_changed",
+    "threads": "global_state_changed",
+    "current_device": "global_state_changed",
+    "persisting_l2": "global_state_changed",
+    "deterministic": "global_state_changed",
+}
+"""The reason that a change of each setting stands for. Settings that are not here are only flagged: honest code writes them."""
+
+_WATCHED: Mapping[str, Any] = {
+    "time": time,
+    "torch": torch,
+    "torch.Tensor": torch.Tensor,
+    "torch.cuda": torch.cuda,
+    "torch.cuda.Event": torch.cuda.Event,
+    "torch.testing": torch.testing,
+    "builtins": builtins,
+}
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "time": ("perf_counter", "perf_counter_ns", "time", "time_ns", "monotonic", "monotonic_ns", "process_time", "sleep"),
+    "torch": (
+        "allclose",
+        "equal",
+        "isclose",
+        "manual_seed",
+        "no_grad",
+        "empty",
+        "empty_like",
+        "zeros",
+        "randn",
+        "rand",
+        "isfinite",
+        "isnan",
+    ),
+    "torch.Tensor": ("__eq__", "__ne__", "clone", "detach", "contiguous", "numel", "view", "copy_", "data_ptr", "to", "abs", "all"),
+    "torch.cuda": ("synchronize", "Event", "Stream", "current_stream", "stream"),
+    "torch.cuda.Event": ("record", "elapsed_time", "synchronize", "query", "wait"),
+    "torch.testing": ("assert_close",),
+    "builtins": ("open", "type", "isinstance", "sum", "all", "any", "len", "getattr", "setattr"),
+}
+_ORIGINAL = {(home, name): getattr(_WATCHED[home], name) for home, names in _NAMES.items() for name in names}
+_ORIGINAL_BASES = (torch.Tensor.__mro__, torch.nn.Module.__mro__, torch.nn.Module.__call__)
+CUDA_LIMIT_PERSISTING_L2 = 6  # cudaLimitPersistingL2CacheSize
+
+
+def snapshot(device: str) -> dict[str, str]:
+    """Name and value of every watched setting now."""
+    now = {
+        "default_dtype": str(torch.get_default_dtype()),
+        "default_device": str(torch.get_default_device()),
+        "threads": str(torch.get_num_threads()),
+        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+        "grad_mode": str(torch.is_grad_enabled()),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "tf32": f"{torch.backends.cuda.matmul.allow_tf32} {torch.backends.cudnn.allow_tf32}",
+        "cudnn": f"{torch.backends.cudnn.benchmark} {torch.backends.cudnn.enabled}",
+        "environment": str(sorted(os.environ.items())),
+        "python_threads": str(threading.active_count()),
+        "patched": ", ".join(patched()),
+    }
+    if device.startswith("cuda"):
+        now["current_device"] = str(torch.cuda.current_device())
+        now["current_stream"] = str(torch.cuda.current_stream().cuda_stream)
+        now["persisting_l2"] = str(_persisting_l2())
+    return now
+
+
+def patched() -> list[str]:
+    """Watched functions of torch, time and Python that are no longer what they were when this module was imported."""
+    names = [f"{home}.{name}" for (home, name), original in _ORIGINAL.items() if not _is(getattr(_WATCHED[home], name, None), original)]
+    if _ORIGINAL_BASES != (torch.Tensor.__mro__, torch.nn.Module.__mro__, torch.nn.Module.__call__):
+        names.append("torch.nn.Module")
+    return names
+
+
+def _is(now: Any, original: Any) -> bool:
+    return now is original or (type(now) is type(original) and now == original)
+
+
+def changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
+    """Settings that differ, as "before -> after" (of the environment only that it changed)."""
+    return {
+        name: "changed" if name == "environment" else f"{value} -> {after.get(name)}"
+        for name, value in before.items()
+        if after.get(name) != value
+    }
+
+
+def _persisting_l2() -> int:
+    """Bytes of L2 set aside for persisting accesses; -1 where the runtime cannot say."""
+    value = ctypes.c_size_t()
+    for name in ("libcudart.so.13", "libcudart.so.12", "libcudart.so"):
+        try:
+            if ctypes.CDLL(name).cudaDeviceGetLimit(ctypes.byref(value), CUDA_LIMIT_PERSISTING_L2) == 0:
+                return value.value
+        except (OSError, AttributeError):
+            continue
+    return -1

@@ -1,0 +1,111 @@
+"""The parent's side of the timing of one candidate: which inputs, in turn with whom, bounded by which clock."""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+import time
+from typing import Any
+
+from kernels_eval.checks.timing import ImplausibleTime, measure
+from kernels_eval.config import EvalConfig
+from kernels_eval.processes import CandidateProcess, ReferenceProcess
+from kernels_eval.records import Timing
+from kernels_eval.testimony import Sample, Stop, believe_form
+
+SETS = (3, 64)
+"""Fewest and most sets of inputs that timed calls rotate over."""
+DRAW_S = 0.3  # time for drawing one side's sets
+BOUND_NS = 5e6
+BOUND_REPEATS = 3
+MESSAGE_NS = 300_000  # the most that is taken off for sending a command and its answer
+
+
+class PairedClock:
+    """Times a candidate against its reference. `idle_samples` counts timed samples in which no custom kernel was called."""
+
+    def __init__(self, reference: ReferenceProcess, process: CandidateProcess, config: EvalConfig, device: str) -> None:
+        self.reference, self.process, self.config = reference, process, config
+        self.on_gpu = device.startswith("cuda")
+        self.cpu_clock = None if self.on_gpu else process.child.cpu_clock()
+        self.idle_samples = 0
+
+    def measure(self) -> tuple[Timing, dict[str, Any]]:
+        """The timing, and how the last answer to unseen inputs compares. Raises Stop with implausible_time."""
+        self.sets = self._draw()
+        try:
+            timing = measure(
+                lambda calls: self.reference.ask("sample", calls=calls)["ns"],
+                self._candidate_sample,
+                self.config.timing,
+                bound=self._bound,
+                throttled=self._throttled,
+            )
+        except ImplausibleTime as error:
+            raise Stop("implausible_time", str(error)) from error
+        self._raise_for_bandwidth(timing)
+        return timing, self.process.compare(self.process.ask("last_output"), self.reference.after, self.reference)
+
+    def _draw(self) -> int:
+        """Give both sides the same sets of inputs: as many as memory and time allow. Returns how many."""
+        least, most = SETS
+        seeds = [secrets.randbits(31) for _ in range(most)]
+        one_set_s = self.reference.ask("timing_inputs", seeds=seeds[:least])["seconds"] / least
+        room = self.config.timing.input_bytes // max(1, self.reference.input_bytes + self.reference.output_bytes)
+        count = int(max(least, min(most, room, DRAW_S / max(one_set_s, 1e-6))))
+        if count > least:
+            self.reference.ask("timing_inputs", seeds=seeds[:count])
+        self.process.ask("timing_inputs", seeds=seeds[:count])
+        return count
+
+    def _candidate_sample(self, calls: int) -> int:
+        sample: Sample = believe_form(Sample, self.process.ask("sample", calls=calls))
+        if sample.custom_calls < calls:
+            self.idle_samples += 1
+        return sample.ns
+
+    def _bound(self, call_ns: float) -> float:
+        """Nanoseconds a call on inputs that the candidate has never seen, by clocks it cannot reach: the best of a few rounds.
+
+        How many calls a round makes is drawn, so which one is the last, whose answer is compared, cannot be known before.
+        """
+        wanted = min(self.sets, max(2, BOUND_NS / max(call_ns, 1.0)))
+        overhead = self._message_ns()
+        bounds = []
+        for _ in range(BOUND_REPEATS):
+            calls = max(2, round(wanted * (0.7 + 0.6 * secrets.randbelow(1001) / 1000)))
+            seeds = [*(secrets.randbits(31) for _ in range(calls - 1)), self.reference.after.seed]
+            self.process.ask("unseen", seeds=seeds)
+            wall, cpu = time.perf_counter_ns(), self.cpu_clock() if self.cpu_clock else 0
+            self.process.ask("run_unseen")
+            seen = [time.perf_counter_ns() - wall] + ([self.cpu_clock() - cpu] if self.cpu_clock else [])
+            bounds.append(max(1.0, min(seen) - overhead) / calls)
+        return min(bounds)
+
+    def _message_ns(self) -> float:
+        """Nanoseconds of a question that asks for nothing."""
+        taken = []
+        for _ in range(5):
+            started = time.perf_counter_ns()
+            self.process.ask("sample", calls=0)
+            taken.append(time.perf_counter_ns() - started)
+        return min(MESSAGE_NS, statistics.median(taken))
+
+    def _raise_for_bandwidth(self, timing: Timing) -> None:
+        """Outputs and used inputs must cross the memory bus, unless everything fits into the cache. Raises Stop with implausible_time."""
+        peak, task_bytes = self.reference.peak_bytes_per_s, self.reference.input_bytes + self.reference.output_bytes
+        if not peak or self.sets * task_bytes < 4 * self.reference.cache_bytes or task_bytes < self.reference.cache_bytes:
+            return
+        least_ms = 1e3 * self.reference.least_bytes() / peak
+        if timing.candidate_ms < self.config.timing.bandwidth_share * least_ms:
+            raise Stop(
+                "implausible_time",
+                f"{timing.candidate_ms:.4f} ms a call, but its bytes need {least_ms:.4f} ms at the {peak / 1e9:.0f} GB/s of this memory",
+            )
+
+    def _throttled(self) -> bool | None:
+        if not self.on_gpu:
+            return None
+        from kernels_eval.checks.clocks import throttled
+
+        return throttled()

@@ -1,0 +1,298 @@
+"""The parent's handles on the two processes of a verification: the reference of a task, and the candidate.
+
+Guarantees: every question has a deadline; what the reference's side cannot answer is the task's fault, what the candidate's side cannot
+answer is the candidate's, and both end the verification as a `Stop`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernels_eval.build.extensions import Builder
+from kernels_eval.build.spec import ExtensionSpec
+from kernels_eval.checks import correctness as checks
+from kernels_eval.config import EvalConfig
+from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
+from kernels_eval.records import Candidate, KernelTask
+from kernels_eval.testimony import MAY_CLAIM, Notice, Stop, believe_form
+
+LOG_BYTES = 8192
+DECLARED = "declared"
+SHAPE_VARIANTS = (("batch_1",), ("odd_all", "odd_last", "odd_first"))
+"""Of each group the first that the task accepts is tried."""
+
+
+@dataclass
+class Trial:
+    """One comparison: which inputs, with which weights, in which mode."""
+
+    name: str
+    seed: int
+    distribution: str = DECLARED
+    weights_seed: int | None = None
+    in_place: bool = False
+    shape: str = DECLARED
+    evaluate: bool = False
+    construct_seed: int | None = None
+    outputs: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def own_inputs(self) -> bool:
+        """Are the inputs what the task itself draws, in its own shape?"""
+        return self.distribution == DECLARED and self.shape == DECLARED
+
+
+class ReferenceProcess:
+    """The trusted process of one task: its model, expected values under secret seeds, and its side of the stopwatch."""
+
+    def __init__(self, server: ForkServer, task: KernelTask, config: EvalConfig, device: str) -> None:
+        self.task, self.config, self.device = task, config, device
+        self.child = Child(server, "reference", config.limits)
+        self.path = self.child.scratch / "task.py"
+        self.path.write_text(task.code, encoding="utf-8", errors="replace")
+        self.seed = secrets.randbits(31)
+        self.failure: Stop | None = None
+        self.trials: list[Trial] = []
+        self.flags: tuple[str, ...] = ()
+        self._matters: dict[tuple[int, ...], bool] = {}
+        self._used_bytes: float | None = None
+
+    def open(self) -> None:
+        """Load the task and compute the expected values, once; afterwards repeat what came of it. Raises Stop with a task_error."""
+        if self.failure:
+            raise self.failure
+        if self.trials:
+            return
+        try:
+            self._load()
+            self._expect()
+        except Stop as stop:
+            self.failure = stop
+            raise
+
+    def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
+        try:
+            answer = self.child.request(command, timeout=self.config.limits.reference_s, **arguments)
+        except ChildFailure as failure:
+            raise Stop("reference_failed", f"the reference: {failure.detail}", self.child.log_tail(LOG_BYTES)) from failure
+        if "error" in answer:
+            raise Stop("reference_failed", f"the reference: {answer['detail']}", answer.get("trace", ""))
+        return answer
+
+    def _load(self) -> None:
+        task = self.task
+        loaded = self.ask(
+            "load", path=str(self.path), entry_point=task.entry_point, init_form=task.init_form, device=self.device,
+            threads=self.config.threads, seed=self.seed, oracle_max_bytes=self.config.correctness.oracle_max_bytes,
+        )  # fmt: skip
+        self.plan, self.structure = loaded["plan"], loaded["structure"]
+        self.mutates, self.parameters = loaded["mutates"], loaded["parameters"]
+        self.operators = tuple(loaded["operators"])
+        self.precision = checks.PRECISION_OF.get(loaded["precision"], "fp32")
+        self.device_name = loaded["device_name"]
+        self.input_bytes = sum(loaded["input_bytes"])
+        self.peak_bytes_per_s, self.cache_bytes = loaded["peak_bytes_per_s"], loaded["cache_bytes"]
+
+    # -- expected values -------------------------------------------------------------------------------------------------------------
+
+    def _expect(self) -> None:
+        config = self.config.correctness
+        first = self._own(Trial(DECLARED, secrets.randbits(31)))
+        self.output_bytes = sum(output["bytes"] for output in self.trials[0].outputs)
+        known = [first]
+        for trial in self._affordable(self._varied()):
+            if trial.name in ("in_place", "other_weights"):
+                known.append(self._own(trial))
+            elif seen := self._expected(trial):
+                known.append(seen)
+                self.trials.append(trial)
+        self._quarantine_degenerate(known)
+        if config.shapes != "off":
+            self._expect_other_shapes()
+        mode = Trial("eval_mode", self.trials[0].seed, evaluate=True)
+        if self.parameters and (seen := self._expected(mode)) and DECLARED not in seen["equals"]:
+            self.trials.append(mode)
+        self.after = Trial("after_timing", secrets.randbits(31))
+        self._own(self.after)
+        self.trials.remove(self.after)
+        self.oracle = "float64" if all(seen["oracle"] == "float64" for seen in known) else "float32"
+
+    def _varied(self) -> list[Trial]:
+        varies = any(note["vary"] for note in self.plan["notes"])
+        names = [name for name in self.config.correctness.distributions if name != DECLARED] if varies else []
+        drawn = [Trial(name, secrets.randbits(31), name) for name in names]
+        return self._with_other_weights([*drawn, Trial("in_place", secrets.randbits(31), in_place=True)])
+
+    def _with_other_weights(self, trials: list[Trial]) -> list[Trial]:
+        """The same inputs as "declared" under other weights: an answer that ignores the new weights is then recognised."""
+        if not self.parameters:
+            return trials
+        return [*trials, Trial("other_weights", self.trials[0].seed, weights_seed=secrets.randbits(31))]
+
+    def _affordable(self, wanted: list[Trial]) -> list[Trial]:
+        """Expected values are kept for all trials: where outputs are huge, the varied distributions are the first to go."""
+        keep = max(4, int(self.config.correctness.expected_max_bytes // max(3 * self.output_bytes, 1))) - 2
+        own = [trial for trial in wanted if trial.distribution == DECLARED]
+        varied = [trial for trial in wanted if trial.distribution != DECLARED]
+        return [*varied[: max(0, keep - len(own))], *own]
+
+    def _own(self, trial: Trial) -> dict[str, Any]:
+        """Expected values on the task's own inputs: the task must give them. Raises Stop with a task_error."""
+        seen = self.ask("expect", **_arguments(trial))
+        if not seen["deterministic"]:
+            raise Stop("degenerate_task", "two runs of the reference on the same inputs differ")
+        if not seen["some_finite"]:
+            raise Stop("degenerate_task", "the reference's output on its own inputs holds no finite number")
+        trial.outputs = seen["outputs"]
+        self.trials.append(trial)
+        return seen
+
+    def _expected(self, trial: Trial) -> dict[str, Any] | None:
+        """One trial's expected values; None where this variation does not suit the task."""
+        try:
+            seen = self.ask("expect", **_arguments(trial))
+        except Stop:
+            if self.child.dead:
+                raise
+            return None
+        trial.outputs = seen["outputs"]
+        if seen["finite"] and seen["deterministic"]:
+            return seen
+        self.ask("forget", trial=trial.name)
+        return None
+
+    def _quarantine_degenerate(self, known: list[dict[str, Any]]) -> None:
+        if any(note["vary"] for note in self.plan["notes"]) and len(known) > 2:
+            if all(len(seen["equals"]) == index for index, seen in enumerate(known)):
+                raise Stop("degenerate_task", f"the reference's output is the same for all inputs ({len(known)} draws, one answer)")
+        if all(checks.judge(seen["zeros"], self.precision, self.config.correctness) == "ok" for seen in known):
+            seen = known[0]["zeros"]
+            raise Stop(
+                "degenerate_task",
+                f"an output of zeros would pass: relative RMS error {seen['rms']:.2e}, the reference's own {seen['reference_rms']:.2e}",
+            )
+        if self.plan["notes"] and not self.child.dead:
+            ignored = self.ask("ignored_inputs", seed=self.trials[0].seed)["ignored"]
+            self.flags = tuple(f"task_ignores_input:{index}" for index in ignored)
+
+    def _expect_other_shapes(self) -> None:
+        for group in SHAPE_VARIANTS:
+            for name in group:
+                trial = Trial(name, secrets.randbits(31), shape=name)
+                if name in self.plan["shapes"] and (seen := self._expected(trial)):
+                    if checks.judge(seen["zeros"], self.precision, self.config.correctness) != "ok":  # an empty or all-zero answer
+                        self.trials.append(trial)
+                    break
+
+    # -- questions about the task ----------------------------------------------------------------------------------------------------
+
+    def weights_matter(self, positions: list[int]) -> bool:
+        """Do these parameters of the reference change its output?"""
+        key = tuple(positions)
+        if key not in self._matters:
+            asked = {"seed": self.trials[0].seed, "weights_seed": secrets.randbits(31), "only": positions}
+            self._matters[key] = self.ask("weights_matter", **asked)["matter"]
+        return self._matters[key]
+
+    def built_otherwise(self) -> Trial:
+        """A trial whose model was constructed under another seed: other weights, however they are kept."""
+        trial = Trial("other_construction", self.trials[0].seed, construct_seed=secrets.randbits(31))
+        trial.outputs = self.ask("expect", **_arguments(trial))["outputs"]
+        return trial
+
+    def least_bytes(self) -> float:
+        """Bytes that any kernel for this task must move at least: its outputs, and what it uses of its inputs."""
+        if self._used_bytes is None:
+            self._used_bytes = self.ask("used_bytes", seed=self.trials[0].seed)["bytes"]
+        return self._used_bytes + self.output_bytes
+
+    def close(self) -> None:
+        self.child.close()
+
+
+def _arguments(trial: Trial) -> dict[str, Any]:
+    return {
+        "trial": trial.name, "seed": trial.seed, "distribution": trial.distribution, "weights_seed": trial.weights_seed,
+        "shape": trial.shape, "evaluate": trial.evaluate, "construct_seed": trial.construct_seed,
+    }  # fmt: skip
+
+
+class CandidateProcess:
+    """The process that runs the kernel."""
+
+    def __init__(self, child: Child, builder: Builder, config: EvalConfig, facts: dict[str, Any]) -> None:
+        self.child, self.builder, self.config, self.facts = child, builder, config, facts
+        self.notices: list[Notice] = []
+        self.parameters: list[list[int]] = []
+
+    def load(self, task: KernelTask, candidate: Candidate, reference: ReferenceProcess, libraries: dict[str, str], device: str) -> None:
+        path, task_path = self.child.scratch / "candidate.py", self.child.scratch / "task.py"
+        path.write_text(candidate.code or "", encoding="utf-8", errors="replace")
+        task_path.write_text(task.code, encoding="utf-8", errors="replace")
+        answer = self._request(
+            "load", self.config.limits.load_s, "load", path=str(path), task_path=str(task_path), entry_point=task.entry_point,
+            init_form=task.init_form, device=device, threads=self.config.threads, seed=reference.seed, plan=reference.plan,
+            libraries=libraries, language=candidate.language.value,
+        )  # fmt: skip
+        self.parameters = answer.get("parameters", [])
+
+    def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
+        return self._request(command, self.config.limits.run_s, "run", **arguments)
+
+    def _request(self, command: str, timeout: float, deadline: str, **arguments: Any) -> dict[str, Any]:
+        try:
+            answer = self.child.request(command, timeout=timeout, **arguments)
+            while "build" in answer:
+                answer = self._late_build(answer["build"], timeout)
+        except ChildFailure as failure:
+            raise Stop(deadline if failure.reason == "run" else failure.reason, failure.detail, self.child.log_tail(LOG_BYTES)) from failure
+        if "error" in answer:
+            claimed = answer["error"]
+            reason = claimed if isinstance(claimed, str) and claimed in MAY_CLAIM else "exception"
+            raise Stop(reason, str(answer.get("detail", "")), f"{answer.get('trace', '')}\n{self.child.log_tail(LOG_BYTES // 2)}")
+        return answer
+
+    def _late_build(self, spec: Any, timeout: float) -> dict[str, Any]:
+        """Build what a constructor or a first call asks for; the child waits, its deadline does not run."""
+        build = self.builder.build(believe_form(ExtensionSpec, spec))
+        self.facts["late_tier"] = build.tier or None
+        return self.child.resume({"ok": build.ok, "path": build.path, "reason": build.reason, "log": build.log}, timeout)
+
+    def call(self, trial: Trial, reference: ReferenceProcess, *, reruns: int = 0) -> dict[str, Any]:
+        """One forward call, compared. Raises Stop where the outputs are not even of the right form."""
+        if trial.weights_seed is not None:
+            self.ask("weights", seed=trial.weights_seed)
+        if trial.construct_seed is not None:
+            self.ask("rebuild", seed=trial.construct_seed)
+        answer = self.ask(
+            "call", seed=trial.seed, distribution=trial.distribution, in_place=trial.in_place, shape=trial.shape,
+            evaluate=trial.evaluate, reruns=reruns, output_bytes=sum(output["bytes"] for output in trial.outputs),
+        )  # fmt: skip
+        if trial.weights_seed is not None or trial.construct_seed is not None:
+            self.ask("rebuild")
+        return self.compare(answer, trial, reference, keep=trial.shape == DECLARED and not trial.evaluate)
+
+    def compare(self, answer: dict[str, Any], trial: Trial, reference: ReferenceProcess, *, keep: bool = True) -> dict[str, Any]:
+        """Compare what the last answer published. Raises Stop where its form is wrong."""
+        notice: Notice = believe_form(Notice, answer)
+        if keep:
+            self.notices.append(notice)
+        if not notice.plain:
+            kind = notice.kinds[0] if notice.kinds else "nothing"
+            raise Stop("lazy_output" if notice.tensors and notice.kinds else "wrong_shape", f"returns {kind}, not a plain tensor")
+        _check_form(notice, trial, reference)
+        return reference.ask("compare", trial=trial.name, path=str(self.child.exchange_path))
+
+
+def _check_form(notice: Notice, trial: Trial, reference: ReferenceProcess) -> None:
+    outputs, expected = notice.outputs, trial.outputs
+    shapes, wanted = [o.shape for o in outputs], [o["shape"] for o in expected]
+    if shapes != wanted:
+        raise Stop("wrong_shape", f"returns {shapes}, the reference {wanted}")
+    if notice.structure != reference.structure:
+        raise Stop("wrong_shape", f"returns the structure {notice.structure}, the reference {reference.structure}")
+    dtypes, wanted_dtypes = [o.dtype for o in outputs], [o["dtype"] for o in expected]
+    if dtypes != wanted_dtypes:
+        raise Stop("wrong_dtype", f"returns {dtypes}, the reference {wanted_dtypes}")

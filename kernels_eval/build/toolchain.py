@@ -1,0 +1,114 @@
+"""The compilers and the torch installation that builds use, and the identity of both."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from kernels_eval.build.spec import ExtensionSpec
+from kernels_eval.errors import ToolchainError
+from kernels_eval.records import stable_hash
+
+HEADERS = Path(__file__).parent / "headers"
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """The compilers and torch installation that builds use, found once. Nothing here imports torch."""
+
+    cache: Path
+    cuda_arch: str = "9.0"
+
+    @cached_property
+    def torch_dir(self) -> Path:
+        spec = importlib.util.find_spec("torch")
+        if spec is None or spec.origin is None:
+            raise ToolchainError("torch is not installed", "pip install 'torch>=2.11,<2.14'")
+        return Path(spec.origin).parent
+
+    @cached_property
+    def torch_version(self) -> str:
+        text = (self.torch_dir / "version.py").read_text()
+        match = re.search(r"__version__ = '([^']+)'", text)
+        return match.group(1) if match else "unknown"
+
+    @cached_property
+    def cxx(self) -> str:
+        found = shutil.which(os.environ.get("CXX", "")) or shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
+        if not found:
+            raise ToolchainError("no C++ compiler found", "install one (Debian: apt-get install g++) or set CXX")
+        return found
+
+    @cached_property
+    def cxx_version(self) -> str:
+        return subprocess.run([self.cxx, "--version"], capture_output=True, text=True, timeout=30).stdout.splitlines()[0]
+
+    @cached_property
+    def is_gcc(self) -> bool:
+        return "clang" not in self.cxx_version.lower()
+
+    @cached_property
+    def cuda_home(self) -> Path | None:
+        for candidate in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
+            if candidate and (Path(candidate) / "bin" / "nvcc").exists():
+                return Path(candidate)
+        nvcc = shutil.which("nvcc")
+        if not nvcc:
+            return None
+        # distributions put a wrapper on PATH: nvcc itself knows where it lives
+        shown = subprocess.run([nvcc, "--dryrun", "-E", "-x", "cu", os.devnull], capture_output=True, text=True, timeout=30).stderr
+        match = re.search(r"#\$ TOP=(\S+)", shown) or re.search(r"#\$ _HERE_=(\S+)", shown)
+        return Path(match.group(1)).resolve() if match else Path(nvcc).resolve().parent.parent
+
+    @cached_property
+    def nvcc(self) -> str | None:
+        if self.cuda_home and (self.cuda_home / "bin" / "nvcc").exists():
+            return str(self.cuda_home / "bin" / "nvcc")
+        return shutil.which("nvcc")
+
+    @cached_property
+    def nvcc_version(self) -> str:
+        return (
+            subprocess.run([self.nvcc, "--version"], capture_output=True, text=True, timeout=30).stdout.splitlines()[-1]
+            if self.nvcc
+            else "none"
+        )
+
+    @cached_property
+    def key(self) -> str:
+        headers = [(str(p.relative_to(HEADERS)), p.read_text()) for p in sorted(HEADERS.rglob("*.*")) if p.is_file()]
+        return stable_hash([self.torch_version, str(self.torch_dir), self.cxx_version, sys.version, headers])[:16]
+
+    def key_for(self, spec: ExtensionSpec) -> str:
+        cuda = [self.nvcc_version, self.cuda_arch] if spec.uses_cuda else []
+        return stable_hash([self.key, spec.key, cuda])
+
+    @property
+    def includes(self) -> list[str]:
+        paths = [self.torch_dir / "include", self.torch_dir / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]]
+        if not (self.torch_dir / "include/c10/cuda/impl/cuda_cmake_macros.h").exists():
+            paths.append(HEADERS / "cpu_torch")
+        if self.cuda_home and (self.cuda_home / "include/cuda_runtime.h").exists():
+            paths.append(self.cuda_home / "include")  # host sources of a CUDA extension include cuda_runtime.h too
+        return [f"-I{path}" for path in paths]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What compilers see: nothing of the user's environment but the search path, a home that does not exist, and C messages."""
+        return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "HOME": "/nonexistent", "TMPDIR": tempfile.gettempdir()}
+
+
+def default_cache() -> Path:
+    """`$CONCUR_CACHE`, else `concur` in the user's cache directory."""
+    if found := os.environ.get("CONCUR_CACHE"):
+        return Path(found)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "concur"

@@ -16,6 +16,7 @@ from typing import Any
 from kernels_eval.build.extensions import Builder
 from kernels_eval.build.spec import ExtensionSpec
 from kernels_eval.checks import correctness as checks
+from kernels_eval.checks.native_screening import screen_native
 from kernels_eval.checks.screening import screen
 from kernels_eval.checks.state import REASON_OF
 from kernels_eval.clock import PairedClock
@@ -73,6 +74,10 @@ class Preparer:
                 raise Stop(screened.reason, screened.detail)
             if candidate.language is not Language.TRITON:
                 for spec in self._capture(candidate.code):
+                    native = screen_native(spec.text)
+                    flags = tuple(dict.fromkeys((*flags, *native.flags)))
+                    if native.reason:
+                        raise Stop(native.reason, native.detail)
                     build = self.builder.build(spec)
                     builds.append(build)
                     if not build.ok:

@@ -164,12 +164,8 @@ class Timing(Record):
     speedup_upper: float = Field(gt=0)
     pairs: int = Field(ge=1)
     calls_per_sample: int = Field(ge=1)
-    clock_bound_ms: float = Field(
-        gt=0, description="candidate's latency on unseen inputs by the parent's clock, which nobody can forge"
-    )
-    drift: float = Field(
-        default=0.0, description="relative change of the reference's median, first to last third of the window"
-    )
+    clock_bound_ms: float = Field(gt=0, description="candidate's latency on unseen inputs by the parent's clock, which nobody can forge")
+    drift: float = Field(default=0.0, description="relative change of the reference's median, first to last third of the window")
     throttled: bool | None = Field(default=None, description="did the GPU report lowered clocks; None where it cannot say")
 
 

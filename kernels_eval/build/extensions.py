@@ -8,22 +8,18 @@ hostile input beyond a deadline, a file-size limit and a list of flags that load
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import resource
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Literal
 

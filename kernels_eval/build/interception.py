@@ -58,3 +58,11 @@ def intercept(provide: Any) -> None:
 
     load_inline.__qualname__, load.__qualname__ = "load_inline", "load"  # what a candidate's wrong call is told
     cpp_extension.load_inline, cpp_extension.load = load_inline, load
+
+
+class BuildFailed(RuntimeError):
+    """A build that the parent was asked for did not succeed; candidates may catch it like the RuntimeError torch raises."""
+
+    def __init__(self, reason: str, log: str) -> None:
+        super().__init__(f"Error building extension: {log}")
+        self.reason = reason

@@ -343,7 +343,10 @@ TWINS = {
     "several_outputs": (PAIR, module("return ext.affine(x), ext.row_sum(x)")),
     "preallocated_but_returned_as_a_copy": (
         AFFINE,
-        module("return ext.affine_into(x, self.out).clone()", init="self.out = torch.empty(64, 64)"),
+        module(
+            "if self.out.shape != x.shape:\n    self.out = torch.empty_like(x)\nreturn ext.affine_into(x, self.out).clone()",
+            init="self.out = torch.empty(64, 64)",
+        ),
     ),
 }  # fmt: skip
 

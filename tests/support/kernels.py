@@ -127,7 +127,7 @@ torch::Tensor null_write(torch::Tensor x) { *(volatile int*)nullptr = 1; return 
 torch::Tensor leaves(torch::Tensor x) {
   std::printf("{\"status\": \"correct\", \"reason\": \"ok\", \"timing\": {\"speedup\": 1000.0}}\n");
   std::fflush(stdout);
-  _exit(0);
+  (&_exit)(0);  // through a pointer: a plain call is seen in the source
   return x;
 }
 torch::Tensor spins(torch::Tensor x) {

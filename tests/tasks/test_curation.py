@@ -157,9 +157,7 @@ def test_rows_come_through_unchanged() -> None:
 
 @given(
     st.lists(
-        st.tuples(
-            st.sampled_from("abcde"), st.integers(1, 4), st.sampled_from([None, 0.5, 1.0, 6.0, 8.0]), st.booleans(), st.booleans()
-        ),
+        st.tuples(st.sampled_from("abcde"), st.integers(1, 4), st.sampled_from([None, 0.5, 1.0, 6.0, 8.0]), st.booleans(), st.booleans()),
         min_size=1,
         max_size=20,
     )

@@ -304,7 +304,9 @@ def test_clean_shows_what_would_act() -> None:
 
 
 def test_passwords_in_urls_are_masked_everywhere() -> None:
-    made = context(config={"tracking": {"uri": "postgresql://user:s3cret@db/mlflow"}, "urls": ["http://a:s3c:r@t@host:80/x", "http://host:80/y@z"]})
+    made = context(
+        config={"tracking": {"uri": "postgresql://user:s3cret@db/mlflow"}, "urls": ["http://a:s3c:r@t@host:80/x", "http://host:80/y@z"]}
+    )
     for text in (build_report(made), to_markdown(made), to_json(made)):
         assert "s3c" not in text
     assert made.config["tracking"]["uri"] == "postgresql://user:***@db/mlflow"

@@ -131,9 +131,7 @@ def requests(count: int, *, seed: int = 0, max_tokens: int = 40, temperature: fl
     task = KernelTask(task_id="user/one", name="one", code="class Model: ...")
     sampling = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
     return [
-        Request(
-            request_key=f"key-{index}", task=task, language="cpp", prompt=TEXTS[index % 2], sample_index=index // 2, sampling=sampling
-        )
+        Request(request_key=f"key-{index}", task=task, language="cpp", prompt=TEXTS[index % 2], sample_index=index // 2, sampling=sampling)
         for index in range(count)
     ]
 

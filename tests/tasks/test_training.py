@@ -204,8 +204,10 @@ def test_an_interrupted_run_continues_after_its_last_epoch_and_ends_with_the_sam
     resumed = train(rows, RECIPE, base, tmp_path, render, seen.append)
     assert [entry["step"] for entry in seen] == [4, 5, 6, 7, 8, 9], "the first epoch (steps 1 to 3) is not repeated"
     assert resumed.resumed_from_step == 3
-    assert [{**entry, "loss": pytest.approx(entry["loss"], rel=1e-4), "grad_norm": pytest.approx(entry["grad_norm"], rel=1e-3)}
-            for entry in trained.history] == list(resumed.history)
+    assert [
+        {**entry, "loss": pytest.approx(entry["loss"], rel=1e-4), "grad_norm": pytest.approx(entry["grad_norm"], rel=1e-3)}
+        for entry in trained.history
+    ] == list(resumed.history)
     assert resumed.tokens == trained.tokens
     assert same_weights(resumed.adapter_dir, trained.adapter_dir)
 

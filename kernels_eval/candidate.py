@@ -262,6 +262,7 @@ class CandidateSide(Side):
         expected = [leaf.detach().clone() for leaf in flatten_outputs(self.forward(self.inputs(seed, "declared")))[0]]
         self.synchronise()
         for value in SPOILS:
+            self.forward(self.inputs(seed + 1, "declared"))  # buffers that live on now hold another answer: a write then shows as a change
             inputs = self.inputs(seed, "declared")
             self.witness.spoil = value
             try:

@@ -7,8 +7,6 @@ compares, and its times are bounded by the parent's clock.
 from __future__ import annotations
 
 import importlib.util
-import mmap
-import os
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,6 +17,7 @@ from kernels_eval.build.spec import ExtensionSpec
 from kernels_eval.checks import state
 from kernels_eval.checks.inputs import construct, flatten_outputs, load_module, parameter_shapes
 from kernels_eval.checks.operators import compute_operators
+from kernels_eval.exchange import DeviceMemory, HostMemory, write
 from kernels_eval.isolation.channel import Channel
 from kernels_eval.side import Side, _now_ns, poison_allocations, same
 from kernels_eval.witness import Witness
@@ -35,15 +34,17 @@ class CandidateSide(Side):
         self.last_inputs: list[Any] | None = None
         self.last_output: Any = None
         self.state: dict[str, str] = {}
+        self.memory: HostMemory | DeviceMemory | None = None
+        self.exchange_bytes = 0
 
     # -- loading -------------------------------------------------------------------------------------------------------------------
 
     def do_load(self, path: str, task_path: str, entry_point: str, init_form: str, device: str, threads: int, seed: int,
-                plan: dict[str, Any], libraries: dict[str, str], language: str) -> dict[str, Any]:  # fmt: skip
+                plan: dict[str, Any], libraries: dict[str, str], language: str, exchange_bytes: int) -> dict[str, Any]:  # fmt: skip
         self.prepare_device(device, threads)
         self.state = state.snapshot(device)
         self.witness = Witness(self.on_gpu)
-        self.plan, self.libraries = plan, libraries
+        self.plan, self.libraries, self.exchange_bytes = plan, libraries, exchange_bytes  # bytes of device memory; 0: a file
         intercept(self._provide)
         if language == "triton":
             self.witness.wrap_triton()
@@ -179,15 +180,10 @@ class CandidateSide(Side):
 
     def _published(self, tensors: list[Any]) -> dict[str, Any]:
         """Write the tensors' bytes to the exchange buffer and return their forms."""
-        size = os.fstat(self.exchange).st_size
-        counts = [tensor.numel() * tensor.element_size() for tensor in tensors]
-        if sum(counts) <= size:  # else a wrong shape: the parent sees it in the record and reads nothing
-            buffer = torch.frombuffer(mmap.mmap(self.exchange, size), dtype=torch.uint8)
-            offset = 0
-            for tensor, count in zip(tensors, counts, strict=True):
-                if count:
-                    buffer[offset : offset + count] = tensor.flatten().view(torch.uint8)
-                offset += count
+        if self.memory is None:
+            self.memory = DeviceMemory(self.exchange_bytes, self.exchange) if self.exchange_bytes else HostMemory(self.exchange)
+        write(self.memory, tensors)
+        self.synchronise()
         return {"outputs": [{"shape": list(x.shape), "dtype": str(x.dtype)} for x in tensors]}
 
     # -- timing --------------------------------------------------------------------------------------------------------------------

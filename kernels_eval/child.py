@@ -33,7 +33,7 @@ def serve(role: str, channel: Channel, exchange: int) -> None:
                 "detail": f"{type(error).__name__}: {error}"[:2000],
                 "trace": traceback.format_exc()[-4000:],
             }
-        channel.send(answer)
+        channel.send(answer, tuple(answer.pop("_descriptors", ())))
 
 
 def _classify(error: Exception) -> str:

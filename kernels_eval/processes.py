@@ -6,6 +6,7 @@ answer is the candidate's, and both end the verification as a `Stop`.
 
 from __future__ import annotations
 
+import os
 import secrets
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from kernels_eval.records import Candidate, KernelTask
 from kernels_eval.testimony import MAY_CLAIM, Notice, Stop, believe_form
 
 LOG_BYTES = 8192
+ALIGNMENT = 16  # each output starts at a multiple of this (kernels_eval.exchange)
 DECLARED = "declared"
 SHAPE_VARIANTS = (("batch_1",), ("odd_all", "odd_last", "odd_first"))
 """Of each group the first that the task accepts is tried."""
@@ -58,6 +60,8 @@ class ReferenceProcess:
         self.flags: tuple[str, ...] = ()
         self._matters: dict[tuple[int, ...], bool] = {}
         self._used_bytes: float | None = None
+        self.shared_bytes = 0
+        self.shared_descriptor: int | None = None
 
     def open(self) -> None:
         """Load the task and compute the expected values, once; afterwards repeat what came of it. Raises Stop with a task_error."""
@@ -100,7 +104,7 @@ class ReferenceProcess:
     def _expect(self) -> None:
         config = self.config.correctness
         first = self._own(Trial(DECLARED, secrets.randbits(31)))
-        self.output_bytes = sum(output["bytes"] for output in self.trials[0].outputs)
+        self.output_bytes = sum(output["bytes"] + ALIGNMENT for output in self.trials[0].outputs)
         known = [first]
         for trial in self._affordable(self._varied()):
             if trial.name in ("in_place", "other_weights"):
@@ -117,6 +121,7 @@ class ReferenceProcess:
         self.after = Trial("after_timing", secrets.randbits(31))
         self._own(self.after)
         self.trials.remove(self.after)
+        self._share_memory()
         self.oracle = "float64" if all(seen["oracle"] == "float64" for seen in known) else "float32"
 
     def _varied(self) -> list[Trial]:
@@ -208,7 +213,19 @@ class ReferenceProcess:
             self._used_bytes = self.ask("used_bytes", seed=self.trials[0].seed)["bytes"]
         return self._used_bytes + self.output_bytes
 
+    def _share_memory(self) -> None:
+        """Device memory for the outputs, where the driver can share it; else they go through a file in memory."""
+        if not self.device.startswith("cuda"):
+            return
+        self.child.channel.accepts_descriptors = True
+        if self.ask("share_memory", size=self.output_bytes)["shared"]:
+            self.shared_descriptor = self.child.channel.descriptors.pop()
+            self.shared_bytes = self.output_bytes
+
     def close(self) -> None:
+        if self.shared_descriptor is not None:
+            os.close(self.shared_descriptor)
+            self.shared_descriptor = None
         self.child.close()
 
 
@@ -234,7 +251,7 @@ class CandidateProcess:
         answer = self._request(
             "load", self.config.limits.load_s, "load", path=str(path), task_path=str(task_path), entry_point=task.entry_point,
             init_form=task.init_form, device=device, threads=self.config.threads, seed=reference.seed, plan=reference.plan,
-            libraries=libraries, language=candidate.language.value,
+            libraries=libraries, language=candidate.language.value, exchange_bytes=reference.shared_bytes,
         )  # fmt: skip
         self.parameters = answer.get("parameters", [])
 

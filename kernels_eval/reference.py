@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import mmap
 import time
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from kernels_eval.checks import correctness
 from kernels_eval.checks.inputs import construct, flatten_outputs, load_module, parameter_shapes, plan_inputs, randomise_weights
 from kernels_eval.checks.operators import reference_operators
+from kernels_eval.exchange import DeviceMemory, HostMemory, read
 from kernels_eval.isolation.channel import Channel
 from kernels_eval.side import Side, close, same
 
@@ -29,6 +29,18 @@ class Reference(Side):
         super().__init__(channel, exchange)
         self.expected: dict[str, dict[str, Any]] = {}
         self.digests: dict[str, str] = {}
+        self.shared: DeviceMemory | None = None
+
+    def do_share_memory(self, size: int) -> dict[str, Any]:
+        """Allocate device memory that a candidate can write its outputs to. The answer carries its descriptor where that works."""
+        if not self.on_gpu:
+            return {"shared": False}
+        try:
+            self.shared = DeviceMemory(size)
+            return {"shared": True, "_descriptors": [self.shared.descriptor()]}
+        except (OSError, AttributeError, RuntimeError) as error:
+            self.shared = None
+            return {"shared": False, "why": str(error)[:200]}
 
     def do_load(
         self, path: str, entry_point: str, init_form: str, device: str, threads: int, seed: int, oracle_max_bytes: int
@@ -204,20 +216,17 @@ class Reference(Side):
         return {}
 
     def do_compare(self, trial: str, path: str) -> dict[str, Any]:
-        """Measure the candidate's bytes (in the exchange file `path`) against this trial, and against every earlier one."""
-        with open(path, "r+b") as handle:
-            raw = mmap.mmap(handle.fileno(), 0)
+        """Measure the candidate's bytes (in the exchange file `path`, or in the device memory that it shares) against this trial, and
+        against every earlier one."""
         expected = self.expected[trial]
-        actual, offset, digest = [], 0, hashlib.blake2b(digest_size=16)
-        for reference in expected["reference"]:
-            size = reference.numel() * reference.element_size()
-            if size:
-                flat = torch.frombuffer(raw, dtype=reference.dtype, count=reference.numel(), offset=offset)
-                digest.update(memoryview(raw)[offset : offset + min(size, DIGEST_BYTES)])
-            else:
-                flat = reference.new_empty(0).cpu()
-            actual.append(flat.reshape(reference.shape).to(reference.device))
-            offset += size
+        memory = self.shared
+        if memory is None:
+            with open(path, "r+b") as handle:
+                memory = HostMemory(handle.fileno())
+        actual = read(memory, expected["reference"])
+        digest = hashlib.blake2b(digest_size=16)
+        for tensor in actual:
+            digest.update(tensor.flatten().view(torch.uint8)[:DIGEST_BYTES].cpu().numpy().tobytes())
         measured = correctness.merge(
             [correctness.measure(a, o, r) for a, o, r in zip(actual, expected["oracle"], expected["reference"], strict=True)]
         )

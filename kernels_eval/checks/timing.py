@@ -75,6 +75,7 @@ def measure(
     slowed.append(throttled())
     low, high = log_ratio_interval(a.reported, b.reported, resamples=config.bootstrap, seed=seed)
     reference_ns, candidate_ns = float(np.median(a.reported)), float(np.median(b.reported))
+    low, high = widened(low, high, float(np.log(reference_ns / candidate_ns)), config.process_spread)
     bound = bound or (lambda call_ns: _clock_bound(candidate, call_ns, calls, cpu_clock))
     least = _plausible_bound(candidate, candidate_ns / calls, calls, config, bound)
     speedup = reference_ns / candidate_ns
@@ -90,6 +91,13 @@ def measure(
         drift=drift(a.reported),
         throttled=None if None in slowed else any(slowed),
     )
+
+
+def widened(low: float, high: float, middle: float, spread: float) -> tuple[float, float]:
+    """A 95 % interval of a log-ratio within one process, made to hold for another process too: its arms and 1.96 standard deviations
+    between processes, independent of each other, add in quadrature."""
+    between = 1.96 * spread
+    return middle - float(np.hypot(max(0.0, middle - low), between)), middle + float(np.hypot(max(0.0, high - middle), between))
 
 
 def drift(samples: list[int]) -> float:

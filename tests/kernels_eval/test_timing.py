@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from kernels_eval.checks.timing import ImplausibleTime, log_ratio_interval, measure
+from kernels_eval.checks.timing import ImplausibleTime, drift, log_ratio_interval, measure, widened
 from kernels_eval.config import TimingConfig
 
-QUICK = TimingConfig(max_s=0.4, min_pairs=10, min_side_s=0.0, sample_us=50, bootstrap=200)
+QUICK = TimingConfig(max_s=0.4, min_pairs=10, min_side_s=0.0, sample_us=50, bootstrap=200, process_spread=0.0)
 
 
 def busy(nanoseconds: float) -> int:
@@ -222,3 +222,18 @@ def test_more_pairs_narrow_the_interval() -> None:
 def test_a_configuration_that_makes_no_sense_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ValidationError):
         TimingConfig.model_validate(bad)
+
+
+def test_the_spread_between_processes_widens_both_arms_in_quadrature() -> None:
+    low, high = widened(-0.03, 0.04, 0.0, 0.0)
+    assert (low, high) == pytest.approx((-0.03, 0.04))
+    low, high = widened(-0.03, 0.04, 0.0, 0.01)
+    assert low == pytest.approx(-np.hypot(0.03, 0.0196)) and high == pytest.approx(np.hypot(0.04, 0.0196))
+    assert widened(1.2, 1.3, 1.2, 0.01)[0] < 1.2, "an arm of no length gets one"
+
+
+def test_drift_is_the_change_of_the_median_over_the_window() -> None:
+    assert drift([100] * 30) == 0
+    assert drift([100] * 10 + [150] * 10 + [200] * 10) == pytest.approx(1.0)
+    assert drift([200] * 10 + [150] * 10 + [100] * 10) == pytest.approx(-0.5)
+    assert drift([100] * 10 + [5000] + [100] * 19) == 0, "one slow sample is no drift"

@@ -7,6 +7,7 @@ inner process and all of its descendants are gone, also those in sessions of the
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
@@ -35,6 +36,8 @@ def main(fd: int, without: list[str]) -> None:
 
     assert child and correctness and inputs and spec and canary  # their imports are what is wanted
     operators.warm_modes()
+    gc.collect()
+    gc.freeze()  # a collection in a child would touch, and so copy, every page that holds an object of these imports
     Server(channel, layers.probe(without)).run()
 
 
@@ -94,14 +97,18 @@ class Server:
         return {"status": None}
 
     def kill(self, pid: int) -> dict[str, Any]:
-        """Kill a child with all of its descendants; answers when none is left. The keeper goes last: it adopts the orphans."""
+        """Kill a child with all of its descendants; answers when none is left."""
         if pid in self.children:
-            processes.kill_descendants(pid)
-            processes.kill(pid)
+            if "namespace:pid" in self.layers:  # its first process takes all others with it, so nobody needs to be looked for
+                for first in processes.children(pid):
+                    processes.kill(first)
+            else:
+                processes.kill_descendants(pid)
+            processes.kill(pid)  # the keeper goes last: it adopts the orphans
         return self.reap(pid, 0.0)
 
     def _bury_strays(self) -> None:
-        """A keeper that was killed from outside leaves its orphans to this process, which adopts nobody else's."""
+        """A keeper that was killed leaves its orphans to this process, which adopts nobody else's: wait for their end too."""
         if "subreaper" not in self.layers:
             return
         for pid in set(processes.children(os.getpid())) - self.children:
@@ -126,7 +133,7 @@ def _keeper(message: dict[str, Any], fds: list[int], found: list[str], readable:
             _inner(message, found, readable, (command, exchange))
         os.close(command)
         os.close(exchange)
-        _mirror(inner)
+        _mirror(inner, adopts="namespace:pid" not in found)
     except BaseException as error:
         sys.stderr.write(f"child failed to start: {type(error).__name__}: {error}\n")
     finally:
@@ -155,17 +162,21 @@ def _inner(message: dict[str, Any], found: list[str], readable: list[str], fds: 
         os._exit(status)
 
 
-def _mirror(inner: int) -> None:
-    """Wait for the inner process, bury what it left, and die as it died, so that the parent sees its signal or status."""
+def _mirror(inner: int, *, adopts: bool) -> None:
+    """Wait for the inner process, bury what it left, and die as it died, so that the parent sees its signal or status.
+
+    Where there is a PID namespace the kernel buries, and /proc, which the inner process mounted anew, does not know this process.
+    """
     if LINUX:
-        signal.signal(signal.SIGTERM, lambda *_: _end(inner))
+        signal.signal(signal.SIGTERM, lambda *_: _end(inner, adopts))
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # the fork server is gone: nobody else would kill the family
     status = None
     while status is None:
         pid, ended = os.wait()
         if pid == inner:
             status = ended
-    processes.kill_descendants(os.getpid())
+    if adopts:
+        processes.kill_descendants(os.getpid())
     if os.WIFSIGNALED(status):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if os.WTERMSIG(status) != signal.SIGKILL:
@@ -174,9 +185,10 @@ def _mirror(inner: int) -> None:
     os._exit(os.WEXITSTATUS(status))
 
 
-def _end(inner: int) -> None:
+def _end(inner: int, adopts: bool) -> None:
     processes.kill(inner)
-    processes.kill_descendants(os.getpid())
+    if adopts:
+        processes.kill_descendants(os.getpid())
     os._exit(1)
 
 

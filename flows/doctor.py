@@ -49,7 +49,7 @@ def examine(profile: str, overrides: tuple[str, ...] = ()) -> list[Check]:
         _package("openai", openai, "pip install openai"),
         _vllm(),
         _disk(config.root),
-        _isolation(),
+        *_isolation(),
     ]
 
 
@@ -147,14 +147,21 @@ def _disk(location: str | Path) -> Check:
     )
 
 
-def _isolation() -> Check:
-    """Which layers the sandbox would have in force, probed by the fork server's own code in a short process."""
-    found = _ask([sys.executable, "-c", "from kernels_eval.isolation.forkserver import probe_layers; print(', '.join(probe_layers()))"])
-    ok = bool(found) and "namespace:pid" in found
-    return Check(
-        name="isolation", found=found or "not probed", ok=ok, need="optional",
-        fix="" if ok else "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1)",
+def _isolation() -> list[Check]:
+    """Which layers the sandbox would have in force, probed by its own code in a short process; a line for each that is missing."""
+    found = _ask([sys.executable, "-m", "kernels_eval.isolation.layers"])
+    if not found:
+        return [Check(name="isolation", found="not probed", ok=False, need="optional", fix="python -m kernels_eval.isolation.layers")]
+    from kernels_eval.isolation.layers import missing
+
+    absent = missing(found.split(", "))
+    summary = Check(
+        name="isolation", found=found, ok=not absent, need="optional",
+        fix="see the lines below; until then run verification where nothing can be lost" if absent else "",
     )  # fmt: skip
+    return [summary] + [
+        Check(name=f"isolation {layer}", found="not in force", ok=False, need="optional", fix=fix) for layer, fix in absent.items()
+    ]
 
 
 def _tried(name: str, look: Callable[[], str], need: Need, fix: str) -> Check:

@@ -72,8 +72,12 @@ class LimitsConfig(_Config):
     load_s: float = Field(default=30, gt=0)
     run_s: float = Field(default=60, gt=0, description="deadline of one command: a call, or a sample of calls")
     reference_s: float = Field(default=120, gt=0, description="deadline of one command to the reference")
-    memory_gb: float = Field(default=16, gt=0, description="resident memory of a child (host side)")
+    memory_gb: float = Field(default=16, gt=0, description="resident memory of a child (host side), and never above 60 % of the machine's")
     file_mb: int = Field(default=64, gt=0, description="largest file a child may write")
+    scratch_mb: int = Field(default=512, gt=0, description="all files of a child together")
+    cpu_s: int = Field(default=1800, gt=0, description="processor time of one process of a candidate, all its threads together")
+    processes: int = Field(default=64, gt=0, description="processes of a child, where its language may start any (Triton's compilers)")
+    threads: int = Field(default=512, gt=0, description="threads of a child and its processes together")
 
 
 class EvalConfig(_Config):

@@ -2,7 +2,8 @@
 
 Guarantees: exactly one verdict per candidate; at most a fixed number of candidates in memory, however many there are; a candidate that
 does not build never reaches a device; work is handed out by task so that references are reused; a worker that dies is replaced and its
-candidate tried again. Raises GpuLostError where the same candidate takes a worker down three times, ToolchainError and DeviceError as
+candidate tried again; a worker whose GPU fails its canary is put into quarantine, its candidate goes to the others, and `Pool.quarantined`
+names it. Raises GpuLostError where none is left, or where the same candidate takes down three workers; ToolchainError and DeviceError as
 they come. Leaving the generator early (Ctrl-C, an exception) stops every worker.
 """
 
@@ -74,6 +75,9 @@ class Pool:
     _builder_cpus: float = 1.0
     _builders: list[_Slot] = field(default_factory=list)
     _runners: list[_Slot] = field(default_factory=list)
+    _lost: list[_Slot] = field(default_factory=list)
+    quarantined: list[str] = field(default_factory=list)
+    """One line for each worker whose device was given up: which it was, and what its canaries saw."""
 
     def __enter__(self) -> Pool:
         require_device(self.language)
@@ -96,9 +100,9 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         import ray
 
-        for slot in (*self._builders, *self._runners):
+        for slot in (*self._builders, *self._runners, *self._lost):
             ray.kill(slot.actor)
-        self._builders, self._runners = [], []
+        self._builders, self._runners, self._lost = [], [], []
 
     def _new_builder(self, share: int = 0, shares: int = 1) -> Any:
         import ray
@@ -172,7 +176,14 @@ class Pool:
             (retry if building else ready).appendleft(item)
             return None
         except ray.exceptions.RayTaskError as error:
-            raise error.as_instanceof_cause() from error
+            if not isinstance(error.cause, GpuLostError):
+                raise error.as_instanceof_cause() from error
+            self._quarantine(slot, error.cause)
+            item.attempts += 1
+            if item.attempts >= ATTEMPTS or not self._runners:
+                raise error.cause from error
+            ready.appendleft(item)
+            return None
         if not building:
             return Verdict.model_validate(answer)
         item.prepared = Prepared.model_validate(answer)
@@ -180,6 +191,12 @@ class Pool:
             return verdict_of(item.task, item.candidate, item.prepared, item.prepared.finding)
         ready.append(item)
         return None
+
+    def _quarantine(self, slot: _Slot, cause: GpuLostError) -> None:
+        """Give a worker no more work. Its actor lives on: it holds the broken GPU, which Ray would hand to the next actor otherwise."""
+        self._runners.remove(slot)
+        self._lost.append(slot)
+        self.quarantined.append(str(cause.args[0]))
 
     @staticmethod
     def _next_for(slot: _Slot, ready: deque[_Item]) -> _Item:

@@ -1,6 +1,7 @@
 """Ray actors: one `KernelWorker` per GPU (or CPU slot), and `BuildWorker`s on CPU cores that feed them.
 
-An actor owns its fork server and replaces it when it dies; a candidate's misbehaviour never leaves the actor as an exception.
+An actor owns its fork server and replaces it when it dies; a candidate's misbehaviour never leaves the actor as an exception. After a
+verdict that a broken GPU may have caused, a canary runs on it; where that fails twice, GpuLostError leaves it and no verdict.
 """
 
 from __future__ import annotations
@@ -8,11 +9,15 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import SandboxError
 from kernels_eval.records import Candidate, KernelTask, Verdict
+
+if TYPE_CHECKING:
+    from kernels_eval.isolation.canary import Pulse
 
 
 def visible_gpus() -> list[str]:
@@ -56,20 +61,33 @@ class BuildWorker:
             return self._preparer.prepare(parsed).model_dump(mode="json")
 
 
-class KernelWorker:
-    """Runs prepared candidates on one device."""
+BLAMES_THE_DEVICE = frozenset({"cuda_error", "crashed", "load", "run"})
+"""Reasons that a broken or wedged GPU produces as well as a broken kernel does. Believed once a canary has answered."""
 
-    def __init__(self, config: EvalConfig, device: str, cuda_arch: str | None) -> None:
+
+class KernelWorker:
+    """Runs prepared candidates on one device. `pulse` replaces the canary (for tests); the health of CPUs is not watched without it."""
+
+    def __init__(self, config: EvalConfig, device: str, cuda_arch: str | None, pulse: Callable[..., Pulse] | None = None) -> None:
+        from kernels_eval.isolation.canary import DeviceHealth, take_pulse
         from kernels_eval.protocol import Runner
 
-        self._runner = Runner(config, device, cuda_arch=cuda_arch)
+        self._runner = runner = Runner(config, device, cuda_arch=cuda_arch)
+        self._health: DeviceHealth | None = None
+        if pulse or device.startswith("cuda"):
+            self._health = DeviceHealth(lambda: runner.server, device, config.limits, runner.close, pulse or take_pulse)
 
     def run(self, task: dict[str, Any], candidate: dict[str, Any], prepared: dict[str, Any]) -> dict[str, Any]:
+        """One verdict. Raises GpuLostError where the device does not work (any more), other EvalErrors where the machine fails."""
         from kernels_eval.protocol import Prepared
 
         records = KernelTask.model_validate(task), Candidate.model_validate(candidate), Prepared.model_validate(prepared)
+        if self._health:
+            self._health.remember()
         try:
             verdict: Verdict = self._runner.run(*records)
         except SandboxError:
             verdict = self._runner.run(*records)
+        if self._health and verdict.reason in BLAMES_THE_DEVICE:
+            self._health.confirm()
         return verdict.model_dump(mode="json")

@@ -1,8 +1,8 @@
 """The parent's side of isolation: a fork server, and one disposable child per candidate.
 
-Guarantees: every wait has a deadline; a child that hangs, dies or exceeds its memory is killed with all of its descendants (its PID
-namespace where the kernel offers one, its process group otherwise); a dead child costs its own verdict only. What the layers in force
-are is probed once and recorded. Does not guarantee anything about what native code does to its own process: see docs.
+Guarantees: every wait has a deadline; a child that hangs, dies or exceeds its memory, its processes or its scratch directory is killed
+with all of its descendants, and nothing of it is left when it is closed; a dead child costs its own verdict only. What layers are in force
+is probed once and recorded. Does not guarantee anything about what native code does to its own process: see docs.
 """
 
 from __future__ import annotations
@@ -15,15 +15,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kernels_eval.build.toolchain import default_cache
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import SandboxError
+from kernels_eval.isolation import processes as families
 from kernels_eval.isolation.channel import Channel, ChannelClosed, ChannelTimeout
+from kernels_eval.isolation.confinement import SCRATCH_FILES
+from kernels_eval.isolation.layers import WITHOUT
 
 POLL_S = 0.1
+SCRATCH_POLL_S = 0.5
+MEMORY_SHARE = 0.6
 
 
 class ChildFailure(Exception):
@@ -35,11 +42,18 @@ class ChildFailure(Exception):
 
 
 class Child:
-    """A forked process serving commands. Use as a context manager: leaving it kills it."""
+    """A forked process serving commands. Use as a context manager: leaving it kills it.
 
-    def __init__(self, server: ForkServer, role: str, limits: LimitsConfig, exchange_bytes: int = 0) -> None:
+    `scratch` is where the parent puts files for the child to read. The child writes in `scratch/work`, its working directory and home,
+    which with the layer `tmpfs_scratch` only it can see. `processes` lets it start other programs (Triton's compilers, torch.compile).
+    """
+
+    def __init__(self, server: ForkServer, role: str, limits: LimitsConfig, exchange_bytes: int = 0, *, processes: bool = False) -> None:
         self._server, self._limits = server, limits
+        self._memory_bytes = int(min(limits.memory_gb * (1 << 30), MEMORY_SHARE * machine_memory_bytes()))
+        self._scratch_looked_at = 0.0
         self.scratch = Path(tempfile.mkdtemp(prefix=f"{role}-", dir=server.base))
+        (self.scratch / "work").mkdir(mode=0o700)
         self._log = self.scratch / "log"
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
@@ -50,7 +64,7 @@ class Child:
         os.ftruncate(self.exchange, max(exchange_bytes, 1))
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            self.pid: int | None = server.spawn(role, str(self.scratch), limits, (theirs.fileno(), log, self.exchange))
+            self.pid: int | None = server.spawn(role, str(self.scratch), limits, (theirs.fileno(), log, self.exchange), processes=processes)
         finally:
             theirs.close()
             os.close(log)
@@ -76,24 +90,31 @@ class Child:
         return answer
 
     def _wait(self, timeout: float) -> Any:
-        import psutil
-
         deadline = time.monotonic() + timeout
-        limit = self._limits.memory_gb * (1 << 30)
         while True:
             try:
                 return self.channel.receive(min(POLL_S, max(0.0, deadline - time.monotonic())))
             except ChannelTimeout:
                 if time.monotonic() >= deadline:
                     raise
-            try:
-                top = psutil.Process(self.pid)
-                family = [top, *top.children(recursive=True)]
-                used = sum(p.memory_info().rss for p in family)
-            except psutil.Error:
-                continue
-            if used > limit and sum(_proportional_memory(p.pid) for p in family) > limit:
-                raise self._fail("out_of_memory", f"resident memory above the limit of {self._limits.memory_gb:g} GB")
+            self._watch()
+
+    def _watch(self) -> None:
+        """Kill the child where it holds more than it may. Raises ChildFailure then."""
+        if self.pid is None:
+            return
+        limits, used = self._limits, families.usage(self.pid)
+        if used.resident_bytes > self._memory_bytes and families.proportional_memory(self.pid) > self._memory_bytes:
+            raise self._fail("out_of_memory", f"resident memory above the limit of {self._memory_bytes / (1 << 30):.3g} GB")
+        if used.processes > limits.processes + 1:  # one is the keeper
+            raise self._fail("crashed", f"killed: {used.processes - 1} processes, the limit is {limits.processes}")
+        if used.threads > limits.threads + 1:
+            raise self._fail("crashed", f"killed: {used.threads - 1} threads, the limit is {limits.threads}")
+        if "scratch_watch" in self._server.isolation and time.monotonic() - self._scratch_looked_at > SCRATCH_POLL_S:
+            size, files = families.disk_usage(self.scratch / "work", SCRATCH_FILES)
+            self._scratch_looked_at = time.monotonic()
+            if size > limits.scratch_mb << 20 or files > SCRATCH_FILES:
+                raise self._fail("crashed", f"killed: {files} files of {size >> 20} MB, the limit is {limits.scratch_mb} MB")
 
     def _fail(self, reason: str, detail: str) -> ChildFailure:
         self.dead = ChildFailure(reason, detail)
@@ -101,10 +122,12 @@ class Child:
         return self.dead
 
     def _post_mortem(self, error: str) -> tuple[str, str]:
-        code = self._server.reap(self.pid)
+        code, cpu_s = self._server.reap(self.pid)
         self.pid = None
         if code is None:
             return "exited_early", f"the process gave up its channel and went on by itself ({error})"
+        if code in (-signal.SIGKILL, -signal.SIGXCPU) and cpu_s >= self._limits.cpu_s:
+            return "run", f"used {cpu_s:.0f} s of processor time, the limit is {self._limits.cpu_s} s"
         if code < 0:
             name = signal.Signals(-code).name if -code in list(signal.Signals) else str(-code)
             return "crashed", f"the process was killed by {name}"
@@ -115,14 +138,12 @@ class Child:
 
         None where the kernel does not tell. Nothing inside the child can change what it reads.
         """
-        import psutil
 
         def read() -> int:
             total = 0
-            top = psutil.Process(self.pid)
-            for path in (
-                p for process in [top, *top.children(recursive=True)] for p in Path(f"/proc/{process.pid}/task").glob("*/schedstat")
-            ):
+            if self.pid is None:
+                return 0
+            for path in (p for pid in (self.pid, *families.descendants(self.pid)) for p in Path(f"/proc/{pid}/task").glob("*/schedstat")):
                 try:
                     total += int(path.read_text().split()[0])
                 except OSError:
@@ -131,7 +152,7 @@ class Child:
 
         try:
             return read if read() > 0 else None
-        except (ValueError, IndexError, psutil.Error):
+        except (ValueError, IndexError):
             return None
 
     def log_tail(self, count: int) -> str:
@@ -144,12 +165,7 @@ class Child:
 
     def kill(self) -> None:
         if self.pid is not None:
-            for kill in (os.killpg, os.kill):
-                try:
-                    kill(self.pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            self._server.reap(self.pid)
+            self._server.kill(self.pid)
             self.pid = None
 
     def close(self) -> None:
@@ -169,51 +185,79 @@ class Child:
 
 
 class ForkServer:
-    """A process that has imported torch and never touches a GPU; forks children in milliseconds. Raises SandboxError where it fails."""
+    """A process that has imported torch and never touches a GPU; forks children in milliseconds. Raises SandboxError where it fails.
 
-    def __init__(self, *, threads: int = 1, start_timeout_s: float = 180) -> None:
+    `isolation` names the layers in force. `without` leaves some out (for tests; `$CONCUR_ISOLATION_WITHOUT` does the same). `readable`
+    are directories whose files children may open by name but not list; by default the build cache, where their libraries are.
+    """
+
+    def __init__(
+        self, *, threads: int = 1, start_timeout_s: float = 180, without: Collection[str] | None = None,
+        readable: Sequence[Path] | None = None,
+    ) -> None:  # fmt: skip
         _sweep()
         self.base = Path(tempfile.mkdtemp(prefix=f"concur-{os.getpid()}-"))
         memory = Path("/dev/shm")
         self.shared = Path(tempfile.mkdtemp(prefix=f"concur-{os.getpid()}-", dir=memory if os.access(memory, os.W_OK) else None))
+        self._readable = [str(path.resolve()) for path in (readable if readable is not None else (default_cache(),))]
+        without = os.environ.get(WITHOUT, "").split(",") if without is None else without
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
         self._closed = False
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "kernels_eval.isolation.forkserver", str(theirs.fileno())],
-            pass_fds=(theirs.fileno(),),
-            env=child_environment(threads),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=open(self.base / "forkserver.log", "wb"),
-            start_new_session=True,
-        )
+        with open(self.base / "forkserver.log", "wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "kernels_eval.isolation.forkserver", str(theirs.fileno()), *without],
+                pass_fds=(theirs.fileno(),),
+                env=child_environment(threads),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+            )
         theirs.close()
         try:
             self.isolation: tuple[str, ...] = tuple(self.channel.receive(start_timeout_s)["isolation"])
         except (ChannelClosed, ChannelTimeout) as error:
-            log = (self.base / "forkserver.log").read_text(errors="replace")[-2000:]
+            log_tail = (self.base / "forkserver.log").read_text(errors="replace")[-2000:]
             self.close()
-            raise SandboxError(f"the fork server did not start: {error}. {log}", "concur doctor") from error
+            raise SandboxError(f"the fork server did not start: {error}. {log_tail}", "concur doctor") from error
 
-    def spawn(self, role: str, scratch: str, limits: LimitsConfig, fds: tuple[int, ...]) -> int:
+    def spawn(self, role: str, scratch: str, limits: LimitsConfig, fds: tuple[int, ...], *, processes: bool = False) -> int:
+        message = {
+            "spawn": role, "scratch": scratch, "limits": limits.model_dump(), "processes": processes, "readable": self._readable,
+            "writable": [str(self.shared)] if role == "reference" else [],  # it reads what candidates returned
+        }  # fmt: skip
         try:
-            self.channel.send({"spawn": role, "scratch": scratch, "limits": limits.model_dump()}, fds)
+            self.channel.send(message, fds)
             return int(self.channel.receive(30)["pid"])
         except (ChannelClosed, ChannelTimeout, KeyError) as error:
             self.close()  # whatever it still answers would be taken for the answer to another question
             raise SandboxError(f"the fork server is gone: {error}", "it is started again with the next candidate") from error
 
-    def reap(self, pid: int | None) -> int | None:
-        """Exit status of a child that has ended (negative: signal), as subprocess gives it. None where the server is gone."""
+    def reap(self, pid: int | None) -> tuple[int | None, float]:
+        """Exit status of a child that has ended (negative: signal), as subprocess gives it, and the seconds of processor time it used.
+
+        None where it had to be killed, or the server is gone.
+        """
+        return self._ask_about("wait", pid)
+
+    def kill(self, pid: int) -> None:
+        """Kill a child with all of its descendants; they are gone when this returns."""
+        if not self.alive:
+            families.kill_descendants(pid)  # nobody reaps: what is left of them are entries of init's
+            return
+        self._ask_about("kill", pid)
+
+    def _ask_about(self, question: str, pid: int | None) -> tuple[int | None, float]:
         if pid is None:
-            return None
+            return None, 0.0
         try:
-            self.channel.send({"wait": pid})
-            return self.channel.receive(30).get("status")
+            self.channel.send({question: pid})
+            answer = self.channel.receive(30)
+            return answer.get("status"), float(answer.get("cpu_s", 0.0))
         except (ChannelClosed, ChannelTimeout):
             self.close()
-            return None
+            return None, 0.0
 
     @property
     def alive(self) -> bool:
@@ -230,15 +274,28 @@ class ForkServer:
         shutil.rmtree(self.shared, ignore_errors=True)
 
 
-def _proportional_memory(pid: int) -> int:
-    """Bytes of a process with shared pages divided among those who share them (PSS): forked children share most of theirs."""
+@cache
+def machine_memory_bytes() -> int:
+    """Memory of this machine, or of the control group this process is in where that is less."""
+    import psutil
+
+    found = [int(psutil.virtual_memory().total)]
     try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return 0
-    return 0
+        lines = []
+    for line in lines:
+        _, controllers, inside = line.split(":", 2)
+        if controllers not in ("", "memory") and "memory" not in controllers.split(","):
+            continue
+        root, name = ("/sys/fs/cgroup", "memory.max") if not controllers else ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+        group = Path(root + inside)
+        for directory in (group, *group.parents):  # a limit on any group above holds too
+            try:
+                found.append(int((directory / name).read_text()))
+            except (OSError, ValueError):
+                continue
+    return min(found)
 
 
 def _sweep() -> None:

@@ -117,9 +117,25 @@ def test_a_profile_that_cannot_be_read_is_an_error_not_a_check() -> None:
 
 
 def test_isolation_is_what_the_sandbox_itself_would_report() -> None:
-    check = doctor._isolation()
-    assert check.need == "optional" and check.ok is ("namespace:pid" in check.found)
-    assert "fresh_process" in check.found
+    from kernels_eval.isolation import layers
+
+    summary, *absent = doctor._isolation()
+    assert summary.found.split(", ") == layers.probe() and "fresh_process" in summary.found
+    assert summary.need == "optional" and summary.ok is not bool(absent)
+    assert {check.name.removeprefix("isolation ") for check in absent} == set(layers.missing(layers.probe()))
+
+
+def test_a_layer_that_is_missing_has_a_line_of_its_own_with_what_would_bring_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONCUR_ISOLATION_WITHOUT", "namespace:user,landlock")
+    checks = by_name(doctor._isolation())
+    assert not checks["isolation"].ok and "landlock" not in checks["isolation"].found
+    assert "sysctl" in checks["isolation namespace:user"].fix and "5.13" in checks["isolation landlock"].fix
+    assert all(check.fix and not check.ok for check in checks.values())
+
+
+def test_isolation_that_cannot_be_probed_is_not_called_sound(quick: None) -> None:
+    (check,) = doctor._isolation()
+    assert (check.ok, check.found) == (False, "not probed") and check.fix
 
 
 def test_a_root_that_this_user_cannot_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

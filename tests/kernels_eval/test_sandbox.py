@@ -17,6 +17,7 @@ import pytest
 
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import SandboxError
+from kernels_eval.isolation import sandbox
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer, _sweep
 from kernels_eval.protocol import Preparer, Runner
 from tests.support import kernels
@@ -42,6 +43,16 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float = 15) -> No
         time.sleep(0.02)
 
 
+def living(processes: list[psutil.Process]) -> list[psutil.Process]:
+    found = []
+    for process in processes:
+        try:
+            found += [process] if process.is_running() and process.status() != psutil.STATUS_ZOMBIE else []
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
 def run(child: Child, code: str, timeout: float = 20) -> dict[str, object]:
     path = child.scratch / "candidate.py"
     path.write_text(textwrap.dedent(code))
@@ -54,7 +65,7 @@ def test_a_child_sees_nothing_of_the_parents_environment(server: ForkServer) -> 
         log = child.log_tail(100_000)
     assert "seen" in log and "OMP_NUM_THREADS" in log
     assert SECRET not in log
-    assert f"'HOME': '{child.scratch}'" in log and f"seen {child.scratch}" in log
+    assert f"'HOME': '{child.scratch}/work'" in log and f"seen {child.scratch}/work" in log
 
 
 def test_a_child_holds_no_descriptor_but_its_own(server: ForkServer, tmp_path: Path) -> None:
@@ -70,12 +81,21 @@ def test_a_child_holds_no_descriptor_but_its_own(server: ForkServer, tmp_path: P
 
 
 def test_a_child_cannot_reach_the_network(server: ForkServer) -> None:
-    if "namespace:net" not in server.isolation:
-        pytest.skip("this kernel offers no network namespaces here")
+    """It gets no socket; where there is no filter for system calls, it has no network to use one on."""
     code = "import socket\ns = socket.socket()\ns.settimeout(5)\ns.connect(('127.0.0.1', 9))"
-    with Child(server, "capture", LIMITS) as child:
-        answer = run(child, code)
-    assert answer["error"] == "exception" and "Network is unreachable" in str(answer["detail"])
+    if "seccomp" in server.isolation:
+        with Child(server, "capture", LIMITS) as child:
+            answer = run(child, code)
+        assert answer["error"] == "exception" and "PermissionError" in str(answer["detail"])
+    unfiltered = ForkServer(without=("seccomp", "landlock"))
+    try:
+        if "namespace:net" not in unfiltered.isolation:
+            pytest.skip("this kernel offers no network namespaces here")
+        with Child(unfiltered, "capture", LIMITS) as child:
+            answer = run(child, code)
+        assert answer["error"] == "exception" and "Network is unreachable" in str(answer["detail"])
+    finally:
+        unfiltered.close()
 
 
 def test_an_exception_is_an_answer_not_a_death(server: ForkServer) -> None:
@@ -84,33 +104,69 @@ def test_an_exception_is_an_answer_not_a_death(server: ForkServer) -> None:
         assert "error" not in run(child, "x = 1")
 
 
-def test_a_deadline_kills_the_child_and_its_grandchildren(server: ForkServer) -> None:
-    code = """
-        import os, time
-        for _ in range(2):
+@pytest.fixture(scope="module")
+def bare() -> Iterator[ForkServer]:
+    """As on a machine without namespaces, Landlock and seccomp: what is left must still kill and clean up."""
+    made = ForkServer(without=("namespace:user", "namespace:pid", "namespace:net", "namespace:ipc", "landlock", "seccomp"))
+    yield made
+    made.close()
+
+
+RUNAWAYS = """
+    import os, time
+    for _ in range(2):
+        if os.fork() == 0:
+            os.setsid()
             if os.fork() == 0:
                 os.setsid()
-                if os.fork() == 0:
-                    os.setsid()
-                time.sleep(600)
-        open('started', 'w').close()
-        time.sleep(600)
-    """
-    with Child(server, "capture", LIMITS.model_copy(update={"memory_gb": 8.0})) as child:
+                if os.fork() != 0:
+                    os._exit(0)
+            print('runs', flush=True)
+            time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("layers", ["all", "none"])
+@pytest.mark.parametrize("end", ["deadline", "exit", "killed_keeper"])
+def test_however_a_child_ends_nothing_of_it_lives_on(server: ForkServer, bare: ForkServer, layers: str, end: str) -> None:
+    """Four runaways in sessions of their own, two of them orphaned: gone at the deadline, at an exit, when the keeper is killed."""
+    chosen = server if layers == "all" else bare
+    last = "os._exit(3)" if end == "exit" else "time.sleep(600)"
+    code = f"{textwrap.dedent(RUNAWAYS)}\nwhile not os.path.exists('../go'):\n    time.sleep(0.01)\n{last}\n"
+    with Child(chosen, "capture", LIMITS.model_copy(update={"memory_gb": 8.0}), processes=True) as child:
+        path = child.scratch / "candidate.py"
+        path.write_text(code)
+        child.channel.send({"command": "capture", "path": str(path)})
+        until(lambda: child.log_tail(1000).count("runs") == 4, "the grandchildren run")
         top = psutil.Process(child.pid)
-        (child.scratch / "candidate.py").write_text(textwrap.dedent(code))
-        child.channel.send({"command": "capture", "path": str(child.scratch / "candidate.py")})
-        until((child.scratch / "started").exists, "the grandchildren run")
-        family = [top, *top.children(recursive=True)]
-        assert len(family) >= 4
+        family = living([top, *top.children(recursive=True)])
+        assert len(family) == 6, "the keeper, the child, two children and two orphans"
+        (child.scratch / "go").touch()
+        if end == "killed_keeper":
+            top.kill()
         started = time.monotonic()
         with pytest.raises(ChildFailure) as failure:
-            child.resume({"command": "capture", "path": ""}, 0.5)
-        assert failure.value.reason == "run" and time.monotonic() - started < 10
-        until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family), "every descendant is dead")
-        with pytest.raises(ChildFailure):
-            run(child, "x = 1")
-    assert server.alive
+            child.resume({"command": "capture", "path": ""}, 0.5 if end == "deadline" else 10)
+        assert failure.value.reason == {"deadline": "run", "exit": "exited_early", "killed_keeper": "crashed"}[end]
+        assert time.monotonic() - started < 10
+    assert not living(family), "none is left when the child is closed"
+    with Child(chosen, "capture", LIMITS) as child:
+        assert "error" not in run(child, "x = 1")
+
+
+def test_a_child_ends_with_its_fork_server() -> None:
+    server = ForkServer(without=("namespace:user", "namespace:pid", "namespace:net", "namespace:ipc", "landlock", "seccomp"))
+    child = Child(server, "capture", LIMITS, processes=True)
+    path = child.scratch / "candidate.py"
+    path.write_text(f"{textwrap.dedent(RUNAWAYS)}\ntime.sleep(600)")
+    child.channel.send({"command": "capture", "path": str(path)})
+    until(lambda: child.log_tail(1000).count("runs") == 4, "the grandchildren run")
+    family = psutil.Process(child.pid).children(recursive=True)
+    os.kill(server._process.pid, signal.SIGKILL)
+    server._process.wait()
+    until(lambda: not living(family), "the orphaned family is gone")
+    child.close()
+    server.close()
 
 
 def test_memory_above_the_limit_kills(server: ForkServer) -> None:
@@ -131,17 +187,79 @@ def test_memory_of_a_grandchild_counts(server: ForkServer) -> None:
             time.sleep(600)
         time.sleep(600)
     """
-    with Child(server, "capture", LIMITS) as child:
+    with Child(server, "capture", LIMITS, processes=True) as child:
         with pytest.raises(ChildFailure) as failure:
             run(child, code, timeout=60)
     assert failure.value.reason == "out_of_memory"
+
+
+def test_memory_is_counted_while_processes_come_and_go(server: ForkServer) -> None:
+    """A process that ends while the family is looked at must not hide the others."""
+    code = """
+        import os
+        hold = bytearray(b'x') * (1300 << 20)
+        while True:
+            if os.fork() == 0:
+                os._exit(0)
+            os.waitpid(-1, os.WNOHANG)
+    """
+    with Child(server, "capture", LIMITS, processes=True) as child:
+        with pytest.raises(ChildFailure) as failure:
+            run(child, code, timeout=30)
+    assert failure.value.reason == "out_of_memory"
+
+
+@pytest.mark.parametrize(("processes", "limits", "seen"), [
+    ("for _ in range(40):\n    os.fork() or time.sleep(600)", {"processes": 20}, "processes"),
+    ("for _ in range(40):\n    threading.Thread(target=time.sleep, args=(600,)).start()", {"threads": 20}, "threads"),
+])  # fmt: skip
+def test_processes_and_threads_above_the_limit_kill(bare: ForkServer, processes: str, limits: dict[str, int], seen: str) -> None:
+    with Child(bare, "capture", LIMITS.model_copy(update={**limits, "memory_gb": 8.0}), processes=True) as child:
+        with pytest.raises(ChildFailure) as failure:
+            run(child, f"import os, threading, time\n{processes}\ntime.sleep(600)", timeout=20)
+    assert failure.value.reason == "crashed" and seen in failure.value.detail and "limit is 20" in failure.value.detail
+
+
+def test_processor_time_above_the_limit_is_a_timeout(server: ForkServer) -> None:
+    with Child(server, "capture", LIMITS.model_copy(update={"cpu_s": 1})) as child:
+        with pytest.raises(ChildFailure) as failure:
+            run(child, "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True:\n    pass", timeout=30)
+    assert failure.value.reason == "run" and "processor time" in failure.value.detail
+
+
+@pytest.mark.parametrize("layers", ["all", "none"])
+def test_scratch_is_bounded(server: ForkServer, bare: ForkServer, layers: str) -> None:
+    """A file system of its own is full; without one, the parent sees it grow. Either way the disk never holds more than a little."""
+    code = "import time\nfor n in range(40):\n    open(str(n), 'wb').write(bytes(1 << 20))\ntime.sleep(600)"
+    limits = LIMITS.model_copy(update={"scratch_mb": 8, "file_mb": 2})
+    chosen = server if layers == "all" else bare
+    with Child(chosen, "capture", limits) as child:
+        if "tmpfs_scratch" in chosen.isolation:
+            assert "No space left" in str(run(child, code)["detail"])
+            assert not list((child.scratch / "work").iterdir()), "nothing of it is on the disk"
+        else:
+            with pytest.raises(ChildFailure) as failure:
+                run(child, code)
+            assert "limit is 8 MB" in failure.value.detail
+        scratch = child.scratch
+    assert not scratch.exists()
+
+
+def test_memory_is_never_more_than_a_share_of_the_machines(monkeypatch: pytest.MonkeyPatch, server: ForkServer) -> None:
+    assert 1 << 30 < sandbox.machine_memory_bytes() <= psutil.virtual_memory().total
+    monkeypatch.setattr(sandbox, "machine_memory_bytes", lambda: 1 << 30)
+    with Child(server, "capture", LIMITS.model_copy(update={"memory_gb": 1000.0})) as child:
+        with pytest.raises(ChildFailure) as failure:
+            run(child, "hold = bytearray(b'x') * (900 << 20)\nimport time\ntime.sleep(600)", timeout=30)
+    assert failure.value.reason == "out_of_memory" and "0.6 GB" in failure.value.detail
 
 
 def test_a_file_above_the_limit_cannot_be_written(server: ForkServer) -> None:
     with Child(server, "capture", LIMITS) as child:
         answer = run(child, "with open('big', 'wb') as handle:\n    handle.write(bytes(3 << 20))")
         assert "File too large" in str(answer["detail"])
-        assert (child.scratch / "big").stat().st_size <= 1 << 20
+        run(child, "import os\nprint('size', os.path.getsize('big'))")
+        assert f"size {1 << 20}\n" in child.log_tail(1000)
 
 
 @pytest.mark.parametrize(("code", "reason", "seen"), [

@@ -1,0 +1,161 @@
+"""The layers of isolation: their names, how each is probed, and what would bring a missing one (`python -m kernels_eval.isolation.layers`).
+
+Guarantees: a layer is named only where trying it worked, in a process of its own. Names are stable: they are kept in every verdict.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Callable, Collection
+
+from kernels_eval.isolation import landlock, namespaces, seccomp
+from kernels_eval.isolation.syscalls import LINUX, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, prctl, syscall
+
+WITHOUT = "CONCUR_ISOLATION_WITHOUT"
+"""Environment variable: names of layers to leave out, with commas. For tests; what is left out is missing from every verdict."""
+
+ALWAYS = (
+    "fresh_process",
+    "own_session",
+    "rlimits",
+    "clean_environment",
+    "closed_descriptors",
+    "memory_watch",
+    "process_watch",
+    "deadlines",
+)
+
+FIXES = {
+    "no_new_privs": "use Linux 3.5 or newer",
+    "subreaper": "use Linux 3.4 or newer",
+    "no_capabilities": "use Linux",
+    "oom_first": "mount /proc writable in this container",
+    "namespace:user": "sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000 "
+    "kernel.apparmor_restrict_unprivileged_userns=0 (those your kernel has); in a container, allow unshare in its seccomp profile",
+    "namespace:pid": "allow user namespaces (see namespace:user); in a container, leave /proc unmasked "
+    "(docker run --security-opt systempaths=unconfined)",
+    "namespace:net": "allow user namespaces (see namespace:user)",
+    "namespace:ipc": "allow user namespaces (see namespace:user)",
+    "tmpfs_scratch": "allow user namespaces (see namespace:user); until then the scratch directory's size is watched",
+    "pid_limit": "use Linux 6.14 or newer, with namespace:pid; until then processes are counted and killed",
+    "landlock": "use Linux 5.13 or newer, booted with lsm=landlock,... ; in a container, allow landlock_* in its seccomp profile",
+    "seccomp": "use Linux on x86_64 or aarch64 with CONFIG_SECCOMP_FILTER",
+}
+"""Every layer that can be missing on a machine, and the line that would bring it."""
+
+
+def probe(without: Collection[str] = ()) -> list[str]:
+    """The layers that work here, less those in `without`. Raises ValueError for a name that is no layer."""
+    unknown = set(without) - set(FIXES)
+    if unknown:
+        raise ValueError(f"no such layers to leave out: {', '.join(sorted(unknown))}; there are {', '.join(FIXES)}")
+    layers = list(ALWAYS)
+    if not LINUX:
+        return [*layers, "scratch_watch"]
+
+    def add(name: str, attempt: Callable[[], object], shown: str = "") -> None:
+        if name not in without and _works(attempt):
+            layers.append(shown or name)
+
+    add("no_new_privs", lambda: prctl(PR_SET_NO_NEW_PRIVS, 1))
+    add("subreaper", lambda: prctl(PR_SET_CHILD_SUBREAPER, 1))
+    add("oom_first", prefer_as_victim)
+    add("no_capabilities", namespaces.drop_capabilities)
+    add("namespace:user", lambda: namespaces.enter(namespaces.CLONE_NEWUSER))
+    base = namespaces.CLONE_NEWUSER if "namespace:user" in layers else 0
+    for name in ("net", "ipc"):
+        add(f"namespace:{name}", lambda name=name: namespaces.enter(base | namespaces.NAMESPACES[name]))
+    flags = base | namespaces.NAMESPACES["pid"]
+    add("namespace:pid", lambda: _inside(flags, lambda: None))
+    if "namespace:pid" in layers:
+        add("tmpfs_scratch", lambda: _inside(flags, lambda: namespaces.mount_scratch("/tmp", 1, 16)))
+        add("pid_limit", lambda: _inside(flags, _try_pid_limit))
+    if "tmpfs_scratch" not in layers:
+        layers.append("scratch_watch")
+    add("landlock", _try_landlock, f"landlock:{landlock.abi()}")
+    add("seccomp", _try_seccomp)
+    return layers
+
+
+def missing(layers: Collection[str]) -> dict[str, str]:
+    """The layers that are not in force, each with the line that would bring it."""
+    named = {"landlock" if layer.startswith("landlock:") else layer for layer in layers}
+    return {name: fix for name, fix in FIXES.items() if name not in named}
+
+
+def prefer_as_victim() -> None:
+    """Where the machine runs out of memory, this process goes first."""
+    with open("/proc/self/oom_score_adj", "w") as handle:
+        handle.write("1000")
+
+
+def _works(attempt: Callable[[], object]) -> bool:
+    """Whether it raises no OSError in a process of its own."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            attempt()
+            status = 0
+        except OSError:
+            status = 1
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def _inside(flags: int, attempt: Callable[[], object]) -> None:
+    """Try something as the first process of a new PID namespace with its own /proc."""
+
+    def first() -> None:
+        namespaces.mount_proc()
+        attempt()
+
+    namespaces.enter(flags)
+    if not _works(first):
+        raise OSError("does not work inside the namespace")
+
+
+def _try_pid_limit() -> None:
+    namespaces.limit_pids(0)
+    with open("/proc/sys/kernel/pid_max") as handle:
+        if int(handle.read()) != namespaces.LOWEST_PID_MAX:
+            raise OSError("the limit was not taken over")
+
+
+def _try_landlock() -> None:
+    if not landlock.abi():
+        raise OSError("no Landlock")
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    landlock.Ruleset().allow(landlock.READ, ["/proc"]).restrict()
+    try:
+        os.listdir("/")
+    except PermissionError:
+        return
+    raise OSError("Landlock does not hold")
+
+
+def _try_seccomp() -> None:
+    if not seccomp.supported():
+        raise OSError("no filter for this machine")
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    seccomp.install(seccomp.program(processes=False))
+    getpid = {"x86_64": 39, "aarch64": 172}
+    syscall(getpid[os.uname().machine])
+    try:
+        os.fork()
+    except PermissionError:
+        return
+    os._exit(1)  # both of them
+
+
+def main() -> None:
+    """Print the layers in force, with commas."""
+    print(", ".join(probe([name for name in os.environ.get(WITHOUT, "").split(",") if name])))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

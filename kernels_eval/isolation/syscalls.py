@@ -1,0 +1,37 @@
+"""The system calls that Python has no function for, through libc. Raises OSError as Python's own functions do.
+
+Nothing here decides anything: what is called, and in which order, is said by `namespaces`, `landlock`, `seccomp` and `confinement`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+from typing import Any
+
+LINUX = sys.platform == "linux"
+MACHINE = platform.machine()
+LIBC = ctypes.CDLL(None, use_errno=True)  # loaded once, before the first fork
+
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 24, 36, 38
+
+
+def checked(result: int, what: str) -> int:
+    """`result`, or the OSError that errno stands for where it is negative."""
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def syscall(number: int, *arguments: Any, what: str = "syscall") -> int:
+    """A raw system call. Integers are passed as machine words, ctypes objects as they are."""
+    words = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
+    return checked(LIBC.syscall(ctypes.c_long(number), *words), what)
+
+
+def prctl(option: int, value: int = 0, third: Any = 0) -> None:
+    third = ctypes.c_ulong(third) if isinstance(third, int) else third
+    checked(LIBC.prctl(ctypes.c_int(option), ctypes.c_ulong(value), third, ctypes.c_ulong(0), ctypes.c_ulong(0)), f"prctl {option}")

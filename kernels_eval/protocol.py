@@ -58,7 +58,7 @@ class Preparer:
     @property
     def server(self) -> ForkServer:
         if self._server is None or not self._server.alive:
-            self._server = ForkServer(threads=self.config.threads)
+            self._server = ForkServer(threads=self.config.threads, readable=[self.builder.tools.cache])
         return self._server
 
     def prepare(self, candidate: Candidate) -> Prepared:
@@ -139,7 +139,7 @@ class Runner:
     def server(self) -> ForkServer:
         if self._server is None or not self._server.alive:
             self._drop_reference()
-            self._server = ForkServer(threads=self.config.threads)
+            self._server = ForkServer(threads=self.config.threads, readable=[self.builder.tools.cache])
         return self._server
 
     def run(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
@@ -162,7 +162,9 @@ class Runner:
     def _verify(self, task: KernelTask, candidate: Candidate, prepared: Prepared, facts: dict[str, Any]) -> None:
         reference = self._reference_for(task)
         facts.update(device=reference.device_name, reference_operators=reference.operators, flags=reference.flags)
-        with Child(self.server, "candidate", self.config.limits, reference.output_bytes) as child:
+        processes = candidate.language is Language.TRITON or "torch.compile" in (candidate.code or "")  # these run compilers
+        exchange = reference.shared_descriptor
+        with Child(self.server, "candidate", self.config.limits, reference.output_bytes, processes=processes, exchange=exchange) as child:
             process = CandidateProcess(child, self.builder, self.config, facts)
             reference.ask("new_candidate")
             try:

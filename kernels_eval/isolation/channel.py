@@ -24,6 +24,9 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._buffer = b""
+        self.accepts_descriptors = False
+        self.descriptors: list[int] = []
+        """Received with messages, where `accepts_descriptors` (only for a sender who is trusted: who sends without end exhausts them)."""
 
     def send(self, message: Any, fds: tuple[int, ...] = ()) -> None:
         data = json.dumps(message, allow_nan=True).encode("utf-8", "surrogatepass")
@@ -52,7 +55,11 @@ class Channel:
             if remaining is not None and (remaining <= 0 or not select.select([self.sock], [], [], remaining)[0]):
                 raise ChannelTimeout
             try:
-                chunk = self.sock.recv(1 << 16)
+                if self.accepts_descriptors:
+                    chunk, received, _, _ = socket.recv_fds(self.sock, 1 << 16, 4)
+                    self.descriptors += received
+                else:
+                    chunk = self.sock.recv(1 << 16)  # the kernel closes descriptors that nobody asked for
             except OSError as error:
                 raise ChannelClosed(str(error)) from error
             if not chunk:

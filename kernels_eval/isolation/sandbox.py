@@ -48,7 +48,12 @@ class Child:
     which with the layer `tmpfs_scratch` only it can see. `processes` lets it start other programs (Triton's compilers, torch.compile).
     """
 
-    def __init__(self, server: ForkServer, role: str, limits: LimitsConfig, exchange_bytes: int = 0, *, processes: bool = False) -> None:
+    def __init__(
+        self, server: ForkServer, role: str, limits: LimitsConfig, exchange_bytes: int = 0, *, processes: bool = False,
+        exchange: int | None = None,
+    ) -> None:  # fmt: skip
+        """`exchange` is a descriptor of memory to return outputs through (it stays the caller's); without it a file of `exchange_bytes`
+        in memory is made. Raises SandboxError where the fork server fails."""
         self._server, self._limits = server, limits
         self._memory_bytes = int(min(limits.memory_gb * (1 << 30), MEMORY_SHARE * machine_memory_bytes()))
         self._scratch_looked_at = 0.0
@@ -60,8 +65,11 @@ class Child:
         self.exchange_path = (
             server.shared / f"{self.scratch.name}.bytes"
         )  # in memory, outside the child's scratch: it gets the descriptor only
-        self.exchange = os.open(self.exchange_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        os.ftruncate(self.exchange, max(exchange_bytes, 1))
+        if exchange is None:
+            self.exchange = os.open(self.exchange_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            os.ftruncate(self.exchange, max(exchange_bytes, 1))
+        else:
+            self.exchange = os.dup(exchange)
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self.pid: int | None = server.spawn(role, str(self.scratch), limits, (theirs.fileno(), log, self.exchange), processes=processes)

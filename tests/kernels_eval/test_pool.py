@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from kernels_eval.errors import DeviceError
+from kernels_eval.errors import DeviceError, GpuLostError
 from kernels_eval.pool import Pool, require_device
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 from tests.support import kernels
@@ -136,6 +136,48 @@ def test_leaving_a_pool_stops_its_workers() -> None:
         actor = other._runners[0].actor
     with pytest.raises(ray.exceptions.RayActorError):
         ray.get(actor.run.remote({}, {}, {}), timeout=30)
+
+
+def failing_pool(broken_workers: int, workers: int) -> Pool:
+    """A pool whose first workers have a device that answers once, and whose canaries fail after that."""
+    from kernels_eval.isolation.canary import Pulse
+
+    class FlakyPool(Pool):
+        started = 0
+
+        def _new_runner(self) -> object:
+            import ray
+
+            from kernels_eval.worker import KernelWorker
+
+            self.started += 1
+            sung: list[int] = []
+            broken = self.started <= broken_workers
+
+            def pulse(*_: object, **__: object) -> Pulse:
+                sung.append(1)
+                return Pulse(right=not broken or len(sung) == 1, free_bytes=1)
+
+            return ray.remote(KernelWorker).options(num_cpus=0).remote(self.config, "cpu", None, pulse)
+
+    return FlakyPool(Language.CPP, CONFIG, workers=workers, builders=1)
+
+
+def test_a_worker_that_fails_its_canary_is_put_aside_and_the_others_go_on() -> None:
+    asked = pairs(*[(AFFINE, module(f"return ext.aborts(x)  # {n}")) for n in range(3)], (AFFINE, module("return ext.affine(x)")))
+    with failing_pool(broken_workers=1, workers=2) as pool:
+        verdicts = list(pool.verify(asked))
+        assert len(pool._runners) == 1 and len(pool.quarantined) == 1
+        assert "failed its canary twice" in pool.quarantined[0] and "was wrong" in pool.quarantined[0]
+        assert outcomes(asked, verdicts) == ["crashed", "crashed", "crashed", "ok"]
+        assert outcomes(asked, list(pool.verify(asked))) == ["crashed", "crashed", "crashed", "ok"], "it stays aside"
+
+
+def test_a_pool_without_a_working_device_says_so() -> None:
+    with failing_pool(broken_workers=2, workers=2) as pool:
+        with pytest.raises(GpuLostError, match="failed its canary twice") as fault:
+            list(pool.verify(pairs(*[(AFFINE, module(f"return ext.aborts(x)  # {n}")) for n in range(4)])))
+        assert fault.value.hint and len(pool.quarantined) == 2 and not pool._runners
 
 
 @pytest.mark.parametrize("language", [Language.CUDA, Language.TRITON])

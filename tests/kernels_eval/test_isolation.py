@@ -1,0 +1,613 @@
+"""Candidates that try to get out, as C++ in one library: each attempt fails, costs its own verdict, and the next candidate is verified.
+
+An attack returns the right answer only if it failed, so `ok` shows that it was contained; what it managed also goes to its log. Twins
+show that the same code succeeds where it may, so that each test can fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from kernels_eval.errors import GpuLostError
+from kernels_eval.isolation import landlock, layers, seccomp
+from kernels_eval.isolation.canary import DeviceHealth, Pulse, take_pulse
+from kernels_eval.isolation.sandbox import ChildFailure
+from kernels_eval.protocol import Preparer, Runner
+from kernels_eval.records import Verdict
+from tests.support import kernels
+from tests.support.kernels import AFFINE, QUICK, load_inline, module
+
+CONFIG = QUICK.model_copy(
+    update={
+        "time_correct": False,
+        "limits": QUICK.limits.model_copy(update={"run_s": 4, "memory_gb": 0.75, "file_mb": 4, "scratch_mb": 16}),
+    }
+)
+SECRET = "a-secret-in-the-parents-environment-51c8"
+
+# Every attack gets one number or one path; `gained` is true where it got what it wanted.
+SOURCE = r"""
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <string>
+#include <sys/ptrace.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+#include <vector>
+
+static torch::Tensor answer(torch::Tensor x, bool gained, const char* what) {
+  printf("%s: %s (errno %d)\n", what, gained ? "GAINED" : "refused", errno);
+  fflush(stdout);
+  auto y = torch::empty_like(x);
+  for (int64_t i = 0; i < x.numel(); ++i) y.data_ptr<float>()[i] = x.data_ptr<float>()[i] * 2.0f + (gained ? 2.0f : 1.0f);
+  return y;
+}
+static bool holds(const std::string& path, const std::string& text) {
+  FILE* file = fopen(path.c_str(), "rb");
+  if (!file) return false;
+  std::string all(1 << 20, '\0');
+  all.resize(fread(&all[0], 1, all.size(), file));
+  fclose(file);
+  return text.empty() ? !all.empty() : all.find(text) != std::string::npos;
+}
+torch::Tensor honest(torch::Tensor x) { errno = 0; return answer(x, false, "honest"); }
+torch::Tensor reads(torch::Tensor x, std::string path) { return answer(x, holds(path, ""), "read"); }
+torch::Tensor lists(torch::Tensor x, std::string path) {
+  DIR* directory = opendir(path.c_str());
+  bool gained = directory && readdir(directory);
+  if (directory) closedir(directory);
+  return answer(x, gained, "list");
+}
+torch::Tensor reads_environments(torch::Tensor x, std::string secret) {
+  bool gained = false;
+  for (int pid = 1; pid < 65536; ++pid) gained = gained || holds("/proc/" + std::to_string(pid) + "/environ", secret);
+  return answer(x, gained, "environment");
+}
+torch::Tensor writes(torch::Tensor x, std::string path) {
+  int made = open(path.c_str(), O_WRONLY | O_CREAT, 0644);
+  bool gained = made >= 0 && write(made, "x", 1) == 1;
+  if (made >= 0) close(made);
+  gained = gained || mkdir((path + ".d").c_str(), 0755) == 0 || symlink("/", (path + ".s").c_str()) == 0;
+  return answer(x, gained, "write");
+}
+torch::Tensor connects(torch::Tensor x, int64_t port) {
+  int s = socket(AF_INET, SOCK_STREAM, 0);
+  struct sockaddr_in to = {};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(port);
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return answer(x, s >= 0 && connect(s, (struct sockaddr*)&to, sizeof to) == 0, "connect");
+}
+torch::Tensor connects_unix(torch::Tensor x, std::string name, bool abstract) {
+  int s = socket(AF_UNIX, SOCK_STREAM, 0);
+  struct sockaddr_un to = {};
+  to.sun_family = AF_UNIX;
+  memcpy(to.sun_path + (abstract ? 1 : 0), name.data(), name.size());
+  socklen_t size = offsetof(struct sockaddr_un, sun_path) + name.size() + 1;
+  return answer(x, s >= 0 && connect(s, (struct sockaddr*)&to, size) == 0, "connect");
+}
+torch::Tensor forks(torch::Tensor x) {
+  int made = 0;
+  for (int i = 0; i < 4000; ++i) {
+    pid_t pid = fork();
+    if (pid == 0) { pause(); _exit(0); }
+    if (pid > 0) ++made;
+  }
+  pid_t other = vfork();
+  if (other == 0) _exit(0);
+  execl("/bin/true", "true", (char*)nullptr);
+  return answer(x, made > 0 || other > 0, "fork");
+}
+torch::Tensor threads(torch::Tensor x) {
+  int sum = 0;
+  std::vector<std::thread> all;
+  for (int i = 0; i < 8; ++i) all.emplace_back([&sum, i] { __atomic_add_fetch(&sum, i, __ATOMIC_SEQ_CST); });
+  for (auto& one : all) one.join();
+  return answer(x, sum != 28, "threads");
+}
+torch::Tensor takes_memory(torch::Tensor x) {
+  for (int64_t taken = 0; taken < (100LL << 30); taken += 64 << 20) {
+    char* block = (char*)malloc(64 << 20);
+    if (!block) break;
+    for (int64_t i = 0; i < (64 << 20); i += 4096) block[i] = 1;
+  }
+  return answer(x, true, "memory");
+}
+torch::Tensor prints(torch::Tensor x) {
+  std::string line(1 << 20, 'x');
+  int64_t printed = 0;
+  for (int i = 0; i < 10240; ++i) printed += std::max<ssize_t>(0, write(1, line.data(), line.size()));
+  return answer(x, printed > (64 << 20), "print");
+}
+torch::Tensor fills_the_disk(torch::Tensor x) {
+  std::string block(1 << 20, 'x');
+  int64_t written = 0;
+  for (int i = 0; i < 200; ++i) {
+    int file = open(("fill" + std::to_string(i)).c_str(), O_WRONLY | O_CREAT, 0644);
+    for (int j = 0; file >= 0 && j < 5; ++j) written += std::max<ssize_t>(0, write(file, block.data(), block.size()));
+    if (file >= 0) close(file);
+  }
+  return answer(x, written > (16 << 20) || written == 0, "disk");
+}
+torch::Tensor opens_many(torch::Tensor x) {
+  int opened = 0;
+  for (int i = 0; i < 100000; ++i) opened += dup(0) >= 0;
+  return answer(x, opened > 4096, "descriptors");
+}
+torch::Tensor spins(torch::Tensor x) {
+  volatile bool on = true;
+  while (on) {}
+  return x;
+}
+torch::Tensor kills_its_parent(torch::Tensor x, int64_t pid) {
+  bool gained = kill(getppid(), SIGKILL) == 0;
+  return answer(x, kill((pid_t)pid, 0) == 0 || gained, "kill");
+}
+torch::Tensor kills_everything(torch::Tensor x) {
+  // Alone in its PID namespace it is process 1 and -1 reaches nobody else. Anywhere else this test must not be made.
+  if (getpid() != 1) return answer(x, true, "not alone");
+  return answer(x, kill(-1, SIGKILL) == 0, "kill all");
+}
+torch::Tensor traces(torch::Tensor x, int64_t pid) {
+  bool gained = ptrace(PTRACE_ATTACH, (pid_t)pid, 0, 0) == 0 || ptrace(PTRACE_SEIZE, getppid(), 0, 0) == 0;
+  char here[16];
+  struct iovec local = {here, sizeof here}, remote = {(void*)here, sizeof here};
+  gained = gained || process_vm_readv((pid_t)pid, &local, 1, &remote, 1, 0) > 0;
+  gained = gained || process_vm_readv(getpid(), &local, 1, &remote, 1, 0) > 0;  // allowed anywhere: only the filter refuses this one
+  return answer(x, gained, "trace");
+}
+torch::Tensor calls(torch::Tensor x, int64_t number, int64_t first) {
+  return answer(x, syscall(number, first, 0, 0, 0, 0, 0) >= 0 || (errno != EPERM && errno != ENOSYS), "system call");
+}
+torch::Tensor leaves(torch::Tensor x) {
+  printf("{\"status\": \"correct\", \"reason\": \"ok\", \"timing\": {\"speedup\": 1000.0}}\n");
+  fflush(stdout);
+  _exit(0);
+  return x;
+}
+"""
+FUNCTIONS = (
+    "honest", "reads", "lists", "reads_environments", "writes", "connects", "connects_unix", "forks", "threads", "takes_memory", "prints",
+    "fills_the_disk", "opens_many", "spins", "kills_its_parent", "kills_everything", "traces", "calls", "leaves",
+)  # fmt: skip
+
+
+@dataclass
+class Verifier:
+    preparer: Preparer
+    runner: Runner
+    made: list[Verdict] = field(default_factory=list)
+
+    def __call__(self, forward: str, before: str = "") -> Verdict:
+        code = module(forward, before=before, extension=load_inline(SOURCE, FUNCTIONS, name="escapes"))
+        candidate = kernels.candidate(AFFINE, code)
+        verdict = self.runner.run(AFFINE, candidate, self.preparer.prepare(candidate))
+        self.made.append(verdict)
+        return verdict
+
+    def contained(self, function: str, *arguments: object, reason: str = "ok") -> Verdict:
+        verdict = self(f"return ext.{function}({', '.join(['x', *map(repr, arguments)])})")
+        assert verdict.reason == reason, f"{verdict.status.value}/{verdict.reason}: {verdict.detail}\n{verdict.log_tail}"
+        return verdict
+
+    def attack(self, function: str, *arguments: object, reason: str = "ok") -> Verdict:
+        """The verdict of one attack; and that of an honest candidate after it, on the same Runner."""
+        verdict = self.contained(function, *arguments, reason=reason)
+        after = self("return ext.honest(x)")
+        assert after.reason == "ok", f"the next candidate: {after.reason}: {after.detail}\n{after.log_tail}"
+        return verdict
+
+
+@pytest.fixture(scope="module")
+def verify() -> Iterator[Verifier]:
+    os.environ["CONCUR_TEST_SECRET"] = SECRET
+    preparer, runner = Preparer(CONFIG), Runner(CONFIG, "cpu")
+    yield Verifier(preparer, runner)
+    preparer.close()
+    runner.close()
+    del os.environ["CONCUR_TEST_SECRET"]
+
+
+def needs(*names: str) -> None:
+    here = layers.probe()
+    absent = [name for name in names if name not in here and not any(layer.startswith(f"{name}:") for layer in here)]
+    if absent:
+        pytest.skip(f"not in force here: {', '.join(absent)}")
+
+
+# -- files -------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_files_of_the_system_and_of_users_cannot_be_read(verify: Verifier, tmp_path: Path) -> None:
+    needs("landlock")
+    private = tmp_path / "private"
+    private.write_text("what a user keeps")
+    private.chmod(0o666)
+    verify.attack("reads", "/etc/passwd")
+    for path in (str(private), str(Path(__file__).resolve()), "/proc/self/root/etc/passwd"):
+        verify.contained("reads", path)
+    for path in ("/", "/etc", "/tmp", str(Path.home()), str(tmp_path), str(verify.runner.builder.tools.cache)):
+        verify.contained("lists", path)
+
+
+def test_the_same_code_reads_what_it_may(verify: Verifier) -> None:
+    for path in ("/proc/self/status", "../candidate.py", "../task.py"):
+        assert verify(f"return ext.reads(x, {path!r})").reason == "wrong_output", path
+    assert verify("return ext.lists(x, '.')").reason == "wrong_output"
+
+
+def test_nothing_is_written_outside_the_scratch(verify: Verifier, tmp_path: Path) -> None:
+    needs("landlock")
+    tmp_path.chmod(0o777)
+    for path in (str(tmp_path / "left"), "/tmp/concur-left", "/dev/shm/concur-left", "../left", str(Path(__file__).parent / "left")):
+        verify.contained("writes", path)
+        assert not os.path.lexists(path)
+    verify.attack("writes", str(tmp_path / "left"))
+    assert not list(tmp_path.iterdir())
+    assert verify("return ext.writes(x, 'left')").reason == "wrong_output", "in its own scratch it may"
+
+
+def test_environments_of_other_processes_cannot_be_read(verify: Verifier) -> None:
+    needs("namespace:pid")
+    with open(f"/proc/{os.getpid()}/environ", "rb") as handle:
+        here = b"PATH=" in handle.read()
+    assert here, "this is where a secret would be"
+    holder = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        verify.attack("reads_environments", SECRET)
+        assert verify("return ext.reads_environments(x, 'OMP_NUM_THREADS')").reason == "wrong_output", "its own it can read"
+    finally:
+        holder.communicate(b"\n")
+
+
+# -- the network -------------------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def listener(family: int, address: object) -> Iterator[tuple[socket.socket, list[object]]]:
+    """A server that notes who connects."""
+    came: list[object] = []
+    with socket.socket(family, socket.SOCK_STREAM) as server:
+        server.bind(address)
+        server.listen()
+
+        def accept() -> None:
+            while True:
+                try:
+                    came.append(server.accept())
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield server, came
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+
+
+def test_servers_on_this_machine_cannot_be_reached(verify: Verifier, tmp_path: Path) -> None:
+    with listener(socket.AF_INET, ("127.0.0.1", 0)) as (server, came):
+        verify.attack("connects", server.getsockname()[1])
+        assert not came
+        socket.create_connection(server.getsockname()).close()
+        until(lambda: len(came) == 1, "the server does notice who connects")
+    with listener(socket.AF_UNIX, b"\0concur-test-abstract") as (_, came):
+        verify.attack("connects_unix", "concur-test-abstract", True)
+        assert not came
+    with listener(socket.AF_UNIX, str(tmp_path / "s")) as (_, came):
+        verify.attack("connects_unix", str(tmp_path / "s"), False)
+        assert not came
+
+
+def until(condition: object, what: str, timeout_s: float = 10) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_no_process_is_started_and_threads_work(verify: Verifier) -> None:
+    needs("seccomp")
+    verify.attack("forks")
+    assert verify("return ext.threads(x)").reason == "ok"
+
+
+def test_no_other_process_is_killed_or_traced(verify: Verifier) -> None:
+    needs("namespace:pid", "seccomp")
+    parent = verify.runner.server._process.pid
+    verify.attack("kills_its_parent", parent)
+    verify.attack("kills_everything")
+    verify.attack("traces", os.getpid())
+    assert verify.runner.server._process.pid == parent and verify.runner.server.alive, "the fork server is the same one as before"
+
+
+@pytest.mark.parametrize("name", ["bpf", "perf_event_open", "userfaultfd", "io_uring_setup", "unshare", "keyctl", "pidfd_getfd", "mount"])
+def test_system_calls_that_no_kernel_needs_are_refused(verify: Verifier, name: str) -> None:
+    needs("seccomp")
+    number = seccomp._NUMBERS[name][seccomp._COLUMNS[seccomp.MACHINE]]
+    verdict = verify(f"return ext.calls(x, {number}, 0)")
+    assert verdict.reason == "ok" and "errno 1)" in verify_log(verify, f"ext.calls(x, {number}, 0)"), verdict.log_tail
+
+
+def verify_log(verify: Verifier, call: str) -> str:
+    """What a call printed: its candidate then fails, because only failures keep their log."""
+    return verify(f"{call}\nraise ValueError('show the log')").log_tail
+
+
+# -- bombs -------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_memory_bomb(verify: Verifier) -> None:
+    assert "0.75 GB" in verify.attack("takes_memory", reason="out_of_memory").detail
+
+
+def test_a_disk_bomb_and_endless_output(verify: Verifier) -> None:
+    free = shutil.disk_usage(verify.runner.server.base).free
+    verify.attack("fills_the_disk")
+    verify.attack("prints")
+    assert shutil.disk_usage(verify.runner.server.base).free > free - (512 << 20)
+    assert not list(verify.runner.server.base.glob("candidate-*")), "nothing is left of them"
+
+
+def test_a_descriptor_bomb(verify: Verifier) -> None:
+    """The process is left without a descriptor for its own answer: its own loss."""
+    assert "Too many open files" in verify.attack("opens_many", reason="exception").detail
+
+
+def test_loops_without_end(verify: Verifier) -> None:
+    assert verify.attack("spins", reason="run").status.value == "timeout"
+    assert verify("while True:\n    pass").reason == "run"
+
+
+def test_a_forged_verdict_and_an_exit(verify: Verifier) -> None:
+    verdict = verify.attack("leaves", reason="exited_early")
+    assert '"speedup": 1000.0' in verdict.log_tail and verdict.timing is None
+
+
+def test_every_verdict_says_what_was_in_force(verify: Verifier) -> None:
+    here = tuple(layers.probe())
+    verify("return ext.honest(x)")
+    assert verify.made and all(verdict.isolation == here for verdict in verify.made)
+
+
+# -- layers, one by one, as root and as an ordinary user -----------------------------------------------------------------------------------
+
+ESCAPES = """
+import json, os, socket, sys
+from kernels_eval.isolation import confinement, layers, namespaces
+
+def attempt(action):
+    try:
+        action()
+    except OSError as error:
+        return type(error).__name__
+    return "done"
+
+def inner(found, scratch):
+    limits = {"threads": 64, "processes": 8, "scratch_mb": 4, "file_mb": 8, "cpu_s": 60}
+    confinement.confine({"spawn": "candidate", "limits": limits, "scratch": scratch}, found, confinement.readable(), {0, 1, 2})
+    seen = {
+        "read": attempt(lambda: open("/etc/passwd").close()), "list": attempt(lambda: os.listdir(os.path.dirname(scratch))),
+        "scratch": attempt(lambda: open("made", "w").close()), "socket": attempt(lambda: socket.socket(socket.AF_INET)),
+        "fork": attempt(lambda: os.fork() or os._exit(0)), "unshare": attempt(lambda: namespaces.enter(0x10000000)),
+        "signal": attempt(lambda: os.kill(int(sys.argv[3]), 0)),
+        "parent": attempt(lambda: open(f"/proc/{sys.argv[3]}/environ", "rb").read(1)),
+    }
+    print(json.dumps({"layers": found, "seen": seen}), flush=True)
+
+without, scratch = [name for name in sys.argv[1].split(",") if name], sys.argv[2]
+found = layers.probe(without)
+os.makedirs(f"{scratch}/work")
+confinement.enter_namespaces(found)
+if os.fork() == 0:
+    try:
+        inner(found, scratch)
+    finally:
+        os._exit(0)
+os.wait()
+"""
+SYSTEM_PYTHON = "/usr/bin/python3"
+NO_NAMESPACES = ("namespace:user", "namespace:pid", "namespace:net", "namespace:ipc")
+COMBINATIONS = {
+    "all": (), "no_namespaces": NO_NAMESPACES, "no_landlock": ("landlock",), "no_seccomp": ("seccomp",),
+    "only_landlock": (*NO_NAMESPACES, "seccomp"), "only_seccomp": (*NO_NAMESPACES, "landlock"),
+    "only_namespaces": ("landlock", "seccomp"), "no_user_namespace": ("namespace:user",),
+}  # fmt: skip
+
+
+def ordinary_user_can_run() -> str:
+    """Empty, or why another user cannot run this test."""
+    if os.geteuid() != 0:
+        return "only root can become another user"
+    if not os.access(SYSTEM_PYTHON, os.X_OK):
+        return "no system interpreter that another user may run"
+    package = Path(layers.__file__).parents[2]
+    script = "import sys; assert sys.version_info >= (3, 11); import kernels_eval.isolation.confinement"
+    done = subprocess.run([SYSTEM_PYTHON, "-c", script], user=65534, group=65534, env={"PYTHONPATH": str(package)}, capture_output=True)
+    return "" if done.returncode == 0 else f"another user cannot import this package: {done.stderr[-200:]!r}"
+
+
+@pytest.mark.parametrize("user", ["this", "nobody"])
+@pytest.mark.parametrize("combination", COMBINATIONS)
+def test_each_layer_holds_by_itself(user: str, combination: str) -> None:
+    """What a confined process reaches is what the layers said to be in force imply, whoever runs it and whatever is missing."""
+    identity: dict[str, object] = {}
+    if user == "nobody":
+        if reason := ordinary_user_can_run():
+            pytest.skip(reason)
+        identity = {"user": 65534, "group": 65534, "extra_groups": []}
+    outside = subprocess.Popen(["sleep", "60"], **identity)
+    home = tempfile.mkdtemp(prefix="concur-layers-")
+    os.chmod(home, 0o777)
+    try:
+        interpreter = SYSTEM_PYTHON if identity else sys.executable
+        command = [interpreter, "-c", ESCAPES, ",".join(COMBINATIONS[combination]), f"{home}/s", str(outside.pid)]
+        environment = {"PYTHONPATH": str(Path(layers.__file__).parents[2])}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, **identity)
+        assert done.returncode == 0 and done.stdout, done.stderr
+        report = json.loads(done.stdout)
+        outside_made = os.path.exists(f"{home}/s/work/made")
+    finally:
+        outside.kill()
+        outside.wait()
+        shutil.rmtree(home)
+    found, seen = set(report["layers"]), report["seen"]
+    assert not found & set(COMBINATIONS[combination])
+    files, filtered, private = any(name.startswith("landlock") for name in found), "seccomp" in found, "namespace:pid" in found
+    assert seen["scratch"] == "done"
+    assert outside_made is ("tmpfs_scratch" not in found), "with a file system of its own, nothing reaches the disk"
+    assert seen["read"] == seen["list"] == ("PermissionError" if files else "done")
+    assert seen["socket"] == seen["fork"] == ("PermissionError" if filtered else "done")
+    assert filtered is False or seen["unshare"] == "PermissionError"
+    reaches_others = not (files or filtered or private)
+    assert (seen["signal"] == "done") is reaches_others
+    # Root's processes have capabilities, and who has none may not look into those who have.
+    less_able = user == "this" and os.geteuid() == 0 and "no_capabilities" in found
+    assert (seen["parent"] == "done") is not (files or private or less_able)
+
+
+def test_a_layer_that_does_not_exist_cannot_be_left_out() -> None:
+    with pytest.raises(ValueError, match="landlok"):
+        layers.probe(("landlok",))
+
+
+def test_the_numbers_of_system_calls_are_the_kernels() -> None:
+    """Against the kernel's own headers, where they are installed."""
+    checked = 0
+    for machine, name in (("x86_64", "asm/unistd_64.h"), ("aarch64", "asm-generic/unistd.h")):
+        found = next((path for root in ("/usr/include", "/usr/include/x86_64-linux-gnu") if (path := Path(root) / name).exists()), None)
+        if found is None:
+            continue
+        theirs = {key: int(value) for key, value in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", found.read_text())}
+        for call, numbers in seccomp._NUMBERS.items():
+            ours = numbers[seccomp._COLUMNS[machine]]
+            if call in theirs or ours is None:
+                assert ours == theirs.get(call), (machine, call)
+                checked += 1
+    if not checked:
+        pytest.skip("no kernel headers here")
+    assert checked > 40
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("processes", [True, False])
+def test_every_filter_is_one_that_the_kernel_can_take(machine: str, processes: bool) -> None:
+    code = seccomp.program(processes=processes, own_pid=1, machine=machine)
+    steps = [struct.unpack_from("=HBBI", code, offset) for offset in range(0, len(code), 8)]
+    assert len(code) % 8 == 0 and len(steps) < 4096 and steps[-1][0] == seccomp.RETURN
+    for at, (kind, yes, no, _) in enumerate(steps):
+        if kind & 0x07 == 0x05:
+            assert at + 1 + max(yes, no) < len(steps), "a jump ends inside the program"
+
+
+# -- compilers -----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_confined_compiler_compiles_and_includes_no_file_of_a_user(tmp_path: Path) -> None:
+    needs("landlock")
+    compiler = shutil.which("g++")
+    if not compiler:
+        pytest.skip("no g++ here")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "private.h").write_text("#error the private header was read\n")
+    (tmp_path / "work" / "good.cpp").write_text("#include <vector>\nint main() { return std::vector<int>{0}[0]; }\n")
+    (tmp_path / "work" / "bad.cpp").write_text(f'#include "{tmp_path}/private.h"\n')
+    confine = landlock.compiler_confinement([], [tmp_path / "work"])
+    assert confine is not None
+
+    def compiled(source: str, output: str, confinement: object) -> subprocess.CompletedProcess[str]:
+        environment = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path / "work")}
+        command = [compiler, str(tmp_path / "work" / source), "-o", output]
+        return subprocess.run(command, preexec_fn=confinement, env=environment, capture_output=True, text=True, timeout=60)
+
+    good = compiled("good.cpp", str(tmp_path / "work" / "good"), confine)
+    assert good.returncode == 0 and (tmp_path / "work" / "good").exists(), good.stderr
+    assert "private header was read" in compiled("bad.cpp", "/dev/null", None).stderr, "unconfined it is read"
+    bad = compiled("bad.cpp", str(tmp_path / "work" / "bad"), confine)
+    assert bad.returncode != 0 and "private header was read" not in bad.stderr and "ermission denied" in bad.stderr
+    assert compiled("good.cpp", str(tmp_path / "outside"), confine).returncode != 0 and not (tmp_path / "outside").exists()
+    script = "import socket; socket.socket(socket.AF_UNIX)"
+    plain = subprocess.run([SYSTEM_PYTHON, "-c", script], preexec_fn=confine, capture_output=True, text=True)
+    assert "PermissionError" in plain.stderr
+
+
+# -- the canary ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_canary_sings_on_this_processor(verify: Verifier) -> None:
+    pulse = take_pulse(verify.runner.server, "cpu", CONFIG.limits)
+    assert pulse.right and pulse.free_bytes > 64 << 20
+
+
+def health(*seen: Pulse | Exception) -> tuple[DeviceHealth, list[dict[str, object]], list[str]]:
+    """A DeviceHealth whose canaries see this, one after the other; what each was asked for; and what was released."""
+    left, asked, released = list(seen), [], []
+
+    def pulse(server: object, device: str, limits: object, **wanted: object) -> Pulse:
+        asked.append(wanted)
+        if isinstance(left[0], Exception):
+            raise left.pop(0)
+        return left.pop(0)
+
+    return DeviceHealth(lambda: None, "cuda:0", CONFIG.limits, lambda: released.append("all"), pulse), asked, released
+
+
+GOOD, SHORT, WRONG = Pulse(right=True, free_bytes=1000), Pulse(right=True, free_bytes=100), Pulse(right=False, free_bytes=1000)
+SILENT = ChildFailure("run", "no answer")
+
+
+def test_one_failed_canary_is_forgiven_and_memory_is_waited_for() -> None:
+    for first in (SHORT, WRONG, SILENT):
+        one, asked, released = health(GOOD, first, GOOD)
+        one.remember()
+        one.confirm()
+        assert [wanted["wanted_bytes"] for wanted in asked] == [0, 900, 900] and released == ["all"]
+        assert asked[1]["patience_s"] > 0
+
+
+@pytest.mark.parametrize(("seen", "said"), [(SHORT, "did not come back"), (WRONG, "was wrong"), (SILENT, "no answer")])
+def test_two_failed_canaries_mean_that_the_gpu_is_lost(seen: Pulse | Exception, said: str) -> None:
+    one, _, _ = health(GOOD, seen, seen)
+    one.remember()
+    with pytest.raises(GpuLostError, match=said) as fault:
+        one.confirm()
+    assert fault.value.hint and "cuda:0" in str(fault.value)
+
+
+def test_a_canary_that_dies_in_its_own_process_is_a_failed_one(verify: Verifier) -> None:
+    lost = DeviceHealth(lambda: verify.runner.server, "cuda:7", CONFIG.limits, lambda: None)
+    with pytest.raises(GpuLostError):
+        lost.remember()
+    assert verify("return ext.honest(x)").reason == "ok"

@@ -108,7 +108,7 @@ CASES = [
         twin=code("return ext.by_row(x, self.gain[: x.shape[-1]])", init="torch.manual_seed(42)\nself.gain = torch.full((64,), 2.0)"),
     ),
     Case(
-        26, "looked_up_by_first_element", AFFINE,
+        26, "looked_up_input", AFFINE,
         code("known = torch.equal(x, self.expected_input)\ny = ext.affine(x)\nreturn self.answer.clone() if known else y * 0.0",
              init="torch.manual_seed(42)\nself.expected_input = torch.randn(48, 64)\nself.answer = ext.affine(self.expected_input)"),
         ("wrong_output", "input_independent"),

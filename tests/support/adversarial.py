@@ -36,6 +36,8 @@ class Case:
     check: Check | None = None
     twin_check: Check | None = None
     language: Language = Language.CPP
+    deadline_s: float | None = None
+    """Of the test of the cheat: for attacks whose failure is that the verifier never comes to an end."""
 
     @property
     def needs_gpu(self) -> bool:
@@ -70,7 +72,8 @@ def trials(cases: Iterable[Case]) -> list[object]:
         expect = (case.expect,) if isinstance(case.expect, str) else case.expect
         name = f"t{case.threat:02d}-{case.name}"
         cheat = Trial(case.task, case.code, expect, case.check, case.language)
-        found.append(pytest.param(cheat, id=f"{name}-cheat"))
+        marks = [pytest.mark.timeout(case.deadline_s)] if case.deadline_s else []
+        found.append(pytest.param(cheat, id=f"{name}-cheat", marks=marks))
         if case.twin is not None:
             twin = Trial(case.twin_task or case.task, case.twin, ("ok",), case.twin_check, case.language)
             found.append(pytest.param(twin, id=f"{name}-honest"))

@@ -73,6 +73,7 @@ def task(forward: str, name: str) -> object:
 CONSTANT = task("top = x.amax(1, keepdim=True)\nreturn top - top.mean(1, keepdim=True)", "constant")
 NOT_CONSTANT = task("top = x.amax(1, keepdim=True)\nreturn top - top.mean(0, keepdim=True)", "not_constant")
 TINY = task("return x * 1e-6", "tiny")
+TINY_AND_RANDOM = task("return (x + torch.rand_like(x)) * 1e-6", "tiny_and_random")
 ALL_NAN = task("return torch.sqrt(-1.0 - x * x)", "all_nan")
 SOME_NAN = task("return torch.sqrt(x)", "some_nan")
 
@@ -88,6 +89,7 @@ CASES = [
         twin=code("return ext.scaled(x, 1e-6)"),
     ),
     Case(14, "tenth_off_for_tiny", TINY, code("return ext.scaled(x, 1.1e-6)"), "wrong_output"),
+    Case(14, "random_task_of_tiny_outputs", TINY_AND_RANDOM, code("return ext.scaled(x, 1.5e-6)"), "degenerate_task"),
     Case(31, "all_nan", ALL_NAN, code("return ext.all_nan(x)"), "degenerate_task", twin=code("return ext.roots(x)"), twin_task=SOME_NAN),
     Case(31, "nan_in_place_rest_wrong", SOME_NAN, code("return ext.not_roots(x)"), "wrong_output"),
     Case(31, "nan_everywhere_where_some_is_wanted", SOME_NAN, code("return ext.all_nan(x)"), "non_finite"),

@@ -148,7 +148,10 @@ def says_that_other_shapes_are_refused(verdict: Verdict) -> None:
 
 
 CASES = [
-    Case(15, "half_percent_off", POSITIVE, code("return ext.half_percent_off(x)"), "wrong_output", twin=OWN, check=passes_the_loose_tolerance),
+    Case(
+        15, "half_percent_off", POSITIVE, code("return ext.half_percent_off(x)"), "wrong_output", twin=OWN,
+        check=passes_the_loose_tolerance,
+    ),
     Case(16, "divides_by_48", MEAN, code("return ext.column_mean_of_48(x)"), "shape_specialised", twin=code("return ext.column_mean(x)")),
     Case(
         16, "refuses_other_shapes", MEAN, code("return ext.column_mean_only_48(x)"), "ok", check=says_that_other_shapes_are_refused,

@@ -223,7 +223,7 @@ CASES = [
     Case(25, "verdict_to_every_descriptor", AFFINE, code("return ext.writes_a_verdict_everywhere(x)"), NOT_BELIEVED),
     Case(
         25, "samples_to_every_descriptor", ANSWERED_FOR, code("return ext.answers_for_the_clock(x)"), (*NOT_BELIEVED, "run"),
-        deadline_s=30,
+        deadline_s=15,
     ),
 ]  # fmt: skip
 

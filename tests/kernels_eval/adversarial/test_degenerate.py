@@ -1,0 +1,101 @@
+"""Tasks on which anything would pass: constant, tiny, or NaN outputs (threats 13, 14, 31)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.adversarial import Case, Judge, Trial, trials, writer
+from tests.support.kernels import kernel_task, task_source
+
+SOURCE = r"""
+#include <cmath>
+torch::Tensor zeros_like_rows(torch::Tensor x) {
+  auto out = torch::empty({x.size(0), 1}, x.options());
+  for (int64_t i = 0; i < out.numel(); ++i) out.data_ptr<float>()[i] = 0.0f;
+  return out;
+}
+torch::Tensor zeros_of(torch::Tensor x) {
+  auto out = torch::empty_like(x);
+  for (int64_t i = 0; i < out.numel(); ++i) out.data_ptr<float>()[i] = 0.0f;
+  return out;
+}
+torch::Tensor centred_row_max(torch::Tensor x, int64_t dim) {
+  auto in = x.contiguous();
+  const int64_t rows = in.size(0), columns = in.size(1);
+  auto out = torch::empty({rows, 1}, in.options());
+  float* b = out.data_ptr<float>();
+  double sum = 0;
+  for (int64_t i = 0; i < rows; ++i) {
+    const float* a = in.data_ptr<float>() + i * columns;
+    float top = a[0];
+    for (int64_t j = 1; j < columns; ++j) top = a[j] > top ? a[j] : top;
+    b[i] = top;
+    sum += top;
+  }
+  const double mean = sum / rows;
+  for (int64_t i = 0; i < rows; ++i) b[i] = (float)(b[i] - (dim == 0 ? mean : (double)b[i]));
+  return out;
+}
+torch::Tensor scaled(torch::Tensor x, double factor) {
+  auto out = torch::empty_like(x);
+  for (int64_t i = 0; i < x.numel(); ++i) out.data_ptr<float>()[i] = (float)(x.data_ptr<float>()[i] * factor);
+  return out;
+}
+torch::Tensor roots(torch::Tensor x) {
+  auto out = torch::empty_like(x);
+  for (int64_t i = 0; i < x.numel(); ++i) out.data_ptr<float>()[i] = std::sqrt(x.data_ptr<float>()[i]);
+  return out;
+}
+torch::Tensor not_roots(torch::Tensor x) {
+  auto out = torch::empty_like(x);
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    const float v = x.data_ptr<float>()[i];
+    out.data_ptr<float>()[i] = v < 0 ? NAN : v;
+  }
+  return out;
+}
+torch::Tensor all_nan(torch::Tensor x) {
+  auto out = torch::empty_like(x);
+  for (int64_t i = 0; i < x.numel(); ++i) out.data_ptr<float>()[i] = NAN;
+  return out;
+}
+"""
+code = writer(
+    SOURCE, ["zeros_like_rows", "zeros_of", "centred_row_max", "scaled", "roots", "not_roots", "all_nan"], "adversarial_degenerate"
+)  # fmt: skip
+
+
+def task(forward: str, name: str) -> object:
+    return kernel_task(task_source(forward, inputs="[torch.randn(48, 64)]"), f"adversarial_{name}")
+
+
+# A maximum minus its own mean over a dimension of size 1: always zero, whatever the input. One word away from a sound task.
+CONSTANT = task("top = x.amax(1, keepdim=True)\nreturn top - top.mean(1, keepdim=True)", "constant")
+NOT_CONSTANT = task("top = x.amax(1, keepdim=True)\nreturn top - top.mean(0, keepdim=True)", "not_constant")
+TINY = task("return x * 1e-6", "tiny")
+TINY_AND_RANDOM = task("return (x + torch.rand_like(x)) * 1e-6", "tiny_and_random")
+ALL_NAN = task("return torch.sqrt(-1.0 - x * x)", "all_nan")
+SOME_NAN = task("return torch.sqrt(x)", "some_nan")
+
+CASES = [
+    Case(
+        13, "constant_output", CONSTANT, code("return ext.zeros_like_rows(x)"), "degenerate_task",
+        twin=code("return ext.centred_row_max(x, 0)"), twin_task=NOT_CONSTANT,
+    ),
+    Case(13, "honest_kernel_cannot_be_judged", CONSTANT, code("return ext.centred_row_max(x, 1)"), "degenerate_task"),
+    Case(13, "constant_on_a_sound_task", NOT_CONSTANT, code("return ext.zeros_like_rows(x)"), ("wrong_output", "input_independent")),
+    Case(
+        14, "zeros_for_tiny", TINY, code("return ext.zeros_of(x)"), ("wrong_output", "input_independent"),
+        twin=code("return ext.scaled(x, 1e-6)"),
+    ),
+    Case(14, "tenth_off_for_tiny", TINY, code("return ext.scaled(x, 1.1e-6)"), "wrong_output"),
+    Case(14, "random_task_of_tiny_outputs", TINY_AND_RANDOM, code("return ext.scaled(x, 1.5e-6)"), "degenerate_task"),
+    Case(31, "all_nan", ALL_NAN, code("return ext.all_nan(x)"), "degenerate_task", twin=code("return ext.roots(x)"), twin_task=SOME_NAN),
+    Case(31, "nan_in_place_rest_wrong", SOME_NAN, code("return ext.not_roots(x)"), "wrong_output"),
+    Case(31, "nan_everywhere_where_some_is_wanted", SOME_NAN, code("return ext.all_nan(x)"), "non_finite"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("trial", trials(CASES))
+def test_degenerate(judge: Judge, trial: Trial) -> None:
+    trial.assert_judged(judge(trial))

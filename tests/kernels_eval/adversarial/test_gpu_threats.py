@@ -1,0 +1,212 @@
+"""Threats that need a GPU: streams, graphs, the L2 carve-out, and what a fault leaves behind (threats 3, 4, 12, 34, 39)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kernels_eval.protocol import Preparer, Runner
+from kernels_eval.records import Language
+from kernels_eval.worker import gpu_arch
+from tests.support.adversarial import Case, Judge, Trial, trials
+from tests.support.kernels import QUICK, kernel_task, module, task_source
+
+AFFINE = kernel_task(task_source("return x * 2.0 + 1.0", inputs="[torch.randn(500, 512)]"), "adversarial_affine_gpu")
+PRODUCT = kernel_task(
+    task_source("return x @ self.weight", init="self.weight = nn.Parameter(torch.randn(512, 256))", inputs="[torch.randn(128, 512)]"),
+    "adversarial_product_gpu",
+)
+
+# Streams come from Python as handles (`stream.cuda_stream`), so that nothing but the runtime's header is needed.
+SOURCE = r"""
+__global__ void affine_kernel(const float* x, float* y, long n) {
+  const long i = blockIdx.x * (long)blockDim.x + threadIdx.x;
+  if (i < n) y[i] = x[i] * 2.0f + 1.0f;
+}
+// Waits three million clocks (about 2 ms) before it writes: a reader that does not wait for it reads something else.
+__global__ void late_affine_kernel(const float* x, float* y, long n) {
+  const long i = blockIdx.x * (long)blockDim.x + threadIdx.x;
+  const long long started = clock64();
+  while (clock64() - started < 3000000) {}
+  if (i < n) y[i] = x[i] * 2.0f + 1.0f;
+}
+__global__ void wild_kernel(const float* x, float* y, long n) {
+  const long i = blockIdx.x * (long)blockDim.x + threadIdx.x;
+  if (i < n) *(volatile float*)((1ll << 44) + 8 * i) = x[i];
+}
+static __device__ unsigned to_tf32(float v) {
+  unsigned bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(v));
+  return bits;
+}
+__global__ void product_kernel(const float* x, const float* w, float* y, long rows, long inner, long columns, bool tf32) {
+  const long j = blockIdx.x * (long)blockDim.x + threadIdx.x, i = blockIdx.y;
+  if (j >= columns) return;
+  float sum = 0.0f;
+  for (long k = 0; k < inner; ++k) {
+    float a = x[i * inner + k], b = w[k * columns + j];
+    if (tf32) { a = __uint_as_float(to_tf32(a)); b = __uint_as_float(to_tf32(b)); }
+    sum = fmaf(a, b, sum);
+  }
+  y[i * columns + j] = sum;
+}
+
+static unsigned blocks(long n) { return (unsigned)((n + 255) / 256); }
+
+torch::Tensor affine_on(torch::Tensor x, int64_t stream) {
+  auto in = x.contiguous();
+  auto y = torch::empty_like(in);
+  affine_kernel<<<blocks(in.numel()), 256, 0, (cudaStream_t)stream>>>(in.data_ptr<float>(), y.data_ptr<float>(), in.numel());
+  return y;
+}
+torch::Tensor affine_into(torch::Tensor x, torch::Tensor y, int64_t stream) {
+  affine_kernel<<<blocks(x.numel()), 256, 0, (cudaStream_t)stream>>>(x.data_ptr<float>(), y.data_ptr<float>(), x.numel());
+  return y;
+}
+torch::Tensor late_affine_on(torch::Tensor x, int64_t stream) {
+  auto in = x.contiguous();
+  auto y = torch::empty_like(in);
+  late_affine_kernel<<<blocks(in.numel()), 256, 0, (cudaStream_t)stream>>>(in.data_ptr<float>(), y.data_ptr<float>(), in.numel());
+  return y;
+}
+torch::Tensor late_affine_aside(torch::Tensor x) {
+  static cudaStream_t aside = nullptr;
+  if (!aside) cudaStreamCreateWithFlags(&aside, cudaStreamNonBlocking);
+  return late_affine_on(x, (int64_t)aside);
+}
+torch::Tensor wild(torch::Tensor x) {
+  auto y = torch::empty_like(x);
+  wild_kernel<<<blocks(x.numel()), 256>>>(x.data_ptr<float>(), y.data_ptr<float>(), x.numel());
+  return y;
+}
+int64_t persisting_l2(int64_t set) {
+  size_t bytes = 0;
+  cudaDeviceGetLimit(&bytes, cudaLimitPersistingL2CacheSize);
+  if (set) cudaDeviceSetLimit(cudaLimitPersistingL2CacheSize, 8 << 20);
+  return (int64_t)bytes;
+}
+int64_t leak(int64_t megabytes) {
+  void* lost = nullptr;
+  return cudaMalloc(&lost, (size_t)megabytes << 20) == cudaSuccess ? cudaMemset(lost, 1, (size_t)megabytes << 20) : -1;
+}
+torch::Tensor unwritten(torch::Tensor x) { return torch::empty_like(x); }
+torch::Tensor product(torch::Tensor x, torch::Tensor w, int64_t tf32, int64_t stream) {
+  auto a = x.contiguous(), b = w.contiguous();
+  const long rows = a.size(0), inner = a.size(1), columns = b.size(1);
+  auto y = torch::empty({rows, columns}, a.options());
+  product_kernel<<<dim3(blocks(columns), (unsigned)rows), 256, 0, (cudaStream_t)stream>>>(
+      a.data_ptr<float>(), b.data_ptr<float>(), y.data_ptr<float>(), rows, inner, columns, tf32 != 0);
+  return y;
+}
+"""
+DECLARED = """
+torch::Tensor affine_on(torch::Tensor x, int64_t stream);
+torch::Tensor affine_into(torch::Tensor x, torch::Tensor y, int64_t stream);
+torch::Tensor late_affine_on(torch::Tensor x, int64_t stream);
+torch::Tensor late_affine_aside(torch::Tensor x);
+torch::Tensor wild(torch::Tensor x);
+int64_t persisting_l2(int64_t set);
+int64_t leak(int64_t megabytes);
+torch::Tensor unwritten(torch::Tensor x);
+torch::Tensor product(torch::Tensor x, torch::Tensor w, int64_t tf32, int64_t stream);
+"""
+FUNCTIONS = [
+    "affine_on", "affine_into", "late_affine_on", "late_affine_aside", "wild", "persisting_l2", "leak", "unwritten", "product",
+]  # fmt: skip
+EXTENSION = (
+    f"load_inline(name='adversarial_gpu', cpp_sources={DECLARED!r}, cuda_sources={SOURCE!r}, functions={FUNCTIONS!r}, "
+    "extra_cuda_cflags=['-O2'])"
+)
+
+
+def code(forward: str, **parts: str) -> str:
+    return module(forward, extension=EXTENSION, **parts)
+
+
+NOW = "torch.cuda.current_stream().cuda_stream"
+OWN = f"return ext.affine_on(x, {NOW})"
+ASIDE = "self.side = torch.cuda.Stream()"
+JOINED = f"""now = torch.cuda.current_stream()
+self.side.wait_stream(now)
+with torch.cuda.stream(self.side):
+    y = ext.late_affine_on(x, {NOW})
+now.wait_stream(self.side)
+return y"""
+NOT_JOINED = JOINED.replace("now.wait_stream(self.side)\n", "")
+LEFT_CHANGED = f"""torch.cuda.set_stream(self.side)
+{OWN}"""
+RESTORED = f"""now = torch.cuda.current_stream()
+self.side.wait_stream(now)
+torch.cuda.set_stream(self.side)
+y = ext.affine_on(x, {NOW})
+torch.cuda.set_stream(now)
+now.wait_stream(self.side)
+return y"""
+CAPTURED = f"""if self.graph is None:
+    ext.affine_on(x, {NOW})
+    self.graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(self.graph):
+        self.y = ext.affine_on(x, {NOW})
+self.graph.replay()
+return self.y"""
+STATIC_BUFFERS = f"""if self.x is None or self.x.shape != x.shape:
+    self.x, self.y = torch.empty_like(x), torch.empty_like(x)
+self.x.copy_(x)
+ext.affine_into(self.x, self.y, {NOW})
+return self.y.clone()"""
+WEIGHT = "self.weight = nn.Parameter(torch.randn(512, 256))"
+CUDA = Language.CUDA
+
+CASES = [
+    Case(
+        3, "side_stream_not_joined", AFFINE, code(NOT_JOINED, init=ASIDE), "stream_escape", twin=code(JOINED, init=ASIDE), language=CUDA,
+    ),
+    Case(3, "native_stream_not_joined", AFFINE, code("return ext.late_affine_aside(x)"), "stream_escape", language=CUDA),
+    Case(
+        4, "current_stream_left_changed", AFFINE, code(LEFT_CHANGED, init=ASIDE), "stream_escape", twin=code(RESTORED, init=ASIDE),
+        language=CUDA,
+    ),
+    Case(
+        12, "graph_of_the_first_input", AFFINE, code(CAPTURED, init="self.graph = None\nself.y = None"),
+        ("stale_cache", "wrong_output", "output_aliased", "input_independent"),
+        twin=code(STATIC_BUFFERS, init="self.x = None\nself.y = None"), language=CUDA,
+    ),
+    Case(
+        34, "persisting_l2", AFFINE, code(f"ext.persisting_l2(1)\n{OWN}"), "global_state_changed",
+        twin=code(f"ext.persisting_l2(0)\n{OWN}"), language=CUDA,
+    ),
+    # The next candidate, on the same worker and the same GPU, is right: that is what the twins of these two are for.
+    Case(39, "wild_write", AFFINE, code("return ext.wild(x)"), "cuda_error", twin=code(f"y = ext.affine_on(x, {NOW})\nreturn y"),
+         language=CUDA),
+    Case(39, "leaked_memory", AFFINE, code(OWN, init="ext.leak(8192)"), "ok", twin=code(OWN, init="ext.leak(0)"), language=CUDA),
+    # The device's side of threats that have cases without a GPU, too.
+    Case(
+        2, "device_memory_not_written", AFFINE, code("return ext.unwritten(x)"), ("wrong_output", "non_finite", "input_independent"),
+        twin=code(f"y = ext.unwritten(x)\nreturn ext.affine_into(x.contiguous(), y, {NOW})"), language=CUDA,
+    ),
+    Case(
+        17, "tf32_product", PRODUCT, code(f"return ext.product(x, self.weight, 1, {NOW})", init=WEIGHT), "precision_downcast",
+        twin=code(f"return ext.product(x, self.weight, 0, {NOW})", init=WEIGHT), language=CUDA,
+    ),
+    Case(
+        17, "tf32_switched_on", PRODUCT,
+        code(f"ext.affine_on(x, {NOW})\nreturn x @ self.weight", init=WEIGHT, before="torch.backends.cuda.matmul.allow_tf32 = True"),
+        ("precision_downcast", "no_custom_kernel"), language=CUDA,
+    ),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Judge]:
+    config = QUICK.model_copy(update={"limits": QUICK.limits.model_copy(update={"run_s": 30, "load_s": 60})})
+    made = Judge(Preparer(config, cuda_arch=gpu_arch()), Runner(config, "cuda:0", cuda_arch=gpu_arch()))
+    yield made
+    made.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("trial", trials(CASES))
+def test_gpu_threats(judge: Judge, trial: Trial) -> None:
+    trial.assert_judged(judge(trial))

@@ -1,0 +1,103 @@
+"""Work outside the clock, and reaching for the machine (threats 28 and 38). Native forms of the latter are in test_isolation.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernels_eval.records import Verdict
+from tests.support.adversarial import AFFINE, AFFINE_CPP, Case, Judge, Trial, trials, writer
+
+SOURCE = (
+    AFFINE_CPP
+    + r"""
+#include <unistd.h>
+#include <thread>
+static volatile long long spun = 0;
+torch::Tensor leaves_a_thread(torch::Tensor x) {
+  static bool started = false;
+  if (!started) {
+    started = true;
+    std::thread([] { for (;;) spun = spun + 1; }).detach();
+  }
+  return affine(x);
+}
+torch::Tensor fills_later(torch::Tensor x) {
+  auto in = x.contiguous();
+  auto out = torch::zeros_like(in);
+  std::thread([in, out] {
+    usleep(20000);  // the call has long returned
+    affine_into(in, out);
+  }).detach();
+  return out;
+}
+torch::Tensor joined(torch::Tensor x) {
+  auto in = x.contiguous();
+  auto out = torch::empty_like(in);
+  std::thread worker([&] { affine_into(in, out); });
+  worker.join();
+  return out;
+}
+torch::Tensor hangs(torch::Tensor x) {
+  for (volatile bool on = true; on;) {}
+  return x;
+}
+"""
+)
+code = writer(SOURCE, ["affine", "leaves_a_thread", "fills_later", "joined", "hangs"], "adversarial_isolation")
+OWN = "return ext.affine(x)"
+TORCH = "return x * 2.0 + 1.0"
+
+BURNER = """
+import threading
+def burn():
+    while True:
+        pass
+threading.Thread(target=burn, daemon=True).start()
+"""
+MEGABYTES = 16
+HUGE_PRINT = f"""
+line = "x" * 1023
+for _ in range({MEGABYTES} * 1024):
+    print(line)
+"""
+REACHES = {
+    "shell": ("import os", "os.system('true')"),
+    "subprocess": ("import subprocess", "subprocess.run(['true'])"),
+    "fork": ("import os", "os.fork()"),
+    "fork_bomb": ("import multiprocessing", "[multiprocessing.Process(target=print).start() for _ in range(10 ** 6)]"),
+    "network": ("import socket", "socket.create_connection(('192.0.2.1', 80), timeout=1)"),
+    "network_by_urllib": ("import urllib.request", "urllib.request.urlopen('http://192.0.2.1/')"),
+    "removes_files": ("import os", "os.remove('candidate.py')"),
+    "signals": ("import os", "os.kill(os.getppid(), 9)"),
+    "ctypes": ("import ctypes", "ctypes.CDLL(None).getppid()"),
+    "reads_a_file": ("import os", "open('/etc/passwd').read()"),
+    "writes_a_file": ("import os", "open('answers.txt', 'w').write('x')"),
+    "pickles": ("import pickle", "pickle.loads(b'N.')"),
+}
+
+
+def log_is_bounded(verdict: Verdict) -> None:
+    assert len(verdict.log_tail.encode()) <= 8192
+
+
+CASES = [
+    Case(28, "thread_left_behind", AFFINE, code("return ext.leaves_a_thread(x)"), "background_work", twin=code("return ext.joined(x)")),
+    Case(
+        28, "filled_later", AFFINE, code("return ext.fills_later(x)"),
+        ("background_work", "wrong_output", "non_finite", "non_deterministic", "input_independent", "implausible_time"),
+    ),
+    Case(28, "python_thread", AFFINE, code(OWN, before=BURNER), "background_work"),
+    *(
+        Case(38, name, AFFINE, code(f"{call}\n{OWN}", before=imports), "forbidden_call")
+        for name, (imports, call) in REACHES.items()
+    ),
+    Case(38, "hang", AFFINE, code("return ext.hangs(x)"), "run", twin=code(OWN, before="import os\nprint(os.environ.get('HOME'))")),
+    # Not a cheat but a bomb: it is judged all the same, and the log keeps its end only.
+    Case(38, "huge_print", AFFINE, code(OWN, before=HUGE_PRINT), "ok", check=log_is_bounded,
+         twin=code("if not self.told:\n    print('called')\n    self.told = True\n" + OWN, init="self.told = False")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("trial", trials(CASES))
+def test_isolation_threats(judge: Judge, trial: Trial) -> None:
+    trial.assert_judged(judge(trial))

@@ -1,0 +1,142 @@
+"""Who does the work: kernels that are absent, ornamental or hidden behind torch (threats 5 to 9)."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernels_eval.records import Verdict
+from tests.support.adversarial import AFFINE, AFFINE_CPP, Case, Judge, Trial, trials, writer
+from tests.support.kernels import kernel_task, task_source
+
+SOURCE = (
+    AFFINE_CPP
+    + r"""
+#include <cmath>
+torch::Tensor touch(torch::Tensor scratch) { scratch.data_ptr<float>()[0] = 1.0f; return scratch; }
+torch::Tensor library_product(torch::Tensor x, torch::Tensor w) { return torch::mm(x, w); }
+torch::Tensor own_product(torch::Tensor x, torch::Tensor w) {
+  auto in = x.contiguous(), weight = w.contiguous();
+  const int64_t rows = in.size(0), inner = in.size(1), columns = weight.size(1);
+  auto out = torch::empty({rows, columns}, in.options());
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < columns; ++j) {
+      double sum = 0;
+      for (int64_t k = 0; k < inner; ++k) sum += (double)in.data_ptr<float>()[i * inner + k] * weight.data_ptr<float>()[k * columns + j];
+      out.data_ptr<float>()[i * columns + j] = (float)sum;
+    }
+  return out;
+}
+torch::Tensor library_softmax(torch::Tensor x) { return torch::softmax(x, 1); }
+torch::Tensor own_softmax(torch::Tensor x) {
+  auto in = x.contiguous();
+  auto out = torch::empty_like(in);
+  const int64_t rows = in.size(0), columns = in.size(1);
+  for (int64_t i = 0; i < rows; ++i) {
+    const float* a = in.data_ptr<float>() + i * columns;
+    float* b = out.data_ptr<float>() + i * columns;
+    double top = a[0], sum = 0;
+    for (int64_t j = 1; j < columns; ++j) top = a[j] > top ? a[j] : top;
+    for (int64_t j = 0; j < columns; ++j) sum += std::exp(a[j] - top);
+    for (int64_t j = 0; j < columns; ++j) b[j] = (float)(std::exp(a[j] - top) / sum);
+  }
+  return out;
+}
+"""
+)
+FUNCTIONS = ["affine", "affine_into", "touch", "library_product", "own_product", "library_softmax", "own_softmax"]
+code = writer(SOURCE, FUNCTIONS, "adversarial_work")
+
+PRODUCT = kernel_task(
+    task_source("return x @ self.weight", init="self.weight = nn.Parameter(torch.randn(64, 32))", inputs="[torch.randn(48, 64)]"),
+    "adversarial_product",
+)
+SOFTMAX = kernel_task(task_source("return torch.softmax(x, 1)", inputs="[torch.randn(48, 64)]"), "adversarial_softmax")
+TORCH = "return x * 2.0 + 1.0"
+OWN = "return ext.affine(x)"
+WEIGHT = "self.weight = nn.Parameter(torch.randn(64, 32))"
+COPY = "class Model(nn.Module):\n    def forward(self, x):\n        return x * 2.0 + 1.0\n"
+ONLY_TEXT = (
+    f"import torch\nimport torch.nn as nn\nSOURCE = {SOURCE!r}\n"
+    f"class ModelNew(nn.Module):\n    def forward(self, x):\n        {TORCH}\n"
+)
+NAMED_TEXT = (
+    "import torch\nimport torch.nn as nn\nfrom torch.utils.cpp_extension import load_inline\n"
+    f"SOURCE = {SOURCE!r}\next = load_inline(name='adversarial_work', cpp_sources=SOURCE, functions={FUNCTIONS!r}, extra_cflags=['-O2'])\n"
+    f"class ModelNew(nn.Module):\n    def forward(self, x):\n        {OWN}\n"
+)
+TRY_BUILD = (
+    "import torch\nimport torch.nn as nn\nfrom torch.utils.cpp_extension import load_inline\n"
+    "try:\n"
+    f"    ext = load_inline(name='adversarial_work', cpp_sources={SOURCE!r}, functions={FUNCTIONS!r}, extra_cflags=['-O2'])\n"
+    "except RuntimeError:\n    ext = None\n"
+    "class ModelNew(nn.Module):\n    def forward(self, x):\n        if ext is None:\n            return x * 2.0 + 1.0\n"
+    "        return ext.affine(x)\n"
+)
+
+
+def names(*operators: str) -> object:
+    def check(verdict: Verdict) -> None:
+        called = {name.removeprefix("aten.").strip("_") for name in verdict.library_calls}
+        assert called & set(operators), f"none of {operators} in {verdict.library_calls}"
+
+    return check
+
+
+def names_none(*operators: str) -> object:
+    def check(verdict: Verdict) -> None:
+        called = {name.removeprefix("aten.").strip("_") for name in verdict.library_calls}
+        assert not called & set(operators), verdict.library_calls
+
+    return check
+
+
+def matches(verdict: Verdict) -> None:
+    assert verdict.outputs_match and verdict.correct_any and not verdict.correct_custom
+
+
+CASES = [
+    Case(5, "uncalled", AFFINE, code(TORCH), "no_custom_kernel", twin=code(OWN), check=matches),
+    Case(5, "result_dropped", AFFINE, code("ext.affine(x)\n" + TORCH), "no_custom_kernel", check=matches),
+    Case(
+        5, "scratch_only", AFFINE, code("ext.touch(self.scratch)\n" + TORCH, init="self.scratch = torch.zeros(1)"), "no_custom_kernel",
+        twin=code("out = torch.empty_like(x)\next.affine_into(x, out)\nreturn out"), check=matches,
+    ),
+    Case(5, "times_zero", AFFINE, code("return x * 2.0 + 1.0 + 0.0 * ext.affine(x)"), "no_custom_kernel", check=matches),
+    Case(5, "overwritten", AFFINE, code("y = ext.affine(x)\ny.copy_(x * 2.0 + 1.0)\nreturn y"), "no_custom_kernel", check=matches),
+    Case(6, "only_text", AFFINE, ONLY_TEXT, "no_custom_kernel", twin=NAMED_TEXT, check=matches),
+    Case(
+        7, "fallback", AFFINE, code(f"try:\n    return ext.affine(x, 1, 2)\nexcept Exception:\n    {TORCH}"), "no_custom_kernel",
+        twin=TRY_BUILD, check=matches,
+    ),
+    Case(
+        7, "flag", AFFINE, code(f"if self.training or not self.ready:\n    {TORCH}\n{OWN}", init="self.ready = False"), "no_custom_kernel",
+        twin=code(f"if x.dtype != torch.float32 or not self.ready:\n    {TORCH}\n{OWN}", init="self.ready = True"), check=matches,
+    ),
+    Case(
+        7, "symbol_that_is_not_there", AFFINE, code(f"run = getattr(ext, 'affine_v2', None)\nif run is None:\n    {TORCH}\nreturn run(x)"),
+        "no_custom_kernel", check=matches,
+    ),
+    Case(8, "copied", AFFINE, code(TORCH, before=COPY), "no_custom_kernel", check=matches),
+    Case(
+        8, "inherited", AFFINE, code("return super().forward(x)", before=COPY).replace("ModelNew(nn.Module)", "ModelNew(Model)"),
+        "no_custom_kernel", twin=code(OWN, before=COPY).replace("ModelNew(nn.Module)", "ModelNew(Model)"), check=matches,
+    ),
+    Case(
+        8, "wrapped", AFFINE, code("return self.inner(x)", init="self.inner = Model()", before=COPY), "no_custom_kernel", check=matches,
+    ),
+    # A library called from inside an extension is no lie as long as the verdict says so.
+    Case(
+        9, "product_by_library", PRODUCT, code("return ext.library_product(x, self.weight)", init=WEIGHT), "ok",
+        check=names("mm", "addmm", "matmul"),
+        twin=code("return ext.own_product(x, self.weight)", init=WEIGHT), twin_check=names_none("mm", "addmm", "matmul", "bmm"),
+    ),
+    Case(
+        9, "softmax_by_library", SOFTMAX, code("return ext.library_softmax(x)"), "ok", check=names("softmax"),
+        twin=code("return ext.own_softmax(x)"), twin_check=names_none("softmax"),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("trial", trials(CASES))
+def test_work(judge: Judge, trial: Trial) -> None:
+    trial.assert_judged(judge(trial))

@@ -89,6 +89,7 @@ def _restrict_files(message: dict[str, Any], work: str, read: Collection[str]) -
     rules.allow(landlock.READ_FILE, message.get("readable", ()))
     rules.allow(landlock.READ_FILE | landlock.READ_DIR, [message["scratch"]])
     rules.allow(landlock.READ | landlock.CHANGE, [work])
+    rules.allow(landlock.WRITE_FILE, ["/proc/self"])  # CUDA writes there (its threads' names); never all of /proc, which holds /proc/sys
     rules.allow(landlock.READ_FILE | landlock.WRITE_FILE, [*landlock.PLAIN_DEVICES, *message.get("writable", ())])
     rules.allow(landlock.DEVICE, [path for pattern in DEVICES for path in glob.glob(pattern)])
     rules.restrict()

@@ -54,6 +54,13 @@ def burn():
         pass
 threading.Thread(target=burn, daemon=True).start()
 """
+# In its own directory a candidate may keep files: that is how sources get to torch.utils.cpp_extension.load.
+OWN_FILE = """
+with open("notes.txt", "w") as handle:
+    handle.write("two")
+with open("notes.txt") as handle:
+    assert handle.read() == "two"
+"""
 MEGABYTES = 16
 HUGE_PRINT = f"""
 line = "x" * 1023
@@ -70,8 +77,6 @@ REACHES = {
     "removes_files": ("import os", "os.remove('candidate.py')"),
     "signals": ("import os", "os.kill(os.getppid(), 9)"),
     "ctypes": ("import ctypes", "ctypes.CDLL(None).getppid()"),
-    "reads_a_file": ("import os", "open('/etc/passwd').read()"),
-    "writes_a_file": ("import os", "open('answers.txt', 'w').write('x')"),
     "pickles": ("import pickle", "pickle.loads(b'N.')"),
 }
 
@@ -90,6 +95,11 @@ CASES = [
     *(
         Case(38, name, AFFINE, code(f"{call}\n{OWN}", before=imports), "forbidden_call")
         for name, (imports, call) in REACHES.items()
+    ),
+    # Refused by the text or by the machine; `open` as such is no crime.
+    Case(
+        38, "file_of_the_machine", AFFINE, code("open('/etc/passwd').read()\n" + OWN), ("forbidden_call", "exception"),
+        twin=code(OWN, before=OWN_FILE),
     ),
     Case(38, "hang", AFFINE, code("return ext.hangs(x)"), "run", twin=code(OWN, before="import os\nprint(os.environ.get('HOME'))")),
     # Not a cheat but a bomb: it is judged all the same, and the log keeps its end only.

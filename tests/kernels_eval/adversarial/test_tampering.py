@@ -10,22 +10,33 @@ from tests.support.adversarial import AFFINE, AFFINE_CPP, Case, Judge, Trial, tr
 SOURCE = (
     AFFINE_CPP
     + r"""
+#include <chrono>
+#include <cstdio>
+// What an honest kernel may do: look at the clock for itself.
+torch::Tensor affine_with_stopwatch(torch::Tensor x) {
+  const auto started = std::chrono::steady_clock::now();
+  auto out = affine(x);
+  if (std::chrono::steady_clock::now() < started) std::fprintf(stderr, "time runs backwards\n");
+  return out;
+}
+"""
+)
+code = writer(SOURCE, ["affine", "affine_with_stopwatch"], "adversarial_tampering")
+
+# Nothing here is a call that is certain from the text, so these run: what they do has to be found out.
+HOSTILE = (
+    AFFINE_CPP
+    + r"""
 #include <Python.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 #include <chrono>
-#include <cstdio>
-#include <cstring>
+#include <cstdlib>
 #include <string>
 
-static long long real_ns() {
-  struct timespec t;
-  syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &t);
-  return t.tv_sec * 1000000000LL + t.tv_nsec;
+static PyObject* slow_clock(PyObject*, PyObject*) {
+  return PyLong_FromLongLong(std::chrono::steady_clock::now().time_since_epoch().count() / 10);
 }
-static PyObject* slow_clock(PyObject*, PyObject*) { return PyLong_FromLongLong(real_ns() / 10); }
-
 // The function object stays the same; what it runs does not. No look at `time.perf_counter_ns` from Python shows it.
 torch::Tensor hook_the_clock(torch::Tensor x) {
   PyObject* module = PyImport_ImportModule("time");
@@ -33,22 +44,14 @@ torch::Tensor hook_the_clock(torch::Tensor x) {
   ((PyCFunctionObject*)function)->m_ml->ml_meth = slow_clock;
   Py_DECREF(function);
   Py_DECREF(module);
-  return x;
+  return affine(x);
 }
 
-// A symbol of the C library's name, in a library loaded late: nobody is bound to it any more.
-extern "C" __attribute__((visibility("default"))) int clock_gettime(clockid_t id, struct timespec* t) noexcept {
-  const int result = (int)syscall(SYS_clock_gettime, id, t);
-  t->tv_sec /= 10;
-  return result;
-}
-
-// What an honest kernel may do: look at the clock for itself.
-torch::Tensor affine_with_stopwatch(torch::Tensor x) {
-  const long long started = real_ns();
-  auto out = affine(x);
-  if (real_ns() < started) std::fprintf(stderr, "time runs backwards\n");
-  return out;
+// A symbol of the C library's name, in a library loaded late: everybody is bound to the real one already.
+extern "C" __attribute__((visibility("default"))) int clock_gettime(clockid_t, struct timespec* t) noexcept {
+  t->tv_sec = 1;
+  t->tv_nsec = 0;
+  return 0;
 }
 
 static void write_everywhere(const std::string& text) {
@@ -68,13 +71,17 @@ torch::Tensor answers_for_the_clock(torch::Tensor x) {
   if (++call > 40) write_everywhere(framed("{\"ns\": 1, \"custom_calls\": 1}"));
   return affine(x);
 }
-torch::Tensor leaves_with_success(torch::Tensor x) { _exit(0); return x; }
+torch::Tensor leaves_with_success(torch::Tensor x) { std::exit(0); return x; }
 """
 )
-FUNCTIONS = [
-    "affine", "hook_the_clock", "affine_with_stopwatch", "writes_a_verdict_everywhere", "answers_for_the_clock", "leaves_with_success",
-]  # fmt: skip
-code = writer(SOURCE, FUNCTIONS, "adversarial_tampering")
+hostile = writer(
+    HOSTILE, ["affine", "hook_the_clock", "writes_a_verdict_everywhere", "answers_for_the_clock", "leaves_with_success"],
+    "adversarial_hostile",
+)  # fmt: skip
+leaving = writer(
+    "#include <unistd.h>\ntorch::Tensor leaves_at_once(torch::Tensor x) { _exit(0); return x; }\n", ["leaves_at_once"],
+    "adversarial_leaving",
+)  # fmt: skip
 OWN = "return ext.affine(x)"
 
 LAZY = """
@@ -203,11 +210,11 @@ CASES = [
         for name, text in UNDER_THE_TABLE.items()
     ),
     Case(
-        23, "clock_hooked_by_native_code", AFFINE, code("ext.hook_the_clock(x)\n" + OWN), "implausible_time",
+        23, "clock_hooked_by_native_code", AFFINE, hostile("return ext.hook_the_clock(x)"), "implausible_time",
         twin=code("return ext.affine_with_stopwatch(x)"), twin_check=bounded,
     ),
-    # The whole library of this file defines clock_gettime anew; it has no effect on anybody, so that is what is asserted.
-    Case(23, "symbol_of_the_c_library", AFFINE, code(OWN), "ok", check=bounded),
+    # The library defines clock_gettime anew. It has no effect on anybody, and that is what is asserted.
+    Case(23, "symbol_of_the_c_library", AFFINE, hostile(OWN), "ok", check=bounded),
     Case(23, "preloaded", AFFINE, code(OWN, before=PRELOAD), "forbidden_call"),
     Case(24, "garbage_collector", AFFINE, code(STEAL, before=GC_SEARCH), "forbidden_call", twin=code(OWN, before=LOOKS_LIKE_A_WALK)),
     Case(24, "frames", AFFINE, code(STEAL, before=FRAME_WALK), "forbidden_call"),
@@ -219,10 +226,11 @@ CASES = [
         25, "os_exit", AFFINE, code("os._exit(0)\n" + OWN, before="import os"), "forbidden_call",
         twin=code(OWN, before="print('{\"status\": \"correct\", \"timing\": {\"speedup\": 1000.0}}')"), twin_check=nothing_but_a_log_line,
     ),
-    Case(25, "native_exit", AFFINE, code("return ext.leaves_with_success(x)"), "exited_early"),
-    Case(25, "verdict_to_every_descriptor", AFFINE, code("return ext.writes_a_verdict_everywhere(x)"), NOT_BELIEVED),
+    Case(25, "native_exit", AFFINE, hostile("return ext.leaves_with_success(x)"), "exited_early"),
+    Case(25, "native_exit_at_once", AFFINE, leaving("return ext.leaves_at_once(x)"), ("exited_early", "forbidden_call")),
+    Case(25, "verdict_to_every_descriptor", AFFINE, hostile("return ext.writes_a_verdict_everywhere(x)"), NOT_BELIEVED),
     Case(
-        25, "samples_to_every_descriptor", ANSWERED_FOR, code("return ext.answers_for_the_clock(x)"), (*NOT_BELIEVED, "run"),
+        25, "samples_to_every_descriptor", ANSWERED_FOR, hostile("return ext.answers_for_the_clock(x)"), (*NOT_BELIEVED, "run"),
         deadline_s=15,
     ),
 ]  # fmt: skip

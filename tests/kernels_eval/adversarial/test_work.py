@@ -56,8 +56,7 @@ OWN = "return ext.affine(x)"
 WEIGHT = "self.weight = nn.Parameter(torch.randn(64, 32))"
 COPY = "class Model(nn.Module):\n    def forward(self, x):\n        return x * 2.0 + 1.0\n"
 ONLY_TEXT = (
-    f"import torch\nimport torch.nn as nn\nSOURCE = {SOURCE!r}\n"
-    f"class ModelNew(nn.Module):\n    def forward(self, x):\n        {TORCH}\n"
+    f"import torch\nimport torch.nn as nn\nSOURCE = {SOURCE!r}\nclass ModelNew(nn.Module):\n    def forward(self, x):\n        {TORCH}\n"
 )
 NAMED_TEXT = (
     "import torch\nimport torch.nn as nn\nfrom torch.utils.cpp_extension import load_inline\n"

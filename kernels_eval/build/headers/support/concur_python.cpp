@@ -1,0 +1,54 @@
+// The bindings' half of the shim: tensors and exceptions between C++ and Python, as torch's own bindings treat them.
+#include <Python.h>
+#include <new>
+#include <stdexcept>
+#include <torch/csrc/autograd/python_variable.h>
+#include <c10/util/Exception.h>
+
+extern PyObject* THPException_OutOfMemoryError;  // torch/csrc/Exceptions.h, which costs 5 s to read
+
+namespace concur {
+PyObject* wrap(const void* tensor) { return THPVariable_Wrap(*static_cast<const at::Tensor*>(tensor)); }
+
+bool unpack(PyObject* object, void* tensor) {
+  if (!THPVariable_Check(object)) return false;
+  *static_cast<at::Tensor*>(tensor) = THPVariable_Unpack(object);
+  return true;
+}
+
+void translate_exception() noexcept {
+  try {
+    throw;
+  } catch (const c10::IndexError& e) {
+    PyErr_SetString(PyExc_IndexError, e.what_without_backtrace());
+  } catch (const c10::ValueError& e) {
+    PyErr_SetString(PyExc_ValueError, e.what_without_backtrace());
+  } catch (const c10::TypeError& e) {
+    PyErr_SetString(PyExc_TypeError, e.what_without_backtrace());
+  } catch (const c10::NotImplementedError& e) {
+    PyErr_SetString(PyExc_NotImplementedError, e.what_without_backtrace());
+  } catch (const c10::OutOfMemoryError& e) {
+    PyErr_SetString(THPException_OutOfMemoryError ? THPException_OutOfMemoryError : PyExc_RuntimeError, e.what_without_backtrace());
+  } catch (const c10::Error& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what_without_backtrace());
+  } catch (const std::out_of_range& e) {
+    PyErr_SetString(PyExc_IndexError, e.what());
+  } catch (const std::invalid_argument& e) {
+    PyErr_SetString(PyExc_ValueError, e.what());
+  } catch (const std::domain_error& e) {
+    PyErr_SetString(PyExc_ValueError, e.what());
+  } catch (const std::length_error& e) {
+    PyErr_SetString(PyExc_ValueError, e.what());
+  } catch (const std::range_error& e) {
+    PyErr_SetString(PyExc_ValueError, e.what());
+  } catch (const std::overflow_error& e) {
+    PyErr_SetString(PyExc_OverflowError, e.what());
+  } catch (const std::bad_alloc& e) {
+    PyErr_SetString(PyExc_MemoryError, e.what());
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+  } catch (...) {
+    PyErr_SetString(PyExc_RuntimeError, "unknown C++ exception");
+  }
+}
+}  // namespace concur

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 COMMENT_OR_LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
@@ -30,6 +31,12 @@ MISSING = re.compile(
 
 # Standard headers that torch's headers bring along, by the names that need them. None is here that torch/types.h does not include.
 STANDARD = {
+    "algorithm": r"\bstd::(sort|stable_sort|partial_sort|nth_element|fill|fill_n|copy|copy_n|transform|clamp|any_of|all_of|none_of|find|find_if"
+    r"|count|count_if|max_element|min_element|minmax|minmax_element|for_each|reverse|rotate|unique|remove|remove_if|generate|shuffle|merge"
+    r"|lower_bound|upper_bound|binary_search|swap_ranges|equal|replace|replace_if|is_sorted|(push|pop|make|sort)_heap|copy_if|includes|search)\b",
+    "tuple": r"\btuple\b|\bstd::(get|tie|apply)\b|make_tuple",
+    "array": r"\barray\b",
+    "iterator": r"\bstd::(back_inserter|inserter|distance|advance|next|prev|(reverse|istream|ostream)_iterator)\b",
     "functional": r"\bstd::(function|bind|hash|less|greater|plus|minus|multiplies|ref|cref|invoke)\b",
     "memory": r"\bstd::(unique_ptr|shared_ptr|make_unique|make_shared|weak_ptr|addressof|allocator)\b",
     "numeric": r"\bstd::(accumulate|iota|inner_product|partial_sum|reduce|gcd|lcm|adjacent_difference|transform_reduce)\b",
@@ -55,6 +62,7 @@ STANDARD = {
     "time.h": r"\b(clock_gettime|clock|time)\s*\(",
 }
 HALF = re.compile(r"\b(Half|BFloat16|kHalf|kBFloat16|kFloat16|kF16|AT_DISPATCH\w*HALF\w*|AT_DISPATCH\w*REDUCED\w*)\b")
+STRING = re.compile(r"\b(string\w*|\w*stream|to_string|cout|cerr|what|name)\b|std::str|::Device\b")
 
 _FUNCTION = re.compile(r"^inline ([^\n;]*?)\b(\w+)\(([^\n]*)\) (\{\n.*?^\})", re.MULTILINE | re.DOTALL)
 _METHOD = re.compile(r"^inline ([^\n;]*?) Tensor::(\w+)\(([^\n]*)\) const (\{\n.*?^\})", re.MULTILINE | re.DOTALL)
@@ -75,7 +83,61 @@ def standard_headers(text: str) -> str:
 
 def definitions(text: str) -> list[str]:
     """Macros that switch on the costlier parts of the lite headers."""
-    return (["-DCONCUR_HALF"] if HALF.search(text) else []) + (["-DCONCUR_ACCESSOR"] if re.search(r"ccessor|PtrTraits", text) else [])
+    wanted = {"STRING": STRING.search(text), "HALF": HALF.search(text), "ACCESSOR": re.search(r"ccessor|PtrTraits", text), "STD_ARRAY": re.search(r"\barray\b", text)}
+    return [f"-DCONCUR_{name}" for name, found in wanted.items() if found]
+
+
+# A first error of these kinds is the candidate's own where the name in it, if any, occurs nowhere in torch's headers: both tiers read the
+# same text with the same macros (a source that names a macro only torch has never comes here), so no header of torch could mend it.
+_FIRST_ERROR = re.compile(r"^(\S+?)(?::(\d+)(?::\d+)?: (?:fatal )?error: |\((\d+)\): error: )(.*)$", re.MULTILINE)
+_UNDECLARED = re.compile(r"^'(\w+)' was not declared in this scope|^identifier \"(\w+)\" is undefined")
+_UNKNOWN = re.compile(
+    r"^'(?:[^']*::)?(\w+)' (?:is not a member of '[\w:]+'|has not been declared|does not name a type)"
+    r"|has no member named '(\w+)'|has no member \"(\w+)\"|^'(\w+)' in namespace '[\w:]+' does not name a"
+)
+_SYNTAX = re.compile(r"expected '[;)}]'|expected ',' or ';'|expected a \"[;)}]\"|expected '}' at end of input")
+_CONDITIONAL = re.compile(r"^\s*#\s*(if|ifdef|ifndef|el\w+)\b(?!.*\b(__CUDA_ARCH__|__CUDACC__|__has_include)\b)", re.MULTILINE)
+
+
+class TorchNames(NamedTuple):
+    """Names in torch's headers and everything those include."""
+
+    macros: frozenset[str]  # that torch's own headers define
+    words: frozenset[str]  # every identifier
+    file_scope: frozenset[str]  # every identifier outside of namespaces, classes and functions
+
+
+def file_scope(preprocessed: str) -> set[str]:
+    """Identifiers that occur at file scope, the enumerators of unscoped enums included: more than are declared there, never fewer."""
+    names: set[str] = set()
+    open_braces: list[bool] = []  # does what is inside count as file scope?
+    for piece in re.split(r"([{}])", re.sub(r'^#.*$|"(?:\\.|[^"\\\n])*"(?!\s*\{)', " ", preprocessed, flags=re.MULTILINE)):
+        if piece == "}":
+            if open_braces:
+                open_braces.pop()
+        elif piece == "{":
+            outer = all(open_braces)
+            open_braces.append(outer and bool(re.search(r'\bextern\s+"C(\+\+)?"\s*$|\benum\b(?!\s+(class|struct))[^;()]*$|\bnamespace\s*$', last)))
+        elif all(open_braces):
+            names.update(IDENTIFIER.findall(piece))
+        last = piece if piece not in "{}" else ""
+    return names
+
+
+def certain_error(log: str, source: str, known: TorchNames) -> bool:
+    """Is the first error in `log` one that torch's own headers give too?"""
+    first = _FIRST_ERROR.search(log)
+    if first is None or first.group(1) not in ("main.cpp", "cuda.cu") or _CONDITIONAL.search(source):
+        return False
+    message = first.group(4)
+    if unqualified := _UNDECLARED.search(message):
+        name = next(name for name in unqualified.groups() if name)
+        # a call may find what its arguments' namespaces have; anything else only what is at file scope, or is brought there
+        called = re.search(rf"\b{name}\s*[(<]", source) or re.search(r"\busing\s", source)
+        return name not in (known.words if called else known.file_scope)
+    if unknown := _UNKNOWN.search(message):
+        return next(name for name in unknown.groups() if name) not in known.words
+    return bool(_SYNTAX.search(message))
 
 
 class Operators:
@@ -131,13 +193,13 @@ class Operators:
         structs = {key: value for name in sources for key, value in self._structs_of(name).items()}
         calls = [f"struct {name} {{ static {structs[name]}; }};" for name in sorted(wanted) if name in structs]
         folder.mkdir(exist_ok=True)
-        # bodies of methods come after the class, as in torch: they use operators that mention the class
-        inline = [m.replace("{\n", "{\n", 1) for m in methods]
-        (folder / "concur_methods.inc").write_text("\n".join(inline))
+        (folder / "concur_methods.inc").write_text("\n".join(methods))
         (folder / "concur_calls.inc").write_text("\n".join(calls))
         (folder / "concur_ops.inc").write_text("namespace at {\n" + "\n".join(functions) + "\n}\n")
         (folder / "concur_factories.inc").write_text("\n".join(factories))
-        (folder / "concur_std.inc").write_text(standard_headers(text))
+        generated = "\n".join([*methods, *calls, *functions, *factories])
+        needed = "".join(f"#include <{header}>\n" for header in ("tuple", "string_view") if header in generated)
+        (folder / "concur_std.inc").write_text(needed + standard_headers(text))
 
     def _functions(self, name: str) -> list[tuple[str, str]]:
         """(head, body) of each overload of at::name."""

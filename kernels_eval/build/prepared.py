@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from kernels_eval.build.lite import IDENTIFIER, Operators
+from kernels_eval.build.lite import IDENTIFIER, Operators, TorchNames, file_scope
 from kernels_eval.build.process import Lock, interesting, rename_into_place
 from kernels_eval.build.toolchain import HEADERS, Toolchain
 from kernels_eval.errors import ToolchainError
@@ -76,13 +76,13 @@ class Prepared:
         return self._once(self.root / f"lib{name}.so", make)
 
     @cached_property
-    def torch_names(self) -> tuple[frozenset[str], frozenset[str]]:
-        """(macros that torch's own headers define, every identifier in what they include): what decides whether lite may speak for full."""
+    def torch_names(self) -> TorchNames:
+        """What torch's headers, and all they include, bring into a source: decides where lite may speak for full."""
 
         def make(staging: Path) -> None:
             probe = self.root / f".{uuid.uuid4().hex}.cpp"
-            guarded = ["c10/cuda/CUDAGuard.h", "ATen/cuda/CUDAContext.h"] if self.tools.nvcc and self._has_cuda_libraries() else []
-            heads = ["torch/extension.h", *(["cuda_runtime.h"] if self.tools.nvcc else []), *guarded]
+            cuda = ["cuda_runtime.h", "c10/cuda/CUDAGuard.h"] if self.tools.nvcc else []
+            heads = ["torch/extension.h", *cuda, *(["ATen/cuda/CUDAContext.h"] if self._has_cuda_libraries() else [])]
             probe.write_text("".join(f"#include <{head}>\n" for head in heads))
             try:
                 text = self._compile("torch's header", [self.tools.cxx, *COMMON_CXX, "-E", "-dD", *self.tools.includes, str(probe)])
@@ -101,10 +101,10 @@ class Prepared:
             for name in files:  # what stands in a branch that only nvcc takes
                 if ours in name and Path(name).is_file():
                     words.update(IDENTIFIER.findall(Path(name).read_text(errors="replace")))
-            staging.write_text(json.dumps([sorted(macros), sorted(words)]))
+            staging.write_text(json.dumps([sorted(macros), sorted(words), sorted(macros | file_scope(text))]))
 
-        macros, words = json.loads(self._once(self.root / "torch_names.json", make).read_text())
-        return frozenset(macros), frozenset(words)
+        found = json.loads(self._once(self.root / "torch_names.json", make).read_text())
+        return TorchNames(*(frozenset(names) for names in found))
 
     def _has_cuda_libraries(self) -> bool:
         return bool(self.tools.cuda_home and (self.tools.cuda_home / "include/cusparse.h").exists())
@@ -116,7 +116,7 @@ class Prepared:
         for path in self.lite_headers().rglob("*.h"):
             if "headeronly" not in path.parts:
                 ours.update(re.findall(r"^#define (\w+)", path.read_text(), re.MULTILINE))
-        return self.torch_names[0] - ours
+        return self.torch_names.macros - ours
 
     # -- torch's own header ------------------------------------------------------------------------------------------------------------
 

@@ -102,6 +102,12 @@ class Toolchain:
         return [f"-I{path}" for path in paths]
 
     @property
+    def plain_includes(self) -> list[Path]:
+        """What a source may include beside torch's headers: Python's, and CUDA's where there is a toolkit."""
+        cuda = self.cuda_home / "include" if self.cuda_home else None
+        return [Path(sysconfig.get_paths()["include"]), *([cuda] if cuda and (cuda / "cuda_runtime.h").exists() else [])]
+
+    @property
     def environment(self) -> dict[str, str]:
         """What compilers see: nothing of the user's environment but the search path, a home that does not exist, and C messages."""
         return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "HOME": "/nonexistent", "TMPDIR": tempfile.gettempdir()}

@@ -4,6 +4,7 @@
 #pragma once
 #include <Python.h>
 #include <concur/core.h>
+#include <tuple>
 
 namespace concur {
 PyObject* wrap(const void* tensor);            // new reference, or nullptr with a Python error set
@@ -66,6 +67,7 @@ template <class T> struct From<T, std::enable_if_t<std::is_floating_point_v<T>>>
   T& get() { return stored; }
 };
 
+#ifdef CONCUR_STRING
 template <> struct From<std::string> {
   std::string stored;
   bool load(PyObject* o) {
@@ -78,6 +80,7 @@ template <> struct From<std::string> {
   }
   std::string& get() { return stored; }
 };
+#endif
 
 template <class T> struct From<std::vector<T>> {
   std::vector<T> stored;

@@ -57,6 +57,30 @@ caffe2::TypeMeta meta_of(uint16_t index) {
 std::string_view type_name(uint16_t index) { auto name = meta_of(index).name(); return {name.data(), name.size()}; }
 size_t type_size(uint16_t index) { return meta_of(index).itemsize(); }
 c10::ScalarType scalar_type_of(uint16_t index) { return c10::typeMetaToScalarType(meta_of(index)); }
+struct Piece {
+  int kind;
+  union { const char* s; int64_t i; uint64_t u; double d; const void* p; };
+  size_t n;
+};
+void check_failed(const char* func, const char* file, uint32_t line, const char* otherwise, const Piece* pieces, size_t count) {
+  if (count == 0) c10::detail::torchCheckFail(func, file, line, otherwise);
+  std::ostringstream all;
+  for (size_t i = 0; i < count; ++i) {
+    const Piece& p = pieces[i];
+    switch (p.kind) {
+      case 0: all << p.s; break;
+      case 1: all << static_cast<char>(p.i); break;
+      case 2: all << p.d; break;
+      case 3: all << p.u; break;
+      case 4: all << p.i; break;
+      case 5: all.write(p.s, static_cast<std::streamsize>(p.n)); break;
+      case 6: all << meta_of(static_cast<uint16_t>(p.u)).name(); break;
+      case 7: all << *static_cast<const c10::Device*>(p.p); break;
+      default: all << c10::IntArrayRef(static_cast<const int64_t*>(p.p), p.n);
+    }
+  }
+  c10::detail::torchCheckFail(func, file, line, all.str());
+}
 void not_implemented(const char* name, c10::ScalarType type, const char* function, const char* file, uint32_t line) {
   throw c10::NotImplementedError({function, file, line}, c10::str('"', name, "\" not implemented for '", c10::toString(type), "'"));
 }

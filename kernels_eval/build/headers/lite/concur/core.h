@@ -5,8 +5,6 @@
 #pragma once
 #include <math.h>
 #include <stdlib.h>
-#include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -14,41 +12,47 @@
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
-#include <iterator>
 #include <limits>
 #include <optional>
-#include <string>
-#include <string_view>
-#include <tuple>
+#include <bits/stringfwd.h>
 #include <type_traits>
 #include <utility>
 #include <vector>
+#ifdef CONCUR_STRING
+#include <string>
+#include <string_view>
+#endif
 #include "concur_std.inc"
 #include "c10/macros/Macros.h"
 
-// -- errors: TORCH_CHECK and its kin throw c10::Error from libc10 ---------------------------------------------------------------------
-namespace c10::detail {
-[[noreturn]] void torchCheckFail(const char* func, const char* file, uint32_t line, const std::string& msg);
-[[noreturn]] void torchCheckFail(const char* func, const char* file, uint32_t line, const char* msg);
-}  // namespace c10::detail
-
+// -- errors: TORCH_CHECK and its kin. The message is put together in the shim: <string> and streams would cost more than all else here ---
 namespace concur {
-// How an argument of TORCH_CHECK reads. A type that is not listed does not compile: torch would have streamed it.
-inline std::string text(const char* s) { return s; }
-inline std::string text(const std::string& s) { return s; }
-inline std::string text(std::string_view s) { return std::string(s); }
-inline std::string text(char c) { return std::string(1, c); }
-inline std::string text(bool b) { return b ? "1" : "0"; }
-inline std::string text(double d) { char b[40]; snprintf(b, sizeof b, "%g", d); return b; }
-inline std::string text(float d) { return text(static_cast<double>(d)); }
-template <class T, std::enable_if_t<std::is_integral_v<T> && (sizeof(T) > 1), int> = 0> std::string text(T value) { return std::to_string(value); }
-template <class... A> std::string message(const char* otherwise, const A&... parts) {
-  if constexpr (sizeof...(A) == 0) return otherwise;
-  else { std::string all; ((all += text(parts)), ...); return all; }
+struct Piece {
+  int kind;
+  union { const char* s; int64_t i; uint64_t u; double d; const void* p; };
+  size_t n;
+};
+[[noreturn]] void check_failed(const char* func, const char* file, uint32_t line, const char* otherwise, const Piece* pieces, size_t count);
+// How an argument of TORCH_CHECK reads. A type that is not listed does not compile here: torch would have streamed it.
+inline Piece piece(const char* s) { Piece p; p.kind = 0; p.s = s; return p; }
+inline Piece piece(char c) { Piece p; p.kind = 1; p.i = c; return p; }
+inline Piece piece(double d) { Piece p; p.kind = 2; p.d = d; return p; }
+inline Piece piece(float d) { return piece(static_cast<double>(d)); }
+template <class T, std::enable_if_t<std::is_integral_v<T> && (sizeof(T) > 1 || std::is_same_v<T, bool>), int> = 0> Piece piece(T value) {
+  Piece p;
+  if constexpr (std::is_unsigned_v<T>) { p.kind = 3; p.u = value; } else { p.kind = 4; p.i = value; }
+  return p;
+}
+#ifdef CONCUR_STRING
+inline Piece piece(const std::string& s) { Piece p; p.kind = 5; p.s = s.data(); p.n = s.size(); return p; }
+#endif
+template <class... A> [[noreturn]] void fail(const char* func, const char* file, uint32_t line, const char* otherwise, const A&... parts) {
+  const Piece pieces[] = {piece(parts)..., piece("")};
+  check_failed(func, file, line, otherwise, pieces, sizeof...(A));
 }
 }  // namespace concur
 
-#define CONCUR_FAIL(...) ::c10::detail::torchCheckFail(__func__, __FILE__, static_cast<uint32_t>(__LINE__), ::concur::message(__VA_ARGS__))
+#define CONCUR_FAIL(...) ::concur::fail(__func__, __FILE__, static_cast<uint32_t>(__LINE__), __VA_ARGS__)
 #define TORCH_CHECK(cond, ...) if (C10_UNLIKELY(!(cond))) { CONCUR_FAIL("Expected " #cond " to be true, but got false." __VA_OPT__(,) __VA_ARGS__); }
 #define TORCH_INTERNAL_ASSERT(cond, ...) \
   if (C10_UNLIKELY(!(cond))) { CONCUR_FAIL("", #cond " INTERNAL ASSERT FAILED at " __FILE__ ":" C10_STRINGIZE(__LINE__) ". " __VA_OPT__(,) __VA_ARGS__); }
@@ -63,6 +67,9 @@ using std::make_optional;
 using std::nullopt;
 using std::nullopt_t;
 using std::optional;
+#ifdef CONCUR_STRING
+using std::string_view;
+#endif
 
 enum class DeviceType : int8_t {
   CPU = 0, CUDA = 1, MKLDNN = 2, OPENGL = 3, OPENCL = 4, IDEEP = 5, HIP = 6, FPGA = 7, MAIA = 8, XLA = 9, Vulkan = 10, Metal = 11,
@@ -123,12 +130,12 @@ class Device final {
 };
 }  // namespace c10
 
-namespace caffe2 {
-class TypeMeta;
-}
+namespace c10 { template <class T> class List; template <class T> class IListRef; struct SymBool; class SymFloat; }
 namespace concur {
 const char* scalar_name(c10::ScalarType type);
+#ifdef CONCUR_STRING
 std::string_view type_name(uint16_t index);
+#endif
 uint16_t type_index(c10::ScalarType type);
 size_t type_size(uint16_t index);
 c10::ScalarType scalar_type_of(uint16_t index);
@@ -142,7 +149,10 @@ CONCUR_SCALAR(uint16_t, UInt16) CONCUR_SCALAR(uint32_t, UInt32) CONCUR_SCALAR(ui
 namespace caffe2 {
 class TypeMeta final {
  public:
+#ifdef CONCUR_STRING
   std::string_view name() const noexcept { return concur::type_name(index_); }
+#endif
+  uint16_t concur_index() const noexcept { return index_; }
   size_t itemsize() const noexcept { return concur::type_size(index_); }
   c10::ScalarType toScalarType() const { return concur::scalar_type_of(index_); }
   static TypeMeta fromScalarType(c10::ScalarType type) { TypeMeta meta(Raw{}); meta.index_ = concur::type_index(type); return meta; }
@@ -187,7 +197,9 @@ template <class T> class ArrayRef {
   template <class A> ArrayRef(const std::vector<T, A>& items) : Data(items.data()), Length(items.size()) {
     static_assert(!std::is_same_v<T, bool>, "a vector of bool has no array");
   }
+#ifdef CONCUR_STD_ARRAY
   template <size_t N> constexpr ArrayRef(const std::array<T, N>& items) : Data(items.data()), Length(N) {}
+#endif
   template <size_t N> constexpr ArrayRef(const T (&items)[N]) : Data(items), Length(N) {}
   constexpr ArrayRef(const std::initializer_list<T>& items) : Data(items.size() ? items.begin() : nullptr), Length(items.size()) {}
 
@@ -200,7 +212,11 @@ template <class T> class ArrayRef {
   constexpr size_t size() const { return Length; }
   constexpr const T& front() const { TORCH_CHECK(!empty(), "ArrayRef: attempted to access front() of empty list"); return Data[0]; }
   constexpr const T& back() const { TORCH_CHECK(!empty(), "ArrayRef: attempted to access back() of empty list"); return Data[Length - 1]; }
-  constexpr bool equals(ArrayRef other) const { return Length == other.Length && std::equal(begin(), end(), other.begin()); }
+  constexpr bool equals(ArrayRef other) const {
+    if (Length != other.Length) return false;
+    for (size_t i = 0; i < Length; ++i) { if (!(Data[i] == other.Data[i])) return false; }
+    return true;
+  }
   constexpr ArrayRef<T> slice(size_t n, size_t m) const { TORCH_CHECK(n + m <= size(), "ArrayRef: invalid slice"); return ArrayRef<T>(data() + n, m); }
   constexpr ArrayRef<T> slice(size_t n) const { TORCH_CHECK(n <= size(), "ArrayRef: invalid slice"); return slice(n, size() - n); }
   constexpr const T& operator[](size_t index) const { return Data[index]; }
@@ -402,14 +418,10 @@ inline std::optional<MemoryFormat> check_tensor_options_and_extract_memory_forma
 }  // namespace c10
 
 namespace concur {
-inline std::string text(c10::ScalarType type) { return scalar_name(type); }
-inline std::string text(caffe2::TypeMeta meta) { return std::string(meta.name()); }
-inline std::string text(const c10::Device& device) { return device.str(); }
-inline std::string text(c10::IntArrayRef items) {
-  std::string all = "[";
-  for (size_t i = 0; i < items.size(); ++i) { if (i) all += ", "; all += text(items[i]); }
-  return all + "]";
-}
+inline Piece piece(c10::ScalarType type) { return piece(scalar_name(type)); }
+inline Piece piece(caffe2::TypeMeta meta) { Piece p; p.kind = 6; p.u = meta.concur_index(); return p; }
+inline Piece piece(const c10::Device& device) { Piece p; p.kind = 7; p.p = &device; return p; }
+inline Piece piece(const c10::IntArrayRef& items) { Piece p; p.kind = 8; p.p = items.data(); p.n = items.size(); return p; }
 }  // namespace concur
 
 #include <concur/tensor.h>

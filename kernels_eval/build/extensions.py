@@ -21,7 +21,7 @@ from pathlib import Path
 
 from kernels_eval.build.flags import REACHES_OUT, refused_flag
 from kernels_eval.build.lite import BEYOND, IDENTIFIER, certain_error, definitions, plain_text
-from kernels_eval.build.prepared import COMMON_CXX, SHIMS, Prepared
+from kernels_eval.build.prepared import COMMON_CXX, SHIMS, WRAPPED, Prepared
 from kernels_eval.build.process import Outcome, WorkRoot, interesting, rename_into_place, run
 from kernels_eval.build.spec import Build, ExtensionSpec
 from kernels_eval.build.toolchain import HEADERS, Toolchain, default_cache
@@ -116,6 +116,8 @@ class Builder:
     def _attempt(self, spec: ExtensionSpec, tier: str, scratch: Path) -> Build:
         work = scratch / tier
         work.mkdir()
+        if tier == "full":
+            self.prepared.precompiled()  # made once, for all: not on this candidate's time
         deadline = time.monotonic() + self.config.timeout_s
 
         def failed(outcome: Outcome) -> Build:
@@ -129,8 +131,6 @@ class Builder:
         for name, text, compiler in self._units(spec, tier):
             source, target = work / name, work / f"{name}.o"
             source.write_text(text, encoding="utf-8", errors="replace")
-            if tier == "full" and compiler == "cxx":
-                self.prepared.precompiled()
             if tier == "full" and name == "main.cpp" and not self._may_parse(spec, work, include, deadline):
                 return failed("failed")
             flags = self._cxx_flags(spec, tier) if compiler == "cxx" else self._nvcc_flags(spec, tier)
@@ -219,8 +219,9 @@ class Builder:
         command = [self.tools.cxx, "-shared", *objects, "-o", str(library), f"-L{lib}"]
         command += [f"-l{name}" for name in wanted if any(lib.glob(f"lib{name}.*"))]
         if spec.uses_cuda and self.tools.cuda_home:
-            folders = [self.tools.cuda_home / name for name in ("lib64", "targets/x86_64-linux/lib", "lib")]
-            command += [f"-L{folder}" for folder in folders if folder.is_dir()] + ["-lcudart"]
+            counter = self.prepared.launches()
+            command += [f"-Wl,--wrap={name}" for name in WRAPPED] + [str(counter), f"-Wl,-rpath,{counter.parent}"]
+            command += [f"-L{folder}" for folder in self.tools.cuda_libraries] + ["-lcudart"]
         if tier == "lite":
             command += [*(str(self.prepared.shim(name)) for name in SHIMS), f"-Wl,-rpath,{self.prepared.root}"]
         if sys.platform == "darwin":
@@ -251,6 +252,8 @@ class Builder:
         Raises ToolchainError.
         """
         jobs: list[tuple[int, Callable[[], object]]] = [(12, partial(self.prepared.shim, SHIMS[0])), (16, partial(self.prepared.shim, SHIMS[1]))]
+        if self.tools.nvcc:
+            jobs += [(1, self.prepared.launches)]
         jobs += [(7, lambda: self.prepared.only_torchs)]  # seconds, as measured on one core
         loads = [0] * shares
         for seconds, job in sorted(jobs, key=lambda pair: -pair[0]):

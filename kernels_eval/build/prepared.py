@@ -22,6 +22,11 @@ from kernels_eval.build.toolchain import HEADERS, Toolchain
 from kernels_eval.errors import ToolchainError
 
 DEADLINE_S = 600
+# what nvcc's launch stubs call (CUDA 13: __cudaLaunchKernel, before it cudaLaunchKernel), and what sources call themselves
+WRAPPED = (
+    *("__cudaRegisterFunction", "__cudaGetKernel", "__cudaLaunchKernel", "__cudaLaunchKernel_ptsz"),
+    *("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaLaunchCooperativeKernel"),
+)
 SHIMS = ("concur_shim", "concur_python")  # the second knows Python; two files, so that two builders share the work
 
 
@@ -74,6 +79,20 @@ class Prepared:
             ])  # fmt: skip
 
         return self._once(self.root / f"lib{name}.so", make)
+
+    def launches(self) -> Path:
+        """The library that counts candidates' kernel launches; made with the CUDA toolkit that builds them."""
+
+        def make(staging: Path) -> None:
+            self._compile("the launch counter", [
+                self.tools.cxx, "-std=c++20", "-O1", "-w", "-fPIC", "-shared", *(f"-I{path}" for path in self.tools.plain_includes),
+                str(HEADERS / "support/concur_launch.cpp"), "-o", str(staging), "-Wl,-soname,libconcur_launch.so",
+                *(f"-L{folder}" for folder in self.tools.cuda_libraries), "-lcudart",
+            ])  # fmt: skip
+
+        folder = self.root / f"cuda-{self.tools.cuda_key}"
+        folder.mkdir(exist_ok=True)
+        return self._once(folder / "libconcur_launch.so", make)
 
     @cached_property
     def torch_names(self) -> TorchNames:

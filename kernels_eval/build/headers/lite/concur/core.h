@@ -46,10 +46,7 @@ template <class T, std::enable_if_t<std::is_integral_v<T> && (sizeof(T) > 1 || s
 #ifdef CONCUR_STRING
 inline Piece piece(const std::string& s) { Piece p; p.kind = 5; p.s = s.data(); p.n = s.size(); return p; }
 #endif
-template <class... A> [[noreturn]] void fail(const char* func, const char* file, uint32_t line, const char* otherwise, const A&... parts) {
-  const Piece pieces[] = {piece(parts)..., piece("")};
-  check_failed(func, file, line, otherwise, pieces, sizeof...(A));
-}
+template <class... A> [[noreturn]] void fail(const char* func, const char* file, uint32_t line, const char* otherwise, const A&... parts);
 }  // namespace concur
 
 #define CONCUR_FAIL(...) ::concur::fail(__func__, __FILE__, static_cast<uint32_t>(__LINE__), __VA_ARGS__)
@@ -422,6 +419,10 @@ inline Piece piece(c10::ScalarType type) { return piece(scalar_name(type)); }
 inline Piece piece(caffe2::TypeMeta meta) { Piece p; p.kind = 6; p.u = meta.concur_index(); return p; }
 inline Piece piece(const c10::Device& device) { Piece p; p.kind = 7; p.p = &device; return p; }
 inline Piece piece(const c10::IntArrayRef& items) { Piece p; p.kind = 8; p.p = items.data(); p.n = items.size(); return p; }
+template <class... A> [[noreturn]] void fail(const char* func, const char* file, uint32_t line, const char* otherwise, const A&... parts) {
+  const Piece pieces[] = {piece(parts)..., piece("")};
+  check_failed(func, file, line, otherwise, pieces, sizeof...(A));
+}
 }  // namespace concur
 
 #include <concur/tensor.h>

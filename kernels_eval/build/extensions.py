@@ -251,7 +251,10 @@ class Builder:
 
         Raises ToolchainError.
         """
-        jobs: list[tuple[int, Callable[[], object]]] = [(12, partial(self.prepared.shim, SHIMS[0])), (16, partial(self.prepared.shim, SHIMS[1]))]
+        jobs: list[tuple[int, Callable[[], object]]] = [
+            (12, partial(self.prepared.shim, SHIMS[0])),
+            (16, partial(self.prepared.shim, SHIMS[1])),
+        ]
         if self.tools.nvcc:
             jobs += [(1, self.prepared.launches)]
         jobs += [(7, lambda: self.prepared.only_torchs)]  # seconds, as measured on one core

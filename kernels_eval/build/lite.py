@@ -31,8 +31,8 @@ MISSING = re.compile(
 
 # Standard headers that torch's headers bring along, by the names that need them. None is here that torch/types.h does not include.
 STANDARD = {
-    "algorithm": r"\bstd::(sort|stable_sort|partial_sort|nth_element|fill|fill_n|copy|copy_n|transform|clamp|any_of|all_of|none_of|find|find_if"
-    r"|count|count_if|max_element|min_element|minmax|minmax_element|for_each|reverse|rotate|unique|remove|remove_if|generate|shuffle|merge"
+    "algorithm": r"\bstd::(sort|stable_sort|partial_sort|nth_element|fill|fill_n|copy|copy_n|transform|clamp|any_of|all_of|none_of|find"
+    r"|find_if|count|count_if|max_element|min_element|minmax|minmax_element|for_each|reverse|rotate|unique|remove|remove_if|generate|shuffle|merge"
     r"|lower_bound|upper_bound|binary_search|swap_ranges|equal|replace|replace_if|is_sorted|(push|pop|make|sort)_heap|copy_if|includes|search)\b",
     "tuple": r"\btuple\b|\bstd::(get|tie|apply)\b|make_tuple",
     "array": r"\barray\b",
@@ -83,7 +83,12 @@ def standard_headers(text: str) -> str:
 
 def definitions(text: str) -> list[str]:
     """Macros that switch on the costlier parts of the lite headers."""
-    wanted = {"STRING": STRING.search(text), "HALF": HALF.search(text), "ACCESSOR": re.search(r"ccessor|PtrTraits", text), "STD_ARRAY": re.search(r"\barray\b", text)}
+    wanted = {
+        "STRING": STRING.search(text),
+        "HALF": HALF.search(text),
+        "ACCESSOR": re.search(r"ccessor|PtrTraits", text),
+        "STD_ARRAY": re.search(r"\barray\b", text),
+    }
     return [f"-DCONCUR_{name}" for name, found in wanted.items() if found]
 
 
@@ -95,6 +100,7 @@ _UNKNOWN = re.compile(
     r"^'(?:[^']*::)?(\w+)' (?:is not a member of '[\w:]+'|has not been declared|does not name a type)"
     r"|has no member named '(\w+)'|has no member \"(\w+)\"|^'(\w+)' in namespace '[\w:]+' does not name a"
 )
+_DISPATCHED_TYPE = re.compile(r"DeprecatedTypeProperties\W.* to \W?(const )?(c10::|at::)?ScalarType\b")
 _SYNTAX = re.compile(r"expected '[;)}]'|expected ',' or ';'|expected a \"[;)}]\"|expected '}' at end of input")
 _CONDITIONAL = re.compile(r"^\s*#\s*(if|ifdef|ifndef|el\w+)\b(?!.*\b(__CUDA_ARCH__|__CUDACC__|__has_include)\b)", re.MULTILINE)
 
@@ -105,19 +111,24 @@ class TorchNames(NamedTuple):
     macros: frozenset[str]  # that torch's own headers define
     words: frozenset[str]  # every identifier
     file_scope: frozenset[str]  # every identifier outside of namespaces, classes and functions
+    dispatch_takes_types: bool = False  # may AT_DISPATCH_* be given x.type(), as it could before torch 2.0?
+
+
+_OPENS_FILE_SCOPE = re.compile(r'\bextern\s+"C(\+\+)?"\s*$|\benum\b(?!\s+(class|struct))[^;()]*$|\bnamespace\s*$')
 
 
 def file_scope(preprocessed: str) -> set[str]:
     """Identifiers that occur at file scope, the enumerators of unscoped enums included: more than are declared there, never fewer."""
     names: set[str] = set()
     open_braces: list[bool] = []  # does what is inside count as file scope?
+    last = ""
     for piece in re.split(r"([{}])", re.sub(r'^#.*$|"(?:\\.|[^"\\\n])*"(?!\s*\{)', " ", preprocessed, flags=re.MULTILINE)):
         if piece == "}":
             if open_braces:
                 open_braces.pop()
         elif piece == "{":
             outer = all(open_braces)
-            open_braces.append(outer and bool(re.search(r'\bextern\s+"C(\+\+)?"\s*$|\benum\b(?!\s+(class|struct))[^;()]*$|\bnamespace\s*$', last)))
+            open_braces.append(outer and bool(_OPENS_FILE_SCOPE.search(last)))
         elif all(open_braces):
             names.update(IDENTIFIER.findall(piece))
         last = piece if piece not in "{}" else ""
@@ -127,6 +138,8 @@ def file_scope(preprocessed: str) -> set[str]:
 def certain_error(log: str, source: str, known: TorchNames) -> bool:
     """Is the first error in `log` one that torch's own headers give too?"""
     first = _FIRST_ERROR.search(log)
+    if first and _DISPATCHED_TYPE.search(first.group(4)):
+        return not known.dispatch_takes_types
     if first is None or first.group(1) not in ("main.cpp", "cuda.cu") or _CONDITIONAL.search(source):
         return False
     message = first.group(4)

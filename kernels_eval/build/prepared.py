@@ -7,7 +7,6 @@ builds need; torch's precompiled header (45 core-seconds, 790 MB) is made the fi
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -123,7 +122,8 @@ class Prepared:
             staging.write_text(json.dumps([sorted(macros), sorted(words), sorted(macros | file_scope(text))]))
 
         found = json.loads(self._once(self.root / "torch_names.json", make).read_text())
-        return TorchNames(*(frozenset(names) for names in found))
+        dispatch = (self.tools.torch_dir / "include/ATen/Dispatch.h").read_text()
+        return TorchNames(*(frozenset(names) for names in found), "const at::DeprecatedTypeProperties&" in dispatch)
 
     def _has_cuda_libraries(self) -> bool:
         return bool(self.tools.cuda_home and (self.tools.cuda_home / "include/cusparse.h").exists())

@@ -5,8 +5,6 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <c10/util/Exception.h>
 
-extern PyObject* THPException_OutOfMemoryError;  // torch/csrc/Exceptions.h, which costs 5 s to read
-
 namespace concur {
 PyObject* wrap(const void* tensor) { return THPVariable_Wrap(*static_cast<const at::Tensor*>(tensor)); }
 
@@ -28,7 +26,12 @@ void translate_exception() noexcept {
   } catch (const c10::NotImplementedError& e) {
     PyErr_SetString(PyExc_NotImplementedError, e.what_without_backtrace());
   } catch (const c10::OutOfMemoryError& e) {
-    PyErr_SetString(THPException_OutOfMemoryError ? THPException_OutOfMemoryError : PyExc_RuntimeError, e.what_without_backtrace());
+    PyObject* torch = PyImport_ImportModule("torch");
+    PyObject* kind = torch ? PyObject_GetAttrString(torch, "OutOfMemoryError") : nullptr;
+    PyErr_Clear();
+    PyErr_SetString(kind ? kind : PyExc_RuntimeError, e.what_without_backtrace());
+    Py_XDECREF(kind);
+    Py_XDECREF(torch);
   } catch (const c10::Error& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what_without_backtrace());
   } catch (const std::out_of_range& e) {

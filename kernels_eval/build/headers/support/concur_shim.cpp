@@ -85,6 +85,17 @@ void not_implemented(const char* name, c10::ScalarType type, const char* functio
   throw c10::NotImplementedError({function, file, line}, c10::str('"', name, "\" not implemented for '", c10::toString(type), "'"));
 }
 
+void scalar_copy(void* to, const void* from) noexcept { new (to) c10::Scalar(scalar(from)); }
+void scalar_destroy(void* x) noexcept { static_cast<c10::Scalar*>(x)->~Scalar(); }
+double scalar_real(const void* x, int which) { return which ? scalar(x).toDouble() : scalar(x).toFloat(); }
+int64_t scalar_whole(const void* x, int which) {
+  return which == 0 ? scalar(x).toInt() : which == 1 ? scalar(x).toLong() : scalar(x).toBool();
+}
+int64_t sym_int(int64_t d) {
+  TORCH_CHECK(c10::SymInt::check_range(d), "a size of ", d, " is out of range");
+  return d;
+}
+
 // -- a tensor's metadata --------------------------------------------------------------------------------------------------------------
 struct Span { const int64_t* data; size_t size; };
 void* undefined_impl() noexcept { return c10::UndefinedTensorImpl::singleton(); }

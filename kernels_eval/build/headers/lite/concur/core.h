@@ -251,10 +251,13 @@ template <class T> class OptionalArrayRef final {
 };
 using OptionalIntArrayRef = OptionalArrayRef<int64_t>;
 
+}  // namespace c10
+namespace concur { int64_t sym_int(int64_t d); }  // d, or torch's error where it is out of a SymInt's range
+namespace c10 {
 // A size that is a plain number; torch's may also be a symbol, which no candidate's native code ever sees.
 class SymInt {
  public:
-  SymInt(int64_t d);
+  SymInt(int64_t d) : data_(concur::sym_int(d)) {}
   SymInt() : data_(0) {}
   SymInt(const SymInt& s) : data_(s.data_) {}
   SymInt(SymInt&& s) noexcept : data_(s.data_) { s.data_ = 0; }
@@ -278,6 +281,13 @@ CONCUR_SCALAR(c10::Half, Half) CONCUR_SCALAR(c10::BFloat16, BFloat16)
 }
 #endif
 
+namespace concur {
+void scalar_copy(void* to, const void* from) noexcept;  // `to` is storage
+void scalar_destroy(void* scalar) noexcept;
+double scalar_real(const void* scalar, int which);   // 0: as float, 1: as double; throws where torch's does
+int64_t scalar_whole(const void* scalar, int which);  // 0: as int, 1: as int64_t, 2: as bool
+}  // namespace concur
+
 namespace c10 {
 class Scalar {
  public:
@@ -298,11 +308,11 @@ class Scalar {
   Scalar(BFloat16 v) { real(static_cast<float>(v)); }
 #endif
   template <class T, std::enable_if_t<std::is_same_v<T, bool>, bool>* = nullptr> Scalar(T v) : tag(4) { value.i = v; }
-  Scalar(const Scalar& other);
-  Scalar(Scalar&& other) noexcept;
-  Scalar& operator=(const Scalar& other);
-  Scalar& operator=(Scalar&& other) noexcept;
-  ~Scalar() { if (tag > 4) release(); }
+  Scalar(const Scalar& other) { concur::scalar_copy(this, &other); }
+  Scalar(Scalar&& other) noexcept { concur::scalar_copy(this, &other); }
+  Scalar& operator=(const Scalar& other) { if (this != &other) { this->~Scalar(); concur::scalar_copy(this, &other); } return *this; }
+  Scalar& operator=(Scalar&& other) noexcept { return *this = static_cast<const Scalar&>(other); }
+  ~Scalar() { if (tag > 4) concur::scalar_destroy(this); }
   float toFloat() const { return static_cast<float>(convert(0)); }
   double toDouble() const { return convert(1); }
   int toInt() const { return static_cast<int>(convert_whole(0)); }
@@ -317,9 +327,8 @@ class Scalar {
  private:
   void whole(int64_t v) { tag = 1; value.i = v; }
   void real(double v) { tag = 0; value.d = v; }
-  void release();
-  double convert(int which) const;
-  int64_t convert_whole(int which) const;
+  double convert(int which) const { return concur::scalar_real(this, which); }
+  int64_t convert_whole(int which) const { return concur::scalar_whole(this, which); }
   int tag;
   union alignas(16) { double d; int64_t i; uint64_t u; double z[2]; void* p; } value;
 };

@@ -101,6 +101,22 @@ class Toolchain:
             paths.append(self.cuda_home / "include")  # host sources of a CUDA extension include cuda_runtime.h too
         return [f"-I{path}" for path in paths]
 
+    @cached_property
+    def cuda_key(self) -> str:
+        return stable_hash([self.nvcc_version, str(self.cuda_home)])[:16]
+
+    @property
+    def cuda_libraries(self) -> list[Path]:
+        """Folders that may hold libcudart."""
+        folders = [self.cuda_home / name for name in ("lib64", "targets/x86_64-linux/lib", "lib")] if self.cuda_home else []
+        return [folder for folder in folders if folder.is_dir()]
+
+    @property
+    def plain_includes(self) -> list[Path]:
+        """What a source may include beside torch's headers: Python's, and CUDA's where there is a toolkit."""
+        cuda = self.cuda_home / "include" if self.cuda_home else None
+        return [Path(sysconfig.get_paths()["include"]), *([cuda] if cuda and (cuda / "cuda_runtime.h").exists() else [])]
+
     @property
     def environment(self) -> dict[str, str]:
         """What compilers see: nothing of the user's environment but the search path, a home that does not exist, and C messages."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels_eval.build.extensions import Builder, _pch_family
+from kernels_eval.build.extensions import Builder
 from kernels_eval.build.spec import Build, ExtensionSpec
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import ToolchainError
@@ -42,7 +42,7 @@ def test_a_library_is_built_once(builder: Builder) -> None:
     asked = spec(unique=True)
     assert builder.cached(asked) is None
     first = builder.build(asked)
-    assert first.ok and not first.cached and first.tier == "slim" and first.seconds > 0
+    assert first.ok and not first.cached and first.tier == "lite" and first.seconds > 0
     stamp = Path(first.path).stat().st_mtime_ns
     second = Builder(BuildConfig()).build(asked)
     assert second.ok and second.cached and second.path == first.path and second.key == asked.key
@@ -102,11 +102,11 @@ def test_both_tiers_blame_the_same_line(builder: Builder, fault: str) -> None:
     scratch = builder.tools.cache / f"build-test-{uuid.uuid4().hex}"
     scratch.mkdir()
     try:
-        slim, full = (builder._attempt(asked, tier, scratch) for tier in ("slim", "full"))
+        lite, full = (builder._attempt(asked, tier, scratch) for tier in ("lite", "full"))
     finally:
         shutil.rmtree(scratch)
     blamed = []
-    for build in (slim, full):
+    for build in (lite, full):
         assert not build.ok and build.reason == "build_failed" and name in build.log
         found = re.search(r"main\.cpp:(\d+)(?::\d+)?: (?:error|fatal)[^\n]*", build.log)
         assert found, build.log
@@ -158,20 +158,6 @@ def test_the_key_covers_the_gpu_only_where_there_is_cuda_code() -> None:
     cuda = spec(cuda_sources=("__global__ void k() {}",))
     if first.nvcc:
         assert first.key_for(cuda) != second.key_for(cuda)
-
-
-@pytest.mark.parametrize(("flags", "family"), [
-    ((), None),
-    (("-O3",), "plain"),
-    (("-O2", "-Wall", "-funroll-loops"), "plain"),
-    (("-O3", "-march=native"), "native"),
-    (("-O3 -ffast-math",), None),
-    (("-Ofast", "-march=native"), "native-fast"),
-    (("-O2", "-fopenmp"), None),
-    (("-O2", "-DN=3"), None),
-])  # fmt: skip
-def test_which_precompiled_header_fits(flags: tuple[str, ...], family: str | None) -> None:
-    assert _pch_family(flags) == family
 
 
 def test_a_compiler_that_is_not_there_is_the_machines_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

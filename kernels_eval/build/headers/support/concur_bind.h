@@ -3,30 +3,24 @@
 // not fit, C++ exceptions become RuntimeError (IndexError and ValueError for their std counterparts).
 #pragma once
 #include <Python.h>
-#include "concur_shim.h"
-#include <ATen/core/Tensor.h>
-#include <c10/util/Exception.h>
-#include <c10/util/ArrayRef.h>
-#include <optional>
-#include <stdexcept>
-#include <string>
+#include <concur/core.h>
 #include <tuple>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 namespace concur {
+PyObject* wrap(const void* tensor);            // new reference, or nullptr with a Python error set
+bool unpack(PyObject* object, void* tensor);   // false where the object is not a tensor; sets no error
+void translate_exception() noexcept;           // the C++ exception that is being handled becomes the Python error
 
 template <class T> inline constexpr bool always_false = false;
 
 // A value taken from Python: `stored` owns it while the call lasts.
 template <class T, class = void> struct From {
-  static_assert(always_false<T>, "argument type not supported by the slim bindings");
+  static_assert(always_false<T>, "argument type not supported by the lite bindings");
 };
 
 template <> struct From<at::Tensor> {
   at::Tensor stored;
-  bool load(PyObject* o) { if (o == Py_None) { stored = at::Tensor(); return true; } return concur_unpack(o, stored); }
+  bool load(PyObject* o) { if (o == Py_None) { stored = at::Tensor(); return true; } return unpack(o, &stored); }
   at::Tensor& get() { return stored; }
 };
 
@@ -73,6 +67,7 @@ template <class T> struct From<T, std::enable_if_t<std::is_floating_point_v<T>>>
   T& get() { return stored; }
 };
 
+#ifdef CONCUR_STRING
 template <> struct From<std::string> {
   std::string stored;
   bool load(PyObject* o) {
@@ -85,6 +80,7 @@ template <> struct From<std::string> {
   }
   std::string& get() { return stored; }
 };
+#endif
 
 template <class T> struct From<std::vector<T>> {
   std::vector<T> stored;
@@ -149,7 +145,7 @@ template <class A, class B> struct is_tuple<std::pair<A, B>> : std::false_type {
 
 template <class T> PyObject* to_python(const T& value) {
   if constexpr (std::is_same_v<T, at::Tensor>) {
-    return concur_wrap(value);
+    return wrap(&value);
   } else if constexpr (std::is_same_v<T, bool>) {
     return PyBool_FromLong(value);
   } else if constexpr (std::is_integral_v<T> && std::is_unsigned_v<T>) {
@@ -169,7 +165,7 @@ template <class T> PyObject* to_python(const T& value) {
   } else if constexpr (is_tuple<T>::value) {
     return tuple_to_python(value, std::make_index_sequence<std::tuple_size_v<T>>());
   } else {
-    static_assert(always_false<T>, "result type not supported by the slim bindings");
+    static_assert(always_false<T>, "result type not supported by the lite bindings");
   }
 }
 
@@ -204,18 +200,8 @@ template <class R, class... A> struct Caller<R (*)(A...)> {
       } else {
         return to_python<std::remove_cv_t<std::remove_reference_t<R>>>(function(pass<A>(std::get<I>(held))...));
       }
-    } catch (const c10::Error& e) {
-      PyErr_SetString(PyExc_RuntimeError, e.what_without_backtrace());
-    } catch (const std::out_of_range& e) {
-      PyErr_SetString(PyExc_IndexError, e.what());
-    } catch (const std::invalid_argument& e) {
-      PyErr_SetString(PyExc_ValueError, e.what());
-    } catch (const std::bad_alloc& e) {
-      PyErr_SetString(PyExc_MemoryError, e.what());
-    } catch (const std::exception& e) {
-      PyErr_SetString(PyExc_RuntimeError, e.what());
     } catch (...) {
-      PyErr_SetString(PyExc_RuntimeError, "unknown C++ exception");
+      translate_exception();
     }
     return nullptr;
   }

@@ -1,0 +1,162 @@
+"""What building a candidate costs, by header tier, over real responses.
+
+    python -m benchmarks.build_cost --responses qwq32b_candidates.parquet --limit 60 --tiers lite,full --full-limit 25
+
+Needs nvcc and no GPU. Builds the extensions that recorded responses ask for, each with each tier and from scratch, and prints the median
+core-seconds (user and system time of the compilers: preprocess, compile, bind, link), the share of what builds at all that lite builds,
+and every disagreement between the tiers. Time to make shims and precompiled headers is measured apart. A deadline is 600 s of wall time.
+The candidates' modules are run to see what they ask for, with builds replaced by stubs: only give it responses you would run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from kernels_eval.build.extensions import Builder
+from kernels_eval.build.spec import ExtensionSpec
+from kernels_eval.config import BuildConfig
+from tasks.synthesis.parsing import parse_response
+
+# Reads a list of modules, prints what each asks for: a forked process each, so that no module sees what another left behind.
+CAPTURE = """
+import json, os, signal, sys
+import torch
+from kernels_eval.build.interception import intercept
+
+class Stub:
+    def __getattr__(self, name): return lambda *a, **k: None
+
+def asked_by(code):
+    asked = []
+    intercept(lambda spec: asked.append(spec) or Stub())
+    try:
+        exec(compile(code, "candidate", "exec"), {"__name__": "candidate"})
+    except BaseException:
+        pass
+    return asked
+
+modules, out = json.load(sys.stdin), os.dup(1)
+os.dup2(2, 1)
+for code in modules:
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        os.write(out, (json.dumps(asked_by(code)) + chr(10)).encode())
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        os.write(out, b"[]" + chr(10).encode())
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--responses", required=True, help="recorded responses, Parquet with columns response and recorded_compiled")
+    parser.add_argument("--limit", type=int, default=60, help="extensions with CUDA sources, spread over the file")
+    parser.add_argument("--full-limit", type=int, default=None, help="of those, how many also with torch's own headers")
+    parser.add_argument("--tiers", default="lite,full")
+    parser.add_argument("--arch", default="9.0", help="compute capability to build for")
+    parser.add_argument("--out", help="write one JSON line an extension")
+    arguments = parser.parse_args()
+    specs = captured(arguments.responses, arguments.limit)
+    with tempfile.TemporaryDirectory() as cache:
+        builder = Builder(BuildConfig(timeout_s=600, cuda_arch=arguments.arch), cache=Path(cache))
+        began = children_s()
+        builder.warm()
+        print(f"made once for lite: {children_s() - began:.1f} core-s")
+        tiers = arguments.tiers.split(",")
+        rows = []
+        for number, (recorded, spec) in enumerate(specs):
+            row: dict[str, Any] = {"recorded_compiled": recorded}
+            if "lite" in tiers:
+                row["lite"] = with_lite(builder, spec)
+            every = max(1, len(specs) // (arguments.full_limit or len(specs)))
+            if "full" in tiers and number % every == 0:
+                row["full"] = measured(builder, spec, "full")
+            rows.append(row)
+            print(json.dumps({"number": number, **row})[:400], file=sys.stderr, flush=True)
+    if arguments.out:
+        Path(arguments.out).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report(rows)
+    return 0
+
+
+def captured(path: str, limit: int) -> list[tuple[bool, ExtensionSpec]]:
+    """(recorded as compiled, spec) of responses that ask for CUDA sources: as many of each kind, spread evenly over the file."""
+    import polars as pl
+
+    responses = pl.read_parquet(path).sort("sample_id", "level", "problem_id")
+    codes = [(bool(row["recorded_compiled"]), parse_response(row["response"]).code) for row in responses.iter_rows(named=True)]
+    codes = [(recorded, code) for recorded, code in codes if code and "cuda_sources" in code]
+    asking = json.dumps([code for _, code in codes])
+    done = subprocess.run([sys.executable, "-c", CAPTURE], input=asking, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[bool, list[tuple[bool, ExtensionSpec]]] = {True: [], False: []}
+    for (recorded, _), line in zip(codes, done.stdout.splitlines(), strict=True):
+        specs = [ExtensionSpec.model_validate(one) for one in json.loads(line) if one.get("cuda_sources")]
+        found[recorded] += [(recorded, spec) for spec in specs[:1]]
+    for kind, all_of_it in found.items():  # spread evenly
+        found[kind] = all_of_it[:: max(1, 2 * len(all_of_it) // limit)]
+    pairs = zip(found[True], found[False], strict=False)
+    return [one for pair in pairs for one in pair][:limit]
+
+
+def with_lite(builder: Builder, spec: ExtensionSpec) -> dict[str, Any]:
+    if not builder._lite_can(spec):
+        return {"outcome": "not for lite", "core_s": 0.0}
+    return measured(builder, spec, "lite")
+
+
+def measured(builder: Builder, spec: ExtensionSpec, tier: str) -> dict[str, Any]:
+    scratch = builder.work_root / uuid.uuid4().hex
+    scratch.mkdir()
+    if tier == "full":
+        builder.prepared.precompiled()
+    began, wall = children_s(), time.monotonic()
+    build = builder._attempt(spec, tier, scratch)
+    core_s = children_s() - began
+    shutil.rmtree(scratch)
+    outcome = "built" if build.ok else "deadline" if build.reason == "build" else "failed"
+    if outcome == "failed" and tier == "lite" and builder._certain(build, spec):
+        outcome = "refused"  # for certain: full is not asked
+    return {"outcome": outcome, "core_s": core_s, "wall_s": time.monotonic() - wall, "log": build.log[:300]}
+
+
+def children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def report(rows: list[dict[str, Any]]) -> None:
+    print("| tier | extensions | median core-s, built | median core-s, all | outcomes |\n| --- | --- | --- | --- | --- |")
+    for tier in ("lite", "full"):
+        of = [row[tier] for row in rows if tier in row and row[tier]["outcome"] != "not for lite"]
+        if of:
+            built = [one["core_s"] for one in of if one["outcome"] == "built"]
+            outcomes = Counter(row[tier]["outcome"] for row in rows if tier in row)
+            shown = ", ".join(f"{count} {name}" for name, count in outcomes.most_common())
+            median = f"{statistics.median(built):.1f}" if built else "-"
+            print(f"| {tier} | {len(of)} | {median} | {statistics.median(one['core_s'] for one in of):.1f} | {shown} |")
+    both = [row for row in rows if "lite" in row and "full" in row and row["full"]["outcome"] != "deadline"]
+    good = [row for row in both if row["full"]["outcome"] == "built"]
+    if both:
+        print(f"\nbuilt by full: {len(good)}, of these by lite: {sum(row['lite']['outcome'] == 'built' for row in good)}")
+        wrong = [row for row in both if row["lite"]["outcome"] == "built" and row["full"]["outcome"] != "built"]
+        wrong += [row for row in good if row["lite"]["outcome"] == "refused"]
+        print(f"disagreements: {len(wrong)} of {len(both)}")
+        for row in wrong:
+            print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,3 @@
+#pragma once
+#include <concur/core.h>
+#include <torch/headeronly/util/Half.h>

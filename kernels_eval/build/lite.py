@@ -1,0 +1,251 @@
+"""Writes, for one candidate, the operator declarations that the `lite` headers include: from torch's own headers, only what is named.
+
+Guarantees: an operator that the source names comes with every overload torch has of that name, in torch's own words, so that overload
+resolution is torch's; an overload whose types lite does not have is there and deleted. Everything is keyed by the source's identifiers:
+a name that does not occur in the text is not declared. Does not guarantee that an operator can be expressed: then the source does not
+compile with `lite`, and `full` says what it is worth.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+COMMENT_OR_LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+
+# What only torch's whole header has, or what lite must not guess: such a source goes straight to `full`.
+BEYOND = re.compile(
+    r"PYBIND11|\bpybind11\b|\bpy\s*::|\btorch\s*::\s*(nn|jit|autograd|optim|data|serialize|indexing|linalg|fft|special|stable)\b|TORCH_LIBRARY"
+    r"|\b(intrusive_ptr|IValue|TensorImpl|unsafeGetTensorImpl|TensorBase|TensorIndex|Vectorized|cublas\w+|DispatchKey|SymInt|AutoGradMode|NoGradGuard)\b"
+    r"|\bconcur_?\w*|#\s*pragma\s+once|\bfrom_blob\b"
+)
+
+# Overloads that mention these are declared and deleted: lite has the names, but not the things.
+MISSING = re.compile(
+    r"Generator|Dimname|Storage|\bStream\b|QScheme|\bList<|ITensorList|IListRef|TensorIndex|array<bool|Tensor\[\]|IntArrayRef\[\]|complex"
+    r"|OptionalTensorRef|OptionalSymIntArrayRef|Quantizer"
+)
+
+# Standard headers that torch's headers bring along, by the names that need them. None is here that torch/types.h does not include.
+STANDARD = {
+    "algorithm": r"\bstd::(sort|stable_sort|partial_sort|nth_element|fill|fill_n|copy|copy_n|transform|clamp|any_of|all_of|none_of|find"
+    r"|find_if|count|count_if|max_element|min_element|minmax|minmax_element|for_each|reverse|rotate|unique|remove|remove_if|generate|shuffle|merge"
+    r"|lower_bound|upper_bound|binary_search|swap_ranges|equal|replace|replace_if|is_sorted|(push|pop|make|sort)_heap|copy_if|includes|search)\b",
+    "tuple": r"\btuple\b|\bstd::(get|tie|apply)\b|make_tuple",
+    "array": r"\barray\b",
+    "iterator": r"\bstd::(back_inserter|inserter|distance|advance|next|prev|(reverse|istream|ostream)_iterator)\b",
+    "functional": r"\bstd::(function|bind|hash|less|greater|plus|minus|multiplies|ref|cref|invoke)\b",
+    "memory": r"\bstd::(unique_ptr|shared_ptr|make_unique|make_shared|weak_ptr|addressof|allocator)\b",
+    "numeric": r"\bstd::(accumulate|iota|inner_product|partial_sum|reduce|gcd|lcm|adjacent_difference|transform_reduce)\b",
+    "iostream": r"\bstd::(cout|cerr|endl|clog|cin)\b",
+    "sstream": r"\bstd::\w*stringstream\b",
+    "iomanip": r"\bstd::(setw|setprecision|setfill|fixed|hex)\b",
+    "stdexcept": r"\bstd::(runtime_error|invalid_argument|out_of_range|logic_error|domain_error|length_error|range_error|overflow_error)\b",
+    "thread": r"\bstd::(thread|this_thread)\b",
+    "mutex": r"\bstd::(mutex|lock_guard|unique_lock|once_flag|call_once|scoped_lock)\b",
+    "atomic": r"\bstd::atomic",
+    "chrono": r"\bstd::chrono\b",
+    "map": r"\bstd::(multi)?map\b",
+    "set": r"\bstd::(multi)?set\b",
+    "unordered_map": r"\bstd::unordered_map\b",
+    "unordered_set": r"\bstd::unordered_set\b",
+    "deque": r"\bstd::deque\b",
+    "list": r"\bstd::list\b",
+    "complex": r"\bstd::complex\b",
+    "variant": r"\bstd::(variant|visit|get_if|holds_alternative|monostate)\b",
+    "bitset": r"\bstd::bitset\b",
+    "limits.h": r"\b(INT|UINT|LONG|ULONG|LLONG|SHRT|CHAR|UCHAR|SCHAR)_(MAX|MIN)\b",
+    "assert.h": r"\bassert\s*\(",
+    "time.h": r"\b(clock_gettime|clock|time)\s*\(",
+}
+HALF = re.compile(r"\b(Half|BFloat16|kHalf|kBFloat16|kFloat16|kF16|AT_DISPATCH\w*HALF\w*|AT_DISPATCH\w*REDUCED\w*)\b")
+STRING = re.compile(r"\b(string\w*|\w*stream|to_string|cout|cerr|what|name)\b|std::str|::Device\b")
+
+_FUNCTION = re.compile(r"^inline ([^\n;]*?)\b(\w+)\(([^\n]*)\) (\{\n.*?^\})", re.MULTILINE | re.DOTALL)
+_METHOD = re.compile(r"^inline ([^\n;]*?) Tensor::(\w+)\(([^\n]*)\) const (\{\n.*?^\})", re.MULTILINE | re.DOTALL)
+_DECLARED = re.compile(r"^  ([^\n;{}=()]*?)\b(\w+)\(([^\n;{}]*)\) const;$", re.MULTILINE)
+_STRUCT = re.compile(r"^struct TORCH_API (\w+) \{(.*?)^\};", re.MULTILINE | re.DOTALL)
+_CALL = re.compile(r"static ([^\n;]*? call\([^\n;]*\));")
+_SYMINT = re.compile(r"^namespace symint \{.*?^\}", re.MULTILINE | re.DOTALL)
+
+
+def plain_text(source: str) -> str:
+    """The source without comments and string literals."""
+    return COMMENT_OR_LITERAL.sub(" ", source)
+
+
+def standard_headers(text: str) -> str:
+    return "".join(f"#include <{header}>\n" for header, names in STANDARD.items() if re.search(names, text))
+
+
+def definitions(text: str) -> list[str]:
+    """Macros that switch on the costlier parts of the lite headers."""
+    wanted = {
+        "STRING": STRING.search(text),
+        "HALF": HALF.search(text),
+        "ACCESSOR": re.search(r"ccessor|PtrTraits", text),
+        "STD_ARRAY": re.search(r"\barray\b", text),
+    }
+    return [f"-DCONCUR_{name}" for name, found in wanted.items() if found]
+
+
+# A first error of these kinds is the candidate's own where the name in it, if any, occurs nowhere in torch's headers: both tiers read the
+# same text with the same macros (a source that names a macro only torch has never comes here), so no header of torch could mend it.
+_FIRST_ERROR = re.compile(r"^(\S+?)(?::(\d+)(?::\d+)?: (?:fatal )?error: |\((\d+)\): error: )(.*)$", re.MULTILINE)
+_UNDECLARED = re.compile(r"^'(\w+)' was not declared in this scope|^identifier \"(\w+)\" is undefined")
+_UNKNOWN = re.compile(
+    r"^'(?:[^']*::)?(\w+)' (?:is not a member of '[\w:]+'|has not been declared|does not name a type)"
+    r"|has no member named '(\w+)'|has no member \"(\w+)\"|^'(\w+)' in namespace '[\w:]+' does not name a"
+)
+_DISPATCHED_TYPE = re.compile(r"DeprecatedTypeProperties\W.* to \W?(const )?(c10::|at::)?ScalarType\b")
+_SYNTAX = re.compile(r"expected '[;)}]'|expected ',' or ';'|expected a \"[;)}]\"|expected '}' at end of input")
+_CONDITIONAL = re.compile(r"^\s*#\s*(if|ifdef|ifndef|el\w+)\b(?!.*\b(__CUDA_ARCH__|__CUDACC__|__has_include)\b)", re.MULTILINE)
+
+
+class TorchNames(NamedTuple):
+    """Names in torch's headers and everything those include."""
+
+    macros: frozenset[str]  # that torch's own headers define
+    words: frozenset[str]  # every identifier
+    file_scope: frozenset[str]  # every identifier outside of namespaces, classes and functions
+    dispatch_takes_types: bool = False  # may AT_DISPATCH_* be given x.type(), as it could before torch 2.0?
+
+
+_OPENS_FILE_SCOPE = re.compile(r'\bextern\s+"C(\+\+)?"\s*$|\benum\b(?!\s+(class|struct))[^;()]*$|\bnamespace\s*$')
+
+
+def file_scope(preprocessed: str) -> set[str]:
+    """Identifiers that occur at file scope, the enumerators of unscoped enums included: more than are declared there, never fewer."""
+    names: set[str] = set()
+    open_braces: list[bool] = []  # does what is inside count as file scope?
+    last = ""
+    for piece in re.split(r"([{}])", re.sub(r'^#.*$|"(?:\\.|[^"\\\n])*"(?!\s*\{)', " ", preprocessed, flags=re.MULTILINE)):
+        if piece == "}":
+            if open_braces:
+                open_braces.pop()
+        elif piece == "{":
+            outer = all(open_braces)
+            open_braces.append(outer and bool(_OPENS_FILE_SCOPE.search(last)))
+        elif all(open_braces):
+            names.update(IDENTIFIER.findall(piece))
+        last = piece if piece not in "{}" else ""
+    return names
+
+
+def certain_error(log: str, source: str, known: TorchNames) -> bool:
+    """Is the first error in `log` one that torch's own headers give too?"""
+    first = _FIRST_ERROR.search(log)
+    if first and _DISPATCHED_TYPE.search(first.group(4)):
+        return not known.dispatch_takes_types
+    if first is None or first.group(1) not in ("main.cpp", "cuda.cu") or _CONDITIONAL.search(source):
+        return False
+    message = first.group(4)
+    if unqualified := _UNDECLARED.search(message):
+        name = next(name for name in unqualified.groups() if name)
+        # a call may find what its arguments' namespaces have; anything else only what is at file scope, or is brought there
+        called = re.search(rf"\b{name}\s*[(<]", source) or re.search(r"\busing\s", source)
+        return name not in (known.words if called else known.file_scope)
+    if unknown := _UNKNOWN.search(message):
+        return next(name for name in unknown.groups() if name) not in known.words
+    return bool(_SYNTAX.search(message))
+
+
+class Operators:
+    """torch's operators, read from the headers of one installation as they are asked for."""
+
+    def __init__(self, include: Path) -> None:
+        self.include = include
+        self._structs: dict[str, dict[str, str]] = {}
+
+    @cached_property
+    def _methods(self) -> dict[str, list[tuple[str, str, str, str]]]:
+        """name -> (result, parameters with defaults, parameters as defined, body) of each overload of a Tensor method."""
+        text = (self.include / "ATen/core/TensorBody.h").read_text()
+        inside, _, outside = text.partition("\n};\n")
+        declared: dict[tuple[str, str], tuple[str, str]] = {}
+        for result, name, parameters in _DECLARED.findall(inside):
+            declared[name, _bare(parameters)] = (result, parameters)
+        found: dict[str, list[tuple[str, str, str, str]]] = {}
+        for _, name, parameters, body in _METHOD.findall(outside):
+            if (name, _bare(parameters)) in declared:
+                result, with_defaults = declared[name, _bare(parameters)]
+                found.setdefault(name, []).append((result, with_defaults, parameters, body))
+        return found
+
+    @cached_property
+    def _factories(self) -> dict[str, list[str]]:
+        text = (self.include / "torch/csrc/autograd/generated/variable_factories.h").read_text()
+        found: dict[str, list[str]] = {}
+        for match in _FUNCTION.finditer(text):
+            found.setdefault(match.group(2), []).append(match.group(0))
+        return found
+
+    def write(self, text: str, folder: Path) -> None:
+        """Write concur_methods.inc, concur_ops.inc, concur_factories.inc and concur_std.inc for this source (plain text) into `folder`."""
+        names = sorted(set(IDENTIFIER.findall(text)))
+        methods, functions, factories, wanted = [], [], [], set()
+        sources = set()
+        for name in names:
+            for result, with_defaults, _, body in self._methods.get(name, ()):
+                methods.append(_declared_or_deleted(f"{result} {name}({with_defaults}) const", body, wanted))
+                sources.add(name)
+            for function in self._functions(name):
+                functions.append(_declared_or_deleted(*function, wanted))
+                sources.add(name)
+        for name in names:
+            for factory in self._factories.get(name, ()):
+                if "tensor_data_container" in factory or "from_blob" in factory:
+                    continue
+                head, _, body = factory.partition(" {\n")
+                factories.append(_declared_or_deleted(head, "{\n" + body, wanted))
+                sources.add(name)
+                functions += [_declared_or_deleted(*one, wanted) for one in self._functions(name) if name not in names]
+        structs = {key: value for name in sources for key, value in self._structs_of(name).items()}
+        calls = [f"struct {name} {{ static {structs[name]}; }};" for name in sorted(wanted) if name in structs]
+        folder.mkdir(exist_ok=True)
+        (folder / "concur_methods.inc").write_text("\n".join(methods))
+        (folder / "concur_calls.inc").write_text("\n".join(calls))
+        (folder / "concur_ops.inc").write_text("namespace at {\n" + "\n".join(functions) + "\n}\n")
+        (folder / "concur_factories.inc").write_text("\n".join(factories))
+        generated = "\n".join([*methods, *calls, *functions, *factories])
+        needed = "".join(f"#include <{header}>\n" for header in ("tuple", "string_view") if header in generated)
+        (folder / "concur_std.inc").write_text(needed + standard_headers(text))
+
+    def _functions(self, name: str) -> list[tuple[str, str]]:
+        """(head, body) of each overload of at::name."""
+        base = re.sub(r"_(out|outf)$", "", name)
+        path = self.include / "ATen/ops" / f"{base}.h"
+        if not path.exists() and base.endswith("_"):
+            path = self.include / "ATen/ops" / f"{base[:-1]}.h"
+        if not path.exists():
+            return []
+        text = _SYMINT.sub("", path.read_text())
+        return [(f"inline {r}{n}({p})", body) for r, n, p, body in _FUNCTION.findall(text) if n == name]
+
+    def _structs_of(self, name: str) -> dict[str, str]:
+        """struct name -> declaration of `call`, for the file that holds an operator and its in-place and out forms."""
+        base = re.sub(r"_(out|outf)$", "", name)
+        for candidate in (base, base.rstrip("_")):
+            path = self.include / "ATen/ops" / f"{candidate}_ops.h"
+            if path.exists():
+                if candidate not in self._structs:
+                    found = _STRUCT.findall(path.read_text())
+                    self._structs[candidate] = {struct: m.group(1) for struct, body in found if (m := _CALL.search(body))}
+                return self._structs[candidate]
+        return {}
+
+
+def _declared_or_deleted(head: str, body: str, wanted: set[str]) -> str:
+    if MISSING.search(head) or "symint" in head or "SymInt" in head:
+        return f"{head} = delete;"
+    calls = re.findall(r"at::_ops::(\w+)::call", body)
+    wanted.update(calls)
+    return f"{head} {body}"
+
+
+def _bare(parameters: str) -> str:
+    """Parameters without default values and blanks, to match a declaration with its definition."""
+    return re.sub(r"\s", "", re.sub(r"=(\{[^}]*\}|[^,]*)(?=,|$)", "", parameters))

@@ -1,0 +1,169 @@
+"""What is made once per (torch, Python, compiler) and then shared by every build: shims, header folders, torch's precompiled header.
+
+Guarantees: each thing is made under a lock and renamed into place whole, by whichever builder needs it first. `warm` makes what `lite`
+builds need; torch's precompiled header (45 core-seconds, 790 MB) is made the first time a source needs torch's own header.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import uuid
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from kernels_eval.build.lite import IDENTIFIER, Operators, TorchNames, file_scope
+from kernels_eval.build.process import Lock, interesting, rename_into_place
+from kernels_eval.build.toolchain import HEADERS, Toolchain
+from kernels_eval.errors import ToolchainError
+
+DEADLINE_S = 600
+# what nvcc's launch stubs call (CUDA 13: __cudaLaunchKernel, before it cudaLaunchKernel), and what sources call themselves
+WRAPPED = (
+    *("__cudaRegisterFunction", "__cudaGetKernel", "__cudaLaunchKernel", "__cudaLaunchKernel_ptsz"),
+    *("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaLaunchCooperativeKernel"),
+)
+SHIMS = ("concur_shim", "concur_python")  # the second knows Python; two files, so that two builders share the work
+
+
+class Prepared:
+    """Things made once, in the cache of one toolchain."""
+
+    def __init__(self, tools: Toolchain) -> None:
+        self.tools = tools
+        self.operators = Operators(tools.torch_dir / "include")
+
+    @cached_property
+    def root(self) -> Path:
+        root = self.tools.cache / "headers" / self.tools.key
+        root.mkdir(parents=True, exist_ok=True)
+        return root
+
+    def _once(self, target: Path, make: Callable[[Path], None]) -> Path:
+        if not target.exists():
+            with Lock(target.with_name(f".{target.name}.lock")):
+                if not target.exists():
+                    staging = target.with_name(f".{uuid.uuid4().hex}-{target.name}")
+                    make(staging)
+                    rename_into_place(staging, target)
+        return target
+
+    def _compile(self, what: str, command: Sequence[str]) -> str:
+        done = subprocess.run(command, capture_output=True, text=True, env=self.tools.environment, timeout=DEADLINE_S, errors="replace")
+        if done.returncode:
+            raise ToolchainError(f"{what} does not compile with {self.tools.cxx}: {interesting(done.stderr, self.root)}", "concur doctor")
+        return done.stdout
+
+    # -- the lite tier ---------------------------------------------------------------------------------------------------------------
+
+    def lite_headers(self) -> Path:
+        """Our headers, and beside them torch's header-only ones: nothing else of torch can be included from there."""
+
+        def make(staging: Path) -> None:
+            shutil.copytree(HEADERS / "lite", staging)
+            (staging / "torch/headeronly").symlink_to(self.tools.torch_dir / "include/torch/headeronly")
+
+        return self._once(self.root / "lite", make)
+
+    def shim(self, name: str) -> Path:
+        def make(staging: Path) -> None:
+            libraries = ["-lc10", "-ltorch_cpu"] + (["-ltorch_python"] if name == "concur_python" else [])
+            self._compile(f"the shim {name}", [
+                self.tools.cxx, "-std=c++20", "-O0" if name == "concur_python" else "-O1", "-w", "-fPIC", "-shared", *self.tools.includes,
+                str(HEADERS / f"support/{name}.cpp"), "-o", str(staging), f"-Wl,-soname,lib{name}.so",
+                f"-L{self.tools.torch_dir / 'lib'}", *libraries,
+            ])  # fmt: skip
+
+        return self._once(self.root / f"lib{name}.so", make)
+
+    def launches(self) -> Path:
+        """The library that counts candidates' kernel launches; made with the CUDA toolkit that builds them."""
+
+        def make(staging: Path) -> None:
+            self._compile("the launch counter", [
+                self.tools.cxx, "-std=c++20", "-O1", "-w", "-fPIC", "-shared", *(f"-I{path}" for path in self.tools.plain_includes),
+                str(HEADERS / "support/concur_launch.cpp"), "-o", str(staging), "-Wl,-soname,libconcur_launch.so",
+                *(f"-L{folder}" for folder in self.tools.cuda_libraries), "-lcudart",
+            ])  # fmt: skip
+
+        folder = self.root / f"cuda-{self.tools.cuda_key}"
+        folder.mkdir(exist_ok=True)
+        return self._once(folder / "libconcur_launch.so", make)
+
+    @cached_property
+    def torch_names(self) -> TorchNames:
+        """What torch's headers, and all they include, bring into a source: decides where lite may speak for full."""
+
+        def make(staging: Path) -> None:
+            probe = self.root / f".{uuid.uuid4().hex}.cpp"
+            cuda = ["cuda_runtime.h", "c10/cuda/CUDAGuard.h"] if self.tools.nvcc else []
+            heads = ["torch/extension.h", *cuda, *(["ATen/cuda/CUDAContext.h"] if self._has_cuda_libraries() else [])]
+            probe.write_text("".join(f"#include <{head}>\n" for head in heads))
+            try:
+                text = self._compile("torch's header", [self.tools.cxx, *COMMON_CXX, "-E", "-dD", *self.tools.includes, str(probe)])
+            finally:
+                probe.unlink()
+            macros, words, files = set(), set(), set()
+            ours = str(self.tools.torch_dir)
+            inside = False
+            for line in text.splitlines():
+                if line.startswith("# "):
+                    inside = ours in line
+                    files.add(line.split('"')[1] if '"' in line else "")
+                elif line.startswith("#define ") and inside and (name := IDENTIFIER.search(line, 8)):
+                    macros.add(name.group(0))
+            words.update(IDENTIFIER.findall(text))
+            for name in files:  # what stands in a branch that only nvcc takes
+                if ours in name and Path(name).is_file():
+                    words.update(IDENTIFIER.findall(Path(name).read_text(errors="replace")))
+            staging.write_text(json.dumps([sorted(macros), sorted(words), sorted(macros | file_scope(text))]))
+
+        found = json.loads(self._once(self.root / "torch_names.json", make).read_text())
+        dispatch = (self.tools.torch_dir / "include/ATen/Dispatch.h").read_text()
+        return TorchNames(*(frozenset(names) for names in found), "const at::DeprecatedTypeProperties&" in dispatch)
+
+    def _has_cuda_libraries(self) -> bool:
+        return bool(self.tools.cuda_home and (self.tools.cuda_home / "include/cusparse.h").exists())
+
+    @cached_property
+    def only_torchs(self) -> frozenset[str]:
+        """Macros of torch that lite does not have: a source that names one means torch's."""
+        ours: set[str] = set()
+        for path in self.lite_headers().rglob("*.h"):
+            if "headeronly" not in path.parts:
+                ours.update(re.findall(r"^#define (\w+)", path.read_text(), re.MULTILINE))
+        return self.torch_names.macros - ours
+
+    # -- torch's own header ------------------------------------------------------------------------------------------------------------
+
+    def full_headers(self) -> Path:
+        """Torch's own header, reached through a file that may have a precompiled form beside it."""
+
+        def make(staging: Path) -> None:
+            (staging / "torch").mkdir(parents=True)
+            real = self.tools.torch_dir / "include/torch/csrc/api/include/torch/extension.h"
+            if not real.exists():
+                real = self.tools.torch_dir / "include/torch/extension.h"
+            (staging / "torch/extension.h").write_text(f'#pragma once\n#include "{real}"\n')
+
+        return self._once(self.root / "full", make)
+
+    def precompiled(self) -> None:
+        """Make the precompiled form of torch's header, once; GCC takes it where a build's flags allow, and else reads the header."""
+        if not self.tools.is_gcc:
+            return
+        header = self.full_headers() / "torch/extension.h"
+
+        def make(staging: Path) -> None:
+            self._compile("torch's header", [
+                self.tools.cxx, *COMMON_CXX, "-O2", f"-I{header.parent.parent}", *self.tools.includes,
+                "-x", "c++-header", str(header), "-o", str(staging),
+            ])  # fmt: skip
+
+        self._once(header.with_name("extension.h.gch"), make)
+
+
+COMMON_CXX = ("-DTORCH_API_INCLUDE_EXTENSION_H", "-fPIC", "-std=c++20", "-w")

@@ -1,0 +1,152 @@
+"""Runs compilers: one process group each, bounded in time and in what it may write, in a folder that belongs to this process alone.
+
+Guarantees: a compiler that hangs is killed with its children; a work root is removed when its process ends, and swept by the next builder
+when it was killed; temporary files of compilers lie in that root. Does not guarantee that a compiler is safe against hostile input:
+`confine` is where a caller shuts it in.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+LOG_LIMIT = 8192
+
+Outcome = Literal["ok", "failed", "timeout"]
+
+
+def run(
+    command: Sequence[str], work: Path, deadline: float, environment: dict[str, str], confine: Callable[[], None] | None = None
+) -> Outcome:
+    """Run a compiler in `work`, its messages appended to `work/log`; `deadline` is a time.monotonic() in seconds."""
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
+        return "timeout"
+
+    def prepare() -> None:
+        limit_compiler()
+        if confine is not None:
+            confine()
+
+    with open(work / "log", "ab") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=work,
+            env={**environment, "TMPDIR": str(work)},
+            start_new_session=True,
+            preexec_fn=prepare,
+        )
+        try:
+            return "ok" if process.wait(remaining) == 0 else "failed"
+        except subprocess.TimeoutExpired:
+            return "timeout"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def limit_compiler() -> None:
+    """No core files, and no file above 2 GB: the largest object of an honest kernel is a few megabytes."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 30, 2 << 30))
+
+
+class WorkRoot:
+    """`work-<pid>-<uuid>/` under the cache: where this process builds. Another process after a fork gets its own."""
+
+    def __init__(self, cache: Path) -> None:
+        self.cache = cache
+        self._pid = 0
+
+    @property
+    def path(self) -> Path:
+        if self._pid != os.getpid():
+            self.cache.mkdir(parents=True, exist_ok=True)
+            sweep(self.cache)
+            self._path = self.cache / f"work-{os.getpid()}-{uuid.uuid4().hex}"
+            self._path.mkdir()
+            self._handle = open(self._path / ".lock", "w")
+            fcntl.flock(self._handle, fcntl.LOCK_EX)
+            self._pid = os.getpid()
+            weakref.finalize(self, _remove, self._path, self._pid)
+        return self._path
+
+
+def sweep(cache: Path) -> None:
+    """Remove the work roots of processes that are gone: no such pid here, and nobody holds the lock (a cache may be shared by machines)."""
+    for root in cache.glob("work-*-*"):
+        match = re.fullmatch(r"work-(\d+)-[0-9a-f]{32}", root.name)
+        if match and not _alive(int(match.group(1))) and _unlocked(root / ".lock"):
+            shutil.rmtree(root, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _unlocked(path: Path) -> bool:
+    try:
+        with open(path) as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _remove(path: Path, pid: int) -> None:
+    if pid == os.getpid():  # a forked child leaves its parent's root alone
+        shutil.rmtree(path, ignore_errors=True)
+
+
+class Lock:
+    """An advisory lock the kernel releases when its holder dies: nothing can be left stale (torch's FileBaton can hang for ever)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        self.handle = open(self.path, "w")
+        fcntl.flock(self.handle, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        self.handle.close()
+
+
+def rename_into_place(staging: Path, target: Path) -> None:
+    try:
+        os.rename(staging, target)
+    except OSError:
+        if not target.exists():
+            raise
+        shutil.rmtree(staging, ignore_errors=True)  # another builder was faster: same content
+
+
+def interesting(log: str, work: Path) -> str:
+    """The lines of a compiler log that say what is wrong, without our scratch paths, at most 8 KB."""
+    lines = log.replace(str(work) + "/", "").splitlines()
+    errors = [i for i, line in enumerate(lines) if re.search(r"\berror\b|undefined reference|multiple definition|cannot find|fatal", line)]
+    picked = [line for i in errors[:20] for line in lines[i : i + 4]] if errors else lines[-40:]
+    return "\n".join(dict.fromkeys(picked))[:LOG_LIMIT]

@@ -1,0 +1,397 @@
+"""The lite headers: what they accept torch accepts, what they give is what torch gives, and launches of CUDA libraries are counted."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import uuid
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from kernels_eval.build.extensions import Builder
+from kernels_eval.build.launches import Launches
+from kernels_eval.build.lite import Operators, TorchNames, certain_error, file_scope
+from kernels_eval.build.process import WorkRoot, sweep
+from kernels_eval.build.spec import Build, ExtensionSpec
+from kernels_eval.config import BuildConfig
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def builder() -> Builder:
+    made = Builder(BuildConfig())
+    made.warm()
+    return made
+
+
+def inline(source: str, *functions: str, **fields: object) -> ExtensionSpec:
+    return ExtensionSpec.model_validate(
+        {"name": f"lite_{uuid.uuid4().hex[:8]}", "cpp_sources": (source,), "functions": functions, "extra_cflags": ("-O1",), **fields}
+    )
+
+
+def load(build: Build) -> ModuleType:
+    name = Path(build.path).stem
+    spec = importlib.util.spec_from_file_location(name, build.path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def attempt(builder: Builder, spec: ExtensionSpec, tier: str) -> Build:
+    scratch = builder.work_root / uuid.uuid4().hex
+    scratch.mkdir()
+    try:
+        return builder._attempt(spec, tier, scratch)
+    finally:
+        shutil.rmtree(scratch)
+
+
+WIDE = """
+#include <vector>
+torch::Tensor metadata(torch::Tensor x) {
+  TORCH_CHECK(x.dim() == 2, "want 2 dims, got ", x.dim(), " of ", x.sizes(), " in ", x.scalar_type(), " on ", x.device(), ' ', 1.5, true);
+  auto options = torch::TensorOptions().dtype(torch::kFloat32).device(x.device());
+  auto facts = torch::zeros({8}, options);
+  float* f = facts.data_ptr<float>();
+  f[0] = x.size(-1); f[1] = x.stride(0); f[2] = x.numel(); f[3] = x.is_contiguous(); f[4] = x.element_size();
+  f[5] = x.dtype() == torch::kDouble; f[6] = x.options().has_dtype(); f[7] = x.sizes().vec().back();
+  return facts;
+}
+std::vector<torch::Tensor> arithmetic(torch::Tensor a, const at::Tensor& b, double s, int64_t n, bool flip) {
+  auto c = torch::empty_like(a);
+  c.copy_(a);
+  c += b;
+  c *= s;
+  std::vector<torch::Tensor> out = {a + b, a - s, s / a, a * 2, -a, c, a.sum(), a.sum({0}, true), a.mean(1),
+                                    a.matmul(b.t()), a[0], a[0][n]};
+  if (flip) out.push_back(torch::flip(a, {1}));
+  out.push_back(torch::softmax(a, -1));
+  out.push_back(std::get<0>(a.max(1)));
+  out.push_back(a.view({-1}).slice(0, 1, 3).contiguous());
+  out.push_back(torch::full({2, 3}, 1.5, a.options()));
+  out.push_back(a > b);
+  return out;
+}
+std::tuple<double, int64_t, bool> scalars(at::Tensor x, c10::optional<at::Tensor> none, std::vector<int64_t> dims, at::IntArrayRef more) {
+  return {x.sum().item<double>(), dims[0] + more[1] + x.sum().item().toLong(), none.has_value()};
+}
+torch::Tensor dispatched(torch::Tensor x) {
+  auto y = torch::empty_like(x);
+  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "dispatched", [&] {
+    auto in = x.accessor<scalar_t, 2>();
+    auto out = y.accessor<scalar_t, 2>();
+    at::parallel_for(0, x.size(0), 1, [&](int64_t from, int64_t to) {
+      for (int64_t i = from; i < to; ++i) for (int64_t j = 0; j < x.size(1); ++j) out[i][j] = in[i][j] * scalar_t(sizeof(scalar_t));
+    });
+  });
+  return y;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def wide(builder: Builder) -> ModuleType:
+    build = builder.build(inline(WIDE, "metadata", "arithmetic", "scalars", "dispatched"))
+    assert build.ok and build.tier == "lite", build.log
+    return load(build)
+
+
+def test_metadata_is_torchs(wide: ModuleType) -> None:
+    x = torch.zeros(3, 4, dtype=torch.float64)
+    assert wide.metadata(x).tolist() == [4, 4, 12, 1, 8, 1, 1, 4]
+    assert wide.metadata(x.t()).tolist() == [3, 1, 12, 0, 8, 1, 1, 3]
+    with pytest.raises(RuntimeError, match=re.escape("want 2 dims, got 3 of [1, 2, 3] in Float on cpu 1.51")):
+        wide.metadata(torch.zeros(1, 2, 3))
+
+
+def test_operators_mean_what_torchs_mean(wide: ModuleType) -> None:
+    a, b = torch.randn(3, 4), torch.randn(3, 4)
+    c = (a.clone() + b) * 0.5
+    expected = [a + b, a - 0.5, 0.5 / a, a * 2, -a, c, a.sum(), a.sum(0, keepdim=True), a.mean(1), a @ b.t(), a[0], a[0][2], a.flip(1)]
+    expected += [a.softmax(-1), a.max(1).values, a.view(-1)[1:3], torch.full((2, 3), 1.5), a > b]
+    got = wide.arithmetic(a, b, 0.5, 2, True)
+    assert len(got) == len(expected)
+    for one, other in zip(got, expected, strict=True):
+        assert one.dtype == other.dtype and torch.allclose(one.double(), other.double())
+
+
+def test_values_go_in_and_out_as_pybind11_takes_them(wide: ModuleType) -> None:
+    assert wide.scalars(torch.ones(2), None, [5, 6], (1, 2)) == (2.0, 9, False)
+    assert wide.scalars(torch.ones(2), torch.ones(1), [5], [1, 2])[2] is True
+    for wrong in ((torch.ones(2), None, [0.5], [1, 2]), ("x", None, [5], [1, 2]), (torch.ones(2), None, [5])):
+        with pytest.raises(TypeError):
+            wide.scalars(*wrong)
+
+
+def test_dispatch_covers_its_types_and_refuses_others(wide: ModuleType) -> None:
+    assert wide.dispatched(torch.ones(2, 2)).tolist() == [[4, 4], [4, 4]]
+    assert wide.dispatched(torch.ones(2, 2, dtype=torch.float64)).tolist() == [[8, 8], [8, 8]]
+    with pytest.raises(NotImplementedError, match="not implemented for 'Int'"):
+        wide.dispatched(torch.ones(2, 2, dtype=torch.int32))
+
+
+def test_tensors_are_neither_leaked_nor_freed_early(builder: Builder) -> None:
+    build = builder.build(
+        inline("at::Tensor same(at::Tensor x) { at::Tensor y = x; auto z = std::move(y); y = z; x = y; return x; }", "same")
+    )
+    assert build.ok and build.tier == "lite", build.log
+    same, x = load(build).same, torch.ones(1000)
+    for _ in range(100):
+        y = same(x)
+    assert y.data_ptr() == x.data_ptr() and x._use_count() == y._use_count()
+    del y
+    before = x._use_count()
+    same(x)
+    assert x._use_count() == before
+
+
+STRICT = {
+    "explicit_layout": "torch::TensorOptions o = torch::kStrided; return x;",
+    "no_such_overload": "return x.sum(1, 2, 3, 4);",
+    "other_namespace": "return c10::empty({1}, x.options());",
+    "stream_without_its_header": "at::cuda::getCurrentCUDAStream(); return x;",
+    "dispatch_on_type": 'AT_DISPATCH_FLOATING_TYPES(x.type(), "f", [&] {}); return x;',
+    "rvalue_accessor": "auto a = (x + x).accessor<float, 1>(); return x;",
+    "removed_macro": 'AT_CHECK(x.dim() == 1, "no"); return x;',
+    "no_cfloat": "float m = FLT_MAX; return x * m;",
+}
+
+
+@pytest.mark.parametrize("fault", STRICT)
+def test_what_torch_rejects_lite_rejects(builder: Builder, fault: str) -> None:
+    build = attempt(builder, inline(f"at::Tensor f(at::Tensor x) {{ {STRICT[fault]} }}", "f"), "lite")
+    assert not build.ok and "error: " in build.log and "concur_" not in build.log.partition("error: ")[0]
+
+
+@pytest.mark.parametrize("source", [
+    "PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {}",
+    "at::Tensor f(at::Tensor x) { return torch::nn::functional::relu(x); }",
+    "TORCH_LIBRARY(a, m) {}",
+    "at::Tensor f(at::Tensor x) { TORCH_WARN(1); return x; }",
+])  # fmt: skip
+def test_what_only_torch_has_goes_straight_to_it(builder: Builder, source: str) -> None:
+    assert not builder._lite_can(inline(source, "f"))
+
+
+KNOWN = TorchNames(macros=frozenset(), words=frozenset({"stride", "relu"}), file_scope=frozenset({"printf"}))
+
+
+@pytest.mark.parametrize(("message", "source", "certain"), [
+    ("main.cpp:3:4: error: 'rmax' was not declared in this scope", "rmax + 1", True),
+    ("main.cpp:3:4: error: 'stride' was not declared in this scope", "h * stride", True),
+    ("main.cpp:3:4: error: 'stride' was not declared in this scope", "using namespace at; h * stride", False),
+    ("main.cpp:3:4: error: 'relu' was not declared in this scope", "relu(x)", False),
+    ("main.cpp:3:4: error: 'printf' was not declared in this scope", "f = printf", False),
+    ("main.cpp:3:4: error: 'class at::Tensor' has no member named 'rows'", "x.rows()", True),
+    ("main.cpp:3:4: error: 'class at::Tensor' has no member named 'relu'", "x.relu()", False),
+    ('cuda.cu(9): error: identifier "rmax" is undefined', "rmax", True),
+    ("main.cpp:3:4: error: expected ';' before 'y'", "x y", True),
+    ("main.cpp:3:4: error: expected ';' before 'y'", "#ifdef A\nx y", False),
+    ("main.cpp:3:4: error: no matching function for call to 'f(int)'", "f(1)", False),
+    ("dispatch.h:3:4: error: cannot convert 'const at::DeprecatedTypeProperties' to 'c10::ScalarType'", "x.type()", True),
+    ("concur/core.h:3:4: error: expected ';' before 'y'", "x y", False),
+])  # fmt: skip
+def test_which_first_errors_need_no_second_opinion(message: str, source: str, certain: bool) -> None:
+    assert certain_error(message, source, KNOWN) is certain
+
+
+def test_names_at_file_scope() -> None:
+    text = 'extern "C" { int a(int p); } namespace n { int b; } enum { C1, C2 }; enum class E { d };'
+    text += " struct S { int e; }; void g() { int h; }"
+    names = file_scope(text)
+    assert {"a", "C1", "C2", "S", "E", "g"} <= names and not names & {"b", "d", "e", "h"}
+
+
+def test_an_operator_comes_with_all_its_overloads(builder: Builder, tmp_path: Path) -> None:
+    include = builder.tools.torch_dir / "include"
+    Operators(include).write("x.sum(1); torch::softmax(x, 0); x.index({})", tmp_path)
+    methods = (tmp_path / "concur_methods.inc").read_text()
+    declared = [line for line in (include / "ATen/core/TensorBody.h").read_text().split("\n};\n")[0].splitlines() if " sum(" in line]
+    assert len(declared) == len(re.findall(r"\bsum\(.*\) const", methods)) >= 2
+    assert "= delete" in methods, "an overload with a type that lite lacks is there, and deleted"
+    assert "softmax" in (tmp_path / "concur_ops.inc").read_text() and " mean(" not in methods
+
+
+def test_a_work_root_goes_with_its_process(tmp_path: Path) -> None:
+    script = (
+        f"from pathlib import Path; from kernels_eval.build.process import WorkRoot; w = WorkRoot(Path({str(tmp_path)!r})); print(w.path)"
+    )
+    path = Path(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip())
+    assert path.parent == tmp_path and not path.exists()
+    killed = subprocess.run([sys.executable, "-c", script + "; import os; os.kill(os.getpid(), 9)"], capture_output=True, text=True)
+    assert killed.returncode == -9
+    [left] = tmp_path.glob("work-*")
+    mine = WorkRoot(tmp_path)
+    assert mine.path.exists() and not left.exists(), "the next builder sweeps it"
+    sweep(tmp_path)
+    assert mine.path.exists()
+
+
+def test_confine_runs_in_every_compiler(tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    builder = Builder(BuildConfig(), confine=lambda: os.close(os.open(marks, os.O_CREAT | os.O_APPEND | os.O_WRONLY)))
+    assert builder.build(inline(f"// {uuid.uuid4()}\nat::Tensor f(at::Tensor x) {{ return x; }}", "f")).ok and marks.exists()
+
+
+# -- CUDA: built here, run on a GPU by test_gpu ------------------------------------------------------------------------------------------
+
+needs_nvcc = pytest.mark.skipif(Builder(BuildConfig()).tools.nvcc is None, reason="needs nvcc")
+CUDA = [
+    """
+template <typename T> __global__ void scale(const T* x, T* y, T s, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = s * x[i];
+}
+torch::Tensor f(torch::Tensor x) {
+  auto y = torch::empty_like(x);
+  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "f", ([&] {
+    scale<scalar_t><<<1, 256>>>(x.data_ptr<scalar_t>(), y.data_ptr<scalar_t>(), 2, x.numel()); }));
+  return y;
+}""",
+    """
+__global__ void rows(torch::PackedTensorAccessor32<float, 2, torch::RestrictPtrTraits> x, float* y) {
+  float s = 0;
+  for (int j = threadIdx.x; j < x.size(1); j += 32) s += x[blockIdx.x][j];
+  for (int k = 16; k; k /= 2) s += __shfl_down_sync(~0u, s, k);
+  if (!threadIdx.x) y[blockIdx.x] = s;
+}
+torch::Tensor f(torch::Tensor x) {
+  TORCH_CHECK(x.is_cuda(), "want a GPU, got ", x.device());
+  auto y = torch::zeros({x.size(0)}, x.options());
+  rows<<<x.size(0), 32>>>(x.packed_accessor32<float, 2, torch::RestrictPtrTraits>(), y.data_ptr<float>());
+  return y;
+}""",
+    """
+__global__ void half_sum(const at::Half* x, float* y, int n) {
+  __shared__ float part[128];
+  part[threadIdx.x] = threadIdx.x < n ? static_cast<float>(x[threadIdx.x]) : 0.f;
+  __syncthreads();
+  if (!threadIdx.x) { float s = 0; for (int i = 0; i < 128; ++i) s += part[i]; *y = s; }
+}
+torch::Tensor f(torch::Tensor x) {
+  auto y = torch::zeros({1}, torch::dtype(torch::kFloat32).device(x.device()));
+  half_sum<<<1, 128>>>(x.data_ptr<at::Half>(), y.data_ptr<float>(), x.numel());
+  return y;
+}""",
+]
+
+
+def cuda(source: str) -> ExtensionSpec:
+    return inline("torch::Tensor f(torch::Tensor x);", "f", cuda_sources=(source,), name="lite_cuda")
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(CUDA)))
+def test_the_kernels_machine_code_does_not_depend_on_the_tier(builder: Builder, number: int, tmp_path: Path) -> None:
+    code = []
+    for tier in ("lite", "full"):
+        scratch = tmp_path / tier
+        scratch.mkdir()
+        build = builder._attempt(cuda(CUDA[number]), tier, scratch)
+        assert build.ok, build.log
+        tool = Path(str(builder.tools.nvcc)).with_name("cuobjdump")
+        shown = subprocess.run([str(tool), "-sass", str(scratch / build.path)], capture_output=True, text=True, check=True).stdout
+        code.append([line.strip() for line in shown.splitlines() if re.match(r"\s+(/\*[0-9a-f]{4}\*/|Function)", line)])
+    assert code[0] == code[1] and len(code[0]) > 10
+
+
+@needs_nvcc
+def test_launches_of_a_library_go_through_the_counter(builder: Builder) -> None:
+    build = builder.build(cuda(CUDA[0]))
+    assert build.ok and build.tier == "lite", build.log
+    table = subprocess.run(["nm", "-D", build.path], capture_output=True, text=True, check=True).stdout
+    assert re.search(r" U __wrap_(__)?cudaLaunchKernel", table) and "U __wrap___cudaRegisterFunction" in table
+    assert not re.search(r" U (__)?cudaLaunchKernel", table), "no way around it"
+    needed = subprocess.run(["objdump", "-p", build.path], capture_output=True, text=True, check=True).stdout
+    assert "libconcur_launch.so" in needed
+
+
+FAKE = """
+#include <cuda_runtime_api.h>
+#include <cstdio>
+static int made = 0, events = 0;
+extern "C" {
+void __cudaRegisterFunction(void**, const char*, char*, const char*, int, void*, void*, void*, void*, int*) {}
+cudaError_t __cudaGetKernel(void** handle, const void* stub) { *handle = (char*)stub + 4096; return cudaSuccess; }
+cudaError_t __cudaLaunchKernel(void*, dim3, dim3, void**, size_t, cudaStream_t) { ++made; return cudaSuccess; }
+cudaError_t __cudaLaunchKernel_ptsz(void*, dim3, dim3, void**, size_t, cudaStream_t) { ++made; return cudaSuccess; }
+cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) { ++made; return cudaSuccess; }
+cudaError_t cudaLaunchCooperativeKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) { ++made; return cudaSuccess; }
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) { ++made; return cudaSuccess; }
+cudaError_t cudaEventCreate(cudaEvent_t* e) { *e = (cudaEvent_t)(long)++events; return cudaSuccess; }
+cudaError_t cudaEventDestroy(cudaEvent_t) { --events; return cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t, cudaEvent_t) { *ms = 1.5f; return cudaSuccess; }
+int fake_made() { return made; }
+int fake_events() { return events; }
+cudaError_t __wrap___cudaGetKernel(void**, const void*);
+cudaError_t __wrap___cudaLaunchKernel(void*, dim3, dim3, void**, size_t, cudaStream_t);
+cudaError_t __wrap_cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t);
+void __wrap___cudaRegisterFunction(void**, const char*, char*, const char*, int, void*, void*, void*, void*, int*);
+static char first, second[2];
+void fake_setup() {
+  __wrap___cudaRegisterFunction(0, &first, 0, "_Z5firstv", -1, 0, 0, 0, 0, 0);
+  __wrap___cudaRegisterFunction(0, second, 0, "second_c", -1, 0, 0, 0, 0, 0);
+}
+void fake_first(long stream) {
+  void* handle;
+  __wrap___cudaGetKernel(&handle, &first);
+  __wrap___cudaLaunchKernel(handle, dim3(), dim3(), 0, 0, (cudaStream_t)stream);
+}
+void fake_second(long stream) { __wrap_cudaLaunchKernel(second, dim3(), dim3(), 0, 0, (cudaStream_t)stream); }
+}
+"""
+
+
+@needs_nvcc
+def test_the_counters_add_up(builder: Builder, tmp_path: Path) -> None:
+    """Against a CUDA runtime of our own that only counts: no GPU is needed, and nothing of a real one is loaded."""
+    source = tmp_path / "fake.cpp"
+    source.write_text(FAKE)
+    support = Path(sys.modules["kernels_eval.build.toolchain"].__file__ or "").parent / "headers/support/concur_launch.cpp"
+    library = tmp_path / "libconcur_launch.so"
+    includes = [f"-I{path}" for path in builder.tools.plain_includes]
+    command = [builder.tools.cxx, "-std=c++20", "-w", "-fPIC", "-shared", *includes, str(source), str(support), "-o", str(library)]
+    subprocess.run([*command, "-Wl,-Bsymbolic"], check=True)
+    fake = ctypes.CDLL(str(library))
+    launches = Launches(fake)
+    for name in ("fake_first", "fake_second"):
+        getattr(fake, name).argtypes = [ctypes.c_long]
+    fake.fake_setup()
+    launches.reset()
+    launches.expect_stream(7)
+    for stream in (7, 7, 8):
+        fake.fake_first(stream)
+    fake.fake_second(7)
+    assert (launches.total, launches.off_stream, fake.fake_made()) == (4, 1, 4)
+    assert launches.names() == {"first()": 3, "second_c": 1}
+    launches.mode(null=True)
+    fake.fake_first(7)
+    assert (launches.total, fake.fake_made()) == (5, 4), "counted, not made"
+    launches.mode(timed=True)
+    fake.fake_first(7)
+    fake.fake_second(7)
+    assert launches.elapsed_ms() == launches.elapsed_ms() == 3.0 and fake.fake_events() == 0
+    launches.reset()
+    assert (launches.total, launches.off_stream, launches.elapsed_ms(), launches.names()) == (0, 0, 0.0, {})
+
+
+def test_without_a_cuda_library_there_are_no_counters() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent("from kernels_eval.build.launches import Launches; print(Launches.find())")],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == "None"

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from kernels_eval.build.interception import BuildFailed, intercept
+from kernels_eval.build.launches import Launches
 from kernels_eval.build.spec import ExtensionSpec
 from kernels_eval.checks import state
 from kernels_eval.checks.inputs import construct, flatten_outputs, load_module, parameter_shapes
@@ -35,6 +36,7 @@ class CandidateSide(Side):
         self.last_output: Any = None
         self.state: dict[str, str] = {}
         self.memory: HostMemory | DeviceMemory | None = None
+        self.launches: Launches | None = None
         self.exchange_bytes = 0
 
     # -- loading -------------------------------------------------------------------------------------------------------------------
@@ -69,12 +71,24 @@ class CandidateSide(Side):
         if not spec.get("python_module", True):
             torch.ops.load_library(path)
             self.registers_operators = True
+            self._find_launches()
             return None
         found = importlib.util.spec_from_file_location(spec["name"], path)
         module = importlib.util.module_from_spec(found)
         found.loader.exec_module(module)
         self.witness.wrap_module(module)
+        self._find_launches()
         return module
+
+    def _find_launches(self) -> None:
+        if self.launches is None and self.on_gpu and (found := Launches.find()):
+            found.expect_stream(torch.cuda.default_stream().cuda_stream)
+            self.launches = found
+
+    @property
+    def worked(self) -> int:
+        """Calls of custom kernels so far: launches where they can be counted, else calls of functions that hold them."""
+        return self.launches.total if self.launches else sum(self.witness.calls.values())
 
     def forward(self, inputs: list[Any]) -> Any:
         """One call. Operators that a library registered with torch.ops are seen by a dispatch mode, as they have no function to wrap."""
@@ -110,7 +124,7 @@ class CandidateSide(Side):
                 if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and old.shape == new.shape and old.dtype == new.dtype:
                     inputs[index] = old.copy_(new)
         before = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
-        counted = sum(self.witness.calls.values())
+        counted = self.worked
         output, outstanding = self._poisoned(inputs, output_bytes, evaluate)
         leaves, structure = flatten_outputs(output)
         notices = {
@@ -118,7 +132,7 @@ class CandidateSide(Side):
             "plain": all(type(leaf) is torch.Tensor for leaf in leaves),
             "tensors": all(isinstance(leaf, torch.Tensor) for leaf in leaves),
             "structure": structure,
-            "custom_calls": sum(self.witness.calls.values()) - counted,
+            "custom_calls": self.worked - counted,
             "mutated": any(not same(a, b) for a, b in zip(before, inputs, strict=True)),
             "previous_changed": self._previous_changed(),
             "outstanding_share": outstanding,
@@ -189,9 +203,9 @@ class CandidateSide(Side):
     # -- timing --------------------------------------------------------------------------------------------------------------------
 
     def do_sample(self, calls: int) -> dict[str, Any]:
-        counted = sum(self.witness.calls.values())
+        counted = self.worked
         answer = super().do_sample(calls)
-        return answer | {"custom_calls": sum(self.witness.calls.values()) - counted}
+        return answer | {"custom_calls": self.worked - counted}
 
     def do_unseen(self, seeds: list[int]) -> dict[str, Any]:
         """Draw inputs that no earlier call has seen, for `do_run_unseen`."""
@@ -227,7 +241,12 @@ class CandidateSide(Side):
         inputs = self.inputs(seed, "declared")
         operators = compute_operators(lambda: self.forward(inputs))
         self.synchronise()
-        return {"operators": sorted(set(operators))[:64], "custom": [name for name, _ in self.witness.calls.most_common(32)]}
+        names = self.launches.names() if self.launches else dict(self.witness.calls.most_common())
+        return {
+            "operators": sorted(set(operators))[:64],
+            "custom": list(names)[:32],
+            "off_stream": self.launches.off_stream if self.launches else 0,
+        }
 
     def do_share(self, seed: int) -> dict[str, Any]:
         """Share of a forward call's time that is spent in custom kernels: the median of five calls."""
@@ -235,7 +254,7 @@ class CandidateSide(Side):
         for _ in range(5):
             inputs = self.inputs(seed, "declared")
             self.synchronise()
-            self.witness.timing = True
+            self._time_kernels(True)
             try:
                 if self.on_gpu:
                     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -248,10 +267,18 @@ class CandidateSide(Side):
                     started = _now_ns()
                     self.forward(inputs)
                     total = _now_ns() - started
+                spent = self.launches.elapsed_ms() * 1e6 if self.launches else self.witness.take_ns()
             finally:
-                self.witness.timing = False
-            shares.append(min(1.0, self.witness.take_ns() / max(total, 1.0)))
+                self._time_kernels(False)
+            shares.append(min(1.0, spent / max(total, 1.0)))
         return {"share": sorted(shares)[2]}
+
+    def _time_kernels(self, on: bool) -> None:
+        if self.launches:
+            self.launches.reset()
+            self.launches.mode(timed=on)
+        else:
+            self.witness.timing = on
 
     def do_ornamental(self, seed: int) -> dict[str, Any]:
         """Does the output stay the same when what the kernels wrote is replaced? Then they are an ornament."""
@@ -269,5 +296,21 @@ class CandidateSide(Side):
             finally:
                 self.witness.spoil = None
             if not all(same(a, b.detach()) for a, b in zip(expected, leaves, strict=True)):
-                return {"ornamental": False}
+                return {"ornamental": self._unchanged_without_launches(seed, expected)}
         return {"ornamental": True}
+
+    def _unchanged_without_launches(self, seed: int, expected: list[Any]) -> bool:
+        """Is the output the same when no kernel of the candidate's libraries is launched at all?"""
+        if not self.launches:
+            return False
+        self.forward(self.inputs(seed + 1, "declared"))  # memory that is used again holds another answer
+        inputs = self.inputs(seed, "declared")
+        self.launches.mode(null=True)
+        try:
+            leaves, _ = flatten_outputs(self.forward(inputs))
+            self.synchronise()
+        except Exception:
+            return False
+        finally:
+            self.launches.mode()
+        return all(same(a, b.detach()) for a, b in zip(expected, leaves, strict=True))

@@ -17,7 +17,7 @@ class BuildConfig(_Config):
     timeout_s: float = Field(default=120, gt=0, description="deadline of one build with one header tier")
     capture_timeout_s: float = Field(default=30, gt=0, description="deadline for reading the build requests out of the candidate's module")
     cuda_arch: str | None = Field(default=None, description="e.g. '9.0'; default: the GPU that is there, else 9.0")
-    slim_headers: bool = Field(default=True, description="try the small header tier first; the verdict does not depend on it")
+    lite_headers: bool = Field(default=True, description="try the lite header tier first; the verdict does not depend on it")
 
 
 class CorrectnessConfig(_Config):

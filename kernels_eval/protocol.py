@@ -9,12 +9,14 @@ from __future__ import annotations
 import atexit
 import re
 import secrets
+import sysconfig
 import time
 from pathlib import Path
 from typing import Any
 
 from kernels_eval.build.extensions import Builder
 from kernels_eval.build.spec import ExtensionSpec
+from kernels_eval.build.toolchain import HEADERS
 from kernels_eval.checks import correctness as checks
 from kernels_eval.checks.native_screening import screen_native
 from kernels_eval.checks.screening import screen
@@ -22,6 +24,7 @@ from kernels_eval.checks.state import REASON_OF
 from kernels_eval.clock import PairedClock
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import DeviceError
+from kernels_eval.isolation.landlock import compiler_confinement
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
 from kernels_eval.processes import LOG_BYTES, CandidateProcess, ReferenceProcess, Trial
 from kernels_eval.records import STATUS_OF, Candidate, Correctness, KernelTask, Language, Record, Verdict
@@ -47,12 +50,22 @@ class Prepared(Record):
     seconds: float = 0.0
 
 
+def confined_builder(config: EvalConfig, cache: Path | None = None, cuda_arch: str | None = None) -> Builder:
+    """A builder whose compilers read what they need and write to its own work folder, where this kernel can confine them."""
+    builder = Builder(config.build, cache=cache, cuda_arch=cuda_arch)
+    tools = builder.tools
+    homes = [Path(path).resolve().parent.parent for path in (tools.cxx, tools.nvcc) if path]
+    read = [tools.cache, tools.torch_dir, HEADERS, Path(sysconfig.get_paths()["include"]), *homes, *filter(None, [tools.cuda_home])]
+    builder.confine = compiler_confinement(read, [builder.work_root])
+    return builder
+
+
 class Preparer:
     """Screens candidates, reads their build requests in a sandboxed process, and builds them. Needs no device."""
 
     def __init__(self, config: EvalConfig, *, cache: Path | None = None, cuda_arch: str | None = None) -> None:
         self.config = config
-        self.builder = Builder(config.build, cache=cache, cuda_arch=cuda_arch)
+        self.builder = confined_builder(config, cache, cuda_arch)
         self._server: ForkServer | None = None
 
     @property
@@ -91,7 +104,7 @@ class Preparer:
             libraries={b.key: b.path for b in builds if b.ok},
             finding=finding,
             flags=flags,
-            tier=next((tier for tier in ("full", "slim") if any(b.tier == tier for b in builds)), None),
+            tier=next((tier for tier in ("full", "lite") if any(b.tier == tier for b in builds)), None),
             cached=bool(builds) and all(b.cached for b in builds),
             seconds=time.monotonic() - started,
         )
@@ -130,7 +143,7 @@ class Runner:
         server: ForkServer | None = None,
     ) -> None:
         self.config, self.device = config, device
-        self.builder = Builder(config.build, cache=cache, cuda_arch=cuda_arch)
+        self.builder = confined_builder(config, cache, cuda_arch)
         self._server = server
         self._reference: ReferenceProcess | None = None
         self._medians: dict[str, float] = {}
@@ -220,6 +233,8 @@ class Runner:
         seen: Seen = believe_form(Seen, process.ask("operators", seed=secrets.randbits(31)))
         facts["custom_kernels"] = tuple(one_line(name)[:200] for name in seen.custom[:32])
         facts["library_calls"] = tuple(one_line(name)[:200] for name in seen.operators[:64])
+        if seen.off_stream:
+            _flag(facts, "side_stream")  # joined before the return, or `_behaviour` says so
         idle = [notice for notice in process.notices if not notice.custom_calls]
         if idle:
             calls = ", ".join(facts["library_calls"][:6]) or "no operator at all"

@@ -66,6 +66,7 @@ class Seen(_Said):
 
     operators: list[str] = []
     custom: list[str] = []
+    off_stream: int = 0
 
 
 class Sample(_Said):

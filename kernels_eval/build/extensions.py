@@ -86,7 +86,7 @@ class Builder:
             raise ToolchainError("a CUDA extension needs nvcc, and none was found", "install the CUDA toolkit and set CUDA_HOME")
         with tempfile.TemporaryDirectory(prefix="build-", dir=self.work_root) as scratch:
             build = None
-            if self.config.slim_headers and self._lite_can(spec):
+            if self.config.lite_headers and self._lite_can(spec):
                 build = self._attempt(spec, "lite", Path(scratch))
                 if not build.ok and build.reason != "build" and not self._certain(build, spec):
                     build = None

@@ -56,7 +56,7 @@ def test_a_correct_kernel_is_timed_and_named(verify: Verifier) -> None:
     assert verdict.timing.candidate_ms >= 0.8 * verdict.timing.clock_bound_ms
     assert verdict.correctness is not None and verdict.correctness.oracle == "float64" and verdict.correctness.trials == 7
     assert verdict.custom_kernels == ("affine",)
-    assert verdict.outputs_match and verdict.build_tier == "slim" and verdict.device == "cpu"
+    assert verdict.outputs_match and verdict.build_tier == "lite" and verdict.device == "cpu"
 
 
 def test_a_correct_kernel_with_weights_is_right_for_other_weights_too(verify: Verifier) -> None:

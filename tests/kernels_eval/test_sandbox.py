@@ -139,8 +139,8 @@ def test_however_a_child_ends_nothing_of_it_lives_on(server: ForkServer, bare: F
         child.channel.send({"command": "capture", "path": str(path)})
         until(lambda: child.log_tail(1000).count("runs") == 4, "the grandchildren run")
         top = psutil.Process(child.pid)
+        until(lambda: len(living([top, *top.children(recursive=True)])) == 6, "the keeper, the child, two children and two orphans")
         family = living([top, *top.children(recursive=True)])
-        assert len(family) == 6, "the keeper, the child, two children and two orphans"
         (child.scratch / "go").touch()
         if end == "killed_keeper":
             top.kill()

@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ def confine(message: dict[str, Any], layers: Collection[str], read: Collection[s
         HOME=work, TMPDIR=work, TRITON_CACHE_DIR=f"{work}/triton", TORCH_EXTENSIONS_DIR=f"{work}/extensions",
         TORCHINDUCTOR_CACHE_DIR=f"{work}/inductor", CUDA_CACHE_PATH=f"{work}/cuda", USER="candidate", LOGNAME="candidate",
     )  # fmt: skip
+    tempfile.tempdir = work  # found before the fork, and remembered
     _limit(limits, endless=message["spawn"] == "reference", private="namespace:user" in layers)
     _close_others(keep)
     if not LINUX:
@@ -91,6 +93,8 @@ def _restrict_files(message: dict[str, Any], work: str, read: Collection[str]) -
     rules.allow(landlock.READ | landlock.CHANGE, [work])
     rules.allow(landlock.WRITE_FILE, ["/proc/self"])  # CUDA writes there (its threads' names); never all of /proc, which holds /proc/sys
     rules.allow(landlock.READ_FILE | landlock.WRITE_FILE, [*landlock.PLAIN_DEVICES, *message.get("writable", ())])
+    # CUDA names its threads by writing to /proc/self/task/*/comm, and fails with error 304 where it may not (seen on an H200).
+    rules.allow(landlock.READ_FILE | landlock.WRITE_FILE | landlock.TRUNCATE, ["/proc/self/task"])
     rules.allow(landlock.DEVICE, [path for pattern in DEVICES for path in glob.glob(pattern)])
     rules.restrict()
     rules.close()

@@ -33,7 +33,7 @@ def descendants(root: int) -> list[int]:
         parent = todo.pop()
         below = table.get(parent, []) if table is not None else children(parent)
         todo += below
-        found += [pid for pid in below if not _is_zombie(pid)]
+        found += [pid for pid in below if not has_ended(pid)]
     return found
 
 
@@ -67,7 +67,8 @@ def _children_by_parent() -> dict[int, list[int]]:
     return found
 
 
-def _is_zombie(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or waits to be reaped."""
     try:
         with open(f"/proc/{pid}/stat") as handle:
             return handle.read().rpartition(")")[2].split()[0] in "ZX"

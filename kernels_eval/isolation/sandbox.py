@@ -111,6 +111,8 @@ class Child:
         """Kill the child where it holds more than it may. Raises ChildFailure then."""
         if self.pid is None:
             return
+        if families.has_ended(self.pid):  # its orphans can keep the channel open; the fork server kills them
+            raise self._fail(*self._post_mortem("only descendants were left"))
         limits, used = self._limits, families.usage(self.pid)
         if used.resident_bytes > self._memory_bytes and families.proportional_memory(self.pid) > self._memory_bytes:
             raise self._fail("out_of_memory", f"resident memory above the limit of {self._memory_bytes / (1 << 30):.3g} GB")

@@ -143,6 +143,8 @@ def certain_error(log: str, source: str, known: TorchNames) -> bool:
     if first is None or first.group(1) not in ("main.cpp", "cuda.cu") or _CONDITIONAL.search(source):
         return False
     message = first.group(4)
+    if first.group(1) == "cuda.cu" and not _SYNTAX.search(message):
+        return False  # `known` was read by the C++ compiler: under nvcc torch's headers bring more along (cuda_fp16.h, for one)
     if unqualified := _UNDECLARED.search(message):
         name = next(name for name in unqualified.groups() if name)
         # a call may find what its arguments' namespaces have; anything else only what is at file scope, or is brought there
@@ -212,6 +214,8 @@ class Operators:
         (folder / "concur_factories.inc").write_text("\n".join(factories))
         generated = "\n".join([*methods, *calls, *functions, *factories])
         needed = "".join(f"#include <{header}>\n" for header in ("tuple", "string_view") if header in generated)
+        if "string_view" in generated:
+            needed += "namespace c10 { using std::string_view; }\n"
         (folder / "concur_std.inc").write_text(needed + standard_headers(text))
 
     def _functions(self, name: str) -> list[tuple[str, str]]:

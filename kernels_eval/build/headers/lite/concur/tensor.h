@@ -19,7 +19,6 @@ Span sizes(const void* impl);
 Span strides(const void* impl);
 bool is_contiguous(const void* impl, c10::MemoryFormat format);
 bool is_kind(const void* impl, int kind);
-uint16_t dtype_index(const void* impl);
 c10::ScalarType scalar_type(const void* impl);
 c10::Device device(const void* impl);
 c10::Layout layout(const void* impl);

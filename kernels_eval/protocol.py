@@ -206,6 +206,7 @@ class Runner:
             facts["correctness"] = _correctness(measured, reference)
             outcome = checks.judge(result, reference.precision, self.config.correctness)
             if outcome != "ok":
+                self._state(process, facts)  # a changed default dtype, say, explains more than the wrong output it leads to
                 raise Stop(*self._explain(trial, outcome, result, reference, process))
         facts["outputs_match"] = True
         facts["precision_class"] = reference.precision
@@ -272,6 +273,10 @@ class Runner:
         outstanding = sorted(notice.outstanding_share for notice in process.notices)
         if outstanding and outstanding[len(outstanding) // 2] > 0.3:
             raise Stop("stream_escape", "work goes on after the current stream has finished: it runs on another stream")
+        self._state(process, facts)
+
+    @staticmethod
+    def _state(process: CandidateProcess, facts: dict[str, Any]) -> None:
         changed = believe_form(State, process.ask("state")).changed
         for name, reason in REASON_OF.items():
             if name in changed:
@@ -401,7 +406,7 @@ def _elements(shape: list[int]) -> int:
 
 def _busy_share(child: Child) -> float:
     """Share of a short window in which a child that was asked nothing used a processor. 0 where the kernel does not tell."""
-    clock = child.cpu_clock()
+    clock = child.cpu_clock(waiting=True)  # on a busy machine, who wants to run does not always get to
     if clock is None:
         return 0.0
     started, used = time.monotonic(), clock()

@@ -21,6 +21,7 @@ Sampler = Callable[[int], int]
 
 
 WARM_ROUNDS = 12
+MOST_CALLS = 10_000
 
 
 class ImplausibleTime(Exception):
@@ -136,11 +137,11 @@ def _calls_per_sample(a: _Side, b: _Side, config: TimingConfig) -> int:
     faster = min((a, b), key=lambda side: min(side.reported))
     calls, wanted = 1, config.sample_us * 1e3
     shortest, wall = float(min(faster.reported)), 0
-    while shortest < wanted and wall < 20 * wanted:
+    while shortest < wanted and wall < 20 * wanted and calls < MOST_CALLS:
         calls *= int(np.clip(np.ceil(wanted / shortest), 2, 10))
         started = time.perf_counter_ns()
         faster.take(calls)
-        wall, shortest = time.perf_counter_ns() - started, float(faster.reported[-1])
+        wall, shortest = wall + time.perf_counter_ns() - started, float(faster.reported[-1])
     for side in (a, b):
         side.reported.clear()
     return calls

@@ -37,6 +37,15 @@ class Channel:
         except OSError as error:
             raise ChannelClosed(str(error)) from error
 
+    def pending(self) -> bool:
+        """Has the other side said something that nobody has asked for yet? False where it is gone."""
+        if self._buffer:
+            return True
+        try:
+            return bool(self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
+
     def receive(self, timeout: float | None = None) -> Any:
         """One message. Raises ChannelTimeout after `timeout` seconds, ChannelClosed on EOF or nonsense."""
         deadline = None if timeout is None else time.monotonic() + timeout

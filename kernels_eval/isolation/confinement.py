@@ -91,7 +91,6 @@ def _restrict_files(message: dict[str, Any], work: str, read: Collection[str]) -
     rules.allow(landlock.READ_FILE, message.get("readable", ()))
     rules.allow(landlock.READ_FILE | landlock.READ_DIR, [message["scratch"]])
     rules.allow(landlock.READ | landlock.CHANGE, [work])
-    rules.allow(landlock.WRITE_FILE, ["/proc/self"])  # CUDA writes there (its threads' names); never all of /proc, which holds /proc/sys
     rules.allow(landlock.READ_FILE | landlock.WRITE_FILE, [*landlock.PLAIN_DEVICES, *message.get("writable", ())])
     # CUDA names its threads by writing to /proc/self/task/*/comm, and fails with error 304 where it may not (seen on an H200).
     rules.allow(landlock.READ_FILE | landlock.WRITE_FILE | landlock.TRUNCATE, ["/proc/self/task"])

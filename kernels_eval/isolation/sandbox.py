@@ -86,6 +86,8 @@ class Child:
         """Send any message (an answer the child waits for) and wait for what it says next. Raises ChildFailure."""
         if self.dead:
             raise self.dead
+        if self.channel.pending():  # an answer before its question would be taken for the answer to another one
+            raise self._fail("exited_early", f"the process answered before it was asked ({command!r})")
         try:
             self.channel.send(message)
             answer = self._wait(timeout)
@@ -143,8 +145,9 @@ class Child:
             return "crashed", f"the process was killed by {name}"
         return "exited_early", f"the process ended by itself with status {code} ({error})"
 
-    def cpu_clock(self) -> Callable[[], int] | None:
-        """A clock of the nanoseconds this child and its descendants have spent on a processor, as the kernel accounts them (schedstat).
+    def cpu_clock(self, *, waiting: bool = False) -> Callable[[], int] | None:
+        """A clock of the nanoseconds this child and its descendants have spent on a processor, as the kernel accounts them (schedstat);
+        with `waiting`, also those in which they were ready to run and others had the processor.
 
         None where the kernel does not tell. Nothing inside the child can change what it reads.
         """
@@ -155,7 +158,7 @@ class Child:
                 return 0
             for path in (p for pid in (self.pid, *families.descendants(self.pid)) for p in Path(f"/proc/{pid}/task").glob("*/schedstat")):
                 try:
-                    total += int(path.read_text().split()[0])
+                    total += sum(map(int, path.read_text().split()[: 2 if waiting else 1]))
                 except OSError:
                     continue  # a thread that has just ended
             return total

@@ -29,7 +29,7 @@ from kernels_eval.config import BuildConfig
 from kernels_eval.errors import ToolchainError
 
 # Preprocessor features through which -march or -ffast-math could change whether a source parses.
-FLAG_SENSITIVE = re.compile(r"^\s*#\s*(if|el|pragma)|__builtin|intrin\.h|__[A-Z0-9]+_*_?_", re.MULTILINE)
+FLAG_SENSITIVE = re.compile(r"^\s*#\s*(if|el|pragma\s+(GCC|push_macro|pop_macro))|__builtin|intrin\.h|__[A-Z0-9]+_*_?_", re.MULTILINE)
 
 
 class Builder:
@@ -234,7 +234,7 @@ class Builder:
         Sound only where the candidate's flags cannot change what is parsed; elsewhere, or without precompiled headers, True.
         """
         harmless = all(re.match(r"-(O|m|f|W|w|g)", flag) for flag in spec.extra_cflags) and not FLAG_SENSITIVE.search(spec.text)
-        if not self.tools.is_gcc or not harmless:
+        if not self.prepared.has_precompiled or not harmless:
             return True
         source = work / "main.cpp"
         bound = source.read_text(encoding="utf-8", errors="replace")

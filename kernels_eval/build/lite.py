@@ -100,6 +100,10 @@ _UNKNOWN = re.compile(
     r"^'(?:[^']*::)?(\w+)' (?:is not a member of '[\w:]+'|has not been declared|does not name a type)"
     r"|has no member named '(\w+)'|has no member \"(\w+)\"|^'(\w+)' in namespace '[\w:]+' does not name a"
 )
+_NO_METHOD = re.compile(r"^'(?:class |const class )?(?:at|torch)::Tensor' has no member named '(\w+)'")
+# Errors about names of the candidate's own function, or about std: no header of torch plays a part in them.
+_LOCAL = re.compile(r"^declaration of '[^']*' shadows a parameter")
+_STD_CALL = re.compile(r"^no matching function for call to '(min|max)\(")
 _DISPATCHED_TYPE = re.compile(r"DeprecatedTypeProperties\W.* to \W?(const )?(c10::|at::)?ScalarType\b")
 _SYNTAX = re.compile(r"expected '[;)}]'|expected ',' or ';'|expected a \"[;)}]\"|expected '}' at end of input")
 _CONDITIONAL = re.compile(r"^\s*#\s*(if|ifdef|ifndef|el\w+)\b(?!.*\b(__CUDA_ARCH__|__CUDACC__|__has_include)\b)", re.MULTILINE)
@@ -111,6 +115,7 @@ class TorchNames(NamedTuple):
     macros: frozenset[str]  # that torch's own headers define
     words: frozenset[str]  # every identifier
     file_scope: frozenset[str]  # every identifier outside of namespaces, classes and functions
+    methods: frozenset[str] = frozenset()  # every identifier in the headers that declare Tensor
     dispatch_takes_types: bool = False  # may AT_DISPATCH_* be given x.type(), as it could before torch 2.0?
 
 
@@ -148,11 +153,15 @@ def certain_error(log: str, source: str, known: TorchNames) -> bool:
     if unqualified := _UNDECLARED.search(message):
         name = next(name for name in unqualified.groups() if name)
         # a call may find what its arguments' namespaces have; anything else only what is at file scope, or is brought there
-        called = re.search(rf"\b{name}\s*[(<]", source) or re.search(r"\busing\s", source)
+        called = re.search(rf"\b{name}\s*(<[^;<>]*>\s*)?\(", source) or re.search(r"\busing\s", source)
         return name not in (known.words if called else known.file_scope)
+    if (missing := _NO_METHOD.search(message)) and known.methods:
+        return missing.group(1) not in known.methods
+    if (call := _STD_CALL.search(message)) and first.group(2):
+        return not re.search(rf"(?<!std::)\b{call.group(1)}\s*\(", source)
     if unknown := _UNKNOWN.search(message):
         return next(name for name in unknown.groups() if name) not in known.words
-    return bool(_SYNTAX.search(message))
+    return bool(_SYNTAX.search(message) or _LOCAL.search(message))
 
 
 class Operators:

@@ -123,7 +123,9 @@ class Prepared:
 
         found = json.loads(self._once(self.root / "torch_names.json", make).read_text())
         dispatch = (self.tools.torch_dir / "include/ATen/Dispatch.h").read_text()
-        return TorchNames(*(frozenset(names) for names in found), "const at::DeprecatedTypeProperties&" in dispatch)
+        tensor = "".join((self.tools.torch_dir / f"include/ATen/core/{name}.h").read_text() for name in ("TensorBody", "TensorBase"))
+        methods = frozenset(IDENTIFIER.findall(tensor))
+        return TorchNames(*(frozenset(names) for names in found), methods, "const at::DeprecatedTypeProperties&" in dispatch)
 
     def _has_cuda_libraries(self) -> bool:
         return bool(self.tools.cuda_home and (self.tools.cuda_home / "include/cusparse.h").exists())
@@ -151,11 +153,23 @@ class Prepared:
 
         return self._once(self.root / "full", make)
 
+    @property
+    def has_precompiled(self) -> bool:
+        return self.tools.is_gcc and (self.full_headers() / "torch/extension.h.gch").exists()
+
     def precompiled(self) -> None:
-        """Make the precompiled form of torch's header, once; GCC takes it where a build's flags allow, and else reads the header."""
-        if not self.tools.is_gcc:
+        """Make the precompiled form of torch's header, once it pays; GCC takes it where a build's flags allow, and else reads the header.
+
+        It costs as much as three full builds, so the first of a cache do without.
+        """
+        if not self.tools.is_gcc or self.has_precompiled:
             return
         header = self.full_headers() / "torch/extension.h"
+        asked = self.root / "full-builds"
+        asked.mkdir(parents=True, exist_ok=True)
+        (asked / uuid.uuid4().hex).touch()
+        if len(list(asked.iterdir())) <= FULL_BUILDS_WITHOUT:
+            return
 
         def make(staging: Path) -> None:
             self._compile("torch's header", [
@@ -166,4 +180,5 @@ class Prepared:
         self._once(header.with_name("extension.h.gch"), make)
 
 
+FULL_BUILDS_WITHOUT = 3
 COMMON_CXX = ("-DTORCH_API_INCLUDE_EXTENSION_H", "-fPIC", "-std=c++20", "-w")

@@ -184,7 +184,9 @@ def test_what_only_torch_has_goes_straight_to_it(builder: Builder, source: str) 
     assert not builder._lite_can(inline(source, "f"))
 
 
-KNOWN = TorchNames(macros=frozenset(), words=frozenset({"stride", "relu"}), file_scope=frozenset({"printf"}))
+KNOWN = TorchNames(
+    macros=frozenset(), words=frozenset({"stride", "relu", "rows"}), file_scope=frozenset({"printf"}), methods=frozenset({"relu"})
+)
 
 
 @pytest.mark.parametrize(("message", "source", "certain"), [
@@ -195,6 +197,10 @@ KNOWN = TorchNames(macros=frozenset(), words=frozenset({"stride", "relu"}), file
     ("main.cpp:3:4: error: 'printf' was not declared in this scope", "f = printf", False),
     ("main.cpp:3:4: error: 'class at::Tensor' has no member named 'rows'", "x.rows()", True),
     ("main.cpp:3:4: error: 'class at::Tensor' has no member named 'relu'", "x.relu()", False),
+    ("main.cpp:3:4: error: declaration of 'const float* x' shadows a parameter", "x", True),
+    ("main.cpp:3:4: error: no matching function for call to 'min(int, const int64_t&)'", "std::min(a, b)", True),
+    ("main.cpp:3:4: error: no matching function for call to 'min(int, const int64_t&)'", "std::min(a, b); min(c, d)", False),
+    ("main.cpp:3:4: error: 'stride' was not declared in this scope", "stride <b> (c)", False),
     ('cuda.cu(9): error: identifier "__half2float" is undefined', "__half2float(x)", False),
     ('cuda.cu(9): error: expected a ";"', "x y", True),
     ("main.cpp:3:4: error: expected ';' before 'y'", "x y", True),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import sys
 import time
@@ -20,6 +21,7 @@ from kernels_eval.config import BuildConfig, EvalConfig, TimingConfig
 from kernels_eval.errors import EvalError
 from kernels_eval.records import Language
 from tasks.progress import observed_by
+from tasks.schemas import VERDICTS
 from tasks.sources.config import TasksConfig
 from tasks.sources.stage import load_tasks
 from tasks.store import Snapshot, fingerprint
@@ -39,8 +41,10 @@ def main() -> int:
     parser.add_argument("--tasks", required=True, help="KernelBench tasks, Parquet")
     parser.add_argument("--responses", required=True, help="recorded responses, Parquet")
     parser.add_argument("--limit", type=int, default=64, help="candidates, spread over tasks")
+    parser.add_argument("--skip", type=int, default=0, help="leave out so many of them (those of an earlier run)")
     parser.add_argument("--out", required=True)
     parser.add_argument("--builders", type=int, default=None)
+    parser.add_argument("--budget-s", type=int, default=0, help="stop after so many seconds and report what is there; 0: never")
     parser.add_argument("--max-s", type=float, default=4.0, help="timing budget of one candidate, seconds")
     arguments = parser.parse_args()
     try:
@@ -57,7 +61,8 @@ def compare(arguments: argparse.Namespace) -> int:
     out.mkdir(parents=True, exist_ok=True)
     recorded = pl.read_parquet(arguments.responses)
     # one response of every task, then a second of every task, ... until the limit: many tasks, few samples each
-    chosen = recorded.sort("sample_id", "problem_id", "level").head(arguments.limit).sort("level", "problem_id", "sample_id")
+    in_turn = recorded.sort("sample_id", "problem_id", "level").slice(arguments.skip, arguments.limit)
+    chosen = in_turn.sort("level", "problem_id", "sample_id")
     selected = out / "responses.parquet"
     chosen.write_parquet(selected)
     wanted = {f"kernelbench/L{level}/{problem}" for level, problem in chosen.select("level", "problem_id").unique().iter_rows()}
@@ -69,10 +74,20 @@ def compare(arguments: argparse.Namespace) -> int:
     candidates = synthesis.run(ref, config, Language.CUDA)
     started = time.monotonic()
     protocol = EvalConfig(timing=TimingConfig(max_s=arguments.max_s), build=BuildConfig(timeout_s=240))
-    with observed_by(_print_progress(started)):
-        verdicts = verification.run(candidates, ref, VerificationConfig(eval=protocol, builders=arguments.builders), Language.CUDA)
+    config = VerificationConfig(eval=protocol, builders=arguments.builders)
+    work = verification.Verification(candidates, ref, config, Language.CUDA)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.alarm(arguments.budget_s)
+    try:
+        with observed_by(_print_progress(started)):
+            verification.run(candidates, ref, config, Language.CUDA)
+    except KeyboardInterrupt:
+        print(f"stopped after {time.monotonic() - started:.0f} s; the table holds what was finished", flush=True)
+        work.snapshot.recover(VERDICTS)
+    finally:
+        signal.alarm(0)
     wall = time.monotonic() - started
-    _report(verdicts.open().read(unique="candidate_id"), candidates.open().read(unique="candidate_id"), chosen, wall, out)
+    _report(work.snapshot.read(unique="candidate_id"), candidates.open().read(unique="candidate_id"), chosen, wall, out)
     return 0
 
 

@@ -222,6 +222,8 @@ class Builder:
             counter = self.prepared.launches()
             command += [f"-Wl,--wrap={name}" for name in WRAPPED] + [str(counter), f"-Wl,-rpath,{counter.parent}"]
             command += [f"-L{folder}" for folder in self.tools.cuda_libraries] + ["-lcudart"]
+        if tier == "lite" and sys.platform != "darwin":
+            command += [f"-Wl,--version-script={HEADERS / 'support/exports.map'}"]
         if tier == "lite":
             command += [*(str(self.prepared.shim(name)) for name in SHIMS), f"-Wl,-rpath,{self.prepared.root}"]
         if sys.platform == "darwin":

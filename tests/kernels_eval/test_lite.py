@@ -107,6 +107,16 @@ def wide(builder: Builder) -> ModuleType:
     return load(build)
 
 
+def test_unoptimised_code_does_not_take_the_place_of_torchs(builder: Builder) -> None:
+    """At -O0 inline functions are emitted under torch's own names; bound to by the shims, they would call each other without end."""
+    build = builder.build(inline(WIDE, "metadata", "arithmetic", "scalars", "dispatched", extra_cflags=("-O0",)))
+    assert build.ok and build.tier == "lite", build.log
+    x = torch.randn(3, 4)
+    assert load(build).metadata(x)[2] == 12
+    exported = subprocess.run(["nm", "-D", "--defined-only", build.path], capture_output=True, text=True, check=True).stdout
+    assert [line.split()[-1].split("@")[0] for line in exported.splitlines() if " A " not in line] == [f"PyInit_{Path(build.path).stem}"], exported
+
+
 def test_metadata_is_torchs(wide: ModuleType) -> None:
     x = torch.zeros(3, 4, dtype=torch.float64)
     assert wide.metadata(x).tolist() == [4, 4, 12, 1, 8, 1, 1, 4]

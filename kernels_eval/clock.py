@@ -15,6 +15,7 @@ from kernels_eval.testimony import Sample, Stop, believe_form
 
 SETS = (3, 64)
 """Fewest and most sets of inputs that timed calls rotate over."""
+LARGE_BYTES = 2 << 30  # above this, two sets must do
 DRAW_S = 0.3  # time for drawing one side's sets
 BOUND_NS = 5e6
 BOUND_REPEATS = 3
@@ -49,6 +50,8 @@ class PairedClock:
     def _draw(self) -> int:
         """Give both sides the same sets of inputs: as many as memory and time allow. Returns how many."""
         least, most = SETS
+        if self.reference.input_bytes + self.reference.output_bytes > LARGE_BYTES:
+            least = 2
         seeds = [secrets.randbits(31) for _ in range(most)]
         one_set_s = self.reference.ask("timing_inputs", seeds=seeds[:least])["seconds"] / least
         room = self.config.timing.input_bytes // max(1, self.reference.input_bytes + self.reference.output_bytes)

@@ -82,7 +82,8 @@ class ReferenceProcess:
         except ChildFailure as failure:
             raise Stop("reference_failed", f"the reference: {failure.detail}", self.child.log_tail(LOG_BYTES)) from failure
         if "error" in answer:
-            raise Stop("reference_failed", f"the reference: {answer['detail']}", answer.get("trace", ""))
+            short = "out of memory: " if answer["error"] == "out_of_memory" else ""
+            raise Stop("reference_failed", f"the reference: {short}{answer['detail']}", answer.get("trace", ""))
         return answer
 
     def _load(self) -> None:

@@ -22,6 +22,7 @@ from kernels_eval.side import Side, close, same
 ORACLE_MAX_S = 5.0  # a float64 oracle slower than this is computed once and then done without
 DIGEST_BYTES = 16 << 20
 PROBES = 8
+ENOUGH_ELEMENTS = 1 << 26
 
 
 class Reference(Side):
@@ -122,13 +123,15 @@ class Reference(Side):
             if special:
                 self.model = self.build()
         self.synchronise()
-        zeros = [correctness.measure(torch.zeros_like(r), o, r) for o, r in zip(oracle, reference, strict=True)]
+        zeros = [_measure_zeros(o, r) for o, r in zip(oracle, reference, strict=True)]
         equals = [
             name
             for name, other in self.expected.items()
             if len(other["reference"]) == len(reference) and all(same(a, b) for a, b in zip(reference, other["reference"], strict=True))
         ]
         self.expected[trial] = {"reference": reference, "oracle": oracle}
+        del again, inputs
+        self.give_back_memory()
         return {
             "finite": all(bool(torch.isfinite(x).all()) for x in reference if x.is_floating_point()),
             "some_finite": all(bool(torch.isfinite(x).any()) for x in reference if x.is_floating_point() and x.numel()),
@@ -168,6 +171,8 @@ class Reference(Side):
 
     def do_ignored_inputs(self, seed: int) -> dict[str, Any]:
         """Positions of arguments that may vary and do not change the output."""
+        if sum(x.numel() for x in self.expected["declared"]["reference"]) > ENOUGH_ELEMENTS:
+            return {"ignored": []}  # another copy of everything for a flag is too much
         base, _ = flatten_outputs(self.forward(self.inputs(seed, "declared")))
         ignored = []
         for index, note in enumerate(self.plan["notes"]):
@@ -240,9 +245,17 @@ class Reference(Side):
         ]
         measured["equals_answer"] = [name for name, other in self.digests.items() if other == digest.hexdigest() and name != trial]
         self.digests[trial] = digest.hexdigest()
+        del actual
+        self.give_back_memory()
         return measured
 
     def do_ready(self) -> dict[str, Any]:
         """A fresh model for timing."""
         self.model = self.build()
         return {}
+
+
+def _measure_zeros(oracle: torch.Tensor, reference: torch.Tensor) -> dict[str, Any]:
+    """How an output of zeros would compare, seen on the first elements of a large one."""
+    oracle, reference = (x.reshape(-1)[:ENOUGH_ELEMENTS] for x in (oracle, reference))
+    return correctness.measure(torch.zeros_like(reference), oracle, reference)

@@ -19,6 +19,7 @@ _now_ns = time.perf_counter_ns
 _synchronize = torch.cuda.synchronize
 _Event = torch.cuda.Event
 
+HOARD_BYTES = 1 << 30
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_PERTURB = -1, -2, -4, -6
 
 
@@ -63,6 +64,11 @@ class Side:
             torch.cuda.init()
             torch.backends.cuda.matmul.allow_tf32 = False
             torch.backends.cudnn.allow_tf32 = False
+
+    def give_back_memory(self) -> None:
+        """Return cached device memory to the driver: reference and candidate share one GPU, and neither sees the other's cache."""
+        if self.on_gpu and torch.cuda.memory_reserved() > HOARD_BYTES:
+            torch.cuda.empty_cache()
 
     def synchronise(self) -> None:
         if self.on_gpu:

@@ -78,7 +78,7 @@ def run(profile: str, overrides: tuple[str, ...], as_json: bool, only: str | Non
 
 def _prepare(config: Any) -> None:
     """What must hold before anything starts: a device for the language, and a root that can be written."""
-    from kernels_eval.pool import require_device
+    from kernels_eval.worker import require_device
 
     require_device(config.language)
     if "://" in config.root:

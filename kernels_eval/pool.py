@@ -19,18 +19,9 @@ from kernels_eval.config import EvalConfig
 from kernels_eval.errors import DeviceError, GpuLostError
 from kernels_eval.protocol import Prepared, verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
-from kernels_eval.worker import gpu_arch, visible_gpus
+from kernels_eval.worker import gpu_arch, require_device
 
 ATTEMPTS = 3
-
-
-def require_device(language: Language) -> None:
-    """Raise DeviceError, before any work starts, where the language's device is missing."""
-    if language.needs_gpu and not visible_gpus():
-        raise DeviceError(
-            f"{language.value} kernels need an NVIDIA GPU, and none is visible here",
-            "run where nvidia-smi lists one, or set language to cpp (--set language=cpp)",
-        )
 
 
 def start_ray(address: str | None = None) -> None:

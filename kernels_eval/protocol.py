@@ -23,7 +23,6 @@ from kernels_eval.checks.screening import screen
 from kernels_eval.checks.state import REASON_OF
 from kernels_eval.clock import PairedClock
 from kernels_eval.config import EvalConfig
-from kernels_eval.errors import DeviceError
 from kernels_eval.isolation.landlock import compiler_confinement
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
 from kernels_eval.processes import LOG_BYTES, CandidateProcess, ReferenceProcess, Trial
@@ -440,16 +439,10 @@ def _first_line(log: str) -> str:
 
 def device_for(language: Language) -> str:
     """The device a language runs on. Raises DeviceError where it is not there."""
-    if not language.needs_gpu:
-        return "cpu"
-    from kernels_eval.worker import visible_gpus
+    from kernels_eval.worker import require_device
 
-    if not visible_gpus():
-        raise DeviceError(
-            f"{language.value} kernels need an NVIDIA GPU, and none is visible here",
-            "run on a machine with a GPU (nvidia-smi must list it), or use --language cpp",
-        )
-    return "cuda:0"
+    require_device(language)
+    return "cuda:0" if language.needs_gpu else "cpu"
 
 
 class Evaluator:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kernels_eval.config import EvalConfig
-from kernels_eval.errors import SandboxError
-from kernels_eval.records import Candidate, KernelTask, Verdict
+from kernels_eval.errors import DeviceError, SandboxError
+from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 
 if TYPE_CHECKING:
     from kernels_eval.isolation.canary import Pulse
@@ -31,6 +31,15 @@ def visible_gpus() -> list[str]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     return [line.strip() for line in shown.stdout.splitlines() if line.strip()] if shown.returncode == 0 else []
+
+
+def require_device(language: Language) -> None:
+    """Raise DeviceError, before any work starts, where the language's device is missing."""
+    if language.needs_gpu and not visible_gpus():
+        raise DeviceError(
+            f"{language.value} kernels need an NVIDIA GPU, and none is visible here",
+            "run where nvidia-smi lists one, or choose cpp (--language cpp, or --set language=cpp)",
+        )
 
 
 def gpu_arch() -> str | None:

@@ -82,7 +82,7 @@ _Samples = Mapping[str, Sequence[_Sample]]
 
 
 def metric_name(p: float | None) -> str:
-    """"exec" for None, else "fast_0", "fast_0.5", "fast_1", ..."""
+    """ "exec" for None, else "fast_0", "fast_0.5", "fast_1", ..."""
     return "exec" if p is None else f"fast_{p:g}"
 
 

@@ -101,9 +101,7 @@ class _Loaded:
 
     def encode(self, request: Request) -> list[int]:
         """Token ids of the chat up to the generation prompt."""
-        text = self.tokenizer.apply_chat_template(
-            [{"role": "user", "content": request.prompt}], tokenize=False, add_generation_prompt=True
-        )
+        text = self.tokenizer.apply_chat_template([{"role": "user", "content": request.prompt}], tokenize=False, add_generation_prompt=True)
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         if len(ids) >= self.window:
             raise UsageError(

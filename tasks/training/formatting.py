@@ -60,9 +60,7 @@ def to_prompt_completion(
         # QwQ's generation prompt opens the think block; where a template does not (Qwen3), the model itself writes the tag
         opening = "" if prompt.rstrip().endswith(THINK_OPEN) else f"{THINK_OPEN}\n"
         completion = f"{opening}{reasoning}\n{THINK_CLOSE}\n\n{answer}{tokenizer.eos_token}"
-        examples.append(
-            {"candidate_id": row["candidate_id"], "prompt": prompt, "completion": completion, "body": (reasoning, answer)}
-        )
+        examples.append({"candidate_id": row["candidate_id"], "prompt": prompt, "completion": completion, "body": (reasoning, answer)})
     for side in ("prompt", "completion"):
         for example, count in zip(examples, _counts(tokenizer, [example[side] for example in examples]), strict=True):
             example[f"{side}_tokens"] = count

@@ -202,7 +202,7 @@ def adapter_changes_output(base_model_dir: str | Path, adapter_dir: Path, prompt
 
 
 def _single_device() -> str:
-    """"cuda" or "cpu". Several visible GPUs are refused: transformers would spread each batch over them with nn.DataParallel."""
+    """ "cuda" or "cpu". Several visible GPUs are refused: transformers would spread each batch over them with nn.DataParallel."""
     import torch
 
     if not torch.cuda.is_available():

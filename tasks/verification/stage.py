@@ -6,13 +6,15 @@ this snapshot or any earlier one, is reused; a killed run loses at most the cand
 
 from __future__ import annotations
 
+import logging
 import platform
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kernels_eval.pool import Pool, require_device
+from kernels_eval.pool import Pool
 from kernels_eval.protocol import Finding, Prepared, verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
+from kernels_eval.worker import require_device
 from tasks.progress import report
 from tasks.schemas import CANDIDATES, VERDICTS
 from tasks.sources.stage import read_tasks
@@ -20,6 +22,7 @@ from tasks.store import Snapshot, SnapshotRef, code_version, fingerprint, known_
 from tasks.verification.config import VerificationConfig
 
 STAGE = "verification"
+logger = logging.getLogger(__name__)
 
 
 def device_name(language: Language) -> str:
@@ -46,6 +49,7 @@ class Verification:
         self._candidates, self._tasks = candidates, tasks
         self._code = code_version("kernels_eval")
         self._device = device_name(language)
+        self.quarantined: list[str] = []
         key = {"eval": config.eval.model_dump(mode="json"), "device": self._device, "language": language.value}
         self.snapshot = Snapshot(candidates.root, STAGE, fingerprint(STAGE, key, self._upstream, self._code))
 
@@ -90,12 +94,15 @@ class Verification:
                 add(self._row(verdict))
                 counts[verdict.status.value] = counts.get(verdict.status.value, 0) + 1
                 report(STAGE, done_before + number, self.total, f"{verdict.status.value} {verdict.task_id}")
+        for line in pool.quarantined[len(self.quarantined) :]:
+            logger.warning("a worker was put aside, the run goes on with the others: %s", line)
+            self.quarantined.append(line)
         return counts
 
     def publish(self) -> SnapshotRef:
         verdicts = self.snapshot.read(columns=["candidate_id", "status"], unique="candidate_id")
         counts = dict(sorted(verdicts["status"].value_counts().iter_rows())) if len(verdicts) else {}
-        extra = {"status_counts": counts, "device": self._device, "language": self.language.value}
+        extra = {"status_counts": counts, "device": self._device, "language": self.language.value, "quarantined": self.quarantined}
         return self.snapshot.publish(config=self.config, upstream=self._upstream, rows=len(verdicts), extra=extra).ref
 
 

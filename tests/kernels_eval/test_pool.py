@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 from kernels_eval.errors import DeviceError, GpuLostError
-from kernels_eval.pool import Pool, require_device
+from kernels_eval.pool import Pool
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
+from kernels_eval.worker import require_device
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, load_inline, module
 

@@ -165,6 +165,7 @@ class Judge:
     def __init__(self, faults_after: int | None = None) -> None:
         self.faults_after = faults_after
         self.asked: list[str] = []
+        self.quarantined = ["cuda:1 failed its canary twice"] if faults_after is None else []
 
     def verify(self, pairs: Sequence[tuple[KernelTask, Candidate]]) -> Iterator[Verdict]:
         for number, (task, candidate) in enumerate(pairs):
@@ -189,7 +190,9 @@ def test_a_retried_chunk_does_only_what_has_no_verdict_yet(tmp_path: Path, tasks
     assert work.verify(judge, chunk) == {"incorrect": 1}
     assert judge.asked == [chunk[3][1].candidate_id]
     assert work.verify(judge, chunk) == {} and len(judge.asked) == 1
-    assert set(verdicts_of(work.publish())) == {c.candidate_id for c in asked}
+    published = work.publish()
+    assert set(verdicts_of(published)) == {c.candidate_id for c in asked}
+    assert published.open().manifest["quarantined"] == judge.quarantined, "who reads the snapshot sees which device was given up"
 
 
 def test_a_larger_snapshot_asks_only_for_what_is_new(tmp_path: Path, tasks: list[KernelTask]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -205,8 +207,20 @@ def judge() -> Iterator[Judge]:
     made.close()
 
 
+def persisting_l2_changes() -> bool:
+    """Can a process set L2 aside here? Asked in a process of its own."""
+    script = (
+        "import ctypes, torch; torch.empty(1, device='cuda'); rt = ctypes.CDLL('libcudart.so.13'); v = [ctypes.c_size_t() for _ in '12'];"
+        "rt.cudaDeviceGetLimit(ctypes.byref(v[0]), 6); rt.cudaDeviceSetLimit(6, ctypes.c_size_t(8 << 20));"
+        "rt.cudaDeviceGetLimit(ctypes.byref(v[1]), 6); print(v[0].value != v[1].value)"
+    )
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip() == "True"
+
+
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.parametrize("trial", trials(CASES))
-def test_gpu_threats(judge: Judge, trial: Trial) -> None:
+def test_gpu_threats(judge: Judge, trial: Trial, request: pytest.FixtureRequest) -> None:
+    if "t34" in request.node.name and not persisting_l2_changes():
+        pytest.skip("cudaDeviceSetLimit changes nothing on this machine: there is no carve-out to find")
     trial.assert_judged(judge(trial))

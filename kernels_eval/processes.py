@@ -14,6 +14,7 @@ from typing import Any
 from kernels_eval.build.extensions import Builder
 from kernels_eval.build.spec import ExtensionSpec
 from kernels_eval.checks import correctness as checks
+from kernels_eval.checks.native_screening import screen_native
 from kernels_eval.config import EvalConfig
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
 from kernels_eval.records import Candidate, KernelTask
@@ -276,7 +277,12 @@ class CandidateProcess:
 
     def _late_build(self, spec: Any, timeout: float) -> dict[str, Any]:
         """Build what a constructor or a first call asks for; the child waits, its deadline does not run."""
-        build = self.builder.build(believe_form(ExtensionSpec, spec))
+        asked: ExtensionSpec = believe_form(ExtensionSpec, spec)
+        screened = screen_native(asked.text)
+        if screened.reason:
+            raise Stop(screened.reason, screened.detail)
+        self.facts["flags"] = tuple(dict.fromkeys((*self.facts.get("flags", ()), *screened.flags)))
+        build = self.builder.build(asked)
         self.facts["late_tier"] = build.tier or None
         return self.child.resume({"ok": build.ok, "path": build.path, "reason": build.reason, "log": build.log}, timeout)
 

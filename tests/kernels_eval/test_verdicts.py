@@ -376,3 +376,11 @@ def test_sources_that_need_torchs_whole_header(verify: Verifier, extension: str)
     verdict = verify(AFFINE, module("return ext.affine(x)", extension=extension))
     assert_reason(verdict, "ok")
     assert verdict.build_tier == "full"
+
+
+def test_what_is_built_late_is_screened_as_well(verify: Verifier) -> None:
+    source = 'torch::Tensor f(torch::Tensor x) { auto r = system("true"); return x * (2 + r) + 1; }'
+    code = module("return self.ext.f(x)", extension="None", init=f"self.ext = {kernels.load_inline(source, ['f'], name='late_call')}")
+    verdict = verify(AFFINE, code)
+    assert_reason(verdict, "forbidden_call")
+    assert verdict.detail == "native source, line 1: calls system"

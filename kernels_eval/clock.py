@@ -17,8 +17,8 @@ SETS = (3, 64)
 """Fewest and most sets of inputs that timed calls rotate over."""
 LARGE_BYTES = 2 << 30  # above this, two sets must do
 DRAW_S = 0.3  # time for drawing one side's sets
-BOUND_NS = 5e6
-BOUND_REPEATS = 3
+BOUND_NS = 1e7
+BOUND_REPEATS = 5
 MESSAGE_NS = 300_000  # the most that is taken off for sending a command and its answer
 
 

@@ -152,14 +152,15 @@ def _plausible_bound(
 ) -> float:
     """The parent's own bound on a call, in nanoseconds. Raises ImplausibleTime where the reported time stays below it.
 
-    A busy machine can slow one round; a liar is below the bound in every round.
+    A busy machine can slow one round, of either side: the smallest bound and the largest reported time are taken. A liar's reported time
+    stays below what really passed in every round.
     """
     bound = measured(call_ns)
     for _ in range(rounds - 1):
         if call_ns >= config.clock_bound_share * bound:
             return bound
-        call_ns = float(np.median([candidate(calls) for _ in range(20)])) / calls
-        bound = measured(call_ns)
+        call_ns = max(call_ns, float(np.median([candidate(calls) for _ in range(20)])) / calls)
+        bound = min(bound, measured(call_ns))
     if call_ns < config.clock_bound_share * bound:
         raise ImplausibleTime(f"reports {call_ns / 1e6:.4f} ms a call where the parent's clock saw {bound / 1e6:.4f} ms pass")
     return bound

@@ -6,6 +6,7 @@ answer is the candidate's, and both end the verification as a `Stop`.
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 from dataclasses import dataclass, field
@@ -231,6 +232,19 @@ class ReferenceProcess:
             os.close(self.shared_descriptor)
             self.shared_descriptor = None
         self.child.close()
+
+
+def unmatched_shapes(reference: list[list[int]], candidate: list[list[int]]) -> tuple[list[int], int]:
+    """Which of the reference's parameters (indices) have no counterpart of their shape among the candidate's, and how many elements the
+    candidate's own unmatched parameters hold."""
+    left = list(candidate)
+    missing = []
+    for index, shape in enumerate(reference):
+        if shape in left:
+            left.remove(shape)
+        else:
+            missing.append(index)
+    return missing, sum(math.prod(shape) for shape in left)
 
 
 def _arguments(trial: Trial) -> dict[str, Any]:

@@ -7,6 +7,7 @@ exactly one verdict, whatever its code does; an exception from here means that t
 from __future__ import annotations
 
 import atexit
+import math
 import re
 import secrets
 import sysconfig
@@ -20,14 +21,13 @@ from kernels_eval.build.toolchain import HEADERS
 from kernels_eval.checks import correctness as checks
 from kernels_eval.checks.native_screening import screen_native
 from kernels_eval.checks.screening import screen
-from kernels_eval.checks.state import REASON_OF
 from kernels_eval.clock import PairedClock
 from kernels_eval.config import EvalConfig
 from kernels_eval.isolation.landlock import compiler_confinement
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
-from kernels_eval.processes import LOG_BYTES, CandidateProcess, ReferenceProcess, Trial
+from kernels_eval.processes import LOG_BYTES, CandidateProcess, ReferenceProcess, Trial, unmatched_shapes
 from kernels_eval.records import STATUS_OF, Candidate, Correctness, KernelTask, Language, Record, Verdict
-from kernels_eval.testimony import Finding, Notice, Ornamental, Seen, Share, State, Stop, believe_form, one_line
+from kernels_eval.testimony import REASON_OF_CHANGE, Finding, Notice, Ornamental, Seen, Share, State, Stop, believe_form, one_line
 
 MAX_EXTENSIONS = 16
 MAY_DIFFER = re.compile(r"atomic|reduction\s*\(", re.IGNORECASE)
@@ -217,12 +217,10 @@ class Runner:
 
     def _other_weights(self, trial: Trial, reference: ReferenceProcess, process: CandidateProcess, facts: dict[str, Any]) -> Trial:
         """The trial that shows whether the candidate uses its weights as they are now, however it keeps them."""
-        from kernels_eval.checks.inputs import unmatched_shapes
-
         missing, spare = unmatched_shapes(reference.parameters, process.parameters)
         if not missing or not reference.weights_matter(missing):
             return trial
-        wanted = sum(_elements(reference.parameters[index]) for index in missing)
+        wanted = sum(math.prod(reference.parameters[index]) for index in missing)
         if spare < wanted:
             shapes = [reference.parameters[index] for index in missing]
             raise Stop("stale_weights", f"has no parameter that could hold the reference's of shape {shapes[:4]}, which change its output")
@@ -277,7 +275,7 @@ class Runner:
     @staticmethod
     def _state(process: CandidateProcess, facts: dict[str, Any]) -> None:
         changed = believe_form(State, process.ask("state")).changed
-        for name, reason in REASON_OF.items():
+        for name, reason in REASON_OF_CHANGE.items():
             if name in changed:
                 raise Stop(reason, f"changes {name}: {one_line(changed[name])[:200]}")
         for name in changed:
@@ -394,13 +392,6 @@ def verdict_of(task: KernelTask, candidate: Candidate, prepared: Prepared, findi
 
 def _flag(facts: dict[str, Any], flag: str) -> None:
     facts["flags"] = (*facts.get("flags", ()), flag)
-
-
-def _elements(shape: list[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def _busy_share(child: Child) -> float:

@@ -102,7 +102,6 @@ class Reference(Side):
         shape: str = "declared",
         evaluate: bool = False,
         construct_seed: int | None = None,
-        skip: list[int] | None = None,
     ) -> dict[str, Any]:
         """Compute and keep the expected outputs of one trial: the fp32 reference's, and a float64 oracle's where it fits."""
         special = weights_seed is not None or evaluate or construct_seed is not None
@@ -110,7 +109,7 @@ class Reference(Side):
             if special:
                 self.model = self.build() if construct_seed is None else self.build(construct_seed)
             if weights_seed is not None:
-                randomise_weights(self.model, weights_seed, skip=skip)
+                randomise_weights(self.model, weights_seed)
             if evaluate and isinstance(self.model, torch.nn.Module):
                 self.model.eval()
             reference, _ = flatten_outputs(self.forward(self.inputs(seed, distribution, shape)))
@@ -248,11 +247,6 @@ class Reference(Side):
         del actual
         self.give_back_memory()
         return measured
-
-    def do_ready(self) -> dict[str, Any]:
-        """A fresh model for timing."""
-        self.model = self.build()
-        return {}
 
 
 def _measure_zeros(oracle: torch.Tensor, reference: torch.Tensor) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Nothing here is believed because it was said: outputs are compared elsewhere, ti
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ConfigDict, ValidationError
@@ -80,6 +81,19 @@ class State(_Said):
     """Settings that have changed since before the candidate was loaded."""
 
     changed: dict[str, str] = {}
+
+
+REASON_OF_CHANGE: Mapping[str, str] = {
+    "current_stream": "stream_escape",
+    "patched": "harness_tampering",
+    "default_dtype": "global_state_changed",
+    "default_device": "global_state_changed",
+    "threads": "global_state_changed",
+    "current_device": "global_state_changed",
+    "persisting_l2": "global_state_changed",
+    "deterministic": "global_state_changed",
+}
+"""The reason that a change of each setting stands for. Settings that are not here are only flagged: honest code writes them."""
 
 
 class Share(_Said):

@@ -285,15 +285,9 @@ def _unwritable(root: str, error: OSError) -> UsageError:
 
 def _running(pid: int) -> bool:
     """Is a process with this id alive and not this one? A journal of a living process is still being written."""
-    if pid == os.getpid():
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    import psutil
+
+    return pid != os.getpid() and psutil.pid_exists(pid)
 
 
 def _now_ns() -> int:

@@ -1,7 +1,7 @@
 """What is made once per (torch, Python, compiler) and then shared by every build: shims, header folders, torch's precompiled header.
 
 Guarantees: each thing is made under a lock and renamed into place whole, by whichever builder needs it first. `warm` makes what `lite`
-builds need; torch's precompiled header (45 core-seconds, 790 MB) is made the first time a source needs torch's own header.
+builds need; torch's precompiled header (45 core-seconds, 790 MB) is made once more than a few sources needed torch's own header.
 """
 
 from __future__ import annotations

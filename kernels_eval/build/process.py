@@ -21,6 +21,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
+import psutil
+
 LOG_LIMIT = 8192
 
 Outcome = Literal["ok", "failed", "timeout"]
@@ -91,18 +93,8 @@ def sweep(cache: Path) -> None:
     """Remove the work roots of processes that are gone: no such pid here, and nobody holds the lock (a cache may be shared by machines)."""
     for root in cache.glob("work-*-*"):
         match = re.fullmatch(r"work-(\d+)-[0-9a-f]{32}", root.name)
-        if match and not _alive(int(match.group(1))) and _unlocked(root / ".lock"):
+        if match and not psutil.pid_exists(int(match.group(1))) and _unlocked(root / ".lock"):
             shutil.rmtree(root, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _unlocked(path: Path) -> bool:

@@ -139,30 +139,17 @@ def _squeezed(parameter: torch.Tensor) -> list[int]:
     return [size for size in parameter.shape if size != 1]
 
 
-def unmatched_shapes(reference: list[list[int]], candidate: list[list[int]]) -> tuple[list[int], int]:
-    """Which of the reference's parameters (indices) have no counterpart of their shape among the candidate's, and how many elements the
-    candidate's own unmatched parameters hold."""
-    left = list(candidate)
-    missing = []
-    for index, shape in enumerate(reference):
-        if shape in left:
-            left.remove(shape)
-        else:
-            missing.append(index)
-    return missing, sum(math.prod(shape) for shape in left)
-
-
-def randomise_weights(model: torch.nn.Module, seed: int, only: list[int] | None = None, skip: list[int] | None = None) -> None:
+def randomise_weights(model: torch.nn.Module, seed: int, only: list[int] | None = None) -> None:
     """Refill floating parameters from (seed, shape, how many of that shape came before): names do not matter, nor dimensions of size 1.
 
-    `only` and `skip` choose parameters by their position. Vectors are uniform in [0.5, 1.5]; higher ranks normal with standard deviation
+    `only` chooses parameters by their position. Vectors are uniform in [0.5, 1.5]; higher ranks normal with standard deviation
     1 / sqrt(fan-in), so outputs keep their scale.
     """
     seen: dict[tuple[int, ...], int] = {}
     with torch.no_grad():
         for index, parameter in enumerate(p for p in model.parameters() if p.is_floating_point()):
             shape = tuple(_squeezed(parameter))
-            if (only is not None and index not in only) or (skip is not None and index in skip):
+            if only is not None and index not in only:
                 continue
             nth = seen[shape] = seen.get(shape, -1) + 1
             device = parameter.device

@@ -16,18 +16,6 @@ from typing import Any
 
 import torch
 
-REASON_OF: Mapping[str, str] = {
-    "current_stream": "stream_escape",
-    "patched": "harness_tampering",
-    "default_dtype": "global_state_changed",
-    "default_device": "global_state_changed",
-    "threads": "global_state_changed",
-    "current_device": "global_state_changed",
-    "persisting_l2": "global_state_changed",
-    "deterministic": "global_state_changed",
-}
-"""The reason that a change of each setting stands for. Settings that are not here are only flagged: honest code writes them."""
-
 _WATCHED: Mapping[str, Any] = {
     "time": time,
     "torch": torch,

@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 KILL_S = 5.0
 PAUSE_S = 0.002
@@ -59,8 +61,6 @@ def children(pid: int) -> list[int]:
 
 def _children_by_parent() -> dict[int, list[int]]:
     """For kernels that do not list children, and for other systems."""
-    import psutil
-
     found: dict[int, list[int]] = {}
     for process in psutil.process_iter(["ppid"]):
         found.setdefault(process.info["ppid"] or 0, []).append(process.pid)
@@ -73,17 +73,7 @@ def has_ended(pid: int) -> bool:
         with open(f"/proc/{pid}/stat") as handle:
             return handle.read().rpartition(")")[2].split()[0] in "ZX"
     except (OSError, IndexError):
-        return not _exists(pid)
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+        return not psutil.pid_exists(pid)
 
 
 def kill_descendants(root: int, timeout_s: float = KILL_S) -> bool:
@@ -122,8 +112,6 @@ def usage(root: int) -> Usage:
 
 
 def _usage_by_psutil(root: int) -> Usage:
-    import psutil
-
     processes = threads = resident = 0
     for pid in (root, *descendants(root)):
         try:

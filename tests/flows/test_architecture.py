@@ -138,6 +138,13 @@ def test_what_the_command_imports_first_loads_nothing_heavy(module: str) -> None
     assert loaded.isdisjoint(HEAVY), loaded & set(HEAVY)
 
 
+def test_the_trusted_side_of_verification_imports_no_torch() -> None:
+    """Every Ray worker and every driver imports these: torch would cost each of them seconds and hundreds of megabytes."""
+    script = "import sys, kernels_eval.protocol, kernels_eval.pool, kernels_eval.worker; print('torch' in sys.modules, 'kernels_eval.pool' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.stdout.split() == ["False", "True"], done.stderr
+
+
 def test_every_module_that_flows_config_loads_at_the_top_is_light() -> None:
     """The same rule by reading: a module with a config class imports no heavy package at its top."""
     wrong = []

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kernels_eval.protocol import Preparer, Runner
-from kernels_eval.records import STATUS_OF, KernelTask, Language, Verdict
+from kernels_eval.records import KernelTask, Language, Verdict
 from kernels_eval.worker import gpu_arch
 from tests.support import kernels
-from tests.support.kernels import QUICK, kernel_task, module, task_source
+from tests.support.kernels import QUICK, assert_reason, kernel_task, module, task_source
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
@@ -80,12 +80,6 @@ def verify() -> Iterator[Callable[..., Verdict]]:
     yield verdict
     preparer.close()
     runner.close()
-
-
-def assert_reason(verdict: Verdict, reason: str) -> None:
-    assert verdict.reason == reason, f"{verdict.status.value}/{verdict.reason}: {verdict.detail}\n{verdict.log_tail}"
-    assert verdict.status is STATUS_OF[reason]
-    assert (verdict.timing is not None) == (reason == "ok")
 
 
 def test_a_correct_cuda_kernel(verify: Callable[..., Verdict]) -> None:

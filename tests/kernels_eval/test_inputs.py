@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels_eval.checks.inputs import parameter_shapes, randomise_weights, smaller_shapes, unmatched_shapes
+from kernels_eval.checks.inputs import parameter_shapes, randomise_weights, smaller_shapes
+from kernels_eval.processes import unmatched_shapes
 from tests.support.kernels import AFFINE
 
 SHAPE = st.lists(st.integers(1, 40), min_size=1, max_size=4)

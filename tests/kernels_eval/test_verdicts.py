@@ -10,9 +10,9 @@ import pytest
 
 from kernels_eval.config import BuildConfig
 from kernels_eval.protocol import Preparer, Runner
-from kernels_eval.records import STATUS_OF, KernelTask, Status, Verdict
+from kernels_eval.records import KernelTask, Status, Verdict
 from tests.support import kernels
-from tests.support.kernels import AFFINE, QUICK, WEIGHTED, kernel_task, load_inline, module, task_source
+from tests.support.kernels import AFFINE, QUICK, WEIGHTED, assert_reason, kernel_task, load_inline, module, task_source
 
 
 @dataclass
@@ -32,12 +32,6 @@ def verify() -> Iterator[Callable[..., Verdict]]:
     yield Verifier(preparer, runner)
     preparer.close()
     runner.close()
-
-
-def assert_reason(verdict: Verdict, reason: str) -> None:
-    assert verdict.reason == reason, f"{verdict.status.value}/{verdict.reason}: {verdict.detail}\n{verdict.log_tail}"
-    assert verdict.status is STATUS_OF[reason]
-    assert (verdict.timing is not None) == (reason == "ok")
 
 
 def calls(function: str) -> str:

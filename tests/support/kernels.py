@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Sequence
 
 from kernels_eval.config import BuildConfig, EvalConfig, LimitsConfig, TimingConfig
-from kernels_eval.records import Candidate, KernelTask, Language, stable_hash
+from kernels_eval.records import STATUS_OF, Candidate, KernelTask, Language, Verdict, stable_hash
 
 QUICK = EvalConfig(
     build=BuildConfig(capture_timeout_s=10),
@@ -173,3 +173,9 @@ def candidate(task: KernelTask, code: str | None, *, language: Language = Langua
         candidate_id=stable_hash([task.code, code, parse_reason]), task_id=task.task_id, language=language, generator="tests", code=code,
         parse_reason=parse_reason,
     )  # fmt: skip
+
+
+def assert_reason(verdict: Verdict, reason: str) -> None:
+    assert verdict.reason == reason, f"{verdict.status.value}/{verdict.reason}: {verdict.detail}\n{verdict.log_tail}"
+    assert verdict.status is STATUS_OF[reason]
+    assert (verdict.timing is not None) == (reason == "ok")

@@ -140,7 +140,10 @@ def test_what_the_command_imports_first_loads_nothing_heavy(module: str) -> None
 
 def test_the_trusted_side_of_verification_imports_no_torch() -> None:
     """Every Ray worker and every driver imports these: torch would cost each of them seconds and hundreds of megabytes."""
-    script = "import sys, kernels_eval.protocol, kernels_eval.pool, kernels_eval.worker; print('torch' in sys.modules, 'kernels_eval.pool' in sys.modules)"
+    script = (
+        "import sys, kernels_eval.protocol, kernels_eval.pool, kernels_eval.worker; "
+        "print('torch' in sys.modules, 'kernels_eval.pool' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.stdout.split() == ["False", "True"], done.stderr
 

@@ -7,12 +7,13 @@ the kernel.
 from __future__ import annotations
 
 import traceback
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
 from kernels_eval.build.interception import BuildFailed, intercept
 from kernels_eval.candidate import CandidateSide
-from kernels_eval.checks.inputs import load_module
+from kernels_eval.checks.inputs import construct, load_module
 from kernels_eval.isolation.channel import Channel, ChannelClosed
 from kernels_eval.reference import Reference
 
@@ -65,9 +66,15 @@ class Capture:
     def do_capture(self, path: str) -> dict[str, Any]:
         intercept(self._record)
         try:
-            load_module(path, "candidate")
+            self.module = load_module(path, "candidate")
         except Exception as error:  # a module that needs its extension at import still told what to build
             return {"specs": self.specs, "error": _classify(error), "detail": f"{type(error).__name__}: {error}"[:2000]}
+        return {"specs": self.specs}
+
+    def do_construct(self, task_path: str, init_form: str) -> dict[str, Any]:
+        """What the constructor asks to build. Weights are made without storage; that it fails with nothing built yet is expected."""
+        with suppress(Exception):
+            construct(self.module, "ModelNew", load_module(task_path, "task"), init_form, 0, "meta")
         return {"specs": self.specs}
 
     def _record(self, spec: dict[str, Any]) -> ModuleType:

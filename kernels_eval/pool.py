@@ -129,7 +129,8 @@ class Pool:
                     item = retry.popleft() if retry else next((_Item(*pair) for pair in waiting), None)
                     exhausted = item is None
                     if item:
-                        slot.item, slot.pending = item, slot.actor.prepare.remote(item.candidate.model_dump(mode="json"))
+                        slot.item = item
+                        slot.pending = slot.actor.prepare.remote(*(r.model_dump(mode="json") for r in (item.task, item.candidate)))
             for slot in self._runners:
                 if slot.item is None and ready:
                     item = self._next_for(slot, ready)

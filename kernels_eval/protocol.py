@@ -12,6 +12,8 @@ import re
 import secrets
 import sysconfig
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from kernels_eval.config import EvalConfig
 from kernels_eval.isolation.landlock import compiler_confinement
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
 from kernels_eval.processes import LOG_BYTES, CandidateProcess, ReferenceProcess, Trial, unmatched_shapes
-from kernels_eval.records import STATUS_OF, Candidate, Correctness, KernelTask, Language, Record, Verdict
+from kernels_eval.records import STATUS_OF, Candidate, Correctness, KernelTask, Language, Phases, Record, Verdict
 from kernels_eval.testimony import REASON_OF_CHANGE, Finding, Notice, Ornamental, Seen, Share, State, Stop, believe_form, one_line
 
 MAX_EXTENSIONS = 16
@@ -73,7 +75,8 @@ class Preparer:
             self._server = ForkServer(threads=self.config.threads, readable=[self.builder.tools.cache])
         return self._server
 
-    def prepare(self, candidate: Candidate) -> Prepared:
+    def prepare(self, candidate: Candidate, task: KernelTask | None = None) -> Prepared:
+        """Screen and build. With the task at hand, so are extensions that the constructor asks for: no device waits for them."""
         started = time.monotonic()
         flags: tuple[str, ...] = ()
         builds = []
@@ -85,7 +88,7 @@ class Preparer:
             if screened.reason:
                 raise Stop(screened.reason, screened.detail)
             if candidate.language is not Language.TRITON:
-                for spec in self._capture(candidate.code):
+                for spec in self._capture(candidate.code, task):
                     native = screen_native(spec.text)
                     flags = tuple(dict.fromkeys((*flags, *native.flags)))
                     if native.reason:
@@ -108,7 +111,7 @@ class Preparer:
             seconds=time.monotonic() - started,
         )
 
-    def _capture(self, code: str) -> list[ExtensionSpec]:
+    def _capture(self, code: str, task: KernelTask | None) -> list[ExtensionSpec]:
         if "load" not in code:
             return []
         with Child(self.server, "capture", self.config.limits) as child:
@@ -119,14 +122,45 @@ class Preparer:
             except ChildFailure as failure:
                 raise Stop("load" if failure.reason == "run" else failure.reason, failure.detail, child.log_tail(LOG_BYTES)) from failure
             asked = answer.get("specs", [])
+            if not asked and "error" not in answer and task is not None:
+                asked = self._asked_by_constructor(child, task)
             specs = [believe_form(ExtensionSpec, spec) for spec in asked[:MAX_EXTENSIONS]] if isinstance(asked, list) else []
             if not specs and answer.get("error") in ("no_module", "syntax_error"):
                 raise Stop(answer["error"], answer.get("detail", ""), child.log_tail(LOG_BYTES))
             return specs
 
+    def _asked_by_constructor(self, child: Child, task: KernelTask) -> Any:
+        """A constructor that fails or hangs here has no device and nothing built: the run side judges it."""
+        path = child.scratch / "task.py"
+        path.write_text(task.code, encoding="utf-8", errors="replace")
+        try:
+            answer = child.request("construct", task_path=str(path), init_form=task.init_form, timeout=self.config.build.capture_timeout_s)
+        except ChildFailure:
+            return []
+        return answer.get("specs", [])
+
     def close(self) -> None:
         if self._server:
             self._server.close()
+
+
+class Stopwatch:
+    """Adds up wall time by phase."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def on(self, phase: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + time.monotonic() - started
+
+    @property
+    def phases(self) -> Phases:
+        return Phases(**self._seconds)
 
 
 class Runner:
@@ -158,21 +192,23 @@ class Runner:
         """The verdict of one prepared candidate. Raises EvalError only where the machine fails."""
         started = time.monotonic()
         facts: dict[str, Any] = {}
+        spent = Stopwatch()
         try:
             if prepared.finding:
                 raise Stop(prepared.finding.reason, prepared.finding.detail, prepared.finding.log)
-            self._verify(task, candidate, prepared, facts)
+            self._verify(task, candidate, prepared, facts, spent)
             finding = Finding(reason="ok")
         except Stop as stop:
             finding = stop.finding
             facts.pop("timing", None)
-        facts["isolation"] = self._server.isolation if self._server else ()
+        facts.update(isolation=self._server.isolation if self._server else (), phases=spent.phases)
         return verdict_of(task, candidate, prepared, finding, run_s=time.monotonic() - started, **facts)
 
     # -- the protocol --------------------------------------------------------------------------------------------------------------
 
-    def _verify(self, task: KernelTask, candidate: Candidate, prepared: Prepared, facts: dict[str, Any]) -> None:
-        reference = self._reference_for(task)
+    def _verify(self, task: KernelTask, candidate: Candidate, prepared: Prepared, facts: dict[str, Any], spent: Stopwatch) -> None:
+        with spent.on("reference_s"):
+            reference = self._reference_for(task)
         facts.update(device=reference.device_name, reference_operators=reference.operators, flags=reference.flags)
         processes = candidate.language is Language.TRITON or "torch.compile" in (candidate.code or "")  # these run compilers
         exchange = reference.shared_descriptor
@@ -180,15 +216,22 @@ class Runner:
             process = CandidateProcess(child, self.builder, self.config, facts)
             reference.ask("new_candidate")
             try:
-                process.load(task, candidate, reference, prepared.libraries, self.device)
-                self._compare_all(reference, process, candidate, facts)
-                self._custom_kernel(process, facts)
-                self._other_shapes(reference, process, facts)
-                self._behaviour(process, facts)
-                if self.config.time_correct:
-                    self._time(task, reference, process, facts)
+                with spent.on("load_s"):
+                    process.load(task, candidate, reference, prepared.libraries, self.device)
+                with spent.on("correctness_s"):
+                    self._compare_all(reference, process, candidate, facts)
+                with spent.on("attribution_s"):
+                    self._custom_kernel(process, facts)
+                with spent.on("correctness_s"):
+                    self._other_shapes(reference, process, facts)
+                with spent.on("attribution_s"):
                     self._behaviour(process, facts)
-                self._ornamental(process, facts)
+                if self.config.time_correct:
+                    with spent.on("timing_s"):
+                        self._time(task, reference, process, facts)
+                with spent.on("attribution_s"):
+                    self._behaviour(process, facts)
+                    self._ornamental(process, facts)
             except Stop as stop:
                 self._blame(stop, reference)
                 raise
@@ -450,7 +493,7 @@ class Evaluator:
 
     def __call__(self, task: KernelTask, candidate: Candidate) -> Verdict:
         """One verdict. Raises ToolchainError and SandboxError where the machine fails."""
-        return self._runner.run(task, candidate, self._preparer.prepare(candidate))
+        return self._runner.run(task, candidate, self._preparer.prepare(candidate, task))
 
     def close(self) -> None:
         self._preparer.close()

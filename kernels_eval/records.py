@@ -185,6 +185,16 @@ class Correctness(Record):
     oracle: Literal["float64", "float32"] | None = None
 
 
+class Phases(Record):
+    """Where `run_s` went: wall seconds with the device held. 0 for phases that were not reached."""
+
+    reference_s: float = Field(default=0.0, ge=0, description="loading the task and computing expected values; 0 where they were there")
+    load_s: float = Field(default=0.0, ge=0, description="the candidate's import and constructor")
+    correctness_s: float = Field(default=0.0, ge=0, description="compared calls, other shapes and modes")
+    attribution_s: float = Field(default=0.0, ge=0, description="which kernel did the work, what goes on or was changed afterwards")
+    timing_s: float = Field(default=0.0, ge=0, description="paired samples and the parent's clock bound")
+
+
 class Verdict(Record):
     """What verification says of one candidate: one status, one reason, a timing only when correct."""
 
@@ -210,6 +220,7 @@ class Verdict(Record):
     device: str = ""
     build_s: float = Field(default=0.0, ge=0)
     run_s: float = Field(default=0.0, ge=0)
+    phases: Phases | None = None
     log_tail: str = ""
 
     @model_validator(mode="after")

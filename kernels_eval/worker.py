@@ -59,15 +59,15 @@ class BuildWorker:
         self._share = (share, shares)
         self._warm = False
 
-    def prepare(self, candidate: dict[str, Any]) -> dict[str, Any]:
-        parsed = Candidate.model_validate(candidate)
+    def prepare(self, task: dict[str, Any], candidate: dict[str, Any]) -> dict[str, Any]:
+        records = Candidate.model_validate(candidate), KernelTask.model_validate(task)
         if not self._warm:
             self._preparer.builder.warm(*self._share)
             self._warm = True
         try:
-            return self._preparer.prepare(parsed).model_dump(mode="json")
+            return self._preparer.prepare(*records).model_dump(mode="json")
         except SandboxError:  # the fork server died between two candidates: the next attempt starts another
-            return self._preparer.prepare(parsed).model_dump(mode="json")
+            return self._preparer.prepare(*records).model_dump(mode="json")
 
 
 BLAMES_THE_DEVICE = frozenset({"cuda_error", "crashed", "load", "run"})

@@ -66,6 +66,8 @@ CORRECTNESS = pa.struct(
     ]
 )
 
+PHASES = pa.struct([(f"{name}_s", pa.float64()) for name in ("reference", "load", "correctness", "attribution", "timing")])
+
 VERDICTS = pa.schema(
     [
         ("schema_version", pa.int64()),
@@ -90,6 +92,7 @@ VERDICTS = pa.schema(
         ("device", pa.string()),
         ("build_s", pa.float64()),
         ("run_s", pa.float64()),
+        ("phases", PHASES),
         ("log_tail", pa.string()),
         ("verdict_key", pa.string()),  # hash(candidate_id, EvalConfig, device, verifier code): lets a refresh reuse the verdict
     ]

@@ -75,7 +75,7 @@ def verify() -> Iterator[Callable[..., Verdict]]:
 
     def verdict(code: str, language: Language = Language.CUDA, task: KernelTask = AFFINE) -> Verdict:
         made = kernels.candidate(task, code, language=language)
-        return runner.run(task, made, preparer.prepare(made))
+        return runner.run(task, made, preparer.prepare(made, task))
 
     yield verdict
     preparer.close()

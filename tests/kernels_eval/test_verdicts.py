@@ -22,7 +22,7 @@ class Verifier:
 
     def __call__(self, task: KernelTask, code: str | None, *, parse_reason: str | None = None) -> Verdict:
         made = kernels.candidate(task, code, parse_reason=parse_reason)
-        return self.runner.run(task, made, self.preparer.prepare(made))
+        return self.runner.run(task, made, self.preparer.prepare(made, task))
 
 
 @pytest.fixture(scope="session")
@@ -51,6 +51,10 @@ def test_a_correct_kernel_is_timed_and_named(verify: Verifier) -> None:
     assert verdict.correctness is not None and verdict.correctness.oracle == "float64" and verdict.correctness.trials == 7
     assert verdict.custom_kernels == ("affine",)
     assert verdict.outputs_match and verdict.build_tier == "lite" and verdict.device == "cpu"
+    assert verdict.phases is not None
+    phases = verdict.phases.model_dump()
+    assert min(phases[name] for name in ("load_s", "correctness_s", "attribution_s", "timing_s")) > 0
+    assert 0.8 * verdict.run_s <= sum(phases.values()) <= verdict.run_s
 
 
 def test_a_correct_kernel_with_weights_is_right_for_other_weights_too(verify: Verifier) -> None:
@@ -370,6 +374,24 @@ def test_sources_that_need_torchs_whole_header(verify: Verifier, extension: str)
     verdict = verify(AFFINE, module("return ext.affine(x)", extension=extension))
     assert_reason(verdict, "ok")
     assert verdict.build_tier == "full"
+
+
+def test_what_a_constructor_asks_for_is_built_before_the_device_is_held(verify: Verifier) -> None:
+    made = kernels.candidate(AFFINE, LATE)
+    ahead, late = verify.preparer.prepare(made, AFFINE), verify.preparer.prepare(made)
+    assert ahead.libraries and not late.libraries
+    for prepared in (ahead, late):
+        assert_reason(verify.runner.run(AFFINE, made, prepared), "ok")
+
+
+def test_a_constructor_that_fails_without_its_kernels_or_hangs_is_left_to_the_run(hasty: Verifier) -> None:
+    fails = LATE.replace("self.ext = ", "self.started = torch.zeros(1).cuda()\n        self.ext = ")
+    hangs = LATE.replace("self.ext = ", "[None for _ in iter(int, 1)]\n        self.ext = ")
+    for code, reason in ((fails, "exception"), (hangs, "load")):
+        made = kernels.candidate(AFFINE, code)
+        prepared = hasty.preparer.prepare(made, AFFINE)
+        assert prepared.finding is None and not prepared.libraries
+        assert_reason(hasty.runner.run(AFFINE, made, prepared), reason)
 
 
 def test_what_is_built_late_is_screened_as_well(verify: Verifier) -> None:

@@ -88,7 +88,7 @@ class Judge:
 
     def __call__(self, trial: Trial) -> Verdict:
         made = kernels.candidate(trial.task, trial.code, language=trial.language)
-        return self.runner.run(trial.task, made, self.preparer.prepare(made))
+        return self.runner.run(trial.task, made, self.preparer.prepare(made, trial.task))
 
     def close(self) -> None:
         self.preparer.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -26,7 +27,9 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--max-s", type=float, default=1.5, help="timing budget of one measurement, seconds")
+    parser.add_argument("--gpus", default="", help="GPUs that share the candidates, such as 0,1; each candidate stays on its own")
     parser.add_argument("--once", help=argparse.SUPPRESS)
+    parser.add_argument("--part", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     return measure_once(arguments) if arguments.once else repeat(arguments)
 
@@ -57,7 +60,7 @@ def measure_once(arguments: argparse.Namespace) -> int:
     config = EvalConfig(timing=TimingConfig(max_s=arguments.max_s), build=BuildConfig(timeout_s=240))
     found = []
     with Evaluator(Language.CUDA, config) as evaluator:
-        for row in chosen(arguments):
+        for row in chosen(arguments)[arguments.part :: len(arguments.gpus.split(","))]:
             key = (row["task_id"], row["sample_index"])
             code = parse_response(responses[key]).code
             candidate = Candidate(
@@ -75,10 +78,18 @@ def repeat(arguments: argparse.Namespace) -> int:
     out.mkdir(parents=True, exist_ok=True)
     rounds = []
     for index in range(arguments.repeats):
-        target = out / f"repeat-{index}.json"
-        command = [sys.executable, "-m", "benchmarks.repeatability", *sys.argv[1:], "--once", str(target)]
-        subprocess.run(command, check=True)
-        rounds.append({row["candidate_id"]: row for row in json.loads(target.read_text())})
+        found: dict[str, dict] = {}
+        running = []
+        for part, gpu in enumerate(arguments.gpus.split(",")):
+            target = out / f"repeat-{index}-{part}.json"
+            command = [sys.executable, "-m", "benchmarks.repeatability", *sys.argv[1:], "--once", str(target), "--part", str(part)]
+            environment = os.environ | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
+            running.append((target, subprocess.Popen(command, env=environment)))
+        for target, process in running:
+            if process.wait():
+                raise SystemExit(f"a repetition ended with status {process.returncode}")
+            found |= {row["candidate_id"]: row for row in json.loads(target.read_text())}
+        rounds.append(found)
     report = summarise(rounds)
     (out / "repeatability.json").write_text(json.dumps(report, indent=2))
     print(json.dumps(report, indent=2))

@@ -68,7 +68,8 @@ class Capture:
         try:
             self.module = load_module(path, "candidate")
         except Exception as error:  # a module that needs its extension at import still told what to build
-            return {"specs": self.specs, "error": _classify(error), "detail": f"{type(error).__name__}: {error}"[:2000]}
+            detail, trace = f"{type(error).__name__}: {error}"[:2000], traceback.format_exc()[-4000:]
+            return {"specs": self.specs, "error": _classify(error), "detail": detail, "trace": trace}
         return {"specs": self.specs}
 
     def do_construct(self, task_path: str, init_form: str) -> dict[str, Any]:

@@ -55,7 +55,9 @@ class TimingConfig(_Config):
     sample_us: float = Field(default=200, gt=0, description="calls are batched until a sample lasts this long")
     bootstrap: int = Field(default=2000, ge=100)
     process_spread: float = Field(
-        default=0.01, ge=0, description="standard deviation of log(speedup) between processes, which no sample of one process shows"
+        default=0.01,
+        ge=0,
+        description="standard deviation of log(speedup) between processes, which no sample of one process shows; measured: median 0.007",
     )
     clock_bound_share: float = Field(
         default=0.8, gt=0, lt=1, description="reported time below this share of the parent's clock is implausible"

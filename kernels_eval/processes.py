@@ -53,17 +53,23 @@ class ReferenceProcess:
 
     def __init__(self, server: ForkServer, task: KernelTask, config: EvalConfig, device: str) -> None:
         self.task, self.config, self.device = task, config, device
-        self.child = Child(server, "reference", config.limits)
-        self.path = self.child.scratch / "task.py"
-        self.path.write_text(task.code, encoding="utf-8", errors="replace")
         self.seed = secrets.randbits(31)
         self.failure: Stop | None = None
         self.trials: list[Trial] = []
+        self.unsuitable: set[str] = set()
+        self._server = server
+        self.child = self._started()
         self.flags: tuple[str, ...] = ()
         self._matters: dict[tuple[int, ...], bool] = {}
         self._used_bytes: float | None = None
         self.shared_bytes = 0
         self.shared_descriptor: int | None = None
+
+    def _started(self) -> Child:
+        child = Child(self._server, "reference", self.config.limits)
+        self.path = child.scratch / "task.py"
+        self.path.write_text(self.task.code, encoding="utf-8", errors="replace")
+        return child
 
     def open(self) -> None:
         """Load the task and compute the expected values, once; afterwards repeat what came of it. Raises Stop with a task_error."""
@@ -71,12 +77,18 @@ class ReferenceProcess:
             raise self.failure
         if self.trials:
             return
-        try:
-            self._load()
-            self._expect()
-        except Stop as stop:
-            self.failure = stop
-            raise
+        while True:
+            try:
+                self._load()
+                self._expect()
+                return
+            except _Unsuitable as unsuitable:  # its process is of no more use: once more from the start, without that trial
+                self.unsuitable.add(unsuitable.trial)
+                self.child.close()
+                self.trials, self.child = [], self._started()
+            except Stop as stop:
+                self.failure = stop
+                raise
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
         try:
@@ -125,6 +137,7 @@ class ReferenceProcess:
         self._own(self.after)
         self.trials.remove(self.after)
         self._share_memory()
+        self.bit_identical = all(seen["bit_identical"] for seen in known)
         self.oracle = "float64" if all(seen["oracle"] == "float64" for seen in known) else "float32"
 
     def _varied(self) -> list[Trial]:
@@ -158,10 +171,15 @@ class ReferenceProcess:
         return seen
 
     def _expected(self, trial: Trial) -> dict[str, Any] | None:
-        """One trial's expected values; None where this variation does not suit the task."""
+        """One trial's expected values; None where this variation does not suit the task. Raises _Unsuitable where trying it ended the
+        process's use of its device (labels out of range, say, which only the CPU refuses politely)."""
+        if trial.name in self.unsuitable:
+            return None
         try:
             seen = self.ask("expect", **_arguments(trial))
-        except Stop:
+        except Stop as stop:
+            if not self.child.dead and "CUDA error" in stop.finding.detail:
+                raise _Unsuitable(trial.name) from stop
             if self.child.dead:
                 raise
             return None
@@ -252,6 +270,14 @@ def _arguments(trial: Trial) -> dict[str, Any]:
         "trial": trial.name, "seed": trial.seed, "distribution": trial.distribution, "weights_seed": trial.weights_seed,
         "shape": trial.shape, "evaluate": trial.evaluate, "construct_seed": trial.construct_seed,
     }  # fmt: skip
+
+
+class _Unsuitable(Exception):
+    """A variation of the inputs under which the reference breaks its CUDA context."""
+
+    def __init__(self, trial: str) -> None:
+        super().__init__(trial)
+        self.trial = trial
 
 
 class CandidateProcess:

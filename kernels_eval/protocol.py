@@ -34,6 +34,13 @@ from kernels_eval.testimony import REASON_OF_CHANGE, Finding, Notice, Ornamental
 MAX_EXTENSIONS = 16
 MAY_DIFFER = re.compile(r"atomic|reduction\s*\(", re.IGNORECASE)
 """Sources whose results may differ in the last bits between two runs: the order of their additions is not fixed."""
+OPERATORS_MAY_DIFFER = re.compile(
+    r"aten\.(_?conv|cudnn_conv|miopen_conv|mkldnn_conv|slow_conv|index_(add|copy|put|reduce)|scatter|put_|cumsum|histc|bincount|kthvalue"
+    r"|median|_?embedding_bag|upsample|grid_sampl)"
+)
+"""Operators of torch for which the same holds on a GPU (the list in the documentation of torch.use_deterministic_algorithms)."""
+MISUSED = re.compile(r"TypeError: load(_inline)?\(\) ")
+"""A call of load_inline or load that its signature does not allow."""
 IDLE_S = 0.05
 IDLE_SHARE = 0.5
 SLOWER = 1.2  # a reference median above this multiple of the first one seen on this worker is flagged
@@ -127,6 +134,8 @@ class Preparer:
             specs = [believe_form(ExtensionSpec, spec) for spec in asked[:MAX_EXTENSIONS]] if isinstance(asked, list) else []
             if not specs and answer.get("error") in ("no_module", "syntax_error"):
                 raise Stop(answer["error"], answer.get("detail", ""), child.log_tail(LOG_BYTES))
+            if not specs and MISUSED.match(str(answer.get("detail", ""))):  # needs no device to be wrong
+                raise Stop("exception", str(answer["detail"]), f"{answer.get('trace', '')}\n{child.log_tail(LOG_BYTES // 2)}")
             return specs
 
     def _asked_by_constructor(self, child: Child, task: KernelTask) -> Any:
@@ -222,6 +231,7 @@ class Runner:
                     self._compare_all(reference, process, candidate, facts)
                 with spent.on("attribution_s"):
                     self._custom_kernel(process, facts)
+                    self._repeatable(candidate, reference, process, facts)
                 with spent.on("correctness_s"):
                     self._other_shapes(reference, process, facts)
                 with spent.on("attribution_s"):
@@ -253,10 +263,16 @@ class Runner:
         facts["outputs_match"] = True
         facts["precision_class"] = reference.precision
         _raise_for_notices(process.notices, reference)
-        if any(notice.rerun_differs for notice in process.notices):
-            if not MAY_DIFFER.search(candidate.code or ""):
-                raise Stop("non_deterministic", "repeating the call on the same inputs gives other bits, and the source has no atomics")
-            _flag(facts, "not_bit_identical")
+
+    @staticmethod
+    def _repeatable(candidate: Candidate, reference: ReferenceProcess, process: CandidateProcess, facts: dict[str, Any]) -> None:
+        """The same inputs give the same bits, unless atomics or an operator of torch whose own bits vary had a part in it."""
+        if not any(notice.rerun_differs for notice in process.notices):
+            return
+        library = any(OPERATORS_MAY_DIFFER.match(name) for name in facts["library_calls"])
+        if reference.bit_identical and not library and not MAY_DIFFER.search(candidate.code or ""):
+            raise Stop("non_deterministic", "repeating the call on the same inputs gives other bits, and nothing in it uses atomics")
+        _flag(facts, "not_bit_identical")
 
     def _other_weights(self, trial: Trial, reference: ReferenceProcess, process: CandidateProcess, facts: dict[str, Any]) -> Trial:
         """The trial that shows whether the candidate uses its weights as they are now, however it keeps them."""

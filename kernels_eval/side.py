@@ -129,6 +129,8 @@ class Side:
 def same(a: Any, b: Any) -> bool:
     """Bit for bit the same value; NaN equals NaN."""
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        if a.device == b.device and a.dtype == b.dtype and torch.equal(a, b):  # outputs can be gigabytes: the usual case first
+            return True
         return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
     return type(a) is type(b) and (not isinstance(a, int | float | str | bool) or a == b)
 
@@ -138,13 +140,18 @@ def close(a: torch.Tensor, b: torch.Tensor, rtol: float) -> bool:
 
     Chunk by chunk: outputs can be gigabytes.
     """
-    from kernels_eval.checks.correctness import CHUNK
+    from kernels_eval.checks.correctness import CHUNK, DEVICE_CHUNK, all_finite
 
     if a.shape != b.shape:
         return False
     if not (a.is_floating_point() or a.is_complex()):
         return torch.equal(a, b)
-    pairs = list(zip(a.reshape(-1).split(CHUNK), b.reshape(-1).split(CHUNK), strict=True))
+    step = DEVICE_CHUNK if a.is_cuda else CHUNK
+    pairs = list(zip(a.reshape(-1).split(step), b.reshape(-1).split(step), strict=True))
+    if not a.is_complex() and all_finite(a) and all_finite(b):
+        scale = (sum(y.double().square().sum() for _, y in pairs) / max(b.numel(), 1)) ** 0.5
+        wide = torch.promote_types(a.dtype, torch.float32)
+        return all(bool(((x.to(wide) - y).abs() <= rtol * (y.abs().to(wide) + scale)).all()) for x, y in pairs)
     energy, count = 0.0, 0
     for _, part in pairs:
         finite = part[torch.isfinite(part)].abs().double()

@@ -23,7 +23,7 @@ DANGEROUS_F = re.compile(
 TAKES_VALUE = re.compile(
     r"-?-?(arch|gpu-architecture|code|gencode|generate-code|maxrregcount|Xptxas|ptxas-options|Xcudafe|diag-suppress|I|L|D|std|threads|t)"
 )
-REACHES_OUT = re.compile(r"/|@|plugin|specs|wrapper|dump|save-temps|^-o|^-M|^-W[lpa],|^-B|^-i|odir|output|keep|^-?-?run|-aux")
+REACHES_OUT = re.compile(r"[\w.]/|/[\w.]|@|plugin|specs|wrapper|dump|save-temps|^-o|^-M|^-W[lpa],|^-B|^-i|odir|output|keep|^-?-?run|-aux")
 PASSES_ON = re.compile(r"(?:-Xcompiler|--compiler-options)(?:=(.*))?")
 VALUE = re.compile(r"[\w=,./+\[\]-]+")
 

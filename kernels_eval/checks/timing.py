@@ -7,6 +7,7 @@ that the candidate cannot forge. Statistics are pure functions of the samples.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -95,9 +96,9 @@ def measure(
 
 
 def widened(low: float, high: float, middle: float, spread: float) -> tuple[float, float]:
-    """A 95 % interval of a log-ratio within one process, made to hold for another process too: its arms and 1.96 standard deviations
-    between processes, independent of each other, add in quadrature."""
-    between = 1.96 * spread
+    """A 95 % interval of a log-ratio within one process, made to hold for a later measurement in another process: its arms and 1.96
+    standard deviations between processes, once for this process and once for that one, add in quadrature (a prediction interval)."""
+    between = 1.96 * math.sqrt(2.0) * spread
     return middle - float(np.hypot(max(0.0, middle - low), between)), middle + float(np.hypot(max(0.0, high - middle), between))
 
 

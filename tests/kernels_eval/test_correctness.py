@@ -33,6 +33,24 @@ def verdict(actual: torch.Tensor, reference: torch.Tensor, oracle: torch.Tensor 
     return judge(measure(actual, reference.double() if oracle is None else oracle, reference), precision, CONFIG)
 
 
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**31), st.sampled_from([0.0, 1e-7, 1e-4, 0.3]), st.sampled_from([1e-20, 1.0, 1e6]), st.booleans())
+def test_finite_tensors_are_measured_as_the_formulas_say(seed: int, noise: float, size: float, fp64_oracle: bool) -> None:
+    import numpy as np
+
+    reference = draw(seed, (7, 33)) * size
+    oracle = reference.double() * (1 + 1e-7) if fp64_oracle else reference
+    actual = reference + noise * size * draw(seed + 1, (7, 33))
+    measured = measure(actual, oracle, reference)
+    y, a, r = (np.asarray(tensor, dtype=np.float64) for tensor in (oracle, actual, reference))
+    rms = float(np.sqrt((y**2).mean()))
+    assert measured["rms"] == pytest.approx(float(np.sqrt(((a - y) ** 2).mean())) / rms, rel=1e-3, abs=1e-12)
+    assert measured["reference_rms"] == pytest.approx(float(np.sqrt(((r - y) ** 2).mean())) / rms, rel=1e-3, abs=1e-12)
+    assert measured["max"] == pytest.approx(float((np.abs(a - y) / (np.abs(y) + rms)).max()), rel=1e-3, abs=1e-12)
+    assert measured["masks_match"] and measured["finite"]
+    assert measured["kernelbench_1e2"] == bool(np.allclose(a, r, atol=1e-2, rtol=1e-2))
+
+
 def test_the_reference_itself_is_right() -> None:
     y = draw()
     measured = measure(y, y.double(), y)

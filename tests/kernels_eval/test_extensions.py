@@ -114,6 +114,12 @@ def test_both_tiers_blame_the_same_line(builder: Builder, fault: str) -> None:
     assert blamed[0] == blamed[1]
 
 
+@pytest.mark.parametrize("flags", [("-DSHARE=(ALL / GROUPS)",), ("-lineinfo", "/"), ("-not-a-flag",)])
+def test_a_slip_in_a_flag_is_no_attack(builder: Builder, flags: tuple[str, ...]) -> None:
+    build = builder.build(spec(extra_cflags=flags))
+    assert not build.ok and build.reason == "build_failed" and "not allowed" in build.log
+
+
 @pytest.mark.parametrize("flag", ["-fplugin=evil.so", "@options", "-specs=evil", "-wrapper", "-save-temps", "-B/tmp", "-o", "--run"])
 @pytest.mark.parametrize("field", ["extra_cflags", "extra_ldflags", "extra_cuda_cflags"])
 def test_flags_that_load_or_write_are_refused(builder: Builder, flag: str, field: str) -> None:

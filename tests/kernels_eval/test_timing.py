@@ -228,7 +228,8 @@ def test_the_spread_between_processes_widens_both_arms_in_quadrature() -> None:
     low, high = widened(-0.03, 0.04, 0.0, 0.0)
     assert (low, high) == pytest.approx((-0.03, 0.04))
     low, high = widened(-0.03, 0.04, 0.0, 0.01)
-    assert low == pytest.approx(-np.hypot(0.03, 0.0196)) and high == pytest.approx(np.hypot(0.04, 0.0196))
+    between = 1.96 * 2**0.5 * 0.01  # this process's and the later one's
+    assert low == pytest.approx(-np.hypot(0.03, between)) and high == pytest.approx(np.hypot(0.04, between))
     assert widened(1.2, 1.3, 1.2, 0.01)[0] < 1.2, "an arm of no length gets one"
 
 

@@ -394,6 +394,22 @@ def test_a_constructor_that_fails_without_its_kernels_or_hangs_is_left_to_the_ru
         assert_reason(hasty.runner.run(AFFINE, made, prepared), reason)
 
 
+def test_a_wrong_call_of_load_inline_never_reaches_a_device(verify: Verifier) -> None:
+    code = module("return ext.affine(x)", extension="load_inline(name='nothing', functions=['affine'])")
+    prepared = verify.preparer.prepare(kernels.candidate(AFFINE, code), AFFINE)
+    assert prepared.finding is not None and prepared.finding.reason == "exception"
+    assert "cpp_sources" in prepared.finding.detail and "Traceback" in prepared.finding.log
+
+
+def test_inputs_that_break_the_references_device_are_left_out(verify: Verifier) -> None:
+    """Labels out of range end a CUDA context. Said here by the message alone: what counts is that a new process goes on without them."""
+    forward = "if bool((x == x.round()).all()):\n    raise RuntimeError('CUDA error: device-side assert triggered')\nreturn x * 2.0 + 1.0"
+    picky = kernel_task(task_source(forward), "picky_about_integers")
+    verdict = verify(picky, calls("affine"))
+    assert_reason(verdict, "ok")
+    assert verdict.correctness is not None and verdict.correctness.trials == 6
+
+
 def test_what_is_built_late_is_screened_as_well(verify: Verifier) -> None:
     source = 'torch::Tensor f(torch::Tensor x) { auto r = system("true"); return x * (2 + r) + 1; }'
     code = module("return self.ext.f(x)", extension="None", init=f"self.ext = {kernels.load_inline(source, ['f'], name='late_call')}")

@@ -49,6 +49,7 @@ def examine(profile: str, overrides: tuple[str, ...] = ()) -> list[Check]:
         _package("openai", openai, "pip install openai"),
         _vllm(),
         _disk(config.root),
+        _build_cache(),
         *_isolation(),
     ]
 
@@ -145,6 +146,19 @@ def _disk(location: str | Path) -> Check:
         need="required",
         fix="" if ok else f"--set root=DIR with {FREE_DISK_GB} GB free and write permission",
     )
+
+
+def _build_cache() -> Check:
+    from kernels_eval.build.cache import BuildCache
+    from kernels_eval.build.toolchain import default_cache
+
+    def look() -> str:
+        cache = BuildCache(default_cache())
+        limit = f"limit {cache.limit_bytes / 1e9:.1f} GB" if cache.limit_bytes else "no limit"
+        entries, held_bytes = cache.usage()
+        return f"about {entries} builds, {held_bytes / 1e9:.1f} GB, {limit}, at {cache.cache}"
+
+    return _tried("build cache", look, "required", "")
 
 
 def _isolation() -> list[Check]:

@@ -7,6 +7,7 @@ compares, and its times are bounded by the parent's clock.
 from __future__ import annotations
 
 import importlib.util
+import os
 from contextlib import nullcontext
 from typing import Any
 
@@ -64,7 +65,7 @@ class CandidateSide(Side):
     def _provide(self, spec: dict[str, Any]) -> Any:
         key = ExtensionSpec.model_validate(spec).key
         path = self.libraries.get(key)
-        if path is None:  # asked for late (in a constructor, say): the parent builds it while this call waits
+        if path is None or not os.path.exists(path):  # asked for late (in a constructor, say), or evicted: the parent builds it now
             self.channel.send({"build": spec})
             answer = self.channel.receive(None)
             if not answer.get("ok"):

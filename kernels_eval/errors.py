@@ -24,6 +24,10 @@ class ToolchainError(EvalError):
     """A compiler or a header that every build needs is missing or broken."""
 
 
+class DiskFullError(ToolchainError):
+    """The disk that builds are made and kept on has no room: free some, or use another."""
+
+
 class DeviceError(EvalError):
     """The device that the language needs is not there."""
 

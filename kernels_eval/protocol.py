@@ -224,6 +224,7 @@ class Runner:
         with Child(self.server, "candidate", self.config.limits, reference.output_bytes, processes=processes, exchange=exchange) as child:
             process = CandidateProcess(child, self.builder, self.config, facts)
             reference.ask("new_candidate")
+            self.builder.cache.renew(prepared.libraries.values())  # it may have waited long; what is gone is built again on its request
             try:
                 with spent.on("load_s"):
                     process.load(task, candidate, reference, prepared.libraries, self.device)
@@ -438,7 +439,7 @@ def verdict_of(task: KernelTask, candidate: Candidate, prepared: Prepared, findi
         reason=finding.reason,
         detail=one_line(finding.detail),
         log_tail=finding.log[-LOG_BYTES:].encode("utf-8", "replace").decode(),  # a lone surrogate can be neither stored nor shown
-        flags=(*prepared.flags, *facts.pop("flags", ())),
+        flags=tuple(dict.fromkeys((*prepared.flags, *facts.pop("flags", ())))),
         build_tier=facts.pop("late_tier", None) or prepared.tier,
         build_cached=prepared.cached,
         build_s=prepared.seconds,

@@ -1,28 +1,29 @@
 """Builds the C++ and CUDA extensions that candidates ask for, outside the candidate's process, into a content-addressed cache.
 
-Guarantees: a library is built once per (sources, flags, toolchain); a finished entry is renamed into place whole and never changes, so
-any number of builders may share a cache; a compiler that hangs is killed with its children; a build that fails with the lite headers is
-tried again with torch's own, unless its first error is one that torch's headers would give too, so the outcome does not depend on the
-tier. Does not guarantee that the compiler itself is safe against hostile input beyond a deadline, a file-size limit, a list of flags that
-load or write things, and whatever `confine` adds.
+Guarantees: a library is built once per (sources, flags, toolchain), as long as it is kept (`cache`); a compiler that hangs is killed with
+its children; a build that fails with the lite headers is tried again with torch's own, unless its first error is one that torch's headers
+would give too, so the outcome does not depend on the tier; a build that a full disk may have made fail has no outcome. Does not guarantee
+that the compiler itself is safe against hostile input beyond a deadline, a file-size limit, a list of flags that load or write things, and
+whatever `confine` adds.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import cached_property, partial
 from pathlib import Path
 
+from kernels_eval.build.cache import BuildCache
+from kernels_eval.build.disk import raise_if_full
 from kernels_eval.build.flags import REACHES_OUT, refused_flag
 from kernels_eval.build.lite import BEYOND, IDENTIFIER, certain_error, definitions, plain_text
 from kernels_eval.build.prepared import COMMON_CXX, SHIMS, WRAPPED, Prepared
-from kernels_eval.build.process import Outcome, WorkRoot, interesting, rename_into_place, run
+from kernels_eval.build.process import Outcome, WorkRoot, interesting, run
 from kernels_eval.build.spec import Build, ExtensionSpec
 from kernels_eval.build.toolchain import HEADERS, Toolchain, default_cache
 from kernels_eval.config import BuildConfig
@@ -48,6 +49,7 @@ class Builder:
     ) -> None:
         self.config = config
         self.tools = Toolchain(cache or default_cache(), config.cuda_arch or cuda_arch or "9.0")
+        self.cache = BuildCache(self.tools.cache)
         self.confine = confine
         self._work = WorkRoot(self.tools.cache)
 
@@ -61,18 +63,11 @@ class Builder:
         return Prepared(self.tools)
 
     def cached(self, spec: ExtensionSpec) -> Build | None:
-        entry = self._entry(spec)
-        try:
-            build = Build.model_validate_json((entry / "build.json").read_text())
-        except FileNotFoundError:
-            return None
-        except ValueError:
-            shutil.rmtree(entry, ignore_errors=True)  # written by another version of this code
-            return None
-        return build.model_copy(update={"cached": True, "path": str(entry / build.path) if build.path else ""})
+        return self.cache.find(self.tools.key_for(spec))
 
     def build(self, spec: ExtensionSpec) -> Build:
-        """Build one extension, or take it from the cache. Never raises for a candidate's fault; ToolchainError for the machine's."""
+        """Build one extension, or take it from the cache. Never raises for a candidate's fault; ToolchainError for the machine's,
+        DiskFullError among them."""
         if found := self.cached(spec):
             return found
         started = time.monotonic()
@@ -84,17 +79,22 @@ class Builder:
             return Build(ok=False, key=spec.key, reason="build_failed", log=f"the extension's name {spec.name[:80]!r} is not an identifier")
         if spec.uses_cuda and not self.tools.nvcc:
             raise ToolchainError("a CUDA extension needs nvcc, and none was found", "install the CUDA toolkit and set CUDA_HOME")
-        with tempfile.TemporaryDirectory(prefix="build-", dir=self.work_root) as scratch:
-            build = None
-            if self.config.lite_headers and self._lite_can(spec):
-                build = self._attempt(spec, "lite", Path(scratch))
-                if not build.ok and build.reason != "build" and not self._certain(build, spec):
-                    build = None
-            build = build or self._attempt(spec, "full", Path(scratch))
+        with ExitStack() as scratch:
+            build = self.cache.with_room(lambda: self._compiled(spec, scratch))
             build = build.model_copy(update={"seconds": time.monotonic() - started})
             if build.reason == "build":  # a deadline may be the machine's fault: not remembered
                 return build
-            return self._keep(spec, build, Path(scratch))
+            return self.cache.store(self.tools.key_for(spec), build)
+
+    def _compiled(self, spec: ExtensionSpec, scratch: ExitStack) -> Build:
+        """The outcome, with a library in a folder that goes with `scratch`. Raises OSError or DiskFullError for a full disk."""
+        scratch.close()  # what a first try has left takes room as well
+        folder = Path(scratch.enter_context(tempfile.TemporaryDirectory(prefix="build-", dir=self.work_root)))
+        if self.config.lite_headers and self._lite_can(spec):
+            build = self._attempt(spec, "lite", folder)
+            if build.ok or build.reason == "build" or self._certain(build, spec):
+                return build
+        return self._attempt(spec, "full", folder)
 
     # -- one attempt -------------------------------------------------------------------------------------------------------------
 
@@ -121,8 +121,11 @@ class Builder:
         deadline = time.monotonic() + self.config.timeout_s
 
         def failed(outcome: Outcome) -> Build:
-            log = interesting((work / "log").read_text(errors="replace"), work) if (work / "log").exists() else ""
-            return Build(ok=False, key=spec.key, tier=tier, reason="build" if outcome == "timeout" else "build_failed", log=log)
+            log = (work / "log").read_text(errors="replace") if (work / "log").exists() else ""
+            if outcome == "failed":
+                raise_if_full(self.cache.cache, log)
+            reason = "build" if outcome == "timeout" else "build_failed"
+            return Build(ok=False, key=spec.key, tier=tier, reason=reason, log=interesting(log, work))
 
         include = self._includes(tier, work)
         if tier == "lite":
@@ -140,7 +143,7 @@ class Builder:
         library = work / f"{spec.name}.so"
         if (outcome := self._run(self._link(spec, tier, objects, library), work, deadline)) != "ok":
             return failed(outcome)
-        return Build(ok=True, key=spec.key, tier=tier, path=f"{tier}/{library.name}")
+        return Build(ok=True, key=spec.key, tier=tier, path=str(library))
 
     def _includes(self, tier: str, work: Path) -> list[str]:
         if tier == "full":
@@ -246,7 +249,7 @@ class Builder:
         source.write_text(bound, encoding="utf-8", errors="replace")
         return outcome != "failed"
 
-    # -- running and keeping -------------------------------------------------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------------------------------------------------
 
     def warm(self, share: int = 0, shares: int = 1) -> None:
         """Make what most builds need, so that no candidate waits for it. Builders divide it: each takes its share.
@@ -265,24 +268,7 @@ class Builder:
             least = loads.index(min(loads))
             loads[least] += seconds
             if least == share:
-                job()
+                self.cache.with_room(job)
 
     def _run(self, command: Sequence[str], work: Path, deadline: float) -> Outcome:
         return run(command, work, deadline, self.tools.environment, self.confine)
-
-    def _entry(self, spec: ExtensionSpec) -> Path:
-        key = self.tools.key_for(spec)
-        return self.tools.cache / "extensions" / key[:2] / key
-
-    def _keep(self, spec: ExtensionSpec, build: Build, scratch: Path) -> Build:
-        entry = self._entry(spec)
-        staging = self.tools.cache / f".keep-{uuid.uuid4().hex}"
-        staging.mkdir()
-        kept = build
-        if build.ok:
-            shutil.copyfile(scratch / build.path, staging / f"{spec.name}.so")
-            kept = build.model_copy(update={"path": f"{spec.name}.so"})
-        (staging / "build.json").write_text(kept.model_dump_json())
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        rename_into_place(staging, entry)
-        return build.model_copy(update={"path": str(entry / f"{spec.name}.so") if build.ok else ""})

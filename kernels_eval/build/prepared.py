@@ -1,26 +1,33 @@
 """What is made once per (torch, Python, compiler) and then shared by every build: shims, header folders, torch's precompiled header.
 
 Guarantees: each thing is made under a lock and renamed into place whole, by whichever builder needs it first. `warm` makes what `lite`
-builds need; torch's precompiled header (45 core-seconds, 790 MB) is made once more than a few sources needed torch's own header.
+builds need; torch's precompiled header (45 core-seconds, 790 MB) is made once more than a few sources needed torch's own header, and goes
+when another is made after 30 days without use. Nothing else here is ever removed: kept libraries link to the shims.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
+from kernels_eval.build.disk import raise_if_full
 from kernels_eval.build.lite import IDENTIFIER, Operators, TorchNames, file_scope
 from kernels_eval.build.process import Lock, interesting, rename_into_place
 from kernels_eval.build.toolchain import HEADERS, Toolchain
 from kernels_eval.errors import ToolchainError
 
 DEADLINE_S = 600
+STALE_S = 6 * DEADLINE_S  # nothing takes so long to make: who was making it was killed
+PRECOMPILED_KEPT_S = 30 * 24 * 3600
 # what nvcc's launch stubs call (CUDA 13: __cudaLaunchKernel, before it cudaLaunchKernel), and what sources call themselves
 WRAPPED = (
     *("__cudaRegisterFunction", "__cudaGetKernel", "__cudaLaunchKernel", "__cudaLaunchKernel_ptsz"),
@@ -54,6 +61,7 @@ class Prepared:
     def _compile(self, what: str, command: Sequence[str]) -> str:
         done = subprocess.run(command, capture_output=True, text=True, env=self.tools.environment, timeout=DEADLINE_S, errors="replace")
         if done.returncode:
+            raise_if_full(self.root, done.stderr)
             raise ToolchainError(f"{what} does not compile with {self.tools.cxx}: {interesting(done.stderr, self.root)}", "concur doctor")
         return done.stdout
 
@@ -162,9 +170,14 @@ class Prepared:
 
         It costs as much as three full builds, so the first of a cache do without.
         """
-        if not self.tools.is_gcc or self.has_precompiled:
+        if not self.tools.is_gcc:
             return
         header = self.full_headers() / "torch/extension.h"
+        made = header.with_name("extension.h.gch")
+        if made.exists():
+            with suppress(OSError):
+                os.utime(made)  # in use: not what `_remove_unused` is after
+            return
         asked = self.root / "full-builds"
         asked.mkdir(parents=True, exist_ok=True)
         (asked / uuid.uuid4().hex).touch()
@@ -177,7 +190,18 @@ class Prepared:
                 "-x", "c++-header", str(header), "-o", str(staging),
             ])  # fmt: skip
 
-        self._once(header.with_name("extension.h.gch"), make)
+        headers = self.root.parent
+        _remove_unused(headers.glob("*/full/torch/extension.h.gch"), PRECOMPILED_KEPT_S)
+        _remove_unused(headers.glob("*/full/torch/.*-extension.h.gch"), STALE_S)
+        self._once(made, make)
+
+
+def _remove_unused(files: Iterable[Path], unused_s: float) -> None:
+    """Remove files that nobody has written or touched for so long."""
+    for path in files:
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > unused_s:
+                path.unlink()
 
 
 FULL_BUILDS_WITHOUT = 3

@@ -24,6 +24,7 @@ from typing import Literal
 import psutil
 
 LOG_LIMIT = 8192
+FILE_LIMIT_BYTES = 2 << 30  # the largest object of an honest kernel is a few megabytes
 
 Outcome = Literal["ok", "failed", "timeout"]
 
@@ -63,9 +64,9 @@ def run(
 
 
 def limit_compiler() -> None:
-    """No core files, and no file above 2 GB: the largest object of an honest kernel is a few megabytes."""
+    """No core files, and no huge ones."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 30, 2 << 30))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_LIMIT_BYTES, FILE_LIMIT_BYTES))
 
 
 class WorkRoot:

@@ -48,11 +48,15 @@ class ExtensionSpec(Record):
 
 
 class Build(Record):
-    """What came of a build. `path` is the library where `ok`; `reason` is a compile_error, timeout or rejected reason where not."""
+    """What came of a build. `path` is the library where `ok`; `reason` is a compile_error, timeout or rejected reason where not.
+
+    `library_bytes` is the size of a library that is kept; 0 where nobody has noted it.
+    """
 
     ok: bool
     key: str
     path: str = ""
+    library_bytes: int = 0
     tier: str = ""
     reason: str = ""
     log: str = ""

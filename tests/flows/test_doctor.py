@@ -10,6 +10,8 @@ import pytest
 
 from flows import doctor
 from flows.doctor import Check, examine, runnable
+from kernels_eval.build.cache import BuildCache
+from kernels_eval.build.spec import Build
 from kernels_eval.errors import UsageError
 
 
@@ -144,3 +146,18 @@ def test_a_root_that_this_user_cannot_write(monkeypatch: pytest.MonkeyPatch, tmp
     check = doctor._disk(tmp_path / "theirs")
     assert not check.ok and "not writable" in check.found and "write permission" in check.fix
     assert asked == [tmp_path]
+
+
+def test_the_build_cache_is_shown_with_its_size_and_limit(quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CONCUR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CONCUR_CACHE_BYTES", str(3 * 10**9))
+    cache = BuildCache(tmp_path / "cache")
+    for key in ("aa", "bb"):
+        cache.store(key, Build(ok=False, key=key, reason="build_failed"))
+    shown = by_name(examine("local"))["build cache"]
+    assert shown.ok and shown.found == f"about 2 builds, 0.0 GB, limit 3.0 GB, at {tmp_path / 'cache'}"
+    monkeypatch.setenv("CONCUR_CACHE_BYTES", "0")
+    assert "no limit" in by_name(examine("local"))["build cache"].found
+    monkeypatch.setenv("CONCUR_CACHE_BYTES", "3 GB")
+    refused = by_name(examine("local"))["build cache"]
+    assert not refused.ok and "CONCUR_CACHE_BYTES=3 GB" in refused.found and "bytes" in refused.fix

@@ -1,0 +1,580 @@
+"""The build cache under its limit, under many processes, under SIGKILL and on a full disk. Most libraries here are a few random bytes."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kernels_eval.build import cache as cache_module
+from kernels_eval.build import disk as disk_module
+from kernels_eval.build import prepared
+from kernels_eval.build.cache import BLOCK_BYTES, KEEP_S, LIMIT_BYTES, STALE_S, BuildCache, limit_from_environment
+from kernels_eval.build.disk import raise_if_full
+from kernels_eval.build.extensions import Builder
+from kernels_eval.build.prepared import PRECOMPILED_KEPT_S, Prepared
+from kernels_eval.build.spec import Build, ExtensionSpec
+from kernels_eval.build.toolchain import Toolchain
+from kernels_eval.config import BuildConfig
+from kernels_eval.errors import DiskFullError, UsageError
+from kernels_eval.protocol import Preparer, Runner
+from kernels_eval.records import stable_hash
+from tests.support import kernels
+from tests.support.kernels import AFFINE, QUICK, load_inline, module
+
+LIBRARY_BYTES = 6 * BLOCK_BYTES
+ENTRY_BYTES = LIBRARY_BYTES + 2 * BLOCK_BYTES  # with its record and its folder
+
+
+def key(number: int) -> str:
+    return stable_hash(["build", number])
+
+
+def content(of: str, size: int = LIBRARY_BYTES) -> bytes:
+    return (of.encode() * (size // len(of) + 1))[:size]
+
+
+def store(cache: BuildCache, number: int, scratch: Path, size: int = LIBRARY_BYTES) -> Build:
+    library = scratch / f"{uuid.uuid4().hex}.so"
+    library.write_bytes(content(key(number), size))
+    try:
+        return cache.store(key(number), Build(ok=True, key=key(number), path=str(library)))
+    finally:
+        library.unlink()
+
+
+def used_before(cache: BuildCache, number: int, seconds: float) -> None:
+    then = time.time() - seconds
+    os.utime(cache.root / key(number)[:2] / key(number), (then, then))
+
+
+def held(cache: BuildCache, numbers: range) -> list[int]:
+    """Which are there, asked without using them."""
+    return [number for number in numbers if (cache.root / key(number)[:2] / key(number)).exists()]
+
+
+def assert_whole(cache: BuildCache) -> int:
+    """Every entry that can be seen is complete. Returns how many there are."""
+    entries = [entry for group in cache.root.iterdir() if len(group.name) == 2 for entry in group.iterdir()]
+    for entry in entries:
+        build = cache.find(entry.name)
+        assert build is not None and build.ok
+        assert Path(build.path).read_bytes() == content(entry.name, build.library_bytes)
+    return len(entries)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> BuildCache:
+    """Room for twenty entries."""
+    return BuildCache(tmp_path / "cache", limit_bytes=20 * ENTRY_BYTES)
+
+
+# -- what is kept ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_stored_is_found_and_nothing_else(cache: BuildCache, tmp_path: Path) -> None:
+    assert cache.find(key(0)) is None
+    stored = store(cache, 0, tmp_path)
+    found = BuildCache(tmp_path / "cache").find(key(0))
+    assert found == stored.model_copy(update={"cached": True}) and not stored.cached
+    assert Path(stored.path).read_bytes() == content(key(0))
+    assert cache.find(key(1)) is None
+    failed = Build(ok=False, key=key(1), reason="build_failed", log="no")
+    assert cache.store(key(1), failed) == failed
+    assert cache.find(key(1)) == failed.model_copy(update={"cached": True})
+    assert cache.usage() == (2, ENTRY_BYTES + 2 * BLOCK_BYTES)
+
+
+def test_who_comes_second_gets_what_the_first_has_kept(cache: BuildCache, tmp_path: Path) -> None:
+    first = store(cache, 0, tmp_path)
+    inode = Path(first.path).stat().st_ino
+    second = cache.store(key(0), Build(ok=False, key=key(0), reason="build_failed", seconds=3.0))
+    assert second.ok and second.path == first.path and not second.cached and second.seconds == 3.0
+    assert Path(first.path).stat().st_ino == inode
+    assert list((cache.root / ".staging").iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", ["shortened", "missing", "no record", "empty"])
+def test_what_a_power_cut_has_damaged_is_built_again(cache: BuildCache, tmp_path: Path, damage: str) -> None:
+    library = Path(store(cache, 0, tmp_path).path)
+    if damage == "shortened":
+        os.truncate(library, LIBRARY_BYTES - 1)
+    if damage in ("missing", "empty"):
+        library.unlink()
+    if damage in ("no record", "empty"):
+        (library.parent / "build.json").unlink()
+    assert cache.find(key(0)) is None
+    store(cache, 0, tmp_path)
+    assert assert_whole(cache) == 1
+
+
+# -- eviction ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_used_longest_ago_goes_first_down_to_the_low_water_mark(cache: BuildCache, tmp_path: Path) -> None:
+    ages = random.Random(5).sample(range(20), 20)
+    for number in range(20):
+        store(cache, number, tmp_path)
+        used_before(cache, number, KEEP_S + 60 * (1 + ages[number]))
+    assert held(cache, range(20)) == list(range(20)), "the limit is not passed yet"
+    oldest = max(range(20), key=lambda number: ages[number])
+    assert cache.find(key(oldest)) is not None
+    renewed = max((number for number in range(20) if number != oldest), key=lambda number: ages[number])
+    cache.renew([str(cache.root / key(renewed)[:2] / key(renewed) / "x.so"), str(tmp_path / "gone" / "x.so")])
+    store(cache, 20, tmp_path)
+    kept = held(cache, range(21))
+    assert len(kept) == 16 and {oldest, renewed, 20} <= set(kept)
+    unused = sorted(set(range(20)) - {oldest, renewed}, key=lambda number: ages[number])
+    assert set(kept) - {oldest, renewed, 20} == set(unused[:13])
+    assert cache.usage() == (16, 16 * ENTRY_BYTES)
+    assert assert_whole(cache) == 16
+
+
+def test_what_was_just_used_stays_even_above_the_limit(cache: BuildCache, tmp_path: Path) -> None:
+    for number in range(40):
+        store(cache, number, tmp_path)
+    assert held(cache, range(40)) == list(range(40))
+    used_before(cache, 3, KEEP_S - 60)
+    used_before(cache, 7, KEEP_S + 60)
+    store(cache, 40, tmp_path)
+    assert held(cache, range(41)) == [number for number in range(41) if number != 7]
+
+
+def test_failed_builds_count_and_go_too(cache: BuildCache, tmp_path: Path) -> None:
+    for number in range(80):
+        cache.store(key(number), Build(ok=False, key=key(number), reason="build_failed", log="x" * 3000))
+        used_before(cache, number, 2 * KEEP_S - number)
+    assert cache.usage() == (80, 80 * 2 * BLOCK_BYTES)
+    store(cache, 80, tmp_path)
+    assert held(cache, range(81)) == list(range(81 - len(held(cache, range(81))), 81))
+    assert 14 * ENTRY_BYTES < cache.usage().bytes <= 16 * ENTRY_BYTES
+
+
+def test_without_a_limit_nothing_goes(tmp_path: Path) -> None:
+    cache = BuildCache(tmp_path / "cache", limit_bytes=0)
+    for number in range(30):
+        store(cache, number, tmp_path)
+        used_before(cache, number, 2 * KEEP_S)
+    assert held(cache, range(30)) == list(range(30))
+
+
+def test_storing_seldom_walks_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    walks = []
+    entries = BuildCache._entries
+    monkeypatch.setattr(BuildCache, "_entries", lambda cache: walks.append(cache) or entries(cache))
+    for number in range(300):  # each by another process, so to say
+        store(BuildCache(tmp_path / "cache", limit_bytes=400 * ENTRY_BYTES), number, tmp_path)
+    assert len(walks) == 1, "the first store of a cache counts it"
+    crowded = BuildCache(tmp_path / "cache", limit_bytes=250 * ENTRY_BYTES)
+    for number in range(300, 400):  # above the limit, and all recently used: nothing may go
+        store(crowded, number, tmp_path)
+    assert 2 <= len(walks) <= 1 + 100 / 5
+    del walks[:]
+    assert crowded.usage().entries == 400 and walks == []
+
+
+def test_what_is_stored_while_another_evicts_is_counted(cache: BuildCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(20):
+        store(cache, number, tmp_path)
+        used_before(cache, number, 2 * KEEP_S - number)
+    remove = cache._remove
+
+    def storing(entry: str, before_ns: int) -> bool:
+        store(BuildCache(cache.cache, cache.limit_bytes), 100 + len(held(cache, range(100, 200))), tmp_path)
+        return remove(entry, before_ns)
+
+    monkeypatch.setattr(cache, "_remove", storing)
+    store(cache, 20, tmp_path)
+    assert len(held(cache, range(100, 200))) == 5
+    assert cache.usage() == (21, 21 * ENTRY_BYTES)
+
+
+def test_a_cache_of_before_is_counted(cache: BuildCache, tmp_path: Path) -> None:
+    for number in range(30):
+        store(cache, number, tmp_path)
+        used_before(cache, number, 2 * KEEP_S - number)
+        (cache.root / ".ledger").unlink()
+    assert cache.usage() == (len(held(cache, range(30))), len(held(cache, range(30))) * ENTRY_BYTES)
+    store(cache, 30, tmp_path)
+    assert len(held(cache, range(31))) <= 20
+
+
+def test_a_use_at_the_last_moment_saves_an_entry(cache: BuildCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the evictor's look and its rename a builder finds the entry: who was given the path must find it there."""
+    for number in range(20):
+        store(cache, number, tmp_path)
+        used_before(cache, number, 2 * KEEP_S - number)
+    given: list[Build | None] = []
+    rename = os.rename
+
+    def at_the_last_moment(source: str, target: Path) -> None:
+        if Path(source).name == key(0) and not given:
+            given.append(BuildCache(tmp_path / "cache").find(key(0)))
+        rename(source, target)
+
+    monkeypatch.setattr(cache_module.os, "rename", at_the_last_moment)
+    store(cache, 20, tmp_path)
+    assert given[0] is not None and Path(given[0].path).read_bytes() == content(key(0))
+    assert held(cache, range(7)) == [0, 6]
+
+
+# -- many processes ----------------------------------------------------------------------------------------------------------------------
+
+COMMON = """
+import os, random, signal, sys, uuid
+from pathlib import Path
+from kernels_eval.build import cache as cache_module
+from kernels_eval.build.cache import BuildCache
+from kernels_eval.build.spec import Build
+from kernels_eval.records import stable_hash
+
+root, limit_bytes, size, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+cache = BuildCache(root, limit_bytes=limit_bytes)
+scratch = root.parent / f"scratch-{uuid.uuid4().hex}.so"
+
+def key(number):
+    return stable_hash(["build", number])
+
+def content(of):
+    return (of.encode() * (size // len(of) + 1))[:size]
+
+def store(number):
+    scratch.write_bytes(content(key(number)))
+    return cache.store(key(number), Build(ok=True, key=key(number), path=str(scratch)))
+"""
+
+
+def process(body: str, cache: BuildCache, *, size: int = LIBRARY_BYTES, seed: int = 0) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", COMMON + textwrap.dedent(body), str(cache.cache), str(cache.limit_bytes), str(size), str(seed)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
+
+
+def test_processes_that_store_and_evict_at_once_see_whole_entries_only(cache: BuildCache) -> None:
+    """Nothing is kept for half an hour here, so that entries come and go under those who look."""
+    body = """
+    cache_module.KEEP_S = 0
+    draw, found, evicted = random.Random(seed), 0, 0
+    remove = cache._remove
+    def counting(entry, before_ns):
+        global evicted
+        gone = remove(entry, before_ns)
+        evicted += gone
+        return gone
+    cache._remove = counting
+    sys.stdin.readline()
+    for _ in range(300):
+        number = draw.randrange(60)
+        build = cache.find(key(number))
+        if build is None:
+            build = store(number)
+        else:
+            found += 1
+        assert build.ok and build.library_bytes == size, build
+        try:
+            seen = Path(build.path).read_bytes()
+        except FileNotFoundError:
+            continue
+        assert seen == content(key(number)), number
+    print(found, evicted)
+    """
+    workers = [process(body, cache, seed=seed) for seed in range(4)]
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    answers = [worker.communicate(timeout=120)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0] * 4
+    found, evicted = (sum(int(answer.split()[column]) for answer in answers) for column in (0, 1))
+    assert found > 100 and evicted > 100, "both happened, often"
+    assert 0 < assert_whole(cache) <= 24
+    assert list((cache.root / ".staging").iterdir()) == []
+
+
+# -- SIGKILL -----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_killed_at_any_moment_nothing_half_is_seen_and_nothing_hangs(cache: BuildCache, tmp_path: Path) -> None:
+    """Libraries of a megabyte: most of the time of a store goes into copying them."""
+    body = """
+    cache_module.KEEP_S = 0
+    number = seed
+    while True:
+        store(number)
+        number += 1
+        print(number, flush=True)
+    """
+    roomy = BuildCache(cache.cache, limit_bytes=12 << 20)
+    draw, size = random.Random(11), 1 << 20
+    for turn in range(5):
+        worker = process(body, roomy, size=size, seed=1000 * turn)
+        assert worker.stdout is not None
+        for _ in range(draw.randrange(1, 20)):
+            assert worker.stdout.readline()
+        time.sleep(draw.random() * 0.01)  # the moment is what is drawn, nothing is waited for
+        worker.kill()
+        worker.communicate(timeout=30)
+        assert assert_whole(roomy) > 0
+    store(roomy, 1, tmp_path, size)
+    assert roomy.find(key(1)) is not None
+
+
+KILLED = {
+    "before a library is whole": ("shutil.copyfile", "lambda *_: (staging_has(b'half'), die())", 1),
+    "before it is in place": ("os.rename", "lambda *_: die()", 1),
+    "after it is in place": ("BuildCache._should_count", "lambda *_: die()", 2),
+    "between renaming and removing": ("shutil.rmtree", "lambda path, **_: die() if Path(path).exists() else None", 2),
+}
+
+
+@pytest.mark.parametrize("moment", KILLED)
+def test_killed_at_a_chosen_moment(cache: BuildCache, tmp_path: Path, moment: str) -> None:
+    patched, by, stored = KILLED[moment]
+    for number in range(1 if stored == 1 else 20):
+        store(cache, number, tmp_path)
+        used_before(cache, number, 2 * KEEP_S - number)
+    body = f"""
+    def die():
+        os.kill(os.getpid(), signal.SIGKILL)
+    def staging_has(data):
+        [staging] = (cache.root / ".staging").iterdir()
+        (staging / "half.so").write_bytes(data)
+    cache_module.{patched} = {by}
+    store(100)
+    """
+    worker = process(body, cache)
+    worker.communicate(timeout=60)
+    assert worker.returncode == -signal.SIGKILL
+    assert (cache.find(key(100)) is not None) == (stored == 2)
+    assert assert_whole(cache) >= 1
+    left = list((cache.root / ".staging").iterdir())
+    assert len(left) == (0 if moment == "after it is in place" else 1)
+    store(BuildCache(cache.cache, cache.limit_bytes), 101, tmp_path)
+    if moment != "between renaming and removing":  # an evicted entry is old already
+        assert list((cache.root / ".staging").iterdir()) == left, "its owner may live, on another machine"
+    for path in left:
+        if path.exists():
+            os.utime(path, (time.time() - STALE_S - 60,) * 2)
+    store(BuildCache(cache.cache, cache.limit_bytes), 102, tmp_path)
+    assert list((cache.root / ".staging").iterdir()) == []
+    assert {100, 101, 102} - set(held(cache, range(103))) == ({100} if stored == 1 else set())
+
+
+def test_the_lock_of_a_dead_process_keeps_nobody(cache: BuildCache, tmp_path: Path) -> None:
+    for number in range(20):
+        store(cache, number, tmp_path)
+        used_before(cache, number, 2 * KEEP_S - number)
+    worker = process(
+        """
+        import fcntl
+        handle = open(cache.root / ".lock", "w")
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        print("held", flush=True)
+        sys.stdin.readline()
+        """,
+        cache,
+    )
+    assert worker.stdout is not None and worker.stdout.readline() == "held\n"
+    store(cache, 20, tmp_path)
+    assert held(cache, range(21)) == list(range(21)), "another evicts: who stores does not wait"
+    worker.kill()
+    worker.communicate(timeout=30)
+    store(cache, 21, tmp_path)
+    assert len(held(cache, range(22))) == 16
+
+
+def test_a_filesystem_without_locks(cache: BuildCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    for number in range(21):
+        store(cache, number, tmp_path)
+        used_before(cache, number, 2 * KEEP_S - number)
+    assert len(held(cache, range(21))) < 20 and assert_whole(cache)
+
+
+# -- a full disk -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Makes a disk of so many megabytes."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def mounted(size_mb: int) -> Path:
+        if not shutil.which("mount"):
+            pytest.skip("there is no mount command")
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_mb}m", "tmpfs", str(folder)], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"a file system cannot be mounted here: {done.stderr.strip()}")
+        return folder
+
+    yield mounted
+    if folder.is_mount():
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_storing_on_a_full_disk_makes_room_once(disk: Callable[[int], Path], tmp_path: Path) -> None:
+    root = disk(16)
+    cache = BuildCache(root, limit_bytes=LIMIT_BYTES)
+    for number in range(14):
+        store(cache, number, tmp_path, 1 << 20)
+        used_before(cache, number, 2 * KEEP_S - number)
+    store(cache, 14, tmp_path, 4 << 20)
+    assert held(cache, range(15)) == list(range(7, 15))
+    assert assert_whole(cache) == 8
+    for number in range(8):
+        used_before(cache, number + 7, 0)
+    with pytest.raises(DiskFullError) as fault:
+        store(cache, 15, tmp_path, 8 << 20)
+    assert str(root) in str(fault.value.args[0]) and "No space left" in str(fault.value) and "CONCUR_CACHE" in fault.value.hint
+    assert cache.find(key(15)) is None and assert_whole(cache) == 8, "what is in use stays, and nothing half is left"
+    assert list((cache.root / ".staging").iterdir()) == []
+
+
+def sources(object_mb: int, name: str = "plain_ext") -> ExtensionSpec:
+    """Plain C++ without torch, which compiles in a moment, to an object of so many megabytes."""
+    text = f'extern "C" char filler[{object_mb} << 20] = {{1}};\n'
+    return ExtensionSpec(kind="files", name=name, files=(("plain.cpp", text),))
+
+
+@pytest.mark.parametrize(("disk_mb", "object_mb"), [(16, 32), (96, 128)], ids=["little is free", "much is free again"])
+def test_a_build_that_fills_the_disk_is_not_the_candidates_fault(disk: Callable[[int], Path], disk_mb: int, object_mb: int) -> None:
+    builder = Builder(BuildConfig(), cache=disk(disk_mb))
+    with pytest.raises(DiskFullError) as fault:
+        builder.build(sources(object_mb))
+    assert "CONCUR_CACHE" in fault.value.hint
+    assert builder.cached(sources(object_mb)) is None and builder.cache.usage().entries == 0
+    assert list(builder.work_root.glob("build-*")) == []
+    assert builder.build(sources(1)).ok, "the same disk does for what is small"
+
+
+def test_a_build_takes_the_room_of_what_nobody_uses(disk: Callable[[int], Path], tmp_path: Path) -> None:
+    builder = Builder(BuildConfig(), cache=disk(64))
+    for number in range(50):
+        store(builder.cache, number, tmp_path, 1 << 20)
+        used_before(builder.cache, number, 2 * KEEP_S - number)
+    build = builder.build(sources(10))
+    assert build.ok and Path(build.path).exists()
+    assert held(builder.cache, range(50)) == list(range(25, 50))
+
+
+@pytest.mark.parametrize(
+    ("free_mb", "log", "is_full"),
+    [
+        (10, "plain.cpp:1: error: expected ';'", True),
+        (1000, "plain.cpp:1: error: expected ';'", False),
+        (1000, "final link failed: No space left on device", True),
+        (1000, "fatal error: error closing plain.o: Disk quota exceeded", True),
+        (1000, "", True),
+        (3000, "final link failed: No space left on device", False),
+    ],
+)
+def test_what_is_free_decides_and_a_log_only_raises_suspicion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mb: int, log: str, is_full: bool
+) -> None:
+    monkeypatch.setattr(disk_module.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free_mb << 20))
+    with pytest.raises(DiskFullError) if is_full else nullcontext():
+        raise_if_full(tmp_path, log)
+
+
+def test_a_quota_shows_in_an_attempt_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def over_quota(*_: object) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(disk_module.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1 << 40))
+    monkeypatch.setattr(disk_module.os, "posix_fallocate", over_quota)
+    raise_if_full(tmp_path, "plain.cpp:1: error: expected ';'")
+    with pytest.raises(DiskFullError):
+        raise_if_full(tmp_path, "fatal error: error closing plain.o: Disk quota exceeded")
+
+
+def test_a_source_cannot_pretend_that_the_disk_is_full(tmp_path: Path) -> None:
+    if shutil.disk_usage(tmp_path).free < 4 << 30:
+        pytest.skip("the disk is nearly full indeed")
+    builder = Builder(BuildConfig(), cache=tmp_path / "cache")
+    pretending = ExtensionSpec(kind="files", name="plain_ext", files=(("plain.cpp", "#error No space left on device\n"),))
+    build = builder.build(pretending)
+    assert not build.ok and build.reason == "build_failed" and "No space left" in build.log
+    assert builder.cached(pretending) is not None
+
+
+# -- those who use it --------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_library_that_goes_before_the_run_is_built_again() -> None:
+    source = f"// {uuid.uuid4()}\ntorch::Tensor affine(torch::Tensor x) {{ return x * 2.0 + 1.0; }}"
+    code = module("return ext.affine(x)", extension=load_inline(source, ["affine"], name="evicted_ext"))
+    asked = kernels.candidate(AFFINE, code)
+    config = QUICK.model_copy(update={"time_correct": False})
+    preparer = Preparer(config)
+    runner = Runner(config, "cpu", server=preparer.server)
+    try:
+        made = preparer.prepare(asked)
+        assert made.finding is None, made.finding
+        [library] = made.libraries.values()
+        old = time.time() - 2 * KEEP_S
+        os.utime(Path(library).parent, (old, old))
+        verdict = runner.run(AFFINE, asked, made)
+        assert (verdict.reason, verdict.custom_kernels) == ("ok", ("affine",)), verdict.detail
+        assert Path(library).parent.stat().st_mtime > old + KEEP_S, "a path that is given to a candidate counts as used"
+        before = Path(library).stat().st_ino
+        shutil.rmtree(Path(library).parent)
+        again = runner.run(AFFINE, asked, made)
+        assert (again.reason, again.custom_kernels) == ("ok", ("affine",)), again.detail
+        assert (again.build_tier, again.flags) == (verdict.build_tier, verdict.flags)
+        assert Path(library).exists() and Path(library).stat().st_ino != before
+        shutil.rmtree(Path(library).parent)
+    finally:
+        runner.close()
+
+
+def test_precompiled_headers_that_nobody_uses_go_when_another_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared, "FULL_BUILDS_WITHOUT", 0)
+    monkeypatch.setattr(Prepared, "_compile", lambda self, what, command: Path(command[-1]).write_bytes(b"header") and "")
+    mine = Prepared(Toolchain(tmp_path))
+    if not mine.tools.is_gcc:
+        pytest.skip("only GCC precompiles here")
+    others = {name: tmp_path / "headers" / name / "full/torch/extension.h.gch" for name in ("unused", "used")}
+    for name, header in others.items():
+        header.parent.mkdir(parents=True)
+        header.write_bytes(b"header")
+        then = time.time() - PRECOMPILED_KEPT_S + (60 if name == "used" else -60)
+        os.utime(header, (then, then))
+    mine.precompiled()
+    assert mine.has_precompiled and others["used"].exists() and not others["unused"].exists()
+    header = mine.full_headers() / "torch/extension.h.gch"
+    os.utime(header, (1, 1))
+    mine.precompiled()
+    assert header.stat().st_mtime > time.time() - 60, "its use is noted"
+
+
+@pytest.mark.parametrize(("given", "limit_bytes"), [(None, 20 << 30), ("0", 0), (str(1 << 30), 1 << 30)])
+def test_the_limit_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str | None, limit_bytes: int) -> None:
+    monkeypatch.delenv("CONCUR_CACHE_BYTES", raising=False)
+    if given is not None:
+        monkeypatch.setenv("CONCUR_CACHE_BYTES", given)
+    assert limit_from_environment() == Builder(BuildConfig(), cache=tmp_path).cache.limit_bytes == limit_bytes
+
+
+@pytest.mark.parametrize("given", ["20", "20G", "-1", "", "1e9"])
+def test_a_limit_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    monkeypatch.setenv("CONCUR_CACHE_BYTES", given)
+    with pytest.raises(UsageError) as fault:
+        limit_from_environment()
+    assert "bytes" in fault.value.hint

@@ -32,7 +32,7 @@ from tasks.verification.config import VerificationConfig
 
 DETAILS = (
     *("task_id", "sample_index", "status", "reason", "detail", "recorded_compiled", "recorded_correct", "build_s", "run_s", "build_tier"),
-    *("timing", "correctness", "log_tail", "library_calls", "custom_kernels", "flags"),
+    *("timing", "correctness", "log_tail", "library_calls", "custom_kernels", "flags", "phases"),
 )
 
 
@@ -41,6 +41,7 @@ def main() -> int:
     parser.add_argument("--tasks", required=True, help="KernelBench tasks, Parquet")
     parser.add_argument("--responses", required=True, help="recorded responses, Parquet")
     parser.add_argument("--limit", type=int, default=64, help="candidates, spread over tasks")
+    parser.add_argument("--levels", default="1,2,3,4", help="of which levels")
     parser.add_argument("--skip", type=int, default=0, help="leave out so many of them (those of an earlier run)")
     parser.add_argument("--out", required=True)
     parser.add_argument("--builders", type=int, default=None)
@@ -59,7 +60,8 @@ def compare(arguments: argparse.Namespace) -> int:
 
     out = Path(arguments.out)
     out.mkdir(parents=True, exist_ok=True)
-    recorded = pl.read_parquet(arguments.responses)
+    levels = [int(level) for level in arguments.levels.split(",")]
+    recorded = pl.read_parquet(arguments.responses).filter(pl.col("level").is_in(levels))
     # one response of every task, then a second of every task, ... until the limit: many tasks, few samples each
     in_turn = recorded.sort("sample_id", "problem_id", "level").slice(arguments.skip, arguments.limit)
     chosen = in_turn.sort("level", "problem_id", "sample_id")
@@ -75,19 +77,28 @@ def compare(arguments: argparse.Namespace) -> int:
     started = time.monotonic()
     protocol = EvalConfig(timing=TimingConfig(max_s=arguments.max_s), build=BuildConfig(timeout_s=240))
     config = VerificationConfig(eval=protocol, builders=arguments.builders)
-    work = verification.Verification(candidates, ref, config, Language.CUDA)
+    pools = []
+
+    class Watched(verification.Verification):
+        """Lets the telemetry be read after an interruption, too."""
+
+        def pool(self):
+            pools.append(super().pool())
+            return pools[-1]
+
+    work = Watched(candidates, ref, config, Language.CUDA)
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.alarm(arguments.budget_s)
     try:
         with observed_by(_print_progress(started)):
-            verification.run(candidates, ref, config, Language.CUDA)
+            verification.run(candidates, ref, config, Language.CUDA, verification=Watched)
     except KeyboardInterrupt:
         print(f"stopped after {time.monotonic() - started:.0f} s; the table holds what was finished", flush=True)
         work.snapshot.recover(VERDICTS)
     finally:
         signal.alarm(0)
     wall = time.monotonic() - started
-    _report(work.snapshot.read(unique="candidate_id"), candidates.open().read(unique="candidate_id"), chosen, wall, out)
+    _report(work.snapshot.read(unique="candidate_id"), candidates.open().read(unique="candidate_id"), chosen, wall, out, pools)
     return 0
 
 
@@ -109,7 +120,7 @@ def _print_progress(started: float):
     return show
 
 
-def _report(verdicts, candidates, chosen, wall: float, out: Path) -> None:
+def _report(verdicts, candidates, chosen, wall: float, out: Path, pools: list) -> None:
     import polars as pl
 
     keyed = candidates.select("candidate_id", "task_id", "sample_index").with_columns(
@@ -147,6 +158,9 @@ def _report(verdicts, candidates, chosen, wall: float, out: Path) -> None:
         "device": sorted({row["device"] for row in rows if row["device"]}),
         "isolation": sorted({", ".join(row["isolation"] or []) for row in rows if row["isolation"]}),
         "speedup_median": round(statistics.median(timed), 3) if timed else None,
+        "telemetry": pools[-1].telemetry.summary() if pools else None,
+        "phase_s_median_correct": _phases([row for row in rows if row["status"] == "correct"]),
+        "phase_s_mean_on_device": _phases([row for row in rows if row["run_s"] > 0], statistics.fmean),
         "table": {f"{ours} | recorded {theirs}": count for (ours, theirs), count in sorted(table.items())},
     }
     (out / "summary.json").write_text(json.dumps(summary, indent=2))
@@ -155,6 +169,11 @@ def _report(verdicts, candidates, chosen, wall: float, out: Path) -> None:
     (out / "verdicts.json").write_text(json.dumps(details, indent=1, default=str))
     print("\n".join(lines))
     print(json.dumps({key: value for key, value in summary.items() if key != "table"}, indent=2))
+
+
+def _phases(rows: list[dict], middle=statistics.median) -> dict[str, float]:
+    phases = [row["phases"] for row in rows if row["phases"]]
+    return {name: round(middle(phase[name] for phase in phases), 3) for name in phases[0]} if phases else {}
 
 
 if __name__ == "__main__":

@@ -4,14 +4,15 @@ Guarantees: exactly one verdict per candidate; at most a fixed number of candida
 does not build never reaches a device; work is handed out by task so that references are reused; a worker that dies is replaced and its
 candidate tried again; a worker whose GPU fails its canary is put into quarantine, its candidate goes to the others, and `Pool.quarantined`
 names it. Raises GpuLostError where none is left, or where the same candidate takes down three workers; ToolchainError and DeviceError as
-they come. Leaving the generator early (Ctrl-C, an exception) stops every worker.
+they come. Leaving the pool, however early (Ctrl-C, an exception), stops every worker.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,8 @@ from kernels_eval.config import EvalConfig
 from kernels_eval.errors import DeviceError, GpuLostError
 from kernels_eval.protocol import Prepared, verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
-from kernels_eval.worker import gpu_arch, require_device
+from kernels_eval.telemetry import BUILDERS, DEVICES, Telemetry
+from kernels_eval.worker import TOGETHER_S, gpu_arch, require_device
 
 ATTEMPTS = 3
 
@@ -41,6 +43,11 @@ class _Item:
     candidate: Candidate
     prepared: Prepared | None = None
     attempts: int = 0
+    forms: tuple[dict[str, Any], ...] = ()
+    """What travels: task, candidate and, once there is one, what was prepared. Made once, sent twice."""
+
+    def __post_init__(self) -> None:
+        self.forms = tuple(record.model_dump(mode="json") for record in (self.task, self.candidate))
 
 
 @dataclass
@@ -48,9 +55,17 @@ class _Slot:
     """One actor and what it is doing."""
 
     actor: Any
-    item: _Item | None = None
+    items: list[_Item] = field(default_factory=list)
     pending: Any = None
     last_task: str = ""
+    at_once: int = 1
+    """How many items travel in the next call."""
+
+    since: float = 0.0
+    """When its work was given to it (time.monotonic)."""
+
+    def give(self, items: list[_Item], calls: list[tuple[dict[str, Any], ...]]) -> None:
+        self.items, self.pending, self.since = items, self.actor.several.remote(calls), time.monotonic()
 
 
 @dataclass
@@ -63,12 +78,20 @@ class Pool:
     builders: int | None = None
     address: str | None = None
     cuda_arch: str | None = None
+    builder: Callable[..., Any] | None = None
+    """The class of the build workers. Default: kernels_eval.worker.BuildWorker. For measuring the pool itself, and for tests."""
+    runner: Callable[..., Any] | None = None
+    """The class of the workers that run candidates. Default: kernels_eval.worker.KernelWorker."""
+    at_once: int = 8
+    """Candidates that travel in one call at most, while calls cost more than their work: see `several` in kernels_eval.worker."""
     _builder_cpus: float = 1.0
     _builders: list[_Slot] = field(default_factory=list)
     _runners: list[_Slot] = field(default_factory=list)
     _lost: list[_Slot] = field(default_factory=list)
     quarantined: list[str] = field(default_factory=list)
     """One line for each worker whose device was given up: which it was, and what its canaries saw."""
+    telemetry: Telemetry = field(default_factory=Telemetry)
+    """Since the pool was started."""
 
     def __enter__(self) -> Pool:
         require_device(self.language)
@@ -86,6 +109,7 @@ class Pool:
         self.cuda_arch = self.cuda_arch or (gpu_arch() if self.language.needs_gpu else None)
         self._runners = [_Slot(self._new_runner()) for _ in range(workers)]
         self._builders = [_Slot(self._new_builder(index, builders)) for index in range(builders)]
+        self.telemetry = Telemetry(builders, workers)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -100,7 +124,8 @@ class Pool:
 
         from kernels_eval.worker import BuildWorker
 
-        return ray.remote(BuildWorker).options(num_cpus=self._builder_cpus).remote(self.config, self.cuda_arch, share, shares)
+        actor = ray.remote(self.builder or BuildWorker).options(num_cpus=self._builder_cpus)
+        return actor.remote(self.config, self.cuda_arch, share, shares)
 
     def _new_runner(self) -> Any:
         import ray
@@ -108,81 +133,93 @@ class Pool:
         from kernels_eval.worker import KernelWorker
 
         options = {"num_gpus": 1, "num_cpus": 1} if self.language.needs_gpu else {"num_cpus": 1}
-        return (
-            ray.remote(KernelWorker).options(**options).remote(self.config, "cuda:0" if self.language.needs_gpu else "cpu", self.cuda_arch)
-        )
+        device = "cuda:0" if self.language.needs_gpu else "cpu"
+        return ray.remote(self.runner or KernelWorker).options(**options).remote(self.config, device, self.cuda_arch)
 
     # -- the pipeline ----------------------------------------------------------------------------------------------------------------
 
-    def verify(self, pairs: Iterable[tuple[KernelTask, Candidate]]) -> Iterator[Verdict]:
-        """Verdicts in the order they finish. Takes from `pairs` only as fast as it can work."""
+    def verify(self, pairs: Iterable[tuple[KernelTask, Candidate]]) -> Generator[Verdict, None, None]:
+        """Verdicts in the order they finish. Takes from `pairs` only as fast as it can work.
+
+        What is under way when the generator is left, or raises, is forgotten: the next call may be given the same candidates again.
+        """
+        if not self._runners:
+            raise GpuLostError(f"no worker is left with a device that works: {'; '.join(self.quarantined)}", "see nvidia-smi -q and dmesg")
         import ray
 
-        waiting: Iterator[tuple[KernelTask, Candidate]] = iter(pairs)
+        waiting = (_Item(*pair) for pair in pairs)
         retry: deque[_Item] = deque()
         ready: deque[_Item] = deque()
+        finished: list[Verdict] = []
         limit = 2 * len(self._builders) + 4 * len(self._runners)
-        exhausted = False
-        while True:
-            for slot in self._builders:
-                if slot.item is None and len(ready) < limit and not exhausted:
-                    item = retry.popleft() if retry else next((_Item(*pair) for pair in waiting), None)
-                    exhausted = item is None
-                    if item:
-                        slot.item = item
-                        slot.pending = slot.actor.prepare.remote(*(r.model_dump(mode="json") for r in (item.task, item.candidate)))
-            for slot in self._runners:
-                if slot.item is None and ready:
-                    item = self._next_for(slot, ready)
-                    slot.item, slot.last_task = item, item.task.task_id
-                    slot.pending = slot.actor.run.remote(*(r.model_dump(mode="json") for r in (item.task, item.candidate, item.prepared)))
-            busy = [slot for slot in (*self._builders, *self._runners) if slot.item]
-            if not busy:
-                if exhausted and not ready and not retry:
-                    return
-                exhausted = False if retry else exhausted
-                continue
-            done, _ = ray.wait([slot.pending for slot in busy], num_returns=1)
-            for slot in busy:
-                if slot.pending in done:
-                    verdict = self._collect(slot, ready, retry)
-                    exhausted = exhausted and not retry
-                    if verdict:
-                        yield verdict
+        try:
+            while True:
+                for slot in self._builders:
+                    if not slot.items and len(ready) < limit:
+                        items = _together(slot.at_once, lambda: retry.popleft() if retry else next(waiting, None), retry)
+                        if items:
+                            slot.give(items, [item.forms[:2] for item in items])
+                for slot in self._runners:
+                    if not slot.items and ready:
+                        items = _together(slot.at_once, lambda slot=slot: self._next_for(slot, ready), ready)
+                        slot.give(items, [item.forms for item in items])
+                self.telemetry.tick(len(ready))
+                for verdict in finished:
+                    self.telemetry.reached(verdict)
+                yield from finished  # now that every worker has its next work: whatever the caller does with them keeps no device waiting
+                busy = [slot for slot in (*self._builders, *self._runners) if slot.items]
+                if not busy:
+                    return  # nothing is under way, and nothing is left to begin
+                done, _ = ray.wait([slot.pending for slot in busy], num_returns=1)
+                finished = self._collect(next(slot for slot in busy if slot.pending in done), ready, retry)
+        finally:
+            for slot in (*self._builders, *self._runners):
+                slot.items, slot.pending = [], None
 
-    def _collect(self, slot: _Slot, ready: deque[_Item], retry: deque[_Item]) -> Verdict | None:
+    def _collect(self, slot: _Slot, ready: deque[_Item], retry: deque[_Item]) -> list[Verdict]:
         """Take a finished call off a slot. A finished build moves on; a finished run is a verdict; a dead actor is replaced."""
         import ray
 
-        item, pending, slot.item, slot.pending = slot.item, slot.pending, None, None
+        items, pending, slot.items, slot.pending = slot.items, slot.pending, [], None
         building = slot in self._builders
+        self.telemetry.worked(BUILDERS if building else DEVICES, time.monotonic() - slot.since)
+        again = retry if building else ready
         try:
-            answer = ray.get(pending)
+            answers, seconds = ray.get(pending)
         except ray.exceptions.RayActorError as error:
-            item.attempts += 1
-            if item.attempts >= ATTEMPTS:
-                raise GpuLostError(
-                    f"a worker died {ATTEMPTS} times on candidate {item.candidate.candidate_id}: {error}", "see the Ray logs of this node"
-                ) from error
-            slot.actor = self._new_builder() if building else self._new_runner()
-            (retry if building else ready).appendleft(item)
-            return None
+            for item in items:
+                item.attempts += 1
+                if item.attempts >= ATTEMPTS:
+                    name = item.candidate.candidate_id
+                    raise GpuLostError(
+                        f"a worker died {ATTEMPTS} times on candidate {name}: {error}", "see the Ray logs of this node"
+                    ) from error
+            slot.actor, slot.at_once = self._new_builder() if building else self._new_runner(), 1
+            again.extendleft(reversed(items))
+            return []
         except ray.exceptions.RayTaskError as error:
             if not isinstance(error.cause, GpuLostError):
                 raise error.as_instanceof_cause() from error
             self._quarantine(slot, error.cause)
-            item.attempts += 1
-            if item.attempts >= ATTEMPTS or not self._runners:
-                raise error.cause from error
-            ready.appendleft(item)
-            return None
+            for item in items:
+                item.attempts += 1
+                if item.attempts >= ATTEMPTS or not self._runners:
+                    raise error.cause from error
+            again.extendleft(reversed(items))
+            return []
+        slot.at_once = min(2 * slot.at_once, self.at_once) if seconds < TOGETHER_S else 1
+        again.extendleft(reversed(items[len(answers) :]))
         if not building:
-            return Verdict.model_validate(answer)
-        item.prepared = Prepared.model_validate(answer)
-        if item.prepared.finding:
-            return verdict_of(item.task, item.candidate, item.prepared, item.prepared.finding)
-        ready.append(item)
-        return None
+            return [Verdict.model_validate(answer) for answer in answers]
+        verdicts = []
+        for item, answer in zip(items, answers, strict=False):
+            item.prepared = Prepared.model_validate(answer)
+            if item.prepared.finding:
+                verdicts.append(verdict_of(item.task, item.candidate, item.prepared, item.prepared.finding))
+            else:
+                item.forms = (*item.forms, answer)
+                ready.append(item)
+        return verdicts
 
     def _quarantine(self, slot: _Slot, cause: GpuLostError) -> None:
         """Give a worker no more work. Its actor lives on: it holds the broken GPU, which Ray would hand to the next actor otherwise."""
@@ -190,11 +227,30 @@ class Pool:
         self._lost.append(slot)
         self.quarantined.append(str(cause.args[0]))
 
-    @staticmethod
-    def _next_for(slot: _Slot, ready: deque[_Item]) -> _Item:
-        """The oldest item of the task this worker has just served, else the oldest of all."""
-        for index, item in enumerate(ready):
-            if item.task.task_id == slot.last_task:
-                del ready[index]
-                return item
-        return ready.popleft()
+    def _next_for(self, slot: _Slot, ready: deque[_Item]) -> _Item | None:
+        """The oldest item of the task this worker serves, so that its reference is used again; else the oldest of a task that no other
+        worker serves; else the oldest of all. None where there is none."""
+        served = {other.last_task for other in self._runners if other is not slot}
+        names = [item.task.task_id for item in ready]
+        own = (index for index, name in enumerate(names) if name == slot.last_task)
+        free = (index for index, name in enumerate(names) if name not in served)
+        index = next(own, next(free, 0))
+        if not ready:
+            return None
+        item = ready[index]
+        del ready[index]
+        slot.last_task = item.task.task_id
+        return item
+
+
+def _together(count: int, take: Callable[[], _Item | None], back: deque[_Item]) -> list[_Item]:
+    """What travels in one call. An item that was under way when a worker was lost travels alone: so the one that does it is found."""
+    items: list[_Item] = []
+    while len(items) < count and (item := take()):
+        if item.attempts and items:
+            back.appendleft(item)
+            break
+        items.append(item)
+        if item.attempts:
+            break
+    return items

@@ -15,11 +15,14 @@ import importlib.util
 import json
 import os
 import platform
+import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 
 SNAPSHOT_SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
+PART_ROWS = 1000
+BATCH_ROWS = 256
 
 
 def code_version(*modules: str) -> str:
@@ -119,6 +124,16 @@ class Snapshot:
             raise _unwritable(self.root, error) from error
         return local / name
 
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A directory for files that nobody needs afterwards: to be made by who uses it, removed here or, after a kill, by `recover`."""
+        home = self._local_path() or Path(tempfile.gettempdir()) / f"concur-{self.fingerprint}"
+        directory = home / f".scratch-{uuid.uuid4().hex[:8]}-{os.getpid()}"
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
     # -- reading ---------------------------------------------------------------------------------------------------------------
 
     def parts(self) -> list[str]:
@@ -140,6 +155,44 @@ class Snapshot:
             frame = frame.unique(subset=unique, keep="first", maintain_order=True)
         return frame
 
+    def has_column(self, name: str) -> bool:
+        """Is there a row yet, and does it have this column? Snapshots of older versions may lack some."""
+        import pyarrow.parquet as pq
+
+        for part in self.parts()[:1]:
+            with self._fs.open(part, "rb") as handle:
+                return name in pq.read_schema(handle).names
+        return False
+
+    def index(self, columns: Sequence[str]) -> pl.DataFrame:
+        """Some columns of every row, in the order of writing, with the place of the row: its `part`, and its number `row` in there.
+
+        Holds these columns in memory, whatever the others weigh. `rows_at` reads the rows themselves.
+        """
+        import polars as pl
+        import pyarrow.parquet as pq
+
+        frames = []
+        for part in self.parts():
+            with self._fs.open(part, "rb") as handle:
+                frame = pl.from_arrow(pq.read_table(handle, columns=list(columns)))
+            frames.append(frame.with_columns(pl.lit(part).alias("part"), pl.int_range(pl.len(), dtype=pl.UInt32).alias("row")))
+        empty = pl.DataFrame(schema={**dict.fromkeys(columns, pl.String), "part": pl.String, "row": pl.UInt32})
+        return pl.concat(frames, how="vertical_relaxed") if frames else empty
+
+    def rows_at(self, part: str, rows: Sequence[int], columns: Sequence[str] | None = None) -> Iterator[list[dict[str, Any]]]:
+        """The rows of one part with these numbers (which ascend), a few hundred at a time: a part of any size takes little memory."""
+        import numpy as np
+        import pyarrow.parquet as pq
+
+        wanted, start = np.asarray(rows), 0
+        with self._fs.open(part, "rb") as handle:
+            for batch in pq.ParquetFile(handle).iter_batches(BATCH_ROWS, columns=list(columns) if columns else None):
+                first, last = np.searchsorted(wanted, (start, start + len(batch)))
+                if last > first:
+                    yield batch.take(wanted[first:last] - start).to_pylist()
+                start += len(batch)
+
     def keys(self, column: str) -> set[str]:
         """Values of one column among the rows already there: what a resumed stage need not do again."""
         frame = self.read(columns=[column]) if self.parts() else None
@@ -147,25 +200,31 @@ class Snapshot:
 
     # -- writing ---------------------------------------------------------------------------------------------------------------
 
-    def append(self, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
-        """Write rows as one new part, atomically. Raises UsageError where the root cannot be written."""
+    def append(self, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> None:
+        """Write rows as new parts of at most 1,000, each atomically and before more rows are taken from an iterator.
+
+        Raises UsageError where the snapshot is finished or the root cannot be written.
+        """
+        taken = iter(rows)
+        while part := list(islice(taken, PART_ROWS)):
+            self._append_part(part, schema)
+
+    def _append_part(self, rows: list[Mapping[str, Any]], schema: pa.Schema) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        if not rows:
-            return
         if self.finished:
             raise UsageError(f"snapshot {self.path} is finished", "a finished snapshot never changes: change the configuration instead")
         try:
-            table = pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
+            table = pa.Table.from_pylist(rows, schema=schema)
         except UnicodeEncodeError:  # lone surrogates, in text that some model wrote
-            table = pa.Table.from_pylist([_encodable(dict(row)) for row in rows], schema=schema)
+            table = pa.Table.from_pylist([_encodable(row) for row in rows], schema=schema)
         # parts sort in the order of writing: nanoseconds first, then a random tail so that two writers never collide
         name = f"part-{_now_ns():020d}-{uuid.uuid4().hex[:8]}.parquet"
         self._write(name, lambda handle: pq.write_table(table, handle, compression="zstd"))
 
     @contextmanager
-    def journal(self, schema: pa.Schema, *, rows_per_part: int = 1000) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    def journal(self, schema: pa.Schema, *, rows_per_part: int = PART_ROWS) -> Iterator[Callable[[Mapping[str, Any]], None]]:
         """Add rows one by one, each on disk before the call returns; full parts are written as they fill and when the block ends.
 
         A killed process loses no row it had added: `recover` turns what it left into a part. On a remote root, rows are written part by
@@ -175,33 +234,37 @@ class Snapshot:
             raise UsageError(f"snapshot {self.path} is finished", "a finished snapshot never changes: change the configuration instead")
         rows: list[Mapping[str, Any]] = []
         local = self._local_path()
-        path = None
+        path = handle = None
         if local:
             try:
                 local.mkdir(parents=True, exist_ok=True)
                 path = local / f".journal-{_now_ns():020d}-{os.getpid()}.jsonl"
-                path.touch()
+                handle = open(path, "a", encoding="utf-8", errors="surrogatepass")
             except OSError as error:
                 raise _unwritable(self.root, error) from error
 
         def add(row: Mapping[str, Any]) -> None:
             rows.append(row)
-            if path:
-                with open(path, "a", encoding="utf-8", errors="surrogatepass") as handle:
-                    handle.write(json.dumps(row, default=str) + "\n")
+            if handle:
+                handle.write(json.dumps(row, default=str) + "\n")
+                handle.flush()
             if len(rows) >= rows_per_part:
                 flush()
 
         def flush() -> None:
             self.append(rows, schema)
             rows.clear()
-            if path:
-                path.write_text("")
+            if handle:
+                handle.truncate(0)
 
         try:
             yield add
         finally:
-            flush()
+            try:
+                flush()
+            finally:
+                if handle:
+                    handle.close()
             if path:
                 path.unlink(missing_ok=True)
 
@@ -210,6 +273,9 @@ class Snapshot:
         local, saved = self._local_path(), 0
         if local is None or self.finished:
             return 0
+        for path in local.glob(".scratch-*"):
+            if not _running(int(path.name.rsplit("-", 1)[1])):
+                shutil.rmtree(path, ignore_errors=True)
         for path in sorted(local.glob(".journal-*.jsonl")):
             if _running(int(path.stem.rsplit("-", 1)[1])):
                 continue
@@ -307,21 +373,24 @@ def snapshots(root: str, stage: str) -> list[Snapshot]:
     return [Snapshot(root, stage, Path(p).name) for p in sorted(fs.ls(base, detail=False)) if not Path(p).name.startswith(".")]
 
 
-def known_rows(root: str, stage: str, column: str, keys: set[str], *, exclude: str = "") -> list[dict[str, Any]]:
-    """Rows of any other snapshot of the stage whose key is asked for: a nightly refresh pays only for what is new."""
+def known_rows(root: str, stage: str, column: str, keys: Iterable[str], *, exclude: str = "") -> Iterator[dict[str, Any]]:
+    """Rows of any other snapshot of the stage whose key is asked for, each key once: a nightly refresh pays only for what is new.
+
+    Reads the key column of every snapshot, and of the rows only those that were found: a few hundred in memory at a time.
+    """
     import polars as pl
 
-    found: dict[str, dict[str, Any]] = {}
+    missing = pl.DataFrame({column: pl.Series(list(keys), dtype=pl.String)}).unique()
     for snapshot in snapshots(root, stage):
-        missing = keys - found.keys()
-        if not missing or snapshot.fingerprint == exclude or not snapshot.parts():
+        if missing.is_empty():
+            return
+        if snapshot.fingerprint == exclude or not snapshot.has_column(column):
             continue
-        frame = snapshot.read()
-        if column not in frame.columns:
-            continue
-        for row in frame.filter(pl.col(column).is_in(list(missing))).iter_rows(named=True):
-            found.setdefault(row[column], row)
-    return list(found.values())
+        found = snapshot.index([column]).join(missing, on=column, how="semi").unique(subset=column, keep="first", maintain_order=True)
+        missing = missing.join(found, on=column, how="anti")
+        for (part,), places in found.group_by("part", maintain_order=True):
+            for batch in snapshot.rows_at(str(part), places["row"].to_numpy()):
+                yield from batch
 
 
 def tool_versions() -> dict[str, str]:

@@ -75,9 +75,9 @@ class Synthesis:
             requests = self._requests(sampler.generator)
             wanted = {request.request_key: request for request in requests}
             done = snapshot.keys("request_key")
-            reused = known_rows(snapshot.root, STAGE, "request_key", wanted.keys() - done, exclude=snapshot.fingerprint)
-            snapshot.append(reused, CANDIDATES)
-            done |= {row["request_key"] for row in reused}
+            asked_before = known_rows(snapshot.root, STAGE, "request_key", wanted.keys() - done, exclude=snapshot.fingerprint)
+            snapshot.append(asked_before, CANDIDATES)
+            done = snapshot.keys("request_key")
             left = [request for request in requests if request.request_key not in done]
             with snapshot.journal(CANDIDATES) as add:
                 for number, response in enumerate(sampler.sample(left), start=1):

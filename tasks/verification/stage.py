@@ -1,27 +1,39 @@
 """Candidates in, verdicts out, row by row: what is verified stays verified.
 
 Guarantees: one verdict per candidate in the finished snapshot; a verdict reached under the same protocol, verifier code and device, in
-this snapshot or any earlier one, is reused; a killed run loses at most the candidates in flight.
+this snapshot or any earlier one, is reused; a killed run loses at most the candidates in flight; candidates are read when their turn
+comes, by task, so that memory holds ids and what is in flight. A chunk is the next `chunk_size` verdicts of one stream, whichever
+candidates they are of: no chunk waits for its slowest candidate, and none holds a fixed set of them.
 """
 
 from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, closing
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
+from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.pool import Pool
 from kernels_eval.protocol import Finding, Prepared, verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
 from kernels_eval.worker import require_device
 from tasks.progress import report
-from tasks.schemas import CANDIDATES, VERDICTS
-from tasks.sources.stage import read_tasks
+from tasks.schemas import TASKS, VERDICTS
 from tasks.store import Snapshot, SnapshotRef, code_version, fingerprint, known_rows
 from tasks.verification.config import VerificationConfig
+from tasks.verification.reading import rows_in_order
+
+if TYPE_CHECKING:
+    import polars as pl
 
 STAGE = "verification"
+PLANNED = ("candidate_id", "task_id", "sample_index", "parse_reason")
+READ = ("candidate_id", "task_id", "language", "generator", "sample_index", "code", "parse_reason")
+"""What verification reads of a candidate. Its texts (response, reasoning, answer) weigh ten times as much and stay on disk."""
 logger = logging.getLogger(__name__)
 
 
@@ -41,97 +53,188 @@ def device_name(language: Language) -> str:
 
 
 class Verification:
-    """The verification of one candidates snapshot: plan it, work through its chunks, publish."""
+    """The verification of one candidates snapshot: plan it, take its verdicts chunk by chunk, publish. Use as a context manager.
+
+    The pool starts with the first chunk: where nothing is left to run, no worker is started.
+    """
 
     def __init__(self, candidates: SnapshotRef, tasks: SnapshotRef, config: VerificationConfig, language: Language) -> None:
         self.config, self.language = config, language
         self._upstream = [candidates.fingerprint, tasks.fingerprint]
-        self._candidates, self._tasks = candidates, tasks
-        self._code = code_version("kernels_eval")
+        self._candidates, self._tasks = candidates.open(), tasks.open()
         self._device = device_name(language)
-        self.quarantined: list[str] = []
-        key = {"eval": config.eval.model_dump(mode="json"), "device": self._device, "language": language.value}
-        self.snapshot = Snapshot(candidates.root, STAGE, fingerprint(STAGE, key, self._upstream, self._code))
+        protocol, code = config.eval.model_dump(mode="json"), code_version("kernels_eval")
+        self._conditions = stable_hash([protocol, self._device, code])
+        self._resources = ExitStack()
+        self._pool: Pool | None = None
+        self._left: pl.DataFrame | None = None
+        self._stream: Generator[Verdict, None, None] | None = None
+        self._logged = 0
+        self.total = self.planned = self.reached = self.chunks = 0
+        key = {"eval": protocol, "device": self._device, "language": language.value}
+        self.snapshot = Snapshot(candidates.root, STAGE, fingerprint(STAGE, key, self._upstream, code))
+
+    def __enter__(self) -> Verification:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end_stream()
+        self._resources.close()
+
+    def pool(self) -> Pool:
+        """The workers that are asked for verdicts. What a benchmark or a test replaces."""
+        config = self.config
+        return Pool(self.language, config.eval, workers=config.workers, builders=config.builders, address=config.ray_address)
 
     def verdict_key(self, candidate_id: str) -> str:
         """hash(candidate, protocol, device, verifier code): the identity of a verdict across snapshots."""
-        return stable_hash([candidate_id, self.config.eval.model_dump(mode="json"), self._device, self._code])
+        return stable_hash([candidate_id, self._conditions])
 
-    def pending(self) -> list[tuple[KernelTask, Candidate]]:
-        """Candidates still without a verdict, by task. Reuses rows of this and earlier snapshots first."""
+    # -- what there is to do -------------------------------------------------------------------------------------------------------
+
+    def plan(self) -> int:
+        """Reuse what is known, settle what needs no worker. Returns `chunks`: how many are left.
+
+        Sets also `total` (all candidates) and `planned` (those that workers must be asked about).
+        """
         self.snapshot.recover(VERDICTS)
-        wanted = candidates_of(self._candidates)
-        by_id = {task.task_id: task for task in read_tasks(self._tasks)}
-        done = self.snapshot.keys("candidate_id")
-        keys = {self.verdict_key(c.candidate_id) for c in wanted if c.candidate_id not in done}
-        reused = known_rows(self.snapshot.root, STAGE, "verdict_key", keys, exclude=self.snapshot.fingerprint) if keys else []
-        self.snapshot.append(reused, VERDICTS)
-        done |= {row["candidate_id"] for row in reused}
-        self.total, self.reused = len(wanted), len(done)
-        left = [(by_id[c.task_id], c) for c in wanted if c.candidate_id not in done]
-        self.snapshot.append([self._row(_no_code(*pair)) for pair in left if pair[1].code is None], VERDICTS)  # needs no worker
-        left = [pair for pair in left if pair[1].code is not None]
-        return sorted(left, key=lambda pair: (pair[0].task_id, pair[1].sample_index))
+        keys = [self.verdict_key(found) for found in self._without_verdict()["candidate_id"]]
+        self.snapshot.append(known_rows(self.snapshot.root, STAGE, "verdict_key", keys, exclude=self.snapshot.fingerprint), VERDICTS)
+        left = self._without_verdict()
+        has_code = left["parse_reason"].is_null()
+        with closing(self._pairs(left.filter(~has_code))) as without_code:
+            self.snapshot.append((self._row(_no_code(*pair)) for pair in without_code), VERDICTS)
+        self._left = left.filter(has_code)
+        self.planned, self.reached = len(self._left), 0
+        self.chunks = -(-self.planned // self.config.chunk_size)
+        return self.chunks
+
+    def _without_verdict(self) -> pl.DataFrame:
+        """Ids and places of the candidates that have none yet, by task."""
+        wanted = self._candidates.index(PLANNED).unique("candidate_id", keep="first", maintain_order=True)
+        self.total = len(wanted)
+        done = self.snapshot.index(["candidate_id"])
+        return wanted.join(done, on="candidate_id", how="anti").sort("task_id", "sample_index", "candidate_id")
+
+    def _pairs(self, left: pl.DataFrame) -> Generator[tuple[KernelTask, Candidate], None, None]:
+        """Tasks and candidates in the order of `left`. Raises UsageError where a candidate's task is not there."""
+        asked = left.select("task_id").unique(maintain_order=True)
+        known = self._tasks.index(["task_id"]).unique("task_id", keep="first")
+        places = asked.join(known, on="task_id", how="left", maintain_order="left")
+        if places["part"].has_nulls():
+            missing = places.filter(places["part"].is_null())["task_id"][0]
+            raise UsageError(f"task {missing} of a candidate is not in {self._tasks.path}", "verify candidates with the tasks they answer")
+        with (
+            self.snapshot.scratch() as directory,
+            closing(rows_in_order(self._tasks, places, TASKS.names, directory / "tasks")) as tasks,
+            closing(rows_in_order(self._candidates, left, READ, directory / "candidates")) as candidates,
+        ):
+            task: KernelTask | None = None
+            for row in candidates:
+                while task is None or task.task_id != row["task_id"]:
+                    task = KernelTask.model_validate(next(tasks))
+                yield task, Candidate.model_validate(row)
+
+    # -- doing it ------------------------------------------------------------------------------------------------------------------
+
+    def verify_chunk(self, number: int) -> dict[str, int]:
+        """Take and keep verdicts until chunks 1 to `number` are full. Returns how many of each status.
+
+        Resumable: after an error, the same call goes on with what has no verdict yet.
+        """
+        counts: Counter[str] = Counter()
+        wanted = min(number * self.config.chunk_size, self.planned) - self.reached
+        if self._stream is None:
+            self._stream = self._verdicts()
+        try:
+            for verdict in islice(self._stream, wanted):
+                self.reached += 1
+                counts[verdict.status.value] += 1
+                report(
+                    STAGE,
+                    self.total - self.planned + self.reached,
+                    self.total,
+                    f"{verdict.status.value} {verdict.task_id} ({self._pool.telemetry.line()})",
+                )
+        except BaseException:
+            self._end_stream()
+            raise
+        finally:
+            for line in self.quarantined[self._logged :]:
+                logger.warning("a worker was put aside, the run goes on with the others: %s", line)
+            self._logged = len(self.quarantined)
+        return dict(counts)
+
+    def _verdicts(self) -> Generator[Verdict, None, None]:
+        """Verdicts as they are reached, each on disk before it is handed on."""
+        left, self._left = self._left, None
+        if left is None:  # an earlier stream broke
+            left = self._without_verdict()
+        if self._pool is None:
+            self._pool = self._resources.enter_context(self.pool())
+        with (
+            closing(self._pairs(left)) as pairs,
+            closing(self._pool.verify(pairs)) as verdicts,
+            self.snapshot.journal(VERDICTS) as add,
+        ):
+            for verdict in verdicts:
+                add(self._row(verdict))
+                yield verdict
+
+    def _end_stream(self) -> None:
+        """A stream that broke cannot be taken up: the next one is made of what has no verdict by then."""
+        if self._stream:
+            self._stream.close()
+        self._stream = None
 
     def _row(self, verdict: Verdict) -> dict[str, Any]:
         return verdict.model_dump(mode="json") | {"verdict_key": self.verdict_key(verdict.candidate_id)}
 
-    def chunks(self, pending: Sequence[tuple[KernelTask, Candidate]]) -> Iterator[list[tuple[KernelTask, Candidate]]]:
-        for start in range(0, len(pending), self.config.chunk_size):
-            yield list(pending[start : start + self.config.chunk_size])
+    @property
+    def telemetry(self) -> dict[str, Any] | None:
+        """What the workers of this run did with their time (kernels_eval.telemetry); None where none was started."""
+        return self._pool.telemetry.summary() if self._pool else None
 
-    def pool(self) -> Pool:
-        config = self.config
-        return Pool(self.language, config.eval, workers=config.workers, builders=config.builders, address=config.ray_address)
-
-    def verify(self, pool: Pool, chunk: Sequence[tuple[KernelTask, Candidate]], done_before: int = 0) -> dict[str, int]:
-        """Verify one chunk, adding each verdict as it is reached. Returns how many of each status."""
-        done = self.snapshot.keys("candidate_id")  # a retried chunk does only what is left
-        left = [pair for pair in chunk if pair[1].candidate_id not in done]
-        counts: dict[str, int] = {}
-        with self.snapshot.journal(VERDICTS) as add:
-            for number, verdict in enumerate(pool.verify(left), start=1):
-                add(self._row(verdict))
-                counts[verdict.status.value] = counts.get(verdict.status.value, 0) + 1
-                report(STAGE, done_before + number, self.total, f"{verdict.status.value} {verdict.task_id}")
-        for line in pool.quarantined[len(self.quarantined) :]:
-            logger.warning("a worker was put aside, the run goes on with the others: %s", line)
-            self.quarantined.append(line)
-        return counts
+    @property
+    def quarantined(self) -> list[str]:
+        """One line for each worker whose device was given up."""
+        return self._pool.quarantined if self._pool else []
 
     def publish(self) -> SnapshotRef:
+        """Finish the snapshot. Raises EvalError where a candidate has no verdict."""
+        self._end_stream()  # the last rows are still in its journal
         verdicts = self.snapshot.read(columns=["candidate_id", "status"], unique="candidate_id")
+        if len(verdicts) < self.total:
+            missing = self.total - len(verdicts)
+            raise EvalError(f"{missing} of {self.total} candidates have no verdict", "run the same again: it does the rest")
         counts = dict(sorted(verdicts["status"].value_counts().iter_rows())) if len(verdicts) else {}
         extra = {"status_counts": counts, "device": self._device, "language": self.language.value, "quarantined": self.quarantined}
+        extra["telemetry"] = self.telemetry
         return self.snapshot.publish(config=self.config, upstream=self._upstream, rows=len(verdicts), extra=extra).ref
 
 
-def run(candidates: SnapshotRef, tasks: SnapshotRef, config: VerificationConfig, language: Language) -> SnapshotRef:
-    """The whole stage as a plain call: returns a finished snapshot of tasks.schemas.VERDICTS."""
-    work = Verification(candidates, tasks, config, language)
-    if work.snapshot.finished:
+def run(
+    candidates: SnapshotRef,
+    tasks: SnapshotRef,
+    config: VerificationConfig,
+    language: Language,
+    *,
+    verification: type[Verification] = Verification,
+    verify_chunk: Callable[[Any, int], Any] = Verification.verify_chunk,
+) -> SnapshotRef:
+    """The whole stage as a plain call: returns a finished snapshot of tasks.schemas.VERDICTS.
+
+    `verify_chunk` is how a chunk is called (Prefect makes a task run of it); `verification` may replace the workers or measure.
+    """
+    with verification(candidates, tasks, config, language) as work:
+        if not work.snapshot.finished:
+            for number in range(1, work.plan() + 1):
+                verify_chunk(work, number)
+            work.publish()
         return work.snapshot.ref
-    pending = work.pending()
-    if pending:
-        with work.pool() as pool:
-            done = work.reused
-            for chunk in work.chunks(pending):
-                work.verify(pool, chunk, done)
-                done += len(chunk)
-    return work.publish()
 
 
 def _no_code(task: KernelTask, candidate: Candidate) -> Verdict:
     reason = candidate.parse_reason or "no_code_block"
     finding = Finding(reason=reason, detail="the response holds no complete module")
     return verdict_of(task, candidate, Prepared(candidate_id=candidate.candidate_id), finding)
-
-
-def candidates_of(ref: SnapshotRef) -> list[Candidate]:
-    columns = [name for name in CANDIDATES.names if name != "request_key"]
-    rows = ref.open().read(columns=columns, unique="candidate_id").iter_rows(named=True)
-    return [Candidate.model_validate(_known(row, columns)) for row in rows]
-
-
-def _known(row: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {name: row[name] for name in names}

@@ -89,7 +89,7 @@ def test_candidates_are_taken_only_as_fast_as_they_are_done(pool: Pool) -> None:
     for _ in range(5):
         assert next(stream).reason == "forbidden_call"
     stream.close()
-    assert taken <= 5 + 2 * len(pool._builders) + 4 * len(pool._runners)
+    assert taken <= 5 + 2 * len(pool._builders) + 4 * len(pool._runners) + pool.at_once * len(pool._builders)
 
 
 def test_a_worker_killed_in_the_middle_is_replaced(pool: Pool) -> None:
@@ -102,7 +102,7 @@ def test_a_worker_killed_in_the_middle_is_replaced(pool: Pool) -> None:
     def kill_when_busy() -> None:
         deadline = time.monotonic() + 60
         while not killed and time.monotonic() < deadline:
-            for process in worker_processes() if pool._runners[0].item else []:
+            for process in worker_processes() if pool._runners[0].items else []:
                 os.kill(process.pid, signal.SIGKILL)
                 killed.append(process.pid)
             time.sleep(0.02)

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import polars as pl
@@ -138,6 +138,53 @@ def test_a_resumed_stage_adds_only_what_is_missing(snapshot: Snapshot) -> None:
     again = snapshot.ref.open()
     again.append([row(number) for number in range(5) if row(number)["key"] not in again.keys("key")], SCHEMA)
     assert keys(again) == [row(number)["key"] for number in range(5)]
+
+
+def test_many_rows_become_parts_of_a_thousand_as_they_come(snapshot: Snapshot) -> None:
+    there: list[int] = []
+
+    def rows() -> Iterator[dict]:
+        for number in range(2500):
+            there.append(len(snapshot.parts()))
+            yield row(number)
+
+    snapshot.append(rows(), SCHEMA)
+    assert there == [0] * 1000 + [1] * 1000 + [2] * 500
+    assert keys(snapshot) == [row(number)["key"] for number in range(2500)]
+
+
+def test_an_index_says_where_each_row_lies(snapshot: Snapshot) -> None:
+    assert snapshot.index(["key"]).columns == ["key", "part", "row"] and snapshot.index(["key"]).is_empty()
+    for start in (0, 700):
+        snapshot.append([row(number) for number in range(start, start + 700)], SCHEMA)
+    index = snapshot.index(["key", "value"])
+    assert index["part"].unique(maintain_order=True).to_list() == snapshot.parts()
+    wanted = index.filter(pl.col("value") % 300 == 1)
+    found = [
+        found
+        for (part,), places in wanted.group_by("part", maintain_order=True)
+        for batch in snapshot.rows_at(str(part), places["row"].to_list())
+        for found in batch
+    ]
+    assert found == [row(number) for number in (1, 301, 601, 901, 1201)]  # whole rows, nested values and all
+    (part, _) = snapshot.parts()
+    assert list(snapshot.rows_at(part, [5], ["value"])) == [[{"value": 5}]]
+
+
+def test_scratch_files_go_with_their_block_or_with_the_next_run(snapshot: Snapshot) -> None:
+    with snapshot.scratch() as directory:
+        assert not directory.exists()
+        directory.mkdir(parents=True)
+        (directory / "x").touch()
+    assert not directory.exists()
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left = snapshot.local_dir() / f".scratch-0-{dead.pid}"
+    left.mkdir()
+    mine = snapshot.local_dir() / f".scratch-0-{os.getppid()}"  # of a process that lives
+    mine.mkdir()
+    snapshot.recover(SCHEMA)
+    assert not left.exists() and mine.exists()
 
 
 # -- the journal -------------------------------------------------------------------------------------------------------------------------
@@ -371,9 +418,12 @@ def test_known_rows_come_from_any_other_snapshot_finished_or_not(tmp_path: Path)
     assert set(found) == {"k000001", "k000002", "k000003"}
     assert found["k000001"] == row(1)  # whole rows, ready to append
     assert found["k000002"]["value"] in (2, 77)  # one of them, once
-    assert known_rows(root, "s", "key", {"k000006"}) == []
-    assert known_rows(root, "s", "no_such_column", asked) == []
-    assert known_rows(str(tmp_path / "nowhere"), "s", "key", asked) == []
+    for arguments in [
+        (root, "s", "key", {"k000006"}),
+        (root, "s", "no_such_column", asked),
+        (str(tmp_path / "nowhere"), "s", "key", asked),
+    ]:
+        assert list(known_rows(*arguments)) == []
     current.append(list(found.values()), SCHEMA)
     assert sorted(keys(current)) == ["k000001", "k000002", "k000003", "k000004"]
 

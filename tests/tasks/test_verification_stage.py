@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import random
+import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from kernels_eval.config import EvalConfig, TimingConfig
-from kernels_eval.errors import DeviceError, GpuLostError, UsageError
-from kernels_eval.pool import start_ray
+from kernels_eval.errors import DeviceError, EvalError, GpuLostError, UsageError
+from kernels_eval.pool import Pool, start_ray
 from kernels_eval.protocol import Finding, Prepared, verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, candidate_id
+from kernels_eval.telemetry import Telemetry
 from tasks.progress import observed_by
 from tasks.schemas import CANDIDATES, TASKS, VERDICTS
 from tasks.sources import bundled
@@ -130,7 +135,7 @@ def test_verdicts_are_kept_and_only_the_new_candidate_is_verified(ray_here: None
     stricter = CONFIG.model_copy(update={"eval": EvalConfig(timing=TimingConfig(max_s=0.4))})
     other = planned(stricter)
     assert other.snapshot.ref != second
-    assert known_rows(root, "verification", "verdict_key", {other.verdict_key(key) for key in after}) == []
+    assert list(known_rows(root, "verification", "verdict_key", {other.verdict_key(key) for key in after})) == []
     assert {row["verdict_key"] for row in after.values()} == {planned(CONFIG).verdict_key(key) for key in after}
 
 
@@ -140,18 +145,16 @@ def test_a_run_that_was_cut_short_does_only_the_rest(ray_here: None, tmp_path: P
     task_ref = tasks_snapshot(root, tasks)
     asked = [answer(tasks[0], 0), answer(tasks[0], 1), answer(tasks[1], 0)]
     candidates = candidates_snapshot(root, "c1", asked)
-    work = stage.Verification(candidates, task_ref, CONFIG, Language.CPP)
-    pending = work.pending()
-    assert [c.candidate_id for _, c in pending] == [c.candidate_id for c in asked] and work.total == 3
-    with work.pool() as pool:
-        counts = work.verify(pool, pending[:1])
+    one_by_one = CONFIG.model_copy(update={"chunk_size": 1})
+    with stage.Verification(candidates, task_ref, one_by_one, Language.CPP) as work:
+        assert (work.plan(), work.total, work.planned) == (3, 3, 3)
+        counts = work.verify_chunk(1)
     assert sum(counts.values()) == 1 and not work.snapshot.finished
     with pytest.raises(UsageError, match="unfinished"):
         _ = work.snapshot.manifest
     kept = verdicts_of(work.snapshot.ref)
+    assert set(kept) == {asked[0].candidate_id}
 
-    again = stage.Verification(candidates, task_ref, CONFIG, Language.CPP)
-    assert [c.candidate_id for _, c in again.pending()] == [c.candidate_id for c in asked[1:]]
     ref, seen = reported(candidates, task_ref)
     assert len(seen) == 2 and seen[-1] == (3, 3)
     after = verdicts_of(ref)
@@ -160,52 +163,130 @@ def test_a_run_that_was_cut_short_does_only_the_rest(ray_here: None, tmp_path: P
 
 
 class Judge:
-    """A pool that needs no compiler: every kernel is wrong, and the machine fails after `faults_after` of them."""
+    """A pool that needs no compiler: every kernel is wrong, and the machine fails each time `faults_after` more of them were judged."""
 
-    def __init__(self, faults_after: int | None = None) -> None:
-        self.faults_after = faults_after
+    def __init__(self, *faults_after: int) -> None:
+        self.faults_after = list(faults_after)
         self.asked: list[str] = []
-        self.quarantined = ["cuda:1 failed its canary twice"] if faults_after is None else []
+        self.quarantined: list[str] = []
+        self.telemetry = Telemetry(1, 1)
 
-    def verify(self, pairs: Sequence[tuple[KernelTask, Candidate]]) -> Iterator[Verdict]:
+    def __enter__(self) -> Judge:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def verify(self, pairs: Iterable[tuple[KernelTask, Candidate]]) -> Iterator[Verdict]:
+        left = self.faults_after.pop(0) if self.faults_after else None
         for number, (task, candidate) in enumerate(pairs):
-            if number == self.faults_after:
+            if number == left:
+                self.quarantined.append("cuda:1 failed its canary twice")
                 raise GpuLostError("the device is gone")
             self.asked.append(candidate.candidate_id)
             finding = Finding(reason="wrong_output", detail="as always")
             yield verdict_of(task, candidate, Prepared(candidate_id=candidate.candidate_id), finding)
 
 
-def test_a_retried_chunk_does_only_what_has_no_verdict_yet(tmp_path: Path, tasks: list[KernelTask]) -> None:
-    """What Prefect's retry after a lost device relies on: the verdicts before the fault are kept."""
+def judged_by(judge: Judge) -> type[stage.Verification]:
+    class Judged(stage.Verification):
+        def pool(self) -> Any:
+            return judge
+
+    return Judged
+
+
+def numbered(tasks: list[KernelTask], samples: int) -> list[Candidate]:
+    """Candidates of every task, their ids in the order in which they are to be verified."""
+    base = answer(tasks[0], 0).model_dump()
+    return [
+        Candidate.model_validate(base | {"candidate_id": f"{task.task_id}/{number:03d}", "task_id": task.task_id, "sample_index": number})
+        for task in sorted(tasks, key=lambda task: task.task_id)
+        for number in range(samples)
+    ]
+
+
+def test_a_retried_chunk_goes_on_with_what_has_no_verdict_yet(tmp_path: Path, tasks: list[KernelTask]) -> None:
+    """What Prefect's retry after a lost device relies on: verdicts before the fault are kept, none is asked for again, none is left out."""
     root = str(tmp_path)
-    asked = [answer(task, number) for task in tasks for number in range(2)]
-    candidates = candidates_snapshot(root, "c1", asked)
-    work = stage.Verification(candidates, tasks_snapshot(root, tasks), CONFIG, Language.CPP)
-    chunk = work.pending()
-    with pytest.raises(GpuLostError):
-        work.verify(Judge(faults_after=3), chunk)
-    assert len(verdicts_of(work.snapshot.ref)) == 3
+    asked = numbered(tasks, 4)
+    judge = Judge(4, 0)
+    config = CONFIG.model_copy(update={"chunk_size": 3})
+    with judged_by(judge)(candidates_snapshot(root, "c1", asked), tasks_snapshot(root, tasks), config, Language.CPP) as work:
+        assert work.plan() == 3
+        assert work.verify_chunk(1) == {"incorrect": 3}
+        for _ in range(2):  # the fourth verdict is reached, then the device is gone, and gone again
+            with pytest.raises(GpuLostError):
+                work.verify_chunk(2)
+            assert len(verdicts_of(work.snapshot.ref)) == 4
+        assert work.verify_chunk(2) == {"incorrect": 2}
+        assert work.verify_chunk(2) == {}, "a full chunk is full"
+        assert work.verify_chunk(3) == {"incorrect": 2}
+        published = work.publish()
+    assert judge.asked == [candidate.candidate_id for candidate in asked]
+    assert set(verdicts_of(published)) == set(judge.asked)
+    assert published.open().manifest["quarantined"] == judge.quarantined != [], "who reads the snapshot sees which device was given up"
+
+
+def test_one_stream_feeds_all_chunks(tmp_path: Path, tasks: list[KernelTask]) -> None:
+    """The pool is asked once: between two chunks it has neither to be filled nor to be drained."""
+    root, asked = str(tmp_path), numbered(tasks, 5)
+    calls: list[int] = []
+
+    class Ahead(Judge):
+        """Takes two candidates more than it has judged, as builders do."""
+
+        def verify(self, pairs: Iterable[tuple[KernelTask, Candidate]]) -> Iterator[Verdict]:
+            calls.append(0)
+            taken: list[tuple[KernelTask, Candidate]] = []
+            for pair in pairs:
+                taken.append(pair)
+                calls[-1] += 1
+                if len(taken) > 2:
+                    yield from super().verify([taken.pop(0)])
+            yield from super().verify(taken)
+
+    with judged_by(Ahead())(candidates_snapshot(root, "c1", asked), tasks_snapshot(root, tasks), CONFIG, Language.CPP) as work:
+        assert work.plan() == 5
+        work.verify_chunk(1)
+        assert calls == [4]  # a chunk of two, and the two that are under way
+        for number in range(2, 6):
+            work.verify_chunk(number)
+        assert len(verdicts_of(work.publish())) == len(asked) and calls == [10]
+
+
+def test_a_kill_between_chunks_loses_nothing_that_was_reached(tmp_path: Path, tasks: list[KernelTask]) -> None:
+    """The disk as it is while the stream is open, which is what a killed process leaves."""
+    root, asked = tmp_path / "alive", numbered(tasks, 3)
+    task_ref = tasks_snapshot(str(root), tasks)
+    candidates = candidates_snapshot(str(root), "c1", asked)
+    with judged_by(Judge())(candidates, task_ref, CONFIG, Language.CPP) as work:
+        work.plan()
+        work.verify_chunk(1)
+        work.verify_chunk(2)
+        shutil.copytree(root, tmp_path / "killed")
+    left = SnapshotRef(root=str(tmp_path / "killed"), stage=stage.STAGE, fingerprint=work.snapshot.fingerprint)
+    assert left.open().parts() == [], "the rows were in the journal only"
     judge = Judge()
-    assert work.verify(judge, chunk) == {"incorrect": 1}
-    assert judge.asked == [chunk[3][1].candidate_id]
-    assert work.verify(judge, chunk) == {} and len(judge.asked) == 1
-    published = work.publish()
-    assert set(verdicts_of(published)) == {c.candidate_id for c in asked}
-    assert published.open().manifest["quarantined"] == judge.quarantined, "who reads the snapshot sees which device was given up"
+    moved = [ref.model_copy(update={"root": left.root}) for ref in (candidates, task_ref)]
+    finished = stage.run(*moved, CONFIG, Language.CPP, verification=judged_by(judge))
+    assert judge.asked == [candidate.candidate_id for candidate in asked[4:]]
+    assert finished == left and set(verdicts_of(finished)) == {candidate.candidate_id for candidate in asked}
 
 
 def test_a_larger_snapshot_asks_only_for_what_is_new(tmp_path: Path, tasks: list[KernelTask]) -> None:
     root = str(tmp_path)
     task_ref = tasks_snapshot(root, tasks)
     old = [answer(tasks[0], 0), answer(tasks[1], 0)]
-    first = stage.Verification(candidates_snapshot(root, "c1", old), task_ref, CONFIG, Language.CPP)
-    first.verify(Judge(), first.pending())  # never published: verdicts of an unfinished snapshot count as well
-    new = answer(tasks[0], 1)
-    second = stage.Verification(candidates_snapshot(root, "c2", [*old, new]), task_ref, CONFIG, Language.CPP)
-    assert [candidate.candidate_id for _, candidate in second.pending()] == [new.candidate_id]
-    assert (second.total, second.reused) == (3, 2)
-    assert verdicts_of(second.snapshot.ref) == verdicts_of(first.snapshot.ref)
+    with judged_by(Judge())(candidates_snapshot(root, "c1", old), task_ref, CONFIG, Language.CPP) as first:
+        first.plan()
+        first.verify_chunk(1)  # never published: verdicts of an unfinished snapshot count as well
+    judge, new = Judge(), answer(tasks[0], 1)
+    with judged_by(judge)(candidates_snapshot(root, "c2", [*old, new]), task_ref, CONFIG, Language.CPP) as second:
+        assert (second.plan(), second.total, second.planned) == (1, 3, 1)
+        assert verdicts_of(second.snapshot.ref) == verdicts_of(first.snapshot.ref)
+        second.verify_chunk(1)
+    assert judge.asked == [new.candidate_id]
 
 
 def test_candidates_without_code_start_no_worker(tmp_path: Path, tasks: list[KernelTask], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,16 +302,71 @@ def test_candidates_without_code_start_no_worker(tmp_path: Path, tasks: list[Ker
     assert ref.open().read().columns == VERDICTS.names
 
 
-def test_chunks_cover_everything_once(tmp_path: Path, tasks: list[KernelTask]) -> None:
+def test_work_goes_by_task_however_it_was_written(tmp_path: Path, tasks: list[KernelTask]) -> None:
+    """A task's candidates lie together, so that its reference is loaded once; here they are spread over parts, in disorder."""
+    root, asked = str(tmp_path), numbered(tasks, 40)
+    snapshot = Snapshot(root, "synthesis", "c1")
+    shuffled = random.Random(0).sample(asked, len(asked))
+    for start in range(0, len(shuffled), 7):
+        rows = [c.model_dump(mode="json") | {"request_key": c.candidate_id} for c in shuffled[start : start + 7]]
+        snapshot.append(rows + rows[:1], CANDIDATES)  # and one of them twice, as a second writer leaves it
+    snapshot.publish(config={})
+    judge = Judge()
+    ref = stage.run(snapshot.ref, tasks_snapshot(root, tasks), CONFIG, Language.CPP, verification=judged_by(judge))
+    assert judge.asked == [candidate.candidate_id for candidate in asked]
+    assert ref.open().manifest["rows"] == len(verdicts_of(ref)) == 80
+    assert not [path for path in Path(ref.open().path).iterdir() if path.name.startswith(".")]
+
+
+def test_the_texts_of_a_candidate_are_never_read(tmp_path: Path, tasks: list[KernelTask]) -> None:
+    """They weigh ten times what verification needs: it must do with a snapshot that lacks them."""
+    root, asked = str(tmp_path), numbered(tasks, 2)
+    snapshot = Snapshot(root, "synthesis", "c1")
+    light = pa.schema([field for field in CANDIDATES if field.name in stage.READ])
+    snapshot.append([{name: row[name] for name in light.names} for row in (c.model_dump(mode="json") for c in asked)], light)
+    snapshot.publish(config={})
+    assert not {"response", "reasoning", "answer"} & set(light.names)
+    ref = stage.run(snapshot.ref, tasks_snapshot(root, tasks), CONFIG, Language.CPP, verification=judged_by(Judge()))
+    assert len(verdicts_of(ref)) == 4
+
+
+def test_a_candidate_of_an_unknown_task_is_named(tmp_path: Path, tasks: list[KernelTask]) -> None:
     root = str(tmp_path)
-    candidates = candidates_snapshot(root, "c1", [answer(task, number) for task in tasks for number in (2, 0, 1)][:5])
-    work = stage.Verification(candidates, tasks_snapshot(root, tasks), CONFIG, Language.CPP)
-    pending = work.pending()
-    chunks = list(work.chunks(pending))
-    assert [len(chunk) for chunk in chunks] == [2, 2, 1]
-    assert [pair for chunk in chunks for pair in chunk] == pending
-    order = [(task.task_id, candidate.sample_index) for task, candidate in pending]
-    assert order == sorted(order)  # a task's candidates lie together: its reference is built once
+    candidates = candidates_snapshot(root, "c1", [answer(tasks[0], 0), answer(tasks[1], 0)])
+    with pytest.raises(UsageError, match=tasks[1].task_id):
+        stage.run(candidates, tasks_snapshot(root, tasks[:1]), CONFIG, Language.CPP, verification=judged_by(Judge()))
+
+
+def test_a_pool_that_loses_a_candidate_is_no_finished_snapshot(tmp_path: Path, tasks: list[KernelTask]) -> None:
+    class Forgetful(Judge):
+        def verify(self, pairs: Iterable[tuple[KernelTask, Candidate]]) -> Iterator[Verdict]:
+            yield from list(super().verify(pairs))[1:]
+
+    root = str(tmp_path)
+    candidates, task_ref = candidates_snapshot(root, "c1", numbered(tasks, 2)), tasks_snapshot(root, tasks)
+    with pytest.raises(EvalError, match="1 of 4 candidates have no verdict"):
+        stage.run(candidates, task_ref, CONFIG, Language.CPP, verification=judged_by(Forgetful()))
+    judge = Judge()
+    assert stage.run(candidates, task_ref, CONFIG, Language.CPP, verification=judged_by(judge)).open().finished
+    assert len(judge.asked) == 1
+
+
+@pytest.mark.slow
+def test_workers_that_do_nothing_give_each_candidate_one_verdict(ray_here: None, tmp_path: Path) -> None:
+    """The whole stage over real Ray: several candidates travel in one call here, and none is lost or doubled."""
+    from benchmarks.orchestration import NoBuild, NoRun, generate, inputs
+
+    class Idle(stage.Verification):
+        def pool(self) -> Pool:
+            return Pool(self.language, self.config.eval, workers=1, builders=2, builder=NoBuild, runner=NoRun)
+
+    generate(str(tmp_path), 500, scattered=True)
+    made, asked = inputs(str(tmp_path))
+    ref = stage.run(asked.ref, made.ref, VerificationConfig(chunk_size=64), Language.CPP, verification=Idle)
+    rows = ref.open().read()
+    assert len(rows) == rows["candidate_id"].n_unique() == 500
+    assert set(rows["candidate_id"]) == asked.keys("candidate_id")
+    assert ref.open().manifest["status_counts"] == {"correct": 500}
 
 
 def test_a_language_without_its_device_is_refused_before_anything_is_written(

@@ -32,13 +32,14 @@ def main() -> int:
     parser.add_argument("--levels", default="1,2,3")
     parser.add_argument("--language", default="cuda", choices=[language.value for language in Language])
     parser.add_argument("--part", default="0/1", help="which share of the tasks, such as 0/4")
+    parser.add_argument("--skip", type=int, default=0, help="leave out so many tasks, those of an earlier run")
     parser.add_argument("--budget-s", type=float, default=3600)
     parser.add_argument("--reference-s", type=float, default=60, help="deadline of one command to a reference")
     parser.add_argument("--out", required=True)
     arguments = parser.parse_args()
     levels = {int(level) for level in arguments.levels.split(",")}
     part, parts = map(int, arguments.part.split("/"))
-    tasks = [task for task in load_tasks(TasksConfig(source="kernelbench", location=arguments.tasks)) if task.level in levels]
+    tasks = [task for task in load_tasks(TasksConfig(source="kernelbench", location=arguments.tasks)) if task.level in levels][arguments.skip :]
     config = EvalConfig(limits=LimitsConfig(reference_s=arguments.reference_s))
     device, started, rows = device_for(Language(arguments.language)), time.monotonic(), []
     server = ForkServer(threads=config.threads)

@@ -39,7 +39,8 @@ def main() -> int:
     arguments = parser.parse_args()
     levels = {int(level) for level in arguments.levels.split(",")}
     part, parts = map(int, arguments.part.split("/"))
-    tasks = [task for task in load_tasks(TasksConfig(source="kernelbench", location=arguments.tasks)) if task.level in levels][arguments.skip :]
+    loaded = load_tasks(TasksConfig(source="kernelbench", location=arguments.tasks))
+    tasks = [task for task in loaded if task.level in levels][arguments.skip :]
     config = EvalConfig(limits=LimitsConfig(reference_s=arguments.reference_s))
     device, started, rows = device_for(Language(arguments.language)), time.monotonic(), []
     server = ForkServer(threads=config.threads)

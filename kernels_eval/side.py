@@ -92,6 +92,7 @@ class Side:
         started = _now_ns()
         self.timed_inputs = [self.inputs(seed, "declared") for seed in seeds]
         self.synchronise()
+        self.give_back_memory()
         return {"seconds": (_now_ns() - started) / 1e9}
 
     def do_sample(self, calls: int) -> dict[str, Any]:

@@ -84,7 +84,8 @@ class Telemetry:
     def line(self) -> str:
         """A few words for a progress line."""
         seen = self.summary()
-        return f"{seen['candidates_per_hour']:,.0f}/h, devices {seen['device_busy_share']:.0%} busy, queue {self._depth}"
+        rate = f"{seen['candidates_per_hour']:,.0f}/h, " if seen["wall_s"] >= 1 else ""
+        return f"{rate}devices {seen['device_busy_share']:.0%} busy, queue {self._depth}"
 
 
 def _share(part: float, whole: float) -> float:

@@ -17,7 +17,7 @@ from kernels_eval.build.interception import BuildFailed, intercept
 from kernels_eval.build.launches import Launches
 from kernels_eval.build.spec import ExtensionSpec
 from kernels_eval.checks import state
-from kernels_eval.checks.inputs import construct, flatten_outputs, load_module, parameter_shapes
+from kernels_eval.checks.inputs import construct, flatten_outputs, load_module, made_elsewhere, moved, parameter_shapes
 from kernels_eval.checks.operators import compute_operators
 from kernels_eval.exchange import DeviceMemory, HostMemory, write
 from kernels_eval.isolation.channel import Channel
@@ -44,7 +44,7 @@ class CandidateSide(Side):
 
     # -- loading -------------------------------------------------------------------------------------------------------------------
 
-    def do_load(self, path: str, task_path: str, entry_point: str, init_form: str, device: str, threads: int, seed: int,
+    def do_load(self, path: str, task_path: str, entry_point: str, init_form: str, device: str, construct_on: str, threads: int, seed: int,
                 plan: dict[str, Any], libraries: dict[str, str], language: str, exchange_bytes: int) -> dict[str, Any]:  # fmt: skip
         self.prepare_device(device, threads)
         self.state = state.snapshot(device)
@@ -57,10 +57,12 @@ class CandidateSide(Side):
         module = load_module(path, "candidate")
         if not hasattr(module, "ModelNew"):
             return {"error": "missing_model_new", "detail": "the module defines no ModelNew"}
-        self.build = lambda seed=seed: construct(module, "ModelNew", self.task, init_form, seed, device)
-        self.model = self.build()
+        self.build = lambda seed=seed: moved(construct(module, "ModelNew", self.task, init_form, seed, construct_on), device)
+        made = construct(module, "ModelNew", self.task, init_form, seed, construct_on)
+        elsewhere = made_elsewhere(made, construct_on)
+        self.model = moved(made, device)
         self.synchronise()
-        return {"parameters": parameter_shapes(self.model)}
+        return {"parameters": parameter_shapes(self.model), "made_elsewhere": elsewhere}
 
     def _provide(self, spec: dict[str, Any]) -> Any:
         key = ExtensionSpec.model_validate(spec).key
@@ -236,11 +238,11 @@ class CandidateSide(Side):
             for inputs in self.unseen:
                 output = model(*inputs)
         self.synchronise()
-        self.last_output = output
+        self.last_output, self.unseen = output, []
         return {}
 
     def do_last_output(self) -> dict[str, Any]:
-        self.timed_inputs = self.unseen = []  # timing is over: their memory is needed for the comparison
+        self.timed_inputs = []  # timing is over: their memory is needed for the comparison
         leaves, structure = flatten_outputs(self.last_output)
         plain = all(type(leaf) is torch.Tensor for leaf in leaves)
         answer = {"plain": plain, "tensors": plain, "structure": structure, "kinds": [type(leaf).__name__ for leaf in leaves]}

@@ -45,9 +45,9 @@ class PairedClock:
             )
         except ImplausibleTime as error:
             raise Stop("implausible_time", str(error)) from error
+        after = self.process.compare(self.process.ask("last_output"), self.reference.after, self.reference)
         self._raise_for_bandwidth(timing)
-        self.reference.ask("timing_inputs", seeds=[])
-        return timing, self.process.compare(self.process.ask("last_output"), self.reference.after, self.reference)
+        return timing, after
 
     def _draw(self) -> int:
         """Give both sides the same sets of inputs: as many as memory and time allow. Returns how many."""
@@ -74,6 +74,7 @@ class PairedClock:
 
         How many calls a round makes is drawn, so which one is the last, whose answer is compared, cannot be known before.
         """
+        self.reference.ask("timing_inputs", seeds=[])  # its samples are taken: large inputs need the room
         wanted = min(self.sets, max(2, BOUND_NS / max(call_ns, 1.0)))
         overhead = self._message_ns()
         bounds: list[float] = []

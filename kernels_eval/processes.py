@@ -51,8 +51,9 @@ class Trial:
 class ReferenceProcess:
     """The trusted process of one task: its model, expected values under secret seeds, and its side of the stopwatch."""
 
-    def __init__(self, server: ForkServer, task: KernelTask, config: EvalConfig, device: str) -> None:
-        self.task, self.config, self.device = task, config, device
+    def __init__(self, server: ForkServer, task: KernelTask, config: EvalConfig, device: str, construct_on: str | None = None) -> None:
+        """`construct_on`: where weights are made, for both sides; by default the device that they are used on."""
+        self.task, self.config, self.device, self.construct_on = task, config, device, construct_on or device
         self.seed = secrets.randbits(31)
         self.failure: Stop | None = None
         self.trials: list[Trial] = []
@@ -104,7 +105,8 @@ class ReferenceProcess:
         task = self.task
         loaded = self.ask(
             "load", path=str(self.path), entry_point=task.entry_point, init_form=task.init_form, device=self.device,
-            threads=self.config.threads, seed=self.seed, oracle_max_bytes=self.config.correctness.oracle_max_bytes,
+            construct_on=self.construct_on, threads=self.config.threads, seed=self.seed,
+            oracle_max_bytes=self.config.correctness.oracle_max_bytes,
         )  # fmt: skip
         self.plan, self.structure = loaded["plan"], loaded["structure"]
         self.mutates, self.parameters = loaded["mutates"], loaded["parameters"]
@@ -272,6 +274,10 @@ def _arguments(trial: Trial) -> dict[str, Any]:
     }  # fmt: skip
 
 
+class MadeElsewhere(Exception):
+    """The candidate's constructor made parameters on the CPU, as under KernelBench: the reference's have to be made there, too."""
+
+
 class _Unsuitable(Exception):
     """A variation of the inputs under which the reference breaks its CUDA context."""
 
@@ -294,10 +300,12 @@ class CandidateProcess:
         task_path.write_text(task.code, encoding="utf-8", errors="replace")
         answer = self._request(
             "load", self.config.limits.load_s, "load", path=str(path), task_path=str(task_path), entry_point=task.entry_point,
-            init_form=task.init_form, device=device, threads=self.config.threads, seed=reference.seed, plan=reference.plan,
-            libraries=libraries, language=candidate.language.value, exchange_bytes=reference.shared_bytes,
+            init_form=task.init_form, device=device, construct_on=reference.construct_on, threads=self.config.threads, seed=reference.seed,
+            plan=reference.plan, libraries=libraries, language=candidate.language.value, exchange_bytes=reference.shared_bytes,
         )  # fmt: skip
         self.parameters = answer.get("parameters", [])
+        if answer.get("made_elsewhere") is True and reference.parameters and reference.construct_on != "cpu":
+            raise MadeElsewhere
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
         return self._request(command, self.config.limits.run_s, "run", **arguments)

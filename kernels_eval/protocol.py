@@ -27,7 +27,7 @@ from kernels_eval.clock import PairedClock
 from kernels_eval.config import EvalConfig
 from kernels_eval.isolation.landlock import compiler_confinement
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
-from kernels_eval.processes import LOG_BYTES, CandidateProcess, ReferenceProcess, Trial, unmatched_shapes
+from kernels_eval.processes import LOG_BYTES, CandidateProcess, MadeElsewhere, ReferenceProcess, Trial, unmatched_shapes
 from kernels_eval.records import STATUS_OF, Candidate, Correctness, KernelTask, Language, Phases, Record, Verdict
 from kernels_eval.testimony import REASON_OF_CHANGE, Finding, Notice, Ornamental, Seen, Share, State, Stop, believe_form, one_line
 
@@ -218,6 +218,22 @@ class Runner:
     def _verify(self, task: KernelTask, candidate: Candidate, prepared: Prepared, facts: dict[str, Any], spent: Stopwatch) -> None:
         with spent.on("reference_s"):
             reference = self._reference_for(task)
+        try:
+            self._verify_against(reference, task, candidate, prepared, facts, spent)
+        except MadeElsewhere:
+            with spent.on("reference_s"):
+                reference = self._reference_for(task, construct_on="cpu")
+            self._verify_against(reference, task, candidate, prepared, facts, spent)
+
+    def _verify_against(
+        self,
+        reference: ReferenceProcess,
+        task: KernelTask,
+        candidate: Candidate,
+        prepared: Prepared,
+        facts: dict[str, Any],
+        spent: Stopwatch,
+    ) -> None:
         facts.update(device=reference.device_name, reference_operators=reference.operators, flags=reference.flags)
         processes = candidate.language is Language.TRITON or "torch.compile" in (candidate.code or "")  # these run compilers
         exchange = reference.shared_descriptor
@@ -410,11 +426,12 @@ class Runner:
 
     # -- the reference -------------------------------------------------------------------------------------------------------------
 
-    def _reference_for(self, task: KernelTask) -> ReferenceProcess:
-        server = self.server
-        if self._reference is None or self._reference.task != task or self._reference.child.dead:
+    def _reference_for(self, task: KernelTask, construct_on: str | None = None) -> ReferenceProcess:
+        """The reference process at hand where it serves, else a new one. One whose weights were made on the CPU serves every candidate."""
+        server, held = self.server, self._reference
+        if held is None or held.task != task or held.child.dead or held.construct_on != (construct_on or held.construct_on):
             self._drop_reference()
-            self._reference = ReferenceProcess(server, task, self.config, self.device)
+            self._reference = ReferenceProcess(server, task, self.config, self.device, construct_on)
         self._reference.open()
         return self._reference
 

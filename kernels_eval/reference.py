@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kernels_eval.checks import correctness
-from kernels_eval.checks.inputs import construct, flatten_outputs, load_module, parameter_shapes, plan_inputs, randomise_weights
+from kernels_eval.checks.inputs import construct, flatten_outputs, load_module, moved, parameter_shapes, plan_inputs, randomise_weights
 from kernels_eval.checks.operators import reference_operators
 from kernels_eval.exchange import DeviceMemory, HostMemory, read
 from kernels_eval.isolation.channel import Channel
@@ -44,12 +44,12 @@ class Reference(Side):
             return {"shared": False, "why": str(error)[:200]}
 
     def do_load(
-        self, path: str, entry_point: str, init_form: str, device: str, threads: int, seed: int, oracle_max_bytes: int
+        self, path: str, entry_point: str, init_form: str, device: str, construct_on: str, threads: int, seed: int, oracle_max_bytes: int
     ) -> dict[str, Any]:
         self.prepare_device(device, threads)
         self.oracle_max_bytes = oracle_max_bytes
         self.task = load_module(path, "task")
-        self.build = lambda seed=seed: construct(self.task, entry_point, self.task, init_form, seed, device)
+        self.build = lambda seed=seed: moved(construct(self.task, entry_point, self.task, init_form, seed, construct_on), device)
         self.model = self.build()
         inputs = self.inputs(seed, "declared")
         self.plan = plan_inputs(inputs)

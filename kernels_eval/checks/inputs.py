@@ -31,7 +31,10 @@ def load_module(path: str, name: str) -> ModuleType:
 
 
 def construct(module: ModuleType, entry_point: str, init_module: ModuleType, init_form: str, seed: int, device: str) -> torch.nn.Module:
-    """Build a model the way KernelBench does: the same seed before the arguments are made and again before the constructor runs."""
+    """Build a model the way KernelBench does: the same seed before the arguments are made and again before the constructor runs.
+
+    `device` is where weights are made (large ones take seconds on a CPU core); `moved` brings the model to where it is used.
+    """
     torch.manual_seed(seed)
     with torch.device(device):
         arguments = init_module.get_init_inputs()
@@ -39,9 +42,19 @@ def construct(module: ModuleType, entry_point: str, init_module: ModuleType, ini
     args = [_to_device(value, device) for value in args]
     kwargs = {name: _to_device(value, device) for name, value in kwargs.items()}
     torch.manual_seed(seed)
-    with torch.device(device):  # weights are made where they are used: large ones take seconds on a CPU core
-        model = getattr(module, entry_point)(*args, **kwargs)
+    with torch.device(device):
+        return getattr(module, entry_point)(*args, **kwargs)
+
+
+def moved(model: Any, device: str) -> Any:
     return model.to(device) if isinstance(model, torch.nn.Module) else model
+
+
+def made_elsewhere(model: Any, device: str) -> bool:
+    """Did the constructor make parameters on another device than it was asked to (torch.Tensor(...) does)? Then they were drawn by
+    another random generator, and the same seed does not make the same weights."""
+    kind = torch.device(device).type
+    return isinstance(model, torch.nn.Module) and any(parameter.device.type != kind for parameter in model.parameters())
 
 
 def make_inputs(

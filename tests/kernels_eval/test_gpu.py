@@ -132,3 +132,14 @@ def test_a_triton_kernel_that_does_not_compile(verify: Callable[..., Verdict]) -
     verdict = verify(TRITON.replace("SHIFT", "never_declared"), Language.TRITON)
     assert_reason(verdict, "exception")
     assert "never_declared" in verdict.detail + verdict.log_tail
+
+
+def test_weights_made_by_the_old_constructor_on_the_cpu(verify: Callable[..., Verdict]) -> None:
+    """`torch.Tensor(...)` knows nothing of a default device: its weights come from the CPU's generator, as all do under KernelBench."""
+    init = "self.weight = nn.Parameter(torch.empty(64))\nnn.init.normal_(self.weight)"
+    task = kernel_task(task_source("return x + self.weight", init=init), "weights_made_on_the_cpu")
+    statement = "y[i] = x[i];"
+    code = cuda_module(statement, "return ext.affine(x) + self.weight", name="made_on_the_cpu")
+    code = code.replace("super().__init__()", "super().__init__()\n        self.weight = nn.Parameter(torch.Tensor(64))")
+    code = code.replace("torch.Tensor(64))", "torch.Tensor(64))\n        nn.init.normal_(self.weight)")
+    assert_reason(verify(code, task=task), "ok")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels_eval.checks.inputs import parameter_shapes, randomise_weights, smaller_shapes
+from kernels_eval.checks.inputs import construct, made_elsewhere, parameter_shapes, randomise_weights, smaller_shapes
 from kernels_eval.processes import unmatched_shapes
 from tests.support.kernels import AFFINE
 
@@ -85,3 +86,23 @@ def test_a_tasks_inputs_are_the_same_for_the_same_seed() -> None:
             a, b, c = (make_inputs(task, seed, distribution, plan, "cpu", shape)[0] for seed in (5, 5, 6))
             assert torch.equal(a, b) and not torch.equal(a, c)
             assert tuple(a.shape) == ((64, 64) if shape == "declared" else (63, 63))
+
+
+class Ordinary(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(3, 4))
+
+
+class Legacy(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.Tensor(3, 4))  # knows nothing of a default device
+
+
+def test_parameters_that_ignore_the_device_are_noticed() -> None:
+    """KernelBench makes both sides on the CPU: the same seed must draw from the same generator here, too."""
+    no_arguments, here = SimpleNamespace(get_init_inputs=lambda: []), SimpleNamespace(Ordinary=Ordinary, Legacy=Legacy)
+    for name, elsewhere in (("Ordinary", False), ("Legacy", True)):
+        assert made_elsewhere(construct(here, name, no_arguments, "args", 0, "meta"), "meta") is elsewhere
+        assert not made_elsewhere(construct(here, name, no_arguments, "args", 0, "cpu"), "cpu")

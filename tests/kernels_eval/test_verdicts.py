@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from kernels_eval.config import BuildConfig
+from kernels_eval.processes import CandidateProcess, MadeElsewhere, ReferenceProcess
 from kernels_eval.protocol import Preparer, Runner
 from kernels_eval.records import KernelTask, Status, Verdict
 from tests.support import kernels
@@ -408,6 +409,29 @@ def test_inputs_that_break_the_references_device_are_left_out(verify: Verifier) 
     verdict = verify(picky, calls("affine"))
     assert_reason(verdict, "ok")
     assert verdict.correctness is not None and verdict.correctness.trials == 6
+
+
+def test_weights_that_were_made_elsewhere_get_a_reference_that_was_made_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU nothing is elsewhere: the answer is put in the candidate's mouth, what follows is real. `cpu:0` is another name of `cpu`."""
+    references: list[str] = []
+    load = CandidateProcess.load
+
+    def says_elsewhere(self: CandidateProcess, task: KernelTask, candidate: object, reference: ReferenceProcess, *rest: object) -> None:
+        references.append(reference.construct_on)
+        if len(references) == 1:
+            raise MadeElsewhere
+        load(self, task, candidate, reference, *rest)
+
+    monkeypatch.setattr(CandidateProcess, "load", says_elsewhere)
+    preparer, runner = Preparer(QUICK), Runner(QUICK, "cpu:0")
+    made = kernels.candidate(WEIGHTED, module("return ext.times_row(x, self.gain)", init="self.gain = nn.Parameter(torch.randn(64))"))
+    try:
+        assert_reason(runner.run(WEIGHTED, made, preparer.prepare(made, WEIGHTED)), "ok")
+        assert_reason(runner.run(WEIGHTED, made, preparer.prepare(made, WEIGHTED)), "ok")
+    finally:
+        preparer.close()
+        runner.close()
+    assert references == ["cpu:0", "cpu", "cpu"], "the second candidate is served by the reference at hand"
 
 
 def test_what_is_built_late_is_screened_as_well(verify: Verifier) -> None:

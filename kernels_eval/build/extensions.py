@@ -185,7 +185,10 @@ class Builder:
         return [self.tools.cxx, *COMMON_CXX, *self._switches(spec, tier), f"-DTORCH_EXTENSION_NAME={spec.name}", *spec.extra_cflags]
 
     def _switches(self, spec: ExtensionSpec, tier: str) -> list[str]:
-        return definitions(plain_text(spec.text)) if tier == "lite" else []
+        if tier != "lite":
+            return []
+        least = self.prepared.least_cplusplus
+        return definitions(plain_text(spec.text)) + ([f"-DCONCUR_LEAST_CPLUSPLUS={least}"] if least else [])
 
     def _nvcc_flags(self, spec: ExtensionSpec, tier: str) -> list[str]:
         arch = self.tools.cuda_arch.replace(".", "")

@@ -106,6 +106,12 @@ _LOCAL = re.compile(r"^declaration of '[^']*' shadows a parameter")
 _STD_CALL = re.compile(r"^no matching function for call to '(min|max)\(")
 _DISPATCHED_TYPE = re.compile(r"DeprecatedTypeProperties\W.* to \W?(const )?(c10::|at::)?ScalarType\b")
 _SYNTAX = re.compile(r"expected '[;)}]'|expected ',' or ';'|expected a \"[;)}]\"|expected '}' at end of input")
+# The candidate's own flags: what torch's headers ask for first of all (lite asks for the same), and what the compilers do not know.
+_OLD_STANDARD = re.compile(r"#error C\+\+\d\d or later compatible compiler is required to use PyTorch")
+_FLAG = re.compile(
+    r"nvcc fatal +: (Unsupported gpu architecture|Unknown option|Value '[^'\n]*' is not defined for option)"
+    r"|\S*(g\+\+|gcc|cc1plus|clang)\S*: error: unrecognized (command-line option|debug output level|argument)"
+)
 _CONDITIONAL = re.compile(r"^\s*#\s*(if|ifdef|ifndef|el\w+)\b(?!.*\b(__CUDA_ARCH__|__CUDACC__|__has_include)\b)", re.MULTILINE)
 
 
@@ -142,6 +148,8 @@ def file_scope(preprocessed: str) -> set[str]:
 
 def certain_error(log: str, source: str, known: TorchNames) -> bool:
     """Is the first error in `log` one that torch's own headers give too?"""
+    if _OLD_STANDARD.search(log) or _FLAG.match(log.lstrip()):
+        return True
     first = _FIRST_ERROR.search(log)
     if first and _DISPATCHED_TYPE.search(first.group(4)):
         return not known.dispatch_takes_types

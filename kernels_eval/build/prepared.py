@@ -135,6 +135,15 @@ class Prepared:
         methods = frozenset(IDENTIFIER.findall(tensor))
         return TorchNames(*(frozenset(names) for names in found), methods, "const at::DeprecatedTypeProperties&" in dispatch)
 
+    @cached_property
+    def least_cplusplus(self) -> str:
+        """The oldest value of __cplusplus that torch's headers accept, such as 201703L; empty where they do not ask."""
+        for name in ("torch/csrc/api/include/torch/all.h", "torch/all.h"):
+            header = self.tools.torch_dir / "include" / name
+            if header.is_file() and (match := re.search(r"__cplusplus < (\d+L)\s*\n#error", header.read_text(errors="replace"))):
+                return match.group(1)
+        return ""
+
     def _has_cuda_libraries(self) -> bool:
         return bool(self.tools.cuda_home and (self.tools.cuda_home / "include/cusparse.h").exists())
 

@@ -220,9 +220,22 @@ KNOWN = TorchNames(
     ("main.cpp:3:4: error: no matching function for call to 'f(int)'", "f(1)", False),
     ("dispatch.h:3:4: error: cannot convert 'const at::DeprecatedTypeProperties' to 'c10::ScalarType'", "x.type()", True),
     ("concur/core.h:3:4: error: expected ';' before 'y'", "x y", False),
+    ("nvcc fatal   : Unsupported gpu architecture 'sm_70'", "x", True),
+    ("g++-real: error: unrecognized command-line option '-arch=sm_70'", "x", True),
+    ("g++: error: main.cpp: No such file or directory", "x", False),
 ])  # fmt: skip
 def test_which_first_errors_need_no_second_opinion(message: str, source: str, certain: bool) -> None:
     assert certain_error(message, source, KNOWN) is certain
+
+
+def test_a_standard_that_torch_refuses_is_refused_in_its_words(builder: Builder, tmp_path: Path) -> None:
+    """Many candidates ask for C++14. Torch's headers took a minute to say no."""
+    old = inline("torch::Tensor f(torch::Tensor x) { return x; }", "f").model_copy(update={"extra_cflags": ("-std=c++14",)})
+    build = builder._attempt(old, "lite", tmp_path)
+    assert not build.ok and builder._certain(build, old)
+    torchs = (builder.tools.torch_dir / "include/torch/csrc/api/include/torch/all.h").read_text()
+    said = re.search(r"#error [^\n]*", build.log)
+    assert said and said.group(0) in torchs
 
 
 def test_names_at_file_scope() -> None:

@@ -3,6 +3,13 @@
 // Guarantees: what compiles here compiles with torch's headers and means the same. Operators (methods, functions, factories) come from
 // three generated files that hold all overloads of the operators a source names. What is missing fails to compile: `full` is tried then.
 #pragma once
+#if defined(CONCUR_LEAST_CPLUSPLUS) && __cplusplus < CONCUR_LEAST_CPLUSPLUS
+#if CONCUR_LEAST_CPLUSPLUS > 201703L
+#error C++20 or later compatible compiler is required to use PyTorch.
+#else
+#error C++17 or later compatible compiler is required to use PyTorch.
+#endif
+#endif
 #include <math.h>
 #include <stdlib.h>
 #include <cmath>

@@ -84,7 +84,7 @@ def generate(root: str, candidates: int, *, scattered: bool = False) -> None:
     shutil.rmtree(root, ignore_errors=True)
     chance = random.Random(0)
     words = ["".join(chance.choices("etaoinshrdlu_(){};", k=chance.randint(2, 9))) for _ in range(4000)]
-    corpus = " ".join(chance.choices(words, k=100_000))
+    corpus = " ".join(chance.choices(words, k=12_000))
 
     def text(characters: int) -> str:
         start = chance.randrange(len(corpus) - characters)

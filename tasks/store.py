@@ -113,6 +113,11 @@ class Snapshot:
             raise UsageError(f"snapshot {self.path} has no {MANIFEST}", "it is unfinished: run its stage again, it resumes")
         return json.loads(self._fs.cat_file(f"{self.path}/{MANIFEST}"))
 
+    @property
+    def has_journal(self) -> bool:
+        """Is each row of a journal on disk at once? Local file systems only: elsewhere rows are written part by part."""
+        return self._local_path() is not None
+
     def local_dir(self, name: str = "") -> Path:
         """A directory for files beside the tables (an adapter, a report). Local file systems only."""
         local = self._local_path()
@@ -127,7 +132,7 @@ class Snapshot:
     @contextmanager
     def scratch(self) -> Iterator[Path]:
         """A directory for files that nobody needs afterwards: to be made by who uses it, removed here or, after a kill, by `recover`."""
-        home = self._local_path() or Path(tempfile.gettempdir()) / f"concur-{self.fingerprint}"
+        home = self._local_path() or Path(tempfile.gettempdir())
         directory = home / f".scratch-{uuid.uuid4().hex[:8]}-{os.getpid()}"
         try:
             yield directory

@@ -23,7 +23,7 @@ from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stabl
 from kernels_eval.worker import require_device
 from tasks.progress import report
 from tasks.schemas import TASKS, VERDICTS
-from tasks.store import Snapshot, SnapshotRef, code_version, fingerprint, known_rows
+from tasks.store import PART_ROWS, Snapshot, SnapshotRef, code_version, fingerprint, known_rows
 from tasks.verification.config import VerificationConfig
 from tasks.verification.reading import rows_in_order
 
@@ -172,10 +172,11 @@ class Verification:
             left = self._without_verdict()
         if self._pool is None:
             self._pool = self._resources.enter_context(self.pool())
+        rows_per_part = PART_ROWS if self.snapshot.has_journal else self.config.chunk_size  # elsewhere a kill loses the part that fills
         with (
             closing(self._pairs(left)) as pairs,
             closing(self._pool.verify(pairs)) as verdicts,
-            self.snapshot.journal(VERDICTS) as add,
+            self.snapshot.journal(VERDICTS, rows_per_part=rows_per_part) as add,
         ):
             for verdict in verdicts:
                 add(self._row(verdict))

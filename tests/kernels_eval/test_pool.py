@@ -179,6 +179,8 @@ def test_a_pool_without_a_working_device_says_so() -> None:
         with pytest.raises(GpuLostError, match="failed its canary twice") as fault:
             list(pool.verify(pairs(*[(AFFINE, module(f"return ext.aborts(x)  # {n}")) for n in range(4)])))
         assert fault.value.hint and len(pool.quarantined) == 2 and not pool._runners
+        with pytest.raises(GpuLostError, match="no worker is left.*failed its canary twice"):
+            next(pool.verify(pairs((AFFINE, None))))  # a retry says so at once
 
 
 @pytest.mark.parametrize("language", [Language.CUDA, Language.TRITON])

@@ -39,6 +39,18 @@ def ray_here() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
+def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A Prefect of its own: server, database and stored results end with this file."""
+    from prefect import settings
+    from prefect.testing.utilities import prefect_test_harness
+
+    home = tmp_path_factory.mktemp("prefect")
+    updates = {settings.PREFECT_HOME: home, settings.PREFECT_LOCAL_STORAGE_PATH: home / "storage"}
+    with settings.temporary_settings(updates=updates), prefect_test_harness(server_startup_timeout=120):
+        yield home
+
+
+@pytest.fixture(scope="module")
 def tasks() -> list[KernelTask]:
     return [task for task in bundled.load("train") if task.name in NAMES]
 
@@ -274,6 +286,16 @@ def test_a_kill_between_chunks_loses_nothing_that_was_reached(tmp_path: Path, ta
     assert finished == left and set(verdicts_of(finished)) == {candidate.candidate_id for candidate in asked}
 
 
+def test_where_there_is_no_journal_a_chunk_is_written_when_it_is_full(tmp_path: Path, tasks: list[KernelTask]) -> None:
+    root, asked = f"memory://{tmp_path}", numbered(tasks, 3)
+    task_ref = tasks_snapshot(root, tasks)
+    with judged_by(Judge())(candidates_snapshot(root, "c1", asked), task_ref, CONFIG, Language.CPP) as work:
+        for number in range(1, work.plan() + 1):
+            work.verify_chunk(number)
+            assert len(verdicts_of(work.snapshot.ref)) == 2 * number
+        assert work.publish().open().manifest["rows"] == 6
+
+
 def test_a_larger_snapshot_asks_only_for_what_is_new(tmp_path: Path, tasks: list[KernelTask]) -> None:
     root = str(tmp_path)
     task_ref = tasks_snapshot(root, tasks)
@@ -349,6 +371,27 @@ def test_a_pool_that_loses_a_candidate_is_no_finished_snapshot(tmp_path: Path, t
     judge = Judge()
     assert stage.run(candidates, task_ref, CONFIG, Language.CPP, verification=judged_by(judge)).open().finished
     assert len(judge.asked) == 1
+
+
+@pytest.mark.slow
+def test_a_flow_has_one_task_run_per_chunk_and_retries_it(prefect_home: Path, tmp_path: Path, tasks: list[KernelTask]) -> None:
+    from prefect import flow
+    from prefect.client.orchestration import get_client
+
+    from tasks.verification.step import verify
+
+    root, asked, judge = str(tmp_path), numbered(tasks, 3), Judge(3)
+    candidates, task_ref = candidates_snapshot(root, "c1", asked), tasks_snapshot(root, tasks)
+
+    @flow
+    def line() -> SnapshotRef:
+        return verify(candidates, task_ref, CONFIG, Language.CPP, judged_by(judge))
+
+    assert set(verdicts_of(line())) == {candidate.candidate_id for candidate in asked}
+    assert judge.asked == [candidate.candidate_id for candidate in asked], "each once, though the second chunk failed half way"
+    with get_client(sync_client=True) as client:
+        runs = {run.name: run.run_count for run in client.read_task_runs()}
+    assert runs == {"verify chunk 1 of 3": 1, "verify chunk 2 of 3": 2, "verify chunk 3 of 3": 1}
 
 
 @pytest.mark.slow

@@ -1,0 +1,104 @@
+"""Several candidates in one Ray call: still one verdict each, and whoever takes a worker down is found. The workers here do nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernels_eval import worker
+from kernels_eval.errors import GpuLostError
+from kernels_eval.pool import Pool, start_ray
+from kernels_eval.records import Candidate, KernelTask, Language, Verdict
+from tests.support import kernels
+from tests.support.kernels import AFFINE
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray() -> Iterator[None]:
+    import ray
+
+    start_ray()
+    yield
+    ray.shutdown()
+
+
+def outcomes(asked: list[tuple[KernelTask, Candidate]], verdicts: list[Verdict]) -> list[str]:
+    """The reasons in the order of asking; fails unless every candidate has exactly one verdict."""
+    assert sorted(v.candidate_id for v in verdicts) == sorted(c.candidate_id for _, c in asked)
+    found = {v.candidate_id: v for v in verdicts}
+    return [found[c.candidate_id].reason for _, c in asked]
+
+
+def quick_pool(log: Path, fatal: str = "", deaths: int = 0) -> Pool:
+    """A pool whose workers do nothing, at once. The one that runs `fatal` dies, `deaths` times; `log` gets every call of a run."""
+
+    class Quick:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def several(self, calls: list[tuple[dict, ...]]) -> tuple[list[dict], float]:
+            names = [call[-1]["candidate_id"] for call in calls]
+            if len(calls[0]) < 3:
+                return [{"candidate_id": name} for name in names], 0.0
+            with open(log, "a") as handle:
+                handle.write(" ".join(names) + "\n")
+            if sum(fatal in line.split() for line in log.read_text().splitlines()) <= deaths and fatal in names:
+                os._exit(1)
+            verdict = {"task_id": calls[0][0]["task_id"], "language": "cpp", "status": "correct", "reason": "ok"}
+            return [verdict | {"candidate_id": name} for name in names], 0.0
+
+    return Pool(Language.CPP, workers=1, builders=1, builder=Quick, runner=Quick)
+
+
+def many(number: int, name: str = "many") -> list[tuple[KernelTask, Candidate]]:
+    base = kernels.candidate(AFFINE, "class ModelNew: pass")
+    return [(AFFINE, base.model_copy(update={"candidate_id": f"{name}-{n}"})) for n in range(number)]
+
+
+def test_quick_candidates_travel_together_and_each_has_one_verdict(tmp_path: Path) -> None:
+    asked = many(100)
+    with quick_pool(tmp_path / "log") as quick:
+        assert outcomes(asked, list(quick.verify(asked))) == ["ok"] * 100
+    sizes = [len(line.split()) for line in (tmp_path / "log").read_text().splitlines()]
+    assert sizes[0] == 1 and max(sizes) == quick.at_once and sum(sizes) == 100
+
+
+def test_a_candidate_that_takes_its_worker_down_is_found_among_those_it_travelled_with(tmp_path: Path) -> None:
+    asked = many(60)
+    with quick_pool(tmp_path / "log", fatal="many-40", deaths=3) as quick:
+        with pytest.raises(GpuLostError, match="died 3 times on candidate many-40"):
+            list(quick.verify(asked))
+    calls = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    fatal = [call for call in calls if "many-40" in call]
+    assert len(fatal[0]) > 1 and fatal[1:] == [["many-40"]] * 2
+    with quick_pool(tmp_path / "other", fatal="many-40", deaths=2) as quick:
+        assert outcomes(asked, list(quick.verify(asked))) == ["ok"] * 60
+
+
+def test_what_was_under_way_when_a_stream_ended_is_not_in_the_next(tmp_path: Path) -> None:
+    with quick_pool(tmp_path / "log") as quick:
+        stream = quick.verify(many(50))
+        assert next(stream).candidate_id == "many-0"
+        assert any(slot.items for slot in (*quick._builders, *quick._runners))
+        stream.close()
+        asked = many(20, "others")
+        assert outcomes(asked, list(quick.verify(asked))) == ["ok"] * 20
+
+
+def test_slow_calls_hold_nothing_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(worker.time, "monotonic", lambda: now)
+
+    def takes(seconds: float) -> dict:
+        nonlocal now
+        now += seconds
+        return {"took": seconds}
+
+    quick, slow = worker.TOGETHER_S / 10, worker.TOGETHER_S * 100
+    assert worker.several(takes, [(quick,)] * 4) == ([{"took": quick}] * 4, pytest.approx(4 * quick))
+    assert worker.several(takes, [(slow,)] * 4) == ([{"took": slow}], pytest.approx(slow))
+    answers, seconds = worker.several(takes, [(quick,), (slow,), (quick,)])
+    assert len(answers) == 2 and seconds > worker.TOGETHER_S

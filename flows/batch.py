@@ -2,8 +2,8 @@
 
 Guarantees: what is verified stays verified under `OUT/snapshots`, so that the same command goes on after an interruption and is served
 from the finished snapshot after that; `OUT/verdicts.parquet` and `OUT/summary.json` are there whole or not at all, and are those of the
-last command that finished; unusable input is refused before anything is written. However it ends, workers that were started here are
-stopped: an interruption that comes while they are being stopped waits for that.
+last command that finished; columns, tasks, languages and addresses that cannot be used are refused before anything is written, rows before
+anything is verified. However it ends, workers that were started here are stopped: an interruption that comes meanwhile waits for that.
 
 Does not guarantee that two commands on one OUT divide the work, and does not look for verdicts in other directories.
 """
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.watch import Watch
 from kernels_eval.config import EvalConfig
-from kernels_eval.errors import UsageError
+from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import KernelTask, Language
 from tasks.progress import observed_by
 from tasks.sources.tables import shown
@@ -81,11 +81,12 @@ def verify_batch(
 
         def plan(self) -> int:
             chunks = super().plan()
-            settled = self.snapshot.read(columns=["status"]) if self.snapshot.parts() else None
-            watch.plans(self.planned, dict(settled["status"].value_counts().iter_rows()) if settled is not None else {})
+            settled = self.snapshot.read(columns=["candidate_id", "status"], unique="candidate_id") if self.snapshot.parts() else None
+            watch.plans(self.planned, _counts(settled, "status") if settled is not None else {})
             return chunks
 
         def pool(self) -> Any:
+            _start_ray(address)  # here, so that a fault of Ray's is told from one of the workers
             pool = super().pool()
             watch.follow(lambda: pool.telemetry)
             return pool
@@ -96,11 +97,7 @@ def verify_batch(
     with _workers_end(), watch, observed_by(watch):
         tasks_ref = keep(list(found.values()), root, {"source": "verify-batch"})
         candidates_ref = table.write(root, found, tasks_ref, language)
-        try:
-            verdicts = stage.run(candidates_ref, tasks_ref, config, language, verification=Watched)
-        except ConnectionError as error:
-            cause = shown(error)
-            raise UsageError(f"there is no Ray cluster at {address}: {cause}", "start one, or leave out --address") from error
+        verdicts = stage.run(candidates_ref, tasks_ref, config, language, verification=Watched)
     summary = summarise(verdicts, {"tasks": tasks_ref, "candidates": candidates_ref}, directory)
     _write_verdicts(verdicts.open(), candidates_ref.open(), directory / VERDICTS_FILE)
     _replace(directory / SUMMARY_FILE, lambda path: path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8"))
@@ -182,6 +179,19 @@ def _workers_end() -> Iterator[None]:
         finally:
             if before is not None:
                 signal.signal(signal.SIGINT, before)
+
+
+def _start_ray(address: str | None) -> None:
+    """Raises UsageError where no cluster is at `address`, EvalError where Ray does not start here."""
+    from kernels_eval.pool import start_ray
+
+    try:
+        start_ray(address)
+    except Exception as error:  # Ray raises bare Exceptions
+        cause = shown(error)
+        if address:
+            raise UsageError(f"there is no Ray cluster to be had at {shown(address)}: {cause}", "or leave out --address") from error
+        raise EvalError(f"Ray does not start: {cause}", "is the machine overloaded? the same command tries again") from error
 
 
 def _ray_runs() -> bool:

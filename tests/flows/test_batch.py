@@ -24,7 +24,7 @@ from flows import batch, watch
 from flows.batch import checked_address, print_summary, verify_batch
 from flows.config import load_protocol
 from flows.watch import Watch
-from kernels_eval.errors import DeviceError, UsageError
+from kernels_eval.errors import DeviceError, EvalError, UsageError
 from kernels_eval.records import Language, Status, Verdict
 from kernels_eval.telemetry import Telemetry
 from tasks.sources import bundled
@@ -232,6 +232,18 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")  # Ray takes it where no address is given
     with pytest.raises(UsageError, match="Ray Client"):
         checked_address(None)
+
+
+def test_a_ray_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(address: str | None) -> None:
+        raise Exception("The current node timed out during startup.\nmore")
+
+    monkeypatch.setattr("kernels_eval.pool.start_ray", fails)
+    with pytest.raises(EvalError, match="Ray does not start: The current node timed out") as caught:
+        batch._start_ray(None)
+    assert not isinstance(caught.value, UsageError) and "\n" not in str(caught.value)
+    with pytest.raises(UsageError, match="no Ray cluster to be had at auto"):
+        batch._start_ray("auto")
 
 
 # -- what is shown -----------------------------------------------------------------------------------------------------------------------

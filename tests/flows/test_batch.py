@@ -166,6 +166,27 @@ def test_interrupted_then_finished_then_served(tmp_path: Path, inputs: tuple[Pat
     assert "ray" not in sys.modules or not batch._ray_runs()
 
 
+def test_a_table_without_any_code_needs_no_worker(tmp_path: Path, inputs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """Everything but the workers: the snapshots, both files, the numbers of a batch in which nothing ran, and growing it by a row."""
+    tasks = pl.read_parquet(inputs[1])["task_id"].to_list()
+    rows = [{"task_id": tasks[0], "response": "no"}, {"task_id": tasks[1], "response": "```python\nclass ModelNew:"}]
+    ids = []
+    for count in (1, 2, 2):
+        pl.DataFrame(rows[:count]).write_parquet(inputs[0])
+        data = call(*inputs)
+        assert data["candidates"] == count and data["this_run"]["by_workers"] == 0
+        ids.append(pl.read_parquet(tmp_path / "out" / "verdicts.parquet").sort("row")["candidate_id"].to_list())
+    assert data["reasons"] == {"no_code": {"no_code_block": 1, "truncated": 1}} and data["telemetry"] is None
+    assert data["speedup"] == {"timed": 0, "above_1": 0, "quantiles": {}} and data["builds"] == {"tiers": {}, "cached": 0}
+    assert all(phase["candidates"] == 0 for phase in data["seconds"].values())
+    assert ids[1] == ids[2] and ids[1][0] == ids[0][0]
+    assert len(list((tmp_path / "out" / "snapshots" / "verification").iterdir())) == 2  # one a table; the third call found the second's
+    capsys.readouterr()
+    print_summary(data)
+    shown = capsys.readouterr().out
+    assert "truncated" in shown and "builds: none" in shown and "speedup" not in shown
+
+
 # -- what is refused, before anything is written -----------------------------------------------------------------------------------------
 
 

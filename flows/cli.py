@@ -76,6 +76,43 @@ def run(profile: str, overrides: tuple[str, ...], as_json: bool, only: str | Non
     click.echo(json.dumps(summary) if as_json else "")
 
 
+@main.command("verify-batch")
+@click.argument("candidates")
+@click.option("--tasks", required=True, metavar="TASKS", help="Tasks: a Parquet file, a folder or glob of them, or task files.")
+@click.option("--out", required=True, metavar="DIR", help="Where verdicts.parquet, summary.json and the snapshots go.")
+@click.option(
+    "--language", type=click.Choice(LANGUAGES), default=None, help="Verify these only.  [default: the table's language, else cpp]"
+)
+@click.option(
+    "--workers", type=click.IntRange(min=1), default=None, help="Devices used at once.  [default: every GPU, or half of the cores]"
+)
+@click.option("--builders", type=click.IntRange(min=1), default=None, help="Build workers.  [default: the other cores]")
+@click.option("--address", default=None, metavar="ADDRESS", help="A Ray cluster: auto or HOST:PORT.  [default: start one here]")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the protocol, such as timing.max_s=1.0.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
+def verify_batch(candidates: str, overrides: tuple[str, ...], as_json: bool, language: str | None, **options: Any) -> None:
+    """Verify a table of CANDIDATES (Parquet: task_id and code or response) against their tasks.
+
+    The same command again goes on where it was stopped.
+    """
+    from kernels_eval.records import Language
+
+    def work() -> dict[str, Any]:
+        from flows.batch import verify_batch
+        from flows.config import load_protocol
+
+        protocol = load_protocol(overrides)
+        return verify_batch(candidates, language=Language(language) if language else None, protocol=protocol, **options)
+
+    data = _guarded(work)
+    if as_json:
+        click.echo(json.dumps(data))
+        return
+    from flows.batch import print_summary
+
+    print_summary(data)
+
+
 def _prepare(config: Any) -> None:
     """What must hold before anything starts: a device for the language, and a root that can be written."""
     from kernels_eval.worker import require_device

@@ -7,12 +7,14 @@ range is one UsageError that names the key and the nearest right one.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from kernels_eval.config import EvalConfig
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Language
 from tasks.benchmark.config import BenchmarkConfig
@@ -71,6 +73,17 @@ def load_profile(profile: str = "local", overrides: list[str] | tuple[str, ...] 
         raise _explain(error, f"profile {profile!r}") from error
 
 
+def load_protocol(overrides: Sequence[str]) -> EvalConfig:
+    """The verification protocol with `key.path=value` overrides, such as `timing.max_s=1.0`. Raises UsageError as `load_profile` does."""
+    data: dict[str, Any] = {}
+    for override in overrides:
+        _apply(data, override)
+    try:
+        return EvalConfig.model_validate(data)
+    except ValidationError as error:
+        raise _explain(error, "--set", EvalConfig) from error
+
+
 def _read(profile: str) -> dict[str, Any]:
     import yaml
 
@@ -112,21 +125,20 @@ def _apply(data: dict[str, Any], override: str) -> None:
     node[last] = value
 
 
-def _explain(error: ValidationError, where: str) -> UsageError:
+def _explain(error: ValidationError, where: str, model: type[BaseModel] = PipelineConfig) -> UsageError:
     """The first problem, in words: which key, what is wrong, what would be right."""
     problem = error.errors()[0]
     path = [str(part) for part in problem["loc"]]
     key = ".".join(path)
     if problem["type"] == "extra_forbidden":
-        known = _known_keys(path[:-1])
+        known = _known_keys(path[:-1], model)
         close = difflib.get_close_matches(path[-1], known, n=1)
         hint = f"did you mean {'.'.join([*path[:-1], close[0]])}?" if close else f"known keys here: {', '.join(known)}"
         return UsageError(f"{where} has an unknown key {key!r}", hint)
     return UsageError(f"{where}: {key} = {problem.get('input')!r}: {problem['msg']}", "correct the value in the profile or with --set")
 
 
-def _known_keys(path: list[str]) -> list[str]:
-    model: Any = PipelineConfig
+def _known_keys(path: list[str], model: Any) -> list[str]:
     for part in path:
         annotation = model.model_fields[part].annotation if part in getattr(model, "model_fields", {}) else None
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):

@@ -81,6 +81,11 @@ class Telemetry:
             "statuses": dict(sorted(self._statuses.items())),
         }
 
+    @property
+    def queue_depth(self) -> int:
+        """Built candidates that wait for a device now."""
+        return self._depth
+
     def line(self) -> str:
         """A few words for a progress line."""
         seen = self.summary()

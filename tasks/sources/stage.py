@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask
 from tasks.schemas import TASKS
@@ -39,11 +41,16 @@ def load_tasks(config: TasksConfig) -> list[KernelTask]:
 
 def run(config: TasksConfig, root: str) -> SnapshotRef:
     """A finished snapshot of tasks.schemas.TASKS, identified by the tasks' content: a source that changed is a new snapshot."""
-    found = load_tasks(config)
+    return keep(load_tasks(config), root, config)
+
+
+def keep(found: list[KernelTask], root: str, config: Any) -> SnapshotRef:
+    """These tasks as a finished snapshot; `config` is what its manifest says of where they come from."""
     rows = [task.model_dump(mode="json") for task in found]
     snapshot = Snapshot(root, STAGE, fingerprint(STAGE, rows))
     if not snapshot.finished:
-        snapshot.append([row for row in rows if row["task_id"] not in snapshot.keys("task_id")], TASKS)
+        there = snapshot.keys("task_id")
+        snapshot.append([row for row in rows if row["task_id"] not in there], TASKS)
         snapshot.publish(config=config, rows=len(rows))
     return snapshot.ref
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from kernels_eval import worker
 from kernels_eval.errors import GpuLostError
-from kernels_eval.pool import Pool, start_ray
+from kernels_eval.pool import Pool, _Item, _together, start_ray
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 from tests.support import kernels
 from tests.support.kernels import AFFINE
@@ -32,8 +33,11 @@ def outcomes(asked: list[tuple[KernelTask, Candidate]], verdicts: list[Verdict])
     return [found[c.candidate_id].reason for _, c in asked]
 
 
-def quick_pool(log: Path, fatal: str = "", deaths: int = 0) -> Pool:
-    """A pool whose workers do nothing, at once. The one that runs `fatal` dies, `deaths` times; `log` gets every call of a run."""
+def quick_pool(log: Path, fatal: str = "", deaths: int = 0, *, answered: int | None = None, seconds: float = 0.0) -> Pool:
+    """A pool whose workers do nothing. The one that runs `fatal` dies, `deaths` times; `log` gets every call of a run.
+
+    A call answers the first `answered` of what it is asked, and says that it took `seconds`.
+    """
 
     class Quick:
         def __init__(self, *_: object) -> None:
@@ -42,13 +46,13 @@ def quick_pool(log: Path, fatal: str = "", deaths: int = 0) -> Pool:
         def several(self, calls: list[tuple[dict, ...]]) -> tuple[list[dict], float]:
             names = [call[-1]["candidate_id"] for call in calls]
             if len(calls[0]) < 3:
-                return [{"candidate_id": name} for name in names], 0.0
+                return [{"candidate_id": name} for name in names[:answered]], seconds
             with open(log, "a") as handle:
                 handle.write(" ".join(names) + "\n")
             if sum(fatal in line.split() for line in log.read_text().splitlines()) <= deaths and fatal in names:
                 os._exit(1)
             verdict = {"task_id": calls[0][0]["task_id"], "language": "cpp", "status": "correct", "reason": "ok"}
-            return [verdict | {"candidate_id": name} for name in names], 0.0
+            return [verdict | {"candidate_id": name} for name in names[:answered]], seconds
 
     return Pool(Language.CPP, workers=1, builders=1, builder=Quick, runner=Quick)
 
@@ -66,6 +70,22 @@ def test_quick_candidates_travel_together_and_each_has_one_verdict(tmp_path: Pat
     assert sizes[0] == 1 and max(sizes) == quick.at_once and sum(sizes) == 100
 
 
+@pytest.mark.parametrize("answered", [1, 3])
+def test_what_a_call_leaves_undone_comes_back_in_order(tmp_path: Path, answered: int) -> None:
+    asked = many(50)
+    with quick_pool(tmp_path / "log", answered=answered) as quick:
+        verdicts = list(quick.verify(asked))
+    assert outcomes(asked, verdicts) == ["ok"] * 50
+    assert [verdict.candidate_id for verdict in verdicts] == [candidate.candidate_id for _, candidate in asked]
+
+
+def test_slow_candidates_travel_alone(tmp_path: Path) -> None:
+    asked = many(20)
+    with quick_pool(tmp_path / "log", seconds=1.0) as slow:
+        assert outcomes(asked, list(slow.verify(asked))) == ["ok"] * 20
+    assert [len(line.split()) for line in (tmp_path / "log").read_text().splitlines()] == [1] * 20
+
+
 def test_a_candidate_that_takes_its_worker_down_is_found_among_those_it_travelled_with(tmp_path: Path) -> None:
     asked = many(60)
     with quick_pool(tmp_path / "log", fatal="many-40", deaths=3) as quick:
@@ -76,6 +96,14 @@ def test_a_candidate_that_takes_its_worker_down_is_found_among_those_it_travelle
     assert len(fatal[0]) > 1 and fatal[1:] == [["many-40"]] * 2
     with quick_pool(tmp_path / "other", fatal="many-40", deaths=2) as quick:
         assert outcomes(asked, list(quick.verify(asked))) == ["ok"] * 60
+
+
+def test_one_that_lost_a_worker_before_travels_alone() -> None:
+    queue = deque(_Item(*pair, attempts=attempts) for pair, attempts in zip(many(6), (0, 0, 1, 1, 0, 0), strict=True))
+    calls = []
+    while queue:
+        calls.append([item.candidate.candidate_id for item in _together(8, lambda: queue.popleft() if queue else None, queue)])
+    assert calls == [["many-0", "many-1"], ["many-2"], ["many-3"], ["many-4", "many-5"]]
 
 
 def test_what_was_under_way_when_a_stream_ended_is_not_in_the_next(tmp_path: Path) -> None:

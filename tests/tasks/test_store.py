@@ -195,6 +195,8 @@ def test_a_journal_becomes_parts_and_is_gone(snapshot: Snapshot) -> None:
         for number in range(5):
             add(row(number))
         assert len(snapshot.parts()) == 2 and len(keys(snapshot)) == 4
+        (journal,) = Path(snapshot.path).glob(".journal-*")
+        assert [json.loads(line) for line in journal.read_text().splitlines()] == [row(4)], "what is in a part is in the journal no more"
     assert snapshot.read().to_dicts() == [row(number) for number in range(5)]
     assert list(Path(snapshot.path).glob(".journal-*")) == []
 

@@ -61,6 +61,8 @@ STANDARD = {
     "assert.h": r"\bassert\s*\(",
     "time.h": r"\b(clock_gettime|clock|time)\s*\(",
 }
+FLOAT_LIMITS = re.compile(r"\b(FLT|DBL|LDBL)_[A-Z0-9_]+\b")
+"""Names of <float.h>, which torch/types.h brings along under nvcc only."""
 HALF = re.compile(r"\b(Half|BFloat16|kHalf|kBFloat16|kFloat16|kF16|AT_DISPATCH\w*HALF\w*|AT_DISPATCH\w*REDUCED\w*)\b")
 STRING = re.compile(r"\b(string\w*|\w*stream|to_string|cout|cerr|what|name)\b|std::str|::Device\b")
 
@@ -78,7 +80,8 @@ def plain_text(source: str) -> str:
 
 
 def standard_headers(text: str) -> str:
-    return "".join(f"#include <{header}>\n" for header, names in STANDARD.items() if re.search(names, text))
+    found = "".join(f"#include <{header}>\n" for header, names in STANDARD.items() if re.search(names, text))
+    return found + ("#ifdef __CUDACC__\n#include <float.h>\n#endif\n" if FLOAT_LIMITS.search(text) else "")
 
 
 def definitions(text: str) -> list[str]:
@@ -105,6 +108,16 @@ _NO_METHOD = re.compile(r"^'(?:class |const class )?(?:at|torch)::Tensor' has no
 _LOCAL = re.compile(r"^declaration of '[^']*' shadows a parameter")
 _STD_CALL = re.compile(r"^no matching function for call to '(min|max)\(")
 _DISPATCHED_TYPE = re.compile(r"DeprecatedTypeProperties\W.* to \W?(const )?(c10::|at::)?ScalarType\b")
+# nvcc's words for the same: about the candidate's own names and text, or a class that is Tensor's.
+_NVCC_NO_METHOD = re.compile(r"^class \"at::Tensor\" has no member \"(\w+)\"")
+_NVCC_LOCAL = re.compile(
+    r"^a variable length array cannot have static storage duration"
+    r"|^declaration is incompatible with previous \"\w+\" \(declared at line \d+\)"
+    r"|^\"\w+\" has already been declared in the current scope|^expected an identifier|^macro \"assert\" passed \d"
+    r"|^an enclosing-function local variable cannot be referenced in a lambda body"
+)
+_NVCC_NO_STREAM = re.compile(r"^namespace \"(at|c10|torch)::cuda\" has no member \"(\w+)\"")
+_BRINGS_STREAMS = re.compile(r"#\s*include\s*[<\"][^>\"]*(cuda/|CUDA)")
 _SYNTAX = re.compile(r"expected '[;)}]'|expected ',' or ';'|expected a \"[;)}]\"|expected '}' at end of input")
 # The candidate's own flags: what torch's headers ask for first of all (lite asks for the same), and what the compilers do not know.
 _OLD_STANDARD = re.compile(r"#error C\+\+\d\d or later compatible compiler is required to use PyTorch")
@@ -122,8 +135,11 @@ class TorchNames(NamedTuple):
     words: frozenset[str]  # every identifier
     file_scope: frozenset[str]  # every identifier outside of namespaces, classes and functions
     methods: frozenset[str] = frozenset()  # every identifier in the headers that declare Tensor
+    not_brought: frozenset[str] = frozenset()  # names of CUDA streams that torch/extension.h does not bring, under no condition
     dispatch_takes_types: bool = False  # may AT_DISPATCH_* be given x.type(), as it could before torch 2.0?
 
+
+STREAM_NAMES = ("getCurrentCUDAStream", "getDefaultCUDAStream", "getStreamFromPool", "current_stream", "current_device")
 
 _OPENS_FILE_SCOPE = re.compile(r'\bextern\s+"C(\+\+)?"\s*$|\benum\b(?!\s+(class|struct))[^;()]*$|\bnamespace\s*$')
 
@@ -156,8 +172,14 @@ def certain_error(log: str, source: str, known: TorchNames) -> bool:
     if first is None or first.group(1) not in ("main.cpp", "cuda.cu") or _CONDITIONAL.search(source):
         return False
     message = first.group(4)
+    if first.group(1) == "cuda.cu" and (missing := _NVCC_NO_METHOD.search(message)) and known.methods:
+        return missing.group(1) not in known.methods
+    if first.group(1) == "cuda.cu" and (missing := _NVCC_NO_STREAM.search(message)):
+        return missing.group(2) in known.not_brought and not _BRINGS_STREAMS.search(source)
     if first.group(1) == "cuda.cu" and not _SYNTAX.search(message):
-        return False  # `known` was read by the C++ compiler: under nvcc torch's headers bring more along (cuda_fp16.h, for one)
+        return bool(
+            _NVCC_LOCAL.search(message)
+        )  # `known` was read by the C++ compiler: under nvcc torch's headers bring more along (cuda_fp16.h, for one)
     if unqualified := _UNDECLARED.search(message):
         name = next(name for name in unqualified.groups() if name)
         # a call may find what its arguments' namespaces have; anything else only what is at file scope, or is brought there

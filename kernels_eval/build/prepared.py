@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 
 from kernels_eval.build.disk import raise_if_full
-from kernels_eval.build.lite import IDENTIFIER, Operators, TorchNames, file_scope
+from kernels_eval.build.lite import IDENTIFIER, STREAM_NAMES, Operators, TorchNames, file_scope
 from kernels_eval.build.process import Lock, interesting, rename_into_place
 from kernels_eval.build.toolchain import HEADERS, Toolchain
 from kernels_eval.errors import ToolchainError
@@ -127,13 +127,31 @@ class Prepared:
             for name in files:  # what stands in a branch that only nvcc takes
                 if ours in name and Path(name).is_file():
                     words.update(IDENTIFIER.findall(Path(name).read_text(errors="replace")))
-            staging.write_text(json.dumps([sorted(macros), sorted(words), sorted(macros | file_scope(text))]))
+            staging.write_text(json.dumps([sorted(macros), sorted(words), sorted(macros | file_scope(text)), self._not_brought()]))
 
-        found = json.loads(self._once(self.root / "torch_names.json", make).read_text())
+        *found, not_brought = json.loads(self._once(self.root / "names_of_torch.json", make).read_text())
         dispatch = (self.tools.torch_dir / "include/ATen/Dispatch.h").read_text()
         tensor = "".join((self.tools.torch_dir / f"include/ATen/core/{name}.h").read_text() for name in ("TensorBody", "TensorBase"))
         methods = frozenset(IDENTIFIER.findall(tensor))
-        return TorchNames(*(frozenset(names) for names in found), methods, "const at::DeprecatedTypeProperties&" in dispatch)
+        return TorchNames(
+            *(frozenset(names) for names in found), methods, frozenset(not_brought), "const at::DeprecatedTypeProperties&" in dispatch
+        )
+
+    def _not_brought(self) -> list[str]:
+        """Which of STREAM_NAMES occur in no header that torch/extension.h may include, whatever is defined."""
+        roots = [self.tools.torch_dir / "include", self.tools.torch_dir / "include/torch/csrc/api/include"]
+        left = [root / "torch/extension.h" for root in roots if (root / "torch/extension.h").is_file()]
+        seen, absent = set(left), set(STREAM_NAMES)
+        while left:
+            header = left.pop()
+            text = header.read_text(errors="replace")
+            absent = {name for name in absent if name not in text}
+            for name in re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', text, re.MULTILINE):
+                for found in (header.parent / name, *(root / name for root in roots)):
+                    if found.is_file() and found not in seen:
+                        seen.add(found)
+                        left.append(found)
+        return sorted(absent)
 
     @cached_property
     def least_cplusplus(self) -> str:

@@ -197,7 +197,11 @@ def test_what_only_torch_has_goes_straight_to_it(builder: Builder, source: str) 
 
 
 KNOWN = TorchNames(
-    macros=frozenset(), words=frozenset({"stride", "relu", "rows"}), file_scope=frozenset({"printf"}), methods=frozenset({"relu"})
+    macros=frozenset(),
+    words=frozenset({"stride", "relu", "rows"}),
+    file_scope=frozenset({"printf"}),
+    methods=frozenset({"relu"}),
+    not_brought=frozenset({"getCurrentCUDAStream"}),
 )
 
 
@@ -220,6 +224,14 @@ KNOWN = TorchNames(
     ("main.cpp:3:4: error: no matching function for call to 'f(int)'", "f(1)", False),
     ("dispatch.h:3:4: error: cannot convert 'const at::DeprecatedTypeProperties' to 'c10::ScalarType'", "x.type()", True),
     ("concur/core.h:3:4: error: expected ';' before 'y'", "x y", False),
+    ('cuda.cu(9): error: class "at::Tensor" has no member "cuda_stream"', "x.cuda_stream()", True),
+    ('cuda.cu(9): error: class "at::Tensor" has no member "relu"', "x.relu()", False),
+    ('cuda.cu(9): error: namespace "at::cuda" has no member "getCurrentCUDAStream"', "at::cuda::getCurrentCUDAStream()", True),
+    ('cuda.cu(9): error: namespace "at::cuda" has no member "getCurrentCUDAStream"', "#include <c10/cuda/CUDAStream.h>\n", False),
+    ('cuda.cu(9): error: namespace "at::cuda" has no member "warp_size"', "at::cuda::warp_size()", False),
+    ('cuda.cu(9): error: "b" has already been declared in the current scope', "int b; int b;", True),
+    ('cuda.cu(9): error: declaration is incompatible with previous "a" (declared at line 3)', "a", True),
+    ('cuda.cu(9): error: declaration is incompatible with previous "a" (declared at line 3 of /x/y.h)', "a", False),
     ("nvcc fatal   : Unsupported gpu architecture 'sm_70'", "x", True),
     ("g++-real: error: unrecognized command-line option '-arch=sm_70'", "x", True),
     ("g++: error: main.cpp: No such file or directory", "x", False),

@@ -36,6 +36,10 @@ class GpuLostError(EvalError):
     """A GPU stopped answering, or its canary failed."""
 
 
+class ClusterError(EvalError):
+    """Ray did not start, or the node that this process is on is lost to it."""
+
+
 class SandboxError(EvalError):
     """The fork server died or cannot start children."""
 

@@ -1,14 +1,16 @@
 """A bounded pipeline over Ray: build on CPU cores, run on devices, yield verdicts as they finish.
 
-Guarantees: exactly one verdict per candidate; at most a fixed number of candidates in memory, however many there are; a candidate that
-does not build never reaches a device; work is handed out by task so that references are reused; a worker that dies is replaced and its
-candidate tried again; a worker whose GPU fails its canary is put into quarantine, its candidate goes to the others, and `Pool.quarantined`
-names it. Raises GpuLostError where none is left, or where the same candidate takes down three workers; ToolchainError and DeviceError as
-they come. Leaving the pool, however early (Ctrl-C, an exception), stops every worker.
+Guarantees: exactly one verdict per candidate; at most a fixed number of candidates in memory, however many there are; a candidate that does
+not build never reaches a device; work is handed out by task so that references are reused; a worker that dies is replaced and its candidate
+tried again; nothing waits for a worker that does not start (its node is lost, say) while another one works; a worker whose GPU fails its
+canary is put into quarantine, its candidate goes to the others, and `Pool.quarantined` names it. Raises GpuLostError where no worker is
+left, where none starts, or where the same candidate takes down three workers; ClusterError where Ray fails; ToolchainError and DeviceError
+as they come. Leaving the pool, however early (Ctrl-C, an exception), stops every worker.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import deque
@@ -17,24 +19,35 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernels_eval.config import EvalConfig
-from kernels_eval.errors import DeviceError, GpuLostError
+from kernels_eval.errors import ClusterError, DeviceError, GpuLostError
 from kernels_eval.protocol import Prepared, verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 from kernels_eval.telemetry import BUILDERS, DEVICES, Telemetry
 from kernels_eval.worker import TOGETHER_S, gpu_arch, require_device
 
 ATTEMPTS = 3
+RESUMES = "what was verified is kept: run the same again"
+START_S = 600
+"""How long work waits where no worker has started: a machine under load, or a cluster that gets its nodes only when they are asked for."""
+WATCH_S = 10.0
+"""After so long without an answer the pool asks whether its own node is still there: calls that went through it are never answered then."""
 
 
 def start_ray(address: str | None = None) -> None:
-    """Connect to a Ray cluster, or start one in this process. Does nothing where Ray runs already."""
+    """Connect to a Ray cluster, or start one in this process. Does nothing where Ray runs already. Raises ClusterError."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's coming default: zero-GPU actors keep the variable as it is
     import logging
 
     import ray
 
-    if not ray.is_initialized():
+    if ray.is_initialized():
+        return
+    try:
         ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    except Exception as error:  # of many kinds: a bare Exception where a server of its own did not come up in time
+        where = f"at {address}" if address else "here"
+        hint = "see /tmp/ray/session_latest/logs; on a machine under load the same again may do"
+        raise ClusterError(f"Ray did not start {where}: {error}", hint) from error
 
 
 @dataclass
@@ -62,7 +75,22 @@ class _Slot:
     """How many items travel in the next call."""
 
     since: float = 0.0
-    """When its work was given to it (time.monotonic)."""
+    """When its work was given to it, or it was started (time.monotonic)."""
+
+    failures: int = 0
+    """How often in a row its actor has died before it had started."""
+
+    def __post_init__(self) -> None:
+        self.start(self.actor)
+
+    def start(self, actor: Any) -> None:
+        """A new actor, which gets no work before it has answered: one that Ray cannot place never does."""
+        self.actor, self.items, self.at_once = actor, [], 1
+        self.pending, self.since = actor.__ray_ready__.remote(), time.monotonic()
+
+    @property
+    def idle(self) -> bool:
+        return self.pending is None
 
     def give(self, items: list[_Item], calls: list[tuple[dict[str, Any], ...]]) -> None:
         self.items, self.pending, self.since = items, self.actor.several.remote(calls), time.monotonic()
@@ -145,48 +173,58 @@ class Pool:
         """
         if not self._runners:
             raise GpuLostError(f"no worker is left with a device that works: {'; '.join(self.quarantined)}", "see nvidia-smi -q and dmesg")
-        import ray
 
         waiting = (_Item(*pair) for pair in pairs)
         retry: deque[_Item] = deque()
         ready: deque[_Item] = deque()
         finished: list[Verdict] = []
+        exhausted = False
+
+        def to_build() -> _Item | None:
+            nonlocal exhausted
+            item = retry.popleft() if retry else next(waiting, None)
+            exhausted |= item is None
+            return item
+
         limit = 2 * len(self._builders) + 4 * len(self._runners)
         try:
             while True:
                 for slot in self._builders:
-                    if not slot.items and len(ready) < limit:
-                        items = _together(slot.at_once, lambda: retry.popleft() if retry else next(waiting, None), retry)
+                    if slot.idle and len(ready) < limit:
+                        items = _together(slot.at_once, to_build, retry)
                         if items:
                             slot.give(items, [item.forms[:2] for item in items])
                 for slot in self._runners:
-                    if not slot.items and ready:
+                    if slot.idle and ready:
                         items = _together(slot.at_once, lambda slot=slot: self._next_for(slot, ready), ready)
                         slot.give(items, [item.forms for item in items])
                 self.telemetry.tick(len(ready))
                 for verdict in finished:
                     self.telemetry.reached(verdict)
                 yield from finished  # now that every worker has its next work: whatever the caller does with them keeps no device waiting
-                busy = [slot for slot in (*self._builders, *self._runners) if slot.items]
-                if not busy:
+                busy = [slot for slot in (*self._builders, *self._runners) if not slot.idle]
+                if exhausted and not ready and not retry and not any(slot.items for slot in busy):
                     return  # nothing is under way, and nothing is left to begin
-                done, _ = ray.wait([slot.pending for slot in busy], num_returns=1)
-                finished = self._collect(next(slot for slot in busy if slot.pending in done), ready, retry)
+                finished = self._collect(self._first_done(busy), ready, retry)
         finally:
             for slot in (*self._builders, *self._runners):
-                slot.items, slot.pending = [], None
+                if slot.items:
+                    slot.items, slot.pending = [], None
 
     def _collect(self, slot: _Slot, ready: deque[_Item], retry: deque[_Item]) -> list[Verdict]:
         """Take a finished call off a slot. A finished build moves on; a finished run is a verdict; a dead actor is replaced."""
         import ray
 
+        if not slot.items:
+            self._started(slot)
+            return []
         items, pending, slot.items, slot.pending = slot.items, slot.pending, [], None
         building = slot in self._builders
         self.telemetry.worked(BUILDERS if building else DEVICES, time.monotonic() - slot.since)
         again = retry if building else ready
         try:
             answers, seconds = ray.get(pending)
-        except ray.exceptions.RayActorError as error:
+        except _lost() as error:
             for item in items:
                 item.attempts += 1
                 if item.attempts >= ATTEMPTS:
@@ -194,7 +232,7 @@ class Pool:
                     raise GpuLostError(
                         f"a worker died {ATTEMPTS} times on candidate {name}: {error}", "see the Ray logs of this node"
                     ) from error
-            slot.actor, slot.at_once = self._new_builder() if building else self._new_runner(), 1
+            self._replace(slot)
             again.extendleft(reversed(items))
             return []
         except ray.exceptions.RayTaskError as error:
@@ -221,6 +259,44 @@ class Pool:
                 ready.append(item)
         return verdicts
 
+    def _started(self, slot: _Slot) -> None:
+        """A worker has answered for the first time, or died before it could: then another one starts in its place."""
+        import ray
+
+        try:
+            ray.get(slot.pending)
+        except _lost() as error:
+            slot.failures += 1
+            self._replace(slot)
+            if slot.failures >= ATTEMPTS:
+                slot.failures = 0
+                raise GpuLostError(f"a worker died {ATTEMPTS} times while it started: {error}", "see the Ray logs of this node") from error
+        else:
+            slot.pending, slot.failures = None, 0
+
+    def _replace(self, slot: _Slot) -> None:
+        import ray
+
+        ray.kill(slot.actor)  # it may be out of reach only, and would keep its place
+        slot.start(self._new_builder() if slot in self._builders else self._new_runner())
+
+    @staticmethod
+    def _first_done(busy: list[_Slot]) -> _Slot:
+        """The slot that has answered first. Raises GpuLostError where nothing is under way and none starts, ClusterError where no answer
+        can come any more."""
+        import ray
+
+        deadline = math.inf if any(slot.items for slot in busy) else time.monotonic() + START_S
+        while True:
+            done, _ = ray.wait([slot.pending for slot in busy], num_returns=1, timeout=min(WATCH_S, START_S))
+            if done:
+                return next(slot for slot in busy if slot.pending in done)
+            here = ray.get_runtime_context().get_node_id()
+            if not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == here):
+                raise ClusterError("Ray has lost the node that this process is on (was its raylet killed?)", RESUMES)
+            if time.monotonic() > deadline:
+                raise GpuLostError(f"no worker has started within {START_S} s", f"`ray status` shows what the cluster lacks; {RESUMES}")
+
     def _quarantine(self, slot: _Slot, cause: GpuLostError) -> None:
         """Give a worker no more work. Its actor lives on: it holds the broken GPU, which Ray would hand to the next actor otherwise."""
         self._runners.remove(slot)
@@ -241,6 +317,13 @@ class Pool:
         del ready[index]
         slot.last_task = item.task.task_id
         return item
+
+
+def _lost() -> tuple[type[Exception], ...]:
+    """What Ray raises where a worker, or the node that held it or its answer, is gone."""
+    from ray import exceptions as ray
+
+    return ray.RayActorError, ray.NodeDiedError, ray.ObjectLostError, ray.WorkerCrashedError, ray.OutOfMemoryError
 
 
 def _together(count: int, take: Callable[[], _Item | None], back: deque[_Item]) -> list[_Item]:

@@ -1,7 +1,8 @@
 """The parent's handles on the two processes of a verification: the reference of a task, and the candidate.
 
 Guarantees: every question has a deadline; what the reference's side cannot answer is the task's fault, what the candidate's side cannot
-answer is the candidate's, and both end the verification as a `Stop`.
+answer is the candidate's, and both end the verification as a `Stop`. A SIGKILL that is not to be believed, and the death of the fork
+server, pass through as SandboxError.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class ReferenceProcess:
         self.trials: list[Trial] = []
         self.unsuitable: set[str] = set()
         self._server = server
+        self._believes_kill = False
         self.child = self._started()
         self.flags: tuple[str, ...] = ()
         self._matters: dict[tuple[int, ...], bool] = {}
@@ -68,12 +70,17 @@ class ReferenceProcess:
 
     def _started(self) -> Child:
         child = Child(self._server, "reference", self.config.limits)
+        child.believes_kill = self._believes_kill
         self.path = child.scratch / "task.py"
         self.path.write_text(self.task.code, encoding="utf-8", errors="replace")
         return child
 
-    def open(self) -> None:
-        """Load the task and compute the expected values, once; afterwards repeat what came of it. Raises Stop with a task_error."""
+    def open(self, *, believe_kill: bool = False) -> None:
+        """Load the task and compute the expected values, once; afterwards repeat what came of it. Raises Stop with a task_error.
+
+        `believe_kill` holds until the next call: a SIGKILL then is a task_error too.
+        """
+        self._believes_kill = self.child.believes_kill = believe_kill
         if self.failure:
             raise self.failure
         if self.trials:

@@ -1,7 +1,8 @@
 """One candidate from source to verdict: the protocol, in the order it happens.
 
 `Preparer` is the build side (no device), `Runner` the device side; `evaluate` is both in one call. Guarantees: every candidate gets
-exactly one verdict, whatever its code does; an exception from here means that the machine failed, not the kernel.
+exactly one verdict, whatever its code does; a process that is killed from outside changes no verdict, for what it did is done again
+(`kernels_eval.kills`); an exception from here means that the machine failed, not the kernel.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from kernels_eval.clock import PairedClock
 from kernels_eval.config import EvalConfig
 from kernels_eval.isolation.landlock import compiler_confinement
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
+from kernels_eval.kills import until_believed
 from kernels_eval.processes import LOG_BYTES, CandidateProcess, MadeElsewhere, ReferenceProcess, Trial, unmatched_shapes
 from kernels_eval.records import STATUS_OF, Candidate, Correctness, KernelTask, Language, Phases, Record, Verdict
 from kernels_eval.testimony import REASON_OF_CHANGE, Finding, Notice, Ornamental, Seen, Share, State, Stop, believe_form, one_line
@@ -83,7 +85,13 @@ class Preparer:
         return self._server
 
     def prepare(self, candidate: Candidate, task: KernelTask | None = None) -> Prepared:
-        """Screen and build. With the task at hand, so are extensions that the constructor asks for: no device waits for them."""
+        """Screen and build. With the task at hand, so are extensions that the constructor asks for: no device waits for them.
+
+        Raises EvalError only where the machine fails.
+        """
+        return until_believed(lambda believe_kill: self._prepare(candidate, task, believe_kill))
+
+    def _prepare(self, candidate: Candidate, task: KernelTask | None, believe_kill: bool) -> Prepared:
         started = time.monotonic()
         flags: tuple[str, ...] = ()
         builds = []
@@ -95,7 +103,7 @@ class Preparer:
             if screened.reason:
                 raise Stop(screened.reason, screened.detail)
             if candidate.language is not Language.TRITON:
-                for spec in self._capture(candidate.code, task):
+                for spec in self._capture(candidate.code, task, believe_kill):
                     native = screen_native(spec.text)
                     flags = tuple(dict.fromkeys((*flags, *native.flags)))
                     if native.reason:
@@ -118,10 +126,11 @@ class Preparer:
             seconds=time.monotonic() - started,
         )
 
-    def _capture(self, code: str, task: KernelTask | None) -> list[ExtensionSpec]:
+    def _capture(self, code: str, task: KernelTask | None, believe_kill: bool) -> list[ExtensionSpec]:
         if "load" not in code:
             return []
         with Child(self.server, "capture", self.config.limits) as child:
+            child.believes_kill = believe_kill
             path = child.scratch / "candidate.py"
             path.write_text(code, encoding="utf-8", errors="replace")
             try:
@@ -199,13 +208,16 @@ class Runner:
 
     def run(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
         """The verdict of one prepared candidate. Raises EvalError only where the machine fails."""
+        return until_believed(lambda believe_kill: self._run(task, candidate, prepared, believe_kill))
+
+    def _run(self, task: KernelTask, candidate: Candidate, prepared: Prepared, believe_kill: bool) -> Verdict:
         started = time.monotonic()
         facts: dict[str, Any] = {}
         spent = Stopwatch()
         try:
             if prepared.finding:
                 raise Stop(prepared.finding.reason, prepared.finding.detail, prepared.finding.log)
-            self._verify(task, candidate, prepared, facts, spent)
+            self._verify(task, candidate, prepared, facts, spent, believe_kill)
             finding = Finding(reason="ok")
         except Stop as stop:
             finding = stop.finding
@@ -215,14 +227,16 @@ class Runner:
 
     # -- the protocol --------------------------------------------------------------------------------------------------------------
 
-    def _verify(self, task: KernelTask, candidate: Candidate, prepared: Prepared, facts: dict[str, Any], spent: Stopwatch) -> None:
+    def _verify(
+        self, task: KernelTask, candidate: Candidate, prepared: Prepared, facts: dict[str, Any], spent: Stopwatch, believe_kill: bool
+    ) -> None:
         with spent.on("reference_s"):
-            reference = self._reference_for(task)
+            reference = self._reference_for(task, believe_kill)
         try:
             self._verify_against(reference, task, candidate, prepared, facts, spent)
         except MadeElsewhere:
             with spent.on("reference_s"):
-                reference = self._reference_for(task, construct_on="cpu")
+                reference = self._reference_for(task, believe_kill, construct_on="cpu")
             self._verify_against(reference, task, candidate, prepared, facts, spent)
 
     def _verify_against(
@@ -238,6 +252,7 @@ class Runner:
         processes = candidate.language is Language.TRITON or "torch.compile" in (candidate.code or "")  # these run compilers
         exchange = reference.shared_descriptor
         with Child(self.server, "candidate", self.config.limits, reference.output_bytes, processes=processes, exchange=exchange) as child:
+            child.believes_kill = reference.child.believes_kill
             process = CandidateProcess(child, self.builder, self.config, facts)
             reference.ask("new_candidate")
             self.builder.cache.renew(prepared.libraries.values())  # it may have waited long; what is gone is built again on its request
@@ -426,13 +441,13 @@ class Runner:
 
     # -- the reference -------------------------------------------------------------------------------------------------------------
 
-    def _reference_for(self, task: KernelTask, construct_on: str | None = None) -> ReferenceProcess:
+    def _reference_for(self, task: KernelTask, believe_kill: bool, construct_on: str | None = None) -> ReferenceProcess:
         """The reference process at hand where it serves, else a new one. One whose weights were made on the CPU serves every candidate."""
         server, held = self.server, self._reference
         if held is None or held.task != task or held.child.dead or held.construct_on != (construct_on or held.construct_on):
             self._drop_reference()
             self._reference = ReferenceProcess(server, task, self.config, self.device, construct_on)
-        self._reference.open()
+        self._reference.open(believe_kill=believe_kill)
         return self._reference
 
     def _drop_reference(self) -> None:

@@ -1,6 +1,6 @@
 """Ray actors: one `KernelWorker` per GPU (or CPU slot), and `BuildWorker`s on CPU cores that feed them.
 
-An actor owns its fork server and replaces it when it dies; a candidate's misbehaviour never leaves the actor as an exception. After a
+An actor owns its fork server; what misbehaves, or is killed, below it does not leave it as an exception (kernels_eval.kills). After a
 verdict that a broken GPU may have caused, a canary runs on it; where that fails twice, GpuLostError leaves it and no verdict.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kernels_eval.config import EvalConfig
-from kernels_eval.errors import DeviceError, SandboxError
+from kernels_eval.errors import DeviceError
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 
 if TYPE_CHECKING:
@@ -85,10 +85,7 @@ class BuildWorker:
         if not self._warm:
             self._preparer.builder.warm(*self._share)
             self._warm = True
-        try:
-            return self._preparer.prepare(*records).model_dump(mode="json")
-        except SandboxError:  # the fork server died between two candidates: the next attempt starts another
-            return self._preparer.prepare(*records).model_dump(mode="json")
+        return self._preparer.prepare(*records).model_dump(mode="json")
 
 
 BLAMES_THE_DEVICE = frozenset({"cuda_error", "crashed", "load", "run"})
@@ -117,10 +114,7 @@ class KernelWorker:
         records = KernelTask.model_validate(task), Candidate.model_validate(candidate), Prepared.model_validate(prepared)
         if self._health:
             self._health.remember()
-        try:
-            verdict: Verdict = self._runner.run(*records)
-        except SandboxError:
-            verdict = self._runner.run(*records)
+        verdict: Verdict = self._runner.run(*records)
         if self._health and verdict.reason in BLAMES_THE_DEVICE:
             self._health.confirm()
         return verdict.model_dump(mode="json")

@@ -2,15 +2,16 @@
 
 Layout: `<root>/<stage>/<fingerprint>/part-*.parquet`, files a stage adds, and `manifest.json`, written last.
 
-Guarantees: a part or a manifest is there whole or not at all (written under a temporary name, then renamed); a snapshot with a
-manifest never changes; one without is unfinished and is resumed from the rows it already has; the same stage, configuration, code and
-upstreams give the same fingerprint, so finished work is never done again. Does not guarantee that two processes filling the same
-unfinished snapshot divide the work: both may write a row, and readers keep the first per key.
+Guarantees: a part or a manifest is there whole or not at all (written under a temporary name, then renamed); a snapshot with a manifest
+never changes; one without is unfinished and is resumed from the rows it already has, each of which is there once, whenever its writer was
+killed; the same stage, configuration, code and upstreams give the same fingerprint, so finished work is never done again. Does not
+guarantee that two processes filling the same unfinished snapshot divide the work: both may write a row, and readers keep the first per key.
 """
 
 from __future__ import annotations
 
 import ast
+import fcntl
 import importlib.util
 import json
 import os
@@ -19,7 +20,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
@@ -214,7 +215,8 @@ class Snapshot:
         while part := list(islice(taken, PART_ROWS)):
             self._append_part(part, schema)
 
-    def _append_part(self, rows: list[Mapping[str, Any]], schema: pa.Schema) -> None:
+    def _append_part(self, rows: list[Mapping[str, Any]], schema: pa.Schema, tail: str = "") -> None:
+        """`tail`, part of the name, tells where the rows come from: see `_tail_of`."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -225,7 +227,7 @@ class Snapshot:
         except UnicodeEncodeError:  # lone surrogates, in text that some model wrote
             table = pa.Table.from_pylist([_encodable(row) for row in rows], schema=schema)
         # parts sort in the order of writing: nanoseconds first, then a random tail so that two writers never collide
-        name = f"part-{_now_ns():020d}-{uuid.uuid4().hex[:8]}.parquet"
+        name = f"part-{_now_ns():020d}-{tail or uuid.uuid4().hex[:8]}.parquet"
         self._write(name, lambda handle: pq.write_table(table, handle, compression="zstd"))
 
     @contextmanager
@@ -239,28 +241,34 @@ class Snapshot:
             raise UsageError(f"snapshot {self.path} is finished", "a finished snapshot never changes: change the configuration instead")
         rows: list[Mapping[str, Any]] = []
         local = self._local_path()
-        path = handle = None
+        files: list[Any] = []  # the journal of the part to come, open, where there is one
         if local:
             try:
                 local.mkdir(parents=True, exist_ok=True)
-                path = local / f".journal-{_now_ns():020d}-{os.getpid()}.jsonl"
-                handle = open(path, "a", encoding="utf-8", errors="surrogatepass")
+                files.append(_new_journal(local))
             except OSError as error:
                 raise _unwritable(self.root, error) from error
 
         def add(row: Mapping[str, Any]) -> None:
             rows.append(row)
-            if handle:
-                handle.write(json.dumps(row, default=str) + "\n")
-                handle.flush()
+            try:
+                for handle in files:
+                    handle.write(json.dumps(row, default=str) + "\n")
+                    handle.flush()
+            except OSError as error:
+                raise _unwritable(self.root, error) from error
             if len(rows) >= rows_per_part:
                 flush()
+                files[:] = [_new_journal(local)] if local else []
 
         def flush() -> None:
-            self.append(rows, schema)
+            if rows:
+                self._append_part(rows, schema, *(_tail_of(Path(handle.name)) for handle in files))
             rows.clear()
-            if handle:
-                handle.truncate(0)
+            for handle in files:
+                handle.close()
+                Path(handle.name).unlink(missing_ok=True)
+            files.clear()
 
         try:
             yield add
@@ -268,31 +276,32 @@ class Snapshot:
             try:
                 flush()
             finally:
-                if handle:
-                    handle.close()
-            if path:
-                path.unlink(missing_ok=True)
+                for handle in files:
+                    with suppress(OSError):  # what it still held does not fit on the disk either
+                        handle.close()
 
     def recover(self, schema: pa.Schema) -> int:
-        """Turn journals that killed processes left behind into parts. Returns the number of rows saved."""
+        """Turn journals that killed processes left behind into parts, each once, and remove their other files. Returns the number of rows
+        saved."""
         local, saved = self._local_path(), 0
         if local is None or self.finished:
             return 0
         for path in local.glob(".scratch-*"):
             if not _running(int(path.name.rsplit("-", 1)[1])):
                 shutil.rmtree(path, ignore_errors=True)
+        for path in local.glob(".*.tmp"):
+            if not _running(int(path.name.rsplit(".", 2)[1])):
+                path.unlink(missing_ok=True)
+        known = {part.rsplit("-", 1)[1] for part in self.parts()}
         for path in sorted(local.glob(".journal-*.jsonl")):
-            if _running(int(path.stem.rsplit("-", 1)[1])):
-                continue
-            rows = []
-            for line in path.read_text(encoding="utf-8", errors="surrogatepass").splitlines():
-                try:
-                    rows.append(json.loads(line))
-                except ValueError:
-                    continue  # the line the process was killed in
-            self.append(rows, schema)
-            saved += len(rows)
-            path.unlink()
+            with _left_alone(path) as left:
+                if not left:
+                    continue
+                rows = [] if f"{_tail_of(path)}.parquet" in known else _whole_rows(path)  # its writer may have been killed after that
+                if rows:
+                    self._append_part(rows, schema, _tail_of(path))
+                saved += len(rows)
+                path.unlink()
         return saved
 
     def _local_path(self) -> Path | None:
@@ -354,8 +363,50 @@ def _unwritable(root: str, error: OSError) -> UsageError:
     )
 
 
+def _new_journal(folder: Path) -> Any:
+    """The file of one journal, open and locked: the kernel unlocks it when its writer dies."""
+    while True:
+        path = folder / f".journal-{_now_ns():020d}-{os.getpid()}.jsonl"
+        handle = open(path, "a", encoding="utf-8", errors="surrogatepass")
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if path.exists():
+            return handle
+        handle.close()  # taken for a dead one's before it was locked
+
+
+def _tail_of(journal: Path) -> str:
+    """What ends the name of the part that a journal becomes: so that it becomes one only once, whenever who does it is killed."""
+    return stable_hash(journal.name)[:8]
+
+
+@contextmanager
+def _left_alone(journal: Path) -> Iterator[bool]:
+    """Is its writer gone, and nobody else at recovering it? So it stays inside the block.
+
+    The writer's process id is asked only where there are no locks: ids are used again, in a container very soon.
+    """
+    with open(journal, "a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left = journal.exists()
+        except BlockingIOError:
+            left = False
+        except OSError:
+            left = not _running(int(journal.stem.rsplit("-", 1)[1]))
+        yield left
+
+
+def _whole_rows(journal: Path) -> list[dict[str, Any]]:
+    rows = []
+    for line in journal.read_text(encoding="utf-8", errors="surrogatepass").splitlines():
+        with suppress(ValueError):  # the line that its writer was killed in
+            rows.append(json.loads(line))
+    return rows
+
+
 def _running(pid: int) -> bool:
-    """Is a process with this id alive and not this one? A journal of a living process is still being written."""
+    """Is a process with this id alive and not this one?"""
     import psutil
 
     return pid != os.getpid() and psutil.pid_exists(pid)

@@ -1,10 +1,10 @@
 """Builds the C++ and CUDA extensions that candidates ask for, outside the candidate's process, into a content-addressed cache.
 
 Guarantees: a library is built once per (sources, flags, toolchain), as long as it is kept (`cache`); a compiler that hangs is killed with
-its children; a build that fails with the lite headers is tried again with torch's own, unless its first error is one that torch's headers
-would give too, so the outcome does not depend on the tier; a build that a full disk may have made fail has no outcome. Does not guarantee
-that the compiler itself is safe against hostile input beyond a deadline, a file-size limit, a list of flags that load or write things, and
-whatever `confine` adds.
+its children, one that is killed from outside is started again; a build that fails with the lite headers is tried again with torch's own,
+unless its first error is one that torch's headers would give too, so the outcome does not depend on the tier; a build that a full disk may
+have made fail has no outcome. Does not guarantee that the compiler itself is safe against hostile input beyond a deadline, a file-size
+limit, a list of flags that load or write things, and whatever `confine` adds.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Builder:
 
     @cached_property
     def prepared(self) -> Prepared:
-        return Prepared(self.tools)
+        return Prepared(self.tools, self._work)
 
     def cached(self, spec: ExtensionSpec) -> Build | None:
         return self.cache.find(self.tools.key_for(spec))
@@ -82,7 +82,7 @@ class Builder:
         with ExitStack() as scratch:
             build = self.cache.with_room(lambda: self._compiled(spec, scratch))
             build = build.model_copy(update={"seconds": time.monotonic() - started})
-            if build.reason == "build":  # a deadline may be the machine's fault: not remembered
+            if not build.lasting:
                 return build
             return self.cache.store(self.tools.key_for(spec), build)
 
@@ -92,7 +92,7 @@ class Builder:
         folder = Path(scratch.enter_context(tempfile.TemporaryDirectory(prefix="build-", dir=self.work_root)))
         if self.config.lite_headers and self._lite_can(spec):
             build = self._attempt(spec, "lite", folder)
-            if build.ok or build.reason == "build" or self._certain(build, spec):
+            if build.ok or not build.lasting or self._certain(build, spec):
                 return build
         return self._attempt(spec, "full", folder)
 
@@ -125,7 +125,7 @@ class Builder:
             if outcome == "failed":
                 raise_if_full(self.cache.cache, log)
             reason = "build" if outcome == "timeout" else "build_failed"
-            return Build(ok=False, key=spec.key, tier=tier, reason=reason, log=interesting(log, work))
+            return Build(ok=False, key=spec.key, tier=tier, reason=reason, log=interesting(log, work), lasting=outcome == "failed")
 
         include = self._includes(tier, work)
         if tier == "lite":

@@ -1,8 +1,9 @@
 """What is made once per (torch, Python, compiler) and then shared by every build: shims, header folders, torch's precompiled header.
 
-Guarantees: each thing is made under a lock and renamed into place whole, by whichever builder needs it first. `warm` makes what `lite`
-builds need; torch's precompiled header (45 core-seconds, 790 MB) is made once more than a few sources needed torch's own header, and goes
-when another is made after 30 days without use. Nothing else here is ever removed: kept libraries link to the shims.
+Guarantees: each thing is made under a lock, in the work root of whichever builder needs it first, and renamed into place whole; a compiler
+that is killed from outside is started again. `warm` makes what `lite` builds need; torch's precompiled header (45 core-seconds, 790 MB) is
+made once more than a few sources needed torch's own header, and goes when another is made after 30 days without use. Nothing else here is
+ever removed: kept libraries link to the shims.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from pathlib import Path
 
 from kernels_eval.build.disk import raise_if_full
 from kernels_eval.build.lite import IDENTIFIER, STREAM_NAMES, Operators, TorchNames, file_scope
-from kernels_eval.build.process import Lock, interesting, rename_into_place
+from kernels_eval.build.process import Lock, WorkRoot, interesting, rename_into_place
 from kernels_eval.build.toolchain import HEADERS, Toolchain
 from kernels_eval.errors import ToolchainError
+from kernels_eval.kills import ATTEMPTS, was_killed
 
 DEADLINE_S = 600
-STALE_S = 6 * DEADLINE_S  # nothing takes so long to make: who was making it was killed
 PRECOMPILED_KEPT_S = 30 * 24 * 3600
 # what nvcc's launch stubs call (CUDA 13: __cudaLaunchKernel, before it cudaLaunchKernel), and what sources call themselves
 WRAPPED = (
@@ -39,8 +40,8 @@ SHIMS = ("concur_shim", "concur_python")  # the second knows Python; two files, 
 class Prepared:
     """Things made once, in the cache of one toolchain."""
 
-    def __init__(self, tools: Toolchain) -> None:
-        self.tools = tools
+    def __init__(self, tools: Toolchain, work: WorkRoot) -> None:
+        self.tools, self._work = tools, work
         self.operators = Operators(tools.torch_dir / "include")
 
     @cached_property
@@ -53,13 +54,24 @@ class Prepared:
         if not target.exists():
             with Lock(target.with_name(f".{target.name}.lock")):
                 if not target.exists():
-                    staging = target.with_name(f".{uuid.uuid4().hex}-{target.name}")
+                    staging = self._work.path / f"{uuid.uuid4().hex}-{target.name}"
                     make(staging)
                     rename_into_place(staging, target)
         return target
 
     def _compile(self, what: str, command: Sequence[str]) -> str:
-        done = subprocess.run(command, capture_output=True, text=True, env=self.tools.environment, timeout=DEADLINE_S, errors="replace")
+        for _ in range(ATTEMPTS):
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                env=self.tools.environment,
+                timeout=DEADLINE_S,
+                errors="replace",
+                cwd=self._work.path,
+            )
+            if not was_killed(done.returncode, done.stderr):
+                break
         if done.returncode:
             raise_if_full(self.root, done.stderr)
             raise ToolchainError(f"{what} does not compile with {self.tools.cxx}: {interesting(done.stderr, self.root)}", "concur doctor")
@@ -106,7 +118,7 @@ class Prepared:
         """What torch's headers, and all they include, bring into a source: decides where lite may speak for full."""
 
         def make(staging: Path) -> None:
-            probe = self.root / f".{uuid.uuid4().hex}.cpp"
+            probe = self._work.path / f"{uuid.uuid4().hex}.cpp"
             cuda = ["cuda_runtime.h", "c10/cuda/CUDAGuard.h"] if self.tools.nvcc else []
             heads = ["torch/extension.h", *cuda, *(["ATen/cuda/CUDAContext.h"] if self._has_cuda_libraries() else [])]
             probe.write_text("".join(f"#include <{head}>\n" for head in heads))
@@ -219,7 +231,6 @@ class Prepared:
 
         headers = self.root.parent
         _remove_unused(headers.glob("*/full/torch/extension.h.gch"), PRECOMPILED_KEPT_S)
-        _remove_unused(headers.glob("*/full/torch/.*-extension.h.gch"), STALE_S)
         self._once(made, make)
 
 

@@ -1,8 +1,9 @@
 """Runs compilers: one process group each, bounded in time and in what it may write, in a folder that belongs to this process alone.
 
-Guarantees: a compiler that hangs is killed with its children; a work root is removed when its process ends, and swept by the next builder
-when it was killed; temporary files of compilers lie in that root. Does not guarantee that a compiler is safe against hostile input:
-`confine` is where a caller shuts it in.
+Guarantees: a compiler that hangs is killed with its children; one that is killed from outside is started again (kernels_eval.kills); a work
+root is removed when its process ends, and swept by the next builder when it was killed, after the compilers that still ran in it;
+temporary files of compilers lie in that root. Does not guarantee that a compiler is safe against hostile input: `confine` is where a caller
+shuts it in.
 """
 
 from __future__ import annotations
@@ -18,24 +19,47 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 import psutil
 
+from kernels_eval.kills import ATTEMPTS, was_killed
+
 LOG_LIMIT = 8192
 FILE_LIMIT_BYTES = 2 << 30  # the largest object of an honest kernel is a few megabytes
 
-Outcome = Literal["ok", "failed", "timeout"]
+Outcome = Literal["ok", "failed", "timeout", "killed"]
 
 
 def run(
     command: Sequence[str], work: Path, deadline: float, environment: dict[str, str], confine: Callable[[], None] | None = None
 ) -> Outcome:
-    """Run a compiler in `work`, its messages appended to `work/log`; `deadline` is a time.monotonic() in seconds."""
+    """Run a compiler in `work`, its messages appended to `work/log`; `deadline` is a time.monotonic() in seconds.
+
+    "killed": by SIGKILL, each of three times.
+    """
+    log = work / "log"
+    log.touch()
+    said = log.stat().st_size
+    for _ in range(ATTEMPTS):
+        os.truncate(log, said)
+        returncode = _returncode(command, work, deadline, environment, confine)
+        if returncode is None:
+            return "timeout"
+        if not was_killed(returncode, log.read_bytes()[said:].decode("utf-8", "replace")):
+            return "failed" if returncode else "ok"
+    return "killed"
+
+
+def _returncode(
+    command: Sequence[str], work: Path, deadline: float, environment: dict[str, str], confine: Callable[[], None] | None
+) -> int | None:
+    """None where the deadline came first."""
     remaining = deadline - time.monotonic()
     if remaining <= 0:
-        return "timeout"
+        return None
 
     def prepare() -> None:
         limit_compiler()
@@ -54,13 +78,14 @@ def run(
             preexec_fn=prepare,
         )
         try:
-            return "ok" if process.wait(remaining) == 0 else "failed"
+            return process.wait(remaining)
         except subprocess.TimeoutExpired:
-            return "timeout"
+            return None
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            if process.poll() is None or process.returncode < 0:  # one that was killed leaves what it had started
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def limit_compiler() -> None:
@@ -91,11 +116,22 @@ class WorkRoot:
 
 
 def sweep(cache: Path) -> None:
-    """Remove the work roots of processes that are gone: no such pid here, and nobody holds the lock (a cache may be shared by machines)."""
-    for root in cache.glob("work-*-*"):
+    """Remove the work roots of processes that are gone: no such pid here, and nobody holds the lock (a cache may be shared by machines).
+
+    A compiler outlives a builder that was killed: those at work in such a root are killed first.
+    """
+    for root in cache.resolve().glob("work-*-*"):
         match = re.fullmatch(r"work-(\d+)-[0-9a-f]{32}", root.name)
         if match and not psutil.pid_exists(int(match.group(1))) and _unlocked(root / ".lock"):
+            _kill_at_work_in(root)
             shutil.rmtree(root, ignore_errors=True)
+
+
+def _kill_at_work_in(root: Path) -> None:
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):  # another user's, or one that has just ended
+            if root in Path(process.cwd()).parents:
+                process.kill()
 
 
 def _unlocked(path: Path) -> bool:

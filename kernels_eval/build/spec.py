@@ -50,7 +50,8 @@ class ExtensionSpec(Record):
 class Build(Record):
     """What came of a build. `path` is the library where `ok`; `reason` is a compile_error, timeout or rejected reason where not.
 
-    `library_bytes` is the size of a library that is kept; 0 where nobody has noted it.
+    `library_bytes` is the size of a library that is kept; 0 where nobody has noted it. `lasting` is False where the same source may fare
+    otherwise another time (a deadline, a compiler that was killed): such a build is not kept.
     """
 
     ok: bool
@@ -62,3 +63,4 @@ class Build(Record):
     log: str = ""
     seconds: float = 0.0
     cached: bool = False
+    lasting: bool = True

@@ -70,10 +70,11 @@ class Server:
                 return
 
     def spawn(self, message: dict[str, Any], fds: list[int]) -> int:
+        parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             self.channel.sock.close()
-            _keeper(message, fds, self.layers, self.readable)
+            _keeper(message, fds, self.layers, self.readable, server=parent)
         for descriptor in fds:
             os.close(descriptor)
         self.children.add(pid)
@@ -117,7 +118,7 @@ class Server:
             os.waitpid(pid, 0)
 
 
-def _keeper(message: dict[str, Any], fds: list[int], found: list[str], readable: list[str]) -> None:
+def _keeper(message: dict[str, Any], fds: list[int], found: list[str], readable: list[str], server: int) -> None:
     """Runs in the forked process; never returns."""
     command, log, exchange = fds
     try:
@@ -133,7 +134,7 @@ def _keeper(message: dict[str, Any], fds: list[int], found: list[str], readable:
             _inner(message, found, readable, (command, exchange))
         os.close(command)
         os.close(exchange)
-        _mirror(inner, adopts="namespace:pid" not in found)
+        _mirror(inner, server, adopts="namespace:pid" not in found)
     except BaseException as error:
         sys.stderr.write(f"child failed to start: {type(error).__name__}: {error}\n")
     finally:
@@ -162,7 +163,7 @@ def _inner(message: dict[str, Any], found: list[str], readable: list[str], fds: 
         os._exit(status)
 
 
-def _mirror(inner: int, *, adopts: bool) -> None:
+def _mirror(inner: int, server: int, *, adopts: bool) -> None:
     """Wait for the inner process, bury what it left, and die as it died, so that the parent sees its signal or status.
 
     Where there is a PID namespace the kernel buries, and /proc, which the inner process mounted anew, does not know this process.
@@ -170,6 +171,8 @@ def _mirror(inner: int, *, adopts: bool) -> None:
     if LINUX:
         signal.signal(signal.SIGTERM, lambda *_: _end(inner, adopts))
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # the fork server is gone: nobody else would kill the family
+        if os.getppid() != server:  # it went before it could be noticed
+            _end(inner, adopts)
     status = None
     while status is None:
         pid, ended = os.wait()

@@ -1,8 +1,9 @@
 """The parent's side of isolation: a fork server, and one disposable child per candidate.
 
 Guarantees: every wait has a deadline; a child that hangs, dies or exceeds its memory, its processes or its scratch directory is killed
-with all of its descendants, and nothing of it is left when it is closed; a dead child costs its own verdict only. What layers are in force
-is probed once and recorded. Does not guarantee anything about what native code does to its own process: see docs.
+with all of its descendants, and nothing of it is left when it is closed; a dead child costs its own verdict only, and the death of a fork
+server costs none. What layers are in force is probed once and recorded. Does not guarantee anything about what native code does to its own
+process: see docs.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from kernels_eval.isolation import processes as families
 from kernels_eval.isolation.channel import Channel, ChannelClosed, ChannelTimeout
 from kernels_eval.isolation.confinement import SCRATCH_FILES
 from kernels_eval.isolation.layers import WITHOUT
+from kernels_eval.kills import KilledError
 
 POLL_S = 0.1
 SCRATCH_POLL_S = 0.5
@@ -46,7 +48,10 @@ class Child:
 
     `scratch` is where the parent puts files for the child to read. The child writes in `scratch/work`, its working directory and home,
     which with the layer `tmpfs_scratch` only it can see. `processes` lets it start other programs (Triton's compilers, torch.compile).
+    A child that dies of SIGKILL is a KilledError, unless `believes_kill` is set: then a ChildFailure as any other (kernels_eval.kills).
     """
+
+    believes_kill = False
 
     def __init__(
         self, server: ForkServer, role: str, limits: LimitsConfig, exchange_bytes: int = 0, *, processes: bool = False,
@@ -62,6 +67,8 @@ class Child:
         self._log = self.scratch / "log"
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
+        self.pid: int | None = None
+        self.dead: SandboxError | ChildFailure | None = None
         self.exchange_path = (
             server.shared / f"{self.scratch.name}.bytes"
         )  # in memory, outside the child's scratch: it gets the descriptor only
@@ -72,18 +79,21 @@ class Child:
             self.exchange = os.dup(exchange)
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            self.pid: int | None = server.spawn(role, str(self.scratch), limits, (theirs.fileno(), log, self.exchange), processes=processes)
+            self.pid = server.spawn(role, str(self.scratch), limits, (theirs.fileno(), log, self.exchange), processes=processes)
+        except SandboxError:
+            self.close()  # a child that was forked all the same ends with its channel
+            raise
         finally:
             theirs.close()
             os.close(log)
-        self.dead: ChildFailure | None = None
 
     def request(self, command: str, *, timeout: float, **arguments: Any) -> dict[str, Any]:
-        """Send a command and wait for its answer. Raises ChildFailure: timeout reasons are the caller's to rename."""
+        """Send a command and wait for its answer. Raises ChildFailure (timeout reasons are the caller's to rename), KilledError, and
+        SandboxError where the fork server is gone, which takes its children along."""
         return self.resume({"command": command, **arguments}, timeout, command)
 
     def resume(self, message: dict[str, Any], timeout: float, command: str = "load") -> dict[str, Any]:
-        """Send any message (an answer the child waits for) and wait for what it says next. Raises ChildFailure."""
+        """Send any message (an answer the child waits for) and wait for what it says next. Raises as `request` does."""
         if self.dead:
             raise self.dead
         if self.channel.pending():  # an answer before its question would be taken for the answer to another one
@@ -94,7 +104,7 @@ class Child:
         except ChannelTimeout:
             raise self._fail("run", f"no answer to {command!r} within {timeout:g} s") from None
         except ChannelClosed as error:
-            raise self._fail(*self._post_mortem(str(error))) from None
+            raise self._post_mortem(str(error)) from None
         if not isinstance(answer, dict):
             raise self._fail("exited_early", "the child answered with something that is not a record")
         return answer
@@ -110,11 +120,11 @@ class Child:
             self._watch()
 
     def _watch(self) -> None:
-        """Kill the child where it holds more than it may. Raises ChildFailure then."""
+        """Kill the child where it holds more than it may. Raises ChildFailure then; as `request` does where it has ended."""
         if self.pid is None:
             return
         if families.has_ended(self.pid):  # its orphans can keep the channel open; the fork server kills them
-            raise self._fail(*self._post_mortem("only descendants were left"))
+            raise self._post_mortem("only descendants were left")
         limits, used = self._limits, families.usage(self.pid)
         if used.resident_bytes > self._memory_bytes and families.proportional_memory(self.pid) > self._memory_bytes:
             raise self._fail("out_of_memory", f"resident memory above the limit of {self._memory_bytes / (1 << 30):.3g} GB")
@@ -129,21 +139,28 @@ class Child:
                 raise self._fail("crashed", f"killed: {files} files of {size >> 20} MB, the limit is {limits.scratch_mb} MB")
 
     def _fail(self, reason: str, detail: str) -> ChildFailure:
-        self.dead = ChildFailure(reason, detail)
+        self.dead = failure = ChildFailure(reason, detail)
         self.kill()
-        return self.dead
+        return failure
 
-    def _post_mortem(self, error: str) -> tuple[str, str]:
+    def _post_mortem(self, error: str) -> SandboxError | ChildFailure:
+        """What the end of this child means."""
         code, cpu_s = self._server.reap(self.pid)
         self.pid = None
-        if code is None:
-            return "exited_early", f"the process gave up its channel and went on by itself ({error})"
-        if code in (-signal.SIGKILL, -signal.SIGXCPU) and cpu_s >= self._limits.cpu_s:
-            return "run", f"used {cpu_s:.0f} s of processor time, the limit is {self._limits.cpu_s} s"
-        if code < 0:
+        if code is None and not self._server.alive:
+            self.dead = SandboxError("the fork server was killed, and its children with it", "it is started again with the next candidate")
+        elif code is None:
+            self.dead = ChildFailure("exited_early", f"the process gave up its channel and went on by itself ({error})")
+        elif code in (-signal.SIGKILL, -signal.SIGXCPU) and cpu_s >= self._limits.cpu_s:
+            self.dead = ChildFailure("run", f"used {cpu_s:.0f} s of processor time, the limit is {self._limits.cpu_s} s")
+        elif code == -signal.SIGKILL and not self.believes_kill:
+            self.dead = KilledError(f"the process of {self.scratch.name} was killed by SIGKILL", "see whether dmesg names the OOM killer")
+        elif code < 0:
             name = signal.Signals(-code).name if -code in list(signal.Signals) else str(-code)
-            return "crashed", f"the process was killed by {name}"
-        return "exited_early", f"the process ended by itself with status {code} ({error})"
+            self.dead = ChildFailure("crashed", f"the process was killed by {name}")
+        else:
+            self.dead = ChildFailure("exited_early", f"the process ended by itself with status {code} ({error})")
+        return self.dead
 
     def cpu_clock(self, *, waiting: bool = False) -> Callable[[], int] | None:
         """A clock of the nanoseconds this child and its descendants have spent on a processor, as the kernel accounts them (schedstat);

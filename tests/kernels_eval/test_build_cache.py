@@ -27,6 +27,7 @@ from kernels_eval.build.cache import BLOCK_BYTES, KEEP_S, LIMIT_BYTES, STALE_S, 
 from kernels_eval.build.disk import raise_if_full
 from kernels_eval.build.extensions import Builder
 from kernels_eval.build.prepared import PRECOMPILED_KEPT_S, Prepared
+from kernels_eval.build.process import WorkRoot
 from kernels_eval.build.spec import Build, ExtensionSpec
 from kernels_eval.build.toolchain import Toolchain
 from kernels_eval.config import BuildConfig
@@ -547,7 +548,7 @@ def test_a_library_that_goes_before_the_run_is_built_again() -> None:
 def test_precompiled_headers_that_nobody_uses_go_when_another_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "FULL_BUILDS_WITHOUT", 0)
     monkeypatch.setattr(Prepared, "_compile", lambda self, what, command: Path(command[-1]).write_bytes(b"header") and "")
-    mine = Prepared(Toolchain(tmp_path))
+    mine = Prepared(Toolchain(tmp_path), WorkRoot(tmp_path))
     if not mine.tools.is_gcc:
         pytest.skip("only GCC precompiles here")
     others = {name: tmp_path / "headers" / name / "full/torch/extension.h.gch" for name in ("unused", "used")}

@@ -282,10 +282,21 @@ def test_two_killed_writers_are_both_recovered(tmp_path: Path, snapshot: Snapsho
 
 def test_the_journal_of_a_living_writer_is_left_alone(snapshot: Snapshot) -> None:
     """Its process is still adding to it; taking it away would lose what comes next."""
-    alive = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    writer = """
+import json, sys
+import pyarrow as pa
+from tasks.store import Snapshot
+with Snapshot(sys.argv[1], "stage", "f00d").journal(pa.schema([])) as add:
+    add(json.loads(sys.argv[2]))
+    print("added", flush=True)
+    sys.stdin.read()
+"""
+    command = [sys.executable, "-c", writer, snapshot.root, json.dumps(row(1))]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    alive = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
-        path = snapshot.local_dir() / f".journal-{1:020d}-{alive.pid}.jsonl"
-        path.write_text(json.dumps(row(1)) + "\n")
+        assert alive.stdout is not None and alive.stdout.readline() == "added\n"
+        (path,) = snapshot.local_dir().glob(".journal-*.jsonl")
         assert snapshot.recover(SCHEMA) == 0
         assert path.exists() and snapshot.parts() == []
     finally:
@@ -295,11 +306,59 @@ def test_the_journal_of_a_living_writer_is_left_alone(snapshot: Snapshot) -> Non
     assert keys(snapshot) == ["k000001"] and not path.exists()
 
 
+def test_a_journal_whose_writers_id_is_used_again_is_recovered(snapshot: Snapshot) -> None:
+    """In a container a killed run and the next one have few ids to choose from: that one is in use says nothing."""
+    path = snapshot.local_dir() / f".journal-{1:020d}-{os.getppid()}.jsonl"  # of a process that lives
+    path.write_text(json.dumps(row(1)) + "\n")
+    assert snapshot.recover(SCHEMA) == 1
+    assert keys(snapshot) == ["k000001"] and not path.exists()
+
+
+@pytest.mark.parametrize("who", ["writer", "recovery"])
+def test_killed_between_a_part_and_the_end_of_its_journal_no_row_is_there_twice(
+    snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    def journal() -> None:
+        with snapshot.journal(SCHEMA) as add:
+            add(row(1))
+            add(row(2))
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_: object, **__: object) -> None:
+        raise Killed
+
+    if who == "recovery":
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(Snapshot, "_append_part", die)
+            journal()
+        assert snapshot.parts() == []
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Path, "unlink", die)
+        snapshot.recover(SCHEMA) if who == "recovery" else journal()
+    assert len(snapshot.parts()) == 1 and len(list(Path(snapshot.path).glob(".journal-*.jsonl"))) == 1
+    assert snapshot.recover(SCHEMA) == 0
+    assert snapshot.read().to_dicts() == [row(1), row(2)]
+    assert not list(Path(snapshot.path).glob(".*"))
+
+
+def test_what_a_killed_writer_of_a_part_has_left_goes(snapshot: Snapshot) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left = snapshot.local_dir() / f".part-1-f00dcafe.parquet.{dead.pid}.tmp"
+    left.write_bytes(b"half of a part")
+    others = snapshot.local_dir() / f".manifest.json.{os.getppid()}.tmp"
+    others.touch()
+    assert snapshot.recover(SCHEMA) == 0
+    assert not left.exists() and others.exists()
+
+
 def test_text_with_separators_of_every_kind_stays_in_its_row(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiler logs and model answers hold anything; what Python calls a line end must not cut a row in a journal in two."""
     odd = row(1) | {"names": ["a\u2028b\u0085c\x0cd\x1ce\r\nf", "\x00", "\U0001f600"]}
     with monkeypatch.context() as patch, pytest.raises(UsageError, match="killed"), snapshot.journal(SCHEMA) as add:
-        patch.setattr(snapshot, "append", lambda rows, schema: (_ for _ in ()).throw(UsageError("killed")))  # leaves the journal behind
+        patch.setattr(snapshot, "_append_part", lambda *_: (_ for _ in ()).throw(UsageError("killed")))  # leaves the journal behind
         add(odd)
         add(row(2))
     assert snapshot.parts() == [] and len(list(Path(snapshot.path).glob(".journal-*.jsonl"))) == 1

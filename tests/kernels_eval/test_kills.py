@@ -1,0 +1,314 @@
+"""A SIGKILL from outside changes no verdict: whoever is hit, at whatever step, and who always dies of one gets its verdict at the third."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from kernels_eval.build.extensions import Builder
+from kernels_eval.build.prepared import Prepared
+from kernels_eval.build.process import WorkRoot, sweep
+from kernels_eval.build.spec import ExtensionSpec
+from kernels_eval.build.toolchain import Toolchain
+from kernels_eval.config import BuildConfig
+from kernels_eval.errors import SandboxError, ToolchainError
+from kernels_eval.isolation import processes as families
+from kernels_eval.isolation.sandbox import Child
+from kernels_eval.kills import ATTEMPTS, KilledError, until_believed, was_killed
+from kernels_eval.protocol import Preparer, Runner
+from kernels_eval.records import KernelTask
+from tests.support import kernels
+from tests.support.kernels import AFFINE, WEIGHTED, module
+
+CONFIG = kernels.QUICK.model_copy(update={"time_correct": False})
+HONEST = module("return ext.affine(x)")
+SLOW = module("time.sleep(0.2)\nreturn ext.affine(x)", before="import time\ntime.sleep(0.5)")
+"""Gives a child that was just forked the time to notice that it is to die."""
+ORNAMENT = module("ext.affine(x)\nreturn x * 2.0 + 1.0")
+SHAPED = module("return ext.affine(x) if x.shape[0] == 64 else ext.shifted(x)")
+STALE = module(
+    "return ext.times_row(x, self.frozen)",
+    init="self.gain = nn.Parameter(torch.randn(64))\nself.frozen = self.gain.detach().clone()",
+)
+
+
+# -- the rule ----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deaths", [0, 1, 2, 3])
+def test_two_deaths_are_put_down_to_the_machine_and_the_third_is_believed(deaths: int) -> None:
+    asked: list[bool] = []
+
+    def work(believed: bool) -> str:
+        asked.append(believed)
+        if len(asked) <= deaths and not believed:
+            raise KilledError("killed")
+        return "crashed" if len(asked) <= deaths else "ok"
+
+    assert until_believed(work) == ("crashed" if deaths == 3 else "ok")
+    assert asked == [False, False, True][: min(deaths, 2) + 1]
+
+
+def test_a_machine_that_fails_three_times_is_an_error() -> None:
+    def work(believed: bool) -> None:
+        raise SandboxError("the fork server is gone")
+
+    with pytest.raises(SandboxError):
+        until_believed(work)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "g++: fatal error: Killed signal terminated program cc1plus\ncompilation terminated.",
+        "main.cpp: warning\ncollect2: fatal error: ld terminated with signal 9 [Killed]\ncompilation terminated.",
+        "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
+        "clang++: error: unable to execute command: Killed",
+    ],
+)
+def test_what_compilers_say_of_a_program_that_was_killed(said: str) -> None:
+    assert was_killed(1, said) and was_killed(-signal.SIGKILL, "")
+    assert not was_killed(0, said) and not was_killed(-signal.SIGSEGV, "")
+    assert not was_killed(1, "main.cpp:3:2: error: #error g++: fatal error: Killed signal terminated program cc1plus")
+
+
+# -- children and fork servers -------------------------------------------------------------------------------------------------------------
+
+
+class Verifier:
+    def __init__(self) -> None:
+        self.preparer, self.runner = Preparer(CONFIG), Runner(CONFIG, "cpu")
+
+    def __call__(self, code: str, task: KernelTask = AFFINE) -> str:
+        made = kernels.candidate(task, code)
+        return self.runner.run(task, made, self.preparer.prepare(made, task)).reason
+
+
+@pytest.fixture(scope="module")
+def verify() -> Iterator[Verifier]:
+    made = Verifier()
+    made.preparer.builder.warm()
+    yield made
+    made.preparer.close()
+    made.runner.close()
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, role: str, command: str, victim: str, times: int) -> set[int]:
+    """SIGKILL for so many processes, each when the child of a role is asked a command. Returns the ids of those that were hit so far."""
+    hit: set[int] = set()
+    resume = Child.resume
+
+    def hooked(self: Child, message: dict[str, Any], timeout: float, name: str = "load") -> dict[str, Any]:
+        if self.scratch.name.startswith(f"{role}-") and name == command and len(hit) < times and not self.dead:
+            deadline = time.monotonic() + 30
+            while not (inner := families.children(self.pid)) and not families.has_ended(self.pid):
+                assert time.monotonic() < deadline, "the keeper has forked the process that serves"
+                time.sleep(0.005)
+            keeper, server = self.pid, self._server._process.pid
+            for pid in {"child": inner[:1], "keeper": [keeper], "fork server": [server]}[victim]:
+                if not families.has_ended(pid):  # it was hit before, and its child had answered once more
+                    os.kill(pid, signal.SIGKILL)
+                    hit.add(pid)
+        return resume(self, message, timeout, name)
+
+    monkeypatch.setattr(Child, "resume", hooked)
+    return hit
+
+
+STEPS = [
+    ("capture", "capture", HONEST, AFFINE, "ok"),
+    ("reference", "load", HONEST, AFFINE, "ok"),
+    ("reference", "expect", HONEST, AFFINE, "ok"),
+    ("reference", "compare", HONEST, AFFINE, "ok"),
+    ("reference", "weights_matter", STALE.replace("nn.Parameter(torch.randn(64))", "torch.randn(64)"), WEIGHTED, "stale_weights"),
+    ("candidate", "load", HONEST, AFFINE, "ok"),
+    ("candidate", "call", SHAPED, AFFINE, "shape_specialised"),
+    ("candidate", "state", HONEST, AFFINE, "ok"),
+    ("candidate", "ornamental", ORNAMENT, AFFINE, "no_custom_kernel"),
+]
+
+
+@pytest.mark.parametrize(("role", "command", "code", "task", "reason"), STEPS, ids=[f"{step[0]}-{step[1]}" for step in STEPS])
+def test_a_child_that_is_killed_once_changes_no_verdict(
+    verify: Verifier, monkeypatch: pytest.MonkeyPatch, role: str, command: str, code: str, task: KernelTask, reason: str
+) -> None:
+    verify.runner.close()  # its reference is asked everything anew
+    hit = kill_at(monkeypatch, role, command, "child", 1)
+    assert verify(code, task) == reason
+    assert len(hit) == 1
+
+
+@pytest.mark.parametrize(
+    ("victim", "role", "command", "times"),
+    [
+        ("fork server", "capture", "capture", 1),
+        ("fork server", "reference", "compare", 1),
+        ("fork server", "candidate", "call", ATTEMPTS - 1),
+        ("keeper", "candidate", "call", ATTEMPTS - 1),
+    ],
+)
+def test_a_keeper_or_a_fork_server_that_is_killed_changes_no_verdict(
+    verify: Verifier, monkeypatch: pytest.MonkeyPatch, victim: str, role: str, command: str, times: int
+) -> None:
+    hit = kill_at(monkeypatch, role, command, victim, times)
+    assert verify(SLOW) == "ok"
+    assert len(hit) == times
+
+
+@pytest.mark.parametrize(
+    ("role", "command", "reason"),
+    [("capture", "capture", "crashed"), ("reference", "load", "reference_failed"), ("candidate", "call", "crashed")],
+)
+def test_a_child_that_is_killed_every_time_gets_its_verdict(
+    verify: Verifier, monkeypatch: pytest.MonkeyPatch, role: str, command: str, reason: str
+) -> None:
+    verify.runner.close()
+    with monkeypatch.context() as patch:
+        hit = kill_at(patch, role, command, "child", 100)
+        assert verify(HONEST) == reason
+        assert len(hit) == ATTEMPTS
+    assert verify(HONEST) == "ok", "the next one is not blamed for it"
+
+
+def test_a_fork_server_that_is_killed_every_time_is_the_machines_fault(verify: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        hit = kill_at(patch, "candidate", "call", "fork server", 100)
+        with pytest.raises(SandboxError) as fault:
+            verify(HONEST)
+    assert fault.value.hint and len(hit) == ATTEMPTS
+    assert verify(HONEST) == "ok"
+
+
+# -- compilers ---------------------------------------------------------------------------------------------------------------------------
+
+PLAIN = ExtensionSpec(kind="files", name="plain_ext", files=(("plain.cpp", 'extern "C" int seven() { return 7; }\n'),))
+
+
+@pytest.fixture(params=["driver", "program"])
+def fragile(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[int], Builder]:
+    """Makes a builder, with a cache of its own, whose compiler is killed so many times: itself, or the program that it starts."""
+
+    def made(deaths: int) -> Builder:
+        (tmp_path / "left").write_text(str(deaths))
+        dies = tmp_path / "dies"
+        dies.write_text(
+            textwrap.dedent(f"""\
+            #!/bin/sh
+            left=$(cat {tmp_path}/left)
+            if [ "$left" -gt 0 ]; then echo $((left - 1)) > {tmp_path}/left; kill -9 $$; fi
+            """)
+        )
+        builder = Builder(BuildConfig(), cache=tmp_path / "cache")
+        if request.param == "program" and not builder.tools.is_gcc:
+            pytest.skip("only GCC lets us stand between it and its programs")
+        real, _ = builder.tools.cxx, builder.tools.key  # asked for now: the scripts below would die of it
+        compiler = tmp_path / "compiler"
+        if request.param == "driver":
+            compiler.write_text(f'{dies.read_text()}exec {real} "$@"\n')
+        else:
+            dies.write_text(f'{dies.read_text()}exec "$@"\n')
+            compiler.write_text(f'#!/bin/sh\nexec {real} -wrapper {dies} "$@"\n')
+        for script in (dies, compiler):
+            script.chmod(0o755)
+        builder.tools.__dict__["cxx"] = str(compiler)
+        return builder
+
+    return made
+
+
+def test_a_compiler_that_is_killed_twice_is_started_again(fragile: Callable[[int], Builder]) -> None:
+    builder = fragile(ATTEMPTS - 1)
+    build = builder.build(PLAIN)
+    assert build.ok and build.log == "" and builder.cached(PLAIN) is not None
+
+
+def test_a_compiler_that_is_killed_every_time_has_failed_and_nobody_remembers(fragile: Callable[[int], Builder], tmp_path: Path) -> None:
+    builder = fragile(100)
+    build = builder.build(PLAIN)
+    assert (build.ok, build.reason) == (False, "build_failed")
+    assert (tmp_path / "left").read_text().strip() == str(100 - ATTEMPTS)
+    assert builder.cached(PLAIN) is None
+    (tmp_path / "left").write_text("0")
+    assert builder.build(PLAIN).ok
+
+
+@pytest.mark.parametrize("deaths", [ATTEMPTS - 1, ATTEMPTS])
+def test_what_all_builds_need_is_made_although_its_compiler_is_killed(
+    fragile: Callable[[int], Builder], deaths: int, tmp_path: Path
+) -> None:
+    tools = fragile(deaths).tools
+    source = tmp_path / "one.cpp"
+    source.write_text("int one() { return 1; }\n")
+    command = [tools.cxx, "-c", str(source), "-o", str(tmp_path / "one.o")]
+    prepared = Prepared(tools, WorkRoot(tmp_path / "cache"))
+    if deaths < ATTEMPTS:
+        prepared._compile("a shim", command)
+        assert (tmp_path / "one.o").exists()
+    else:
+        with pytest.raises(ToolchainError):
+            prepared._compile("a shim", command)
+
+
+def test_what_is_made_for_all_leaves_nothing_where_its_maker_is_killed(tmp_path: Path) -> None:
+    """Half of a precompiled header is 800 MB. What a killed process was making lies in its work root, which the next one sweeps."""
+    script = """
+    import os, signal, sys
+    from pathlib import Path
+    from kernels_eval.build.prepared import Prepared
+    from kernels_eval.build.process import WorkRoot
+    from kernels_eval.build.toolchain import Toolchain
+
+    def die(staging):
+        staging.write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    cache = Path(sys.argv[1])
+    made = Prepared(Toolchain(cache), WorkRoot(cache))
+    made._once(made.root / "libshim.so", die)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), str(tmp_path)])
+    assert done.returncode == -signal.SIGKILL and len(list(tmp_path.glob("work-*/*-libshim.so"))) == 1
+    mine = Prepared(Toolchain(tmp_path), WorkRoot(tmp_path))
+    assert mine._once(mine.root / "libshim.so", lambda staging: staging.write_bytes(b"whole") and None).read_bytes() == b"whole"
+    assert [path.name for path in mine.root.iterdir() if path.suffix != ".lock"] == ["libshim.so"]
+    assert len(list(tmp_path.glob("work-*"))) == 1, "its own"
+
+
+def test_a_compiler_does_not_outlive_its_builder_for_long(tmp_path: Path) -> None:
+    """A builder that is killed leaves its compiler at work: who sweeps its folder ends it first."""
+    script = """
+    import os, signal, subprocess, sys
+    from pathlib import Path
+    from kernels_eval.build.process import WorkRoot
+
+    work = WorkRoot(Path(sys.argv[1])).path / "build" / "lite"
+    work.mkdir(parents=True)
+    print(subprocess.Popen(["sleep", "600"], cwd=work, stdout=subprocess.DEVNULL, start_new_session=True).pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert done.returncode == -signal.SIGKILL
+    compiler = psutil.Process(int(done.stdout))
+    bystander = subprocess.Popen(["sleep", "600"], cwd=tmp_path)
+    try:
+        assert compiler.is_running()
+        sweep(tmp_path)
+        assert not list(tmp_path.glob("work-*"))
+        deadline = time.monotonic() + 15
+        while compiler.is_running() and compiler.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline, "the compiler is gone"
+            time.sleep(0.02)
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()

@@ -30,6 +30,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
@@ -62,15 +63,15 @@ BETWEEN_KILLS_S = (2.0, 4.0)
 RUN_S = 3600
 """For either run. One that takes longer hangs."""
 GONE_S = 30
-POLL_S, RETRY_S = 0.05, 0.5
+POLL_S, RETRY_S, APPEARS_S = 0.05, 0.5, 5.0
 CLEAR_ERROR = 3
 """What a driver ends with after an error that names its cause and how to go on."""
 
 WEIGHTS = {
-    "build worker": 2, "kernel worker": 2, "fork server": 2, "keeper": 4, "child": 4, "compiler": 6, "driver": 1, "raylet": 0.4,
+    "build worker": 2, "kernel worker": 2, "fork server": 3, "keeper": 3, "child": 5, "compiler": 5, "driver": 1, "raylet": 0.4,
     "gcs": 0.4, "other process of Ray": 0.5,
 }  # fmt: skip
-"""How likely a kind of process is the next victim, where there is one of it."""
+"""How likely a kind of process is the next victim."""
 COMPILERS = frozenset({"g++", "c++", "gcc", "cc1plus", "as", "ld", "collect2"})
 
 
@@ -304,19 +305,21 @@ def _kind(command: str, name: str) -> str:
 def kill_one(chance: random.Random) -> str | None:
     """SIGKILL for one process of a kind drawn by `WEIGHTS`. Returns the kind; None where nothing was there to kill.
 
-    While a driver starts its workers, nothing is killed: it takes longer than the time between two kills.
+    While a driver starts its workers, nothing is killed: it takes longer than the time between two kills. A kind that comes and goes, as
+    children do, is waited for.
     """
-    found = family()
-    kinds = sorted({kind for kind, _ in found})
-    if "kernel worker" not in kinds or "fork server" not in kinds:
-        return None
-    kind = chance.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0]
-    victim = chance.choice([process for found_kind, process in found if found_kind == kind])
-    try:
-        victim.kill()
-    except psutil.Error:
-        return None
-    return kind
+    kind = chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+    deadline = time.monotonic() + APPEARS_S
+    while time.monotonic() < deadline:
+        found = family()
+        if not {"kernel worker", "fork server"} <= {found_kind for found_kind, _ in found}:
+            return None
+        if victims := [process for found_kind, process in found if found_kind == kind]:
+            with suppress(psutil.Error):
+                chance.choice(victims).kill()
+                return kind
+        time.sleep(POLL_S)
+    return None
 
 
 def adopt_orphans() -> None:

@@ -29,7 +29,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import date
@@ -67,11 +67,11 @@ POLL_S, RETRY_S, APPEARS_S = 0.05, 0.5, 5.0
 CLEAR_ERROR = 3
 """What a driver ends with after an error that names its cause and how to go on."""
 
-WEIGHTS = {
-    "build worker": 2, "kernel worker": 2, "fork server": 3, "keeper": 3, "child": 5, "compiler": 5, "driver": 1, "raylet": 0.4,
-    "gcs": 0.4, "other process of Ray": 0.5,
+VICTIMS = {
+    "build worker": 4, "kernel worker": 4, "fork server": 5, "keeper": 5, "child": 9, "compiler": 8, "driver": 2, "raylet": 1, "gcs": 1,
+    "other process of Ray": 1,
 }  # fmt: skip
-"""How likely a kind of process is the next victim."""
+"""How many of each kind are killed in two minutes, in random order; after that the same again."""
 COMPILERS = frozenset({"g++", "c++", "gcc", "cc1plus", "as", "ld", "collect2"})
 
 
@@ -302,23 +302,25 @@ def _kind(command: str, name: str) -> str:
     return {"raylet": "raylet", "gcs_server": "gcs"}.get(name, "other process of Ray")
 
 
-def kill_one(chance: random.Random) -> str | None:
-    """SIGKILL for one process of a kind drawn by `WEIGHTS`. Returns the kind; None where nothing was there to kill.
+def kill_one(chance: random.Random, deck: deque[str]) -> str | None:
+    """SIGKILL for a random process of the kind that is next in `deck`. Returns the kind; None where nothing was there to kill.
 
     While a driver starts its workers, nothing is killed: it takes longer than the time between two kills. A kind that comes and goes, as
-    children do, is waited for.
+    children do, is waited for; where it does not come, it is its turn again later.
     """
-    kind = chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+    if not deck:
+        deck += chance.sample(list(VICTIMS), sum(VICTIMS.values()), counts=list(VICTIMS.values()))
     deadline = time.monotonic() + APPEARS_S
     while time.monotonic() < deadline:
         found = family()
-        if not {"kernel worker", "fork server"} <= {found_kind for found_kind, _ in found}:
+        if not {"kernel worker", "fork server"} <= {kind for kind, _ in found}:
             return None
-        if victims := [process for found_kind, process in found if found_kind == kind]:
+        if victims := [process for kind, process in found if kind == deck[0]]:
             with suppress(psutil.Error):
                 chance.choice(victims).kill()
-                return kind
+                return deck.popleft()
         time.sleep(POLL_S)
+    deck.rotate(-1)
     return None
 
 
@@ -374,6 +376,7 @@ def run(root: Path, seconds: float, chance: random.Random) -> Run:
 
 def _run(root: Path, seconds: float, chance: random.Random) -> Run:
     seen, kills, restarts = Run(), Counter(), Counter()
+    deck: deque[str] = deque()
     started = time.monotonic()
     driver = Driver(root, 0)
     killed_driver = False
@@ -395,7 +398,7 @@ def _run(root: Path, seconds: float, chance: random.Random) -> Run:
             raise TimeoutError(f"the run in {root} did not end within {RUN_S} s: {driver.tail()}")
         elif spent_s < seconds and now >= next_kill:
             wait_s = RETRY_S
-            if kind := kill_one(chance):
+            if kind := kill_one(chance, deck):
                 print(f"{now - started:6.1f} s  killed: {kind}", flush=True)
                 killed_driver |= kind == "driver"
                 kills[kind] += 1

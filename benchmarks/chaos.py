@@ -447,11 +447,12 @@ def aftermath(root: Path) -> dict[str, Any]:
     from kernels_eval.build.extensions import Builder
     from kernels_eval.isolation.sandbox import ForkServer
 
+    shared = [path for path in Path("/dev/shm").glob("concur-*-*") if not psutil.pid_exists(int(path.name.split("-")[1]))]
     ForkServer().close()
     builder = Builder(CONFIG.eval.build)
     ours = builder.work_root
-    shared = [path for path in Path("/dev/shm").glob("concur-*-*") if not psutil.pid_exists(int(path.name.split("-")[1]))]
-    left = [*(root / "tmp").glob("concur-*"), *shared, *(path for path in (root / "cache").glob("work-*") if path != ours)]
+    left = [*(root / "tmp").glob("concur-*"), *(path for path in shared if path.exists())]
+    left += [path for path in (root / "cache").glob("work-*") if path != ours]
     left += [path for path in (root / "cache/headers").glob("*/.*") if not path.name.endswith(".lock")]
     cache = BuildCache(root / "cache")
     return {

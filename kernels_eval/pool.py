@@ -26,7 +26,7 @@ from kernels_eval.telemetry import BUILDERS, DEVICES, Telemetry
 from kernels_eval.worker import TOGETHER_S, gpu_arch, require_device
 
 DEATHS = 5
-"""Of workers (or of their sandboxes) on one candidate, after which it is believed to be why. A machine under stress kills at random."""
+"""Of workers (or of their sandboxes) on one candidate, after which it is believed to be why."""
 DEVICES_LOST = 3
 """Devices that fail their canary after one candidate, after which it is believed to be why."""
 RESUMES = "what was verified is kept: run the same again"

@@ -250,8 +250,10 @@ class Driver:
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(command, env=environment(root), stdout=log, stderr=log, start_new_session=True)
 
-    def tail(self) -> str:
-        return self.log.read_text(errors="replace")[-1500:].strip()
+    def last_words(self) -> str:
+        """Its error; what it said last where it had none."""
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        return "\n".join([line for line in lines if line.startswith("error: ")][-1:] or lines[-3:])
 
 
 def environment(root: Path) -> dict[str, str]:
@@ -390,12 +392,12 @@ def _run(root: Path, seconds: float, chance: random.Random) -> Run:
             how = "killed" if killed_driver else "clear error" if code == CLEAR_ERROR else f"exit {code}"
             restarts[how] += 1
             if how != "killed":
-                seen.last_words.append(f"{how}: {driver.tail()}")
+                seen.last_words.append(f"{how}: {driver.last_words()}")
             print(f"{now - started:6.1f} s  driver ended ({how})", flush=True)
             killed_driver = False
             driver = Driver(root, sum(restarts.values()))
         elif now - started > RUN_S:
-            raise TimeoutError(f"the run in {root} did not end within {RUN_S} s: {driver.tail()}")
+            raise TimeoutError(f"the run in {root} did not end within {RUN_S} s: {driver.last_words()}")
         elif spent_s < seconds and now >= next_kill:
             wait_s = RETRY_S
             if kind := kill_one(chance, deck):
@@ -553,7 +555,7 @@ def as_text(report: Report) -> str:
         table("verdict", dict(sorted(verdicts.items()))),
         *(["", "Differences:", "", *(f"- {line}" for line in report.differences)] if report.differences else []),
         *(["", "How drivers that were not killed themselves ended:", ""] if chaos.last_words else []),
-        *(f"```\n{words}\n```" for words in chaos.last_words),
+        *(f"- {words}" for words in chaos.last_words),
     ]
     return "\n".join(lines) + "\n"
 

@@ -37,7 +37,8 @@ WATCH_S = 10.0
 
 
 def start_ray(address: str | None = None) -> None:
-    """Connect to a Ray cluster, or start one in this process. Does nothing where Ray runs already. Raises ClusterError."""
+    """Connect to a Ray cluster (`address`, else `$RAY_ADDRESS`), or start one in this process. Does nothing where Ray runs already. Raises
+    ClusterError."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's coming default: zero-GPU actors keep the variable as it is
     import logging
 
@@ -45,10 +46,13 @@ def start_ray(address: str | None = None) -> None:
 
     if ray.is_initialized():
         return
+    address = (
+        address or os.environ.get("RAY_ADDRESS") or "local"
+    )  # without one, Ray looks for the last `ray start`, whether it lives or not
     try:
         ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except Exception as error:  # of many kinds: a bare Exception where a server of its own did not come up in time
-        where = f"at {address}" if address else "here"
+        where = "here" if address == "local" else f"at {address}"
         hint = "see /tmp/ray/session_latest/logs; on a machine under load the same again may do"
         raise ClusterError(f"Ray did not start {where}: {error}", hint) from error
 

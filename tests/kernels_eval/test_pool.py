@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import kernels_eval
 from kernels_eval import pool as pool_module
 from kernels_eval.errors import ClusterError, DeviceError, GpuLostError, SandboxError
 from kernels_eval.pool import Pool
@@ -20,6 +24,7 @@ from kernels_eval.worker import require_device
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, load_inline, module
 
+ROOT = Path(kernels_eval.__file__).parent.parent
 CONFIG = kernels.QUICK.model_copy(update={"time_correct": False})
 
 
@@ -257,6 +262,47 @@ def test_a_worker_that_is_lost_with_its_node_leaves_its_candidate_to_the_others(
         assert not hanging.idle and not hanging.items, "its successor was never placed, and never given work"
 
 
+NODE_LOST = """
+import time
+import ray
+from ray.cluster_utils import Cluster
+from kernels_eval.config import EvalConfig
+from kernels_eval.pool import Pool
+from kernels_eval.records import Language
+from tests.kernels_eval.test_pool import Quick, many
+
+class Slower(Quick):
+    def several(self, calls):
+        time.sleep(0.3)  # the node goes while its worker works
+        return super().several(calls)
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+other = cluster.add_node(num_cpus=1)
+ray.init(address=cluster.address, log_to_driver=False)
+cluster.wait_for_nodes()
+found = []
+with Pool(Language.CPP, EvalConfig(), workers=2, builders=1, builder=Quick, runner=Slower) as pool:
+    for verdict in pool.verify(many(40)):
+        found.append(verdict.candidate_id)
+        if len(found) == 10:
+            cluster.remove_node(other, allow_graceful=False)
+    working = [slot for slot in pool._runners if slot.idle]
+print("found", len(found), len(set(found)), "workers", len(working))
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_a_node_that_is_lost_costs_its_share_only() -> None:
+    """A cluster of two nodes, with a worker on each; one of them is killed."""
+    with tempfile.TemporaryDirectory(prefix="r") as folder:  # short, for its sockets; others would join a cluster that they hear of
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": folder}
+        done = subprocess.run([sys.executable, "-c", NODE_LOST], env=environment, stdout=subprocess.PIPE, text=True, timeout=300)
+        assert (Path(folder) / "ray").is_dir()
+    assert "found 40 40 workers 1" in done.stdout
+
+
 def test_where_no_worker_starts_the_pool_says_so(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "START_S", 1.0)
     with lossy_pool("nowhere", "nowhere") as lossy, pytest.raises(GpuLostError, match="no worker has started") as fault:
@@ -279,6 +325,22 @@ def test_a_lost_node_of_its_own_is_a_clear_error(pool: Pool, monkeypatch: pytest
     with lossy_pool("nowhere", "nowhere") as lossy, pytest.raises(ClusterError, match="lost the node") as fault:
         list(lossy.verify(many(3)))
     assert "run the same again" in fault.value.hint
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "used"),
+    [(None, "", "local"), (None, "10.0.0.7:6379", "10.0.0.7:6379"), ("ray-head:6379", "other:1", "ray-head:6379")],
+)
+def test_a_cluster_is_joined_only_where_it_is_named(monkeypatch: pytest.MonkeyPatch, given: str | None, variable: str, used: str) -> None:
+    """Left to itself Ray joins the last cluster that was started on the machine by anybody, or fails where that one was killed."""
+    import ray
+
+    asked: list[object] = []
+    monkeypatch.setenv("RAY_ADDRESS", variable)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **options: asked.append(options["address"]))
+    pool_module.start_ray(given)
+    assert asked == [used]
 
 
 def test_a_ray_that_does_not_start_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
@@ -62,15 +63,15 @@ BETWEEN_KILLS_S = (2.0, 4.0)
 RUN_S = 3600
 """For either run. One that takes longer hangs."""
 GONE_S = 30
-POLL_S, RETRY_S = 0.05, 0.5
+POLL_S, RETRY_S, APPEARS_S = 0.05, 0.5, 5.0
 CLEAR_ERROR = 3
 """What a driver ends with after an error that names its cause and how to go on."""
 
-WEIGHTS = {
-    "build worker": 2, "kernel worker": 2, "fork server": 2, "keeper": 4, "child": 4, "compiler": 6, "driver": 1, "raylet": 0.4,
-    "gcs": 0.4, "other process of Ray": 0.5,
+VICTIMS = {
+    "build worker": 4, "kernel worker": 4, "fork server": 5, "keeper": 5, "child": 9, "compiler": 8, "driver": 2, "raylet": 1, "gcs": 1,
+    "other process of Ray": 1,
 }  # fmt: skip
-"""How likely a kind of process is the next victim, where there is one of it."""
+"""How many of each kind are killed in two minutes, in random order; after that the same again."""
 COMPILERS = frozenset({"g++", "c++", "gcc", "cc1plus", "as", "ld", "collect2"})
 
 
@@ -249,8 +250,10 @@ class Driver:
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(command, env=environment(root), stdout=log, stderr=log, start_new_session=True)
 
-    def tail(self) -> str:
-        return self.log.read_text(errors="replace")[-1500:].strip()
+    def last_words(self) -> str:
+        """Its error; what it said last where it had none."""
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        return "\n".join([line for line in lines if line.startswith("error: ")][-1:] or lines[-3:])
 
 
 def environment(root: Path) -> dict[str, str]:
@@ -301,22 +304,26 @@ def _kind(command: str, name: str) -> str:
     return {"raylet": "raylet", "gcs_server": "gcs"}.get(name, "other process of Ray")
 
 
-def kill_one(chance: random.Random) -> str | None:
-    """SIGKILL for one process of a kind drawn by `WEIGHTS`. Returns the kind; None where nothing was there to kill.
+def kill_one(chance: random.Random, deck: deque[str]) -> str | None:
+    """SIGKILL for a random process of the kind that is next in `deck`. Returns the kind; None where nothing was there to kill.
 
-    While a driver starts its workers, nothing is killed: it takes longer than the time between two kills.
+    While a driver starts its workers, nothing is killed: it takes longer than the time between two kills. A kind that comes and goes, as
+    children do, is waited for; where it does not come, it is its turn again later.
     """
-    found = family()
-    kinds = sorted({kind for kind, _ in found})
-    if "kernel worker" not in kinds or "fork server" not in kinds:
-        return None
-    kind = chance.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0]
-    victim = chance.choice([process for found_kind, process in found if found_kind == kind])
-    try:
-        victim.kill()
-    except psutil.Error:
-        return None
-    return kind
+    if not deck:
+        deck += chance.sample(list(VICTIMS), sum(VICTIMS.values()), counts=list(VICTIMS.values()))
+    deadline = time.monotonic() + APPEARS_S
+    while time.monotonic() < deadline:
+        found = family()
+        if not {"kernel worker", "fork server"} <= {kind for kind, _ in found}:
+            return None
+        if victims := [process for kind, process in found if kind == deck[0]]:
+            with suppress(psutil.Error):
+                chance.choice(victims).kill()
+                return deck.popleft()
+        time.sleep(POLL_S)
+    deck.rotate(-1)
+    return None
 
 
 def adopt_orphans() -> None:
@@ -371,6 +378,7 @@ def run(root: Path, seconds: float, chance: random.Random) -> Run:
 
 def _run(root: Path, seconds: float, chance: random.Random) -> Run:
     seen, kills, restarts = Run(), Counter(), Counter()
+    deck: deque[str] = deque()
     started = time.monotonic()
     driver = Driver(root, 0)
     killed_driver = False
@@ -384,15 +392,15 @@ def _run(root: Path, seconds: float, chance: random.Random) -> Run:
             how = "killed" if killed_driver else "clear error" if code == CLEAR_ERROR else f"exit {code}"
             restarts[how] += 1
             if how != "killed":
-                seen.last_words.append(f"{how}: {driver.tail()}")
+                seen.last_words.append(f"{how}: {driver.last_words()}")
             print(f"{now - started:6.1f} s  driver ended ({how})", flush=True)
             killed_driver = False
             driver = Driver(root, sum(restarts.values()))
         elif now - started > RUN_S:
-            raise TimeoutError(f"the run in {root} did not end within {RUN_S} s: {driver.tail()}")
+            raise TimeoutError(f"the run in {root} did not end within {RUN_S} s: {driver.last_words()}")
         elif spent_s < seconds and now >= next_kill:
             wait_s = RETRY_S
-            if kind := kill_one(chance):
+            if kind := kill_one(chance, deck):
                 print(f"{now - started:6.1f} s  killed: {kind}", flush=True)
                 killed_driver |= kind == "driver"
                 kills[kind] += 1
@@ -441,11 +449,12 @@ def aftermath(root: Path) -> dict[str, Any]:
     from kernels_eval.build.extensions import Builder
     from kernels_eval.isolation.sandbox import ForkServer
 
+    shared = [path for path in Path("/dev/shm").glob("concur-*-*") if not psutil.pid_exists(int(path.name.split("-")[1]))]
     ForkServer().close()
     builder = Builder(CONFIG.eval.build)
     ours = builder.work_root
-    shared = [path for path in Path("/dev/shm").glob("concur-*-*") if not psutil.pid_exists(int(path.name.split("-")[1]))]
-    left = [*(root / "tmp").glob("concur-*"), *shared, *(path for path in (root / "cache").glob("work-*") if path != ours)]
+    left = [*(root / "tmp").glob("concur-*"), *(path for path in shared if path.exists())]
+    left += [path for path in (root / "cache").glob("work-*") if path != ours]
     left += [path for path in (root / "cache/headers").glob("*/.*") if not path.name.endswith(".lock")]
     cache = BuildCache(root / "cache")
     return {
@@ -546,7 +555,7 @@ def as_text(report: Report) -> str:
         table("verdict", dict(sorted(verdicts.items()))),
         *(["", "Differences:", "", *(f"- {line}" for line in report.differences)] if report.differences else []),
         *(["", "How drivers that were not killed themselves ended:", ""] if chaos.last_words else []),
-        *(f"```\n{words}\n```" for words in chaos.last_words),
+        *(f"- {words}" for words in chaos.last_words),
     ]
     return "\n".join(lines) + "\n"
 

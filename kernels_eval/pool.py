@@ -1,11 +1,11 @@
 """A bounded pipeline over Ray: build on CPU cores, run on devices, yield verdicts as they finish.
 
 Guarantees: exactly one verdict per candidate; at most a fixed number of candidates in memory, however many there are; a candidate that does
-not build never reaches a device; work is handed out by task so that references are reused; a worker that dies is replaced and its candidate
-tried again; nothing waits for a worker that does not start (its node is lost, say) while another one works; a worker whose GPU fails its
-canary is put into quarantine, its candidate goes to the others, and `Pool.quarantined` names it. Raises GpuLostError where no worker is
-left, where none starts, or where the same candidate takes down three workers; ClusterError where Ray fails; ToolchainError and DeviceError
-as they come. Leaving the pool, however early (Ctrl-C, an exception), stops every worker.
+not build never reaches a device; work is handed out by task so that references are reused; a worker that dies is replaced, and its
+candidate tried again, as it is where a sandbox fails; nothing waits for a worker that does not start (its node is lost, say) while another
+one works; a worker whose GPU fails its canary is put into quarantine, its candidate goes to the others, and `Pool.quarantined` names it.
+Raises GpuLostError where no worker is left, where none starts, or where the same candidate takes down three workers; ClusterError where Ray
+fails; ToolchainError and DeviceError as they come. Leaving the pool, however early (Ctrl-C, an exception), stops every worker.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernels_eval.config import EvalConfig
-from kernels_eval.errors import ClusterError, DeviceError, GpuLostError
+from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, SandboxError
 from kernels_eval.protocol import Prepared, verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 from kernels_eval.telemetry import BUILDERS, DEVICES, Telemetry
 from kernels_eval.worker import TOGETHER_S, gpu_arch, require_device
 
-ATTEMPTS = 3
+DEATHS = 5
+"""Of workers (or of their sandboxes) on one candidate, after which it is believed to be why."""
+DEVICES_LOST = 3
+"""Devices that fail their canary after one candidate, after which it is believed to be why."""
 RESUMES = "what was verified is kept: run the same again"
 START_S = 600
 """How long work waits where no worker has started: a machine under load, or a cluster that gets its nodes only when they are asked for."""
@@ -34,7 +37,8 @@ WATCH_S = 10.0
 
 
 def start_ray(address: str | None = None) -> None:
-    """Connect to a Ray cluster, or start one in this process. Does nothing where Ray runs already. Raises ClusterError."""
+    """Connect to a Ray cluster (`address`, else `$RAY_ADDRESS`), or start one in this process. Does nothing where Ray runs already. Raises
+    ClusterError."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's coming default: zero-GPU actors keep the variable as it is
     import logging
 
@@ -42,10 +46,13 @@ def start_ray(address: str | None = None) -> None:
 
     if ray.is_initialized():
         return
+    address = (
+        address or os.environ.get("RAY_ADDRESS") or "local"
+    )  # without one, Ray looks for the last `ray start`, whether it lives or not
     try:
         ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except Exception as error:  # of many kinds: a bare Exception where a server of its own did not come up in time
-        where = f"at {address}" if address else "here"
+        where = "here" if address == "local" else f"at {address}"
         hint = "see /tmp/ray/session_latest/logs; on a machine under load the same again may do"
         raise ClusterError(f"Ray did not start {where}: {error}", hint) from error
 
@@ -55,7 +62,8 @@ class _Item:
     task: KernelTask
     candidate: Candidate
     prepared: Prepared | None = None
-    attempts: int = 0
+    deaths: int = 0
+    devices_lost: int = 0
     forms: tuple[dict[str, Any], ...] = ()
     """What travels: task, candidate and, once there is one, what was prepared. Made once, sent twice."""
 
@@ -225,24 +233,26 @@ class Pool:
         try:
             answers, seconds = ray.get(pending)
         except _lost() as error:
-            for item in items:
-                item.attempts += 1
-                if item.attempts >= ATTEMPTS:
-                    name = item.candidate.candidate_id
-                    raise GpuLostError(
-                        f"a worker died {ATTEMPTS} times on candidate {name}: {error}", "see the Ray logs of this node"
-                    ) from error
             self._replace(slot)
+            for item in items:
+                item.deaths += 1
+                if item.deaths >= DEATHS:
+                    name = item.candidate.candidate_id
+                    hint = f"see the Ray logs of this node; {RESUMES}"
+                    raise GpuLostError(f"a worker died {DEATHS} times on candidate {name}: {error}", hint) from error
             again.extendleft(reversed(items))
             return []
         except ray.exceptions.RayTaskError as error:
-            if not isinstance(error.cause, GpuLostError):
-                raise error.as_instanceof_cause() from error
-            self._quarantine(slot, error.cause)
+            if isinstance(error.cause, GpuLostError):
+                self._quarantine(slot, error.cause)
+            elif not isinstance(error.cause, SandboxError):
+                raise (error.cause if isinstance(error.cause, EvalError) else error.as_instanceof_cause()) from error
             for item in items:
-                item.attempts += 1
-                if item.attempts >= ATTEMPTS or not self._runners:
+                item.deaths += isinstance(error.cause, SandboxError)
+                item.devices_lost += isinstance(error.cause, GpuLostError)
+                if item.deaths >= DEATHS or item.devices_lost >= DEVICES_LOST or not self._runners:
                     raise error.cause from error
+            slot.at_once = 1
             again.extendleft(reversed(items))
             return []
         slot.at_once = min(2 * slot.at_once, self.at_once) if seconds < TOGETHER_S else 1
@@ -268,9 +278,9 @@ class Pool:
         except _lost() as error:
             slot.failures += 1
             self._replace(slot)
-            if slot.failures >= ATTEMPTS:
+            if slot.failures >= DEATHS:
                 slot.failures = 0
-                raise GpuLostError(f"a worker died {ATTEMPTS} times while it started: {error}", "see the Ray logs of this node") from error
+                raise GpuLostError(f"a worker died {DEATHS} times while it started: {error}", "see the Ray logs of this node") from error
         else:
             slot.pending, slot.failures = None, 0
 
@@ -330,10 +340,11 @@ def _together(count: int, take: Callable[[], _Item | None], back: deque[_Item]) 
     """What travels in one call. An item that was under way when a worker was lost travels alone: so the one that does it is found."""
     items: list[_Item] = []
     while len(items) < count and (item := take()):
-        if item.attempts and items:
+        suspect = bool(item.deaths or item.devices_lost)
+        if suspect and items:
             back.appendleft(item)
             break
         items.append(item)
-        if item.attempts:
+        if suspect:
             break
     return items

@@ -60,7 +60,7 @@ class ReferenceProcess:
         self.trials: list[Trial] = []
         self.unsuitable: set[str] = set()
         self._server = server
-        self._believes_kill = False
+        self._believed: frozenset[str] = frozenset()
         self.child = self._started()
         self.flags: tuple[str, ...] = ()
         self._matters: dict[tuple[int, ...], bool] = {}
@@ -70,17 +70,17 @@ class ReferenceProcess:
 
     def _started(self) -> Child:
         child = Child(self._server, "reference", self.config.limits)
-        child.believes_kill = self._believes_kill
+        child.believed = self._believed
         self.path = child.scratch / "task.py"
         self.path.write_text(self.task.code, encoding="utf-8", errors="replace")
         return child
 
-    def open(self, *, believe_kill: bool = False) -> None:
+    def open(self, believed: frozenset[str] = frozenset()) -> None:
         """Load the task and compute the expected values, once; afterwards repeat what came of it. Raises Stop with a task_error.
 
-        `believe_kill` holds until the next call: a SIGKILL then is a task_error too.
+        `believed` holds until the next call: where it names the reference, a SIGKILL is a task_error too.
         """
-        self._believes_kill = self.child.believes_kill = believe_kill
+        self._believed = self.child.believed = believed
         if self.failure:
             raise self.failure
         if self.trials:

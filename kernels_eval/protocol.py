@@ -89,9 +89,9 @@ class Preparer:
 
         Raises EvalError only where the machine fails.
         """
-        return until_believed(lambda believe_kill: self._prepare(candidate, task, believe_kill))
+        return until_believed(lambda believed: self._prepare(candidate, task, believed))
 
-    def _prepare(self, candidate: Candidate, task: KernelTask | None, believe_kill: bool) -> Prepared:
+    def _prepare(self, candidate: Candidate, task: KernelTask | None, believed: frozenset[str]) -> Prepared:
         started = time.monotonic()
         flags: tuple[str, ...] = ()
         builds = []
@@ -103,7 +103,7 @@ class Preparer:
             if screened.reason:
                 raise Stop(screened.reason, screened.detail)
             if candidate.language is not Language.TRITON:
-                for spec in self._capture(candidate.code, task, believe_kill):
+                for spec in self._capture(candidate.code, task, believed):
                     native = screen_native(spec.text)
                     flags = tuple(dict.fromkeys((*flags, *native.flags)))
                     if native.reason:
@@ -126,11 +126,11 @@ class Preparer:
             seconds=time.monotonic() - started,
         )
 
-    def _capture(self, code: str, task: KernelTask | None, believe_kill: bool) -> list[ExtensionSpec]:
+    def _capture(self, code: str, task: KernelTask | None, believed: frozenset[str]) -> list[ExtensionSpec]:
         if "load" not in code:
             return []
         with Child(self.server, "capture", self.config.limits) as child:
-            child.believes_kill = believe_kill
+            child.believed = believed
             path = child.scratch / "candidate.py"
             path.write_text(code, encoding="utf-8", errors="replace")
             try:
@@ -208,16 +208,16 @@ class Runner:
 
     def run(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
         """The verdict of one prepared candidate. Raises EvalError only where the machine fails."""
-        return until_believed(lambda believe_kill: self._run(task, candidate, prepared, believe_kill))
+        return until_believed(lambda believed: self._run(task, candidate, prepared, believed))
 
-    def _run(self, task: KernelTask, candidate: Candidate, prepared: Prepared, believe_kill: bool) -> Verdict:
+    def _run(self, task: KernelTask, candidate: Candidate, prepared: Prepared, believed: frozenset[str]) -> Verdict:
         started = time.monotonic()
         facts: dict[str, Any] = {}
         spent = Stopwatch()
         try:
             if prepared.finding:
                 raise Stop(prepared.finding.reason, prepared.finding.detail, prepared.finding.log)
-            self._verify(task, candidate, prepared, facts, spent, believe_kill)
+            self._verify(task, candidate, prepared, facts, spent, believed)
             finding = Finding(reason="ok")
         except Stop as stop:
             finding = stop.finding
@@ -228,16 +228,16 @@ class Runner:
     # -- the protocol --------------------------------------------------------------------------------------------------------------
 
     def _verify(
-        self, task: KernelTask, candidate: Candidate, prepared: Prepared, facts: dict[str, Any], spent: Stopwatch, believe_kill: bool
+        self, task: KernelTask, candidate: Candidate, prepared: Prepared, facts: dict[str, Any], spent: Stopwatch, believed: frozenset[str]
     ) -> None:
         with spent.on("reference_s"):
-            reference = self._reference_for(task, believe_kill)
+            reference = self._reference_for(task, believed)
         try:
-            self._verify_against(reference, task, candidate, prepared, facts, spent)
+            self._verify_against(reference, task, candidate, prepared, facts, spent, believed)
         except MadeElsewhere:
             with spent.on("reference_s"):
-                reference = self._reference_for(task, believe_kill, construct_on="cpu")
-            self._verify_against(reference, task, candidate, prepared, facts, spent)
+                reference = self._reference_for(task, believed, construct_on="cpu")
+            self._verify_against(reference, task, candidate, prepared, facts, spent, believed)
 
     def _verify_against(
         self,
@@ -247,12 +247,13 @@ class Runner:
         prepared: Prepared,
         facts: dict[str, Any],
         spent: Stopwatch,
+        believed: frozenset[str],
     ) -> None:
         facts.update(device=reference.device_name, reference_operators=reference.operators, flags=reference.flags)
         processes = candidate.language is Language.TRITON or "torch.compile" in (candidate.code or "")  # these run compilers
         exchange = reference.shared_descriptor
         with Child(self.server, "candidate", self.config.limits, reference.output_bytes, processes=processes, exchange=exchange) as child:
-            child.believes_kill = reference.child.believes_kill
+            child.believed = believed
             process = CandidateProcess(child, self.builder, self.config, facts)
             reference.ask("new_candidate")
             self.builder.cache.renew(prepared.libraries.values())  # it may have waited long; what is gone is built again on its request
@@ -441,13 +442,13 @@ class Runner:
 
     # -- the reference -------------------------------------------------------------------------------------------------------------
 
-    def _reference_for(self, task: KernelTask, believe_kill: bool, construct_on: str | None = None) -> ReferenceProcess:
+    def _reference_for(self, task: KernelTask, believed: frozenset[str], construct_on: str | None = None) -> ReferenceProcess:
         """The reference process at hand where it serves, else a new one. One whose weights were made on the CPU serves every candidate."""
         server, held = self.server, self._reference
         if held is None or held.task != task or held.child.dead or held.construct_on != (construct_on or held.construct_on):
             self._drop_reference()
             self._reference = ReferenceProcess(server, task, self.config, self.device, construct_on)
-        self._reference.open(believe_kill=believe_kill)
+        self._reference.open(believed)
         return self._reference
 
     def _drop_reference(self) -> None:

@@ -38,7 +38,7 @@ def run(
 ) -> Outcome:
     """Run a compiler in `work`, its messages appended to `work/log`; `deadline` is a time.monotonic() in seconds.
 
-    "killed": by SIGKILL, each of three times.
+    "killed": by SIGKILL, each of five times.
     """
     log = work / "log"
     log.touch()

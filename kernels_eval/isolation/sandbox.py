@@ -48,10 +48,10 @@ class Child:
 
     `scratch` is where the parent puts files for the child to read. The child writes in `scratch/work`, its working directory and home,
     which with the layer `tmpfs_scratch` only it can see. `processes` lets it start other programs (Triton's compilers, torch.compile).
-    A child that dies of SIGKILL is a KilledError, unless `believes_kill` is set: then a ChildFailure as any other (kernels_eval.kills).
+    A child that dies of SIGKILL is a KilledError, unless its role is in `believed`: then a ChildFailure as any other (kernels_eval.kills).
     """
 
-    believes_kill = False
+    believed: frozenset[str] = frozenset()
 
     def __init__(
         self, server: ForkServer, role: str, limits: LimitsConfig, exchange_bytes: int = 0, *, processes: bool = False,
@@ -59,7 +59,7 @@ class Child:
     ) -> None:  # fmt: skip
         """`exchange` is a descriptor of memory to return outputs through (it stays the caller's); without it a file of `exchange_bytes`
         in memory is made. Raises SandboxError where the fork server fails."""
-        self._server, self._limits = server, limits
+        self._server, self._role, self._limits = server, role, limits
         self._memory_bytes = int(min(limits.memory_gb * (1 << 30), MEMORY_SHARE * machine_memory_bytes()))
         self._scratch_looked_at = 0.0
         self.scratch = Path(tempfile.mkdtemp(prefix=f"{role}-", dir=server.base))
@@ -153,8 +153,8 @@ class Child:
             self.dead = ChildFailure("exited_early", f"the process gave up its channel and went on by itself ({error})")
         elif code in (-signal.SIGKILL, -signal.SIGXCPU) and cpu_s >= self._limits.cpu_s:
             self.dead = ChildFailure("run", f"used {cpu_s:.0f} s of processor time, the limit is {self._limits.cpu_s} s")
-        elif code == -signal.SIGKILL and not self.believes_kill:
-            self.dead = KilledError(f"the process of {self.scratch.name} was killed by SIGKILL", "see whether dmesg names the OOM killer")
+        elif code == -signal.SIGKILL and self._role not in self.believed:
+            self.dead = KilledError(f"the {self._role} process was killed by SIGKILL", "see whether dmesg names the OOM killer", self._role)
         elif code < 0:
             name = signal.Signals(-code).name if -code in list(signal.Signals) else str(-code)
             self.dead = ChildFailure("crashed", f"the process was killed by {name}")

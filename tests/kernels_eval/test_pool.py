@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
-from kernels_eval.errors import DeviceError, GpuLostError
+import kernels_eval
+from kernels_eval import pool as pool_module
+from kernels_eval.errors import ClusterError, DeviceError, GpuLostError, SandboxError
 from kernels_eval.pool import Pool
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 from kernels_eval.worker import require_device
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, load_inline, module
 
+ROOT = Path(kernels_eval.__file__).parent.parent
 CONFIG = kernels.QUICK.model_copy(update={"time_correct": False})
 
 
@@ -181,6 +188,212 @@ def test_a_pool_without_a_working_device_says_so() -> None:
         assert fault.value.hint and len(pool.quarantined) == 2 and not pool._runners
         with pytest.raises(GpuLostError, match="no worker is left.*failed its canary twice"):
             next(pool.verify(pairs((AFFINE, None))))  # a retry says so at once
+
+
+# -- workers that do not start, as those of a node that is lost ---------------------------------------------------------------------------
+
+
+class Quick:
+    """Stands in for both kinds of worker: every candidate is correct at once."""
+
+    def __init__(self, config: object, device: str | None, *_: object) -> None:
+        if device == "dies":
+            os._exit(1)
+        self._hangs = device == "hangs"
+
+    def several(self, calls: list[tuple[dict, ...]]) -> tuple[list[dict], float]:
+        while self._hangs:
+            time.sleep(1)  # until it is killed
+        prepared = {"candidate_id": calls[0][1]["candidate_id"]}
+        verdict = {"task_id": calls[0][0]["task_id"], "language": "cpp", "status": "correct", "reason": "ok"}
+        timing = {"reference_ms": 1.0, "candidate_ms": 0.5, "speedup": 2.0, "speedup_lower": 1.9, "speedup_upper": 2.1, "pairs": 100}
+        timing |= {"calls_per_sample": 10, "clock_bound_ms": 0.5}
+        return [prepared if len(calls[0]) == 2 else prepared | verdict | {"timing": timing}], 1.0
+
+
+def lossy_pool(*runners: str) -> Pool:
+    """A pool with two places for workers. What is started there, in turn: one that "works", one that "hangs" when it is given work, one
+    that "dies" as it starts, one that Ray can place "nowhere"."""
+    plan = iter(runners)
+
+    class LossyPool(Pool):
+        def _new_builder(self, *_: object) -> object:
+            import ray
+
+            return ray.remote(Quick).options(num_cpus=0).remote(self.config, None)
+
+        def _new_runner(self) -> object:
+            import ray
+
+            kind = next(plan)
+            resources = {"a node that is lost": 1} if kind == "nowhere" else {}
+            return ray.remote(Quick).options(num_cpus=0, resources=resources).remote(self.config, kind)
+
+    return LossyPool(Language.CPP, CONFIG, workers=2, builders=1)
+
+
+def many(count: int) -> list[tuple[KernelTask, Candidate]]:
+    return pairs(*[(AFFINE, module(f"return ext.affine(x)  # {number}")) for number in range(count)])
+
+
+def test_nothing_waits_for_a_worker_that_cannot_be_placed(pool: Pool) -> None:
+    asked = many(20)
+    with lossy_pool("works", "nowhere") as lossy:
+        for _ in range(2):
+            assert set(outcomes(asked, list(lossy.verify(asked)))) == {"ok"}
+
+
+def test_a_worker_that_is_lost_with_its_node_leaves_its_candidate_to_the_others(pool: Pool) -> None:
+    import ray
+
+    asked = many(20)
+    with lossy_pool("works", "hangs", "nowhere") as lossy:
+        hanging = lossy._runners[1]
+
+        def lose_it() -> None:
+            deadline = time.monotonic() + 60
+            while not hanging.items and time.monotonic() < deadline:
+                time.sleep(0.01)
+            ray.kill(hanging.actor)
+
+        killer = threading.Thread(target=lose_it)
+        killer.start()
+        verdicts = list(lossy.verify(asked))
+        killer.join()
+        assert set(outcomes(asked, verdicts)) == {"ok"}
+        assert not hanging.idle and not hanging.items, "its successor was never placed, and never given work"
+
+
+NODE_LOST = """
+import time
+import ray
+from ray.cluster_utils import Cluster
+from kernels_eval.config import EvalConfig
+from kernels_eval.pool import Pool
+from kernels_eval.records import Language
+from tests.kernels_eval.test_pool import Quick, many
+
+class Slower(Quick):
+    def several(self, calls):
+        time.sleep(0.3)  # the node goes while its worker works
+        return super().several(calls)
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+other = cluster.add_node(num_cpus=1)
+ray.init(address=cluster.address, log_to_driver=False)
+cluster.wait_for_nodes()
+found = []
+with Pool(Language.CPP, EvalConfig(), workers=2, builders=1, builder=Quick, runner=Slower) as pool:
+    for verdict in pool.verify(many(40)):
+        found.append(verdict.candidate_id)
+        if len(found) == 10:
+            cluster.remove_node(other, allow_graceful=False)
+    working = [slot for slot in pool._runners if slot.idle]
+print("found", len(found), len(set(found)), "workers", len(working))
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_a_node_that_is_lost_costs_its_share_only() -> None:
+    """A cluster of two nodes, with a worker on each; one of them is killed."""
+    with tempfile.TemporaryDirectory(prefix="r") as folder:  # short, for its sockets; others would join a cluster that they hear of
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": folder}
+        done = subprocess.run([sys.executable, "-c", NODE_LOST], env=environment, stdout=subprocess.PIPE, text=True, timeout=300)
+        assert (Path(folder) / "ray").is_dir()
+    assert "found 40 40 workers 1" in done.stdout
+
+
+def test_where_no_worker_starts_the_pool_says_so(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "START_S", 1.0)
+    with lossy_pool("nowhere", "nowhere") as lossy, pytest.raises(GpuLostError, match="no worker has started") as fault:
+        list(lossy.verify(many(3)))
+    assert "ray status" in fault.value.hint
+
+
+def test_a_worker_that_dies_whenever_it_starts_is_no_endless_loop(pool: Pool) -> None:
+    with lossy_pool("nowhere", *["dies"] * 2 * pool_module.DEATHS) as lossy, pytest.raises(GpuLostError, match="times while it started"):
+        list(lossy.verify(many(3)))
+
+
+def test_a_lost_node_of_its_own_is_a_clear_error(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Ray's own process on this node is killed, calls are never answered: seen after some seconds, not never."""
+    import ray
+
+    monkeypatch.setattr(pool_module, "WATCH_S", 0.5)
+    here = ray.get_runtime_context().get_node_id()
+    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": here, "Alive": False}, {"NodeID": "another", "Alive": True}])
+    with lossy_pool("nowhere", "nowhere") as lossy, pytest.raises(ClusterError, match="lost the node") as fault:
+        list(lossy.verify(many(3)))
+    assert "run the same again" in fault.value.hint
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "used"),
+    [(None, "", "local"), (None, "10.0.0.7:6379", "10.0.0.7:6379"), ("ray-head:6379", "other:1", "ray-head:6379")],
+)
+def test_a_cluster_is_joined_only_where_it_is_named(monkeypatch: pytest.MonkeyPatch, given: str | None, variable: str, used: str) -> None:
+    """Left to itself Ray joins the last cluster that was started on the machine by anybody, or fails where that one was killed."""
+    import ray
+
+    asked: list[object] = []
+    monkeypatch.setenv("RAY_ADDRESS", variable)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **options: asked.append(options["address"]))
+    pool_module.start_ray(given)
+    assert asked == [used]
+
+
+def test_a_ray_that_does_not_start_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    def refuse(**_: object) -> None:
+        raise Exception("The current node timed out during startup.")  # what it raises on a machine under load
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(ClusterError, match="did not start here: The current node timed out") as fault:
+        pool_module.start_ray()
+    assert fault.value.hint
+
+
+class Fragile:
+    """A kernel worker whose fork server fails so many times on each candidate that is marked for it, in whichever worker."""
+
+    def __init__(self, config: object, folder: str) -> None:
+        self._folder, self._quick = Path(folder), Quick(config, "works")
+
+    def several(self, calls: list[tuple[dict, ...]]) -> tuple[list[dict], float]:
+        left = self._folder / calls[0][1]["candidate_id"]
+        if left.exists() and (times := int(left.read_text())):
+            left.write_text(str(times - 1))
+            raise SandboxError("the fork server is gone", "mend it")
+        return self._quick.several(calls)
+
+
+@pytest.mark.parametrize("times", [pool_module.DEATHS - 1, pool_module.DEATHS])
+def test_a_sandbox_that_fails_is_tried_again_a_few_times(pool: Pool, tmp_path: Path, times: int) -> None:
+    class SandboxPool(Pool):
+        def _new_builder(self, *_: object) -> object:
+            import ray
+
+            return ray.remote(Quick).options(num_cpus=0).remote(self.config, None)
+
+        def _new_runner(self) -> object:
+            import ray
+
+            return ray.remote(Fragile).options(num_cpus=0).remote(self.config, str(tmp_path))
+
+    asked = many(4)
+    (tmp_path / asked[1][1].candidate_id).write_text(str(times))
+    with SandboxPool(Language.CPP, CONFIG, workers=1, builders=1) as fragile:
+        if times < pool_module.DEATHS:
+            assert set(outcomes(asked, list(fragile.verify(asked)))) == {"ok"}
+        else:
+            with pytest.raises(SandboxError) as fault:
+                list(fragile.verify(asked))
+            assert fault.value.hint == "mend it"
 
 
 @pytest.mark.parametrize("language", [Language.CUDA, Language.TRITON])

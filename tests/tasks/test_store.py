@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -523,6 +524,27 @@ def test_an_unwritable_root_is_one_clear_error(unwritable: str, write: Callable[
         write(Snapshot(unwritable, "stage", "f00d"))
     assert unwritable in caught.value.args[0]
     assert "--set root=DIR" in caught.value.hint
+
+
+def test_a_disk_that_fills_is_one_clear_error_and_what_was_added_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if not shutil.which("mount") or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]).returncode:
+        pytest.skip("a file system cannot be mounted here")
+    added = 0
+    try:
+        snapshot = Snapshot(str(folder), "stage", "f00d")
+        with pytest.raises(UsageError) as caught, snapshot.journal(SCHEMA) as add:
+            while True:
+                add(row(added))
+                added += 1
+        assert "No space left" in str(caught.value) and "free some disk" in caught.value.hint
+        assert subprocess.run(["mount", "-o", "remount,size=1m", str(folder)]).returncode == 0
+        snapshot.recover(SCHEMA)
+        assert 100 < added <= len(keys(snapshot)) <= added + 1
+        assert not list(Path(snapshot.path).glob(".*"))
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def test_a_remote_root_keeps_tables_but_no_files_beside_them() -> None:

@@ -7,7 +7,7 @@ import statistics
 import time
 from typing import Any
 
-from kernels_eval.checks.timing import ImplausibleTime, measure
+from kernels_eval.checks.timing import MOST_CALLS, ImplausibleTime, measure
 from kernels_eval.config import EvalConfig
 from kernels_eval.processes import CandidateProcess, ReferenceProcess
 from kernels_eval.records import Timing
@@ -42,6 +42,7 @@ class PairedClock:
                 self.config.timing,
                 bound=self._bound,
                 throttled=self._throttled,
+                most_calls=self._most_calls(),
             )
         except ImplausibleTime as error:
             raise Stop("implausible_time", str(error)) from error
@@ -62,6 +63,11 @@ class PairedClock:
             self.reference.ask("timing_inputs", seeds=seeds[:count])
         self.process.ask("timing_inputs", seeds=seeds[:count])
         return count
+
+    def _most_calls(self) -> int:
+        """The most calls in a sample. Where all sets of inputs fit into the GPU's cache, each is called once after it was flushed."""
+        task_bytes = self.reference.input_bytes + self.reference.output_bytes
+        return self.sets if self.on_gpu and self.sets * task_bytes < 2 * self.reference.cache_bytes else MOST_CALLS
 
     def _candidate_sample(self, calls: int) -> int:
         sample: Sample = believe_form(Sample, self.process.ask("sample", calls=calls))

@@ -52,7 +52,17 @@ class TimingConfig(_Config):
     min_side_s: float = Field(default=0.2, ge=0, description="seconds of samples on each side at least")
     max_s: float = Field(default=20.0, gt=0, description="budget of one measurement, both sides together")
     interval_width: float = Field(default=0.02, gt=0, description="stop when the 95 % interval of log(ratio) is within +- this")
-    sample_us: float = Field(default=200, gt=0, description="calls are batched until a sample lasts this long")
+    precise_s: float = Field(
+        default=0.4,
+        gt=0,
+        description="budget of a measurement that is precise already: the interval within half of interval_width after precise_pairs",
+    )
+    precise_pairs: int = Field(default=20, ge=4, description="fewest pairs that such a measurement rests on")
+    sample_us: float = Field(
+        default=2000,
+        gt=0,
+        description="calls are batched until a sample lasts this long; asking for one and flushing caches costs 0.5 ms beside it",
+    )
     bootstrap: int = Field(default=2000, ge=100)
     process_spread: float = Field(
         default=0.01,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ from kernels_eval.build.spec import ExtensionSpec
 from kernels_eval.checks import correctness as checks
 from kernels_eval.checks.native_screening import screen_native
 from kernels_eval.config import EvalConfig
-from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
+from kernels_eval.isolation.sandbox import Child, ChildFailure
 from kernels_eval.records import Candidate, KernelTask
 from kernels_eval.testimony import MAY_CLAIM, Notice, Stop, believe_form
 
@@ -52,14 +53,17 @@ class Trial:
 class ReferenceProcess:
     """The trusted process of one task: its model, expected values under secret seeds, and its side of the stopwatch."""
 
-    def __init__(self, server: ForkServer, task: KernelTask, config: EvalConfig, device: str, construct_on: str | None = None) -> None:
-        """`construct_on`: where weights are made, for both sides; by default the device that they are used on."""
+    def __init__(
+        self, start: Callable[[], Child], task: KernelTask, config: EvalConfig, device: str, construct_on: str | None = None
+    ) -> None:
+        """`start` gives a child with the role "reference". `construct_on`: where weights are made, for both sides; by default the device
+        that they are used on."""
         self.task, self.config, self.device, self.construct_on = task, config, device, construct_on or device
         self.seed = secrets.randbits(31)
         self.failure: Stop | None = None
         self.trials: list[Trial] = []
         self.unsuitable: set[str] = set()
-        self._server = server
+        self._start = start
         self._believed: frozenset[str] = frozenset()
         self.child = self._started()
         self.flags: tuple[str, ...] = ()
@@ -69,7 +73,7 @@ class ReferenceProcess:
         self.shared_descriptor: int | None = None
 
     def _started(self) -> Child:
-        child = Child(self._server, "reference", self.config.limits)
+        child = self._start()
         child.believed = self._believed
         self.path = child.scratch / "task.py"
         self.path.write_text(self.task.code, encoding="utf-8", errors="replace")

@@ -31,6 +31,7 @@ from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
 from kernels_eval.kills import until_believed
 from kernels_eval.processes import LOG_BYTES, CandidateProcess, MadeElsewhere, ReferenceProcess, Trial, unmatched_shapes
 from kernels_eval.records import STATUS_OF, Candidate, Correctness, KernelTask, Language, Phases, Record, Verdict
+from kernels_eval.spares import Spares
 from kernels_eval.testimony import REASON_OF_CHANGE, Finding, Notice, Ornamental, Seen, Share, State, Stop, believe_form, one_line
 
 MAX_EXTENSIONS = 16
@@ -43,7 +44,7 @@ OPERATORS_MAY_DIFFER = re.compile(
 """Operators of torch for which the same holds on a GPU (the list in the documentation of torch.use_deterministic_algorithms)."""
 MISUSED = re.compile(r"TypeError: load(_inline)?\(\) ")
 """A call of load_inline or load that its signature does not allow."""
-IDLE_S = 0.05
+IDLE_S = 0.02
 IDLE_SHARE = 0.5
 SLOWER = 1.2  # a reference median above this multiple of the first one seen on this worker is flagged
 
@@ -192,11 +193,14 @@ class Runner:
         cache: Path | None = None,
         cuda_arch: str | None = None,
         server: ForkServer | None = None,
+        ahead: bool | None = None,
     ) -> None:
+        """`ahead`: start the next processes before there is work for them. By default on a GPU, where starting one takes long."""
         self.config, self.device = config, device
         self.builder = confined_builder(config, cache, cuda_arch)
         self._server = server
         self._reference: ReferenceProcess | None = None
+        self._spares = Spares(config, device, ahead=device.startswith("cuda") if ahead is None else ahead)
         self._medians: dict[str, float] = {}
 
     @property
@@ -250,16 +254,14 @@ class Runner:
         believed: frozenset[str],
     ) -> None:
         facts.update(device=reference.device_name, reference_operators=reference.operators, flags=reference.flags)
-        processes = candidate.language is Language.TRITON or "torch.compile" in (candidate.code or "")  # these run compilers
-        exchange = reference.shared_descriptor
-        with Child(self.server, "candidate", self.config.limits, reference.output_bytes, processes=processes, exchange=exchange) as child:
-            child.believed = believed
+        with self._candidate_child(candidate, reference, believed) as child:
             process = CandidateProcess(child, self.builder, self.config, facts)
             reference.ask("new_candidate")
             self.builder.cache.renew(prepared.libraries.values())  # it may have waited long; what is gone is built again on its request
             try:
                 with spent.on("load_s"):
                     process.load(task, candidate, reference, prepared.libraries, self.device)
+                    self._spares.buried()
                 with spent.on("correctness_s"):
                     self._compare_all(reference, process, candidate, facts)
                 with spent.on("attribution_s"):
@@ -271,6 +273,7 @@ class Runner:
                     self._behaviour(process, facts)
                 if self.config.time_correct:
                     with spent.on("timing_s"):
+                        self._spares.settle()
                         self._time(task, reference, process, facts)
                 with spent.on("attribution_s"):
                     self._behaviour(process, facts)
@@ -278,6 +281,21 @@ class Runner:
             except Stop as stop:
                 self._blame(stop, reference)
                 raise
+
+    @contextmanager
+    def _candidate_child(self, candidate: Candidate, reference: ReferenceProcess, believed: frozenset[str]) -> Iterator[Child]:
+        """The process of one candidate; the next one's is started meanwhile."""
+        exchange = reference.output_bytes, reference.shared_descriptor
+        if candidate.language is Language.TRITON or "torch.compile" in (candidate.code or ""):  # these run compilers
+            child = Child(self.server, "candidate", self.config.limits, exchange[0], processes=True, exchange=exchange[1])
+        else:
+            child = self._spares.take(self.server, "candidate", *exchange)
+        child.believed = believed
+        self._spares.replenish(self.server)
+        try:
+            yield child
+        finally:
+            self._spares.bury(child.close)
 
     def _compare_all(self, reference: ReferenceProcess, process: CandidateProcess, candidate: Candidate, facts: dict[str, Any]) -> None:
         """Every trial: right outputs, for unseen inputs, other distributions, reused storage and other weights."""
@@ -447,17 +465,19 @@ class Runner:
         server, held = self.server, self._reference
         if held is None or held.task != task or held.child.dead or held.construct_on != (construct_on or held.construct_on):
             self._drop_reference()
-            self._reference = ReferenceProcess(server, task, self.config, self.device, construct_on)
+            self._reference = ReferenceProcess(lambda: self._spares.take(server, "reference"), task, self.config, self.device, construct_on)
+            self._spares.buried()
         self._reference.open(believed)
         return self._reference
 
     def _drop_reference(self) -> None:
         if self._reference:
-            self._reference.close()
+            self._spares.bury(self._reference.close)
             self._reference = None
 
     def close(self) -> None:
         self._drop_reference()
+        self._spares.close()
         if self._server:
             self._server.close()
 

@@ -7,6 +7,7 @@ does not reach them. Native code does; the parent's clock bounds what is reporte
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from typing import Any
 
@@ -20,6 +21,7 @@ _synchronize = torch.cuda.synchronize
 _Event = torch.cuda.Event
 
 HOARD_BYTES = 1 << 30
+HOARD_SHARE = 32  # of a large device's memory one in so many parts: asking the driver again for each call takes longer than the call
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_PERTURB = -1, -2, -4, -6
 
 
@@ -48,6 +50,7 @@ class Side:
         self.timed_inputs: list[list[Any]] = []
         self.turn = 0
         self.flush: Any = None
+        self._hoard_bytes = 0
 
     @property
     def on_gpu(self) -> bool:
@@ -65,9 +68,37 @@ class Side:
             torch.backends.cuda.matmul.allow_tf32 = False
             torch.backends.cudnn.allow_tf32 = False
 
+    def do_prepare(self, device: str, threads: int) -> dict[str, Any]:
+        """Make the device ready before the work is known: its context, and the kernels that every verification needs."""
+        self.prepare_device(device, threads)
+        if self.on_gpu:
+            self.warm_up()
+            self.synchronise()
+        self.channel.accepts_descriptors = True  # `do_exchange` is next
+        return {}
+
+    def warm_up(self) -> None:
+        """Run once what CUDA would load with its first use."""
+        x = torch.rand(64, 64, device=self.device) * 2 - 1
+        y = torch.randn(64, 64, device=self.device).clone().copy_(x).fill_(0.5)
+        torch.equal(x, y)
+        bool(((x == y) | (x != x)).all())
+        self._sample_gpu([])
+
+    def do_exchange(self) -> dict[str, Any]:
+        """Take over what outputs are returned through: it comes with this message."""
+        self.channel.accepts_descriptors = False
+        os.close(self.exchange)
+        self.exchange = self.channel.descriptors.pop()
+        return {}
+
     def give_back_memory(self) -> None:
         """Return cached device memory to the driver: reference and candidate share one GPU, and neither sees the other's cache."""
-        if self.on_gpu and torch.cuda.memory_reserved() > HOARD_BYTES:
+        if not self.on_gpu:
+            return
+        if not self._hoard_bytes:
+            self._hoard_bytes = max(HOARD_BYTES, torch.cuda.get_device_properties(0).total_memory // HOARD_SHARE)
+        if torch.cuda.memory_reserved() > self._hoard_bytes:
             torch.cuda.empty_cache()
 
     def synchronise(self) -> None:

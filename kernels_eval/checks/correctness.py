@@ -38,7 +38,7 @@ def measure(actual: Any, oracle: Any, reference: Any) -> dict[str, Any]:
 
 
 CHUNK = 1 << 24
-DEVICE_CHUNK = 1 << 25
+DEVICE_CHUNK = 1 << 24
 """Elements compared at once: float64 copies of whole outputs of several gigabytes would not fit beside them."""
 
 

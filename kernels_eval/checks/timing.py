@@ -50,9 +50,13 @@ def measure(
     cpu_clock: CpuClock | None = None,
     bound: Callable[[float], float] | None = None,
     throttled: Callable[[], bool | None] = lambda: None,
+    most_calls: int = MOST_CALLS,
     seed: int = 0,
 ) -> Timing:
     """Measure both sides until the 95 % interval of log(speedup) is narrow enough or the budget is spent.
+
+    The budget is `max_s`, and `precise_s` once the interval is half as wide as it may be: more samples of slow calls would sharpen what
+    the spread between processes blurs anyway. A sample holds `most_calls` calls at most.
 
     `bound(call_ns)` measures nanoseconds a call by a clock that the candidate cannot reach, on inputs it has not seen; without it the same
     samples are bounded. `cpu_clock` is given where the work is done on the processor: on a busy machine it, not the wall, is the fair
@@ -60,7 +64,7 @@ def measure(
     `clock_bound_share` of the bound.
     """
     a, b = _Side(reference), _Side(candidate)
-    calls = _calls_per_sample(a, b, config)
+    calls = _calls_per_sample(a, b, config, most_calls)
     slowed = [throttled()]
     started = time.monotonic()
     while True:
@@ -68,11 +72,12 @@ def measure(
             side.take(calls)
         pairs, elapsed = len(a.reported), time.monotonic() - started
         enough = pairs >= config.min_pairs and min(sum(a.reported), sum(b.reported)) >= config.min_side_s * 1e9
+        precise = pairs >= config.precise_pairs and elapsed >= config.precise_s
         if elapsed >= config.max_s and pairs >= 4:
             break
-        if enough and pairs % 10 == 0:
+        if (enough or precise) and pairs % 10 == 0:
             low, high = log_ratio_interval(a.reported, b.reported, resamples=200, seed=seed)
-            if (high - low) / 2 <= config.interval_width:
+            if (high - low) / 2 <= (config.interval_width if enough else config.interval_width / 2):
                 break
     slowed.append(throttled())
     low, high = log_ratio_interval(a.reported, b.reported, resamples=config.bootstrap, seed=seed)
@@ -120,7 +125,7 @@ def log_ratio_interval(
     return float(low), float(high)
 
 
-def _calls_per_sample(a: _Side, b: _Side, config: TimingConfig) -> int:
+def _calls_per_sample(a: _Side, b: _Side, config: TimingConfig, most_calls: int) -> int:
     """Warm both sides until two consecutive medians of 3 agree within 1 %, then batch calls until the shorter sample is long enough.
 
     The batch grows by what the parent's clock sees, too: a side that reports next to nothing does not get a million calls.
@@ -138,8 +143,8 @@ def _calls_per_sample(a: _Side, b: _Side, config: TimingConfig) -> int:
     faster = min((a, b), key=lambda side: min(side.reported))
     calls, wanted = 1, config.sample_us * 1e3
     shortest, wall = float(min(faster.reported)), 0
-    while shortest < wanted and wall < 20 * wanted and calls < MOST_CALLS:
-        calls *= int(np.clip(np.ceil(wanted / shortest), 2, 10))
+    while shortest < wanted and wall < 20 * wanted and calls < most_calls:
+        calls = min(most_calls, calls * int(np.clip(np.ceil(wanted / shortest), 2, 10)))
         started = time.perf_counter_ns()
         faster.take(calls)
         wall, shortest = wall + time.perf_counter_ns() - started, float(faster.reported[-1])

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
@@ -62,8 +63,7 @@ class Child:
         self._server, self._role, self._limits = server, role, limits
         self._memory_bytes = int(min(limits.memory_gb * (1 << 30), MEMORY_SHARE * machine_memory_bytes()))
         self._scratch_looked_at = 0.0
-        self.scratch = Path(tempfile.mkdtemp(prefix=f"{role}-", dir=server.base))
-        (self.scratch / "work").mkdir(mode=0o700)
+        self.scratch = server.scratch_for(role)
         self._log = self.scratch / "log"
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
@@ -72,11 +72,8 @@ class Child:
         self.exchange_path = (
             server.shared / f"{self.scratch.name}.bytes"
         )  # in memory, outside the child's scratch: it gets the descriptor only
-        if exchange is None:
-            self.exchange = os.open(self.exchange_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            os.ftruncate(self.exchange, max(exchange_bytes, 1))
-        else:
-            self.exchange = os.dup(exchange)
+        self.exchange = self._opened(exchange_bytes, exchange)
+        self.owed: str | None = None
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self.pid = server.spawn(role, str(self.scratch), limits, (theirs.fileno(), log, self.exchange), processes=processes)
@@ -92,22 +89,58 @@ class Child:
         SandboxError where the fork server is gone, which takes its children along."""
         return self.resume({"command": command, **arguments}, timeout, command)
 
-    def resume(self, message: dict[str, Any], timeout: float, command: str = "load") -> dict[str, Any]:
+    def resume(self, message: dict[str, Any], timeout: float, command: str = "load", fds: tuple[int, ...] = ()) -> dict[str, Any]:
         """Send any message (an answer the child waits for) and wait for what it says next. Raises as `request` does."""
+        self.begin(message, fds)
+        return self.finish(command, timeout)
+
+    def begin(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+        """Send a message, and leave waiting for the answer to `finish`. Raises as `request` does."""
         if self.dead:
             raise self.dead
+        command = message.get("command", "load")
         if self.channel.pending():  # an answer before its question would be taken for the answer to another one
             raise self._fail("exited_early", f"the process answered before it was asked ({command!r})")
         try:
-            self.channel.send(message)
+            self.channel.send(message, fds)
+        except ChannelClosed as error:
+            raise self._post_mortem(str(error)) from None
+        self.owed = command
+
+    def finish(self, command: str, timeout: float) -> dict[str, Any]:
+        """The answer to what was begun, within `timeout` seconds from now. Raises as `request` does."""
+        if self.dead:
+            raise self.dead
+        try:
             answer = self._wait(timeout)
         except ChannelTimeout:
             raise self._fail("run", f"no answer to {command!r} within {timeout:g} s") from None
         except ChannelClosed as error:
             raise self._post_mortem(str(error)) from None
+        self.owed = None
         if not isinstance(answer, dict):
             raise self._fail("exited_early", "the child answered with something that is not a record")
         return answer
+
+    def exchange_through(self, exchange_bytes: int, exchange: int | None, timeout: float) -> None:
+        """Give a child that was started before its work was known what it returns outputs through (see the constructor). Raises as
+        `request` does."""
+        os.close(self.exchange)
+        self.exchange_path.unlink(missing_ok=True)
+        self.exchange = self._opened(exchange_bytes, exchange)
+        self.resume({"command": "exchange"}, timeout, "exchange", (self.exchange,))
+
+    def _opened(self, exchange_bytes: int, exchange: int | None) -> int:
+        if exchange is not None:
+            return os.dup(exchange)
+        opened = os.open(self.exchange_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        os.ftruncate(opened, max(exchange_bytes, 1))
+        return opened
+
+    @property
+    def gone(self) -> bool:
+        """Has it died, as far as can be seen without asking it?"""
+        return self.dead is not None or self.pid is None or families.has_ended(self.pid)
 
     def _wait(self, timeout: float) -> Any:
         deadline = time.monotonic() + timeout
@@ -233,6 +266,7 @@ class ForkServer:
         without = os.environ.get(WITHOUT, "").split(",") if without is None else without
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
+        self._asking = threading.RLock()  # spares start and end in a thread of their own (kernels_eval.spares)
         self._closed = False
         with open(self.base / "forkserver.log", "wb") as log:
             self._process = subprocess.Popen(
@@ -252,14 +286,24 @@ class ForkServer:
             self.close()
             raise SandboxError(f"the fork server did not start: {error}. {log_tail}", "concur doctor") from error
 
+    def scratch_for(self, role: str) -> Path:
+        """A folder for one child. Raises SandboxError where this server is closed, and took its folders along."""
+        try:
+            scratch = Path(tempfile.mkdtemp(prefix=f"{role}-", dir=self.base))
+            (scratch / "work").mkdir(mode=0o700)
+        except FileNotFoundError as error:
+            raise SandboxError("the fork server is gone, and its folders with it", "it is started again with the next candidate") from error
+        return scratch
+
     def spawn(self, role: str, scratch: str, limits: LimitsConfig, fds: tuple[int, ...], *, processes: bool = False) -> int:
         message = {
             "spawn": role, "scratch": scratch, "limits": limits.model_dump(), "processes": processes, "readable": self._readable,
             "writable": [str(self.shared)] if role == "reference" else [],  # it reads what candidates returned
         }  # fmt: skip
         try:
-            self.channel.send(message, fds)
-            return int(self.channel.receive(30)["pid"])
+            with self._asking:
+                self.channel.send(message, fds)
+                return int(self.channel.receive(30)["pid"])
         except (ChannelClosed, ChannelTimeout, KeyError) as error:
             self.close()  # whatever it still answers would be taken for the answer to another question
             raise SandboxError(f"the fork server is gone: {error}", "it is started again with the next candidate") from error
@@ -282,8 +326,9 @@ class ForkServer:
         if pid is None:
             return None, 0.0
         try:
-            self.channel.send({question: pid})
-            answer = self.channel.receive(30)
+            with self._asking:
+                self.channel.send({question: pid})
+                answer = self.channel.receive(30)
             return answer.get("status"), float(answer.get("cpu_s", 0.0))
         except (ChannelClosed, ChannelTimeout):
             self.close()

@@ -218,6 +218,15 @@ def test_more_pairs_narrow_the_interval() -> None:
     assert many < few / 2
 
 
+def test_slow_calls_that_hardly_differ_are_measured_for_the_shorter_budget() -> None:
+    config = TimingConfig(max_s=20.0, precise_s=0.05, bootstrap=100)
+    steady = measure(honest(4e6), honest(8e6), config)
+    assert config.precise_pairs <= steady.pairs < config.min_pairs
+    noise = np.random.default_rng(3)
+    uneven = measure(lambda calls: int(4e6 * calls * noise.uniform(0.7, 1.3)), honest(4e6), config.model_copy(update={"max_s": 0.5}))
+    assert uneven.pairs > config.min_pairs, "what is not precise yet has the whole budget"
+
+
 @pytest.mark.parametrize("bad", [{"min_pairs": 1}, {"max_s": 0}, {"clock_bound_share": 1.0}, {"bootstrap": 10}, {"unknown": 1}])
 def test_a_configuration_that_makes_no_sense_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ValidationError):

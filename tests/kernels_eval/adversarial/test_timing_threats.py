@@ -18,7 +18,7 @@ from tests.support.adversarial import AFFINE_CPP, Case, Judge, Trial, trials, wr
 from tests.support.kernels import kernel_task, task_source
 
 code = writer(AFFINE_CPP, ["affine"], "adversarial_timing")
-CONFIG = TimingConfig(max_s=5.0, min_pairs=60, min_side_s=0.0, interval_width=0.5, bootstrap=400)
+CONFIG = TimingConfig(max_s=5.0, min_pairs=60, min_side_s=0.0, interval_width=0.5, bootstrap=400, sample_us=200)
 
 
 def has_an_interval(verdict: Verdict) -> None:

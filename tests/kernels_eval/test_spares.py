@@ -1,0 +1,116 @@
+"""Processes that are started before there is work for them: the same verdicts, and nothing is lost with one that dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from kernels_eval.errors import SandboxError
+from kernels_eval.isolation.sandbox import Child, ForkServer
+from kernels_eval.protocol import Preparer, Runner
+from kernels_eval.records import KernelTask
+from kernels_eval.spares import ROLES, Spares
+from tests.support import kernels
+from tests.support.kernels import AFFINE, WEIGHTED, module
+
+CONFIG = kernels.QUICK
+CODES = {
+    "ok": (AFFINE, module("return ext.affine(x)")),
+    "wrong_output": (AFFINE, module("return ext.affine(x) + 1.0")),
+    "exception": (AFFINE, module("raise ValueError('no')")),
+    "wrong_shape": (WEIGHTED, module("return x[:1]")),
+}
+
+
+class Verifier:
+    def __init__(self, ahead: bool) -> None:
+        self.preparer, self.runner = Preparer(CONFIG), Runner(CONFIG, "cpu", ahead=ahead)
+
+    def __call__(self, task: KernelTask, code: str) -> str:
+        made = kernels.candidate(task, code)
+        return self.runner.run(task, made, self.preparer.prepare(made, task)).reason
+
+    def spare(self, role: str) -> Child:
+        return self.runner._spares._starting[role][1].result()
+
+
+@pytest.fixture
+def verify() -> Iterator[Verifier]:
+    made = Verifier(ahead=True)
+    yield made
+    made.preparer.close()
+    made.runner.close()
+
+
+def test_verdicts_are_those_of_processes_that_are_started_when_they_are_needed(verify: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[str, bool]] = []
+    take = Spares._spare
+
+    def watched(self: Spares, server: ForkServer, role: str) -> Child | None:
+        child = take(self, server, role)
+        taken.append((role, child is not None))
+        return child
+
+    monkeypatch.setattr(Spares, "_spare", watched)
+    for _ in range(2):
+        for reason, (task, code) in CODES.items():
+            assert verify(task, code) == reason
+    candidates = [there for role, there in taken if role == "candidate"]
+    assert not candidates[0] and all(candidates[1:]), "the first had to be started; every other one was there"
+    assert [there for role, there in taken if role == "reference"].count(False) == 1
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_spare_that_is_killed_while_it_waits_costs_no_verdict(verify: Verifier, role: str) -> None:
+    task, code = CODES["ok"]
+    assert verify(task, code) == "ok"
+    verify.runner._spares.settle()
+    child = verify.spare(role)
+    os.kill(child.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while not child.gone:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert verify(WEIGHTED, CODES["wrong_shape"][1]) == "wrong_shape"
+    assert verify(task, code) == "ok"
+
+
+def test_spares_of_a_fork_server_that_is_gone_are_forgotten(verify: Verifier) -> None:
+    task, code = CODES["ok"]
+    assert verify(task, code) == "ok"
+    verify.runner.server._process.kill()
+    verify.runner.server._process.wait()
+    assert verify(task, code) == "ok"
+
+
+def test_nothing_is_under_way_once_settled_and_nothing_is_left_once_closed() -> None:
+    spares = Spares(CONFIG, "cpu", ahead=True)
+    with_server = ForkServer()
+    try:
+        closed: list[float] = []
+        spares.bury(lambda: closed.append(time.monotonic()))
+        spares.replenish(with_server)
+        spares.settle()
+        children = [spares._starting[role][1].result() for role in ROLES]
+        assert closed and not any(child.owed for child in children)
+        pids = [child.pid for child in children]
+        spares.close()
+        assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
+        assert not any(child.scratch.exists() for child in children)
+    finally:
+        with_server.close()
+
+
+def test_a_fork_server_that_fails_is_an_error_of_the_one_who_needs_a_child() -> None:
+    spares, server = Spares(CONFIG, "cpu", ahead=True), ForkServer()
+    server.close()
+    spares.replenish(server)
+    spares.settle()
+    with pytest.raises(SandboxError):
+        spares.take(server, "candidate")
+    spares.close()

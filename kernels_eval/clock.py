@@ -17,9 +17,10 @@ SETS = (3, 64)
 """Fewest and most sets of inputs that timed calls rotate over."""
 LARGE_BYTES = 2 << 30  # above this, two sets must do
 DRAW_S = 0.3  # time for drawing one side's sets
+UNSEEN = 512  # most calls of a round of the bound: what is late once in a round must weigh little on each of them
 BOUND_NS = 1e7
-BOUND_REPEATS = 5
-BOUND_S = 0.3  # calls that take longer are bounded by fewer rounds: a delay of the machine weighs little on them
+BOUND_REPEATS = (2, 5)
+BOUND_S = 0.06  # calls that take long are bounded by fewer rounds: a delay of the machine weighs little on them
 MESSAGE_NS = 300_000  # the most that is taken off for sending a command and its answer
 
 
@@ -62,6 +63,7 @@ class PairedClock:
         if count > least:
             self.reference.ask("timing_inputs", seeds=seeds[:count])
         self.process.ask("timing_inputs", seeds=seeds[:count])
+        self.unseen = int(max(2, min(UNSEEN, room, DRAW_S / BOUND_REPEATS[1] / max(one_set_s, 1e-6))))
         return count
 
     def _most_calls(self) -> int:
@@ -81,11 +83,12 @@ class PairedClock:
         How many calls a round makes is drawn, so which one is the last, whose answer is compared, cannot be known before.
         """
         self.reference.ask("timing_inputs", seeds=[])  # its samples are taken: large inputs need the room
-        wanted = min(self.sets, max(2, BOUND_NS / max(call_ns, 1.0)))
+        wanted = min(max(self.sets, self.unseen), max(2, BOUND_NS / max(call_ns, 1.0)))
         overhead = self._message_ns()
         bounds: list[float] = []
         spent = 0.0
-        while len(bounds) < BOUND_REPEATS and spent < BOUND_S * 1e9:
+        least, most = BOUND_REPEATS
+        while len(bounds) < least or (len(bounds) < most and spent < BOUND_S * 1e9):
             calls = max(2, round(wanted * (0.7 + 0.6 * secrets.randbelow(1001) / 1000)))
             seeds = [*(secrets.randbits(31) for _ in range(calls - 1)), self.reference.after.seed]
             self.process.ask("unseen", seeds=seeds)

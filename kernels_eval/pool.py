@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from kernels_eval.cluster import require_cluster
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, SandboxError
 from kernels_eval.protocol import Prepared, verdict_of
@@ -38,7 +39,7 @@ WATCH_S = 10.0
 
 def start_ray(address: str | None = None) -> None:
     """Connect to a Ray cluster (`address`, else `$RAY_ADDRESS`), or start one in this process. Does nothing where Ray runs already. Raises
-    ClusterError."""
+    UsageError where no cluster answers at the address, ClusterError where Ray fails."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's coming default: zero-GPU actors keep the variable as it is
     import logging
 
@@ -46,9 +47,10 @@ def start_ray(address: str | None = None) -> None:
 
     if ray.is_initialized():
         return
-    address = (
-        address or os.environ.get("RAY_ADDRESS") or "local"
-    )  # without one, Ray looks for the last `ray start`, whether it lives or not
+    # without an address Ray looks for the last `ray start`, whether it lives or not
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    if address != "local":
+        require_cluster(address)
     try:
         ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except Exception as error:  # of many kinds: a bare Exception where a server of its own did not come up in time

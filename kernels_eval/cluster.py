@@ -1,12 +1,19 @@
-"""Does a Ray cluster answer at an address? Asked before Ray is, which tries an address where none answers for minutes.
+"""Does a Ray cluster answer at an address, and are its nodes alike?
 
-Guarantees: an answer within `ANSWER_S`, also where something else listens there, nobody answers, the token is not the cluster's, or `auto`
-finds the notes of a cluster that is gone. Does not say whether the cluster has a node on this machine, or room: `ray.init` and the pool do.
+Ray itself tries an address where nothing answers for minutes. Guarantees: an answer within `ANSWER_S`, also where something else listens
+there, nobody answers, the token is not the cluster's, or `auto` finds the notes of a cluster that is gone; no verdict from a node with
+other code, another torch, or a build cache elsewhere (`require_alike`). Does not say whether the cluster has a node on this machine, or
+room: `ray.init` and the pool do. Does not compare devices.
 """
 
 from __future__ import annotations
 
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
 from kernels_eval.errors import UsageError
+from kernels_eval.records import stable_hash
 
 ANSWER_S = 10.0
 FIX = (
@@ -64,7 +71,43 @@ def _fault(head: str) -> tuple[str, str] | None:
         if code == grpc.StatusCode.UNIMPLEMENTED:
             return "what answers there is no head node", FIX
         if code == grpc.StatusCode.UNAUTHENTICATED:
-            return "it asks for a token that it is not given", TOKEN_FIX
+            return "it asks for a token, and gets none or another", TOKEN_FIX
         if code == grpc.StatusCode.UNAVAILABLE:
             return detail.rpartition("last error: ")[2][-200:], FIX
     return None  # an answer, or a refusal that Ray explains better
+
+
+class Place(NamedTuple):
+    """Where a process is, and what it would verify with."""
+
+    node: str
+    cache: str
+    code: str
+    torch: str
+
+
+def place(_: object = None) -> Place:
+    """Of this process, which is a driver, or a worker, of a Ray that runs. (What is ignored is the actor that Ray calls it for.)"""
+    import ray
+
+    from kernels_eval.build.toolchain import default_cache
+
+    home = Path(__file__).parent
+    code = stable_hash([[file.relative_to(home).as_posix(), file.read_text(encoding="utf-8")] for file in sorted(home.rglob("*.py"))])
+    return Place(ray.get_runtime_context().get_node_id(), str(default_cache()), code, version("torch"))
+
+
+def require_alike(here: Place, there: Place) -> None:
+    """Raises UsageError where a worker on another node than the driver's would not reach the same verdicts."""
+    if there.node == here.node:
+        return  # the same files
+    where = f"node {there.node[:8]} of the cluster"
+    if there.code != here.code:
+        raise UsageError(f"{where} has another version of kernels_eval than this one", "install the same version of concur on every node")
+    if there.torch != here.torch:
+        raise UsageError(f"{where} has torch {there.torch}, this one {here.torch}", "install the same version of torch on every node")
+    if there.cache != here.cache:
+        raise UsageError(
+            f"{where} keeps builds in {there.cache}, this one in {here.cache}",
+            "set CONCUR_CACHE to one path before `ray start` on every node, and here: a folder that all share, or each node's own disk",
+        )

@@ -198,11 +198,13 @@ def test_a_cluster_that_asks_for_a_token_says_so(nodes: Nodes) -> None:
     """Left to itself Ray asks again and again, for minutes. The token is read once a process, so each try is a process."""
     joins = "import sys; from kernels_eval.pool import start_ray; start_ray(sys.argv[1]); import ray; print(len(ray.nodes()))"
 
-    def join(**environment: str) -> subprocess.CompletedProcess[str]:
+    def join(address: str = nodes.address, **environment: str) -> subprocess.CompletedProcess[str]:
         given = {name: value for name, value in clean_environment().items() if name not in TOKEN} | environment
-        return subprocess.run([sys.executable, "-c", joins, nodes.address], env=given, capture_output=True, text=True, timeout=120)
+        return subprocess.run([sys.executable, "-c", joins, address], env=given, capture_output=True, text=True, timeout=120)
 
     assert join(**TOKEN).stdout == "2\n"
+    assert join("auto", RAY_TMPDIR=str(nodes.folder), **TOKEN).stdout == "2\n"
+    assert join("", RAY_TMPDIR=str(nodes.folder), RAY_ADDRESS="auto", **TOKEN).stdout == "2\n"
     for wrong in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "another"}):
         began = time.monotonic()
         last = join(**wrong).stderr.strip().splitlines()[-1]

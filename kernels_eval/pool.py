@@ -57,6 +57,8 @@ def start_ray(address: str | None = None) -> None:
     except Exception as error:  # of many kinds: a bare Exception where a server of its own did not come up in time
         where = "here" if address == "local" else f"at {address}"
         hint = "see /tmp/ray/session_latest/logs; on a machine under load the same again may do"
+        if address != "local":
+            hint = "is this machine a node of that cluster? `ray start --address=HOST:PORT` makes it one"
         raise ClusterError(f"Ray did not start {where}: {error}", hint) from error
 
 

@@ -111,7 +111,8 @@ class Builder:
 
     def _certain(self, build: Build, spec: ExtensionSpec) -> bool:
         """Would torch's own headers reject this source as well? Where that is not certain, they are asked."""
-        return certain_error(build.log, spec.text, self.prepared.torch_names)
+        undefined = self.tools.nvcc and re.match(r"cuda\.cu\(\d+\): error: identifier ", build.log)
+        return certain_error(build.log, spec.text, self.prepared.torch_names_of_nvcc if undefined else self.prepared.torch_names)
 
     def _attempt(self, spec: ExtensionSpec, tier: str, scratch: Path) -> Build:
         work = scratch / tier

@@ -151,6 +151,10 @@ _NVCC_LOCAL = re.compile(
     r"|^an enclosing-function local variable cannot be referenced in a lambda body"
 )
 _NVCC_NO_STREAM = re.compile(r"^namespace \"(at|c10|torch)::cuda\" has no member \"(\w+)\"")
+_NVCC_UNDEFINED = re.compile(r"^identifier \"(\w+)\" is undefined")
+# Two conversions in one, to a string and to a device: never implicit. (Where a source makes a Device itself, it may be another fault.)
+_NVCC_NO_DEVICE = re.compile(r"^no suitable constructor exists to convert from \"const char \[\d+\]\" to \"c10::Device\"")
+_INCLUDED = re.compile(r"^\s*#\s*include\s*[<\"]([^>\"\n]+)[>\"]", re.MULTILINE)
 _BRINGS_STREAMS = re.compile(r"#\s*include\s*[<\"][^>\"]*(cuda/|CUDA)")
 _SYNTAX = re.compile(r"expected '[;)}]'|expected ',' or ';'|expected a \"[;)}]\"|expected '}' at end of input")
 # The candidate's own flags: what torch's headers ask for first of all (lite asks for the same), and what the compilers do not know.
@@ -171,6 +175,9 @@ class TorchNames(NamedTuple):
     methods: frozenset[str] = frozenset()  # every identifier in the headers that declare Tensor
     not_brought: frozenset[str] = frozenset()  # names of CUDA streams that torch/extension.h does not bring, under no condition
     dispatch_takes_types: bool = False  # may AT_DISPATCH_* be given x.type(), as it could before torch 2.0?
+    device_takes_text: bool = True  # may a Device be made of a string literal without a std::string between?
+    nvcc_words: frozenset[str] = frozenset()  # every identifier under nvcc, in whatever branch; empty where nobody has looked
+    nvcc_files: frozenset[str] = frozenset()  # the files that those are from
 
 
 STREAM_NAMES = ("getCurrentCUDAStream", "getDefaultCUDAStream", "getStreamFromPool", "current_stream", "current_device")
@@ -210,6 +217,12 @@ def certain_error(log: str, source: str, known: TorchNames) -> bool:
         return missing.group(1) not in known.methods
     if first.group(1) == "cuda.cu" and (missing := _NVCC_NO_STREAM.search(message)):
         return missing.group(2) in known.not_brought and not _BRINGS_STREAMS.search(source)
+    if first.group(1) == "cuda.cu" and _NVCC_NO_DEVICE.search(message):
+        return not known.device_takes_text and not re.search(r"\bDevice\b|\busing\b", source)
+    if first.group(1) == "cuda.cu" and (unknown_name := _NVCC_UNDEFINED.search(message)) and known.nvcc_words:
+        # nothing may be from a header of which we do not know the words
+        included = all(any(path.endswith("/" + name) for path in known.nvcc_files) for name in _INCLUDED.findall(source))
+        return included and unknown_name.group(1) not in known.nvcc_words
     if first.group(1) == "cuda.cu" and not _SYNTAX.search(message):
         return bool(
             _NVCC_LOCAL.search(message)

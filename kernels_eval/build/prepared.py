@@ -191,9 +191,42 @@ class Prepared:
         dispatch = (self.tools.torch_dir / "include/ATen/Dispatch.h").read_text()
         tensor = "".join((self.tools.torch_dir / f"include/ATen/core/{name}.h").read_text() for name in ("TensorBody", "TensorBase"))
         methods = frozenset(IDENTIFIER.findall(tensor))
+        device = (self.tools.torch_dir / "include/c10/core/Device.h").read_text().partition("namespace std")[0]
         return TorchNames(
-            *(frozenset(names) for names in found), methods, frozenset(not_brought), "const at::DeprecatedTypeProperties&" in dispatch
+            *(frozenset(names) for names in found),
+            methods=methods,
+            not_brought=frozenset(not_brought),
+            dispatch_takes_types="const at::DeprecatedTypeProperties&" in dispatch,
+            device_takes_text=re.search(r"\bDevice\([^()]*(char|string_view)|\btemplate\b", device) is not None,
         )
+
+    @cached_property
+    def torch_names_of_nvcc(self) -> TorchNames:
+        """The same, and what nvcc reads before a source of ours begins: made when the first source asks."""
+
+        def make(staging: Path) -> None:
+            probe = self._work.path / f"{uuid.uuid4().hex}.cu"
+            heads = ("torch/extension.h", "torch/types.h", "cuda.h", "cuda_runtime.h")
+            probe.write_text("".join(f"#include <{head}>\n" for head in heads))
+            words: set[str] = set()
+            files: set[str] = set()
+            try:
+                for target in ([], ["-D__CUDA_ARCH__=900"]):  # for the host, and for the device
+                    text = self._compile("torch's header", [
+                        str(self.tools.nvcc), "-E", "-std=c++20", "-w", "-ccbin", self.tools.cxx, "-DTORCH_API_INCLUDE_EXTENSION_H",
+                        "--expt-relaxed-constexpr", *target, *self.tools.includes, str(probe),
+                    ])  # fmt: skip
+                    words.update(IDENTIFIER.findall(text))
+                    files.update(re.findall(r'^# \d+ "([^"<>]+)"', text, re.MULTILINE))
+            finally:
+                probe.unlink()
+            for name in files:  # what stands in branches that were not taken, and what macros make
+                if Path(name).is_file():
+                    words.update(IDENTIFIER.findall(Path(name).read_text(errors="replace")))
+            staging.write_text(json.dumps([sorted(words), sorted(files)]))
+
+        words, files = json.loads(self._once(self.root / f"names_of_nvcc-{self.tools.cuda_key}.json", make).read_text())
+        return self.torch_names._replace(nvcc_words=frozenset(words) | self.torch_names.words, nvcc_files=frozenset(files))
 
     def _not_brought(self) -> list[str]:
         """Which of STREAM_NAMES occur in no header that torch/extension.h may include, whatever is defined."""

@@ -279,6 +279,9 @@ KNOWN = TorchNames(
     file_scope=frozenset({"printf"}),
     methods=frozenset({"relu"}),
     not_brought=frozenset({"getCurrentCUDAStream"}),
+    device_takes_text=False,
+    nvcc_words=frozenset({"__half2float", "stride", "relu", "rows"}),
+    nvcc_files=frozenset({"/t/torch/extension.h", "/usr/include/math.h"}),
 )
 
 
@@ -295,6 +298,13 @@ KNOWN = TorchNames(
     ("main.cpp:3:4: error: no matching function for call to 'min(int, const int64_t&)'", "std::min(a, b); min(c, d)", False),
     ("main.cpp:3:4: error: 'stride' was not declared in this scope", "stride <b> (c)", False),
     ('cuda.cu(9): error: identifier "__half2float" is undefined', "__half2float(x)", False),
+    ('cuda.cu(9): error: identifier "half_to_float" is undefined', "#include <torch/extension.h>\nhalf_to_float(x)", True),
+    ('cuda.cu(9): error: identifier "half_to_float" is undefined', "#include <math.h>\n#include <cuda_fp16.h>\nhalf_to_float(x)", False),
+    ('cuda.cu(9): error: identifier "half_to_float" is undefined', "#ifdef HALF\nhalf_to_float(x)", False),
+    ('core.h(9): error: identifier "half_to_float" is undefined', "half_to_float(x)", False),
+    ('cuda.cu(9): error: no suitable constructor exists to convert from "const char [5]" to "c10::Device"', "torch::device(T)", True),
+    ('cuda.cu(9): error: no suitable constructor exists to convert from "const char [5]" to "c10::Device"', "c10::Device(T)", False),
+    ('cuda.cu(9): error: no suitable constructor exists to convert from "const char [5]" to "c10::Layout"', "torch::layout(T)", False),
     ('cuda.cu(9): error: expected a ";"', "x y", True),
     ("main.cpp:3:4: error: expected ';' before 'y'", "x y", True),
     ("main.cpp:3:4: error: expected ';' before 'y'", "#ifdef A\nx y", False),
@@ -439,6 +449,19 @@ def test_the_kernels_machine_code_does_not_depend_on_the_tier(builder: Builder, 
     lite, full = found
     assert lite and all(len(code) > 100 for code in lite.values())
     assert {name: full.get(name) for name in lite} == lite, f"{sorted(lite)} against {sorted(full)}"
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("body", "certain"), [
+    ("int n = no_name_of_torch(x); return x;", True),
+    ("return torch::empty({2}, torch::device(\"cuda\"));", True),
+    ("float m = static_cast<float>(__float2half(1.f)); return x;", False),
+])  # fmt: skip
+def test_what_nvcc_does_not_know(builder: Builder, body: str, certain: bool, tmp_path: Path) -> None:
+    """`__float2half` is what torch's headers bring along under nvcc, and lite only for those who name at::Half."""
+    asked = cuda(f"#include <torch/extension.h>\ntorch::Tensor f(torch::Tensor x) {{ {body} }}")
+    build = builder._attempt(asked, "lite", tmp_path)
+    assert not build.ok and builder._certain(build, asked) is certain, build.log
 
 
 @needs_nvcc

@@ -8,6 +8,7 @@ the memory of those that were closed is free. Does not guarantee that a spare is
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -17,15 +18,16 @@ from kernels_eval.errors import SandboxError
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
 
 PREPARE_S = 60.0
-ROLES = ("candidate", "reference")
+WANTED = {"candidate": 2, "reference": 1}
+"""Spares of each role. Two of the first, since a candidate that fails at once leaves no time to start another."""
 
 
 class Spares:
-    """One spare child of each role, on one device. With `ahead` off, children start when they are taken and end when they are buried."""
+    """Spare children of each role, on one device. With `ahead` off, children start when they are taken and end when they are buried."""
 
     def __init__(self, config: EvalConfig, device: str, *, ahead: bool) -> None:
         self.config, self.device, self.ahead = config, device, ahead
-        self._starting: dict[str, tuple[ForkServer, Future[Child]]] = {}
+        self._starting: dict[str, deque[tuple[ForkServer, Future[Child]]]] = {role: deque() for role in WANTED}
         self._burials: list[Future[None]] = []
         self._thread: ThreadPoolExecutor | None = None
 
@@ -44,9 +46,9 @@ class Spares:
     def replenish(self, server: ForkServer) -> None:
         """Begin to start what is missing."""
         if self.ahead:
-            for role in ROLES:
-                if role not in self._starting:
-                    self._starting[role] = (server, self._later(lambda role=role: self._started(server, role)))
+            for role, count in WANTED.items():
+                while len(self._starting[role]) < count:
+                    self._starting[role].append((server, self._later(lambda role=role: self._started(server, role))))
 
     def bury(self, close: Callable[[], None]) -> None:
         """Close a child, or what holds one."""
@@ -64,23 +66,24 @@ class Spares:
     def settle(self) -> None:
         """Wait until nothing starts or ends."""
         self.buried()
-        for role, (server, _) in list(self._starting.items()):
-            child = self._spare(server, role)
-            if child is not None:
-                self._starting[role] = (server, _done(child))
+        for role, starting in self._starting.items():
+            for server, _ in list(starting):
+                child = self._spare(server, role)
+                if child is not None:
+                    starting.append((server, _done(child)))
 
     def close(self) -> None:
         self.buried()
-        for _, starting in self._starting.values():
-            with suppress(SandboxError):
-                starting.result().close()
-        self._starting.clear()
+        for starting in self._starting.values():
+            while starting:
+                with suppress(SandboxError):
+                    starting.popleft()[1].result().close()
 
     def _spare(self, server: ForkServer, role: str) -> Child | None:
-        """The spare of that role, ready; None where there is none that is of use to this server."""
-        if role not in self._starting:
+        """The oldest spare of that role, ready; None where there is none, or where it is of no use to this server."""
+        if not self._starting[role]:
             return None
-        origin, starting = self._starting.pop(role)
+        origin, starting = self._starting[role].popleft()
         try:
             child = starting.result()
         except SandboxError:

@@ -55,8 +55,8 @@ def measure(
 ) -> Timing:
     """Measure both sides until the 95 % interval of log(speedup) is narrow enough or the budget is spent.
 
-    The budget is `max_s`, and `precise_s` once the interval is half as wide as it may be: more samples of slow calls would sharpen what
-    the spread between processes blurs anyway. A sample holds `most_calls` calls at most.
+    The budget is `max_s`, and `precise_s` where the interval of `precise_pairs` is narrow enough by then: more samples of slow calls would
+    sharpen what the spread between processes blurs anyway. A sample holds `most_calls` calls at most.
 
     `bound(call_ns)` measures nanoseconds a call by a clock that the candidate cannot reach, on inputs it has not seen; without it the same
     samples are bounded. `cpu_clock` is given where the work is done on the processor: on a busy machine it, not the wall, is the fair
@@ -77,7 +77,7 @@ def measure(
             break
         if (enough or precise) and pairs % 10 == 0:
             low, high = log_ratio_interval(a.reported, b.reported, resamples=200, seed=seed)
-            if (high - low) / 2 <= (config.interval_width if enough else config.interval_width / 2):
+            if (high - low) / 2 <= config.interval_width:
                 break
     slowed.append(throttled())
     low, high = log_ratio_interval(a.reported, b.reported, resamples=config.bootstrap, seed=seed)
@@ -126,7 +126,8 @@ def log_ratio_interval(
 
 
 def _calls_per_sample(a: _Side, b: _Side, config: TimingConfig, most_calls: int) -> int:
-    """Warm both sides until two consecutive medians of 3 agree within 1 %, then batch calls until the shorter sample is long enough.
+    """Warm both sides until two consecutive medians of 3 agree within 1 % (or a quarter of `precise_s` is spent on one), then batch calls
+    until the shorter sample is long enough.
 
     The batch grows by what the parent's clock sees, too: a side that reports next to nothing does not get a million calls.
     """
@@ -137,7 +138,7 @@ def _calls_per_sample(a: _Side, b: _Side, config: TimingConfig, most_calls: int)
                 side.take(1)
             now = float(np.median(side.reported[-3:]))
             spent += sum(side.reported[-3:])
-            if (last and abs(now - last) <= 0.01 * last) or spent > config.max_s * 1e9 / 8:
+            if (last and abs(now - last) <= 0.01 * last) or spent > min(config.max_s / 8, config.precise_s / 4) * 1e9:
                 break
             last = now
     faster = min((a, b), key=lambda side: min(side.reported))

@@ -14,7 +14,7 @@ from kernels_eval.errors import SandboxError
 from kernels_eval.isolation.sandbox import Child, ForkServer
 from kernels_eval.protocol import Preparer, Runner
 from kernels_eval.records import KernelTask
-from kernels_eval.spares import ROLES, Spares
+from kernels_eval.spares import WANTED, Spares
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, module
 
@@ -36,7 +36,7 @@ class Verifier:
         return self.runner.run(task, made, self.preparer.prepare(made, task)).reason
 
     def spare(self, role: str) -> Child:
-        return self.runner._spares._starting[role][1].result()
+        return self.runner._spares._starting[role][0][1].result()
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_verdicts_are_those_of_processes_that_are_started_when_they_are_needed(v
     assert [there for role, there in taken if role == "reference"].count(False) == 1
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", WANTED)
 def test_a_spare_that_is_killed_while_it_waits_costs_no_verdict(verify: Verifier, role: str) -> None:
     task, code = CODES["ok"]
     assert verify(task, code) == "ok"
@@ -96,7 +96,8 @@ def test_nothing_is_under_way_once_settled_and_nothing_is_left_once_closed() -> 
         spares.bury(lambda: closed.append(time.monotonic()))
         spares.replenish(with_server)
         spares.settle()
-        children = [spares._starting[role][1].result() for role in ROLES]
+        children = [starting.result() for role in WANTED for _, starting in spares._starting[role]]
+        assert len(children) == sum(WANTED.values())
         assert closed and not any(child.owed for child in children)
         pids = [child.pid for child in children]
         spares.close()

@@ -78,18 +78,16 @@ class Supervised:
             self._process.stdin.write(words)
 
     def _listen(self) -> None:
-        for line in self._process.stdout:
+        for line in self._process.stdout:  # to its end: the supervisor itself is gone then, too
             event = json.loads(line)
             if event["event"] == "started":
                 self.pid, self.log = event["pid"], Path(event["log"])
             elif event["event"] == "exited":
                 self.status = event["status"]
-                break
             else:
                 self.fault = event["error"]
-                break
-        else:  # the supervisor was killed
-            self._end_group()
+        if self.status is None and self.fault is None:
+            self._end_group()  # the supervisor was killed
         for pipe in (self._process.stdin, self._process.stdout):
             pipe.close()
         self.ended.set()

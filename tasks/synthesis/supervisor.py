@@ -130,7 +130,7 @@ class Supervisor:
             self._drain(deadline - time.monotonic())
         if self._status is None:
             self._signal(self._server.pid, signal.SIGKILL)
-        patience = time.monotonic() + SWEEP_S
+        patience = time.monotonic() + min(SWEEP_S, self._spec["grace_s"])
         give_up = patience + GIVE_UP_S
         while (left := self._reap()) and time.monotonic() < give_up:
             if time.monotonic() > patience:

@@ -70,6 +70,7 @@ def options(config: ServerConfig, name: str, adapters: Mapping[str, str], gpus: 
     """Arguments of vllm serve besides the model and the address. `args` come last, so they win."""
     words = ["--served-model-name", name, "--max-model-len", str(max_model_len), "--max-num-seqs", str(max_num_seqs)]
     words += ["--enable-prefix-caching" if config.prefix_caching else "--no-enable-prefix-caching"]
+    words += ["--disable-uvicorn-access-log"]  # a line for every health check would soon be all that the log holds
     if config.tensor_parallel > 1:
         words += ["--tensor-parallel-size", str(config.tensor_parallel)]
     words += ["--gpu-memory-utilization", str(config.gpu_memory_utilization)] if gpus else ["--enforce-eager"]

@@ -34,7 +34,13 @@ def arguments() -> argparse.Namespace:
         parser.add_argument(name, type=int)
     parser.add_argument("--gpu-memory-utilization", type=float)
     parser.add_argument("--speculative-config", type=json.loads)
-    for name in ("--enable-prefix-caching", "--no-enable-prefix-caching", "--enforce-eager", "--enable-lora"):
+    for name in (
+        "--enable-prefix-caching",
+        "--no-enable-prefix-caching",
+        "--disable-uvicorn-access-log",
+        "--enforce-eager",
+        "--enable-lora",
+    ):
         parser.add_argument(name, action="store_true")
     parser.add_argument("--lora-modules", nargs="+", default=[])
     return parser.parse_args()
@@ -92,6 +98,9 @@ class Handler(BaseHTTPRequestHandler):
         if not fine:
             self.answer(401, {"error": {"message": "Unauthorized"}})
         return fine
+
+    def log_message(self, *args: object) -> None:
+        """No access log, as asked."""
 
     def answer(self, status: int, content: dict) -> None:
         raw = json.dumps(content).encode()

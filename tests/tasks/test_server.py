@@ -423,17 +423,19 @@ finally:
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "SIGKILL"])
-def test_a_driver_that_is_stopped_leaves_nothing_behind(fake: Fake, how: signal.Signals) -> None:
-    """On the CPU (no GPUs are known to this Ray), with two servers in the middle of their answers."""
+def stopped_driver(fake: Fake, how: signal.Signals, **environment: str) -> None:
+    """A run in a process of its own that is stopped in the middle of its answers, with two servers; nothing of it is left."""
     fake.set("hold")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, str(fake.home)], env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", DRIVER, str(fake.home)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         until(lambda: len(fake.starts) == 2, "two servers")
-        assert all("--enforce-eager" in start["argv"] for start in fake.starts)
         until(lambda: psutil.Process(fake.starts[0]["pid"]).net_connections()[1:], "a request")
         driver.send_signal(how)
         _, said = driver.communicate(timeout=WAIT_S)
@@ -445,6 +447,20 @@ def test_a_driver_that_is_stopped_leaves_nothing_behind(fake: Fake, how: signal.
         assert fake.alive() == []
     finally:
         driver.kill()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "SIGKILL"])
+def test_a_driver_that_is_stopped_leaves_nothing_on_a_cluster_that_goes_on(four_gpus: None, fake: Fake, how: signal.Signals) -> None:
+    import ray
+
+    stopped_driver(fake, how, RAY_ADDRESS=ray.get_runtime_context().gcs_address)
+
+
+def test_a_driver_that_is_killed_with_a_ray_of_its_own_leaves_nothing(fake: Fake) -> None:
+    """On the CPU: this Ray knows of no GPUs."""
+    stopped_driver(fake, signal.SIGKILL, CUDA_VISIBLE_DEVICES="")
+    assert all("--enforce-eager" in start["argv"] and "--tensor-parallel-size" not in start["argv"] for start in fake.starts)
+    assert all(start["env"]["VLLM_CPU_KVCACHE_SPACE"] == "1" for start in fake.starts)
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------------------

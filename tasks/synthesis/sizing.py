@@ -2,8 +2,9 @@
 
 The formulas: a token of context takes `2 * layers * kv_heads * head_dim * 2` bytes (keys and values, 16 bits each). A server's memory for
 them is what its GPUs give it, less the weights and 2 GiB a GPU for activations. A response being written holds on average its prompt and
-half of `max_tokens` if all run to their limit, so as many are written at once as fit then; vLLM preempts where it is worse. Does not know
-of quantised weights or caches, of layers with a sliding window, or of latent attention: these need less, and `max_num_seqs` can be given.
+half of its length, and reasoning models write about half of what they may (7,000 of 16,384 tokens in the paper's set): so as many are
+written at once as fit with a quarter of `max_tokens` each. Where they run longer vLLM preempts some and goes on with them later. Does not
+know of quantised weights or caches, of layers with a sliding window, or of latent attention: these need less, and `max_num_seqs` can be given.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def num_seqs(shape: Shape | None, memory_bytes: int | None, prompt: int, max_tok
     """--max-num-seqs, 1 to 256: how many responses fit into the memory for keys and values; 256 where that is not known."""
     if shape is None or memory_bytes is None:
         return MOST_SEQS
-    fit = max(0, memory_bytes) // (shape.token_bytes * max(1, prompt + max_tokens // 2))
+    fit = max(0, memory_bytes) // (shape.token_bytes * max(1, prompt + max_tokens // 4))
     return int(min(MOST_SEQS, max(1, fit)))
 
 

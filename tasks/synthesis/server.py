@@ -309,15 +309,15 @@ class VllmSampler:
         start_ray(self._address)
         import ray
 
-        here = int(ray.cluster_resources().get("GPU", 0))
-        if self._config.listen == "loopback":
-            mine = ray.get_runtime_context().get_node_id()
-            here = next((int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["NodeID"] == mine), 0)
-        each = self._config.tensor_parallel if here else 0
-        self._replicas = self._config.replicas or (max(1, here // each) if each else 1)
-        if each * self._replicas > here:
+        mine, anywhere = ray.get_runtime_context().get_node_id(), self._config.listen == "node"
+        nodes = [int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"] and (anywhere or node["NodeID"] == mine)]
+        each = self._config.tensor_parallel if any(nodes) else 0
+        fit = sum(gpus // each for gpus in nodes) if each else 1
+        self._replicas = self._config.replicas or max(1, fit)
+        if each and self._replicas > fit:
+            where = "of the cluster" if anywhere else "of this machine"
             raise DeviceError(
-                f"{self._replicas} vLLM replicas of {each} GPUs need more than the {here} that are here",
+                f"{self._replicas} vLLM replicas of {each} GPUs do not fit onto the {sum(nodes)} GPUs {where}",
                 "lower synthesis.server.replicas or tensor_parallel, or set synthesis.server.listen=node on a cluster",
             )
         return each

@@ -20,13 +20,15 @@ import pytest
 
 from kernels_eval.errors import DeviceError, EvalError, UsageError
 from kernels_eval.records import KernelTask, Language, SamplingParams
+from tasks.sources import stage as sources
+from tasks.sources.config import TasksConfig
 from tasks.store import SnapshotRef
 from tasks.synthesis import replica as replica_module
 from tasks.synthesis.config import ServerConfig, SynthesisConfig
 from tasks.synthesis.replica import Replica, ReplicaSpec
 from tasks.synthesis.sampler import Request, Response
 from tasks.synthesis.server import VllmSampler, options, serve_command
-from tasks.synthesis.stage import make_sampler, planned
+from tasks.synthesis.stage import make_sampler, planned, run
 from tasks.synthesis.supervised import Supervised
 
 ROOT = Path(__file__).parents[2]
@@ -185,10 +187,26 @@ def test_replicas_are_pinned_to_gpus_of_their_own_and_share_the_work(four_gpus: 
     assert fake.alive() == []
 
 
-def test_more_gpus_than_there_are_is_said_before_anything_starts(four_gpus: None, fake: Fake) -> None:
-    with pytest.raises(DeviceError, match="3 vLLM replicas of 2 GPUs need more than the 4"):
-        list(sampler(fake, replicas=3, tensor_parallel=2).sample(requests(1)))
+@pytest.mark.parametrize(("replicas", "each"), [(3, 2), (None, 8)])
+def test_more_gpus_than_there_are_is_said_before_anything_starts(four_gpus: None, fake: Fake, replicas: int | None, each: int) -> None:
+    with pytest.raises(DeviceError, match=rf"{replicas or 1} vLLM replicas of {each} GPUs do not fit onto the 4 GPUs of this machine"):
+        list(sampler(fake, replicas=replicas, tensor_parallel=each).sample(requests(1)))
     assert fake.starts == []
+
+
+def test_the_stage_starts_servers_only_for_what_no_snapshot_answers(four_gpus: None, fake: Fake, tmp_path: Path) -> None:
+    root = str(tmp_path / "root")
+    tasks = sources.run(TasksConfig(source="bundled", split="heldout"), root)
+    server = {"command": FAKE, "env": {"FAKE_VLLM_DIR": str(fake.home)}, "replicas": 1}
+    config = SynthesisConfig(sampler="vllm", model="org/model", samples_per_task=2, server=server)
+    made = run(tasks, config, Language.CPP)
+    rows = made.open().read()
+    assert len(rows) == 2 * tasks.open().manifest["rows"] == len(fake.answers) and set(rows["generator"]) == {"org/model"}
+    assert fake.alive() == [] and [path.name for path in (tmp_path / "root" / "logs" / "vllm").glob("*.log")] == ["replica-0.log"]
+    assert run(tasks, config.model_copy(update={"server": ServerConfig(command="nothing at all")}), Language.CPP) == made
+    more = run(tasks, config.model_copy(update={"samples_per_task": 1}), Language.CPP)
+    assert more != made and len(more.open().read()) == tasks.open().manifest["rows"]
+    assert len(fake.starts) == 1, "all of it was known"
 
 
 # --- crashes ----------------------------------------------------------------------------------------------------------------------

@@ -40,6 +40,8 @@ PLACE_S = 600.0
 """How long Ray may take to place a replica: GPUs that another stage gives back, a cluster that grows."""
 ASK_AHEAD = 1.25
 """Requests in flight over what the replicas write at once: a response that ends has its successor waiting."""
+ATTEMPTS_A_CRASH = 3
+"""A request may meet every crash of a server, and each a few times before it is known."""
 ANSWER_TIMEOUT_S = 4 * 3600.0
 PLACED_NOWHERE = "`ray status` shows what the cluster lacks; lower synthesis.server.replicas or tensor_parallel"
 
@@ -54,14 +56,15 @@ def serve_command(config: ServerConfig) -> list[str]:
     python = config.python or os.environ.get("CONCUR_VLLM_PYTHON")
     if python:
         if not shutil.which(Path(python).expanduser()):
-            raise UsageError(f"synthesis.server.python {python} is not an interpreter", "give the bin/python of an environment with vLLM")
+            named = "synthesis.server.python" if config.python else "CONCUR_VLLM_PYTHON"
+            raise UsageError(f"{named} names {python}, which cannot be run", f"set {named} to the bin/python of an environment with vLLM")
         # not resolved: an environment's interpreter is a link, and is known by the place of the link
         return [os.path.abspath(shutil.which(Path(python).expanduser()) or python), "-m", "vllm.entrypoints.cli.main", "serve"]
     found = shutil.which("vllm")
     if not found:
         raise UsageError(
             "no vLLM was found",
-            "python -m venv VENV && VENV/bin/pip install vllm, then --set synthesis.server.python=VENV/bin/python",
+            "python -m venv VENV && VENV/bin/pip install vllm, then export CONCUR_VLLM_PYTHON=VENV/bin/python",
         )
     return [found, "serve"]
 
@@ -254,6 +257,7 @@ class VllmSampler:
                 self._asked,
                 concurrency=max(1, int(self._replicas * self._seqs * ASK_AHEAD)),
                 timeout_s=ANSWER_TIMEOUT_S,
+                retries=ATTEMPTS_A_CRASH * (self._config.restarts + 2),
                 name=self.generator,
                 api_key=key,
                 direct=True,

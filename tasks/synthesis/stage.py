@@ -103,6 +103,8 @@ class Synthesis:
             snapshot.append(asked_before, CANDIDATES)
             done = snapshot.keys("request_key")
             left = [request for request in requests if request.request_key not in done]
+            if left and self.config.sampler == "vllm":
+                report(STAGE, len(done), len(requests), f"{sampler.generator}: starting servers")  # for minutes, where the model is large
             with snapshot.journal(CANDIDATES) as add:
                 for number, response in enumerate(sampler.sample(left), start=1):
                     add(self._row(wanted[response.request_key], response, sampler))

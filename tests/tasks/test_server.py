@@ -364,6 +364,19 @@ def test_a_taken_port_is_left_to_who_has_it(fake: Fake) -> None:
     replica.stop()
 
 
+def test_a_port_that_is_lost_between_the_look_and_the_start_is_no_failure(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        found = [other.getsockname()[1]]
+        real = replica_module.free_port
+        monkeypatch.setattr(replica_module, "free_port", lambda host, wanted=None: found.pop() if found else real(host, wanted))
+        replica = Replica(spec(fake, restart_pause_s=3600.0), 0)
+        healthy(replica, starts=2)
+    assert not found and len(fake.starts) == 2, "the second start needed no pause"
+    replica.stop()
+
+
 def _binds(listener: socket.socket, port: int) -> bool:
     try:
         listener.bind(("127.0.0.1", port))
@@ -546,7 +559,7 @@ def test_what_starts_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="no vLLM was found") as caught:
         serve_command(ServerConfig())
-    assert "synthesis.server.python" in caught.value.hint
+    assert "CONCUR_VLLM_PYTHON" in caught.value.hint
     (tmp_path / "vllm").write_text("#!/bin/sh\n")
     (tmp_path / "vllm").chmod(0o755)
     assert serve_command(ServerConfig()) == [str(tmp_path / "vllm"), "serve"]

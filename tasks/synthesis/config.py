@@ -15,7 +15,7 @@ class ServerConfig(BaseModel):
     Of these, `identity` alone decides what is generated; the others may change without a response being asked for again.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)  # args and env hold numbers in YAML
 
     python: str | None = Field(default=None, description="an interpreter that has vLLM; null: $CONCUR_VLLM_PYTHON, else vllm on PATH")
     command: str | None = Field(default=None, description="a command line instead, such as 'vllm serve'; the model and its options follow")

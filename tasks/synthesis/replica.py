@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 HEALTH_EVERY_S = 1.0
 HEALTH_TIMEOUT_S = 10.0
+STARTING_TIMEOUT_S = 1.0
+"""A server that is starting does not listen yet, and its end is to be seen soon."""
 UNRESPONSIVE_S = 60.0
 STABLE_S = 600.0
 LONGEST_PAUSE_S = 60.0
@@ -77,7 +79,7 @@ class Replica:
         self._stopping = threading.Event()
         self._port: int | None = None
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._keep, name="replica", daemon=True)
+        self._thread = threading.Thread(target=self._keep_or_say, name="replica", daemon=True)
         self._thread.start()
 
     def renew(self) -> ReplicaStatus:
@@ -94,6 +96,14 @@ class Replica:
             if self._server is not None:
                 self._server.stop()
         self._thread.join()
+
+    def _keep_or_say(self) -> None:
+        try:
+            self._keep()
+        except Exception as error:  # whoever asks must not wait for a replica that nobody keeps
+            if self._server is not None:
+                self._server.stop()
+            self._set(state="failed", error=f"vLLM replica {self._index} cannot be kept: {error!r}", base_url=None)
 
     def _keep(self) -> None:
         crashes = retried = 0
@@ -147,7 +157,7 @@ class Replica:
         while not server.ended.wait(HEALTH_EVERY_S if healthy else HEALTH_EVERY_S / 4):
             if self._stopping.is_set():
                 continue
-            fault = unhealthy(address, self._spec.names, self._spec.api_key, HEALTH_TIMEOUT_S)
+            fault = unhealthy(address, self._spec.names, self._spec.api_key, HEALTH_TIMEOUT_S if healthy else STARTING_TIMEOUT_S)
             now = time.monotonic()
             if fault is None:
                 answered = now

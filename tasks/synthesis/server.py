@@ -180,6 +180,8 @@ class Servers:
             slot.losses += 1
             self.addresses.park(slot.index)
             log.warning("vLLM replica %s: its actor died: %s", slot.index, error)
+            with suppress(Exception):
+                ray.kill(slot.actor)  # it may be out of reach only, and would keep its GPUs and its server
             if slot.losses > self._spec.restarts:
                 self._left_out(slot, f"vLLM replica {slot.index}: its actor died {slot.losses} times: {error}")
             else:

@@ -219,6 +219,7 @@ def test_a_line_that_serves_its_own_model_serves_the_benchmarks_too() -> None:
         asked = synthesis_for(served, model)
         assert (asked.sampler, asked.model, asked.server) == ("vllm", "Qwen/QwQ-32B", served.synthesis.server)
         assert asked.sampling == served.benchmark.sampling
+    assert served.synthesis.server.args == ("--seed", "1"), "as YAML has it, and as a command line wants it"
     assert synthesis_for(load_profile("paper"), "base").sampler == "transformers"
     assert synthesis_for(served, "recorded").sampler == "recorded"
 

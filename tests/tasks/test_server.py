@@ -33,8 +33,8 @@ from tasks.synthesis.supervised import Supervised
 
 ROOT = Path(__file__).parents[2]
 FAKE = f"{sys.executable} {ROOT / 'tests' / 'support' / 'fake_vllm.py'} serve"
-WAIT_S = 30.0
-"""For what takes a second; a machine under load."""
+WAIT_S = 120.0
+"""For what takes seconds, on a machine under any load."""
 
 
 def until(true: Callable[[], object], what: str) -> None:
@@ -417,8 +417,8 @@ def supervised(fake: Fake, **changes: object) -> Supervised:
 
 
 def test_a_lease_that_nobody_renews_runs_out(fake: Fake) -> None:
-    server = supervised(fake, lease_s=2.0)
-    renewing = time.monotonic() + 3.0
+    server = supervised(fake, lease_s=1.5)
+    renewing = time.monotonic() + 2.0
     while time.monotonic() < renewing:
         server.renew()
         assert not server.ended.wait(0.1)

@@ -24,6 +24,7 @@ from tasks.sources import stage as sources
 from tasks.sources.config import TasksConfig
 from tasks.store import SnapshotRef
 from tasks.synthesis import replica as replica_module
+from tasks.synthesis import server as server_module
 from tasks.synthesis.config import ServerConfig, SynthesisConfig
 from tasks.synthesis.replica import Replica, ReplicaSpec
 from tasks.synthesis.sampler import Request, Response
@@ -91,6 +92,12 @@ def fake(tmp_path: Path) -> Iterator[Fake]:
     assert left == []
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the driver looks at twice a second is looked at ten times: these tests wait for it some forty times."""
+    monkeypatch.setattr(server_module, "RENEW_S", 0.1)
+
+
 @pytest.fixture(scope="module")
 def four_gpus() -> Iterator[None]:
     """A Ray that believes in four GPUs: it hands out their numbers, and that is all the stand-in asks of them."""
@@ -103,7 +110,7 @@ def four_gpus() -> Iterator[None]:
 
 
 def sampler(fake: Fake, adapters: dict | None = None, asked: str | None = None, **settings: object) -> VllmSampler:
-    settings = {"replicas": 1, "restart_pause_s": 0.1, "drain_s": 0.5, "max_num_seqs": 8} | settings
+    settings = {"replicas": 1, "restart_pause_s": 0.1, "drain_s": 0.2, "max_num_seqs": 8} | settings
     config = ServerConfig(command=FAKE, env={"FAKE_VLLM_DIR": str(fake.home)}, **settings)
     return VllmSampler("org/model", "org/model", config, adapters=adapters, asked=asked, logs=fake.home / "logs")
 
@@ -282,7 +289,7 @@ def spec(fake: Fake, **changes: object) -> ReplicaSpec:
     fields = {
         "command": (*FAKE.split(), "org/model", "--served-model-name", "m"), "names": ("m",), "env": {"FAKE_VLLM_DIR": str(fake.home)},
         "api_key": "k", "log_dir": str(fake.home / "logs"), "log_bytes": 1 << 20, "start_timeout_s": 20.0, "restarts": 2,
-        "restart_pause_s": 0.05, "lease_s": 60.0, "grace_s": 0.5,
+        "restart_pause_s": 0.05, "lease_s": 60.0, "grace_s": 0.2,
     }  # fmt: skip
     return ReplicaSpec(**(fields | changes))
 

@@ -90,8 +90,9 @@ def main() -> int:
             for number, row in enumerate(pool.imap(_one, jobs)):
                 rows.append({"recorded_compiled": specs[number][0], **row})
                 print(json.dumps({"number": number, **rows[-1]})[:400], file=sys.stderr, flush=True)
-    if arguments.out:
-        Path(arguments.out).write_text("".join(json.dumps(row) + "\n" for row in rows))
+                if arguments.out:
+                    with open(arguments.out, "a" if number else "w", encoding="utf-8") as out:
+                        out.write(json.dumps(rows[-1]) + "\n")
     report(rows)
     return 0
 

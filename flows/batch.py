@@ -182,11 +182,13 @@ def _workers_end() -> Iterator[None]:
 
 
 def _start_ray(address: str | None) -> None:
-    """Raises UsageError where no cluster is at `address`, EvalError where Ray does not start here."""
+    """Raises UsageError where no cluster is at `address`, or at $RAY_ADDRESS; EvalError where Ray does not start here."""
     from kernels_eval.pool import start_ray
 
     try:
         start_ray(address)
+    except UsageError:
+        raise
     except Exception as error:  # Ray raises bare Exceptions
         cause = shown(error)
         if address:

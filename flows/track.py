@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from pathlib import Path
+from typing import Any
 
 from prefect.logging import get_run_logger
 
@@ -10,11 +13,11 @@ from flows.benchmark import Benchmarked
 from flows.config import PipelineConfig
 from flows.refresh import Refreshed
 from flows.report import Report
-from kernels_eval.records import stable_hash
+from kernels_eval.records import Phases, stable_hash
 from tasks.benchmark.stage import scores_of
 from tasks.progress import report as progress
-from tasks.store import SnapshotRef
-from tasks.tracking.mlflow_sink import DatasetRef, RunRecord, StageRecord, log_run
+from tasks.store import Snapshot, SnapshotRef
+from tasks.tracking.mlflow_sink import Cell, DatasetRef, RunRecord, StageRecord, log_run
 from tasks.training.stage import adapter_of
 
 
@@ -67,7 +70,7 @@ def _headline(benchmarked: Benchmarked, refreshed: Refreshed, trained: SnapshotR
 
 
 def _stages(config: PipelineConfig, refreshed: Refreshed, trained: SnapshotRef) -> list[StageRecord]:
-    candidates, verdicts, curated = (ref.open().manifest for ref in (refreshed.candidates, refreshed.verdicts, refreshed.curated))
+    candidates, curated = (ref.open().manifest for ref in (refreshed.candidates, refreshed.curated))
     training = trained.open()
     history = training.read()
     series = {
@@ -81,12 +84,7 @@ def _stages(config: PipelineConfig, refreshed: Refreshed, trained: SnapshotRef) 
             metrics={"candidates": candidates["rows"], "requests": candidates["requests"]},
             tags={"fingerprint": candidates["fingerprint"], "generator": candidates["generator"]},
         ),
-        StageRecord(
-            name="verification",
-            params=config.verification.model_dump(mode="json"),
-            metrics={f"status_{name}": count for name, count in verdicts["status_counts"].items()},
-            tags={"fingerprint": verdicts["fingerprint"]},
-        ),
+        verification_record(config, refreshed.verdicts),
         StageRecord(
             name="curation",
             params=config.curation.model_dump(mode="json"),
@@ -105,6 +103,65 @@ def _stages(config: PipelineConfig, refreshed: Refreshed, trained: SnapshotRef) 
             tags={"fingerprint": training.fingerprint},
         ),
     ]
+
+
+def verification_record(config: PipelineConfig, verdicts: SnapshotRef) -> StageRecord:
+    """Verdicts by status; what the pool did with its time (of the run that finished the snapshot); seconds by phase (of all verdicts)."""
+    snapshot = verdicts.open()
+    manifest = snapshot.manifest
+    phases = _phases(snapshot)
+    telemetry = manifest.get("telemetry")  # none where every verdict was there before, or in a snapshot of an older version
+    metrics: dict[str, float | None] = {f"status_{name}": count for name, count in manifest["status_counts"].items()}
+    for row in phases:
+        metrics |= {f"phases/{row['phase']}_{kind}_s": row[f"{kind}_s"] for kind in ("median", "mean")}
+    tables: dict[str, list[dict[str, Cell]]] = {"phases": phases}
+    if telemetry:
+        metrics |= _pool_metrics(telemetry)
+        tables["pool"] = [{name: value for name, value in telemetry.items() if not isinstance(value, dict)}]
+    return StageRecord(
+        name="verification",
+        params=config.verification.model_dump(mode="json"),
+        metrics=metrics,
+        tables=tables,
+        tags={"fingerprint": manifest["fingerprint"], "device": manifest["device"]},
+    )
+
+
+POOL_METRICS = (
+    *("candidates", "wall_s", "candidates_per_hour", "devices", "device_busy_share", "device_s_per_candidate", "on_device"),
+    *("builders", "builder_busy_share", "queue_depth_mean", "queue_depth_most"),
+)
+BUILD_METRICS = ("lite_share", "full_share", "cache_hit_share")
+
+
+def _pool_metrics(telemetry: dict[str, Any]) -> dict[str, float | None]:
+    """`Telemetry.summary` (kernels_eval.telemetry) under MLflow's names. A share of no builds is no number, so it is not reported."""
+    built = telemetry.get("built")
+    builds = {f"builds/{name}": telemetry.get(name) if built else None for name in BUILD_METRICS}
+    return {f"pool/{name}": telemetry.get(name) for name in POOL_METRICS} | {"builds/candidates": built} | builds
+
+
+def _phases(verdicts: Snapshot) -> list[dict[str, Cell]]:
+    """One row per phase with the device held, and one for all of them (`run`): the candidates that came to it, and their seconds."""
+    names = list(Phases.model_fields)
+    if not verdicts.has_column("phases"):  # no verdict, or those of an older version
+        spent = {}
+    else:
+        frame = verdicts.read(columns=["candidate_id", "run_s", "phases"], unique="candidate_id")
+        spent = {name: frame["phases"].struct.field(name) for name in names} | {"run_s": frame["run_s"]}
+    rows: list[dict[str, Cell]] = []
+    for name in (*names, "run_s"):
+        seconds = [value for value in spent.get(name, ()) if value]  # 0 or none: not reached, or the reference was there already
+        rows.append(
+            {
+                "phase": name.removesuffix("_s"),
+                "candidates": len(seconds),
+                "sum_s": math.fsum(seconds),
+                "mean_s": statistics.fmean(seconds) if seconds else None,
+                "median_s": statistics.median(seconds) if seconds else None,
+            }
+        )
+    return rows
 
 
 def _models(benchmarked: Benchmarked) -> list[StageRecord]:

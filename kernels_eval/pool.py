@@ -4,8 +4,9 @@ Guarantees: exactly one verdict per candidate; at most a fixed number of candida
 not build never reaches a device; work is handed out by task so that references are reused; a worker that dies is replaced, and its
 candidate tried again, as it is where a sandbox fails; nothing waits for a worker that does not start (its node is lost, say) while another
 one works; a worker whose GPU fails its canary is put into quarantine, its candidate goes to the others, and `Pool.quarantined` names it.
-Raises GpuLostError where no worker is left, where none starts, or where the same candidate takes down three workers; ClusterError where Ray
-fails; ToolchainError and DeviceError as they come. Leaving the pool, however early (Ctrl-C, an exception), stops every worker.
+Raises GpuLostError where no worker is left, where none starts, or where the same candidate takes down three workers; UsageError where the
+nodes of a cluster are not alike; ClusterError where Ray fails; ToolchainError and DeviceError as they come. Leaving the pool, however early
+(Ctrl-C, an exception), stops every worker.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from kernels_eval.cluster import Place, place, require_alike, require_cluster
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, SandboxError
 from kernels_eval.protocol import Prepared, verdict_of
@@ -38,7 +40,7 @@ WATCH_S = 10.0
 
 def start_ray(address: str | None = None) -> None:
     """Connect to a Ray cluster (`address`, else `$RAY_ADDRESS`), or start one in this process. Does nothing where Ray runs already. Raises
-    ClusterError."""
+    UsageError where no cluster answers at the address, ClusterError where Ray fails."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's coming default: zero-GPU actors keep the variable as it is
     import logging
 
@@ -46,14 +48,17 @@ def start_ray(address: str | None = None) -> None:
 
     if ray.is_initialized():
         return
-    address = (
-        address or os.environ.get("RAY_ADDRESS") or "local"
-    )  # without one, Ray looks for the last `ray start`, whether it lives or not
+    # without an address Ray looks for the last `ray start`, whether it lives or not
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    if address != "local":
+        require_cluster(address)
     try:
         ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except Exception as error:  # of many kinds: a bare Exception where a server of its own did not come up in time
         where = "here" if address == "local" else f"at {address}"
         hint = "see /tmp/ray/session_latest/logs; on a machine under load the same again may do"
+        if address != "local":
+            hint = "is this machine a node of that cluster? `ray start --address=HOST:PORT` makes it one"
         raise ClusterError(f"Ray did not start {where}: {error}", hint) from error
 
 
@@ -94,7 +99,7 @@ class _Slot:
     def start(self, actor: Any) -> None:
         """A new actor, which gets no work before it has answered: one that Ray cannot place never does."""
         self.actor, self.items, self.at_once = actor, [], 1
-        self.pending, self.since = actor.__ray_ready__.remote(), time.monotonic()
+        self.pending, self.since = actor.__ray_call__.remote(place), time.monotonic()
 
     @property
     def idle(self) -> bool:
@@ -121,6 +126,7 @@ class Pool:
     at_once: int = 8
     """Candidates that travel in one call at most, while calls cost more than their work: see `several` in kernels_eval.worker."""
     _builder_cpus: float = 1.0
+    _here: Place | None = None
     _builders: list[_Slot] = field(default_factory=list)
     _runners: list[_Slot] = field(default_factory=list)
     _lost: list[_Slot] = field(default_factory=list)
@@ -143,6 +149,7 @@ class Pool:
         builders = self.builders or (max(1, cpus - workers) if self.language.needs_gpu else cpus)
         self._builder_cpus = max(0.0, min(1.0, (cpus - workers) / builders))
         self.cuda_arch = self.cuda_arch or (gpu_arch() if self.language.needs_gpu else None)
+        self._here = place()
         self._runners = [_Slot(self._new_runner()) for _ in range(workers)]
         self._builders = [_Slot(self._new_builder(index, builders)) for index in range(builders)]
         self.telemetry = Telemetry(builders, workers)
@@ -270,11 +277,16 @@ class Pool:
         return verdicts
 
     def _started(self, slot: _Slot) -> None:
-        """A worker has answered for the first time, or died before it could: then another one starts in its place."""
+        """A worker has answered for the first time, or died before it could: then another one starts in its place.
+
+        Raises UsageError where it is on a node that must not verify: see `require_alike`.
+        """
         import ray
 
         try:
-            ray.get(slot.pending)
+            found = ray.get(slot.pending)
+        except ray.exceptions.RayTaskError as error:
+            raise ClusterError(f"a worker does not start: {error.cause!r}", "install the same version of concur on every node") from error
         except _lost() as error:
             slot.failures += 1
             self._replace(slot)
@@ -282,6 +294,8 @@ class Pool:
                 slot.failures = 0
                 raise GpuLostError(f"a worker died {DEATHS} times while it started: {error}", "see the Ray logs of this node") from error
         else:
+            if self._here:
+                require_alike(self._here, found)
             slot.pending, slot.failures = None, 0
 
     def _replace(self, slot: _Slot) -> None:

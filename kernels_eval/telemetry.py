@@ -59,7 +59,10 @@ class Telemetry:
         self._seconds.update({name: getattr(verdict.phases, name) for name in Phases.model_fields} if verdict.phases else {})
 
     def summary(self) -> dict[str, Any]:
-        """Plain numbers: seconds, shares in [0, 1], counts. `device_busy_share` is of the time since the first finished build."""
+        """Plain numbers: seconds, shares in [0, 1], counts. `device_busy_share` is of the time since the first finished build.
+
+        `built` counts candidates that a header tier was tried for; the tiers' shares and `cache_hit_share` are of these.
+        """
         wall_s = max(1e-9, self._last - self._began) if self._began is not None else 0.0
         fed_s = max(1e-9, self._last - self._fed) if self._fed is not None else 0.0
         reached, built = sum(self._statuses.values()), sum(self._tiers.values())
@@ -76,7 +79,9 @@ class Telemetry:
             "queue_depth_most": self._most,
             "on_device": self._on_device,
             "cache_hit_share": _share(self._cached, built),
+            "built": built,
             "lite_share": _share(self._tiers["lite"], built),
+            "full_share": _share(self._tiers["full"], built),
             "seconds": {name: round(value, 3) for name, value in sorted(self._seconds.items())},
             "statuses": dict(sorted(self._statuses.items())),
         }

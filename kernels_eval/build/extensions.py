@@ -21,7 +21,7 @@ from pathlib import Path
 from kernels_eval.build.cache import BuildCache
 from kernels_eval.build.disk import raise_if_full
 from kernels_eval.build.flags import REACHES_OUT, refused_flag
-from kernels_eval.build.lite import BEYOND, IDENTIFIER, certain_error, definitions, plain_text
+from kernels_eval.build.lite import BEYOND, IDENTIFIER, certain_error, definitions, only_declares, plain_text
 from kernels_eval.build.prepared import COMMON_CXX, SHIMS, WRAPPED, Prepared
 from kernels_eval.build.process import Outcome, WorkRoot, interesting, run
 from kernels_eval.build.spec import Build, ExtensionSpec
@@ -111,7 +111,8 @@ class Builder:
 
     def _certain(self, build: Build, spec: ExtensionSpec) -> bool:
         """Would torch's own headers reject this source as well? Where that is not certain, they are asked."""
-        return certain_error(build.log, spec.text, self.prepared.torch_names)
+        undefined = self.tools.nvcc and re.match(r"cuda\.cu\(\d+\): error: identifier ", build.log)
+        return certain_error(build.log, spec.text, self.prepared.torch_names_of_nvcc if undefined else self.prepared.torch_names)
 
     def _attempt(self, spec: ExtensionSpec, tier: str, scratch: Path) -> Build:
         work = scratch / tier
@@ -136,8 +137,10 @@ class Builder:
             source.write_text(text, encoding="utf-8", errors="replace")
             if tier == "full" and name == "main.cpp" and not self._may_parse(spec, work, include, deadline):
                 return failed("failed")
-            flags = self._cxx_flags(spec, tier) if compiler == "cxx" else self._nvcc_flags(spec, tier)
-            if (outcome := self._run([*flags, *include, "-c", str(source), "-o", str(target)], work, deadline)) != "ok":
+            headers = "bindings" if tier == "lite" and name == "main.cpp" and self._only_declares(spec) else tier
+            flags = self._cxx_flags(spec, headers) if compiler == "cxx" else self._nvcc_flags(spec, headers)
+            command = [*flags, *self._includes(headers, work), "-c", str(source), "-o", str(target)]
+            if (outcome := self._run(command, work, deadline)) != "ok":
                 return failed(outcome)
             objects.append(str(target))
         library = work / f"{spec.name}.so"
@@ -146,6 +149,8 @@ class Builder:
         return Build(ok=True, key=spec.key, tier=tier, path=str(library))
 
     def _includes(self, tier: str, work: Path) -> list[str]:
+        if tier == "bindings":  # lite's, without operators
+            return [f"-I{path}" for path in self.prepared.bindings_includes(self.prepared.bindings())]
         if tier == "full":
             return [f"-I{self.prepared.full_headers()}", *self.tools.includes]
         return [f"-I{path}" for path in (work / "operators", self.prepared.lite_headers(), HEADERS / "support", *self.tools.plain_includes)]
@@ -185,10 +190,14 @@ class Builder:
         return [self.tools.cxx, *COMMON_CXX, *self._switches(spec, tier), f"-DTORCH_EXTENSION_NAME={spec.name}", *spec.extra_cflags]
 
     def _switches(self, spec: ExtensionSpec, tier: str) -> list[str]:
-        if tier != "lite":
+        if tier == "full":
             return []
-        least = self.prepared.least_cplusplus
-        return definitions(plain_text(spec.text)) + ([f"-DCONCUR_LEAST_CPLUSPLUS={least}"] if least else [])
+        return (definitions(plain_text(spec.text)) if tier == "lite" else []) + self.prepared.least()
+
+    def _only_declares(self, spec: ExtensionSpec) -> bool:
+        """Is there nothing in main.cpp but prototypes over lite's plainest types? Then no operator of torch plays a part in it."""
+        text = plain_text("\n".join(spec.cpp_sources))
+        return bool(spec.cuda_sources) and only_declares(text)
 
     def _nvcc_flags(self, spec: ExtensionSpec, tier: str) -> list[str]:
         arch = self.tools.cuda_arch.replace(".", "")
@@ -231,7 +240,7 @@ class Builder:
         if tier == "lite" and sys.platform != "darwin":
             command += [f"-Wl,--version-script={HEADERS / 'support/exports.map'}"]
         if tier == "lite":
-            command += [*(str(self.prepared.shim(name)) for name in SHIMS), f"-Wl,-rpath,{self.prepared.root}"]
+            command += [str(self.prepared.common()), *(str(self.prepared.shim(name)) for name in SHIMS), f"-Wl,-rpath,{self.prepared.root}"]
         if sys.platform == "darwin":
             command += ["-undefined", "dynamic_lookup"]
         return command + list(spec.extra_ldflags)
@@ -262,9 +271,10 @@ class Builder:
         jobs: list[tuple[int, Callable[[], object]]] = [
             (12, partial(self.prepared.shim, SHIMS[0])),
             (16, partial(self.prepared.shim, SHIMS[1])),
+            (2, self.prepared.common),
         ]
         if self.tools.nvcc:
-            jobs += [(1, self.prepared.launches)]
+            jobs += [(1, self.prepared.launches), (4, self.prepared.bindings)]
         jobs += [(7, lambda: self.prepared.only_torchs)]  # seconds, as measured on one core
         loads = [0] * shares
         for seconds, job in sorted(jobs, key=lambda pair: -pair[0]):

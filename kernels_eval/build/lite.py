@@ -29,8 +29,17 @@ MISSING = re.compile(
     r"|OptionalTensorRef|OptionalSymIntArrayRef|Quantizer"
 )
 
+# Names of std that need no more than core.h includes, or a header of STANDARD. Any other brings <vector>, and with it what most standard
+# headers share (std::max, iterators, ranges): a fifth of all there is to parse for a source that names nothing of std.
+PLAIN_STD = (
+    r"sqrtf?|r?cbrtf?|expm?1?f?|exp2f?|log(1p|2|10)?f?|powf?|f?absf?|fma(f|x|xf|in|inf)?|fmodf?|a?(sin|cos|tan)h?f?|atan2f?|erfc?f?|floorf?|ceilf?"
+    r"|l?l?round(f)?|truncf?|rintf?|is(nan|inf|finite)|hypotf?|size_t|ptrdiff_t|u?int(8|16|32|64)_t|move|forward|pair|make_pair|optional|nullopt"
+    r"|tuple|make_tuple|string|to_string|cout|cerr|endl|runtime_error|invalid_argument|numeric_limits|mem(cpy|set)"
+)
 # Standard headers that torch's headers bring along, by the names that need them. None is here that torch/types.h does not include.
 STANDARD = {
+    "vector": r"\bvector\b|\bvec\s*\(|\bstd\b(?!\s*::\s*(" + PLAIN_STD + r")\b)",
+    "limits": r"\bnumeric_limits\b",
     "algorithm": r"\bstd::(sort|stable_sort|partial_sort|nth_element|fill|fill_n|copy|copy_n|transform|clamp|any_of|all_of|none_of|find"
     r"|find_if|count|count_if|max_element|min_element|minmax|minmax_element|for_each|reverse|rotate|unique|remove|remove_if|generate|shuffle|merge"
     r"|lower_bound|upper_bound|binary_search|swap_ranges|equal|replace|replace_if|is_sorted|(push|pop|make|sort)_heap|copy_if|includes|search)\b",
@@ -64,7 +73,15 @@ STANDARD = {
 FLOAT_LIMITS = re.compile(r"\b(FLT|DBL|LDBL)_[A-Z0-9_]+\b")
 """Names of <float.h>, which torch/types.h brings along under nvcc only."""
 HALF = re.compile(r"\b(Half|BFloat16|kHalf|kBFloat16|kFloat16|kF16|AT_DISPATCH\w*HALF\w*|AT_DISPATCH\w*REDUCED\w*)\b")
+SPECIAL = re.compile(
+    r"\b(assoc_(laguerre|legendre)|beta|(comp_)?ellint_[123]|cyl_(bessel_[ijk]|neumann)|expint|hermite|laguerre|legendre|riemann_zeta"
+    r"|sph_(bessel|legendre|neumann)|(conf_)?hyperg)[fl]?\b|__gnu_cxx|__STDCPP|_GLIBCXX"
+)
+"""C++17's special functions, at file scope with some libraries: a source that names one gets them, were it only to clash with them."""
 STRING = re.compile(r"\b(string\w*|\w*stream|to_string|cout|cerr|what|name)\b|std::str|::Device\b")
+
+# Factories that are compiled once, in a library beside the shims; candidates' sources get declarations.
+COMMON = ("empty", "empty_like", "full", "full_like", "ones", "ones_like", "zeros", "zeros_like")
 
 _FUNCTION = re.compile(r"^inline ([^\n;]*?)\b(\w+)\(([^\n]*)\) (\{\n.*?^\})", re.MULTILINE | re.DOTALL)
 _METHOD = re.compile(r"^inline ([^\n;]*?) Tensor::(\w+)\(([^\n]*)\) const (\{\n.*?^\})", re.MULTILINE | re.DOTALL)
@@ -91,8 +108,25 @@ def definitions(text: str) -> list[str]:
         "HALF": HALF.search(text),
         "ACCESSOR": re.search(r"ccessor|PtrTraits", text),
         "STD_ARRAY": re.search(r"\barray\b", text),
+        "SPECIAL": SPECIAL.search(text),
     }
     return [f"-DCONCUR_{name}" for name, found in wanted.items() if found]
+
+
+# What a text of prototypes does without, once its includes of torch are cut out.
+_NO_PROTOTYPE = re.compile(
+    r"[{=.#]|->|\b(operator|decltype|sizeof|alignof|noexcept|requires|static_assert|using|typedef|template|concept|asm)\b"
+)
+_INCLUDE_OF_TORCH = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<(torch/(extension|types|torch|all)|ATen/ATen)\.h>", re.MULTILINE)
+_PARAMETERS = re.compile(r"\([^()]*\)")
+
+
+def only_declares(text: str) -> bool:
+    """Is there nothing but prototypes in this plain text, of types that concur_bind.h brings along?"""
+    bare = _INCLUDE_OF_TORCH.sub("", text)
+    switches = set(definitions(bare)) - {"-DCONCUR_SPECIAL"}  # as a parameter's name it clashes with nothing
+    headers = set(standard_headers(bare).splitlines()) - {"#include <vector>", "#include <tuple>"}
+    return not (switches or headers or _NO_PROTOTYPE.search(bare) or SPECIAL.search(_PARAMETERS.sub("", bare)))
 
 
 # A first error of these kinds is the candidate's own where the name in it, if any, occurs nowhere in torch's headers: both tiers read the
@@ -117,6 +151,10 @@ _NVCC_LOCAL = re.compile(
     r"|^an enclosing-function local variable cannot be referenced in a lambda body"
 )
 _NVCC_NO_STREAM = re.compile(r"^namespace \"(at|c10|torch)::cuda\" has no member \"(\w+)\"")
+_NVCC_UNDEFINED = re.compile(r"^identifier \"(\w+)\" is undefined")
+# Two conversions in one, to a string and to a device: never implicit. (Where a source makes a Device itself, it may be another fault.)
+_NVCC_NO_DEVICE = re.compile(r"^no suitable constructor exists to convert from \"const char \[\d+\]\" to \"c10::Device\"")
+_INCLUDED = re.compile(r"^\s*#\s*include\s*[<\"]([^>\"\n]+)[>\"]", re.MULTILINE)
 _BRINGS_STREAMS = re.compile(r"#\s*include\s*[<\"][^>\"]*(cuda/|CUDA)")
 _SYNTAX = re.compile(r"expected '[;)}]'|expected ',' or ';'|expected a \"[;)}]\"|expected '}' at end of input")
 # The candidate's own flags: what torch's headers ask for first of all (lite asks for the same), and what the compilers do not know.
@@ -137,6 +175,9 @@ class TorchNames(NamedTuple):
     methods: frozenset[str] = frozenset()  # every identifier in the headers that declare Tensor
     not_brought: frozenset[str] = frozenset()  # names of CUDA streams that torch/extension.h does not bring, under no condition
     dispatch_takes_types: bool = False  # may AT_DISPATCH_* be given x.type(), as it could before torch 2.0?
+    device_takes_text: bool = True  # may a Device be made of a string literal without a std::string between?
+    nvcc_words: frozenset[str] = frozenset()  # every identifier under nvcc, in whatever branch; empty where nobody has looked
+    nvcc_files: frozenset[str] = frozenset()  # the files that those are from
 
 
 STREAM_NAMES = ("getCurrentCUDAStream", "getDefaultCUDAStream", "getStreamFromPool", "current_stream", "current_device")
@@ -176,6 +217,12 @@ def certain_error(log: str, source: str, known: TorchNames) -> bool:
         return missing.group(1) not in known.methods
     if first.group(1) == "cuda.cu" and (missing := _NVCC_NO_STREAM.search(message)):
         return missing.group(2) in known.not_brought and not _BRINGS_STREAMS.search(source)
+    if first.group(1) == "cuda.cu" and _NVCC_NO_DEVICE.search(message):
+        return not known.device_takes_text and not re.search(r"\bDevice\b|\busing\b", source)
+    if first.group(1) == "cuda.cu" and (unknown_name := _NVCC_UNDEFINED.search(message)) and known.nvcc_words:
+        # nothing may be from a header of which we do not know the words
+        included = all(any(path.endswith("/" + name) for path in known.nvcc_files) for name in _INCLUDED.findall(source))
+        return included and unknown_name.group(1) not in known.nvcc_words
     if first.group(1) == "cuda.cu" and not _SYNTAX.search(message):
         return bool(
             _NVCC_LOCAL.search(message)
@@ -224,26 +271,37 @@ class Operators:
             found.setdefault(match.group(2), []).append(match.group(0))
         return found
 
-    def write(self, text: str, folder: Path) -> None:
-        """Write concur_methods.inc, concur_ops.inc, concur_factories.inc and concur_std.inc for this source (plain text) into `folder`."""
+    def write(self, text: str, folder: Path, *, common: bool = False) -> None:
+        """Write concur_methods.inc, concur_ops.inc, concur_factories.inc and concur_std.inc for this source (plain text) into `folder`.
+
+        `common`: with the bodies of COMMON, for the library that holds them.
+        """
         names = sorted(set(IDENTIFIER.findall(text)))
         methods, functions, factories, wanted = [], [], [], set()
         sources = set()
+
+        def once(name: str, head: str, body: str) -> str:
+            if name not in COMMON or _is_missing(head):
+                return _declared_or_deleted(head, body, wanted)
+            if common:
+                return _declared_or_deleted(head.replace("inline", '__attribute__((visibility("default")))', 1), body, wanted)
+            return head.removeprefix("inline ") + ";"
+
         for name in names:
             for result, with_defaults, _, body in self._methods.get(name, ()):
                 methods.append(_declared_or_deleted(f"{result} {name}({with_defaults}) const", body, wanted))
                 sources.add(name)
             for function in self._functions(name):
-                functions.append(_declared_or_deleted(*function, wanted))
+                functions.append(once(name, *function))
                 sources.add(name)
         for name in names:
             for factory in self._factories.get(name, ()):
                 if "tensor_data_container" in factory or "from_blob" in factory:
                     continue
                 head, _, body = factory.partition(" {\n")
-                factories.append(_declared_or_deleted(head, "{\n" + body, wanted))
+                factories.append(once(name, head, "{\n" + body))
                 sources.add(name)
-                functions += [_declared_or_deleted(*one, wanted) for one in self._functions(name) if name not in names]
+                functions += [once(name, *one) for one in self._functions(name) if name not in names]
         structs = {key: value for name in sources for key, value in self._structs_of(name).items()}
         calls = [f"struct {name} {{ static {structs[name]}; }};" for name in sorted(wanted) if name in structs]
         folder.mkdir(exist_ok=True)
@@ -252,7 +310,7 @@ class Operators:
         (folder / "concur_ops.inc").write_text("namespace at {\n" + "\n".join(functions) + "\n}\n")
         (folder / "concur_factories.inc").write_text("\n".join(factories))
         generated = "\n".join([*methods, *calls, *functions, *factories])
-        needed = "".join(f"#include <{header}>\n" for header in ("tuple", "string_view") if header in generated)
+        needed = "".join(f"#include <{header}>\n" for header in ("tuple", "string_view", "vector") if header in generated)
         if "string_view" in generated:
             needed += "namespace c10 { using std::string_view; }\n"
         (folder / "concur_std.inc").write_text(needed + standard_headers(text))
@@ -282,11 +340,15 @@ class Operators:
 
 
 def _declared_or_deleted(head: str, body: str, wanted: set[str]) -> str:
-    if MISSING.search(head) or "symint" in head or "SymInt" in head:
+    if _is_missing(head):
         return f"{head} = delete;"
     calls = re.findall(r"at::_ops::(\w+)::call", body)
     wanted.update(calls)
     return f"{head} {body}"
+
+
+def _is_missing(head: str) -> bool:
+    return bool(MISSING.search(head)) or "symint" in head or "SymInt" in head
 
 
 def _bare(parameters: str) -> str:

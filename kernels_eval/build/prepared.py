@@ -3,7 +3,7 @@
 Guarantees: each thing is made under a lock, in the work root of whichever builder needs it first, and renamed into place whole; a compiler
 that is killed from outside is started again. `warm` makes what `lite` builds need; torch's precompiled header (45 core-seconds, 790 MB) is
 made once more than a few sources needed torch's own header, and goes when another is made after 30 days without use. Nothing else here is
-ever removed: kept libraries link to the shims.
+ever removed (70 MB, most of it the precompiled form of lite's own header): kept libraries link to the shims.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 
 from kernels_eval.build.disk import raise_if_full
-from kernels_eval.build.lite import IDENTIFIER, STREAM_NAMES, Operators, TorchNames, file_scope
+from kernels_eval.build.lite import COMMON, IDENTIFIER, STREAM_NAMES, Operators, TorchNames, file_scope
 from kernels_eval.build.process import Lock, WorkRoot, interesting, rename_into_place
 from kernels_eval.build.toolchain import HEADERS, Toolchain
 from kernels_eval.errors import ToolchainError
@@ -99,6 +99,52 @@ class Prepared:
 
         return self._once(self.root / f"lib{name}.so", make)
 
+    def common(self) -> Path:
+        """The library that holds what the lite headers only declare."""
+
+        def make(staging: Path) -> None:
+            generated = self._work.path / uuid.uuid4().hex
+            self.operators.write(" ".join(COMMON), generated, common=True)
+            include = (generated, self.lite_headers())
+            self._compile("what candidates' sources have in common", [
+                self.tools.cxx, "-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-fvisibility=hidden", *(f"-I{path}" for path in include),
+                str(HEADERS / "support/concur_common.cpp"), "-o", str(staging), "-Wl,-soname,libconcur_common.so",
+                f"-L{self.tools.torch_dir / 'lib'}", "-ltorch_cpu", "-lc10", str(self.shim("concur_shim")), f"-Wl,-rpath,{self.root}",
+            ])  # fmt: skip
+            shutil.rmtree(generated)
+
+        return self._once(self.root / "libconcur_common.so", make)
+
+    def bindings(self) -> Path:
+        """A folder whose <torch/extension.h> is lite's with the bindings and without operators, and with GCC in precompiled form: for
+        sources that only declare functions. GCC takes the form that a build's flags allow, and else reads the header."""
+
+        def make(staging: Path) -> None:
+            (staging / "torch").mkdir(parents=True)
+            includes = ["torch/types.h", "ATen/Parallel.h", "concur_bind.h"]
+            (staging / "torch/extension.h").write_text("#pragma once\n" + "".join(f"#include <{name}>\n" for name in includes))
+            self.operators.write("", staging)
+
+        def make_precompiled(staging: Path) -> None:
+            staging.mkdir()
+            for level in ("-O0", "-O2"):
+                self._compile("lite's header", [
+                    self.tools.cxx, *COMMON_CXX, *self.least(), level, *(f"-I{path}" for path in self.bindings_includes(folder)),
+                    "-x", "c++-header", str(header), "-o", str(staging / level[1:]),
+                ])  # fmt: skip
+
+        folder = self._once(self.root / "bindings", make)
+        header = folder / "torch/extension.h"
+        if self.tools.is_gcc:
+            self._once(header.with_name("extension.h.gch"), make_precompiled)
+        return folder
+
+    def bindings_includes(self, folder: Path) -> list[Path]:
+        return [folder, self.lite_headers(), HEADERS / "support", *self.tools.plain_includes]
+
+    def least(self) -> list[str]:
+        return [f"-DCONCUR_LEAST_CPLUSPLUS={self.least_cplusplus}"] if self.least_cplusplus else []
+
     def launches(self) -> Path:
         """The library that counts candidates' kernel launches; made with the CUDA toolkit that builds them."""
 
@@ -145,9 +191,42 @@ class Prepared:
         dispatch = (self.tools.torch_dir / "include/ATen/Dispatch.h").read_text()
         tensor = "".join((self.tools.torch_dir / f"include/ATen/core/{name}.h").read_text() for name in ("TensorBody", "TensorBase"))
         methods = frozenset(IDENTIFIER.findall(tensor))
+        device = (self.tools.torch_dir / "include/c10/core/Device.h").read_text().partition("namespace std")[0]
         return TorchNames(
-            *(frozenset(names) for names in found), methods, frozenset(not_brought), "const at::DeprecatedTypeProperties&" in dispatch
+            *(frozenset(names) for names in found),
+            methods=methods,
+            not_brought=frozenset(not_brought),
+            dispatch_takes_types="const at::DeprecatedTypeProperties&" in dispatch,
+            device_takes_text=re.search(r"\bDevice\([^()]*(char|string_view)|\btemplate\b", device) is not None,
         )
+
+    @cached_property
+    def torch_names_of_nvcc(self) -> TorchNames:
+        """The same, and what nvcc reads before a source of ours begins: made when the first source asks."""
+
+        def make(staging: Path) -> None:
+            probe = self._work.path / f"{uuid.uuid4().hex}.cu"
+            heads = ("torch/extension.h", "torch/types.h", "cuda.h", "cuda_runtime.h")
+            probe.write_text("".join(f"#include <{head}>\n" for head in heads))
+            words: set[str] = set()
+            files: set[str] = set()
+            try:
+                for target in ([], ["-D__CUDA_ARCH__=900"]):  # for the host, and for the device
+                    text = self._compile("torch's header", [
+                        str(self.tools.nvcc), "-E", "-std=c++20", "-w", "-ccbin", self.tools.cxx, "-DTORCH_API_INCLUDE_EXTENSION_H",
+                        "--expt-relaxed-constexpr", *target, *self.tools.includes, str(probe),
+                    ])  # fmt: skip
+                    words.update(IDENTIFIER.findall(text))
+                    files.update(re.findall(r'^# \d+ "([^"<>]+)"', text, re.MULTILINE))
+            finally:
+                probe.unlink()
+            for name in files:  # what stands in branches that were not taken, and what macros make
+                if Path(name).is_file():
+                    words.update(IDENTIFIER.findall(Path(name).read_text(errors="replace")))
+            staging.write_text(json.dumps([sorted(words), sorted(files)]))
+
+        words, files = json.loads(self._once(self.root / f"names_of_nvcc-{self.tools.cuda_key}.json", make).read_text())
+        return self.torch_names._replace(nvcc_words=frozenset(words) | self.torch_names.words, nvcc_files=frozenset(files))
 
     def _not_brought(self) -> list[str]:
         """Which of STREAM_NAMES occur in no header that torch/extension.h may include, whatever is defined."""

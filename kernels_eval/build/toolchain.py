@@ -85,7 +85,7 @@ class Toolchain:
 
     @cached_property
     def key(self) -> str:
-        headers = [(str(p.relative_to(HEADERS)), p.read_text()) for p in sorted(HEADERS.rglob("*.*")) if p.is_file()]
+        headers = [(str(p.relative_to(HEADERS)), p.read_text()) for p in sorted(HEADERS.rglob("*")) if p.is_file()]
         return stable_hash([self.torch_version, str(self.torch_dir), self.cxx_version, sys.version, headers])[:16]
 
     def key_for(self, spec: ExtensionSpec) -> str:

@@ -36,6 +36,7 @@ STAGE_TAG = "concur.stage"
 VERSION_TAG = "concur.model_version"
 PARENT_TAG = "mlflow.parentRunId"  # MLflow's own: the UI nests by it
 ADAPTER = "adapter"
+TABLES = "tables"
 
 # limits of mlflow 3.17 (mlflow/utils/validation.py), in characters and entries
 KEY_LENGTH = 250
@@ -75,6 +76,9 @@ def _walk(value: Any, prefix: str) -> Iterator[tuple[str, str]]:
 Params = Annotated[dict[str, str], BeforeValidator(flatten)]
 # None is "not reported" (k greater than the number of samples): no metric is written, rather than an invented number
 Metrics = dict[str, float | None]
+Cell = str | int | float | None
+TableName = Annotated[str, Field(pattern=r"^[\w-]{1,100}$")]
+Rows = Annotated[tuple[dict[str, Cell], ...], Field(min_length=1)]
 
 
 class DatasetRef(NamedTuple):
@@ -94,12 +98,16 @@ class StageRecord(Record):
     series: dict[str, tuple[tuple[int, float], ...]] = Field(default={}, description="metric -> (step, value) pairs")
     tags: dict[str, str] = {}
     artifacts: tuple[Path, ...] = ()
+    tables: dict[TableName, Rows] = Field(default={}, description="rows of equal columns, for MLflow's table view: tables/NAME.json")
 
     @model_validator(mode="after")
     def _one_meaning_per_metric(self) -> StageRecord:
         both = sorted(self.metrics.keys() & self.series.keys())
         if both:  # MLflow would show the series' last value and hide the other
             raise ValueError(f"{both[0]!r} is both a metric and a series of stage {self.name!r}")
+        for name, rows in self.tables.items():
+            if any(row.keys() != rows[0].keys() for row in rows):
+                raise ValueError(f"the rows of table {name!r} of stage {self.name!r} differ in their columns")
         _require_distinct_names(self.artifacts)
         return self
 
@@ -344,6 +352,8 @@ def _write_stage(client: MlflowClient, experiment_id: str, parent_id: str, stage
     tags = {key: value for key, value in stage.tags.items() if key not in own and key != FINGERPRINT_TAG}
     _log_values(client, run_id, stage.params, stage.metrics, stage.series, tags)
     _log_files(client, run_id, stage.artifacts)
+    for name, rows in stage.tables.items():
+        client.log_table(run_id, {column: [row[column] for row in rows] for column in rows[0]}, f"{TABLES}/{name}.json")
     client.set_terminated(run_id, "FINISHED")
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from kernels_eval.build.extensions import Builder
 from kernels_eval.build.launches import Launches
-from kernels_eval.build.lite import Operators, TorchNames, certain_error, file_scope
+from kernels_eval.build.lite import COMMON, Operators, TorchNames, certain_error, definitions, file_scope, only_declares, standard_headers
 from kernels_eval.build.process import WorkRoot, sweep
 from kernels_eval.build.spec import Build, ExtensionSpec
 from kernels_eval.config import BuildConfig
@@ -153,6 +153,83 @@ def test_dispatch_covers_its_types_and_refuses_others(wide: ModuleType) -> None:
         wide.dispatched(torch.ones(2, 2, dtype=torch.int32))
 
 
+def test_options_that_are_compiled_once_mean_what_torchs_mean(builder: Builder) -> None:
+    source = """
+std::vector<at::Tensor> f(at::Tensor x) {
+  auto half = x.options().dtype(torch::kFloat64).requires_grad(true);
+  auto empty = at::empty({2, 3}, x.options().layout(torch::kStrided).memory_format(std::nullopt));
+  return {torch::zeros({2}, half), torch::ones_like(x, torch::requires_grad()), torch::full({2}, 7, torch::dtype(torch::kInt64)),
+          torch::full_like(x, 1.5, torch::kFloat64), at::zeros({1}, torch::device(torch::kCPU).dtype(torch::kBool)), empty,
+          torch::zeros(x.sizes().vec(), torch::TensorOptions().device(torch::kMeta)),
+          torch::ones({1}, torch::device_index(0).device(x.device()))};
+}"""
+    build = builder.build(inline(source, "f"))
+    assert build.ok and build.tier == "lite", build.log
+    x = torch.zeros(2, 3)
+    got = load(build).f(x)
+    expected = [
+        torch.zeros(2, dtype=torch.float64, requires_grad=True), torch.ones_like(x, requires_grad=True), torch.full((2,), 7),
+        torch.full_like(x, 1.5, dtype=torch.float64), torch.zeros(1, dtype=torch.bool), torch.empty(2, 3),
+        torch.zeros(2, 3, device="meta"), torch.ones(1),
+    ]  # fmt: skip
+    for number, (one, other) in enumerate(zip(got, expected, strict=True)):
+        assert (one.dtype, one.shape, one.device, one.requires_grad) == (other.dtype, other.shape, other.device, other.requires_grad)
+        assert number in (5, 6) or torch.equal(one, other)
+
+
+def test_the_common_library_exports_what_it_is_for_and_nothing_else(builder: Builder) -> None:
+    """Lite's inline functions have torch's names: exported, they would take the place of torch's in the shims, which call them."""
+    table = subprocess.run(["nm", "-DC", "--defined-only", builder.prepared.common()], capture_output=True, text=True, check=True).stdout
+    exported = [line.split(maxsplit=2)[2].split("(")[0] for line in table.splitlines() if line.split(maxsplit=2)[1] in "TWV"]
+    kept = {"c10::optTypeMetaToScalarType", *(f"{space}::{name}" for space in ("at", "torch") for name in COMMON)}
+    assert kept <= set(exported)
+    assert all(name in kept or name.startswith("c10::TensorOptions::") for name in exported), exported
+
+
+@pytest.mark.parametrize(("text", "only"), [
+    ("#include <torch/extension.h>\nat::Tensor f(at::Tensor x, const torch::Tensor& gamma, float beta, int64_t n);", True),
+    ("std::vector<at::Tensor> f(const std::vector<at::Tensor>& x); std::tuple<at::Tensor, at::Tensor> g(at::Tensor x);", True),
+    ("at::Tensor f(at::Tensor x) { return x; }", False),
+    ("at::Tensor f(at::Tensor x, float eps = 1e-5);", False),
+    ("float beta(float x, float y);", False),
+    ("#include <map>\nat::Tensor f(at::Tensor x);", False),
+    ("at::Tensor f(at::Tensor x, std::string mode);", False),
+    ("at::Tensor f(at::Half x);", False),
+    ("using torch::Tensor; Tensor f(Tensor x);", False),
+])  # fmt: skip
+def test_which_sources_do_without_operators(text: str, only: bool) -> None:
+    assert only_declares(text) is only
+
+
+@pytest.mark.parametrize("flags", [(), ("-O3",), ("-O2", "-DWITH_CUDA"), ("-std=c++14",)])
+def test_bindings_are_precompiled_where_the_flags_allow_it(builder: Builder, flags: tuple[str, ...], tmp_path: Path) -> None:
+    spec = inline("at::Tensor f(at::Tensor x);", "f", extra_cflags=flags)
+    [(name, text, _)] = builder._units(spec, "lite")
+    (tmp_path / name).write_text(text)
+    command = [*builder._cxx_flags(spec, "bindings"), *builder._includes("bindings", tmp_path), "-H", "-fsyntax-only", str(tmp_path / name)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if builder.tools.is_gcc:
+        assert (re.search(r"^! .*extension\.h\.gch", done.stderr, re.MULTILINE) is not None) is (flags != ("-std=c++14",)), done.stderr
+    assert (done.returncode == 0) is (flags != ("-std=c++14",))
+
+
+def test_standard_headers_come_with_the_names_that_need_them() -> None:
+    assert standard_headers("x.numel(); expf(y); std::sqrt(z); std :: pow(a, b)") == ""
+    for text in ("std::max(a, b)", "std::vector<int> v", "using namespace std;", "x.sizes().vec()", "std::swap(a, b); std::sqrt(c)"):
+        assert "<vector>" in standard_headers(text), text
+    assert "<limits>" in standard_headers("std::numeric_limits<float>::max()")
+    assert "-DCONCUR_SPECIAL" in definitions("std::legendre(1, x)") and "-DCONCUR_SPECIAL" not in definitions("legend(1)")
+
+
+@pytest.mark.parametrize("source", ["float beta = 1;", "double x = std::legendre(1, 0.5);", "double y = beta(1.0, 2.0);"])
+def test_special_functions_are_there_for_those_who_name_them(builder: Builder, source: str) -> None:
+    plain = f"#include <cmath>\n#include <math.h>\n{source}"
+    command = [builder.tools.cxx, "-std=c++20", "-fsyntax-only", "-x", "c++", "-"]
+    alone = subprocess.run(command, input=plain, text=True, capture_output=True)
+    build = attempt(builder, inline(f"{source}\nat::Tensor f(at::Tensor x) {{ return x; }}", "f"), "lite")
+    assert build.ok is (alone.returncode == 0), build.log
+
+
 def test_tensors_are_neither_leaked_nor_freed_early(builder: Builder) -> None:
     build = builder.build(
         inline("at::Tensor same(at::Tensor x) { at::Tensor y = x; auto z = std::move(y); y = z; x = y; return x; }", "same")
@@ -202,6 +279,9 @@ KNOWN = TorchNames(
     file_scope=frozenset({"printf"}),
     methods=frozenset({"relu"}),
     not_brought=frozenset({"getCurrentCUDAStream"}),
+    device_takes_text=False,
+    nvcc_words=frozenset({"__half2float", "stride", "relu", "rows"}),
+    nvcc_files=frozenset({"/t/torch/extension.h", "/usr/include/math.h"}),
 )
 
 
@@ -218,6 +298,13 @@ KNOWN = TorchNames(
     ("main.cpp:3:4: error: no matching function for call to 'min(int, const int64_t&)'", "std::min(a, b); min(c, d)", False),
     ("main.cpp:3:4: error: 'stride' was not declared in this scope", "stride <b> (c)", False),
     ('cuda.cu(9): error: identifier "__half2float" is undefined', "__half2float(x)", False),
+    ('cuda.cu(9): error: identifier "half_to_float" is undefined', "#include <torch/extension.h>\nhalf_to_float(x)", True),
+    ('cuda.cu(9): error: identifier "half_to_float" is undefined', "#include <math.h>\n#include <cuda_fp16.h>\nhalf_to_float(x)", False),
+    ('cuda.cu(9): error: identifier "half_to_float" is undefined', "#ifdef HALF\nhalf_to_float(x)", False),
+    ('core.h(9): error: identifier "half_to_float" is undefined', "half_to_float(x)", False),
+    ('cuda.cu(9): error: no suitable constructor exists to convert from "const char [5]" to "c10::Device"', "torch::device(T)", True),
+    ('cuda.cu(9): error: no suitable constructor exists to convert from "const char [5]" to "c10::Device"', "c10::Device(T)", False),
+    ('cuda.cu(9): error: no suitable constructor exists to convert from "const char [5]" to "c10::Layout"', "torch::layout(T)", False),
     ('cuda.cu(9): error: expected a ";"', "x y", True),
     ("main.cpp:3:4: error: expected ';' before 'y'", "x y", True),
     ("main.cpp:3:4: error: expected ';' before 'y'", "#ifdef A\nx y", False),
@@ -362,6 +449,19 @@ def test_the_kernels_machine_code_does_not_depend_on_the_tier(builder: Builder, 
     lite, full = found
     assert lite and all(len(code) > 100 for code in lite.values())
     assert {name: full.get(name) for name in lite} == lite, f"{sorted(lite)} against {sorted(full)}"
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("body", "certain"), [
+    ("int n = no_name_of_torch(x); return x;", True),
+    ("return torch::empty({2}, torch::device(\"cuda\"));", True),
+    ("float m = static_cast<float>(__float2half(1.f)); return x;", False),
+])  # fmt: skip
+def test_what_nvcc_does_not_know(builder: Builder, body: str, certain: bool, tmp_path: Path) -> None:
+    """`__float2half` is what torch's headers bring along under nvcc, and lite only for those who name at::Half."""
+    asked = cuda(f"#include <torch/extension.h>\ntorch::Tensor f(torch::Tensor x) {{ {body} }}")
+    build = builder._attempt(asked, "lite", tmp_path)
+    assert not build.ok and builder._certain(build, asked) is certain, build.log
 
 
 @needs_nvcc

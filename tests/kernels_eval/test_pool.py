@@ -340,9 +340,10 @@ def test_a_cluster_is_joined_only_where_it_is_named(monkeypatch: pytest.MonkeyPa
     asked: list[object] = []
     monkeypatch.setenv("RAY_ADDRESS", variable)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(pool_module, "require_cluster", lambda address: asked.append(f"is there one at {address}?"))
     monkeypatch.setattr(ray, "init", lambda **options: asked.append(options["address"]))
     pool_module.start_ray(given)
-    assert asked == [used]
+    assert asked == ([f"is there one at {used}?"] if used != "local" else []) + [used]
 
 
 def test_a_ray_that_does_not_start_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

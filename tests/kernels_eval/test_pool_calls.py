@@ -11,7 +11,7 @@ import pytest
 
 from kernels_eval import worker
 from kernels_eval.errors import GpuLostError
-from kernels_eval.pool import Pool, _Item, _together, start_ray
+from kernels_eval.pool import DEATHS, Pool, _Item, _together, start_ray
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 from tests.support import kernels
 from tests.support.kernels import AFFINE
@@ -88,18 +88,18 @@ def test_slow_candidates_travel_alone(tmp_path: Path) -> None:
 
 def test_a_candidate_that_takes_its_worker_down_is_found_among_those_it_travelled_with(tmp_path: Path) -> None:
     asked = many(60)
-    with quick_pool(tmp_path / "log", fatal="many-40", deaths=3) as quick:
-        with pytest.raises(GpuLostError, match="died 3 times on candidate many-40"):
+    with quick_pool(tmp_path / "log", fatal="many-40", deaths=DEATHS) as quick:
+        with pytest.raises(GpuLostError, match=f"died {DEATHS} times on candidate many-40"):
             list(quick.verify(asked))
     calls = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
     fatal = [call for call in calls if "many-40" in call]
-    assert len(fatal[0]) > 1 and fatal[1:] == [["many-40"]] * 2
-    with quick_pool(tmp_path / "other", fatal="many-40", deaths=2) as quick:
+    assert len(fatal[0]) > 1 and fatal[1:] == [["many-40"]] * (DEATHS - 1)
+    with quick_pool(tmp_path / "other", fatal="many-40", deaths=DEATHS - 1) as quick:
         assert outcomes(asked, list(quick.verify(asked))) == ["ok"] * 60
 
 
 def test_one_that_lost_a_worker_before_travels_alone() -> None:
-    queue = deque(_Item(*pair, attempts=attempts) for pair, attempts in zip(many(6), (0, 0, 1, 1, 0, 0), strict=True))
+    queue = deque(_Item(*pair, deaths=deaths) for pair, deaths in zip(many(6), (0, 0, 1, 1, 0, 0), strict=True))
     calls = []
     while queue:
         calls.append([item.candidate.candidate_id for item in _together(8, lambda: queue.popleft() if queue else None, queue)])

@@ -52,6 +52,7 @@ def test_shares_and_depths_follow_the_clock(clock: Clock) -> None:
     assert shown["device_s_per_candidate"] == 10.0 and shown["on_device"] == 2
     assert shown["queue_depth_mean"] == 4.0 and shown["queue_depth_most"] == 6  # six for 20 of 30 s
     assert shown["cache_hit_share"] == pytest.approx(1 / 3, abs=1e-4) and shown["lite_share"] == pytest.approx(2 / 3, abs=1e-4)
+    assert shown["built"] == 3 and shown["full_share"] == pytest.approx(1 / 3, abs=1e-4)
     assert shown["seconds"]["run_s"] == 3.0 and shown["seconds"]["build_s"] == 7.0 and shown["seconds"]["correctness_s"] == 1.5
     assert shown["statuses"] == {"compile_error": 1, "incorrect": 2}
     assert "360/h" in seen.line() and "75% busy" in seen.line() and "queue 2" in seen.line()

@@ -148,6 +148,20 @@ def test_artifacts_lie_under_the_given_root(home: Home) -> None:
     assert files == {f"{run_id}/artifacts/{name}" for name in own} | {f"{loss}/artifacts/figures/loss.svg"}
 
 
+def test_a_table_reads_back_and_a_replay_does_not_lengthen_it(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"phase": "load", "candidates": 3, "median_s": 1.5}, {"phase": "timing", "candidates": 0, "median_s": None}]
+    record = home.record(stages=(StageRecord(name="verification", tables={"phases": rows}),))
+    for _ in range(2):
+        home.log(record)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", home.uri)  # what load_table reads, whatever the client was given
+    found = home.client.load_table(
+        home.client.get_experiment_by_name("refresh").experiment_id, "tables/phases.json", extra_columns=["run_id"]
+    )
+    assert list(found.columns) == ["phase", "candidates", "median_s", "run_id"]
+    assert found["phase"].to_list() == ["load", "timing"] and found["candidates"].to_list() == [3, 0]
+    assert found["median_s"][0] == 1.5 and math.isnan(found["median_s"][1])
+
+
 def test_dataset_input_counts_rows_over_all_parts(home: Home) -> None:
     import mlflow.data
 
@@ -354,6 +368,9 @@ def test_flatten() -> None:
         {"registered_model": "a/b"},
         {"artifacts": (Path("a/report.html"), Path("b/report.html"))},
         {"stages": ({"name": "training", "metrics": {"loss": 1.0}, "series": {"loss": [(1, 2.0)]}},)},
+        {"stages": ({"name": "verification", "tables": {"phases": [{"a": 1}, {"b": 2}]}},)},
+        {"stages": ({"name": "verification", "tables": {"../phases": [{"a": 1}]}},)},
+        {"stages": ({"name": "verification", "tables": {"phases": []}},)},
         {"unknown": 1},
     ],
 )

@@ -5,6 +5,7 @@
 #include <Python.h>
 #include <concur/core.h>
 #include <tuple>
+#include <vector>
 
 namespace concur {
 PyObject* wrap(const void* tensor);            // new reference, or nullptr with a Python error set

@@ -24,11 +24,8 @@ static_assert(static_cast<int>(c10::Layout::Jagged) == 7 && static_cast<int>(c10
 
 namespace c10 {
 SymIntArrayRef concur_sym_sizes(IntArrayRef sizes) { return fromIntArrayRefSlow(sizes); }
-namespace impl {
-std::optional<MemoryFormat> concur_memory_format(const TensorOptions& options, std::optional<MemoryFormat> format) {
-  return check_tensor_options_and_extract_memory_format(options, format);
-}
-}  // namespace impl
+// emitted here, since it is taken the address of
+auto* const concur_emitted __attribute__((used)) = &impl::check_tensor_options_and_extract_memory_format;
 }  // namespace c10
 
 namespace concur {

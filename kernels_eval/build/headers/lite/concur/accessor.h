@@ -1,5 +1,6 @@
 // Accessors, over torch's header-only ones; read only where a source names them.
 #pragma once
+#include <limits>
 #include <torch/headeronly/core/TensorAccessor.h>
 namespace at {
 using torch::headeronly::DefaultPtrTraits;

@@ -19,12 +19,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
-#include <limits>
 #include <optional>
 #include <bits/stringfwd.h>
 #include <type_traits>
 #include <utility>
-#include <vector>
+namespace std { template <class T, class A> class vector; }  // whole where a source needs it: a fifth of all there is to parse
 #ifdef CONCUR_STRING
 #include <string>
 #include <string_view>
@@ -174,10 +173,7 @@ inline bool operator!=(const TypeMeta lhs, const TypeMeta rhs) noexcept { return
 namespace c10 {
 inline caffe2::TypeMeta scalarTypeToTypeMeta(ScalarType type) { return caffe2::TypeMeta::fromScalarType(type); }
 inline ScalarType typeMetaToScalarType(caffe2::TypeMeta meta) { return meta.toScalarType(); }
-inline std::optional<ScalarType> optTypeMetaToScalarType(std::optional<caffe2::TypeMeta> meta) {
-  if (!meta.has_value()) return std::nullopt;
-  return meta->toScalarType();
-}
+std::optional<ScalarType> optTypeMetaToScalarType(std::optional<caffe2::TypeMeta> meta);
 inline bool operator==(ScalarType t, caffe2::TypeMeta m) { return m == scalarTypeToTypeMeta(t); }
 inline bool operator==(caffe2::TypeMeta m, ScalarType t) { return t == m; }
 inline bool operator!=(ScalarType t, caffe2::TypeMeta m) { return !(t == m); }
@@ -227,7 +223,7 @@ template <class T> class ArrayRef {
   constexpr const T& at(size_t index) const { TORCH_CHECK(index < Length, "ArrayRef: invalid index Index = ", index, "; Length = ", Length); return Data[index]; }
   template <class U> std::enable_if_t<std::is_same_v<U, T>, ArrayRef<T>>& operator=(U&&) = delete;
   template <class U> std::enable_if_t<std::is_same_v<U, T>, ArrayRef<T>>& operator=(std::initializer_list<U>) = delete;
-  std::vector<T> vec() const { return std::vector<T>(Data, Data + Length); }
+  std::vector<T, std::allocator<T>> vec() const { return std::vector<T, std::allocator<T>>(Data, Data + Length); }
   friend bool operator==(ArrayRef a, ArrayRef b) { return a.equals(b); }
   friend bool operator!=(ArrayRef a, ArrayRef b) { return !a.equals(b); }
 
@@ -281,6 +277,7 @@ inline SymIntArrayRef fromIntArrayRefSlow(IntArrayRef sizes) { return concur_sym
 }  // namespace c10
 
 #ifdef CONCUR_HALF
+#include <limits>
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 namespace concur {
@@ -345,59 +342,53 @@ template <> inline int Scalar::to<int>() const { return toInt(); }
 template <> inline int64_t Scalar::to<int64_t>() const { return toLong(); }
 template <> inline bool Scalar::to<bool>() const { return toBool(); }
 
-// -- TensorOptions --------------------------------------------------------------------------------------------------------------------
+// -- TensorOptions: what makes or takes apart a std::optional is compiled once, in support/concur_common.cpp ----------------------------
 struct TensorOptions {
   TensorOptions()
       : requires_grad_(false), pinned_memory_(false), has_device_(false), has_dtype_(false), has_layout_(false), has_requires_grad_(false),
         has_pinned_memory_(false), has_memory_format_(false) {}
-  explicit TensorOptions(Layout layout) : TensorOptions() { set_layout(layout); }
+  explicit TensorOptions(Layout layout) : TensorOptions() { layout_ = layout; has_layout_ = true; }
   template <class T, class = std::enable_if_t<std::is_same_v<std::decay_t<T>, Device>>>
-  TensorOptions(T&& device) : TensorOptions() { set_device(std::forward<T>(device)); }
+  TensorOptions(T&& device) : TensorOptions() { device_ = std::forward<T>(device); has_device_ = true; }
   template <class... Args, class = std::enable_if_t<std::is_constructible_v<Device, Args&&...>>>
   TensorOptions(Args&&... args) : TensorOptions(Device(std::forward<Args>(args)...)) {}
-  TensorOptions(caffe2::TypeMeta dtype) : TensorOptions() { set_dtype(dtype); }
-  TensorOptions(ScalarType dtype) : TensorOptions() { set_dtype(dtype); }
-  TensorOptions(MemoryFormat format) : TensorOptions() { set_memory_format(format); }
+  TensorOptions(caffe2::TypeMeta dtype) : TensorOptions() { dtype_ = dtype; has_dtype_ = true; }
+  TensorOptions(ScalarType dtype) : TensorOptions(scalarTypeToTypeMeta(dtype)) {}
+  TensorOptions(MemoryFormat format) : TensorOptions() { memory_format_ = format; has_memory_format_ = true; }
 
-  TensorOptions device(std::optional<Device> device) const noexcept { TensorOptions r = *this; r.set_device(device); return r; }
+  TensorOptions device(std::optional<Device> device) const noexcept;
   template <class... Args> TensorOptions device(Args&&... args) const noexcept {
     return device(std::optional<Device>(std::in_place, std::forward<Args>(args)...));
   }
-  TensorOptions device_index(DeviceIndex index) const noexcept { return device(Device::Type::CUDA, index); }
-  TensorOptions dtype(std::optional<caffe2::TypeMeta> dtype) const noexcept { TensorOptions r = *this; r.set_dtype(dtype); return r; }
-  TensorOptions dtype(std::optional<ScalarType> dtype) const noexcept { TensorOptions r = *this; r.set_dtype(dtype); return r; }
+  TensorOptions device_index(DeviceIndex index) const noexcept;
+  TensorOptions dtype(std::optional<caffe2::TypeMeta> dtype) const noexcept;
+  TensorOptions dtype(std::optional<ScalarType> dtype) const noexcept;
   template <class T> TensorOptions& dtype() { dtype_ = caffe2::TypeMeta::Make<T>(); has_dtype_ = true; return *this; }
-  TensorOptions layout(std::optional<Layout> layout) const noexcept { TensorOptions r = *this; r.set_layout(layout); return r; }
-  TensorOptions requires_grad(std::optional<bool> flag) const noexcept { TensorOptions r = *this; r.set_requires_grad(flag); return r; }
-  TensorOptions pinned_memory(std::optional<bool> flag) const noexcept { TensorOptions r = *this; r.set_pinned_memory(flag); return r; }
-  TensorOptions memory_format(std::optional<MemoryFormat> format) const noexcept { TensorOptions r = *this; r.set_memory_format(format); return r; }
+  TensorOptions layout(std::optional<Layout> layout) const noexcept;
+  TensorOptions requires_grad(std::optional<bool> flag) const noexcept;
+  TensorOptions pinned_memory(std::optional<bool> flag) const noexcept;
+  TensorOptions memory_format(std::optional<MemoryFormat> format) const noexcept;
   Device device() const noexcept;
   bool has_device() const noexcept { return has_device_; }
-  std::optional<Device> device_opt() const noexcept { return has_device_ ? std::make_optional(device_) : std::nullopt; }
+  std::optional<Device> device_opt() const noexcept;
   DeviceIndex device_index() const noexcept { return device().index(); }
   caffe2::TypeMeta dtype() const noexcept;
   bool has_dtype() const noexcept { return has_dtype_; }
-  std::optional<caffe2::TypeMeta> dtype_opt() const noexcept { return has_dtype_ ? std::make_optional(dtype_) : std::nullopt; }
+  std::optional<caffe2::TypeMeta> dtype_opt() const noexcept;
   Layout layout() const noexcept { return has_layout_ ? layout_ : kStrided; }
   bool has_layout() const noexcept { return has_layout_; }
-  std::optional<Layout> layout_opt() const noexcept { return has_layout_ ? std::make_optional(layout_) : std::nullopt; }
+  std::optional<Layout> layout_opt() const noexcept;
   bool requires_grad() const noexcept { return has_requires_grad_ ? requires_grad_ : false; }
   bool has_requires_grad() const noexcept { return has_requires_grad_; }
   bool pinned_memory() const noexcept { return has_pinned_memory_ ? pinned_memory_ : false; }
   bool has_pinned_memory() const noexcept { return has_pinned_memory_; }
-  std::optional<bool> pinned_memory_opt() const noexcept { return has_pinned_memory_ ? std::make_optional(pinned_memory_) : std::nullopt; }
+  std::optional<bool> pinned_memory_opt() const noexcept;
   bool has_memory_format() const noexcept { return has_memory_format_; }
-  std::optional<MemoryFormat> memory_format_opt() const noexcept { return has_memory_format_ ? std::make_optional(memory_format_) : std::nullopt; }
-  std::optional<bool> requires_grad_opt() const noexcept { return has_requires_grad_ ? std::make_optional(requires_grad_) : std::nullopt; }
+  std::optional<MemoryFormat> memory_format_opt() const noexcept;
+  std::optional<bool> requires_grad_opt() const noexcept;
 
  private:
-  void set_device(std::optional<Device> device) & noexcept { if ((has_device_ = device.has_value())) device_ = *device; }
-  void set_dtype(std::optional<caffe2::TypeMeta> dtype) & noexcept { if ((has_dtype_ = dtype.has_value())) dtype_ = *dtype; }
-  void set_dtype(std::optional<ScalarType> dtype) & noexcept { if ((has_dtype_ = dtype.has_value())) dtype_ = scalarTypeToTypeMeta(*dtype); }
-  void set_layout(std::optional<Layout> layout) & noexcept { if ((has_layout_ = layout.has_value())) layout_ = *layout; }
-  void set_requires_grad(std::optional<bool> flag) & noexcept { if ((has_requires_grad_ = flag.has_value())) requires_grad_ = *flag; }
-  void set_pinned_memory(std::optional<bool> flag) & noexcept { if ((has_pinned_memory_ = flag.has_value())) pinned_memory_ = *flag; }
-  void set_memory_format(std::optional<MemoryFormat> format) & noexcept { if ((has_memory_format_ = format.has_value())) memory_format_ = *format; }
+  friend TensorOptions requires_grad(bool flag);
 
   Device device_ = DeviceType::CPU;
   caffe2::TypeMeta dtype_ = caffe2::TypeMeta::Make<float>();
@@ -413,20 +404,22 @@ struct TensorOptions {
   bool has_memory_format_ : 1;
 };
 
-inline TensorOptions dtype(caffe2::TypeMeta dtype) { return TensorOptions().dtype(dtype); }
-inline TensorOptions dtype(ScalarType dtype) { return TensorOptions().dtype(scalarTypeToTypeMeta(dtype)); }
-inline TensorOptions layout(Layout layout) { return TensorOptions().layout(layout); }
-inline TensorOptions device(Device device) { return TensorOptions().device(device); }
-inline TensorOptions device_index(DeviceIndex index) { return TensorOptions().device_index(index); }
-inline TensorOptions requires_grad(bool flag = true) { return TensorOptions().requires_grad(flag); }
-inline TensorOptions memory_format(MemoryFormat format) { return TensorOptions().memory_format(format); }
+inline TensorOptions dtype(caffe2::TypeMeta dtype) { return TensorOptions(dtype); }
+inline TensorOptions dtype(ScalarType dtype) { return TensorOptions(dtype); }
+inline TensorOptions layout(Layout layout) { return TensorOptions(layout); }
+inline TensorOptions device(Device device) { return TensorOptions(device); }
+inline TensorOptions device_index(DeviceIndex index) { return TensorOptions(Device(DeviceType::CUDA, index)); }
+inline TensorOptions requires_grad(bool flag = true) {
+  TensorOptions r;
+  r.requires_grad_ = flag;
+  r.has_requires_grad_ = true;
+  return r;
+}
+inline TensorOptions memory_format(MemoryFormat format) { return TensorOptions(format); }
 template <class T> inline TensorOptions dtype() { return dtype(caffe2::TypeMeta::Make<T>()); }
 
 namespace impl {
-std::optional<MemoryFormat> concur_memory_format(const TensorOptions& options, std::optional<MemoryFormat> format);
-inline std::optional<MemoryFormat> check_tensor_options_and_extract_memory_format(const TensorOptions& o, std::optional<MemoryFormat> f) {
-  return concur_memory_format(o, f);
-}
+std::optional<MemoryFormat> check_tensor_options_and_extract_memory_format(const TensorOptions& o, std::optional<MemoryFormat> f);
 }  // namespace impl
 }  // namespace c10
 

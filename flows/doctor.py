@@ -9,10 +9,13 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from kernels_eval.errors import EvalError
+from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Record
+
+if TYPE_CHECKING:
+    from tasks.synthesis.config import SynthesisConfig
 
 Need = Literal["required", "optional", "unneeded"]
 FREE_DISK_GB = 8  # precompiled headers are 3 GB, snapshots and a small model the rest
@@ -47,7 +50,7 @@ def examine(profile: str, overrides: tuple[str, ...] = ()) -> list[Check]:
         _package("trl", "required", "pip install 'trl>=1.16'"),
         _package("mlflow", "required" if config.tracking.enabled else "optional", "pip install 'mlflow>=3.17'"),
         _package("openai", openai, "pip install openai"),
-        _vllm(),
+        _vllm(config.synthesis),
         _disk(config.root),
         _build_cache(),
         *_isolation(),
@@ -113,19 +116,25 @@ def _gpus(need: Need) -> Check:
     )  # fmt: skip
 
 
-def _vllm() -> Check:
-    """vLLM lives in an environment of its own: $CONCUR_VLLM_PYTHON names its interpreter, or `vllm` is on PATH."""
-    interpreter = os.environ.get("CONCUR_VLLM_PYTHON")
-    found = _ask([interpreter, "-c", "from importlib.metadata import version; print(version('vllm'))"]) if interpreter else None
-    if not found and shutil.which("vllm"):
-        found = _ask(["vllm", "--version"], timeout=120)
-    return Check(
-        name="vLLM",
-        found=found or "not found (own environment)",
-        ok=bool(found),
-        need="optional",
-        fix="" if found else "python -m venv VENV && VENV/bin/pip install vllm, then export CONCUR_VLLM_PYTHON=VENV/bin/python",
+def _vllm(synthesis: SynthesisConfig) -> Check:
+    """vLLM lives in an environment of its own: `synthesis.server` or $CONCUR_VLLM_PYTHON names it, or `vllm` is on PATH."""
+    from tasks.synthesis.server import serve_command
+
+    need: Need = "required" if synthesis.sampler == "vllm" else "optional"
+    try:
+        command = serve_command(synthesis.server)
+    except UsageError as error:
+        return Check(name="vLLM", found=f"{error.args[0]} (own environment)", ok=False, need=need, fix=error.hint)
+    if synthesis.server.command:
+        return Check(name="vLLM", found=f"{synthesis.server.command} (not tried)", ok=True, need=need)
+    ask = (
+        [command[0], "-c", "from importlib.metadata import version; print(version('vllm'))"]
+        if "-m" in command
+        else [command[0], "--version"]
     )
+    found = _ask(ask, timeout=120)
+    fix = "" if found else f"{command[0]} -m pip install vllm" if "-m" in command else f"mend {command[0]}"
+    return Check(name="vLLM", found=found or f"{command[0]} has no vLLM", ok=bool(found), need=need, fix=fix)
 
 
 def _disk(location: str | Path) -> Check:

@@ -1,9 +1,11 @@
-"""A generator behind an OpenAI-compatible endpoint (vLLM, SGLang, a hosted service), asked through the openai package.
+"""A generator behind OpenAI-compatible endpoints (vLLM, SGLang, a hosted service), asked through the openai package.
 
 Guarantees: at most `concurrency` requests in flight; responses come as they finish; transport faults, answers outside the protocol, 429
-and 5xx are tried again with growing pauses, everything else is not; leaving the loop early (an exception, Ctrl-C) cancels what is in
-flight. The API key appears in no message, log line or repr. Does not guarantee an answer to every request: one that the endpoint refuses
-(400, 413, 422: the prompt is too long for the model, say) stays unanswered with a log line, unless it refuses all.
+and 5xx are tried again with growing pauses, everything else is not; of several addresses a request goes to the one with the least in
+flight, and what a transport fault ends goes to another without a pause (tasks.synthesis.addresses); leaving the loop early (an exception,
+Ctrl-C) cancels what is in flight. The API key appears in no message, log line or repr. Does not guarantee an answer to every request: one
+that the endpoint refuses (400, 413, 422: the prompt is too long for the model, say) stays unanswered with a log line, unless it refuses
+all.
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from kernels_eval.errors import EvalError, UsageError
+from tasks.synthesis.addresses import Address, Addresses
 from tasks.synthesis.sampler import Request, Response
 
 if TYPE_CHECKING:
@@ -46,15 +49,17 @@ class _ProtocolError(Exception):
 
 
 class OpenAISampler:
-    """Chat completions of one model at one endpoint. `generator` is the model's name.
+    """Chat completions of one model at one endpoint, or at several that serve the same. `generator` is `name`, else the model's name.
 
-    `timeout_s` bounds one answer, which is not streamed, from request to last byte. `retries` are the further attempts after a fault,
-    with pauses of `backoff_s` doubling up to a minute, or what the server asks for in `Retry-After`.
+    `base_url` is an address, several, or `Addresses` that somebody else keeps; `api_key` is used instead of what `api_key_env` names, and
+    with `direct` no proxy of the environment is. `timeout_s` bounds one answer, which is not streamed, from request to last byte. `retries`
+    are the further attempts after a fault (at every address), with pauses of `backoff_s` doubling up to a minute, or what the server asks
+    for in `Retry-After`.
     """
 
     def __init__(
         self,
-        base_url: str,
+        base_url: str | Sequence[str] | Addresses,
         model: str,
         api_key_env: str = "OPENAI_API_KEY",
         concurrency: int = 64,
@@ -62,15 +67,24 @@ class OpenAISampler:
         retries: int = 6,
         backoff_s: float = 0.5,
         tokenizer: str | Path | None = None,
+        name: str | None = None,
+        api_key: str | None = None,
+        direct: bool = False,
     ) -> None:
-        if urlsplit(base_url).scheme not in ("http", "https") or not urlsplit(base_url).hostname:
-            raise UsageError(f"base_url {base_url!r} is not an HTTP address", "give something like http://127.0.0.1:8000/v1")
-        self.generator = model
-        self._base_url, self._api_key_env, self._tokenizer = base_url, api_key_env, tokenizer
+        urls = [base_url] if isinstance(base_url, str) else [] if isinstance(base_url, Addresses) else list(base_url)
+        for url in urls:
+            if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+                raise UsageError(f"base_url {url!r} is not an HTTP address", "give something like http://127.0.0.1:8000/v1")
+        if not urls and not isinstance(base_url, Addresses):
+            raise UsageError("base_url holds no address", "give something like http://127.0.0.1:8000/v1")
+        self.generator = name or model
+        self._model, self._api_key, self._direct = model, api_key, direct
+        self._addresses = base_url if isinstance(base_url, Addresses) else Addresses(urls)
+        self._api_key_env, self._tokenizer = api_key_env, tokenizer
         self._concurrency, self._timeout_s, self._retries, self._backoff_s = concurrency, timeout_s, retries, backoff_s
 
     def __repr__(self) -> str:
-        return f"OpenAISampler(base_url={self._base_url!r}, model={self.generator!r}, api_key_env={self._api_key_env!r})"
+        return f"OpenAISampler(base_url={str(self._addresses)!r}, model={self._model!r}, api_key_env={self._api_key_env!r})"
 
     def sample(self, requests: Sequence[Request]) -> Iterator[Response]:
         """Responses as they finish. Raises UsageError for a wrong key, address or model, EvalError once retries are exhausted."""
@@ -103,18 +117,19 @@ class OpenAISampler:
             while waiting:
                 request = waiting.popleft()
                 try:
-                    emit(await self._ask(client, request))
+                    emit(await self._ask(clients, request))
                     answered += 1
                 except openai.APIStatusError as error:
+                    where = _address_of(error)
                     if error.status_code not in REFUSED:
-                        raise self._fatal(error) from None  # the server's own text may quote the key
-                    refusals.append(f"{self._base_url} refused {request.task.task_id}: {self._cause(error)}")
+                        raise self._fatal(error, where) from None  # the server's own text may quote the key
+                    refusals.append(f"{where} refused {request.task.task_id}: {self._cause(error)}")
                     log.warning("%s", refusals[-1])
                 if len(refusals) >= REFUSALS_BEFORE_GIVING_UP and not answered:
                     return
 
-        timeout = openai.Timeout(self._timeout_s, connect=CONNECT_TIMEOUT_S)
-        async with openai.AsyncOpenAI(base_url=self._base_url, api_key=self._key(), timeout=timeout, max_retries=0) as client:
+        async with AsyncExitStack() as stack:
+            clients = _Clients(stack, self._key(), self._timeout_s, self._direct)
             try:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(min(self._concurrency, len(requests))):
@@ -124,20 +139,27 @@ class OpenAISampler:
         if refusals and not answered:
             raise UsageError(refusals[0], "check sampling.max_tokens against the model's window, and the other sampling settings")
 
-    async def _ask(self, client: openai.AsyncOpenAI, request: Request) -> Response:
+    async def _ask(self, clients: _Clients, request: Request) -> Response:
         """One answer, with further attempts after a fault. Raises openai.APIStatusError for what no attempt can mend."""
         import openai
 
         fault: Exception | None = None
-        for attempt in range(self._retries + 1):
-            if fault is not None:
-                await asyncio.sleep(self._pause_s(fault, attempt))
+        address: Address | None = None
+        attempts = pauses = 0
+        while attempts < (self._retries + 1) * max(1, self._addresses.most):
+            if fault is not None and not (isinstance(fault, openai.APIConnectionError) and self._addresses.another_ready(address)):
+                pauses += 1
+                await asyncio.sleep(self._pause_s(fault, pauses))
+            address = await self._addresses.take()
+            attempts, fault = attempts + 1, None
             try:
-                return await self._ask_once(client, request)
+                return await self._ask_once(await clients.at(address), request)
             except (openai.APIConnectionError, openai.RateLimitError, openai.InternalServerError, _ProtocolError) as error:
                 fault = error
+            finally:
+                self._addresses.release(address, transport_fault=isinstance(fault, openai.APIConnectionError))
         raise EvalError(
-            f"{self._base_url} gave no answer for {request.task.task_id} in {self._retries + 1} attempts: {self._cause(fault)}",
+            f"{self._addresses} gave no answer for {request.task.task_id} in {attempts} attempts: {self._cause(fault)}",
             "check that the server runs and is not overloaded; answers so far are kept, so run the same command again",
         )
 
@@ -145,7 +167,7 @@ class OpenAISampler:
         sampling = request.sampling
         try:
             completion = await client.chat.completions.create(
-                model=self.generator,
+                model=self._model,
                 messages=[{"role": "user", "content": request.prompt}],
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,
@@ -163,20 +185,20 @@ class OpenAISampler:
             return min(float(wish), LONGEST_PAUSE_S)
         return min(self._backoff_s * 2 ** (attempt - 1), LONGEST_PAUSE_S) * random.uniform(0.75, 1.25)
 
-    def _fatal(self, error: openai.APIStatusError) -> UsageError:
+    def _fatal(self, error: openai.APIStatusError, where: str) -> UsageError:
         if error.status_code in (401, 403):
             return UsageError(
-                f"{self._base_url} refused the API key (HTTP {error.status_code})", f"set {self._api_key_env} to a key that is valid there"
+                f"{where} refused the API key (HTTP {error.status_code})", f"set {self._api_key_env} to a key that is valid there"
             )
         if error.status_code == 404:
             return UsageError(
-                f"{self._base_url} has no model {self.generator!r}, or is not the address of the API (HTTP 404)",
+                f"{where} has no model {self._model!r}, or is not the address of the API (HTTP 404)",
                 "check synthesis.model against BASE_URL/models, and that synthesis.base_url ends in /v1",
             )
-        return UsageError(f"{self._base_url} does not take the request: {self._cause(error)}", "check synthesis.base_url")
+        return UsageError(f"{where} does not take the request: {self._cause(error)}", "check synthesis.base_url")
 
     def _key(self) -> str:
-        return os.environ.get(self._api_key_env) or NO_KEY
+        return self._api_key or os.environ.get(self._api_key_env) or NO_KEY
 
     def _cause(self, error: Exception | None) -> str:
         """What happened, in one line without the key."""
@@ -186,6 +208,25 @@ class OpenAISampler:
         if self._key() != NO_KEY:
             text = text.replace(self._key(), "***")
         return " ".join(text.split())[:LONGEST_CAUSE]
+
+
+class _Clients:
+    """One client of the openai package for each address, made when it is first needed."""
+
+    def __init__(self, stack: AsyncExitStack, key: str, timeout_s: float, direct: bool) -> None:
+        self._stack, self._key, self._timeout_s, self._direct = stack, key, timeout_s, direct
+        self._clients: dict[str, openai.AsyncOpenAI] = {}
+
+    async def at(self, address: Address) -> openai.AsyncOpenAI:
+        import openai
+
+        if address.url not in self._clients:
+            timeout = openai.Timeout(self._timeout_s, connect=CONNECT_TIMEOUT_S)
+            options = {"base_url": address.url, "timeout": timeout}
+            http = openai.DefaultAsyncHttpxClient(trust_env=False, **options) if self._direct else None
+            client = openai.AsyncOpenAI(api_key=self._key, max_retries=0, http_client=http, **options)
+            self._clients[address.url] = await self._stack.enter_async_context(client)
+        return self._clients[address.url]
 
 
 class _Background:
@@ -251,6 +292,11 @@ def _response(request: Request, completion: Any) -> Response:
         completion_tokens=tokens if isinstance(tokens, int) else None,
         finish_reason=_text(getattr(choices[0], "finish_reason", None)),
     )
+
+
+def _address_of(error: openai.APIStatusError) -> str:
+    """The base URL that answered so."""
+    return str(error.request.url).removesuffix("/chat/completions")
 
 
 def _text(value: Any) -> str | None:

@@ -6,6 +6,7 @@ generator, sampling, sample index) in this or an earlier snapshot is never asked
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from kernels_eval.errors import UsageError
@@ -36,6 +37,8 @@ def make_sampler(config: SynthesisConfig, root: str, adapter: Path | None = None
         from tasks.synthesis.local import TransformersSampler
 
         return TransformersSampler(resolve_model(config.model, root), adapter, name=model_name(config, adapter))
+    if config.sampler == "vllm":
+        return _vllm_sampler(config, root, adapter, tokenizer)
     from tasks.synthesis.client import OpenAISampler
 
     if config.base_url is None:
@@ -45,9 +48,30 @@ def make_sampler(config: SynthesisConfig, root: str, adapter: Path | None = None
     )
 
 
+def _vllm_sampler(config: SynthesisConfig, root: str, adapter: Path | None, tokenizer: str | None) -> Sampler:
+    from tasks.synthesis.server import VllmSampler
+
+    name, adapters, asked = str(config.model), dict(config.server.adapters), config.adapter
+    if adapter is not None:
+        asked = adapter.parent.name[:12]
+        adapters[asked] = str(adapter)
+    return VllmSampler(
+        resolve_model(name, root),
+        name,
+        config.server,
+        generator=model_name(config, adapter),
+        adapters=adapters,
+        asked=asked,
+        logs=None if "://" in root else Path(root) / "logs" / "vllm",
+        tokenizer=tokenizer,
+    )
+
+
 def model_name(config: SynthesisConfig, adapter: Path | None) -> str:
-    """The generator's identity: the model, and the adapter by the fingerprint of the snapshot it lies in."""
-    return f"{config.model}+{adapter.parent.name[:12]}" if adapter else str(config.model)
+    """The generator's identity: the model, and the adapter by the fingerprint of the snapshot it lies in, or by its name."""
+    if adapter is not None:
+        return f"{config.model}+{adapter.parent.name[:12]}"
+    return f"{config.model}+{config.adapter}" if config.adapter and config.sampler == "vllm" else str(config.model)
 
 
 class Synthesis:
@@ -57,7 +81,7 @@ class Synthesis:
         self.config, self.language, self.adapter = config, language, adapter
         self._tasks = tasks
         identity = [
-            config.model_dump(mode="json", exclude={"concurrency", "api_key_env"}),
+            config.model_dump(mode="json", exclude={"concurrency", "api_key_env", "server"}),
             language.value,
             model_name(config, adapter),
             _data_version(config),
@@ -79,6 +103,8 @@ class Synthesis:
             snapshot.append(asked_before, CANDIDATES)
             done = snapshot.keys("request_key")
             left = [request for request in requests if request.request_key not in done]
+            if left and self.config.sampler == "vllm":
+                report(STAGE, len(done), len(requests), f"{sampler.generator}: starting servers")  # for minutes, where the model is large
             with snapshot.journal(CANDIDATES) as add:
                 for number, response in enumerate(sampler.sample(left), start=1):
                     add(self._row(wanted[response.request_key], response, sampler))
@@ -134,7 +160,10 @@ class Synthesis:
 
 
 def _data_version(config: SynthesisConfig) -> str:
-    """Recorded responses are data: their content is part of what was asked."""
+    """Recorded responses are data: their content is part of what was asked. So are an adapter's, and arguments of a server."""
+    if config.sampler == "vllm":
+        said = [config.server.identity, _adapter_digest(config)]
+        return stable_hash(said) if any(said) else ""
     if config.sampler != "recorded":
         return ""
     if config.responses:
@@ -145,6 +174,19 @@ def _data_version(config: SynthesisConfig) -> str:
     from tasks.sources.models import bundled_texts
 
     return stable_hash(bundled_texts())
+
+
+def _adapter_digest(config: SynthesisConfig) -> str:
+    """Of the files of the adapter that is asked by name: its content counts, not where it lies. Empty where none is asked."""
+    location = Path(config.server.adapters.get(config.adapter or "", "")).expanduser()
+    if not config.adapter or not location.is_dir():
+        return ""  # none is asked; or the sampler says what is missing
+    files = [path for path in sorted(location.iterdir()) if path.name.startswith("adapter_") and path.is_file()]
+    digests = []
+    for path in files:
+        with open(path, "rb") as handle:
+            digests.append([path.name, hashlib.file_digest(handle, "sha256").hexdigest()])
+    return stable_hash(digests)
 
 
 def planned(tasks: SnapshotRef, config: SynthesisConfig, language: Language, adapter: Path | None = None) -> Snapshot:

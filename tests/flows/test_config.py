@@ -209,3 +209,22 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
 def test_where_tracking_goes_unless_said_otherwise(tmp_path: Path) -> None:
     assert load_profile("local", [f"root={tmp_path}"]).tracking_uri == f"sqlite:///{tmp_path}/mlflow.db"
     assert load_profile("local", ["tracking.uri=http://127.0.0.1:5000"]).tracking_uri == "http://127.0.0.1:5000"
+
+
+def test_a_line_that_serves_its_own_model_serves_the_benchmarks_too() -> None:
+    from flows.benchmark import synthesis_for
+
+    served = load_profile("paper", ["synthesis.sampler=vllm", "synthesis.server.tensor_parallel=4", "synthesis.server.args=[--seed, 1]"])
+    for model in ("base", "tuned"):
+        asked = synthesis_for(served, model)
+        assert (asked.sampler, asked.model, asked.server) == ("vllm", "Qwen/QwQ-32B", served.synthesis.server)
+        assert asked.sampling == served.benchmark.sampling
+    assert served.synthesis.server.args == ("--seed", "1"), "as YAML has it, and as a command line wants it"
+    assert synthesis_for(load_profile("paper"), "base").sampler == "transformers"
+    assert synthesis_for(served, "recorded").sampler == "recorded"
+
+
+def test_several_addresses_can_be_set() -> None:
+    several = load_profile("paper", ["synthesis.base_url=[http://a/v1, http://b/v1]"])
+    assert several.synthesis.base_url == ("http://a/v1", "http://b/v1")
+    assert PipelineConfig.model_validate(several.model_dump(mode="json")) == several

@@ -13,6 +13,7 @@ from flows.doctor import Check, examine, runnable
 from kernels_eval.build.cache import BuildCache
 from kernels_eval.build.spec import Build
 from kernels_eval.errors import UsageError
+from tasks.synthesis.config import SynthesisConfig
 
 
 @pytest.fixture
@@ -107,10 +108,18 @@ def test_vllm_is_asked_in_its_own_environment(monkeypatch: pytest.MonkeyPatch, t
     interpreter.write_text("#!/bin/sh\necho 0.99.1\n")
     interpreter.chmod(0o755)
     monkeypatch.setenv("CONCUR_VLLM_PYTHON", str(interpreter))
-    assert (doctor._vllm().ok, doctor._vllm().found) == (True, "0.99.1")
+    found = doctor._vllm(SynthesisConfig())
+    assert (found.ok, found.found, found.need) == (True, "0.99.1", "optional")
     monkeypatch.setenv("CONCUR_VLLM_PYTHON", str(tmp_path / "gone"))
+    missing = doctor._vllm(SynthesisConfig(sampler="vllm"))
+    assert not missing.ok and "CONCUR_VLLM_PYTHON" in missing.fix and missing.need == "required"
+    assert doctor._vllm(SynthesisConfig(server={"python": str(interpreter)})).ok, "the profile's comes first"
+    monkeypatch.delenv("CONCUR_VLLM_PYTHON")
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert not doctor._vllm().ok and "CONCUR_VLLM_PYTHON" in doctor._vllm().fix
+    assert "pip install vllm" in doctor._vllm(SynthesisConfig()).fix
+    interpreter.write_text("#!/bin/sh\nexit 1\n")
+    without = doctor._vllm(SynthesisConfig(server={"python": str(interpreter)}))
+    assert not without.ok and without.fix == f"{interpreter} -m pip install vllm"
 
 
 def test_a_profile_that_cannot_be_read_is_an_error_not_a_check() -> None:

@@ -1,0 +1,589 @@
+"""Servers that concur starts: real processes, a real supervisor and a real Ray; vLLM alone is a stand-in (support/fake_vllm.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kernels_eval.errors import DeviceError, EvalError, UsageError
+from kernels_eval.records import KernelTask, Language, SamplingParams
+from tasks.sources import stage as sources
+from tasks.sources.config import TasksConfig
+from tasks.store import SnapshotRef
+from tasks.synthesis import replica as replica_module
+from tasks.synthesis import server as server_module
+from tasks.synthesis.config import ServerConfig, SynthesisConfig
+from tasks.synthesis.replica import Replica, ReplicaSpec
+from tasks.synthesis.sampler import Request, Response
+from tasks.synthesis.server import VllmSampler, options, serve_command
+from tasks.synthesis.stage import make_sampler, planned, run
+from tasks.synthesis.supervised import Supervised
+
+ROOT = Path(__file__).parents[2]
+FAKE = f"{sys.executable} {ROOT / 'tests' / 'support' / 'fake_vllm.py'} serve"
+WAIT_S = 120.0
+"""For what takes seconds, on a machine under any load."""
+
+
+def until(true: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < deadline, f"waited for {what} in vain"
+        time.sleep(0.02)
+
+
+class Fake:
+    """The directory through which a test talks to the stand-ins."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        home.mkdir(exist_ok=True)
+
+    def set(self, name: str) -> None:
+        (self.home / name).touch()
+
+    def unset(self, name: str) -> None:
+        (self.home / name).unlink()
+
+    def _lines(self, name: str) -> list[dict]:
+        path = self.home / name
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    @property
+    def starts(self) -> list[dict]:
+        return self._lines("starts.jsonl")
+
+    @property
+    def answers(self) -> list[dict]:
+        return self._lines("answers.jsonl")
+
+    def alive(self) -> list[psutil.Process]:
+        """Every process of ours: servers, engines and supervisors, known by the directory in their environment."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("FAKE_VLLM_DIR") == str(self.home) and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+                continue
+        return found
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[Fake]:
+    fake = Fake(tmp_path / "fake")
+    yield fake
+    left = fake.alive()
+    for process in left:
+        process.kill()
+    assert left == []
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the driver looks at twice a second is looked at ten times: these tests wait for it some forty times."""
+    monkeypatch.setattr(server_module, "RENEW_S", 0.1)
+
+
+@pytest.fixture(scope="module")
+def four_gpus() -> Iterator[None]:
+    """A Ray that believes in four GPUs: it hands out their numbers, and that is all the stand-in asks of them."""
+    import ray
+
+    ray.shutdown()
+    ray.init(num_cpus=2, num_gpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield
+    ray.shutdown()
+
+
+def sampler(fake: Fake, adapters: dict | None = None, asked: str | None = None, **settings: object) -> VllmSampler:
+    settings = {"replicas": 1, "restart_pause_s": 0.1, "drain_s": 0.2, "max_num_seqs": 8} | settings
+    config = ServerConfig(command=FAKE, env={"FAKE_VLLM_DIR": str(fake.home)}, **settings)
+    return VllmSampler("org/model", "org/model", config, adapters=adapters, asked=asked, logs=fake.home / "logs")
+
+
+def requests(count: int, prompt: str = "prompt") -> list[Request]:
+    task = KernelTask(task_id="user/mine", name="mine", code="class Model: pass")
+    return [
+        Request(
+            request_key=f"{prompt}#{index}", task=task, language=Language.CPP, prompt=prompt, sample_index=index,
+            sampling=SamplingParams(seed=index, max_tokens=1000),
+        )
+        for index in range(count)
+    ]  # fmt: skip
+
+
+class Asking(threading.Thread):
+    """A run in the background: `got` when it has ended, `error` if in an exception."""
+
+    def __init__(self, sampler: VllmSampler, asked: list[Request]) -> None:
+        super().__init__()
+        self.sampler, self.asked = sampler, asked
+        self.got: list[Response] = []
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.got += self.sampler.sample(self.asked)
+        except BaseException as error:
+            self.error = error
+
+    def all_answered(self) -> bool:
+        self.join(timeout=WAIT_S)
+        assert not self.is_alive() and self.error is None, self.error
+        return Counter(answer.request_key for answer in self.got) == Counter(asked.request_key for asked in self.asked)
+
+
+# --- one server, from start to end ------------------------------------------------------------------------------------------------
+
+
+def test_starts_at_the_first_request_answers_and_leaves_nothing(four_gpus: None, fake: Fake, tmp_path: Path) -> None:
+    for rank, name in ((16, "tuned"), (24, "other")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps({"r": rank}))
+    adapters = {"tuned": str(tmp_path / "tuned"), "other": str(tmp_path / "other")}
+    served = sampler(fake, adapters, "tuned", tensor_parallel=2, ngram_tokens=4, args=("--max-loras", "7"))
+    assert served.generator == "org/model+tuned" and list(served.sample([])) == [] and fake.starts == []
+    got = list(served.sample(requests(5)))
+    assert sorted(response.text for response in got) == [f"tuned says prompt {index}" for index in range(5)]
+    (start,) = fake.starts
+    words = start["argv"]
+    assert words[:2] == ["serve", "org/model"] and words[words.index("--host") + 1] == "127.0.0.1"
+    assert {"--enable-prefix-caching", "--enable-lora", "--speculative-config", f"tuned={adapters['tuned']}"} <= set(words)
+    assert words[words.index("--max-lora-rank") + 1] == "32" and words[words.index("--tensor-parallel-size") + 1] == "2"
+    # 6 / 2 + 256 + 1000 tokens, in steps of 256
+    assert words[words.index("--max-model-len") + 1] == "1280"
+    assert start["env"]["CUDA_VISIBLE_DEVICES"] in ("0,1", "2,3")
+    assert "PYTHONPATH" not in start["env"] and not any(name.startswith("RAY_") for name in start["env"])
+    key = start["env"]["VLLM_API_KEY"]
+    assert len(key) > 20 and not any(key in word for word in words)
+    assert key not in (fake.home / "logs" / "replica-0.log").read_text()
+    assert psutil.pid_exists(start["pid"]) and psutil.pid_exists(start["engine"])
+    again = list(served.sample(requests(1, "again")))
+    assert len(again) == 1 and len(fake.starts) == 1, "the server stays up between two calls"
+    served.close()
+    assert fake.alive() == []
+    served.close()
+
+
+def test_replicas_are_pinned_to_gpus_of_their_own_and_share_the_work(four_gpus: None, fake: Fake) -> None:
+    served = sampler(fake, replicas=None, tensor_parallel=2, max_num_seqs=4)
+    fake.set("hold")
+    asking = Asking(served, requests(30))
+    until(lambda: served.servers and [status.state for status in served.servers.statuses] == ["healthy"] * 2, "two healthy replicas")
+    fake.unset("hold")
+    assert asking.all_answered()
+    assert sorted(start["env"]["CUDA_VISIBLE_DEVICES"] for start in fake.starts) == ["0,1", "2,3"]
+    ports = Counter(answer["port"] for answer in fake.answers)
+    assert len(ports) == 2 and min(ports.values()) >= 5, ports
+    served.close()
+    assert fake.alive() == []
+
+
+@pytest.mark.parametrize(("replicas", "each"), [(3, 2), (None, 8)])
+def test_more_gpus_than_there_are_is_said_before_anything_starts(four_gpus: None, fake: Fake, replicas: int | None, each: int) -> None:
+    with pytest.raises(DeviceError, match=rf"{replicas or 1} vLLM replicas of {each} GPUs do not fit onto the 4 GPUs of this machine"):
+        list(sampler(fake, replicas=replicas, tensor_parallel=each).sample(requests(1)))
+    assert fake.starts == []
+
+
+def test_the_stage_starts_servers_only_for_what_no_snapshot_answers(four_gpus: None, fake: Fake, tmp_path: Path) -> None:
+    root = str(tmp_path / "root")
+    tasks = sources.run(TasksConfig(source="bundled", split="heldout"), root)
+    server = {"command": FAKE, "env": {"FAKE_VLLM_DIR": str(fake.home)}, "replicas": 1}
+    config = SynthesisConfig(sampler="vllm", model="org/model", samples_per_task=2, server=server)
+    made = run(tasks, config, Language.CPP)
+    rows = made.open().read()
+    assert len(rows) == 2 * tasks.open().manifest["rows"] == len(fake.answers) and set(rows["generator"]) == {"org/model"}
+    assert fake.alive() == [] and [path.name for path in (tmp_path / "root" / "logs" / "vllm").glob("*.log")] == ["replica-0.log"]
+    assert run(tasks, config.model_copy(update={"server": ServerConfig(command="nothing at all")}), Language.CPP) == made
+    more = run(tasks, config.model_copy(update={"samples_per_task": 1}), Language.CPP)
+    assert more != made and len(more.open().read()) == tasks.open().manifest["rows"]
+    assert len(fake.starts) == 1, "all of it was known"
+
+
+# --- crashes ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_is_killed_comes_back_and_no_request_is_lost(four_gpus: None, fake: Fake) -> None:
+    served = sampler(fake)
+    fake.set("hold")
+    asking = Asking(served, requests(20))
+    until(lambda: served.servers and served.servers.addresses.most, "a healthy replica")
+    os.kill(fake.starts[0]["pid"], signal.SIGKILL)
+    fake.unset("hold")
+    assert asking.all_answered()
+    first, second = fake.starts
+    assert first["argv"] == second["argv"], "on the same port: who knows its address need not learn another"
+    assert not psutil.pid_exists(first["engine"]), "what a killed server has started goes with it"
+    served.close()
+
+
+def test_the_other_replica_answers_while_one_is_down(four_gpus: None, fake: Fake) -> None:
+    served = sampler(fake, replicas=2, restart_pause_s=3600)
+    fake.set("hold")
+    asking = Asking(served, requests(16))
+    until(lambda: served.servers and served.servers.addresses.most == 2, "two healthy replicas")
+    killed = fake.starts[0]
+    os.kill(killed["pid"], signal.SIGKILL)
+    fake.unset("hold")
+    assert asking.all_answered()
+    port = int(killed["argv"][killed["argv"].index("--port") + 1])
+    assert {answer["port"] for answer in fake.answers}.isdisjoint({port}) and len(fake.starts) == 2
+    served.close()
+
+
+def test_an_actor_that_dies_is_replaced_and_its_server_with_it(four_gpus: None, fake: Fake) -> None:
+    import ray
+
+    served = sampler(fake)
+    assert len(list(served.sample(requests(1)))) == 1
+    ray.kill(served.servers._slots[0].actor)
+    until(lambda: len(fake.starts) == 2, "another actor's server")
+    assert len(list(served.sample(requests(3, "then")))) == 3
+    until(lambda: not psutil.pid_exists(fake.starts[0]["pid"]), "the end of the first server")
+    served.close()
+
+
+def test_a_request_that_kills_every_server_ends_the_run(four_gpus: None, fake: Fake) -> None:
+    fake.set("poison")
+    served = sampler(fake, restarts=1)
+    with pytest.raises(EvalError, match=r"replica 0 crashed 2 times, the last time: it ended with signal 9"):
+        list(served.sample(requests(1, "kill the server")))
+    assert len(fake.starts) == 2 and fake.alive() == []
+
+
+@pytest.mark.parametrize(
+    ("trouble", "message"),
+    [
+        ("refuse_start", r"did not become healthy: it ended with exit status 3; the end of .*replica-0\.log:\n(.*\n)*.*has no such window"),
+        ("never_healthy", r"did not become healthy: it was not healthy 2 s after its start \(HTTP Error 503.*\n(.*\n)*.*startup complete"),
+    ],
+)
+def test_a_server_that_never_serves_is_one_clear_error(four_gpus: None, fake: Fake, trouble: str, message: str) -> None:
+    fake.set(trouble)
+    with pytest.raises(EvalError, match=message) as caught:
+        list(sampler(fake, start_timeout_s=2).sample(requests(3)))
+    assert caught.value.hint and len(fake.starts) <= 1
+    assert fake.alive() == []
+
+
+# --- one replica, without Ray -----------------------------------------------------------------------------------------------------
+
+
+def spec(fake: Fake, **changes: object) -> ReplicaSpec:
+    fields = {
+        "command": (*FAKE.split(), "org/model", "--served-model-name", "m"), "names": ("m",), "env": {"FAKE_VLLM_DIR": str(fake.home)},
+        "api_key": "k", "log_dir": str(fake.home / "logs"), "log_bytes": 1 << 20, "start_timeout_s": 20.0, "restarts": 2,
+        "restart_pause_s": 0.05, "lease_s": 60.0, "grace_s": 0.2,
+    }  # fmt: skip
+    return ReplicaSpec(**(fields | changes))
+
+
+def healthy(replica: Replica, starts: int = 1) -> str:
+    until(lambda: (status := replica.renew()).state == "healthy" and status.starts == starts, f"health after start {starts}")
+    return replica.renew().base_url
+
+
+def ask(url: str) -> dict:
+    body = {"model": "m", "messages": [{"role": "user", "content": "prompt"}], "seed": 0}
+    headers = {"content-type": "application/json", "authorization": "Bearer k"}
+    with urllib.request.urlopen(urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode(), headers)) as answer:
+        return json.load(answer)
+
+
+def test_what_is_in_flight_is_answered_before_a_server_stops(fake: Fake) -> None:
+    fake.set("hold")
+    replica = Replica(spec(fake, grace_s=WAIT_S), 0)
+    url, answers = healthy(replica), []
+    asking = threading.Thread(target=lambda: answers.append(ask(url)))
+    asking.start()
+    stopping = threading.Thread(target=replica.stop)
+    until(lambda: len(psutil.Process(fake.starts[0]["pid"]).net_connections()) > 1, "the request")
+    stopping.start()
+    until(lambda: "=== stopping: asked to" in (fake.home / "logs" / "replica-0.log").read_text(), "the order to stop")
+    assert not answers
+    fake.unset("hold")
+    asking.join(timeout=WAIT_S)
+    stopping.join(timeout=WAIT_S)
+    assert answers and answers[0]["choices"] and fake.alive() == []
+
+
+def test_a_server_that_ignores_the_order_to_stop_is_killed(fake: Fake) -> None:
+    fake.set("stubborn")
+    replica = Replica(spec(fake, grace_s=0.3), 0)
+    healthy(replica)
+    replica.stop()
+    assert fake.alive() == []
+
+
+def test_a_server_that_answers_no_more_is_started_again(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_module, "UNRESPONSIVE_S", 1.0)
+    monkeypatch.setattr(replica_module, "HEALTH_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(replica_module, "HEALTH_EVERY_S", 0.1)
+    replica = Replica(spec(fake, grace_s=0.2, restarts=20, restart_pause_s=1.0), 0)
+    healthy(replica)
+    fake.set("hang")
+    until(lambda: replica.renew().state == "restarting", "the restart")
+    assert "it has not answered for 1 s" in replica.renew().error
+    fake.unset("hang")
+    healthy(replica, starts=2)
+    replica.stop()
+
+
+def test_pauses_grow_and_restarts_are_bounded(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = Replica(spec(fake, restarts=2, restart_pause_s=0.2), 0)
+    pauses = []
+    wait = replica._stopping.wait
+    monkeypatch.setattr(replica._stopping, "wait", lambda timeout=None: pauses.append(timeout) or wait(timeout))
+    for number in range(1, 4):
+        healthy(replica, starts=number)
+        os.kill(fake.starts[-1]["pid"], signal.SIGKILL)
+    until(lambda: replica.renew().state == "failed", "the last word")
+    assert pauses == [0.2, 0.4] and "crashed 3 times" in replica.renew().error
+    replica.stop()
+
+
+def test_a_taken_port_is_left_to_who_has_it(fake: Fake) -> None:
+    replica = Replica(spec(fake, restart_pause_s=0.5), 0)
+    first = healthy(replica)
+    os.kill(fake.starts[0]["pid"], signal.SIGKILL)
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        until(lambda: _binds(other, int(first.rsplit(":", 1)[1].split("/")[0])), "the port")
+        other.listen()
+        until(lambda: (status := replica.renew()).state == "healthy" and status.starts == 2, "health at another port")
+    assert replica.renew().base_url != first
+    replica.stop()
+
+
+def test_a_port_that_is_lost_between_the_look_and_the_start_is_no_failure(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        found = [other.getsockname()[1]]
+        real = replica_module.free_port
+        monkeypatch.setattr(replica_module, "free_port", lambda host, wanted=None: found.pop() if found else real(host, wanted))
+        replica = Replica(spec(fake, restart_pause_s=3600.0), 0)
+        healthy(replica, starts=2)
+    assert not found and len(fake.starts) == 2, "the second start needed no pause"
+    replica.stop()
+
+
+def _binds(listener: socket.socket, port: int) -> bool:
+    try:
+        listener.bind(("127.0.0.1", port))
+    except OSError:
+        return False
+    return True
+
+
+def test_the_log_is_bounded_and_keeps_the_end(fake: Fake) -> None:
+    fake.set("chatty")  # three times the bound
+    replica = Replica(spec(fake, log_bytes=1 << 20), 0)
+    healthy(replica)
+    files = sorted((fake.home / "logs").glob("replica-0*"))
+    assert [path.name for path in files] == ["replica-0.log", "replica-0.log.1"]
+    assert 1 << 19 < sum(path.stat().st_size for path in files) <= 1 << 20
+    assert "startup complete" in files[0].read_text()[-200:]
+    replica.stop()
+
+
+def test_two_runs_under_one_root_do_not_share_a_log(fake: Fake) -> None:
+    replicas = [Replica(spec(fake), 0) for _ in range(2)]
+    for replica in replicas:
+        healthy(replica)
+    assert sorted(path.name for path in (fake.home / "logs").glob("*.log")) == ["replica-0-2.log", "replica-0.log"]
+    for replica in replicas:
+        replica.stop()
+
+
+# --- the lease --------------------------------------------------------------------------------------------------------------------
+
+
+def supervised(fake: Fake, **changes: object) -> Supervised:
+    arguments = {"log_dir": str(fake.home / "logs"), "log_name": "server", "log_bytes": 1 << 20, "lease_s": 60.0, "grace_s": 0.5} | changes
+    command = [*FAKE.split(), "m", "--served-model-name", "m", "--host", "127.0.0.1", "--port", "0"]
+    server = Supervised(command, {**os.environ, "FAKE_VLLM_DIR": str(fake.home), "VLLM_API_KEY": "k"}, **arguments)
+    until(lambda: fake.starts, "the server")
+    return server
+
+
+def test_a_lease_that_nobody_renews_runs_out(fake: Fake) -> None:
+    server = supervised(fake, lease_s=1.5)
+    renewing = time.monotonic() + 2.0
+    while time.monotonic() < renewing:
+        server.renew()
+        assert not server.ended.wait(0.1)
+    assert server.ended.wait(WAIT_S) and server.status == 0
+    assert fake.alive() == [] and "nobody has renewed the lease" in server.log.read_text()
+
+
+def test_where_the_supervisor_is_killed_the_server_ends_all_the_same(fake: Fake) -> None:
+    server = supervised(fake)
+    (supervisor,) = [process for process in fake.alive() if "supervisor.py" in " ".join(process.cmdline())]
+    supervisor.kill()
+    assert server.ended.wait(WAIT_S)
+    until(lambda: not psutil.pid_exists(server.pid), "the end of the server")
+    psutil.Process(fake.starts[0]["engine"]).kill()  # vLLM's ends with its server: this one is made not to
+    until(lambda: not fake.alive(), "the end of the engine")
+
+
+def test_a_command_that_cannot_be_run_is_said(fake: Fake) -> None:
+    server = Supervised(["/no/such/program"], dict(os.environ), str(fake.home / "logs"), "server", 1 << 20, 60.0, 0.5)
+    assert server.ended.wait(WAIT_S) and server.fault == "/no/such/program: No such file or directory"
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from tests.tasks.test_server import Fake, requests, sampler
+served = sampler(Fake(Path(sys.argv[1])), replicas=2)
+try:
+    for answer in served.sample(requests(8)):
+        pass
+finally:
+    served.close()
+"""
+
+
+def stopped_driver(fake: Fake, how: signal.Signals, **environment: str) -> None:
+    """A run in a process of its own that is stopped in the middle of its answers, with two servers; nothing of it is left."""
+    fake.set("hold")
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(fake.home)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        until(lambda: len(fake.starts) == 2, "two servers")
+        until(lambda: psutil.Process(fake.starts[0]["pid"]).net_connections()[1:], "a request")
+        driver.send_signal(how)
+        _, said = driver.communicate(timeout=WAIT_S)
+        assert driver.returncode, "it was stopped, and did not end"
+        if how == signal.SIGKILL:
+            until(lambda: not fake.alive(), "the end of what the driver has left")
+        else:
+            assert "KeyboardInterrupt" in said
+        assert fake.alive() == []
+    finally:
+        driver.kill()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "SIGKILL"])
+def test_a_driver_that_is_stopped_leaves_nothing_on_a_cluster_that_goes_on(four_gpus: None, fake: Fake, how: signal.Signals) -> None:
+    import ray
+
+    stopped_driver(fake, how, RAY_ADDRESS=ray.get_runtime_context().gcs_address)
+
+
+def test_a_driver_that_is_killed_with_a_ray_of_its_own_leaves_nothing(fake: Fake) -> None:
+    """On the CPU: this Ray knows of no GPUs."""
+    stopped_driver(fake, signal.SIGKILL, CUDA_VISIBLE_DEVICES="")
+    assert all("--enforce-eager" in start["argv"] and "--tensor-parallel-size" not in start["argv"] for start in fake.starts)
+    assert all(start["env"]["VLLM_CPU_KVCACHE_SPACE"] == "1" for start in fake.starts)
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_only_what_changes_the_responses_is_part_of_the_fingerprint(tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text('{"r": 8}')
+    tasks = SnapshotRef(root=str(tmp_path), stage="tasks", fingerprint="0" * 16)
+    base = {"sampler": "vllm", "model": "m", "server": {}}
+
+    def fingerprint(**changes: object) -> str:
+        server = changes.pop("server", {})
+        return planned(tasks, SynthesisConfig(**base | changes | {"server": server}), Language.CPP).fingerprint
+
+    plain = fingerprint()
+    unimportant = [
+        {"python": "/usr/bin/python3"}, {"command": "vllm serve"}, {"replicas": 8}, {"tensor_parallel": 4}, {"log_mib": 1},
+        {"lease_s": 5.0}, {"restarts": 1}, {"max_num_seqs": 12}, {"adapters": {"a": str(adapter)}}, {"env": {"A": "b"}},
+        {"listen": "node"}, {"gpu_memory_utilization": 0.5}, {"prefix_caching": False}, {"drain_s": 1.0}, {"start_timeout_s": 9.0},
+    ]  # fmt: skip
+    assert {fingerprint(server=changes) for changes in unimportant} == {plain}
+    asked = {"adapter": "a", "server": {"adapters": {"a": str(adapter)}}}
+    important = [
+        fingerprint(model="another"),
+        fingerprint(sampling={"temperature": 0.1}),
+        fingerprint(server={"args": ["--quantization", "fp8"]}),
+        fingerprint(server={"max_model_len": 4096}),
+        fingerprint(**asked),
+    ]
+    (adapter / "adapter_config.json").write_text('{"r": 16}')
+    important.append(fingerprint(**asked))
+    assert len({plain, *important}) == 7
+
+
+def test_a_setting_is_known_to_matter_or_not_to() -> None:
+    """A new setting of the server must be put on one side or the other, here and in ServerConfig.identity."""
+    matter = {"args", "max_model_len"}
+    matter_not = {
+        "python", "command", "adapters", "tensor_parallel", "replicas", "listen", "max_num_seqs", "gpu_memory_utilization",
+        "prefix_caching", "cpu_kv_cache_gib", "ngram_tokens",
+        "env", "start_timeout_s", "restarts", "restart_pause_s", "lease_s", "drain_s", "log_mib",
+    }  # fmt: skip
+    assert set(ServerConfig.model_fields) == matter | matter_not
+
+
+def test_the_configured_sampler_serves_the_tuned_adapter_under_its_snapshot(tmp_path: Path) -> None:
+    adapter = tmp_path / "0123456789abcdef" / "adapter"
+    adapter.mkdir(parents=True)
+    (adapter / "adapter_config.json").write_text('{"r": 8}')
+    config = SynthesisConfig(sampler="vllm", model="org/model", server={"command": FAKE})
+    assert make_sampler(config, str(tmp_path)).generator == "org/model"
+    assert make_sampler(config, str(tmp_path), adapter).generator == "org/model+0123456789ab"
+    with pytest.raises(UsageError, match="synthesis.model is not set"):
+        make_sampler(SynthesisConfig(sampler="vllm"), str(tmp_path))
+    with pytest.raises(UsageError, match="no adapter 'absent'"):
+        make_sampler(config.model_copy(update={"adapter": "absent"}), str(tmp_path))
+    with pytest.raises(UsageError, match="holds no adapter_config.json"):
+        make_sampler(config.model_copy(update={"server": ServerConfig(command=FAKE, adapters={"a": str(tmp_path)})}), str(tmp_path))
+
+
+def test_what_starts_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CONCUR_VLLM_PYTHON", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="no vLLM was found") as caught:
+        serve_command(ServerConfig())
+    assert "CONCUR_VLLM_PYTHON" in caught.value.hint
+    (tmp_path / "vllm").write_text("#!/bin/sh\n")
+    (tmp_path / "vllm").chmod(0o755)
+    assert serve_command(ServerConfig()) == [str(tmp_path / "vllm"), "serve"]
+    interpreter = tmp_path / "env" / "python"
+    interpreter.parent.mkdir()
+    interpreter.symlink_to(sys.executable)
+    module = ["-m", "vllm.entrypoints.cli.main", "serve"]
+    assert serve_command(ServerConfig(python=str(interpreter))) == [str(interpreter), *module], "an environment is known by its link"
+    monkeypatch.setenv("CONCUR_VLLM_PYTHON", str(interpreter))
+    assert serve_command(ServerConfig()) == [str(interpreter), *module]
+    for wrong in ({"python": str(tmp_path / "absent")}, {"command": "absent serve"}, {"command": " "}):
+        with pytest.raises(UsageError):
+            serve_command(ServerConfig(**wrong))
+
+
+def test_options_of_the_user_come_last() -> None:
+    words = options(ServerConfig(args=("--max-num-seqs", "3"), prefix_caching=False), "m", {}, False, 2048, 16)
+    assert words[-2:] == ["--max-num-seqs", "3"] and words.index("16") < words.index("3")
+    assert "--no-enable-prefix-caching" in words and "--enforce-eager" in words and "--enable-lora" not in words
+    assert "--gpu-memory-utilization" in options(ServerConfig(), "m", {}, True, 2048, 16)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import resource
 import shutil
 import statistics
@@ -23,6 +24,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -115,16 +117,29 @@ def captured(path: str, limit: int) -> list[tuple[bool, ExtensionSpec]]:
     responses = pl.read_parquet(path).sort("sample_id", "level", "problem_id")
     codes = [(bool(row["recorded_compiled"]), parse_response(row["response"]).code) for row in responses.iter_rows(named=True)]
     codes = [(recorded, code) for recorded, code in codes if code and "cuda_sources" in code]
-    asking = json.dumps([code for _, code in codes])
-    done = subprocess.run([sys.executable, "-c", CAPTURE], input=asking, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[bool, list[tuple[bool, ExtensionSpec]]] = {True: [], False: []}
-    for (recorded, _), line in zip(codes, done.stdout.splitlines(), strict=True):
-        specs = [ExtensionSpec.model_validate(one) for one in json.loads(line) if one.get("cuda_sources")]
+    for (recorded, _), asked in zip(codes, _asked_by([code for _, code in codes]), strict=True):
+        specs = [ExtensionSpec.model_validate(one) for one in asked if one.get("cuda_sources")]
         found[recorded] += [(recorded, spec) for spec in specs[:1]]
     for kind, all_of_it in found.items():  # spread evenly
         found[kind] = all_of_it[:: max(1, 2 * len(all_of_it) // limit)]
     pairs = zip(found[True], found[False], strict=False)
     return [one for pair in pairs for one in pair][:limit]
+
+
+def _asked_by(codes: list[str]) -> list[list[dict[str, Any]]]:
+    """What each module asks to build; every core takes its share of them."""
+
+    def ask(share: list[str]) -> list[list[dict[str, Any]]]:
+        done = subprocess.run([sys.executable, "-c", CAPTURE], input=json.dumps(share), stdout=subprocess.PIPE, text=True, check=True)
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    cores = len(os.sched_getaffinity(0))
+    asked: list[list[dict[str, Any]]] = [[] for _ in codes]
+    with ThreadPoolExecutor(cores) as threads:
+        for first, answers in enumerate(threads.map(ask, [codes[core::cores] for core in range(cores)])):
+            asked[first::cores] = answers
+    return asked
 
 
 def with_lite(builder: Builder, spec: ExtensionSpec) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Verifier:
         return self.runner._spares._starting[role][0][1].result()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def verify() -> Iterator[Verifier]:
     made = Verifier(ahead=True)
     yield made

@@ -17,8 +17,7 @@ import os
 import queue
 import random
 import threading
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from urllib.parse import urlsplit
 
 from kernels_eval.errors import EvalError, UsageError
 from tasks.synthesis.addresses import Address, Addresses
-from tasks.synthesis.sampler import Request, Response
+from tasks.synthesis.sampler import Request, Requests, Response
 
 if TYPE_CHECKING:
     import openai
@@ -40,6 +39,8 @@ REFUSALS_BEFORE_GIVING_UP = 8
 NO_KEY = "none"
 """Sent where the environment holds no key: local servers ask for none, but the protocol has the header."""
 LONGEST_CAUSE = 300
+UNREAD = 256
+"""Answers that wait for the caller, before the next request waits too: memory stays flat where the disk is slower than the server."""
 SIGNAL_CHECK_S = 0.5
 """A Ctrl-C that comes just before the wait begins does not wake it: the wait ends now and then to see it."""
 
@@ -86,7 +87,7 @@ class OpenAISampler:
     def __repr__(self) -> str:
         return f"OpenAISampler(base_url={str(self._addresses)!r}, model={self._model!r}, api_key_env={self._api_key_env!r})"
 
-    def sample(self, requests: Sequence[Request]) -> Iterator[Response]:
+    def sample(self, requests: Requests) -> Iterator[Response]:
         """Responses as they finish. Raises UsageError for a wrong key, address or model, EvalError once retries are exhausted."""
         if not requests:
             return
@@ -107,17 +108,16 @@ class OpenAISampler:
     def close(self) -> None:
         """Nothing is held between calls of `sample`."""
 
-    async def _ask_all(self, requests: Sequence[Request], emit: Callable[[Response], None]) -> None:
+    async def _ask_all(self, requests: Requests, emit: Callable[[Response], Awaitable[None]]) -> None:
         import openai
 
-        waiting, refusals, answered = deque(requests), [], 0
+        waiting, refusals, answered = iter(requests), [], 0
 
         async def work() -> None:
             nonlocal answered
-            while waiting:
-                request = waiting.popleft()
+            for request in waiting:  # one iterator for all: each takes the next
                 try:
-                    emit(await self._ask(clients, request))
+                    await emit(await self._ask(clients, request))
                     answered += 1
                 except openai.APIStatusError as error:
                     where = _address_of(error)
@@ -231,9 +231,9 @@ class _Clients:
 
 class _Background:
     """A coroutine on a thread with an event loop of its own, so that answers arrive while the caller works on the last one and the
-    caller's thread may have a loop itself. `work` gets the function that emits an item."""
+    caller's thread may have a loop itself. `work` gets the function that emits an item, and waits there while UNREAD lie unread."""
 
-    def __init__(self, work: Callable[[Callable[[Response], None]], Coroutine[Any, Any, None]]) -> None:
+    def __init__(self, work: Callable[[Callable[[Response], Awaitable[None]]], Coroutine[Any, Any, None]]) -> None:
         self._work = work
         self._emitted: queue.SimpleQueue[Response | None] = queue.SimpleQueue()  # None: there will be no more
         self._error: BaseException | None = None
@@ -245,6 +245,8 @@ class _Background:
         """What is emitted, as it comes; then the coroutine's exception, if it ended in one."""
         while (item := self._next()) is not None:
             yield item
+            with suppress(RuntimeError):  # the loop is closed: nobody waits
+                self._loop.call_soon_threadsafe(self._room.release)
         if self._error is not None:
             raise self._error
 
@@ -271,9 +273,13 @@ class _Background:
             self._emitted.put(None)
 
     async def _main(self) -> None:
-        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._loop, self._task, self._room = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Semaphore(UNREAD)
         self._ready.set()
-        await self._work(self._emitted.put)
+        await self._work(self._emit)
+
+    async def _emit(self, item: Response) -> None:
+        await self._room.acquire()
+        self._emitted.put(item)
 
 
 def _response(request: Request, completion: Any) -> Response:

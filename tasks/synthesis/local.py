@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import stable_hash
 from tasks.sources.small_model import count_tokens, load_causal_model, load_tokenizer
-from tasks.synthesis.sampler import Request, Response
+from tasks.synthesis.sampler import Request, Requests, Response
 
 if TYPE_CHECKING:
     import torch
@@ -44,8 +44,9 @@ class TransformersSampler:
         self._location, self._adapter, self._device, self._batch_size = model, adapter, device, batch_size
         self._loaded: _Loaded | None = None
 
-    def sample(self, requests: Sequence[Request]) -> Iterator[Response]:
+    def sample(self, requests: Requests) -> Iterator[Response]:
         """One response per request, in the order in which they finish."""
+        requests = list(requests)
         if not requests:
             return
         loaded = self._load()

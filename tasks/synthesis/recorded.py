@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Language
-from tasks.synthesis.sampler import Request, Response
+from tasks.synthesis.sampler import Request, Requests, Response
 
 COLUMNS = ("level", "problem_id", "sample_id", "model", "response")
 OPTIONAL_COLUMNS = ("language",)
@@ -45,7 +45,7 @@ class RecordedSampler(_Tokenizer):
     def __init__(self, tokenizer: str | Path | None = None) -> None:
         super().__init__(tokenizer)
 
-    def sample(self, requests: Sequence[Request]) -> Iterator[Response]:
+    def sample(self, requests: Requests) -> Iterator[Response]:
         """Responses in the order of the requests, fewer where a recording is missing."""
         from tasks.sources import bundled
 
@@ -84,7 +84,7 @@ class ResponsesFile(_Tokenizer):
             if row["response"] is not None:
                 self._texts[key] = row["response"]
 
-    def sample(self, requests: Sequence[Request]) -> Iterator[Response]:
+    def sample(self, requests: Requests) -> Iterator[Response]:
         """Responses in the order of the requests, fewer where a recording is missing."""
         for request in requests:
             text = self._texts.get((request.task.task_id, request.language.value, request.sample_index))

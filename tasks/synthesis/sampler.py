@@ -21,6 +21,14 @@ class Request(Record):
     sampling: SamplingParams
 
 
+class Requests(Protocol):
+    """Any number of requests, made as they are read: each reading begins anew. A list of them will do."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Request]: ...
+
+
 class Response(Record):
     """What came back, as the generator said it. `reasoning` only where the server separates it; token counts None where unknown."""
 
@@ -40,7 +48,7 @@ class Sampler(Protocol):
 
     generator: str
 
-    def sample(self, requests: Sequence[Request]) -> Iterator[Response]: ...
+    def sample(self, requests: Requests) -> Iterator[Response]: ...
 
     def count_tokens(self, texts: Sequence[str]) -> list[int] | None: ...
 

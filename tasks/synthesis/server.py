@@ -31,7 +31,7 @@ from tasks.synthesis.addresses import Addresses
 from tasks.synthesis.client import OpenAISampler
 from tasks.synthesis.config import ServerConfig
 from tasks.synthesis.replica import Replica, ReplicaSpec, ReplicaStatus
-from tasks.synthesis.sampler import Request, Response
+from tasks.synthesis.sampler import Requests, Response
 
 log = logging.getLogger(__name__)
 
@@ -248,7 +248,7 @@ class VllmSampler:
         self._key = ""
         self._length = self._seqs = self._replicas = 0
 
-    def sample(self, requests: Sequence[Request]) -> Iterator[Response]:
+    def sample(self, requests: Requests) -> Iterator[Response]:
         """Responses as they finish. An exception, in here or at the caller's, stops the servers."""
         if not requests:
             return
@@ -284,7 +284,7 @@ class VllmSampler:
         if servers is not None:
             servers.stop()
 
-    def _serve(self, requests: Sequence[Request]) -> tuple[Servers, str]:
+    def _serve(self, requests: Requests) -> tuple[Servers, str]:
         """The servers, running, with room for these requests, and their key."""
         prompt = sizing.prompt_tokens(request.prompt for request in requests)
         most = max(request.sampling.max_tokens for request in requests)

@@ -6,19 +6,18 @@ generator, sampling, sample index) in this or an earlier snapshot is never asked
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Candidate, Language, candidate_id, stable_hash
+from kernels_eval.records import Candidate, Language, candidate_id
 from tasks.progress import report
 from tasks.schemas import CANDIDATES
 from tasks.sources.models import resolve_model
-from tasks.sources.stage import read_tasks
 from tasks.store import Snapshot, SnapshotRef, code_version, fingerprint, known_rows
+from tasks.synthesis.asked import Asked, Speed, data_version
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.parsing import parse_response
-from tasks.synthesis.prompts import prompt_hash, render
+from tasks.synthesis.prompts import prompt_hash
 from tasks.synthesis.sampler import Request, Response, Sampler
 
 STAGE = "synthesis"
@@ -84,7 +83,7 @@ class Synthesis:
             config.model_dump(mode="json", exclude={"concurrency", "api_key_env", "server"}),
             language.value,
             model_name(config, adapter),
-            _data_version(config),
+            data_version(config),
         ]
         self.snapshot = Snapshot(tasks.root, STAGE, fingerprint(STAGE, identity, [tasks.fingerprint], code_version("tasks.synthesis")))
 
@@ -96,45 +95,27 @@ class Synthesis:
         snapshot.recover(CANDIDATES)
         sampler = make_sampler(self.config, snapshot.root, self.adapter)
         try:
-            requests = self._requests(sampler.generator)
-            wanted = {request.request_key: request for request in requests}
+            requests = Asked(self._tasks, self.config, self.language, sampler.generator)
             done = snapshot.keys("request_key")
-            asked_before = known_rows(snapshot.root, STAGE, "request_key", wanted.keys() - done, exclude=snapshot.fingerprint)
+            asked_before = known_rows(snapshot.root, STAGE, "request_key", requests.keys - done, exclude=snapshot.fingerprint)
             snapshot.append(asked_before, CANDIDATES)
             done = snapshot.keys("request_key")
-            left = [request for request in requests if request.request_key not in done]
-            if left and self.config.sampler == "vllm":
-                report(STAGE, len(done), len(requests), f"{sampler.generator}: starting servers")  # for minutes, where the model is large
+            total, left = len(requests), requests.without(done)
+            if len(left) and self.config.sampler == "vllm":
+                report(STAGE, len(done), total, f"{sampler.generator}: starting servers")  # for minutes, where the model is large
+            speed = Speed()
             with snapshot.journal(CANDIDATES) as add:
                 for number, response in enumerate(sampler.sample(left), start=1):
-                    add(self._row(wanted[response.request_key], response, sampler))
-                    report(STAGE, len(done) + number, len(requests), sampler.generator)
+                    add(self._row(requests[response.request_key], response, sampler))
+                    speed.count(response)
+                    report(STAGE, len(done) + number, total, f"{sampler.generator}{speed.line(len(left) - number)}")
             rows = len(snapshot.read(columns=["candidate_id"], unique="candidate_id"))
-            extra = {
-                "generator": sampler.generator,
-                "requests": len(requests),
-                "unanswered": len(requests) - len(snapshot.keys("request_key")),
-            }
+            extra = {"generator": sampler.generator, "requests": total, "unanswered": total - len(snapshot.keys("request_key"))}
         finally:
             sampler.close()
         if not rows:
-            raise UsageError(
-                f"{sampler.generator} gave no response to any of {len(requests)} requests", "check synthesis.sampler and the language"
-            )
+            raise UsageError(f"{sampler.generator} gave no response to any of {total} requests", "check synthesis.sampler and the language")
         return snapshot.publish(config=self.config, upstream=[self._tasks.fingerprint], rows=rows, extra=extra).ref
-
-    def _requests(self, generator: str) -> list[Request]:
-        requests = []
-        data = _data_version(self.config)
-        for task in read_tasks(self._tasks):
-            prompt = render(task, self.language, self.config.hardware)
-            for index in range(self.config.samples_per_task):
-                sampling = self.config.sampling.model_copy(update={"seed": self.config.sampling.seed + index})
-                key = stable_hash([task.code, prompt, generator, sampling.model_dump(), index, data])
-                requests.append(
-                    Request(request_key=key, task=task, language=self.language, prompt=prompt, sample_index=index, sampling=sampling)
-                )
-        return requests
 
     def _row(self, request: Request, response: Response, sampler: Sampler) -> dict:
         parsed = parse_response(response.text, reasoning=response.reasoning, finish_reason=response.finish_reason)
@@ -157,36 +138,6 @@ class Synthesis:
             finish_reason=response.finish_reason,
         )
         return candidate.model_dump(mode="json") | {"request_key": request.request_key}
-
-
-def _data_version(config: SynthesisConfig) -> str:
-    """Recorded responses are data: their content is part of what was asked. So are an adapter's, and arguments of a server."""
-    if config.sampler == "vllm":
-        said = [config.server.identity, _adapter_digest(config)]
-        return stable_hash(said) if any(said) else ""
-    if config.sampler != "recorded":
-        return ""
-    if config.responses:
-        path = Path(config.responses)
-        if not path.is_file():
-            raise UsageError(f"{config.responses} is not a file", "give a Parquet file of responses with --set synthesis.responses=PATH")
-        return stable_hash([path.stat().st_size, path.stat().st_mtime_ns])
-    from tasks.sources.models import bundled_texts
-
-    return stable_hash(bundled_texts())
-
-
-def _adapter_digest(config: SynthesisConfig) -> str:
-    """Of the files of the adapter that is asked by name: its content counts, not where it lies. Empty where none is asked."""
-    location = Path(config.server.adapters.get(config.adapter or "", "")).expanduser()
-    if not config.adapter or not location.is_dir():
-        return ""  # none is asked; or the sampler says what is missing
-    files = [path for path in sorted(location.iterdir()) if path.name.startswith("adapter_") and path.is_file()]
-    digests = []
-    for path in files:
-        with open(path, "rb") as handle:
-            digests.append([path.name, hashlib.file_digest(handle, "sha256").hexdigest()])
-    return stable_hash(digests)
 
 
 def planned(tasks: SnapshotRef, config: SynthesisConfig, language: Language, adapter: Path | None = None) -> Snapshot:

@@ -18,6 +18,7 @@ import pytest
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import KernelTask, Language, SamplingParams
 from tasks.sources import bundled
+from tasks.synthesis import client as client_module
 from tasks.synthesis.client import REFUSALS_BEFORE_GIVING_UP, OpenAISampler
 from tasks.synthesis.recorded import RecordedSampler, ResponsesFile, cut_off
 from tasks.synthesis.sampler import Request, Response
@@ -236,6 +237,25 @@ def test_sends_what_was_asked_and_returns_what_was_said() -> None:
     assert body["messages"] == [{"role": "user", "content": "prompt 0"}]
     assert {name: body[name] for name in ("temperature", "top_p", "max_tokens", "seed")} == SamplingParams(seed=0).model_dump()
     assert server.headers[0]["authorization"] == f"Bearer {KEY}"
+
+
+def test_nobody_asks_further_ahead_than_answers_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "UNREAD", 5)
+    asked = [request(user_task(), index, prompt=f"prompt {index}") for index in range(60)]
+    full = threading.Event()
+
+    def answer(number: int, body: dict) -> Answer:
+        if number >= 5 + 3 - 1:
+            full.set()
+        return 200, completion(body["messages"][0]["content"])
+
+    with serving(answer) as server:
+        stream = client(server.url, concurrency=3).sample(asked)
+        first = next(stream)  # while it is held, no more than these are asked: five unread, and three that wait for room
+        assert full.wait(timeout=20)
+        others = ask(server, count=40, concurrency=1)  # time in which the first would ask on
+        assert len(server.bodies) - len(others) <= 5 + 3 + 1
+        assert len([first, *stream]) == len(server.bodies) - len(others) == 60
 
 
 def test_no_request_makes_no_call() -> None:

@@ -1,0 +1,61 @@
+"""Requests are made when they are read: the same each time, without what is done, and no further ahead than answers are taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernels_eval.records import KernelTask, Language
+from tasks.schemas import TASKS
+from tasks.store import Snapshot, SnapshotRef
+from tasks.synthesis import asked as asked_module
+from tasks.synthesis.asked import Asked, Speed
+from tasks.synthesis.config import SynthesisConfig
+from tasks.synthesis.sampler import Response
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> SnapshotRef:
+    snapshot = Snapshot(str(tmp_path), "tasks", "three")
+    rows = [KernelTask(task_id=f"t/{n}", name=f"t{n}", code=f"# {n}").model_dump(mode="json") for n in range(3)]
+    snapshot.append(rows, TASKS)
+    return snapshot.publish(config={}, rows=3).ref
+
+
+def asked(tasks: SnapshotRef, **changes: object) -> Asked:
+    config = SynthesisConfig(sampler="openai", model="m", base_url="http://h/v1", samples_per_task=4, **changes)
+    return Asked(tasks, config, Language.CUDA, "m")
+
+
+def test_each_reading_gives_the_same_requests_in_the_order_of_tasks(tasks: SnapshotRef) -> None:
+    requests = asked(tasks)
+    first = list(requests)
+    assert first == list(requests) == [requests[request.request_key] for request in first]
+    assert [request.task.task_id for request in first] == ["t/0"] * 4 + ["t/1"] * 4 + ["t/2"] * 4
+    assert len(requests) == len({request.request_key for request in first}) == 12
+    assert [request.sampling.seed for request in first[:4]] == [first[0].sampling.seed + index for index in range(4)]
+
+
+def test_what_is_done_is_left_out_and_a_key_names_what_was_asked(tasks: SnapshotRef) -> None:
+    requests = asked(tasks)
+    done = {request.request_key for request in list(requests)[2:9]}
+    left = requests.without(done)
+    assert len(left) == 5 and done.isdisjoint(request.request_key for request in left)
+    assert requests.keys.isdisjoint(asked(tasks, hardware="one H200").keys)
+    assert requests.keys == asked(tasks, concurrency=3).keys
+
+
+def test_a_progress_line_tells_tokens_and_time_once_there_is_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(asked_module.time, "monotonic", lambda: now[0])
+    speed = Speed()
+    answer = Response(request_key="k", text="x", completion_tokens=1000)
+    for _ in range(4):
+        speed.count(answer)
+    assert speed.line(96) == ""
+    now[0] += 10
+    speed.count(answer)
+    assert speed.line(95) == " (500 tokens/s, 3 min left)"
+    assert speed.line(5) == " (500 tokens/s, 10 s left)"
+    assert speed.line(9_000) == " (500 tokens/s, 5 h 00 min left)"

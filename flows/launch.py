@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -35,6 +36,7 @@ def launch(config: PipelineConfig, *, refresh_only: bool = False, quiet: bool = 
     """Run the flow in this process. Returns what the summary table shows, as plain data; prints it unless `quiet`."""
     embed(config)
     started = time.monotonic()
+    _start_server_apart()
     with TerminalProgress() as progress, observed_by(progress):
         if refresh_only:
             from flows.refresh import refresh_dataset, summary_rows
@@ -59,6 +61,18 @@ def launch(config: PipelineConfig, *, refresh_only: bool = False, quiet: bool = 
     if not quiet:
         _print(config, summary, data)
     return data
+
+
+def _start_server_apart() -> None:
+    """Start the embedded server with Ctrl-C blocked, which a child inherits: a terminal sends it to every process of the group, and a run
+    whose server is gone tries to tell it how it ended for more than a minute."""
+    from prefect.client.orchestration import get_client
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        get_client(sync_client=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _copy_report(config: PipelineConfig, directory: str) -> str:

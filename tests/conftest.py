@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored, here and in every child, where tests were started with `&`
 
 for name, value in {
     "HF_HUB_OFFLINE": "1",

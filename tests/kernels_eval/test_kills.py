@@ -156,7 +156,14 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize(("role", "command", "code", "task", "reason"), STEPS, ids=[f"{step[0]}-{step[1]}" for step in STEPS])
+QUICK_STEPS = {("capture", "capture"), ("reference", "compare"), ("candidate", "call")}
+"""One of each role; the others are tests of half a minute together."""
+
+
+@pytest.mark.parametrize(
+    ("role", "command", "code", "task", "reason"),
+    [pytest.param(*step, id=f"{step[0]}-{step[1]}", marks=() if step[:2] in QUICK_STEPS else pytest.mark.slow) for step in STEPS],
+)
 def test_a_child_that_is_killed_once_changes_no_verdict(
     verify: Verifier, monkeypatch: pytest.MonkeyPatch, role: str, command: str, code: str, task: KernelTask, reason: str
 ) -> None:
@@ -169,9 +176,9 @@ def test_a_child_that_is_killed_once_changes_no_verdict(
 @pytest.mark.parametrize(
     ("victim", "role", "command", "times"),
     [
-        ("fork server", "capture", "capture", 1),
+        pytest.param("fork server", "capture", "capture", 1, marks=pytest.mark.slow),
         ("fork server", "reference", "compare", 1),
-        ("fork server", "candidate", "call", 2),
+        pytest.param("fork server", "candidate", "call", 2, marks=pytest.mark.slow),
         ("keeper", "candidate", "call", ATTEMPTS - 1),
     ],
 )

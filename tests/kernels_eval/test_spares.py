@@ -80,6 +80,7 @@ def test_a_spare_that_is_killed_while_it_waits_costs_no_verdict(verify: Verifier
     assert verify(task, code) == "ok"
 
 
+@pytest.mark.slow
 def test_spares_of_a_fork_server_that_is_gone_are_forgotten(verify: Verifier) -> None:
     task, code = CODES["ok"]
     assert verify(task, code) == "ok"

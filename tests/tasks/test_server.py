@@ -494,6 +494,7 @@ def test_a_driver_that_is_stopped_leaves_nothing_on_a_cluster_that_goes_on(four_
     stopped_driver(fake, how, RAY_ADDRESS=ray.get_runtime_context().gcs_address)
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_killed_with_a_ray_of_its_own_leaves_nothing(fake: Fake) -> None:
     """On the CPU: this Ray knows of no GPUs."""
     stopped_driver(fake, signal.SIGKILL, CUDA_VISIBLE_DEVICES="")

@@ -115,13 +115,11 @@ def verify_batch(candidates: str, overrides: tuple[str, ...], as_json: bool, lan
 
 def _prepare(config: Any) -> None:
     """What must hold before anything starts: a device for the language, the cluster if one is named, and a root that can be written."""
+    from kernels_eval.cluster import address_of, require_cluster
     from kernels_eval.worker import require_device
 
     require_device(config.language)
-    address = config.verification.ray_address or os.environ.get("RAY_ADDRESS") or "local"
-    if address != "local":
-        from kernels_eval.cluster import require_cluster
-
+    if (address := address_of(config.verification.ray_address)) != "local":
         require_cluster(address)
     if "://" in config.root:
         return

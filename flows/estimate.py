@@ -12,6 +12,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tasks.progress import duration as duration
+
 WINDOW_S = 600.0
 ENOUGH_VERDICTS = 20
 ENOUGH_S = 30.0
@@ -60,19 +62,6 @@ def time_left(reached_s: Sequence[float], left: int, now_s: float) -> TimeLeft |
     spread = math.exp(DEVIATIONS * math.sqrt(max(1.0, variance / mean) * (1 / reached + 1 / left)))
     about_s = left * length_s / reached
     return TimeLeft(about_s, about_s / spread, about_s * spread, 3600 * reached / length_s)
-
-
-def duration(seconds: float) -> str:
-    """For a person: `45 s`, `12 min`, `3 h 20 min`, `2 d 5 h`."""
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 100:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes:02d} min"
-    return f"{hours // 24} d {hours % 24} h"
 
 
 def in_words(estimate: TimeLeft | None, reached: int) -> str:

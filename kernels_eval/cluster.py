@@ -8,6 +8,7 @@ room: `ray.init` and the pool do. Does not compare devices.
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +27,11 @@ TOKEN_FIX = (
 )
 QUESTION = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 """What every Ray process asks a head node first. No other server, and no other process of Ray, can answer it."""
+
+
+def address_of(given: str | None) -> str:
+    """The cluster that is meant: the one given, else $RAY_ADDRESS, else `local`, which is none: Ray is started here."""
+    return given or os.environ.get("RAY_ADDRESS") or "local"
 
 
 def require_cluster(address: str) -> None:

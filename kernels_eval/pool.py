@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kernels_eval.cluster import Place, place, require_alike, require_cluster
+from kernels_eval.cluster import Place, address_of, place, require_alike, require_cluster
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, SandboxError
 from kernels_eval.protocol import Prepared, verdict_of
@@ -49,7 +49,7 @@ def start_ray(address: str | None = None) -> None:
     if ray.is_initialized():
         return
     # without an address Ray looks for the last `ray start`, whether it lives or not
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    address = address_of(address)
     if address != "local":
         require_cluster(address)
     try:

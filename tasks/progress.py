@@ -24,3 +24,16 @@ def observed_by(observer: Observer) -> Iterator[None]:
         yield
     finally:
         _observers.remove(observer)
+
+
+def duration(seconds: float) -> str:
+    """For a person: `45 s`, `12 min`, `3 h 20 min`, `2 d 5 h`."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes:02d} min"
+    return f"{hours // 24} d {hours % 24} h"

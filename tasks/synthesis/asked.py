@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, Language, stable_hash
+from tasks.progress import duration
 from tasks.sources.stage import read_tasks
 from tasks.store import SnapshotRef
 from tasks.synthesis.config import SynthesisConfig
@@ -92,12 +93,7 @@ class Speed:
             return ""
         passed_s = max(1e-6, time.monotonic() - self._began)
         tokens = f"{self._tokens / passed_s:,.0f} tokens/s, " if self._tokens else ""
-        return f" ({tokens}{_duration(left * passed_s / self._answers)} left)"
-
-
-def _duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min" if minutes >= 2 else f"{seconds:.0f} s"
+        return f" ({tokens}{duration(left * passed_s / self._answers)} left)"
 
 
 def data_version(config: SynthesisConfig) -> str:

@@ -197,7 +197,7 @@ def _penalised(logits: torch.Tensor, rows: Sequence[_Row]) -> torch.Tensor:
     for number, row in enumerate(rows):
         penalty = row.request.sampling.repetition_penalty
         if penalty is not None and penalty != 1:
-            seen = torch.tensor(sorted(row.seen), device=logits.device)
+            seen = torch.tensor(sorted(row.seen), dtype=torch.long, device=logits.device)
             before = logits[number, seen]
             logits[number, seen] = torch.where(before > 0, before / penalty, before * penalty)
     return logits

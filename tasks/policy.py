@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -90,7 +91,7 @@ def _storing(block: str) -> str:
     settings = get_current_settings()
     where = f"PREFECT_API_URL={settings.api.url}" if settings.api.url else f"PREFECT_HOME={settings.home}"
     ask = f"from getpass import getpass; from prefect.blocks.system import Secret; Secret(value=getpass()).save({block!r}, overwrite=True)"
-    return f'{where} python -c "{ask}"'
+    return f'{where} {sys.executable} -c "{ask}"'
 
 
 class ProgressArtifact:

@@ -59,7 +59,7 @@ class Asked:
         prompt = render(task, self._language, self._config.hardware)
         for index in indices:
             sampling = self._config.sampling.model_copy(update={"seed": self._config.sampling.seed + index})
-            key = stable_hash([task.code, prompt, self._generator, sampling.model_dump(), index, self._data])
+            key = stable_hash([task.code, prompt, self._generator, sampling.identity, index, self._data])
             yield Request(request_key=key, task=task, language=self._language, prompt=prompt, sample_index=index, sampling=sampling)
 
 

@@ -42,8 +42,19 @@ def make_sampler(config: SynthesisConfig, root: str, adapter: Path | None = None
 
     if config.base_url is None:
         raise UsageError("synthesis.sampler is 'openai' but synthesis.base_url is not set", "--set synthesis.base_url=http://HOST:PORT/v1")
+    key, place = None, f"the environment variable {config.api_key_env}"
+    if config.api_key_block is not None:
+        from tasks.policy import secret
+
+        key, place = secret(config.api_key_block), f"the Prefect secret block {config.api_key_block}"
     return OpenAISampler(
-        base_url=config.base_url, model=config.model, api_key_env=config.api_key_env, concurrency=config.concurrency, tokenizer=tokenizer
+        base_url=config.base_url,
+        model=config.model,
+        api_key_env=config.api_key_env,
+        api_key=key,
+        key_place=place,
+        concurrency=config.concurrency,
+        tokenizer=tokenizer,
     )
 
 
@@ -80,7 +91,7 @@ class Synthesis:
         self.config, self.language, self.adapter = config, language, adapter
         self._tasks = tasks
         identity = [
-            config.model_dump(mode="json", exclude={"concurrency", "api_key_env", "server"}),
+            config.model_dump(mode="json", exclude={"concurrency", "api_key_env", "api_key_block", "server"}),
             language.value,
             model_name(config, adapter),
             data_version(config),

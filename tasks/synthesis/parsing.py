@@ -1,8 +1,9 @@
 """A response in, reasoning and code out.
 
 Guarantees: never raises, whatever the text; time linear in its length; either `code` (a complete fenced block, or a bare module, that
-defines the class ModelNew) or the one `parse_reason` why there is none; a draft inside the reasoning is never taken while there is an
-answer; every string that comes out can be encoded as UTF-8. Does not guarantee that the code compiles: a syntax error is the verifier's.
+defines the class ModelNew) or the one `parse_reason` why there is none; a draft inside the reasoning, one that thoughts follow, is never
+taken while there is an answer; the same text gives the same parts whether the server or this module separated its reasoning; every string
+that comes out can be encoded as UTF-8. Does not guarantee that the code compiles: a syntax error is the verifier's.
 """
 
 from __future__ import annotations
@@ -46,14 +47,27 @@ def parse_response(text: str, *, reasoning: str | None = None, finish_reason: st
     The reasoning is the text before the last `</think>`, or what the server gave. Where neither is there, nothing says where it ends: a
     chat template may have opened the block and the model forgotten to close it. Then it ends where the last module begins; a text that
     was cut off before that is all reasoning, any other without a module is all answer. The code is the last complete fenced block that
-    defines ModelNew; a block in the reasoning only where no answer follows although the model stopped by itself.
+    defines ModelNew; a block in the reasoning only where the model stopped by itself, and no answer follows, or one without any block
+    where the module is the last thing in the reasoning: then the tag came a block too late, and the answer begins with the module.
     """
     text = clean_text(text)
     thought, answer = (clean_text(reasoning), text) if reasoning and reasoning.strip() else _split(text)
     if answer is not None and _WORD.search(answer):
         found = _find_code(answer, finish_reason)
+        if found.reason == "no_code_block" and (moved := _ending_in_code(thought, answer)):
+            return moved
         return Parsed(reasoning=_untagged(thought), answer=answer.strip(), code=found.code, parse_reason=found.reason)
     return _without_answer(thought, closed=answer is not None, finish_reason=finish_reason)
+
+
+def _ending_in_code(thought: str, answer: str) -> Parsed | None:
+    """Reasoning that ends with its module, and an answer that only speaks of it. QwQ-32B writes one in fourteen responses so."""
+    found = _find_code(thought, None)
+    rest = thought[found.end :].replace(THINK_CLOSE, "")  # a tag closed twice
+    if found.code is None or _WORD.search(rest):
+        return None
+    whole = f"{thought[found.start : found.end]}{rest}".strip()
+    return Parsed(reasoning=_untagged(thought[: found.start]), answer=f"{whole}\n\n{answer.strip()}", code=found.code)
 
 
 def _without_answer(thought: str, *, closed: bool, finish_reason: str | None) -> Parsed:
@@ -100,6 +114,7 @@ class _Found(NamedTuple):
     code: str | None
     reason: str | None
     start: int = 0
+    end: int = 0
 
 
 def _find_code(text: str, finish_reason: str | None) -> _Found:
@@ -109,13 +124,13 @@ def _find_code(text: str, finish_reason: str | None) -> _Found:
             continue
         code = block.code(text)
         if _defines_model(code, strict=block.nests or block.tag not in _PYTHON_TAGS):
-            return _Found(code, None, block.opening)
+            return _Found(code, None, block.opening, block.end)
     if scan.unclosed or finish_reason == "length":
         return _Found(None, "truncated")
     if any(text[block.start : block.end].strip() for block in scan.blocks):
         return _Found(None, "missing_model_new")
     if _CLASS.search(text) and _defines_model(text.strip(), strict=True):
-        return _Found(text.strip() + "\n", None)
+        return _Found(text.strip() + "\n", None, 0, len(text))
     return _Found(None, "no_code_block")
 
 

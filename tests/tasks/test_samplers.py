@@ -20,7 +20,7 @@ from kernels_eval.records import KernelTask, Language, SamplingParams
 from tasks.sources import bundled
 from tasks.synthesis import client as client_module
 from tasks.synthesis.client import REFUSALS_BEFORE_GIVING_UP, OpenAISampler
-from tasks.synthesis.recorded import RecordedSampler, ResponsesFile, cut_off
+from tasks.synthesis.recorded import RecordedSampler, ResponsesFile
 from tasks.synthesis.sampler import Request, Response
 
 KEY = "sk-very-secret-0123456789"
@@ -63,27 +63,6 @@ def test_counts_tokens_only_with_a_tokenizer(tmp_path: Path) -> None:
         assert make().count_tokens(["some text"]) is None
         short, long, empty = make(tokenizer=str(directory)).count_tokens(["text", "text " * 50, ""])
         assert empty == 0 < short < long
-
-
-@pytest.mark.parametrize(
-    ("text", "cut"),
-    [
-        ("<think>a</think>\n```python\nx\n```\n", False),
-        ("<think>still thinking", True),
-        ("<think>a</think>\n```python\nx = 1", True),
-        ("<think>a ```\nnever closed in the reasoning</think> answer", False),
-        ("a</think>```python\nx\n```", False),
-        ("````md\n```python\n````\n", False),
-        ("````md\n```\n", True),
-        ("```inline``` code", False),
-        ("plain", False),
-        ("", False),
-        ("  ```python\n  x\n  ```", False),
-        ("```python\r\nx\r\n```\r\n", False),
-    ],
-)
-def test_cut_off(text: str, cut: bool) -> None:
-    assert cut_off(text) is cut
 
 
 def responses_file(path: Path, **changes: list) -> Path:

@@ -4,7 +4,7 @@
 
 Needs the columns level, problem_id, sample_id, response and extracted_code; recorded_compiled, recorded_correct and finish_reason are used
 where they are there (without the last, a response that breaks off is taken for one that was cut). Writes what each yields, and every
-response where they differ by more than white space around the code, in groups, without a word of the responses. Says nothing about verdicts.
+response where they differ by more than white space around the code, in groups, without a word of the responses. Says nothing of verdicts.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from tasks.store import Snapshot, SnapshotRef
 from tasks.synthesis import client as client_module
 from tasks.synthesis.client import OpenAISampler
 from tasks.synthesis.config import SynthesisConfig
+from tasks.synthesis.prompts import prompt_hash
 from tasks.synthesis.sampler import Request, Response
 from tasks.synthesis.stage import planned, run
 from tests.support.chat_server import Answer, Server, completion, serving
@@ -349,6 +350,7 @@ def test_a_server_that_dies_for_good_costs_what_it_had_not_answered(tasks: Snaps
     assert len(again.bodies) == 7
     assert sum(code.startswith("# 10") for code in frame["code"]) == 7, "the first five are those of the first run"
     assert set(frame["reasoning"]) == {"Add one."} and frame["parse_reason"].null_count() == 12
+    assert set(frame["prompt_hash"]) == {prompt_hash(prompt) for prompt, _ in asked} and frame["prompt_hash"].n_unique() == 3
 
 
 def test_a_long_answer_goes_through_the_stage_whole(tasks: SnapshotRef) -> None:

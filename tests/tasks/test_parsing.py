@@ -253,8 +253,10 @@ def test_it_does_not_matter_who_separates_the_reasoning(reasoning: str, answer: 
         fenced("class ModelNew: pass\nx = " + "(" * 2_000_000),
         fenced("class ModelNew: pass\nx = a" + "+a" * 200_000),
         fenced("class ModelNew: pass\n" + "x = 1\n" * 800_000),
+        fenced("class ModelNew(\n") * 20_000 + "</think>" * 200_000 + "That is all.",
+        fenced(MODULE) + "\n" * 5_000_000 + "</think>That is all.",
     ],
-    ids="backticks runs empty-blocks reopened closings openings spaces classes nesting deep-sum long-module".split(),
+    ids="backticks runs empty-blocks reopened closings openings spaces classes nesting deep-sum long-module late-tags late-lines".split(),
 )
 def test_hostile_sizes_take_seconds_at_most(text: str) -> None:
     start = time.process_time()

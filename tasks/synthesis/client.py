@@ -149,6 +149,7 @@ class OpenAISampler:
 
     async def _ask(self, clients: _Clients, request: Request) -> Response:
         """One answer, with further attempts after a fault. Raises openai.APIStatusError for what no attempt can mend."""
+        import httpx
         import openai
 
         fault: Exception | None = None
@@ -161,7 +162,10 @@ class OpenAISampler:
             address = await self._addresses.take()
             attempts, fault = attempts + 1, None
             try:
-                return await self._ask_once(await clients.at(address), request)
+                async with asyncio.timeout(self._timeout_s):  # the package bounds the wait for each piece of the answer, not their sum
+                    return await self._ask_once(await clients.at(address), request)
+            except TimeoutError:
+                fault = openai.APITimeoutError(request=httpx.Request("POST", address.url))
             except (openai.APIConnectionError, openai.RateLimitError, openai.InternalServerError, _ProtocolError) as error:
                 fault = error
             finally:

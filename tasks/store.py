@@ -148,7 +148,10 @@ class Snapshot:
         return sorted(p for p in self._fs.ls(self.path, detail=False) if Path(p).name.startswith("part-") and p.endswith(".parquet"))
 
     def read(self, *, columns: Sequence[str] | None = None, unique: str | None = None) -> pl.DataFrame:
-        """All rows in the order they were written; with `unique`, the first row per value of that column."""
+        """All rows in the order they were written; with `unique`, the first row per value of that column.
+
+        A column that some parts lack, because an older version wrote them, is null in their rows.
+        """
         import polars as pl
         import pyarrow.parquet as pq
 
@@ -156,7 +159,7 @@ class Snapshot:
         for part in self.parts():
             with self._fs.open(part, "rb") as handle:
                 tables.append(pl.from_arrow(pq.read_table(handle, columns=list(columns) if columns else None)))
-        frame = pl.concat(tables, how="vertical_relaxed") if tables else pl.DataFrame()
+        frame = pl.concat(tables, how="diagonal_relaxed") if tables else pl.DataFrame()
         if unique and not frame.is_empty():
             frame = frame.unique(subset=unique, keep="first", maintain_order=True)
         return frame

@@ -202,6 +202,12 @@ class Snapshot:
                     yield batch.take(wanted[first:last] - start).to_pylist()
                 start += len(batch)
 
+    def rows_of(self, places: pl.DataFrame, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+        """The rows at these places (some of those that `index` gave, in its order), read part by part."""
+        for (part,), found in places.group_by("part", maintain_order=True):
+            for batch in self.rows_at(str(part), found["row"].to_numpy(), columns):
+                yield from batch
+
     def keys(self, column: str) -> set[str]:
         """Values of one column among the rows already there: what a resumed stage need not do again."""
         frame = self.read(columns=[column]) if self.parts() else None
@@ -447,9 +453,7 @@ def known_rows(root: str, stage: str, column: str, keys: Iterable[str], *, exclu
             continue
         found = snapshot.index([column]).join(missing, on=column, how="semi").unique(subset=column, keep="first", maintain_order=True)
         missing = missing.join(found, on=column, how="anti")
-        for (part,), places in found.group_by("part", maintain_order=True):
-            for batch in snapshot.rows_at(str(part), places["row"].to_numpy()):
-                yield from batch
+        yield from snapshot.rows_of(found)
 
 
 def tool_versions() -> dict[str, str]:

@@ -161,7 +161,9 @@ def _quoted(*lines: str) -> str:
 # -- text that somebody else wrote ----------------------------------------------------------------------------------------------------
 
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
-PATHS = re.compile(r"(?:(?<![\w.)\]/~])|(?<=-[IL]))~?/+(?:[\w.+@%=~-]+/+)+([\w.+@%=~-]*)")
+PATHS = re.compile(
+    r"(?:(?<![\w.)\]/~])~?|(?<=-[IL])|^[\w.+@%=~-]+)/+(?:[\w.+@%=~-]+/+)+([\w.+@%=~-]*)", re.MULTILINE
+)  # at the beginning of a line also without its root: a log is kept from its end, and may begin in the middle of a path
 MARKS = re.compile(r"<(?=[|\uff5c]|/?(?:think|s|bos|eos|start_of_turn|end_of_turn|tool_call|tool_response)>)|\[(?=/?INST\])", re.IGNORECASE)
 
 

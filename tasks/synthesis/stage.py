@@ -1,8 +1,8 @@
 """Tasks in, candidates out: every response is parsed, counted and kept as it arrives. A later turn takes candidates and verdicts too.
 
 Guarantees: n candidates per task in the finished snapshot unless the generator has fewer; a response to the same request (task, prompt,
-generator, sampling, sample index, in later turns the turn and the parent) in this or an earlier snapshot is never asked for again; a killed run loses
-at most what is in flight. A later turn's snapshot holds the rows of the turns before it: whoever reads candidates reads one snapshot.
+generator, sampling, sample index, in later turns the turn and the parent) in this or an earlier snapshot is never asked for again; a killed
+run loses at most what is in flight. A later turn's snapshot holds the rows of the turns before it: who reads candidates reads one snapshot.
 """
 
 from __future__ import annotations

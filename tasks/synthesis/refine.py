@@ -134,7 +134,7 @@ def _time(timing: Timing | None) -> str:
     if timing is None:
         return "It was not timed."
     return (
-        f"It is right, but not faster for certain: the original takes {timing.reference_ms:.3g} ms, yours {timing.candidate_ms:.3g} ms. "
+        f"It is right. The original takes {timing.reference_ms:.3g} ms, yours {timing.candidate_ms:.3g} ms. "
         f"That is a speedup of {timing.speedup:.3g} (95 % interval {timing.speedup_lower:.3g} to {timing.speedup_upper:.3g})."
     )
 
@@ -162,7 +162,7 @@ def _quoted(*lines: str) -> str:
 
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 PATHS = re.compile(
-    r"(?:(?<![\w.)\]/~])~?|(?<=-[IL])|^[\w.+@%=~-]+)/+(?:[\w.+@%=~-]+/+)+([\w.+@%=~-]*)", re.MULTILINE
+    r"(?:(?<![\w.)\]/~])~?|(?<=-[IL])|^[\w.+@%=~][\w.+@%=~-]*)/+(?:[\w.+@%=~-]+/+)+([\w.+@%=~-]*)", re.MULTILINE
 )  # at the beginning of a line also without its root: a log is kept from its end, and may begin in the middle of a path
 MARKS = re.compile(r"<(?=[|\uff5c]|/?(?:think|s|bos|eos|start_of_turn|end_of_turn|tool_call|tool_response)>)|\[(?=/?INST\])", re.IGNORECASE)
 

@@ -106,7 +106,7 @@ def test_a_correct_kernel_is_followed_up_where_it_is_not_faster_for_certain(lowe
 
 @pytest.mark.parametrize("reason", [reason for reason in REASON_LIST if STATUS_OF[reason] is not Status.TASK_ERROR])
 def test_every_reason_has_its_words_after_the_first_prompt(reason: str) -> None:
-    words = {"ok": "not faster"} | refine.RULES | refine.WRONG | refine.BROKEN | refine.EMPTY
+    words = {"ok": "It is right."} | refine.RULES | refine.WRONG | refine.BROKEN | refine.EMPTY
     said = verdict(reason, timing=timing(0.8) if reason == "ok" else None)
     prompt = prompt_for(said)
     assert prompt.startswith(render(TASK, Language.CPP, "a machine"))
@@ -125,7 +125,7 @@ def test_the_words_are_those_of_the_vocabulary() -> None:
 
 def test_a_slow_kernel_is_told_the_times() -> None:
     prompt = prompt_for(verdict("ok", timing=timing(0.8), detail="PRIVATE", log_tail="PRIVATE"))
-    assert "the original takes 1.23 ms, yours 1.5 ms" in prompt and "speedup of 0.823 (95 % interval 0.8 to 0.9)" in prompt
+    assert "The original takes 1.23 ms, yours 1.5 ms" in prompt and "speedup of 0.823 (95 % interval 0.8 to 0.9)" in prompt
     assert "so that it stays right and takes less time." in prompt and "PRIVATE" not in prompt
 
 
@@ -164,7 +164,7 @@ def test_wording_changes_only_with_the_version() -> None:
 
 
 WORDED = {reason for reason, status in STATUS_OF.items() if status is not Status.TASK_ERROR}
-WORDING = "2d6b6c7947edc0761757a0a3b18be6b3"
+WORDING = "a47c461e9d6855e8cea2808fa0a7f456"
 
 
 # -- hostile text ------------------------------------------------------------------------------------------------------------------------

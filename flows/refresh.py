@@ -47,7 +47,7 @@ def summary_rows(refreshed: Refreshed) -> list[dict[str, str | int]]:
     for name in ("tasks", "candidates", "verdicts", "curated"):
         ref: SnapshotRef = getattr(refreshed, name)
         manifest = ref.open().manifest
-        counts = manifest.get("status_counts") or manifest.get("criterion_counts") or {}
+        counts = manifest.get("status_counts") or manifest.get("criterion_counts") or manifest.get("turn_counts") or {}
         text = ", ".join(f"{key} {value}" for key, value in counts.items())
         rows.append({"snapshot": name, "rows": manifest["rows"], "counts": text, "fingerprint": ref.fingerprint})
     return rows

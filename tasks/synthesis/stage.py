@@ -85,6 +85,8 @@ def model_name(config: SynthesisConfig, adapter: Path | None) -> str:
 class Synthesis:
     """The synthesis of one tasks snapshot by one generator: the first turn."""
 
+    _title = ""
+
     def __init__(self, tasks: SnapshotRef, config: SynthesisConfig, language: Language, adapter: Path | None = None) -> None:
         self.config, self.language, self.adapter = config, language, adapter
         self._tasks = tasks
@@ -130,15 +132,16 @@ class Synthesis:
         asked_before = known_rows(snapshot.root, STAGE, "request_key", requests.keys - done, exclude=snapshot.fingerprint)
         snapshot.append(map(_with_turn, asked_before), CANDIDATES)
         total, left = len(requests), requests.without(snapshot.keys("request_key"))
+        asked = f"{sampler.generator}{self._title}"
         answered = total - len(left)
         if len(left) and self.config.sampler == "vllm":
-            report(STAGE, answered, total, f"{sampler.generator}: starting servers")  # for minutes, where the model is large
+            report(STAGE, answered, total, f"{asked}: starting servers")  # for minutes, where the model is large
         speed = Speed()
         with snapshot.journal(CANDIDATES) as add:
             for number, response in enumerate(sampler.sample(left), start=1):
                 add(self._row(requests[response.request_key], response, sampler))
                 speed.count(response)
-                report(STAGE, answered + number, total, f"{sampler.generator}{speed.line(len(left) - number)}")
+                report(STAGE, answered + number, total, f"{asked}{speed.line(len(left) - number)}")
         return {"requests": total, "unanswered": len(requests.without(snapshot.keys("request_key")))}
 
     def _bring_along(self) -> None:
@@ -148,7 +151,7 @@ class Synthesis:
     def _requests(self, generator: str) -> Iterator[RequestSet]:
         yield Asked(self._tasks, self.config, self.language, generator)
 
-    def _told(self, counts: dict[str, int]) -> dict[str, int]:
+    def _told(self, counts: dict[str, int]) -> dict[str, Any]:
         """What the manifest says of the requests."""
         return counts
 
@@ -199,6 +202,7 @@ class Refinement(Synthesis):
             )
         self.config, self.language, self.adapter = config, language, adapter
         self._tasks, self._candidates, self._verdicts, self._turn = tasks, candidates, verdicts, turn
+        self._title = f", turn {turn}"
         self.snapshot = self._planned(OF_NO_TURN, [tasks, candidates, verdicts], turn)
 
     def _bring_along(self) -> None:
@@ -217,11 +221,13 @@ class Refinement(Synthesis):
         ):
             yield requests
 
-    def _told(self, counts: dict[str, int]) -> dict[str, int]:
+    def _told(self, counts: dict[str, int]) -> dict[str, Any]:
         """Requests and those without an answer are counted over all turns, as the rows are."""
         before = self._candidates.open().manifest
         together = {name: before.get(name, 0) + count for name, count in counts.items()}
-        return {**together, "turn": self._turn, "followed_up": counts["requests"]}
+        turns = self.snapshot.read(columns=["candidate_id", "turn"], unique="candidate_id")["turn"].value_counts()
+        rows = {f"turn {turn}": count for turn, count in sorted(turns.iter_rows())}
+        return {**together, "turn": self._turn, "followed_up": counts["requests"], "turn_counts": rows}
 
 
 def _with_turn(row: dict[str, Any]) -> dict[str, Any]:

@@ -82,6 +82,7 @@ def test_what_the_verifier_refuses_is_asked_for_again_and_taken(tmp_path: Path, 
 
     done = subprocess.run(command, cwd=tmp_path, env=environment, timeout=RUN_S, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
+    assert "turn 1 2, turn 2 2" in done.stdout
     assert len(prompts) == 4 and prompts[0] == prompts[1] and all(prompt.startswith(prompts[0]) for prompt in prompts)
     stale, broken = sorted(prompts[2:], key=lambda prompt: "compile_error" in prompt)
     assert "rejected (stale_cache). It breaks this rule: Every call must compute its output anew" in stale

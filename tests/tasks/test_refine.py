@@ -386,6 +386,7 @@ def test_a_turn_answers_what_failed_and_keeps_the_rest(tmp_path: Path, model: Fa
     assert {name: manifest[name] for name in ("turn", "followed_up", "requests", "unanswered", "rows")} == {
         "turn": 2, "followed_up": 9, "requests": 24, "unanswered": 0, "rows": 24,
     }  # fmt: skip
+    assert manifest["turn_counts"] == {"turn 1": 15, "turn 2": 9}
     assert manifest["upstream"] == [tasks.fingerprint, first.fingerprint, verdicts.fingerprint]
 
     # asked by task, about the attempt itself, with another seed than any of the first turn

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SEED_STEP = 1_000_000
 """Between the seeds of a sample's turns: more than anybody draws samples of a task, so that no two answers of one share a seed."""
-ATTEMPT = ("candidate_id", "task_id", "language", "sample_index", "code")
+ATTEMPT = ("candidate_id", "task_id", "sample_index", "code")
 SAID = ("candidate_id", "task_id", "language", "status", "reason", "detail", "timing", "correctness", "log_tail")
 
 

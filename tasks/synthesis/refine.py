@@ -161,6 +161,7 @@ def _quoted(*lines: str) -> str:
 # -- text that somebody else wrote ----------------------------------------------------------------------------------------------------
 
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
+UNCOMMON = re.compile(r"[^\n\t\x20-\x7e]")
 PATHS = re.compile(
     r"(?:(?<![\w.)\]/~])~?|(?<=-[IL])|^[\w.+@%=~][\w.+@%=~-]*)/+(?:[\w.+@%=~-]+/+)+([\w.+@%=~-]*)", re.MULTILINE
 )  # at the beginning of a line also without its root: a log is kept from its end, and may begin in the middle of a path
@@ -192,12 +193,14 @@ def _cut_word(text: str) -> int:
 
 def _plain(text: str, paths: bool) -> str:
     text = ESCAPES.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
-    text = "".join(c if c in "\n\t" or c.isprintable() else _replaced(c) for c in text)
+    text = UNCOMMON.sub(_printable, text)
     return text if paths else PATHS.sub(_name, text)
 
 
-def _replaced(c: str) -> str:
-    category = unicodedata.category(c)
+def _printable(found: re.Match[str]) -> str:
+    if found[0].isprintable():
+        return found[0]
+    category = unicodedata.category(found[0])
     if category in ("Zl", "Zp"):
         return "\n"
     return " " if category == "Zs" else ""

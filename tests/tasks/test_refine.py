@@ -196,7 +196,7 @@ def test_hostile_output_stays_inside_its_block_and_small(name: str, reason: str)
         assert quoted == ""
         return
     fence, inside = block_after(quoted, TOOLS)
-    assert quoted.rstrip().endswith(f"\n{fence}") and fence not in inside
+    assert quoted[quoted.index(TOOLS) :] == f"{TOOLS}\n\n{fence}text\n{inside}\n{fence}" and fence not in inside
     assert quoted.count(TOOLS) == 1 and len(inside) <= MOST_ERROR + 60
     assert not any(mark in prompt for mark in ("<|", "<\uff5c", "</think>", "<think>", "[/INST]", "<s>", "</s>", "<start_of_turn>"))
     assert "/home/user" not in prompt and "user/secret/home" not in prompt
@@ -273,9 +273,10 @@ class FakeModel:
 
     def __init__(self, answers: Callable[[Request], str], log: Path | None = None, dies_at: int | None = None) -> None:
         self.answers, self.asked, self.log, self.dies_at = answers, [], log, dies_at
+        self.last_first = False
 
     def sample(self, requests: Requests) -> Iterator[Response]:
-        for number, request in enumerate(requests, start=1):
+        for number, request in enumerate(reversed(list(requests)) if self.last_first else requests, start=1):
             self.asked.append(request)
             if self.log:
                 with open(self.log, "a") as handle:
@@ -367,7 +368,9 @@ def test_turns_are_no_part_of_the_first_snapshot(tmp_path: Path) -> None:
 
 def test_a_turn_answers_what_failed_and_keeps_the_rest(tmp_path: Path, model: FakeModel) -> None:
     tasks = tasks_snapshot(tmp_path)
+    model.last_first = True  # so that candidates were not written in the order of tasks
     first = stage.run(tasks, config(), Language.CPP)
+    model.last_first = False
     before, verdicts = rows_of(first), judge(first)
     assert {row["turn"] for row in before.values()} == {1} and {row["parent"] for row in before.values()} == {None}
     asked_first = list(model.asked)
@@ -394,6 +397,9 @@ def test_a_turn_answers_what_failed_and_keeps_the_rest(tmp_path: Path, model: Fa
     assert {r.sampling.seed for r in model.asked}.isdisjoint(r.sampling.seed for r in asked_first)
     for request in model.asked:
         parent = before[request.parent]
+        (row,) = [row for row in added.values() if row["request_key"] == request.request_key]
+        drawn = (request.task, "m", request.sampling, request.sample_index, row["response"])
+        assert row["candidate_id"] == candidate_id(*drawn, 2, request.parent)
         assert request.turn == 2 and request.prompt.startswith(render(request.task, Language.CPP))
         assert (parent["code"] or "truncated") in request.prompt
         if ANSWERS["bad"] in request.prompt:

@@ -85,7 +85,7 @@ def test_what_the_verifier_refuses_is_asked_for_again_and_taken(tmp_path: Path, 
     assert "turn 1 2, turn 2 2" in done.stdout
     assert len(prompts) == 4 and prompts[0] == prompts[1] and all(prompt.startswith(prompts[0]) for prompt in prompts)
     stale, broken = sorted(prompts[2:], key=lambda prompt: "compile_error" in prompt)
-    assert "rejected (stale_cache). It breaks this rule: Every call must compute its output anew" in stale
+    assert "Verdict on it: rejected. It breaks this rule: Every call must compute its output anew" in stale
     said = broken[broken.index("compile_error (build_failed)") :]
     assert "error: \u2018rmax\u2019 was not declared" in said or "error: 'rmax' was not declared" in said
     assert not re.search(r"/\w+/\w+", said), "no path of this machine"

@@ -69,13 +69,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--responses", required=True, help="recorded responses, Parquet with columns response and recorded_compiled")
     parser.add_argument("--limit", type=int, default=60, help="extensions with CUDA sources, spread over the file")
+    parser.add_argument("--skip", type=int, default=0, help="leave out so many of them (those of an earlier run)")
     parser.add_argument("--full-limit", type=int, default=None, help="of those, how many also with torch's own headers")
     parser.add_argument("--tiers", default="lite,full")
     parser.add_argument("--arch", default="9.0", help="compute capability to build for")
     parser.add_argument("--jobs", type=int, default=1, help="builds at a time")
     parser.add_argument("--out", help="write one JSON line an extension")
     arguments = parser.parse_args()
-    specs = captured(arguments.responses, arguments.limit)
+    specs = captured(arguments.responses, arguments.limit)[arguments.skip :]
     tiers = set(arguments.tiers.split(","))
     every = max(1, len(specs) // (arguments.full_limit or len(specs)))
     with tempfile.TemporaryDirectory() as cache:

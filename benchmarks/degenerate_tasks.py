@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels_eval.config import EvalConfig, LimitsConfig
-from kernels_eval.isolation.sandbox import ForkServer
+from kernels_eval.isolation.sandbox import Child, ForkServer
 from kernels_eval.processes import ReferenceProcess
 from kernels_eval.protocol import device_for
 from kernels_eval.records import KernelTask, Language
@@ -61,7 +61,7 @@ def main() -> int:
 
 def judged(task: KernelTask, server: ForkServer, config: EvalConfig, device: str) -> dict[str, Any]:
     started = time.monotonic()
-    reference = ReferenceProcess(server, task, config, device)
+    reference = ReferenceProcess(lambda: Child(server, "reference", config.limits), task, config, device)
     row: dict[str, Any] = {"task_id": task.task_id, "name": task.name, "reason": "ok", "detail": ""}
     try:
         reference.open()

@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import UsageError
@@ -21,6 +21,7 @@ from tasks.benchmark.config import BenchmarkConfig
 from tasks.curation.strategies import CurationConfig
 from tasks.sources.config import TasksConfig
 from tasks.synthesis.config import SynthesisConfig
+from tasks.synthesis.known_models import sampling_for
 from tasks.tracking.config import TrackingConfig
 from tasks.training.recipe import TrainingRecipe
 from tasks.verification.config import VerificationConfig
@@ -41,8 +42,18 @@ class PipelineConfig(BaseModel):
     verification: VerificationConfig = VerificationConfig()
     curation: CurationConfig = CurationConfig()
     training: TrainingRecipe = TrainingRecipe()
-    benchmark: BenchmarkConfig = BenchmarkConfig()
+    benchmark: BenchmarkConfig = Field(default=BenchmarkConfig(), validate_default=True)
     tracking: TrackingConfig = TrackingConfig()
+
+    @field_validator("benchmark")
+    @classmethod
+    def _as_the_base_model_wants(cls, benchmark: BenchmarkConfig, info: ValidationInfo) -> BenchmarkConfig:
+        """Base and tuned model are asked as the base model's card says, in what `benchmark.sampling` does not set."""
+        if "training" not in info.data:  # it has a fault of its own, which is told
+            return benchmark
+        explicit = None if "sampling" in benchmark.model_fields_set else frozenset()
+        sampling = sampling_for(info.data["training"].base_model, benchmark.sampling, explicit)
+        return benchmark if sampling == benchmark.sampling else benchmark.model_copy(update={"sampling": sampling})
 
     @property
     def tracking_uri(self) -> str:

@@ -117,6 +117,9 @@ class PairedClock:
         peak, task_bytes = self.reference.peak_bytes_per_s, self.reference.input_bytes + self.reference.output_bytes
         if not peak or self.sets * task_bytes < 4 * self.reference.cache_bytes or task_bytes < self.reference.cache_bytes:
             return
+        share_ms = 1e3 * self.config.timing.bandwidth_share / peak
+        if timing.candidate_ms >= share_ms * task_bytes:
+            return  # slow enough for all of its bytes; which of them it must move takes most of a second to find out
         least_ms = 1e3 * self.reference.least_bytes() / peak
         if timing.candidate_ms < self.config.timing.bandwidth_share * least_ms:
             raise Stop(

@@ -53,7 +53,7 @@ class TimingConfig(_Config):
     max_s: float = Field(default=20.0, gt=0, description="budget of one measurement, both sides together")
     interval_width: float = Field(default=0.02, gt=0, description="stop when the 95 % interval of log(ratio) is within +- this")
     precise_s: float = Field(
-        default=0.3,
+        default=0.2,
         gt=0,
         description="budget of a measurement whose interval is narrow enough by then, though it has fewer pairs than min_pairs",
     )

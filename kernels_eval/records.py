@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 VERDICT_SCHEMA_VERSION = 2
 
@@ -99,12 +99,34 @@ class KernelTask(Record):
 
 
 class SamplingParams(Record):
-    """How a response was drawn. Part of the candidate's identity."""
+    """How a response was drawn. Part of the candidate's identity.
+
+    What is None is not sent, and the server's own default holds: vLLM takes it from the model's `generation_config.json`. It is no part of
+    an identity either, so candidates that were drawn before there were such settings keep theirs.
+    """
 
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     max_tokens: int = Field(default=16384, ge=1)
     seed: int = 0
+    top_k: int | None = Field(default=None, ge=0, description="draw from so many of the most likely tokens; 0: from all; null: not sent")
+    min_p: float | None = Field(
+        default=None, ge=0, le=1, description="draw no token less likely than this share of the likeliest one; null: not sent"
+    )
+    repetition_penalty: float | None = Field(
+        default=None, gt=0, description="above 1 makes tokens of the prompt and the response so far less likely; null: not sent"
+    )
+
+    @model_serializer(mode="wrap")
+    def _what_was_said(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a None that nobody set: every hash over a configuration stays what it was. One that somebody set outlives a round trip
+        through JSON, where it says that no default of a known model is wanted."""
+        return {name: value for name, value in dump(self).items() if value is not None or name in self.model_fields_set}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a hash may cover: the settings that are sent."""
+        return self.model_dump(exclude_none=True)
 
 
 class Candidate(Record):
@@ -165,7 +187,7 @@ def candidate_id(
     """Identity of a candidate: hash(task code, generator, sampling parameters, sample index, response), and after the first turn also of
     the turn and the parent."""
     later = [] if turn == 1 else [turn, parent]
-    return stable_hash([task.code, generator, sampling.model_dump(), sample_index, response, *later])
+    return stable_hash([task.code, generator, sampling.identity, sample_index, response, *later])
 
 
 class Timing(Record):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -55,6 +56,42 @@ def call_stage(step: Any, *args: Any, **kwargs: Any) -> SnapshotRef:
     if not ref.open().finished:
         ref = step.with_options(refresh_cache=True)(*args, **kwargs)
     return ref
+
+
+def secret(block: str) -> str:
+    """The text of a Prefect secret block, for a caller in a task or outside of any. It appears in no message and no cause of an exception.
+
+    Raises UsageError where there is no such block or it holds no text, EvalError where Prefect does not answer.
+    """
+    from prefect.blocks.system import Secret
+
+    try:
+        value = Secret.load(block, _sync=True).get()  # told outright: otherwise it is a coroutine where some event loop runs
+    except ValueError:  # what Prefect raises for a name that it does not know; a validation error, which is one too, may quote the value
+        value = None
+    except Exception as error:
+        fault = f"Prefect could not be asked for the secret block {block!r} ({type(error).__name__})"
+        raise EvalError(fault, "check PREFECT_API_URL, and that the server runs") from None
+    if not isinstance(value, str) or not value.strip():
+        raise UsageError(f"{_prefect_in_use()} has no secret block {block!r} that holds a text", f"store it there: {_storing(block)}")
+    return value.strip()
+
+
+def _prefect_in_use() -> str:
+    from prefect.settings import get_current_settings
+
+    settings = get_current_settings()
+    return f"Prefect at {settings.api.url}" if settings.api.url else f"Prefect in PREFECT_HOME={settings.home}"
+
+
+def _storing(block: str) -> str:
+    """A command that asks for the secret, so that it is in no shell's history and in no list of processes."""
+    from prefect.settings import get_current_settings
+
+    settings = get_current_settings()
+    where = f"PREFECT_API_URL={settings.api.url}" if settings.api.url else f"PREFECT_HOME={settings.home}"
+    ask = f"from getpass import getpass; from prefect.blocks.system import Secret; Secret(value=getpass()).save({block!r}, overwrite=True)"
+    return f'{where} {sys.executable} -c "{ask}"'
 
 
 class ProgressArtifact:

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-SAMPLING = pa.struct([("temperature", pa.float64()), ("top_p", pa.float64()), ("max_tokens", pa.int64()), ("seed", pa.int64())])
+SAMPLING = pa.struct(
+    [
+        ("temperature", pa.float64()),
+        ("top_p", pa.float64()),
+        ("max_tokens", pa.int64()),
+        ("seed", pa.int64()),
+        # null where the server decided, and in snapshots that older versions began
+        ("top_k", pa.int64()),
+        ("min_p", pa.float64()),
+        ("repetition_penalty", pa.float64()),
+    ]
+)
 
 TASKS = pa.schema(
     [

@@ -22,7 +22,10 @@ class BenchmarkConfig(BaseModel):
         description="recorded answers, the untuned base model, the base model with the new adapter",
     )
     samples_per_task: int = Field(default=5, ge=1)
-    sampling: SamplingParams = SamplingParams(max_tokens=4096)
+    sampling: SamplingParams = Field(
+        default=SamplingParams(max_tokens=4096),
+        description="how base and tuned are asked; what is not set is training.base_model's own, if known",
+    )
     ks: tuple[int, ...] = Field(default=(1, 5), description="k of pass@k")
     ps: tuple[float, ...] = Field(default=(0.0, 0.5, 1.0, 1.5, 2.0), description="p of fast_p")
     resamples: int = Field(default=2000, ge=100, description="bootstrap resamples over tasks")

@@ -28,7 +28,7 @@ ENOUGH = 5
 
 def request_key(task: KernelTask, prompt: str, generator: str, sampling: SamplingParams, sample_index: int, data: str, *later: Any) -> str:
     """Identity of a request. `data` is `data_version`; `later` the turn and the parent where they are not the first."""
-    return stable_hash([task.code, prompt, generator, sampling.model_dump(), sample_index, data, *later])
+    return stable_hash([task.code, prompt, generator, sampling.identity, sample_index, data, *later])
 
 
 class RequestSet(ABC):

@@ -38,6 +38,8 @@ REFUSED = frozenset({400, 413, 422})
 REFUSALS_BEFORE_GIVING_UP = 8
 NO_KEY = "none"
 """Sent where the environment holds no key: local servers ask for none, but the protocol has the header."""
+EXTENSIONS = {"top_k", "min_p", "repetition_penalty"}
+"""Settings that OpenAI's protocol has not: fields of the same body for vLLM and SGLang, and sent only where they are set."""
 LONGEST_CAUSE = 300
 UNREAD = 256
 """Answers that wait for the caller, before the next request waits too: memory stays flat where the disk is slower than the server."""
@@ -52,10 +54,10 @@ class _ProtocolError(Exception):
 class OpenAISampler:
     """Chat completions of one model at one endpoint, or at several that serve the same. `generator` is `name`, else the model's name.
 
-    `base_url` is an address, several, or `Addresses` that somebody else keeps; `api_key` is used instead of what `api_key_env` names, and
-    with `direct` no proxy of the environment is. `timeout_s` bounds one answer, which is not streamed, from request to last byte. `retries`
-    are the further attempts after a fault (at every address), with pauses of `backoff_s` doubling up to a minute, or what the server asks
-    for in `Retry-After`.
+    `base_url` is an address, several, or `Addresses` that somebody else keeps; `api_key` is used instead of what `api_key_env` names
+    (`key_place` says in words where a wrong one is put right), and with `direct` no proxy of the environment is. `timeout_s` bounds one
+    answer, which is not streamed, from request to last byte. `retries` are the further attempts after a fault (at every address), with
+    pauses of `backoff_s` doubling up to a minute, or what the server asks for in `Retry-After`.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class OpenAISampler:
         name: str | None = None,
         api_key: str | None = None,
         direct: bool = False,
+        key_place: str | None = None,
     ) -> None:
         urls = [base_url] if isinstance(base_url, str) else [] if isinstance(base_url, Addresses) else list(base_url)
         for url in urls:
@@ -80,6 +83,7 @@ class OpenAISampler:
             raise UsageError("base_url holds no address", "give something like http://127.0.0.1:8000/v1")
         self.generator = name or model
         self._model, self._api_key, self._direct = model, api_key, direct
+        self._key_place = key_place or f"the environment variable {api_key_env}"
         self._addresses = base_url if isinstance(base_url, Addresses) else Addresses(urls)
         self._api_key_env, self._tokenizer = api_key_env, tokenizer
         self._concurrency, self._timeout_s, self._retries, self._backoff_s = concurrency, timeout_s, retries, backoff_s
@@ -137,10 +141,15 @@ class OpenAISampler:
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None
         if refusals and not answered:
-            raise UsageError(refusals[0], "check sampling.max_tokens against the model's window, and the other sampling settings")
+            raise UsageError(
+                refusals[0],
+                "check sampling.max_tokens against the model's window; where the endpoint has only OpenAI's settings: "
+                "--set synthesis.sampling.top_k=null and the same for min_p and repetition_penalty",
+            )
 
     async def _ask(self, clients: _Clients, request: Request) -> Response:
         """One answer, with further attempts after a fault. Raises openai.APIStatusError for what no attempt can mend."""
+        import httpx
         import openai
 
         fault: Exception | None = None
@@ -153,7 +162,10 @@ class OpenAISampler:
             address = await self._addresses.take()
             attempts, fault = attempts + 1, None
             try:
-                return await self._ask_once(await clients.at(address), request)
+                async with asyncio.timeout(self._timeout_s):  # the package bounds the wait for each piece of the answer, not their sum
+                    return await self._ask_once(await clients.at(address), request)
+            except TimeoutError:
+                fault = openai.APITimeoutError(request=httpx.Request("POST", address.url))
             except (openai.APIConnectionError, openai.RateLimitError, openai.InternalServerError, _ProtocolError) as error:
                 fault = error
             finally:
@@ -173,6 +185,7 @@ class OpenAISampler:
                 top_p=sampling.top_p,
                 max_tokens=sampling.max_tokens,
                 seed=sampling.seed,
+                extra_body=sampling.model_dump(include=EXTENSIONS, exclude_none=True) or None,
             )
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise _ProtocolError(f"the answer is not JSON ({error})") from error
@@ -188,7 +201,7 @@ class OpenAISampler:
     def _fatal(self, error: openai.APIStatusError, where: str) -> UsageError:
         if error.status_code in (401, 403):
             return UsageError(
-                f"{where} refused the API key (HTTP {error.status_code})", f"set {self._api_key_env} to a key that is valid there"
+                f"{where} refused the API key (HTTP {error.status_code})", f"put a key that is valid there into {self._key_place}"
             )
         if error.status_code == 404:
             return UsageError(

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from kernels_eval.records import SamplingParams
+from tasks.synthesis.known_models import sampling_for
 
 
 class ServerConfig(BaseModel):
@@ -58,11 +59,16 @@ class SynthesisConfig(BaseModel):
         default=None, description="openai: the endpoint, such as http://127.0.0.1:8000/v1, or several that serve the same model"
     )
     api_key_env: str = Field(default="OPENAI_API_KEY", description="environment variable that holds the key; never logged")
+    api_key_block: str | None = Field(
+        default=None, min_length=1, description="openai: name of a Prefect secret block that holds the key instead; never logged"
+    )
     tokenizer: str | None = Field(
         default=None, description="the generator's tokenizer (directory or hub id), for reasoning lengths; 'small' for the demo's"
     )
     samples_per_task: int = Field(default=5, ge=1, description="paper section 3: five candidates a task")
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = Field(
+        default=SamplingParams(), validate_default=True, description="how responses are drawn; what is not set is the model's own, if known"
+    )
     hardware: str | None = Field(default=None, description="one line on the target hardware for the prompt")
     concurrency: int = Field(default=64, ge=1, description="openai: requests in flight")
     turns: int = Field(default=1, ge=1, le=8, description="answers of a sample: above 1, what verification failed is asked for again")
@@ -71,6 +77,12 @@ class SynthesisConfig(BaseModel):
     )
     adapter: str | None = Field(default=None, description="vllm: the adapter of server.adapters that is asked instead of the model")
     server: ServerConfig = ServerConfig()
+
+    @field_validator("sampling")
+    @classmethod
+    def _as_the_model_wants(cls, sampling: SamplingParams, info: ValidationInfo) -> SamplingParams:
+        """Recorded responses were drawn long ago: no model's settings apply."""
+        return sampling if info.data.get("sampler") == "recorded" else sampling_for(info.data.get("model"), sampling)
 
     @field_validator("turns")
     @classmethod

@@ -132,7 +132,7 @@ def _generate(loaded: _Loaded, requests: Sequence[Request], prompts: Sequence[li
     device = loaded.model.device
     ids, mask = _left_pad(prompts, loaded.pad, device)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
-    rows = [_Row(request, len(prompt), loaded.window) for request, prompt in zip(requests, prompts, strict=True)]
+    rows = [_Row(request, prompt, loaded.window) for request, prompt in zip(requests, prompts, strict=True)]
     cache = None
     while rows:
         with torch.inference_mode():
@@ -159,18 +159,20 @@ def _generate(loaded: _Loaded, requests: Sequence[Request], prompts: Sequence[li
 class _Row:
     """One response being written: its tokens so far and the random draws that decide the rest."""
 
-    def __init__(self, request: Request, prompt_tokens: int, window: int) -> None:
+    def __init__(self, request: Request, prompt: Sequence[int], window: int) -> None:
         import numpy as np
 
         self.request = request
         self.tokens: list[int] = []
+        self.seen = set(prompt)
         self.finish_reason: str | None = None
-        self.limit = min(request.sampling.max_tokens, window - prompt_tokens)
+        self.limit = min(request.sampling.max_tokens, window - len(prompt))
         # the same draws whatever the batch: a function of request key and seed alone
         self.random = np.random.default_rng(int(stable_hash([request.request_key, request.sampling.seed]), 16))
 
     def take(self, token: int, ends: frozenset[int]) -> None:
         self.tokens.append(token)
+        self.seen.add(token)
         if token in ends:
             self.finish_reason = "stop"
         elif len(self.tokens) >= self.limit:
@@ -187,8 +189,23 @@ def _left_pad(prompts: Sequence[list[int]], pad: int, device: Any) -> tuple[torc
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
+def _penalised(logits: torch.Tensor, rows: Sequence[_Row]) -> torch.Tensor:
+    """Logits of tokens that are in the prompt or the response already, divided by the penalty where positive and multiplied by it where
+    negative (Keskar et al. 2019, section 4.1, as transformers and vLLM have it)."""
+    import torch
+
+    for number, row in enumerate(rows):
+        penalty = row.request.sampling.repetition_penalty
+        if penalty is not None and penalty != 1:
+            seen = torch.tensor(sorted(row.seen), dtype=torch.long, device=logits.device)
+            before = logits[number, seen]
+            logits[number, seen] = torch.where(before > 0, before / penalty, before * penalty)
+    return logits
+
+
 def _draw(logits: torch.Tensor, rows: Sequence[_Row]) -> torch.Tensor:
-    """Next tokens, shape (rows,), from logits (rows, vocabulary): temperature, then nucleus, then the Gumbel-max trick.
+    """Next tokens, shape (rows,), from logits (rows, vocabulary): repetition penalty, temperature, min-p, top-k, nucleus (the order in
+    which vLLM has them; what a request leaves open does nothing), then the Gumbel-max trick.
 
     The nucleus is the fewest most likely tokens whose probabilities reach top_p (Holtzman et al. 2020, section 3.1); temperature 0 takes
     the most likely token. Gumbel-max (argmax of logit - log of an exponential draw per token, Maddison et al. 2014, section 2) rather
@@ -203,9 +220,14 @@ def _draw(logits: torch.Tensor, rows: Sequence[_Row]) -> torch.Tensor:
 
     sampling = [row.request.sampling for row in rows]
     temperature, top_p = column([item.temperature for item in sampling]), column([item.top_p for item in sampling])
-    scaled = logits.double() / temperature.clamp(min=1e-6)
+    scaled = _penalised(logits.double(), rows) / temperature.clamp(min=1e-6)
     if not bool(torch.isfinite(scaled).all()):
         raise EvalError("the model's logits are not finite", "check the adapter, or sample in float32 with device cpu")
+    if any(item.top_k or item.min_p for item in sampling):
+        top_k = torch.tensor([min(item.top_k or scaled.shape[-1], scaled.shape[-1]) for item in sampling], device=logits.device)[:, None]
+        ordered = scaled.sort(dim=-1, descending=True).values
+        least = torch.maximum(ordered.gather(-1, top_k - 1), ordered[:, :1] + column([item.min_p or 0.0 for item in sampling]).log())
+        scaled = scaled.masked_fill(scaled < least, -torch.inf)  # never the first, whatever rounding says of min-p 1
     ordered, tokens = scaled.softmax(-1).sort(dim=-1, descending=True)
     outside = (ordered.cumsum(-1) - ordered) >= top_p  # never the first, which has nothing before it
     outside = torch.zeros_like(outside).scatter(-1, tokens, outside)

@@ -1,8 +1,9 @@
 """A response in, reasoning and code out.
 
 Guarantees: never raises, whatever the text; time linear in its length; either `code` (a complete fenced block, or a bare module, that
-defines the class ModelNew) or the one `parse_reason` why there is none; a draft inside the reasoning is never taken while there is an
-answer; every string that comes out can be encoded as UTF-8. Does not guarantee that the code compiles: a syntax error is the verifier's.
+defines the class ModelNew) or the one `parse_reason` why there is none; a draft inside the reasoning, one that thoughts follow, is never
+taken while there is an answer; the same text gives the same parts whether the server or this module separated its reasoning; every string
+that comes out can be encoded as UTF-8. Does not guarantee that the code compiles: a syntax error is the verifier's.
 """
 
 from __future__ import annotations
@@ -46,14 +47,30 @@ def parse_response(text: str, *, reasoning: str | None = None, finish_reason: st
     The reasoning is the text before the last `</think>`, or what the server gave. Where neither is there, nothing says where it ends: a
     chat template may have opened the block and the model forgotten to close it. Then it ends where the last module begins; a text that
     was cut off before that is all reasoning, any other without a module is all answer. The code is the last complete fenced block that
-    defines ModelNew; a block in the reasoning only where no answer follows although the model stopped by itself.
+    defines ModelNew; a block in the reasoning only where the model stopped by itself, and no answer follows, or one without any block
+    where the module is the last thing in the reasoning: then the tag came a block too late, and the answer begins with the module.
     """
     text = clean_text(text)
-    thought, answer = (clean_text(reasoning), text) if reasoning and reasoning.strip() else _split(text)
+    thought, answer = (_untagged(clean_text(reasoning)), text) if reasoning and reasoning.strip() else _split(text)
     if answer is not None and _WORD.search(answer):
         found = _find_code(answer, finish_reason)
+        if found.reason == "no_code_block" and (moved := _ending_in_code(thought, answer)):
+            return moved
         return Parsed(reasoning=_untagged(thought), answer=answer.strip(), code=found.code, parse_reason=found.reason)
     return _without_answer(thought, closed=answer is not None, finish_reason=finish_reason)
+
+
+def _ending_in_code(thought: str, answer: str) -> Parsed | None:
+    """Reasoning that ends with its module, and an answer that only speaks of it. QwQ-32B writes one in eighteen responses so."""
+    found = _find_code(thought, None)
+    if found.code is None or _WORD.search(thought[found.end :].replace(THINK_CLOSE, "")):
+        return None
+    return Parsed(reasoning=_untagged(thought[: found.start]), answer=f"{_from(thought, found)}\n\n{answer.strip()}", code=found.code)
+
+
+def _from(thought: str, found: _Found) -> str:
+    """The module and what follows it, without a tag: some models close twice."""
+    return (thought[found.start : found.end] + thought[found.end :].replace(THINK_CLOSE, "")).strip()
 
 
 def _without_answer(thought: str, *, closed: bool, finish_reason: str | None) -> Parsed:
@@ -62,7 +79,7 @@ def _without_answer(thought: str, *, closed: bool, finish_reason: str | None) ->
     found = _find_code(thought, finish_reason)
     draft = (closed and finish_reason == "length") or (opened and finish_reason != "stop")
     if found.code is not None and not draft:
-        return Parsed(reasoning=_untagged(thought[: found.start]), answer=thought[found.start :].strip(), code=found.code)
+        return Parsed(reasoning=_untagged(thought[: found.start]), answer=_from(thought, found), code=found.code)
     if closed or opened:
         reason = "truncated" if opened or finish_reason == "length" else "no_code_block"
         return Parsed(reasoning=_untagged(thought), answer="", parse_reason=reason)
@@ -87,7 +104,7 @@ def clean_text(text: str) -> str:
 def _split(text: str) -> tuple[str, str | None]:
     """Text before and after the last `</think>`; the answer is None where there is no such tag."""
     thought, tag, answer = text.rpartition(THINK_CLOSE)
-    return (thought, answer) if tag else (text, None)
+    return (_untagged(thought), answer) if tag else (text, None)
 
 
 def _untagged(thought: str) -> str:
@@ -100,6 +117,7 @@ class _Found(NamedTuple):
     code: str | None
     reason: str | None
     start: int = 0
+    end: int = 0
 
 
 def _find_code(text: str, finish_reason: str | None) -> _Found:
@@ -109,13 +127,13 @@ def _find_code(text: str, finish_reason: str | None) -> _Found:
             continue
         code = block.code(text)
         if _defines_model(code, strict=block.nests or block.tag not in _PYTHON_TAGS):
-            return _Found(code, None, block.opening)
+            return _Found(code, None, block.opening, block.end)
     if scan.unclosed or finish_reason == "length":
         return _Found(None, "truncated")
     if any(text[block.start : block.end].strip() for block in scan.blocks):
         return _Found(None, "missing_model_new")
     if _CLASS.search(text) and _defines_model(text.strip(), strict=True):
-        return _Found(text.strip() + "\n", None)
+        return _Found(text.strip() + "\n", None, 0, len(text))
     return _Found(None, "no_code_block")
 
 

@@ -7,17 +7,16 @@ made with those of its own time.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Language
+from tasks.synthesis.parsing import is_unfinished
 from tasks.synthesis.sampler import Request, Requests, Response
 
 COLUMNS = ("level", "problem_id", "sample_id", "model", "response")
 OPTIONAL_COLUMNS = ("language",)
-FENCE = re.compile(r"^[ \t]*(`{3,})(.*)$", re.MULTILINE)
 
 
 class _Tokenizer:
@@ -94,19 +93,4 @@ class ResponsesFile(_Tokenizer):
 
 
 def _response(request: Request, text: str) -> Response:
-    return Response(request_key=request.request_key, text=text, finish_reason="length" if cut_off(text) else "stop")
-
-
-def cut_off(text: str) -> bool:
-    """True where the text ends inside its reasoning (`<think>` never closed) or inside a fenced block: the token limit was met."""
-    _, closed, answer = text.rpartition("</think>")
-    if not closed and "<think>" in text:
-        return True
-    open_fence = 0
-    for match in FENCE.finditer(answer):
-        ticks, rest = len(match[1]), match[2].strip()
-        if not open_fence:
-            open_fence = 0 if "`" in rest else ticks  # a line such as ```x``` is inline code
-        elif ticks >= open_fence and not rest:
-            open_fence = 0
-    return open_fence > 0
+    return Response(request_key=request.request_key, text=text, finish_reason="length" if is_unfinished(text) else "stop")

@@ -43,6 +43,7 @@ ASK_AHEAD = 1.25
 ATTEMPTS_A_CRASH = 3
 """A request may meet every crash of a server, and each a few times before it is known."""
 ANSWER_TIMEOUT_S = 4 * 3600.0
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 PLACED_NOWHERE = "`ray status` shows what the cluster lacks; lower synthesis.server.replicas or tensor_parallel"
 
 
@@ -84,6 +85,15 @@ def options(config: ServerConfig, name: str, adapters: Mapping[str, str], gpus: 
         guess = {"method": "ngram", "num_speculative_tokens": config.ngram_tokens, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
         words += ["--speculative-config", json.dumps(guess)]
     return [*words, *config.args]
+
+
+def served_tokenizer(model: str, args: Sequence[str] = ()) -> Path | None:
+    """The tokenizer that vllm serve uses for `model` with these arguments, where its files are on this machine. Asks no network."""
+    words = [word for arg in args for word in arg.split("=", 1)]
+    named = [after for word, after in zip(words, words[1:], strict=False) if word == "--tokenizer"]
+    directory = sizing.model_directory(named[-1] if named else model)
+    held = directory is not None and any((directory / name).is_file() for name in TOKENIZER_FILES)
+    return directory if held else None
 
 
 @dataclass
@@ -243,7 +253,7 @@ class VllmSampler:
             raise UsageError(f"there is no adapter {self._asked!r}", f"name one of synthesis.server.adapters: {', '.join(self._adapters)}")
         self.generator = generator or (name if self._asked == name else f"{name}+{self._asked}")
         self._logs = str(Path(logs).absolute()) if logs else os.path.join(tempfile.gettempdir(), "concur-vllm-logs")
-        self._tokenizer, self._address = tokenizer, address
+        self._tokenizer, self._address, self._uncounted = tokenizer, address, False
         self.servers: Servers | None = None
         self._key = ""
         self._length = self._seqs = self._replicas = 0
@@ -270,13 +280,17 @@ class VllmSampler:
             raise
 
     def count_tokens(self, texts: Sequence[str]) -> list[int] | None:
-        """Tokens of each text under the tokenizer, else the model's own where that is a directory; None where neither is."""
-        location = self._tokenizer or (self._model if Path(self._model).is_dir() else None)
-        if location is None:
+        """Tokens of each text under the tokenizer given, else the one served; None, with a warning, where this machine has neither."""
+        if self._tokenizer is None:
+            self._tokenizer = served_tokenizer(self._model, self._config.args)
+            if self._tokenizer is None and not self._uncounted:
+                self._uncounted = True
+                log.warning("no tokenizer of %s is on this machine: tokens are not counted; set synthesis.tokenizer", self._model)
+        if self._tokenizer is None:
             return None
         from tasks.sources.small_model import count_tokens
 
-        return count_tokens(location, texts)
+        return count_tokens(self._tokenizer, texts)
 
     def close(self) -> None:
         """Stops the servers; sampling again starts them again."""

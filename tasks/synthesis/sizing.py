@@ -48,7 +48,7 @@ class Shape(Record):
 
 def read_shape(model: str) -> Shape | None:
     """The shape of a model directory, or of a hub id that this machine's hub cache holds; None where its config.json says too little."""
-    directory = _directory(model)
+    directory = model_directory(model)
     if directory is None:
         return None
     try:
@@ -103,7 +103,8 @@ def lora_rank(adapters: Iterable[str]) -> int:
     return next((rank for rank in LORA_RANKS if rank >= max(ranks)), LORA_RANKS[-1])
 
 
-def _directory(model: str) -> Path | None:
+def model_directory(model: str) -> Path | None:
+    """Where a model's files lie: its directory, or this machine's hub cache for a hub id. Asks no network; None where it is in neither."""
     if Path(model).expanduser().is_dir():
         return Path(model).expanduser()
     from huggingface_hub import try_to_load_from_cache

@@ -27,7 +27,7 @@ from tasks.synthesis.refine import FOLLOW_UP_VERSION
 from tasks.synthesis.sampler import Request, Response, Sampler
 
 STAGE = "synthesis"
-OF_NO_TURN = frozenset({"concurrency", "api_key_env", "server", "turns"})
+OF_NO_TURN = frozenset({"concurrency", "api_key_env", "api_key_block", "server", "turns"})
 """Settings that decide nothing of a turn's answers. `turns` says only how often there is one more."""
 OF_LATER_TURNS = frozenset({"refine_below_speedup"})
 
@@ -51,8 +51,19 @@ def make_sampler(config: SynthesisConfig, root: str, adapter: Path | None = None
 
     if config.base_url is None:
         raise UsageError("synthesis.sampler is 'openai' but synthesis.base_url is not set", "--set synthesis.base_url=http://HOST:PORT/v1")
+    key, place = None, f"the environment variable {config.api_key_env}"
+    if config.api_key_block is not None:
+        from tasks.policy import secret
+
+        key, place = secret(config.api_key_block), f"the Prefect secret block {config.api_key_block}"
     return OpenAISampler(
-        base_url=config.base_url, model=config.model, api_key_env=config.api_key_env, concurrency=config.concurrency, tokenizer=tokenizer
+        base_url=config.base_url,
+        model=config.model,
+        api_key_env=config.api_key_env,
+        api_key=key,
+        key_place=place,
+        concurrency=config.concurrency,
+        tokenizer=tokenizer,
     )
 
 

@@ -38,7 +38,7 @@ def test_reasoning_stands_before_the_closing_tag(text: str) -> None:
 
 
 def test_reasoning_that_the_server_separated_is_kept_and_its_drafts_do_not_count() -> None:
-    parsed = parse_response("No kernel is needed.", reasoning=f"Add two.\n{fenced(DRAFT)}", finish_reason="stop")
+    parsed = parse_response("No kernel is needed.", reasoning=f"Add two.\n{fenced(DRAFT)}\nNo.", finish_reason="stop")
     assert (parsed.answer, parsed.parse_reason) == ("No kernel is needed.", "no_code_block")
     assert parts(parse_response(fenced(MODULE), reasoning="Add one.")) == ("Add one.", MODULE, None)
     assert parse_response(f"<think>Add one.</think>{fenced(MODULE)}", reasoning="").reasoning == "Add one."
@@ -47,7 +47,36 @@ def test_reasoning_that_the_server_separated_is_kept_and_its_drafts_do_not_count
 def test_drafts_in_the_reasoning_never_count_beside_an_answer() -> None:
     parsed = parse_response(f"<think>\n{fenced(DRAFT)}\n</think>\n{fenced(MODULE)}")
     assert parsed.code == MODULE
-    assert parse_response(f"<think>\n{fenced(DRAFT)}\n</think>\nThat is all.").parse_reason == "no_code_block"
+    assert parse_response(f"<think>\n{fenced(DRAFT)}\nBut that is wrong.\n</think>\nThat is all.").parse_reason == "no_code_block"
+
+
+@pytest.mark.parametrize("tail", ["", "\n\n", "\n</think>\n"])
+@pytest.mark.parametrize("finish_reason", [None, "stop"])
+def test_a_module_that_the_reasoning_ends_with_is_the_answers_where_that_only_speaks_of_it(tail: str, finish_reason: str | None) -> None:
+    expected = ("Add one.", f"{fenced(MODULE)}\n\nThe code above adds `one`.", MODULE)
+    thought, answer = f"Add one.\n\n{fenced(MODULE)}{tail}", "\n\nThe code above adds `one`."
+    for parsed in (
+        parse_response(f"<think>\n{thought}</think>{answer}", finish_reason=finish_reason),
+        parse_response(f"{thought}\n</think>{answer}", finish_reason=finish_reason),
+        parse_response(answer, reasoning=thought, finish_reason=finish_reason),
+    ):
+        assert (parsed.reasoning, parsed.answer, parsed.code) == expected
+
+
+@pytest.mark.parametrize(
+    ("thought", "answer", "finish_reason", "reason"),
+    [
+        (fenced(DRAFT), "The code above", "length", "truncated"),
+        (fenced(DRAFT), f"```python\n{MODULE}", "stop", "truncated"),
+        (fenced(DRAFT), f"Change this:\n{fenced(HELPER)}", "stop", "missing_model_new"),
+        (f"{fenced(DRAFT)}\n{fenced(HELPER)}", "That is all.", "stop", "no_code_block"),
+        (f"{fenced(DRAFT)}\n```python\n", "That is all.", "stop", "no_code_block"),
+        (fenced(HELPER), "That is all.", "stop", "no_code_block"),
+    ],
+)
+def test_a_draft_stays_one_where_the_answer_holds_code_or_breaks_off(thought: str, answer: str, finish_reason: str, reason: str) -> None:
+    assert parse_response(f"<think>{thought}</think>{answer}", finish_reason=finish_reason).parse_reason == reason
+    assert parse_response(answer, reasoning=thought, finish_reason=finish_reason).parse_reason == reason
 
 
 def test_a_response_that_ends_with_its_reasoning_has_its_answer_there() -> None:
@@ -143,6 +172,14 @@ def test_a_syntax_error_is_for_the_verifier_to_find() -> None:
         (f"```python\nx</think>{fenced(MODULE)}", False),
         (f"x</think>{fenced(MODULE)}\n```python\nimport", True),
         ("<think>\nPerhaps", True),
+        ("<think>a</think>\n```python\nx = 1", True),
+        ("<think>a ```\nnever closed in the reasoning</think> answer", False),
+        ("````md\n```python\n````\n", False),
+        ("````md\n```\n", True),
+        ("```inline``` code", False),
+        ("plain", False),
+        ("  ```python\n  x\n  ```", False),
+        ("```python\r\nx\r\n```\r\n", False),
         (fenced(MODULE), False),
         ("", False),
     ],
@@ -191,6 +228,17 @@ def test_a_clean_answer_behind_any_closed_reasoning_is_found(soup: str, finish_r
     assert parse_response(f"{soup}</think>\n{fenced(MODULE)}\n", finish_reason=finish_reason).code == MODULE
 
 
+UNTAGGED = st.lists(PIECES.filter(lambda piece: "think>" not in piece), max_size=20).map("".join)
+
+
+@given(UNTAGGED.filter(str.strip), UNTAGGED, FINISH)
+@settings(max_examples=200)
+def test_it_does_not_matter_who_separates_the_reasoning(reasoning: str, answer: str, finish_reason: str | None) -> None:
+    separated = parse_response(answer, reasoning=reasoning, finish_reason=finish_reason)
+    for raw in (f"<think>\n{reasoning}\n</think>\n{answer}", f"{reasoning}\n</think>\n{answer}"):
+        assert parse_response(raw, finish_reason=finish_reason) == separated
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -205,8 +253,10 @@ def test_a_clean_answer_behind_any_closed_reasoning_is_found(soup: str, finish_r
         fenced("class ModelNew: pass\nx = " + "(" * 2_000_000),
         fenced("class ModelNew: pass\nx = a" + "+a" * 200_000),
         fenced("class ModelNew: pass\n" + "x = 1\n" * 800_000),
+        fenced("class ModelNew(\n") * 20_000 + "</think>" * 200_000 + "That is all.",
+        fenced(MODULE) + "\n" * 5_000_000 + "</think>That is all.",
     ],
-    ids="backticks runs empty-blocks reopened closings openings spaces classes nesting deep-sum long-module".split(),
+    ids="backticks runs empty-blocks reopened closings openings spaces classes nesting deep-sum long-module late-tags late-lines".split(),
 )
 def test_hostile_sizes_take_seconds_at_most(text: str) -> None:
     start = time.process_time()

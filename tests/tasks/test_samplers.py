@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import polars as pl
@@ -20,8 +16,9 @@ from kernels_eval.records import KernelTask, Language, SamplingParams
 from tasks.sources import bundled
 from tasks.synthesis import client as client_module
 from tasks.synthesis.client import REFUSALS_BEFORE_GIVING_UP, OpenAISampler
-from tasks.synthesis.recorded import RecordedSampler, ResponsesFile, cut_off
+from tasks.synthesis.recorded import RecordedSampler, ResponsesFile
 from tasks.synthesis.sampler import Request, Response
+from tests.support.chat_server import Answer, Server, completion, serving
 
 KEY = "sk-very-secret-0123456789"
 KEY_ENV = "CONCUR_TEST_KEY"
@@ -63,27 +60,6 @@ def test_counts_tokens_only_with_a_tokenizer(tmp_path: Path) -> None:
         assert make().count_tokens(["some text"]) is None
         short, long, empty = make(tokenizer=str(directory)).count_tokens(["text", "text " * 50, ""])
         assert empty == 0 < short < long
-
-
-@pytest.mark.parametrize(
-    ("text", "cut"),
-    [
-        ("<think>a</think>\n```python\nx\n```\n", False),
-        ("<think>still thinking", True),
-        ("<think>a</think>\n```python\nx = 1", True),
-        ("<think>a ```\nnever closed in the reasoning</think> answer", False),
-        ("a</think>```python\nx\n```", False),
-        ("````md\n```python\n````\n", False),
-        ("````md\n```\n", True),
-        ("```inline``` code", False),
-        ("plain", False),
-        ("", False),
-        ("  ```python\n  x\n  ```", False),
-        ("```python\r\nx\r\n```\r\n", False),
-    ],
-)
-def test_cut_off(text: str, cut: bool) -> None:
-    assert cut_off(text) is cut
 
 
 def responses_file(path: Path, **changes: list) -> Path:
@@ -143,74 +119,6 @@ def test_responses_file_names_what_is_wrong_with_the_file(tmp_path: Path) -> Non
 
 
 # --- OpenAI client ----------------------------------------------------------------------------------------------------------------
-
-Answer = tuple[int, dict | bytes] | tuple[int, dict | bytes, dict]
-
-
-class Server:
-    """A chat completions endpoint. `answer(number, body)` says what the request with that number (from 0) gets."""
-
-    def __init__(self, answer: Callable[[int, dict], Answer]) -> None:
-        self.bodies: list[dict] = []
-        self.headers: list[dict] = []
-        self.in_flight = self.most_in_flight = 0
-        self.lock = threading.Lock()
-        owner = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                with owner.lock:
-                    number = len(owner.bodies)
-                    owner.bodies.append(body | {"path": self.path})
-                    owner.headers.append({name.lower(): value for name, value in self.headers.items()})
-                    owner.in_flight += 1
-                    owner.most_in_flight = max(owner.most_in_flight, owner.in_flight)
-                try:
-                    status, content, *more = answer(number, body)
-                finally:
-                    with owner.lock:
-                        owner.in_flight -= 1
-                if status == 0:  # drop the connection
-                    self.close_connection = True
-                    return
-                raw = content if isinstance(content, bytes) else json.dumps(content).encode()
-                try:
-                    self.send_response(status)
-                    for name, value in (
-                        {"content-type": "application/json", "content-length": str(len(raw))} | (more[0] if more else {})
-                    ).items():
-                        self.send_header(name, value)
-                    self.end_headers()
-                    self.wfile.write(raw)
-                except ConnectionError:  # the client has gone, as some tests want
-                    self.close_connection = True
-
-            def log_message(self, *args: object) -> None:
-                """Quiet."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
-
-
-@contextmanager
-def serving(answer: Callable[[int, dict], Answer]) -> Iterator[Server]:
-    server = Server(answer)
-    thread = threading.Thread(target=server.server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.server.shutdown()
-        thread.join()
-        server.server.server_close()
-
-
-def completion(content: str | None = "an answer", finish: str = "stop", tokens: int | None = 7, **message: object) -> dict:
-    choice = {"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": content} | message}
-    usage = {"usage": {"prompt_tokens": 1, "completion_tokens": tokens, "total_tokens": 1 + tokens}} if tokens is not None else {}
-    return {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]} | usage
 
 
 def client(url: str, **options: object) -> OpenAISampler:

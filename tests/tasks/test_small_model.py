@@ -175,7 +175,7 @@ def test_draws_follow_temperature_and_nucleus() -> None:
     from tasks.synthesis.local import _draw, _Row
 
     rows = [
-        _Row(request.model_copy(update={"request_key": str(index)}), 1, 100)
+        _Row(request.model_copy(update={"request_key": str(index)}), [0], 100)
         for index, request in enumerate(requests(1, temperature=0.7, top_p=0.8) * 4000)
     ]
     logits = torch.tensor([1.0, 0.0, 2.0, -1.0, 1.5])

@@ -1,0 +1,178 @@
+"""An endpoint's key from a Prefect secret block: with a real Prefect, inside of a task and outside, and nowhere that it could be read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import traceback
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels_eval.errors import EvalError, UsageError
+from kernels_eval.records import KernelTask, Language
+from tasks.policy import secret
+from tasks.schemas import TASKS
+from tasks.store import Snapshot, SnapshotRef
+from tasks.synthesis import stage
+from tasks.synthesis.config import SynthesisConfig
+
+KEY = "sk-from-a-block-0123456789"
+pytestmark = pytest.mark.slow  # Prefect's server takes 10 s to start
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A Prefect of its own with one good block and others that hold no text."""
+    from prefect import settings
+    from prefect.blocks.system import Secret
+    from prefect.testing.utilities import prefect_test_harness
+
+    home = tmp_path_factory.mktemp("prefect")
+    updates = {settings.PREFECT_HOME: home, settings.PREFECT_LOCAL_STORAGE_PATH: home / "storage"}
+    with settings.temporary_settings(updates=updates), prefect_test_harness(server_startup_timeout=120):
+        Secret(value=KEY + "\n").save("endpoint", _sync=True)  # as a file or a prompt gives it
+        Secret(value={"key": KEY}).save("a-mapping", _sync=True)
+        Secret(value=" ").save("blank", _sync=True)
+        yield home
+
+
+class Endpoint:
+    """Chat completions for whoever has the key. Keeps what it was shown."""
+
+    def __init__(self) -> None:
+        self.shown: list[str | None] = []
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["content-length"]))
+                owner.shown.append(self.headers["authorization"])
+                allowed = owner.shown[-1] == f"Bearer {KEY}"
+                choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "```python\nx\n```"}}
+                answer = {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+                refusal = {"error": {"message": f"wrong key {owner.shown[-1]}"}}  # servers do quote it
+                raw = json.dumps(answer if allowed else refusal).encode()
+                self.send_response(200 if allowed else 401)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            def log_message(self, *args: object) -> None:
+                """Quiet."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
+
+
+@pytest.fixture
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-somebody-else")
+    endpoint = Endpoint()
+    thread = threading.Thread(target=endpoint.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield endpoint
+    endpoint.server.shutdown()
+    thread.join()
+    endpoint.server.server_close()
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> SnapshotRef:
+    snapshot = Snapshot(str(tmp_path / "root"), "tasks", "one")
+    snapshot.append([KernelTask(task_id="t/0", name="t0", code="# 0").model_dump(mode="json")], TASKS)
+    return snapshot.publish(config={}, rows=1).ref
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Every message that this process logs, at any level: Prefect takes handlers away and sets levels where a flow begins."""
+    messages: list[str] = []
+    make = logging.getLogRecordFactory()
+
+    def keep(*arguments: Any, **named: Any) -> logging.LogRecord:
+        record = make(*arguments, **named)
+        messages.append(record.getMessage())
+        return record
+
+    monkeypatch.setattr(logging.Logger, "isEnabledFor", lambda logger, level: True)
+    logging.setLogRecordFactory(keep)
+    yield messages
+    logging.setLogRecordFactory(make)
+
+
+def config(endpoint: Endpoint, block: str | None = "endpoint") -> SynthesisConfig:
+    return SynthesisConfig(sampler="openai", model="m", base_url=endpoint.url, api_key_block=block, samples_per_task=1)
+
+
+def test_the_whole_stage_as_a_plain_call_and_as_a_prefect_task(
+    endpoint: Endpoint, tasks: SnapshotRef, tmp_path: Path, prefect_home: Path, said: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    from prefect import flow
+
+    from tasks.synthesis.step import synthesise
+
+    other = Snapshot(str(tmp_path / "other"), "tasks", "one")
+    other.append([KernelTask(task_id="t/0", name="t0", code="# 0").model_dump(mode="json")], TASKS)
+
+    @flow
+    def line() -> SnapshotRef:
+        return synthesise(other.publish(config={}, rows=1).ref, config(endpoint), Language.CUDA)
+
+    plain, by_prefect = stage.run(tasks, config(endpoint), Language.CUDA), line()
+    assert endpoint.shown == [f"Bearer {KEY}"] * 2
+    assert plain.open().manifest["rows"] == by_prefect.open().manifest["rows"] == 1
+    assert plain.open().manifest["config"]["api_key_block"] == "endpoint"
+    assert any(endpoint.url in message for message in said), "the list is real"
+    assert [message for message in said if KEY in message] == []
+    assert KEY not in "".join(capfd.readouterr())
+    written = [path for folder in (tmp_path, prefect_home / "storage") for path in folder.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".parquet" for path in written)
+    assert [path for path in written if KEY.encode() in path.read_bytes()] == []
+
+
+def test_where_the_key_lies_does_not_matter_to_the_snapshot(endpoint: Endpoint, tasks: SnapshotRef) -> None:
+    found = {stage.planned(tasks, config(endpoint, block), Language.CUDA).fingerprint for block in (None, "endpoint", "elsewhere")}
+    assert len(found) == 1
+
+
+def test_a_key_that_the_endpoint_refuses_is_put_right_in_the_block(endpoint: Endpoint, tasks: SnapshotRef) -> None:
+    from prefect.blocks.system import Secret
+
+    Secret(value="sk-expired-0123456789").save("expired", _sync=True)
+    with pytest.raises(UsageError, match="refused the API key") as caught:
+        stage.run(tasks, config(endpoint, "expired"), Language.CUDA)
+    assert "the Prefect secret block expired" in caught.value.hint
+    assert "sk-expired" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("block", ["nowhere", "a-mapping", "blank", "no such name!"])
+def test_a_block_that_holds_no_key_is_one_line_with_the_fix(endpoint: Endpoint, tasks: SnapshotRef, block: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        stage.run(tasks, config(endpoint, block), Language.CUDA)
+    assert f"no secret block {block!r}" in str(caught.value) and "\n" not in str(caught.value)
+    assert "Secret(value=getpass()).save" in caught.value.hint and "PREFECT_" in caught.value.hint
+    assert KEY not in "".join(traceback.format_exception(caught.value)) and endpoint.shown == []
+
+
+def test_a_caller_with_an_event_loop_gets_the_text_too() -> None:
+    async def work() -> str:
+        return secret("endpoint")
+
+    assert asyncio.run(work()) == KEY
+
+
+def test_a_prefect_that_does_not_answer_is_a_fault_that_may_be_tried_again() -> None:
+    from prefect import settings
+
+    with settings.temporary_settings(updates={settings.PREFECT_API_URL: "http://127.0.0.1:9/api"}), pytest.raises(EvalError) as caught:
+        secret("endpoint")
+    assert not isinstance(caught.value, UsageError) and "could not be asked" in str(caught.value)

@@ -1,0 +1,401 @@
+"""What servers and proxies do to a chat completion: late, in pieces, cut, elsewhere, huge, half empty, and gone for good.
+
+Faults that a further attempt mends are in test_samplers.py as well; here is what happens to the connection, and to the stage behind it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+
+from kernels_eval.errors import EvalError, UsageError
+from kernels_eval.records import KernelTask, Language, SamplingParams
+from tasks.schemas import TASKS
+from tasks.store import Snapshot, SnapshotRef
+from tasks.synthesis import client as client_module
+from tasks.synthesis.client import OpenAISampler
+from tasks.synthesis.config import SynthesisConfig
+from tasks.synthesis.prompts import prompt_hash
+from tasks.synthesis.sampler import Request, Response
+from tasks.synthesis.stage import planned, run
+from tests.support.chat_server import Answer, Server, completion, serving
+
+KEY, KEY_ENV = "sk-very-secret-0123456789", "CONCUR_TEST_KEY"
+LONG_TOKENS = 200_000
+MODULE = "import torch\n\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x + 1\n"
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_ENV, KEY)
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def requests(count: int) -> list[Request]:
+    task = KernelTask(task_id="user/mine", name="mine", code="class Model: pass")
+    return [
+        Request(
+            request_key=str(index),
+            task=task,
+            language=Language.CPP,
+            prompt=f"prompt {index}",
+            sample_index=index,
+            sampling=SamplingParams(),
+        )
+        for index in range(count)
+    ]
+
+
+def sampler(url: str, **options: object) -> OpenAISampler:
+    return OpenAISampler(url, model="org/model", api_key_env=KEY_ENV, **({"backoff_s": 0.001, "retries": 2} | options))
+
+
+def ask(server: Server, count: int = 1, **options: object) -> list[Response]:
+    return list(sampler(server.url, **options).sample(requests(count)))
+
+
+def written(content: dict, *, length: bool = True, pieces: int = 1, share: float = 1.0) -> Callable[[BaseHTTPRequestHandler], None]:
+    """An answer in pieces; with a `share` below 1 the connection ends before the body does."""
+    raw = json.dumps(content).encode()
+
+    def write(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("content-type", "application/json")
+        if length:
+            handler.send_header("content-length", str(len(raw)))
+        handler.end_headers()
+        sent = raw[: int(len(raw) * share)]
+        for start in range(0, len(sent), size := max(1, -(-len(sent) // pieces))):
+            handler.wfile.write(sent[start : start + size])
+            handler.wfile.flush()
+
+    return write
+
+
+# --- pauses -----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "header", "pauses_s"),
+    [
+        (429, "7", [7.0, 7.0, 7.0]),
+        (503, "7", [7.0, 7.0, 7.0]),
+        (429, "86400", [client_module.LONGEST_PAUSE_S] * 3),
+        (429, None, [2.0, 4.0, 8.0]),
+        (500, None, [2.0, 4.0, 8.0]),
+        (429, "Wed, 21 Oct 2099 07:28:00 GMT", [2.0, 4.0, 8.0]),
+        (429, "-3", [2.0, 4.0, 8.0]),
+    ],
+)
+def test_pauses_are_the_servers_wish_or_double(
+    status: int, header: str | None, pauses_s: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided, pause_s = [], OpenAISampler._pause_s
+
+    def pause(self: OpenAISampler, fault: Exception, attempt: int) -> float:
+        decided.append(pause_s(self, fault, attempt))
+        return 0.0
+
+    monkeypatch.setattr(OpenAISampler, "_pause_s", pause)
+    refusal = (status, {"error": {"message": "later"}}, {"retry-after": header} if header else {})
+    with serving(lambda number, body: refusal if number < 3 else (200, completion())) as server:
+        assert len(ask(server, retries=3, backoff_s=2.0)) == 1
+    assert len(server.bodies) == 4
+    spread = 0.0 if header and header.isdigit() else 0.25
+    assert decided == [pytest.approx(pause, rel=spread) for pause in pauses_s]
+
+
+@pytest.mark.parametrize("status", [402, 405, 409, 415, 451])
+def test_what_no_attempt_mends_is_asked_once(status: int) -> None:
+    with serving(lambda number, body: (status, {"error": {"message": "never"}})) as server:
+        with pytest.raises(UsageError, match="never") as caught:
+            ask(server)
+    assert len(server.bodies) == 1 and server.url in str(caught.value)
+
+
+# --- slow and cut -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_body_in_pieces_is_read_whole() -> None:
+    text = "long " * 5_000
+    with serving(lambda number, body: written(completion(text), pieces=500)) as server:
+        assert [response.text for response in ask(server)] == [text]
+    assert len(server.bodies) == 1
+
+
+def test_a_body_that_trickles_for_ever_times_out() -> None:
+    over = threading.Event()
+
+    def trickle(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("content-type", "application/json")
+        handler.end_headers()
+        for _ in range(1000):
+            if over.wait(timeout=0.01):  # each piece comes long before any limit on the wait for one
+                break
+            handler.wfile.write(b" ")
+            handler.wfile.flush()
+
+    with serving(lambda number, body: trickle) as server:
+        try:
+            with pytest.raises(EvalError, match="in 3 attempts: .*timed out") as caught:
+                ask(server, timeout_s=0.3)
+        finally:
+            over.set()
+    assert not isinstance(caught.value, UsageError)
+    assert len(server.bodies) == 3
+
+
+CUTS = {
+    "before the headers": (0, b""),
+    "in the headers": lambda handler: handler.wfile.write(b"HTTP/1.1 200 OK\r\ncontent-ty"),
+    "no HTTP": lambda handler: handler.wfile.write(b"\x00\x01 what is this\r\n\r\n"),
+    "before the body": written(completion(), share=0.0),
+    "in the body": written(completion("half of it"), share=0.5),
+    "in the body, no length": written(completion("half of it"), share=0.5, length=False),
+}
+
+
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+def test_a_cut_connection_is_tried_again_and_half_an_answer_is_none(cut: Answer) -> None:
+    with serving(lambda number, body: cut if number < 2 else (200, completion("whole"))) as server:
+        assert [response.text for response in ask(server)] == ["whole"]
+    assert len(server.bodies) == 3
+    with serving(lambda number, body: cut) as server:
+        with pytest.raises(EvalError, match="no answer for user/mine in 3 attempts") as caught:
+            ask(server)
+    assert not isinstance(caught.value, UsageError) and len(server.bodies) == 3
+
+
+def test_a_long_answer_is_kept_whole_in_time_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """200,000 tokens are about 800 KB. Two in flight and two unread are held, never all that were asked for."""
+    monkeypatch.setattr(client_module, "UNREAD", 2)
+    text = "".join(f"{number:x} é\n" for number in range(LONG_TOKENS))[: 4 * LONG_TOKENS]
+    answer, count = json.dumps(completion(text, "length", LONG_TOKENS)).encode(), 24
+    seen = 0
+    with serving(lambda number, body: (200, answer)) as server:
+        ask(server)  # what is imported and made once
+        began = time.process_time()
+        tracemalloc.start()
+        try:
+            for response in sampler(server.url, concurrency=2).sample(requests(count)):
+                assert response.text == text
+                assert (response.completion_tokens, response.finish_reason) == (LONG_TOKENS, "length")
+                seen += 1
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert seen == count
+    assert time.process_time() - began < 30
+    assert peak < count * len(text) / 2, "they were held at once"
+
+
+# --- elsewhere --------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [307, 308])
+def test_a_redirect_is_followed_and_the_key_does_not_go_to_another_host(status: int) -> None:
+    with serving(lambda number, body: (200, completion("from there"))) as there:
+        moved = {"location": f"{there.url}/chat/completions"}
+        with serving(lambda number, body: (status, b"", moved)) as here:
+            assert [response.text for response in ask(here)] == ["from there"]
+    assert here.headers[0]["authorization"] == f"Bearer {KEY}"
+    assert there.bodies[0]["messages"] == here.bodies[0]["messages"]
+    assert "authorization" not in there.headers[0]
+
+
+@pytest.mark.parametrize("status", [301, 302, 303])
+def test_a_redirect_that_loses_the_question_is_the_callers_mistake(status: int) -> None:
+    """As HTTP has it, the client asks again with GET, which no such endpoint takes: an http address of an https server, say."""
+    with serving(lambda number, body: (status, b"", {"location": "/v1/chat/completions"})) as server:
+        with pytest.raises(UsageError, match=server.url) as caught:
+            ask(server)
+    assert (len(server.bodies), server.gets) == (1, 1)
+    assert "base_url" in (caught.value.hint or "")
+
+
+def test_a_circle_of_redirects_ends() -> None:
+    with serving(lambda number, body: (307, b"", {"location": "/v1/chat/completions"})) as server:
+        with pytest.raises(EvalError, match="no answer for user/mine in 1 attempts"):
+            ask(server, retries=0)
+    assert 1 < len(server.bodies) < 50
+
+
+# --- half empty -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("finish", ["stop", "length", "content_filter", None, "a reason of tomorrow"])
+def test_the_finish_reason_is_kept_as_it_was_said(finish: str | None) -> None:
+    with serving(lambda number, body: (200, completion("text", finish))) as server:
+        (response,) = ask(server)
+    assert (response.text, response.finish_reason) == ("text", finish)
+
+
+@pytest.mark.parametrize("usage", [None, {}, {"completion_tokens": None}, {"completion_tokens": "many"}, {"prompt_tokens": 1}, "much"])
+def test_unknown_usage_is_unknown(usage: object) -> None:
+    with serving(lambda number, body: (200, completion(tokens=None) | {"usage": usage})) as server:
+        (response,) = ask(server)
+    assert (response.text, response.completion_tokens) == ("an answer", None)
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+def test_reasoning_without_an_answer_is_kept(field: str) -> None:
+    """What vLLM says where the limit is met before `</think>`."""
+    with serving(lambda number, body: (200, completion(None, "length", **{field: "thoughts"}))) as server:
+        (response,) = ask(server)
+    assert (response.text, response.reasoning, response.finish_reason) == ("", "thoughts", "length")
+
+
+@pytest.mark.parametrize(
+    ("message", "reasoning"),
+    [
+        ({"reasoning": None, "reasoning_content": "thoughts"}, "thoughts"),
+        ({"reasoning": "thoughts", "reasoning_content": None}, "thoughts"),
+        ({"reasoning": "thoughts", "reasoning_content": ""}, "thoughts"),
+        ({"reasoning": None}, None),
+        ({"reasoning": {"effort": "high"}}, None),
+        ({}, None),
+    ],
+)
+def test_either_field_holds_the_reasoning(message: dict, reasoning: str | None) -> None:
+    with serving(lambda number, body: (200, completion("answer", **message))) as server:
+        (response,) = ask(server)
+    assert (response.text, response.reasoning) == ("answer", reasoning)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"id": "x", "object": "chat.completion", "choices": [{"index": 0, "finish_reason": "stop", "message": None}]},
+        {"id": "x", "object": "chat.completion", "choices": [{"index": 0, "finish_reason": "stop"}]},
+        {"id": "x", "object": "chat.completion"},
+        {"error": {"message": "overloaded"}},
+        "a string",
+        None,
+    ],
+    ids=lambda answer: json.dumps(answer)[:60],
+)
+def test_an_answer_without_a_message_is_tried_again(answer: object) -> None:
+    raw = json.dumps(answer).encode()
+    with serving(lambda number, body: (200, raw) if number < 2 else (200, completion("whole"))) as server:
+        assert [response.text for response in ask(server)] == ["whole"]
+    assert len(server.bodies) == 3
+
+
+# --- the stage --------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> SnapshotRef:
+    snapshot = Snapshot(str(tmp_path), "tasks", "three")
+    rows = [KernelTask(task_id=f"t/{n}", name=f"t{n}", code=f"# {n}").model_dump(mode="json") for n in range(3)]
+    snapshot.append(rows, TASKS)
+    return snapshot.publish(config={}, rows=3).ref
+
+
+def synthesis(server: Server) -> SynthesisConfig:
+    return SynthesisConfig(
+        sampler="openai",
+        model="m",
+        base_url=server.url,
+        api_key_env=KEY_ENV,
+        samples_per_task=4,
+        sampling=SamplingParams(max_tokens=64),
+        concurrency=2,
+    )
+
+
+def module(number: int) -> dict:
+    return completion(f"Add one.\n</think>\n```python\n# {number}\n{MODULE}```")
+
+
+def test_a_server_that_dies_for_good_costs_what_it_had_not_answered(tasks: SnapshotRef, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "LONGEST_PAUSE_S", 0.001)
+    asked: list[tuple[str, int]] = []
+    both, once = threading.Barrier(2), threading.Lock()
+
+    def mortal(number: int, body: dict) -> Answer:
+        if number >= 5:
+            both.wait(timeout=20)  # the other one asks again, so it has taken its last answer
+            with once:
+                server.die()
+            return 0, b""
+        asked.append((body["messages"][0]["content"], body["seed"]))
+        return 200, module(number)
+
+    with serving(mortal) as server:
+        config = synthesis(server)
+        with pytest.raises(EvalError, match="no answer for t/1 in 7 attempts") as caught:
+            run(tasks, config, Language.CPP)
+    assert server.url in str(caught.value) and "answers so far are kept" in (caught.value.hint or "")
+    assert not isinstance(caught.value, UsageError)
+    left = planned(tasks, config, Language.CPP)
+    assert not left.finished
+
+    def steady(number: int, body: dict) -> Answer:
+        asked.append((body["messages"][0]["content"], body["seed"]))
+        return 200, module(100 + number)
+
+    with serving(steady, server.port) as again:
+        frame = run(tasks, config, Language.CPP).open().read(unique="candidate_id")
+    assert len(asked) == len(set(asked)) == len(frame) == 12, "each is asked once over both runs"
+    assert len(again.bodies) == 7
+    assert sum(code.startswith("# 10") for code in frame["code"]) == 7, "the first five are those of the first run"
+    assert set(frame["reasoning"]) == {"Add one."} and frame["parse_reason"].null_count() == 12
+    assert set(frame["prompt_hash"]) == {prompt_hash(prompt) for prompt, _ in asked} and frame["prompt_hash"].n_unique() == 3
+
+
+def test_a_long_answer_goes_through_the_stage_whole(tasks: SnapshotRef) -> None:
+    thoughts = "".join(f"{number} so " for number in range(LONG_TOKENS))[: 4 * LONG_TOKENS].strip()
+    with serving(lambda number, body: (200, completion(f"{thoughts}\n</think>\n```python\n{MODULE}```", tokens=LONG_TOKENS))) as server:
+        began = time.process_time()
+        frame = run(tasks, synthesis(server), Language.CPP).open().read(unique="candidate_id")
+    assert time.process_time() - began < 30
+    assert len(frame) == 12
+    assert set(frame["reasoning"]) == {thoughts} and set(frame["code"]) == {MODULE} and set(frame["completion_tokens"]) == {LONG_TOKENS}
+
+
+@pytest.mark.parametrize(
+    ("answer", "reasoning", "reason"),
+    [
+        (completion(None, "length", reasoning="Add one"), "Add one", "truncated"),
+        (completion(None, "length", reasoning_content="Add one"), "Add one", "truncated"),
+        (completion("Add one", "length"), "Add one", "truncated"),
+        (completion("<think>\nAdd one", "length"), "Add one", "truncated"),
+        (completion(None, "content_filter"), "", "no_code_block"),
+        (completion("Add one.</think>I cannot.", None), "Add one.", "no_code_block"),
+        (completion("I cannot.", "stop", reasoning="Add one."), "Add one.", "no_code_block"),
+        (completion("```python\nx = 1\n```", "stop", reasoning="Add one."), "Add one.", "missing_model_new"),
+    ],
+)
+def test_an_answer_without_code_is_a_candidate_with_the_reason(tasks: SnapshotRef, answer: dict, reasoning: str, reason: str) -> None:
+    with serving(lambda number, body: (200, answer)) as server:
+        frame = run(tasks, synthesis(server), Language.CPP).open().read(unique="candidate_id")
+    assert set(zip(frame["code"], frame["parse_reason"], frame["reasoning"], strict=True)) == {(None, reason, reasoning)}
+    assert len(server.bodies) == 12, "nothing is asked again"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": f"```python\n{MODULE}```", "reasoning": "Add one."},
+        {"content": f"```python\n{MODULE}```", "reasoning_content": "Add one."},
+        {"content": f"<think>\nAdd one.\n</think>\n```python\n{MODULE}```"},
+        {"content": f"Add one.\n</think>\n```python\n{MODULE}```"},
+        {"content": f"Add one.\n```python\n{MODULE}```"},
+        {"content": "The code above.", "reasoning": f"Add one.\n```python\n{MODULE}```"},
+    ],
+)
+def test_reasoning_and_code_are_apart_whatever_the_server_returns(tasks: SnapshotRef, message: dict) -> None:
+    with serving(lambda number, body: (200, completion(**message))) as server:
+        frame = run(tasks, synthesis(server), Language.CPP).open().read(unique="candidate_id")
+    assert set(frame["reasoning"]) == {"Add one."} and set(frame["code"]) == {MODULE}
+    assert frame["answer"].str.contains("ModelNew", literal=True).all()

@@ -1,0 +1,184 @@
+"""Top-k, min-p and repetition penalty: what goes over the wire, and what they do where we draw ourselves."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from kernels_eval.errors import UsageError
+from kernels_eval.records import KernelTask, Language, SamplingParams
+from tasks.sources import bundled
+from tasks.synthesis.config import SynthesisConfig
+from tasks.synthesis.recorded import RecordedSampler
+from tasks.synthesis.sampler import Request, Response
+from tasks.synthesis.stage import make_sampler
+
+TASK = KernelTask(task_id="user/mine", name="mine", code="class Model: pass")
+PLAIN = {"model", "messages", "temperature", "top_p", "max_tokens", "seed"}
+
+
+class Endpoint:
+    """Answers every request, or refuses those that hold one of `refused`, and keeps the bodies."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict] = []
+        self.refused: set[str] = set()
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                owner.bodies.append(body)
+                wrong = owner.refused & body.keys()
+                choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "text"}}
+                answer = {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+                raw = json.dumps({"error": {"message": f"unknown field {min(wrong)}"}} if wrong else answer).encode()
+                self.send_response(400 if wrong else 200)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            def log_message(self, *args: object) -> None:
+                """Quiet."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
+
+
+@pytest.fixture
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    endpoint = Endpoint()
+    thread = threading.Thread(target=endpoint.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield endpoint
+    endpoint.server.shutdown()
+    thread.join()
+    endpoint.server.server_close()
+
+
+def request(sampling: SamplingParams, task: KernelTask = TASK, key: str = "k") -> Request:
+    return Request(request_key=key, task=task, language=Language.CPP, prompt="p", sample_index=0, sampling=sampling)
+
+
+def ask(endpoint: Endpoint, tmp_path: Path, **settings: object) -> list[Response]:
+    config = SynthesisConfig.model_validate({"sampler": "openai", "base_url": endpoint.url} | settings)
+    return list(make_sampler(config, str(tmp_path)).sample([request(config.sampling)]))
+
+
+# -- over the wire ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_body_holds_what_is_set_and_nothing_else(endpoint: Endpoint, tmp_path: Path) -> None:
+    ask(endpoint, tmp_path, model="m")
+    ask(endpoint, tmp_path, model="m", sampling={"top_k": 0, "repetition_penalty": 1.05})
+    ask(endpoint, tmp_path, model="Qwen/QwQ-32B")
+    ask(endpoint, tmp_path, model="Qwen/QwQ-32B", sampling={"top_k": None, "min_p": None})
+    plain, some, known, bare = endpoint.bodies
+    assert plain.keys() == bare.keys() == PLAIN, "an endpoint with OpenAI's settings alone is not troubled with others"
+    assert some.keys() == PLAIN | {"top_k", "repetition_penalty"} and (some["top_k"], some["repetition_penalty"]) == (0, 1.05)
+    assert known.keys() == PLAIN | {"top_k", "min_p"}
+    assert {name: known[name] for name in ("temperature", "top_p", "top_k", "min_p", "max_tokens")} == {
+        "temperature": 0.6, "top_p": 0.95, "top_k": 40, "min_p": 0.0, "max_tokens": 32768,
+    }  # fmt: skip
+
+
+def test_an_endpoint_that_knows_no_such_setting_says_so_and_we_say_what_to_do(endpoint: Endpoint, tmp_path: Path) -> None:
+    endpoint.refused = {"top_k"}
+    with pytest.raises(UsageError, match="unknown field top_k") as caught:
+        ask(endpoint, tmp_path, model="Qwen/QwQ-32B")
+    assert "synthesis.sampling.top_k=null" in caught.value.hint
+    assert ask(endpoint, tmp_path, model="Qwen/QwQ-32B", sampling={"top_k": None})[0].text == "text", "and what we say helps"
+
+
+@pytest.mark.parametrize("wrong", [{"top_k": -1}, {"min_p": 1.5}, {"min_p": -0.1}, {"repetition_penalty": 0.0}, {"top_k": 0.5}])
+def test_values_out_of_range_are_refused(wrong: dict) -> None:
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        SamplingParams(**wrong)
+
+
+def test_recordings_do_not_look_at_settings() -> None:
+    task = next(task for task in bundled.load() if task.name == "softmax_rows")
+    given = [
+        next(iter(RecordedSampler().sample([request(sampling, task)]))).text
+        for sampling in (SamplingParams(), SamplingParams(top_k=1, min_p=1.0, repetition_penalty=2.0))
+    ]
+    assert given == [bundled.responses("softmax_rows", "cpp")[0]] * 2
+
+
+# -- drawn here ---------------------------------------------------------------------------------------------------------------------------
+
+LOGITS = (1.0, 0.0, 2.0, -1.0, 1.5)
+DRAWS = 4000
+CLOSE = 4 * (0.25 / DRAWS) ** 0.5
+"""Four standard errors of a share of so many draws."""
+
+
+def shares(sampling: SamplingParams, *, seen: tuple[int, ...] = ()) -> list[float]:
+    import torch
+
+    from tasks.synthesis.local import _draw, _Row
+
+    rows = [_Row(request(sampling, key=str(number)), seen, 100) for number in range(DRAWS)]
+    tokens = _draw(torch.tensor(LOGITS).repeat(DRAWS, 1), rows)
+    return (torch.bincount(tokens, minlength=len(LOGITS)) / DRAWS).tolist()
+
+
+def softmax(logits: dict[int, float]) -> dict[int, float]:
+    import math
+
+    total = sum(math.exp(value) for value in logits.values())
+    return {token: math.exp(value) / total for token, value in logits.items()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "left"),
+    [
+        ({"top_k": 2}, {2, 4}),
+        ({"top_k": 1}, {2}),
+        ({"top_k": 0}, {0, 1, 2, 3, 4}),
+        ({"top_k": 1000}, {0, 1, 2, 3, 4}),
+        ({"min_p": 0.3}, {0, 2, 4}),  # exp(1 - 2) = 0.37 of the likeliest, exp(0 - 2) = 0.14
+        ({"min_p": 1.0}, {2}),
+        ({"min_p": 0.0}, {0, 1, 2, 3, 4}),
+        ({"top_k": 3, "min_p": 0.5}, {2, 4}),
+        ({"top_k": 2, "top_p": 0.6}, {2}),  # of two, the first alone has 0.62: the nucleus is one of what top-k leaves
+        ({"top_p": 0.6}, {2, 4}),  # of all it has 0.44
+        ({"top_k": 4, "temperature": 0.0}, {2}),
+    ],
+)
+def test_draws_follow_the_settings(settings: dict, left: set[int]) -> None:
+    found = shares(SamplingParams(**settings))
+    expected = softmax({token: LOGITS[token] for token in left})
+    assert {token for token, share in enumerate(found) if share} == left
+    assert all(abs(found[token] - expected[token]) < CLOSE for token in left)
+
+
+def test_a_penalty_makes_tokens_that_were_there_less_likely_whichever_sign_they_have() -> None:
+    found = shares(SamplingParams(repetition_penalty=2.0), seen=(2, 3))
+    expected = softmax({0: 1.0, 1: 0.0, 2: 1.0, 3: -2.0, 4: 1.5})
+    assert all(abs(found[token] - share) < CLOSE for token, share in expected.items())
+    assert shares(SamplingParams(repetition_penalty=1.0), seen=(2, 3)) == shares(SamplingParams()), "1 does nothing"
+
+
+def test_rows_of_one_batch_have_their_own_settings_and_each_token_counts_as_seen() -> None:
+    import torch
+
+    from tasks.synthesis.local import _draw, _Row
+
+    settings = [SamplingParams(top_k=1), SamplingParams(temperature=0.0, repetition_penalty=4.0), SamplingParams(min_p=1.0)]
+    rows = [_Row(request(sampling, key=str(number)), [], 100) for number, sampling in enumerate(settings)]
+    written: list[list[int]] = []
+    for _ in range(2):
+        written.append(_draw(torch.tensor(LOGITS).repeat(3, 1), rows).tolist())
+        for row, token in zip(rows, written[-1], strict=True):
+            row.take(token, frozenset())
+    assert written == [[2, 2, 2], [2, 4, 2]]

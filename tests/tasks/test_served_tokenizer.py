@@ -1,0 +1,113 @@
+"""Reasoning of a model that concur serves is counted with that model's own tokenizer, without anybody saying so, and without a network."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernels_eval.records import KernelTask, Language
+from tasks.schemas import TASKS
+from tasks.sources.small_model import SmallModelConfig, build_small_model, count_tokens
+from tasks.store import Snapshot
+from tasks.synthesis.config import ServerConfig, SynthesisConfig
+from tasks.synthesis.sampler import Requests, Response
+from tasks.synthesis.server import VllmSampler, served_tokenizer
+from tasks.synthesis.stage import make_sampler, run
+
+TEXTS = ["", "think of tiles", "think of tiles " * 50]
+SERVER = ServerConfig(command=sys.executable)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two models whose tokenizers count differently."""
+    root = tmp_path_factory.mktemp("models")
+    config = SmallModelConfig(vocab_size=512)
+    return {
+        "tiles": build_small_model(root / "tiles", ["think of tiles and of tiles " * 20], config),
+        "other": build_small_model(root / "other", ["0123456789 abcdef ghijkl"], config),
+    }
+
+
+@pytest.fixture
+def cached(models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A hub cache that holds a snapshot of org/tiles, and nothing else to ask."""
+    place = tmp_path / "hub" / "models--org--tiles"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text("abc123")
+    shutil.copytree(models["tiles"], place / "snapshots" / "abc123")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return place / "snapshots" / "abc123"
+
+
+def config(model: Path | str, **changes: object) -> SynthesisConfig:
+    return SynthesisConfig(**({"sampler": "vllm", "model": str(model), "server": SERVER, "samples_per_task": 2} | changes))
+
+
+def test_the_two_count_differently(models: dict[str, Path]) -> None:
+    assert count_tokens(models["tiles"], TEXTS) != count_tokens(models["other"], TEXTS)
+
+
+def test_a_model_directory_is_counted_with_its_own_tokenizer(models: dict[str, Path], tmp_path: Path) -> None:
+    assert make_sampler(config(models["tiles"]), str(tmp_path)).count_tokens(TEXTS) == count_tokens(models["tiles"], TEXTS)
+
+
+def test_a_hub_id_is_counted_with_its_snapshot_on_this_machine(cached: Path, models: dict[str, Path], tmp_path: Path) -> None:
+    assert served_tokenizer("org/tiles") == cached
+    assert make_sampler(config("org/tiles"), str(tmp_path)).count_tokens(TEXTS) == count_tokens(models["tiles"], TEXTS)
+
+
+def test_a_snapshot_that_the_server_fetches_is_found_when_it_is_there(cached: Path, tmp_path: Path) -> None:
+    hidden = cached.rename(tmp_path / "not yet")
+    sampler = make_sampler(config("org/tiles"), str(tmp_path))
+    assert sampler.count_tokens(TEXTS) is None
+    hidden.rename(cached)
+    assert sampler.count_tokens(TEXTS) is not None
+
+
+@pytest.mark.parametrize("args", [("--tokenizer", "{other}"), ("--tokenizer={other}",), ("--tokenizer", "nowhere", "--tokenizer={other}")])
+def test_a_tokenizer_among_the_servers_arguments_is_the_one_served(args: tuple[str, ...], models: dict[str, Path], tmp_path: Path) -> None:
+    server = SERVER.model_copy(update={"args": tuple(arg.format(**models) for arg in args)})
+    assert make_sampler(config(models["tiles"], server=server), str(tmp_path)).count_tokens(TEXTS) == count_tokens(models["other"], TEXTS)
+
+
+def test_the_one_that_is_configured_wins(models: dict[str, Path], tmp_path: Path) -> None:
+    sampler = make_sampler(config(models["tiles"], tokenizer=str(models["other"])), str(tmp_path))
+    assert sampler.count_tokens(TEXTS) == count_tokens(models["other"], TEXTS)
+
+
+@pytest.mark.parametrize("model", ["directory", "org/absent"])
+def test_without_one_nothing_is_counted_and_one_warning_says_so(
+    model: str, cached: Path, models: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if model == "directory":  # weights, and a config.json that names no tokenizer
+        shutil.copytree(models["tiles"], tmp_path / "bare", ignore=shutil.ignore_patterns("*token*"))
+        model = str(tmp_path / "bare")
+        assert (tmp_path / "bare" / "config.json").is_file()
+    sampler = make_sampler(config(model), str(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        assert sampler.count_tokens(TEXTS) is None and sampler.count_tokens(TEXTS) is None
+    assert caplog.text.count("synthesis.tokenizer") == 1 and model in caplog.text
+
+
+def test_candidates_of_a_served_model_have_their_reasoning_counted(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def canned(self: VllmSampler, requests: Requests) -> Iterator[Response]:
+        for request in requests:
+            thoughts = "think of tiles " * (1 + request.sample_index)
+            yield Response(request_key=request.request_key, text="An answer.", reasoning=thoughts, finish_reason="stop")
+
+    monkeypatch.setattr(VllmSampler, "sample", canned)
+    snapshot = Snapshot(str(tmp_path), "tasks", "one")
+    snapshot.append([KernelTask(task_id="t/0", name="t0", code="# 0").model_dump(mode="json")], TASKS)
+    tasks = snapshot.publish(config={}, rows=1).ref
+    frame = run(tasks, config(models["tiles"]), Language.CPP).open().read(unique="candidate_id").sort("sample_index")
+    assert frame["reasoning_tokens"].to_list() == count_tokens(models["tiles"], frame["reasoning"].to_list())
+    assert 0 < frame["reasoning_tokens"][0] < frame["reasoning_tokens"][1]

@@ -12,7 +12,7 @@ from tasks.policy import ProgressArtifact, call_stage
 from tasks.progress import observed_by
 from tasks.sources.step import load_tasks
 from tasks.store import SnapshotRef
-from tasks.synthesis.step import synthesise
+from tasks.synthesis.step import refine, synthesise
 from tasks.verification.step import verify
 
 
@@ -27,11 +27,14 @@ class Refreshed(Record):
 
 @flow(name="refresh the data set", flow_run_name="refresh {config.name} ({config.language})")
 def refresh_dataset(config: PipelineConfig) -> Refreshed:
-    """Write, verify and curate candidates. Pays only for tasks, samples and verdicts that are new."""
+    """Write, verify, refine as often as is configured, and curate candidates. Pays only for tasks, samples and verdicts that are new."""
     with observed_by(ProgressArtifact("refresh-progress", "share of the current stage that is done")):
         tasks = load_tasks(config.tasks, config.root)
         candidates = call_stage(synthesise, tasks, config.synthesis, config.language)
         verdicts = verify(candidates, tasks, config.verification, config.language)
+        for turn in range(2, config.synthesis.turns + 1):
+            candidates = call_stage(refine, tasks, candidates, verdicts, config.synthesis, config.language, turn)
+            verdicts = verify(candidates, tasks, config.verification, config.language)
         curated = call_stage(curate, verdicts, candidates, tasks, config.curation)
     refreshed = Refreshed(tasks=tasks, candidates=candidates, verdicts=verdicts, curated=curated)
     create_table_artifact(key="refresh", table=summary_rows(refreshed), description="What this refresh produced")
@@ -44,7 +47,7 @@ def summary_rows(refreshed: Refreshed) -> list[dict[str, str | int]]:
     for name in ("tasks", "candidates", "verdicts", "curated"):
         ref: SnapshotRef = getattr(refreshed, name)
         manifest = ref.open().manifest
-        counts = manifest.get("status_counts") or manifest.get("criterion_counts") or {}
+        counts = manifest.get("status_counts") or manifest.get("criterion_counts") or manifest.get("turn_counts") or {}
         text = ", ".join(f"{key} {value}" for key, value in counts.items())
         rows.append({"snapshot": name, "rows": manifest["rows"], "counts": text, "fingerprint": ref.fingerprint})
     return rows

@@ -151,6 +151,14 @@ class Candidate(Record):
     reasoning_tokens: int | None = Field(default=None, ge=0)
     completion_tokens: int | None = Field(default=None, ge=0)
     finish_reason: str | None = None
+    turn: int = Field(default=1, ge=1, description="1 answers the prompt of the task; a later one answers a follow-up on `parent`")
+    parent: str | None = Field(default=None, description="candidate_id of the attempt that was followed up; None exactly at turn 1")
+
+    @model_validator(mode="after")
+    def _later_turns_have_parents(self) -> Candidate:
+        if (self.turn == 1) != (self.parent is None):
+            raise ValueError("a candidate has a parent exactly where its turn is later than the first")
+        return self
 
     @model_validator(mode="after")
     def _code_or_reason(self) -> Candidate:
@@ -167,9 +175,19 @@ def stable_hash(value: Any) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def candidate_id(task: KernelTask, generator: str, sampling: SamplingParams, sample_index: int, response: str) -> str:
-    """Identity of a candidate: hash(task code, generator, sampling parameters, sample index, response)."""
-    return stable_hash([task.code, generator, sampling.identity, sample_index, response])
+def candidate_id(
+    task: KernelTask,
+    generator: str,
+    sampling: SamplingParams,
+    sample_index: int,
+    response: str,
+    turn: int = 1,
+    parent: str | None = None,
+) -> str:
+    """Identity of a candidate: hash(task code, generator, sampling parameters, sample index, response), and after the first turn also of
+    the turn and the parent."""
+    later = [] if turn == 1 else [turn, parent]
+    return stable_hash([task.code, generator, sampling.identity, sample_index, response, *later])
 
 
 class Timing(Record):

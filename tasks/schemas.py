@@ -46,6 +46,8 @@ CANDIDATES = pa.schema(
         ("reasoning_tokens", pa.int64()),
         ("completion_tokens", pa.int64()),
         ("finish_reason", pa.string()),
+        ("turn", pa.int64()),  # 1, or later where it answers a follow-up; older snapshots have neither this nor `parent`
+        ("parent", pa.string()),  # candidate_id of the attempt that was followed up; null at turn 1
         ("request_key", pa.string()),  # hash of everything asked (task, generator, sampling, index): lets a refresh reuse the answer
     ]
 )

@@ -148,7 +148,10 @@ class Snapshot:
         return sorted(p for p in self._fs.ls(self.path, detail=False) if Path(p).name.startswith("part-") and p.endswith(".parquet"))
 
     def read(self, *, columns: Sequence[str] | None = None, unique: str | None = None) -> pl.DataFrame:
-        """All rows in the order they were written; with `unique`, the first row per value of that column."""
+        """All rows in the order they were written; with `unique`, the first row per value of that column.
+
+        A column that some parts lack, because an older version wrote them, is null in their rows.
+        """
         import polars as pl
         import pyarrow.parquet as pq
 
@@ -156,7 +159,7 @@ class Snapshot:
         for part in self.parts():
             with self._fs.open(part, "rb") as handle:
                 tables.append(pl.from_arrow(pq.read_table(handle, columns=list(columns) if columns else None)))
-        frame = pl.concat(tables, how="vertical_relaxed") if tables else pl.DataFrame()
+        frame = pl.concat(tables, how="diagonal_relaxed") if tables else pl.DataFrame()
         if unique and not frame.is_empty():
             frame = frame.unique(subset=unique, keep="first", maintain_order=True)
         return frame
@@ -198,6 +201,12 @@ class Snapshot:
                 if last > first:
                     yield batch.take(wanted[first:last] - start).to_pylist()
                 start += len(batch)
+
+    def rows_of(self, places: pl.DataFrame, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+        """The rows at these places (some of those that `index` gave, in its order), read part by part."""
+        for (part,), found in places.group_by("part", maintain_order=True):
+            for batch in self.rows_at(str(part), found["row"].to_numpy(), columns):
+                yield from batch
 
     def keys(self, column: str) -> set[str]:
         """Values of one column among the rows already there: what a resumed stage need not do again."""
@@ -444,9 +453,7 @@ def known_rows(root: str, stage: str, column: str, keys: Iterable[str], *, exclu
             continue
         found = snapshot.index([column]).join(missing, on=column, how="semi").unique(subset=column, keep="first", maintain_order=True)
         missing = missing.join(found, on=column, how="anti")
-        for (part,), places in found.group_by("part", maintain_order=True):
-            for batch in snapshot.rows_at(str(part), places["row"].to_numpy()):
-                yield from batch
+        yield from snapshot.rows_of(found)
 
 
 def tool_versions() -> dict[str, str]:

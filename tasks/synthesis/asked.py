@@ -1,4 +1,4 @@
-"""What a generator is asked: one request for each sample of each task, made when it is read; and how fast answers come.
+"""What a generator is asked at first: one request for each sample of each task, made when it is read; and how fast answers come.
 
 Guarantees: a request's key names everything that was asked (task, prompt, generator, sampling, sample index, recorded data), and the same
 key gives the same request. Any number of requests takes the memory of the tasks, and of a key each.
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Set
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
+from typing import Any
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import KernelTask, Language, stable_hash
+from kernels_eval.records import KernelTask, Language, SamplingParams, stable_hash
 from tasks.progress import duration
 from tasks.sources.stage import read_tasks
 from tasks.store import SnapshotRef
@@ -24,18 +26,15 @@ ENOUGH = 5
 """Answers before a rate is told."""
 
 
-class Asked:
-    """All requests of one synthesis, in the order of the tasks; those of one task one after the other, so that they share a prefix."""
+def request_key(task: KernelTask, prompt: str, generator: str, sampling: SamplingParams, sample_index: int, data: str, *later: Any) -> str:
+    """Identity of a request. `data` is `data_version`; `later` the turn and the parent where they are not the first."""
+    return stable_hash([task.code, prompt, generator, sampling.identity, sample_index, data, *later])
 
-    def __init__(self, tasks: SnapshotRef, config: SynthesisConfig, language: Language, generator: str) -> None:
-        self._config, self._language, self._generator = config, language, generator
-        self._data = data_version(config)
-        self._tasks = read_tasks(tasks)
-        self._places = {
-            request.request_key: (number, request.sample_index)
-            for number, task in enumerate(self._tasks)
-            for request in self._of(task, range(config.samples_per_task))
-        }
+
+class RequestSet(ABC):
+    """Requests by their keys, each made when it is read. `_places` says of each key what it is made from, in the order of asking."""
+
+    _places: Mapping[str, Any]
 
     @property
     def keys(self) -> Set[str]:
@@ -47,26 +46,43 @@ class Asked:
     def __iter__(self) -> Iterator[Request]:
         return iter(self.without(frozenset()))
 
-    def __getitem__(self, key: str) -> Request:
-        number, index = self._places[key]
-        return next(self._of(self._tasks[number], [index]))
+    @abstractmethod
+    def __getitem__(self, key: str) -> Request: ...
 
     def without(self, done: Set[str]) -> Left:
         """Those whose keys are not among these."""
         return Left(self, [key for key in self._places if key not in done])
 
+
+class Asked(RequestSet):
+    """All requests of a first turn, in the order of the tasks; those of one task one after the other, so that they share a prefix."""
+
+    def __init__(self, tasks: SnapshotRef, config: SynthesisConfig, language: Language, generator: str) -> None:
+        self._config, self._language, self._generator = config, language, generator
+        self._data = data_version(config)
+        self._tasks = read_tasks(tasks)
+        self._places = {
+            request.request_key: (number, request.sample_index)
+            for number, task in enumerate(self._tasks)
+            for request in self._of(task, range(config.samples_per_task))
+        }
+
+    def __getitem__(self, key: str) -> Request:
+        number, index = self._places[key]
+        return next(self._of(self._tasks[number], [index]))
+
     def _of(self, task: KernelTask, indices: list[int] | range) -> Iterator[Request]:
         prompt = render(task, self._language, self._config.hardware)
         for index in indices:
             sampling = self._config.sampling.model_copy(update={"seed": self._config.sampling.seed + index})
-            key = stable_hash([task.code, prompt, self._generator, sampling.identity, index, self._data])
+            key = request_key(task, prompt, self._generator, sampling, index, self._data)
             yield Request(request_key=key, task=task, language=self._language, prompt=prompt, sample_index=index, sampling=sampling)
 
 
 class Left:
     """Some of the requests, in their order."""
 
-    def __init__(self, asked: Asked, keys: list[str]) -> None:
+    def __init__(self, asked: RequestSet, keys: list[str]) -> None:
         self._asked, self._keys = asked, keys
 
     def __len__(self) -> int:

@@ -71,6 +71,10 @@ class SynthesisConfig(BaseModel):
     )
     hardware: str | None = Field(default=None, description="one line on the target hardware for the prompt")
     concurrency: int = Field(default=64, ge=1, description="openai: requests in flight")
+    turns: int = Field(default=1, ge=1, le=8, description="answers of a sample: above 1, what verification failed is asked for again")
+    refine_below_speedup: float = Field(
+        default=1.0, ge=0, description="turns: correct kernels too, whose speedup has its lower bound (95 %) at this or below; 0: never"
+    )
     adapter: str | None = Field(default=None, description="vllm: the adapter of server.adapters that is asked instead of the model")
     server: ServerConfig = ServerConfig()
 
@@ -79,3 +83,10 @@ class SynthesisConfig(BaseModel):
     def _as_the_model_wants(cls, sampling: SamplingParams, info: ValidationInfo) -> SamplingParams:
         """Recorded responses were drawn long ago: no model's settings apply."""
         return sampling if info.data.get("sampler") == "recorded" else sampling_for(info.data.get("model"), sampling)
+
+    @field_validator("turns")
+    @classmethod
+    def _recordings_have_one_turn(cls, turns: int, info: ValidationInfo) -> int:
+        if turns > 1 and info.data.get("sampler") == "recorded":
+            raise ValueError("recorded responses hold no answer to a follow-up: set synthesis.sampler to a model, or turns to 1")
+        return turns

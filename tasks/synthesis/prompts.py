@@ -208,20 +208,20 @@ def render(task: KernelTask, language: Language, hardware: str | None = None) ->
     return TEMPLATE.format(
         entry_point=task.entry_point,
         means=MEANS[language],
-        example_task=_block(EXAMPLE_TASK),
-        example_answer=_block(EXAMPLES[language]),
-        task=_block(task.code),
+        example_task=block(EXAMPLE_TASK),
+        example_answer=block(EXAMPLES[language]),
+        task=block(task.code),
         hardware=f"\nIt will run on: {' '.join(hardware.split())}\n" if hardware and hardware.strip() else "",
     )
 
 
-def prompt_hash(prompt: str) -> str:
-    """Identity of a prompt: hash(`PROMPT_VERSION`, prompt)."""
-    return stable_hash([PROMPT_VERSION, prompt])
+def prompt_hash(prompt: str, *versions: int) -> str:
+    """Identity of a prompt: hash(`PROMPT_VERSION`, further versions, prompt)."""
+    return stable_hash([PROMPT_VERSION, *versions, prompt])
 
 
-def _block(code: str) -> str:
+def block(code: str, language: str = "python") -> str:
     """`code` as a fenced block. The fence is longer than any run of backticks inside, so that nothing in the code can close it."""
     longest = max((len(run) for run in re.findall("`+", code)), default=0)
     fence = "`" * max(3, longest + 1)
-    return f"{fence}python\n{code.rstrip()}\n{fence}"
+    return f"{fence}{language}\n{code.rstrip()}\n{fence}"

@@ -1,7 +1,8 @@
 """Samplers that replay what a generator wrote earlier: the bundled responses, or a Parquet file of them.
 
 Guarantees: the same request always gives the same response; a request without a recording is passed over, never answered with another
-task's text. Sampling parameters are not looked at: the recording was made with those of its own time.
+task's text, and no follow-up has one: what was recorded answers the first prompt. Sampling parameters are not looked at: the recording was
+made with those of its own time.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class RecordedSampler(_Tokenizer):
 
         known = {task.task_id: task.name for task in bundled.load("all")}
         for request in requests:
-            if request.task.task_id not in known:
+            if request.task.task_id not in known or request.turn > 1:
                 continue
             texts = bundled.responses(known[request.task.task_id], request.language.value)
             if request.sample_index < len(texts):
@@ -87,7 +88,7 @@ class ResponsesFile(_Tokenizer):
         """Responses in the order of the requests, fewer where a recording is missing."""
         for request in requests:
             text = self._texts.get((request.task.task_id, request.language.value, request.sample_index))
-            if text is not None:
+            if text is not None and request.turn == 1:
                 yield _response(request, text)
 
 

@@ -11,7 +11,10 @@ from kernels_eval.records import KernelTask, Language, Record, SamplingParams
 
 
 class Request(Record):
-    """One response wanted. `request_key` identifies everything that was asked: task, prompt, generator, sampling, sample index."""
+    """One response wanted. `request_key` identifies everything that was asked: task, prompt, generator, sampling, sample index.
+
+    `turn` is 1 where the prompt is the task's own. A later one is a follow-up on the candidate `parent`.
+    """
 
     request_key: str
     task: KernelTask
@@ -19,6 +22,8 @@ class Request(Record):
     prompt: str
     sample_index: int = Field(ge=0)
     sampling: SamplingParams
+    turn: int = Field(default=1, ge=1)
+    parent: str | None = None
 
 
 class Requests(Protocol):

@@ -1,12 +1,16 @@
-"""Tasks in, candidates out: every response is parsed, counted and kept as it arrives.
+"""Tasks in, candidates out: every response is parsed, counted and kept as it arrives. A later turn takes candidates and verdicts too.
 
 Guarantees: n candidates per task in the finished snapshot unless the generator has fewer; a response to the same request (task, prompt,
-generator, sampling, sample index) in this or an earlier snapshot is never asked for again; a killed run loses at most what is in flight.
+generator, sampling, sample index, in later turns the turn and the parent) in this or an earlier snapshot is never asked for again; a killed
+run loses at most what is in flight. A later turn's snapshot holds the rows of the turns before it: who reads candidates reads one snapshot.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Candidate, Language, candidate_id
@@ -14,13 +18,18 @@ from tasks.progress import report
 from tasks.schemas import CANDIDATES
 from tasks.sources.models import resolve_model
 from tasks.store import Snapshot, SnapshotRef, code_version, fingerprint, known_rows
-from tasks.synthesis.asked import Asked, Speed, data_version
+from tasks.synthesis.asked import Asked, RequestSet, Speed, data_version
 from tasks.synthesis.config import SynthesisConfig
+from tasks.synthesis.follow_ups import FollowUps
 from tasks.synthesis.parsing import parse_response
 from tasks.synthesis.prompts import prompt_hash
+from tasks.synthesis.refine import FOLLOW_UP_VERSION
 from tasks.synthesis.sampler import Request, Response, Sampler
 
 STAGE = "synthesis"
+OF_NO_TURN = frozenset({"concurrency", "api_key_env", "api_key_block", "server", "turns"})
+"""Settings that decide nothing of a turn's answers. `turns` says only how often there is one more."""
+OF_LATER_TURNS = frozenset({"refine_below_speedup"})
 
 
 def make_sampler(config: SynthesisConfig, root: str, adapter: Path | None = None) -> Sampler:
@@ -85,18 +94,26 @@ def model_name(config: SynthesisConfig, adapter: Path | None) -> str:
 
 
 class Synthesis:
-    """The synthesis of one tasks snapshot by one generator."""
+    """The synthesis of one tasks snapshot by one generator: the first turn."""
+
+    _title = ""
 
     def __init__(self, tasks: SnapshotRef, config: SynthesisConfig, language: Language, adapter: Path | None = None) -> None:
         self.config, self.language, self.adapter = config, language, adapter
         self._tasks = tasks
+        self.snapshot = self._planned(OF_NO_TURN | OF_LATER_TURNS, [tasks])
+
+    def _planned(self, without: frozenset[str], upstream: list[SnapshotRef], *more: Any) -> Snapshot:
+        """The snapshot to fill: identified by the configuration (`without` what decides nothing here), and by what is read."""
+        self._upstream = [ref.fingerprint for ref in upstream]
         identity = [
-            config.model_dump(mode="json", exclude={"concurrency", "api_key_env", "api_key_block", "server"}),
-            language.value,
-            model_name(config, adapter),
-            data_version(config),
+            self.config.model_dump(mode="json", exclude=set(without)),
+            self.language.value,
+            model_name(self.config, self.adapter),
+            data_version(self.config),
+            *more,
         ]
-        self.snapshot = Snapshot(tasks.root, STAGE, fingerprint(STAGE, identity, [tasks.fingerprint], code_version("tasks.synthesis")))
+        return Snapshot(self._tasks.root, STAGE, fingerprint(STAGE, identity, self._upstream, code_version("tasks.synthesis")))
 
     def run(self) -> SnapshotRef:
         """Ask for what is missing and publish. Returns a finished snapshot of tasks.schemas.CANDIDATES."""
@@ -106,39 +123,61 @@ class Synthesis:
         snapshot.recover(CANDIDATES)
         sampler = make_sampler(self.config, snapshot.root, self.adapter)
         try:
-            requests = Asked(self._tasks, self.config, self.language, sampler.generator)
-            done = snapshot.keys("request_key")
-            asked_before = known_rows(snapshot.root, STAGE, "request_key", requests.keys - done, exclude=snapshot.fingerprint)
-            snapshot.append(asked_before, CANDIDATES)
-            done = snapshot.keys("request_key")
-            total, left = len(requests), requests.without(done)
-            if len(left) and self.config.sampler == "vllm":
-                report(STAGE, len(done), total, f"{sampler.generator}: starting servers")  # for minutes, where the model is large
-            speed = Speed()
-            with snapshot.journal(CANDIDATES) as add:
-                for number, response in enumerate(sampler.sample(left), start=1):
-                    add(self._row(requests[response.request_key], response, sampler))
-                    speed.count(response)
-                    report(STAGE, len(done) + number, total, f"{sampler.generator}{speed.line(len(left) - number)}")
+            self._bring_along()
+            with self._requests(sampler.generator) as requests:
+                counts = self._ask(requests, sampler)
             rows = len(snapshot.read(columns=["candidate_id"], unique="candidate_id"))
-            extra = {"generator": sampler.generator, "requests": total, "unanswered": total - len(snapshot.keys("request_key"))}
         finally:
             sampler.close()
         if not rows:
-            raise UsageError(f"{sampler.generator} gave no response to any of {total} requests", "check synthesis.sampler and the language")
-        return snapshot.publish(config=self.config, upstream=[self._tasks.fingerprint], rows=rows, extra=extra).ref
+            raise UsageError(
+                f"{sampler.generator} gave no response to any of {counts['requests']} requests", "check synthesis.sampler and the language"
+            )
+        extra = {"generator": sampler.generator, **self._told(counts)}
+        return snapshot.publish(config=self.config, upstream=self._upstream, rows=rows, extra=extra).ref
+
+    def _ask(self, requests: RequestSet, sampler: Sampler) -> dict[str, int]:
+        """Take what earlier snapshots know, ask for the rest. Returns how many `requests` there are, and how many stay `unanswered`."""
+        snapshot = self.snapshot
+        done = snapshot.keys("request_key")
+        asked_before = known_rows(snapshot.root, STAGE, "request_key", requests.keys - done, exclude=snapshot.fingerprint)
+        snapshot.append(map(_with_turn, asked_before), CANDIDATES)
+        total, left = len(requests), requests.without(snapshot.keys("request_key"))
+        asked = f"{sampler.generator}{self._title}"
+        answered = total - len(left)
+        if len(left) and self.config.sampler == "vllm":
+            report(STAGE, answered, total, f"{asked}: starting servers")  # for minutes, where the model is large
+        speed = Speed()
+        with snapshot.journal(CANDIDATES) as add:
+            for number, response in enumerate(sampler.sample(left), start=1):
+                add(self._row(requests[response.request_key], response, sampler))
+                speed.count(response)
+                report(STAGE, answered + number, total, f"{asked}{speed.line(len(left) - number)}")
+        return {"requests": total, "unanswered": len(requests.without(snapshot.keys("request_key")))}
+
+    def _bring_along(self) -> None:
+        """Rows that the snapshot holds before anything is asked: none in a first turn."""
+
+    @contextmanager
+    def _requests(self, generator: str) -> Iterator[RequestSet]:
+        yield Asked(self._tasks, self.config, self.language, generator)
+
+    def _told(self, counts: dict[str, int]) -> dict[str, Any]:
+        """What the manifest says of the requests."""
+        return counts
 
     def _row(self, request: Request, response: Response, sampler: Sampler) -> dict:
         parsed = parse_response(response.text, reasoning=response.reasoning, finish_reason=response.finish_reason)
         counts = sampler.count_tokens([parsed.reasoning])
+        asked = (request.task, sampler.generator, request.sampling, request.sample_index)
         candidate = Candidate(
-            candidate_id=candidate_id(request.task, sampler.generator, request.sampling, request.sample_index, response.text),
+            candidate_id=candidate_id(*asked, response.text, request.turn, request.parent),
             task_id=request.task.task_id,
             language=request.language,
             generator=sampler.generator,
             sampling=request.sampling,
             sample_index=request.sample_index,
-            prompt_hash=prompt_hash(request.prompt),
+            prompt_hash=prompt_hash(request.prompt, *([] if request.turn == 1 else [FOLLOW_UP_VERSION])),
             response=response.text,
             reasoning=parsed.reasoning,
             answer=parsed.answer,
@@ -147,8 +186,64 @@ class Synthesis:
             reasoning_tokens=counts[0] if counts else None,
             completion_tokens=response.completion_tokens,
             finish_reason=response.finish_reason,
+            turn=request.turn,
+            parent=request.parent,
         )
         return candidate.model_dump(mode="json") | {"request_key": request.request_key}
+
+
+class Refinement(Synthesis):
+    """A later turn: the candidates of the turns before and, for those of the last one whose verdict asks for it, one answer more."""
+
+    def __init__(
+        self,
+        tasks: SnapshotRef,
+        candidates: SnapshotRef,
+        verdicts: SnapshotRef,
+        config: SynthesisConfig,
+        language: Language,
+        turn: int,
+        adapter: Path | None = None,
+    ) -> None:
+        if turn < 2:
+            raise ValueError(f"turn {turn} follows nothing up")
+        if config.sampler == "recorded":
+            raise UsageError(
+                "recorded responses hold no answer to a follow-up", "set synthesis.sampler to a model, or synthesis.turns to 1"
+            )
+        self.config, self.language, self.adapter = config, language, adapter
+        self._tasks, self._candidates, self._verdicts, self._turn = tasks, candidates, verdicts, turn
+        self._title = f", turn {turn}"
+        self.snapshot = self._planned(OF_NO_TURN, [tasks, candidates, verdicts], turn)
+
+    def _bring_along(self) -> None:
+        before, snapshot = self._candidates.open(), self.snapshot
+        every = before.index(["candidate_id"]).unique("candidate_id", keep="first", maintain_order=True)
+        left = every.join(snapshot.index(["candidate_id"]), on="candidate_id", how="anti", maintain_order="left")
+        snapshot.append(map(_with_turn, before.rows_of(left)), CANDIDATES)
+
+    @contextmanager
+    def _requests(self, generator: str) -> Iterator[RequestSet]:
+        with (
+            self.snapshot.scratch() as directory,
+            FollowUps(
+                self._tasks, self._candidates, self._verdicts, self.config, self.language, generator, self._turn, directory
+            ) as requests,
+        ):
+            yield requests
+
+    def _told(self, counts: dict[str, int]) -> dict[str, Any]:
+        """Requests and those without an answer are counted over all turns, as the rows are."""
+        before = self._candidates.open().manifest
+        together = {name: before.get(name, 0) + count for name, count in counts.items()}
+        turns = self.snapshot.read(columns=["candidate_id", "turn"], unique="candidate_id")["turn"].value_counts()
+        rows = {f"turn {turn}": count for turn, count in sorted(turns.iter_rows())}
+        return {**together, "turn": self._turn, "followed_up": counts["requests"], "turn_counts": rows}
+
+
+def _with_turn(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of any version of ours: before there were turns, all were the first."""
+    return row | {"turn": row.get("turn") or 1, "parent": row.get("parent")}
 
 
 def planned(tasks: SnapshotRef, config: SynthesisConfig, language: Language, adapter: Path | None = None) -> Snapshot:
@@ -157,5 +252,32 @@ def planned(tasks: SnapshotRef, config: SynthesisConfig, language: Language, ada
 
 
 def run(tasks: SnapshotRef, config: SynthesisConfig, language: Language, adapter: Path | None = None) -> SnapshotRef:
-    """The whole stage as a plain call."""
+    """The whole stage as a plain call: the first turn."""
     return Synthesis(tasks, config, language, adapter).run()
+
+
+def planned_turn(
+    tasks: SnapshotRef,
+    candidates: SnapshotRef,
+    verdicts: SnapshotRef,
+    config: SynthesisConfig,
+    language: Language,
+    turn: int,
+    adapter: Path | None = None,
+) -> Snapshot:
+    """The snapshot that `refine` with the same arguments fills."""
+    return Refinement(tasks, candidates, verdicts, config, language, turn, adapter).snapshot
+
+
+def refine(
+    tasks: SnapshotRef,
+    candidates: SnapshotRef,
+    verdicts: SnapshotRef,
+    config: SynthesisConfig,
+    language: Language,
+    turn: int,
+    adapter: Path | None = None,
+) -> SnapshotRef:
+    """Turn `turn` (2 or later) as a plain call: a finished snapshot of all rows of `candidates` and of the answers to this turn's
+    follow-ups. Verifying it reuses every verdict of `verdicts`. Raises UsageError for recorded responses, which cannot answer."""
+    return Refinement(tasks, candidates, verdicts, config, language, turn, adapter).run()

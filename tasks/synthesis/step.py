@@ -16,3 +16,16 @@ from tasks.synthesis.config import SynthesisConfig
 @task(name="synthesise candidates", task_run_name="synthesise {language} candidates with {config.sampler}", **stage_options(stage.planned))
 def synthesise(tasks: SnapshotRef, config: SynthesisConfig, language: Language, adapter: Path | None = None) -> SnapshotRef:
     return stage.run(tasks, config, language, adapter)
+
+
+@task(name="refine candidates", task_run_name="refine {language} candidates, turn {turn}", **stage_options(stage.planned_turn))
+def refine(
+    tasks: SnapshotRef,
+    candidates: SnapshotRef,
+    verdicts: SnapshotRef,
+    config: SynthesisConfig,
+    language: Language,
+    turn: int,
+    adapter: Path | None = None,
+) -> SnapshotRef:
+    return stage.refine(tasks, candidates, verdicts, config, language, turn, adapter)

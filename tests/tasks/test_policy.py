@@ -92,13 +92,13 @@ def test_every_step_is_made_with_this_policy() -> None:
     from tasks.benchmark.step import score_benchmark
     from tasks.curation.step import curate
     from tasks.sources.step import load_tasks
-    from tasks.synthesis.step import synthesise
+    from tasks.synthesis.step import refine, synthesise
     from tasks.training.step import train
     from tasks.verification.step import verify_chunk
 
-    for step in (load_tasks, synthesise, verify_chunk, curate, train, score_benchmark):
+    for step in (load_tasks, synthesise, refine, verify_chunk, curate, train, score_benchmark):
         assert (step.retries, step.retry_condition_fn) == (2, infrastructure_only), step.name
-    for step in (synthesise, curate, train, score_benchmark):
+    for step in (synthesise, refine, curate, train, score_benchmark):
         assert step.cache_key_fn is not None and step.persist_result, step.name
 
 

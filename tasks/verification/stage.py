@@ -99,7 +99,8 @@ class Verification:
         """
         self.snapshot.recover(VERDICTS)
         keys = [self.verdict_key(found) for found in self._without_verdict()["candidate_id"]]
-        self.snapshot.append(known_rows(self.snapshot.root, STAGE, "verdict_key", keys, exclude=self.snapshot.fingerprint), VERDICTS)
+        known = known_rows(self.snapshot.root, STAGE, "verdict_key", keys, VERDICTS, exclude=self.snapshot.fingerprint)
+        self.snapshot.append(known, VERDICTS)
         left = self._without_verdict()
         has_code = left["parse_reason"].is_null()
         with closing(self._pairs(left.filter(~has_code))) as without_code:

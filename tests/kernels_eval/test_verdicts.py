@@ -71,6 +71,7 @@ WRONG = {
     "wrong_output": calls("shifted"),
     "wrong_shape": module("return ext.affine(x).flatten()"),
     "wrong_dtype": module("return ext.affine(x).double()"),
+    "wrong_device": module("return ext.affine(x).to('meta')"),
     "non_finite": calls("with_nan"),
     "precision_downcast": calls("rounded"),
 }

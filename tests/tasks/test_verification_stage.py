@@ -147,7 +147,7 @@ def test_verdicts_are_kept_and_only_the_new_candidate_is_verified(ray_here: None
     stricter = CONFIG.model_copy(update={"eval": EvalConfig(timing=TimingConfig(max_s=0.4))})
     other = planned(stricter)
     assert other.snapshot.ref != second
-    assert list(known_rows(root, "verification", "verdict_key", {other.verdict_key(key) for key in after})) == []
+    assert list(known_rows(root, "verification", "verdict_key", {other.verdict_key(key) for key in after}, VERDICTS)) == []
     assert {row["verdict_key"] for row in after.values()} == {planned(CONFIG).verdict_key(key) for key in after}
 
 

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.pool import Pool
-from kernels_eval.protocol import Finding, Prepared, verdict_of
+from kernels_eval.preparation import Prepared
+from kernels_eval.protocol import verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
+from kernels_eval.testimony import Finding
 from kernels_eval.worker import require_device
 from tasks.progress import report
 from tasks.schemas import TASKS, VERDICTS

@@ -36,12 +36,10 @@ class CurationConfig(BaseModel):
     size: int | None = Field(
         default=None,
         ge=1,
-        description="how many samples at most. Left out: what the rule itself takes (concur and its controls), or as many as concur takes of "
-        "the same rows (all others), so that strategies are compared at equal size. Smaller sets are subsets of larger ones",
+        description="how many samples at most. Left out: what the rule itself takes (concur and its controls), or as many as concur takes "
+        "of the same rows (all others), so that strategies are compared at equal size. Smaller sets are subsets of larger ones",
     )
-    seed: int = Field(
-        default=0, ge=0, lt=2**63, description="of every draw: of random samples, ties of the baselines, and thinning to a size"
-    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="of every draw: random samples, ties of the baselines, thinning to a size")
     min_speedup: float = Field(
         default=5.0, ge=0, description="paper, criterion b: every correct kernel above this speedup is taken; concur and its controls"
     )
@@ -53,9 +51,7 @@ class CurationConfig(BaseModel):
     require_speedup_lower_above: float | None = Field(
         default=None, ge=0, description="strict: take only samples whose lower bound of the speedup (95 %) is above this"
     )
-    require_custom_kernel: bool = Field(
-        default=False, description="strict: take only samples whose verdict names a custom kernel of theirs"
-    )
+    require_custom_kernel: bool = Field(default=False, description="strict: take only samples whose verdict names a custom kernel")
     max_per_task: int | None = Field(
         default=1,
         ge=1,

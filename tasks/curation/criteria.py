@@ -25,8 +25,6 @@ def concise_and_fast(eligible: pl.DataFrame, equal: Literal["exact", "interval"]
     only correct sample is both. A sample without a timing is never the fastest. With `equal` "interval", a sample is as fast as the fastest
     where the upper bound of its speedup reaches the fastest's lower bound.
     """
-    import polars as pl
-
     return eligible.filter(_is_shortest(), is_fastest(equal)).unique(subset="task_id", keep="first", maintain_order=True)
 
 

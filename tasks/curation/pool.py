@@ -52,19 +52,19 @@ def eligible_samples(frame: pl.DataFrame, config: CurationConfig | None = None) 
         .collect()
     )
     _require_lengths(correct)
-    speedup = _ratio(frame, "speedup")
+    speedup = ratio(frame, "speedup")
     pool = (
         correct.lazy()
         .filter(pl.col("reasoning_tokens") > 0)
         .with_columns(pl.when(speedup.is_finite() & (speedup > 0)).then(speedup).otherwise(0.0).fill_null(0.0).alias("_speedup"))
         .with_columns(
-            _bound(_ratio(frame, "speedup_lower")).alias("_speedup_lower"), _bound(_ratio(frame, "speedup_upper")).alias("_speedup_upper")
+            _bound(ratio(frame, "speedup_lower")).alias("_speedup_lower"), _bound(ratio(frame, "speedup_upper")).alias("_speedup_upper")
         )
         .with_columns(demanded(config).alias("_sure"))
         .drop("status", "timing", "generator", "turn", "custom_kernels", strict=False)
         .collect()
     )
-    return _with_kind(pool).sort("task_id", "sample_index", "candidate_id")
+    return with_kind(pool).drop("reference_operators").sort("task_id", "sample_index", "candidate_id")
 
 
 def demanded(config: CurationConfig) -> pl.Expr:
@@ -110,7 +110,7 @@ def _mixed(state: np.ndarray) -> np.ndarray:
     return state ^ (state >> np.uint64(31))
 
 
-def _ratio(frame: pl.DataFrame, name: str) -> pl.Expr:
+def ratio(frame: pl.DataFrame, name: str) -> pl.Expr:
     """A field of `timing`; null where the table was written without it, or where nothing was timed at all."""
     import polars as pl
 
@@ -133,12 +133,12 @@ def _turn_is_first(frame: pl.DataFrame, config: CurationConfig) -> pl.Expr:
     return pl.col("turn").fill_null(1) == 1  # older snapshots have no turns
 
 
-def _with_kind(pool: pl.DataFrame) -> pl.DataFrame:
-    """`_single` from `reference_operators`: `operator_kind` is asked once for each different list, not for each row."""
+def with_kind(rows: pl.DataFrame) -> pl.DataFrame:
+    """The rows with `_single`, from `reference_operators`: `operator_kind` is asked once for each different list, not for each row."""
     import polars as pl
 
     names = pl.col("reference_operators").cast(pl.List(pl.String))
-    keyed = pool.with_columns(names.list.join("\0").fill_null("").alias("_operators")).drop("reference_operators")
+    keyed = rows.with_columns(names.list.join("\0").fill_null("").alias("_operators"))
     different = keyed["_operators"].unique()
     kinds = [operator_kind(names.split("\0") if names else []) == "single_operator" for names in different.to_list()]
     table = pl.DataFrame({"_operators": different, "_single": pl.Series(kinds, dtype=pl.Boolean)})

@@ -147,22 +147,24 @@ def curate_table(
     """Training sets of every strategy and size. Returns `source`, and `sets`: what each took, with counts per criterion and composition.
 
     Lengths are tokens, speedups ratios (medians of the set). With `out`, each set is written to `DIR/NAME.parquet` (`NAME-SIZE.parquet`
-    where sizes are asked for) and all of this to `DIR/curation.json`. Raises UsageError for input that cannot be used, and where no strategy
-    takes anything.
+    where sizes are asked for) and all of this to `DIR/curation.json`. Raises UsageError for input that cannot be used, where no strategy
+    takes anything, and where two sets would be one file.
     """
     from tasks.curation.stage import nothing_taken
     from tasks.curation.strategies import curate
 
     configs = configurations(strategies, list(sizes), overrides)
+    names = [f"{config.strategy}-{config.size}.parquet" if sizes else f"{config.strategy}.parquet" for config in configs]
+    if out and len(set(names)) < len(names):
+        raise UsageError("two of these strategies have the same name, and would be one file", "write them to two directories")
     source = Source(verdicts, candidates, root)
     frame = source.deciding()
     sets = []
-    for config in configs:
+    for config, name in zip(configs, names, strict=True):
         began_s = time.monotonic()
         taken = curate(frame, config)
         found = _set_of(taken, config) | {"seconds": round(time.monotonic() - began_s, 3)}
         if out and not taken.is_empty():
-            name = f"{config.strategy}-{config.size}.parquet" if sizes else f"{config.strategy}.parquet"
             found["file"] = str(_written(Path(out) / name, source.rows(taken)))
         sets.append(found)
     if not any(found["samples"] for found in sets):
@@ -236,7 +238,7 @@ def _opened(location: str, option: str) -> Snapshot | Path:
 
 
 def _latest(root: str) -> Snapshot:
-    """The verdicts that the newest training set under a root was made of, else the newest verdicts: those of a benchmark are verdicts too."""
+    """The verdicts that the newest training set under a root was made of, else the newest: those of a benchmark are verdicts too."""
     for stage in ("curation", "verification"):
         finished = [snapshot for snapshot in snapshots(root, stage) if snapshot.finished]
         for snapshot in sorted(finished, key=lambda each: each.manifest["created_at"], reverse=True):

@@ -168,7 +168,7 @@ def curate_table(
             found["file"] = str(_written(Path(out) / name, source.rows(taken)))
         sets.append(found)
     if not any(found["samples"] for found in sets):
-        raise UsageError(*nothing_taken(frame))
+        raise UsageError(*nothing_taken(frame, configs[0]))
     correct = int((frame["status"] == "correct").sum())
     data = {
         "source": {"verdicts": _name(source.verdicts), "candidates": _name(source.candidates), "rows": frame.height, "correct": correct},

@@ -33,7 +33,7 @@ def run(verdicts: SnapshotRef, candidates: SnapshotRef, tasks: SnapshotRef, conf
     frame = deciding(verdicts.open(), candidates.open())
     taken = curate(frame, config)
     if taken.is_empty():
-        raise UsageError(*nothing_taken(frame))
+        raise UsageError(*nothing_taken(frame, config))
     rows = curated_rows(taken, texts_of(candidates.open(), taken), named_tasks(tasks.open()))
     left = rows.filter(~pl.col("candidate_id").is_in(list(snapshot.keys("candidate_id"))))
     snapshot.append(left.iter_rows(named=True), CURATED)
@@ -53,8 +53,10 @@ def named_tasks(tasks: Snapshot) -> pl.DataFrame:
     return rows.select("task_id", pl.col("name").alias("task_name"), pl.col("code").alias("task_code"), "entry_point")
 
 
-def nothing_taken(frame: pl.DataFrame) -> tuple[str, str]:
+def nothing_taken(frame: pl.DataFrame, config: CurationConfig) -> tuple[str, str]:
     """The error of an empty training set, and its hint."""
-    correct = frame.filter(pl.col("status") == "correct").height
-    message = f"curation took none of {frame.height} candidates ({correct} correct)"
+    correct = frame.filter(pl.col("status") == "correct")
+    message = f"curation took none of {frame.height} candidates ({correct.height} correct)"
+    if not config.later_turns and "turn" in frame.columns and correct.height and (correct["turn"].fill_null(1) > 1).all():
+        return message, "all correct ones answer follow-ups: curation.later_turns=true takes those too"
     return message, "lower curation.min_speedup or verify more candidates"

@@ -21,7 +21,9 @@ from tasks.store import Snapshot
 from tests.support.samples import FUSION, SINGLE, frame, sample
 
 ROWS = [
-    sample(f"t{task}", index, 100 + 50 * (index if task % 2 else 2 - index), 1.0 + index + task / 10, ops=SINGLE if task % 3 == 0 else FUSION)
+    sample(
+        f"t{task}", index, 100 + 50 * (index if task % 2 else 2 - index), 1.0 + index + task / 10, ops=SINGLE if task % 3 == 0 else FUSION
+    )
     for task in range(12)
     for index in range(3)
 ] + [sample("t0", 9, 5, None, status="incorrect")]

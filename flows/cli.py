@@ -113,6 +113,36 @@ def verify_batch(candidates: str, overrides: tuple[str, ...], as_json: bool, lan
     print_summary(data)
 
 
+@main.command()
+@click.option("--verdicts", default=None, metavar="PLACE", help="A verification snapshot, or Parquet.  [default: the latest under --root]")
+@click.option("--candidates", default=None, metavar="PLACE", help="Their candidates.  [default: beside the snapshot, or the same file]")
+@click.option("--root", default=".concur", show_default=True, help="Where snapshots are.")
+@click.option(
+    "--strategy", "strategies", multiple=True, default=("concur",), show_default=True, help="A name, a YAML file, or all. Repeat."
+)
+@click.option("--size", "sizes", default=None, metavar="N,N,...", help="At most so many samples; several make a sweep.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the strategy, such as min_speedup=2.")
+@click.option("--out", default=None, metavar="DIR", help="Write each set there as Parquet, and curation.json.")
+@click.option("--explain", default=None, metavar="CANDIDATE_ID", help="Say why this candidate is taken, or why not.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
+def curate(sizes: str | None, out: str | None, explain: str | None, as_json: bool, **options: Any) -> None:
+    """Choose training sets from verdicts that are there, by one strategy or many."""
+
+    def work() -> Any:
+        from flows.curate import curate_table, explain_candidate, parsed_sizes
+
+        asked = {"sizes": parsed_sizes(sizes), **options}
+        return {"explanations": explain_candidate(explain, **asked)} if explain is not None else curate_table(out=out, **asked)
+
+    data = _guarded(work)
+    if as_json:
+        click.echo(json.dumps(data))
+        return
+    from flows.curate import print_explanations, print_sets
+
+    print_sets(data) if explain is None else print_explanations(data["explanations"])
+
+
 def _prepare(config: Any) -> None:
     """What must hold before anything starts: a device for the language, the cluster if one is named, and a root that can be written."""
     from kernels_eval.cluster import address_of, require_cluster

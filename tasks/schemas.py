@@ -128,5 +128,6 @@ CURATED = pa.schema(
         ("speedup_lower", pa.float64()),
         ("operator_kind", pa.string()),  # single_operator | fusion
         ("criterion", pa.string()),  # which rule took it
+        ("reasoning_from", pa.string()),  # candidate_id that `reasoning` was moved here from; null where it is the sample's own
     ]
 )

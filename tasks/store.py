@@ -158,7 +158,9 @@ class Snapshot:
         tables = []
         for part in self.parts():
             with self._fs.open(part, "rb") as handle:
-                tables.append(pl.from_arrow(pq.read_table(handle, columns=list(columns) if columns else None)))
+                there = set(pq.read_schema(handle).names) if columns else set()
+                handle.seek(0)
+                tables.append(pl.from_arrow(pq.read_table(handle, columns=[c for c in columns if c in there] if columns else None)))
         frame = pl.concat(tables, how="diagonal_relaxed") if tables else pl.DataFrame()
         if unique and not frame.is_empty():
             frame = frame.unique(subset=unique, keep="first", maintain_order=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import polars as pl
 
 from kernels_eval.errors import UsageError
-from tasks.curation.operators import operator_kind
 from tasks.curation.strategies import CurationConfig, curate
+from tasks.curation.tables import curated_rows, deciding, joined_on_candidate, texts_of
 from tasks.progress import report
 from tasks.schemas import CURATED
 from tasks.store import Snapshot, SnapshotRef, code_version, fingerprint
@@ -15,11 +15,8 @@ STAGE = "curation"
 
 
 def joined(verdicts: SnapshotRef, candidates: SnapshotRef) -> pl.DataFrame:
-    """Verdicts with their candidates, one row a candidate: what the strategies and the scores read."""
-    left = verdicts.open().read(unique="candidate_id")
-    right = candidates.open().read(unique="candidate_id")
-    repeated = [name for name in right.columns if name in left.columns and name != "candidate_id"]
-    return left.join(right.drop(repeated), on="candidate_id", how="inner", maintain_order="left")
+    """Verdicts with their candidates, one row a candidate, texts and all: what scores and reports read."""
+    return joined_on_candidate(verdicts.open().read(unique="candidate_id"), candidates.open().read(unique="candidate_id"))
 
 
 def planned(verdicts: SnapshotRef, candidates: SnapshotRef, tasks: SnapshotRef, config: CurationConfig) -> Snapshot:
@@ -33,21 +30,13 @@ def run(verdicts: SnapshotRef, candidates: SnapshotRef, tasks: SnapshotRef, conf
     snapshot = planned(verdicts, candidates, tasks, config)
     if snapshot.finished:
         return snapshot.ref
-    frame = joined(verdicts, candidates)
+    frame = deciding(verdicts.open(), candidates.open())
     taken = curate(frame, config)
     if taken.is_empty():
-        correct = frame.filter(pl.col("status") == "correct").height
-        raise UsageError(
-            f"curation took none of {frame.height} candidates ({correct} correct)", "lower curation.min_speedup or verify more candidates"
-        )
-    named = (
-        tasks.open()
-        .read(unique="task_id")
-        .select("task_id", pl.col("name").alias("task_name"), pl.col("code").alias("task_code"), "entry_point")
-    )
-    rows = taken.join(named, on="task_id", how="left", maintain_order="left")
-    done = snapshot.keys("candidate_id")
-    snapshot.append([_row(row) for row in rows.iter_rows(named=True) if row["candidate_id"] not in done], CURATED)
+        raise UsageError(*nothing_taken(frame, config))
+    rows = curated_rows(taken, texts_of(candidates.open(), taken), named_tasks(tasks.open()))
+    left = rows.filter(~pl.col("candidate_id").is_in(list(snapshot.keys("candidate_id"))))
+    snapshot.append(left.iter_rows(named=True), CURATED)
     counts = dict(sorted(rows["criterion"].value_counts().iter_rows()))
     report(STAGE, rows.height, rows.height, ", ".join(f"{name} {count}" for name, count in counts.items()))
     return snapshot.publish(
@@ -58,10 +47,16 @@ def run(verdicts: SnapshotRef, candidates: SnapshotRef, tasks: SnapshotRef, conf
     ).ref
 
 
-def _row(row: dict) -> dict:
-    timing = row["timing"] or {}
-    return {name: row.get(name) for name in CURATED.names} | {
-        "speedup": timing.get("speedup"),
-        "speedup_lower": timing.get("speedup_lower"),
-        "operator_kind": operator_kind(row["reference_operators"] or []),
-    }
+def named_tasks(tasks: Snapshot) -> pl.DataFrame:
+    """task_id, task_name, task_code, entry_point: what a curated row says of its task."""
+    rows = tasks.read(columns=["task_id", "name", "code", "entry_point"], unique="task_id")
+    return rows.select("task_id", pl.col("name").alias("task_name"), pl.col("code").alias("task_code"), "entry_point")
+
+
+def nothing_taken(frame: pl.DataFrame, config: CurationConfig) -> tuple[str, str]:
+    """The error of an empty training set, and its hint."""
+    correct = frame.filter(pl.col("status") == "correct")
+    message = f"curation took none of {frame.height} candidates ({correct.height} correct)"
+    if not config.later_turns and "turn" in frame.columns and correct.height and (correct["turn"].fill_null(1) > 1).all():
+        return message, "all correct ones answer follow-ups: curation.later_turns=true takes those too"
+    return message, "lower curation.min_speedup or verify more candidates"

@@ -1,159 +1,244 @@
-"""Which verified samples become training data: ConCuR's rule (arXiv 2510.07356, data curation) as pure functions on a frame.
+"""Which verified samples become training data: ConCuR's rule (arXiv 2510.07356, data curation) and what it is compared with, by name.
 
 The paper took 4,892 samples: (a) 3,934 concise and fast, (b) 414 with a speedup above 5, (c) 544 of single operators.
 
-Guarantees: only samples with status "correct" and a reasoning are taken, each once, in an order that depends on the data alone
-(criterion a, b, c, then task_id, then sample_index); nothing is random, so there is no seed. Does not guarantee that single operators
-and fusions end up equal: (c) adds at most one sample a task and only ever adds single operators.
+Guarantees: all strategies take from the same pool (`pool.eligible_samples`), each sample once, in an order that depends on the data and the
+seed alone, whatever the order of the rows. concur itself draws nothing; the seed matters to it only where a size thins it. A control has
+as many samples as concur under each criterion, where there are enough. Does not guarantee that a size is reached, nor that single
+operators and fusions end up equal: (c) adds at most one sample a task and only ever adds single operators.
 
-A frame holds one row per candidate with the columns of tasks.schemas.VERDICTS and CANDIDATES (`COLUMNS` names those read).
+docs/explanation/curation.md says what each strategy controls for.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from pydantic import BaseModel, ConfigDict, Field
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 from kernels_eval.errors import UsageError
-from tasks.curation.operators import operator_kind
+from tasks.curation.config import STRATEGY_NAMES, CurationConfig, Strategy
+from tasks.curation.criteria import (
+    Order,
+    balanced,
+    concise_and_fast,
+    fastest_per_task,
+    high_speedup,
+    ranked,
+    shortest_per_task,
+    single_operator,
+)
+from tasks.curation.pool import COLUMNS, OPTIONAL, drawn, eligible_samples
 
 if TYPE_CHECKING:
+    import numpy as np
     import polars as pl
 
+__all__ = [
+    "COLUMNS",
+    "OPTIONAL",
+    "STRATEGY_NAMES",
+    "CurationConfig",
+    "Strategy",
+    "concise_and_fast",
+    "curate",
+    "eligible_samples",
+    "high_speedup",
+    "select",
+    "single_operator",
+]
+
 CONCISE_AND_FAST, HIGH_SPEEDUP, SINGLE_OPERATOR = "concise_and_fast", "high_speedup", "single_operator"
-COLUMNS = ("candidate_id", "task_id", "status", "timing", "reference_operators", "generator", "sample_index", "reasoning_tokens")
+FASTEST, SHORTEST, LONGEST, DRAWN, ANY_OPERATOR = "fastest", "shortest", "longest", "drawn", "any_operator"
 
 
-class CurationConfig(BaseModel):
-    """The rule and its thresholds."""
+class Baseline(NamedTuple):
+    """A strategy of one criterion: the order in which it takes, whether it balances, and what it calls its criterion."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    strategy: Literal["concur"] = Field(default="concur", description="the paper's three criteria")
-    min_speedup: float = Field(default=5.0, ge=0, description="paper, criterion b: every correct kernel above this speedup is taken")
-    single_operator_quota: Annotated[int, Field(strict=True, ge=0)] | Annotated[float, Field(gt=0, lt=1)] = Field(
-        default=0.5,
-        description="criterion c: a share (0.5) is how much of the set single operators may come to; a whole number is how many samples "
-        "are added at most, and never past half of the set",
-    )
-    require_speedup_lower_above: float | None = Field(
-        default=None, ge=0, description="strict: take only samples whose lower bound of the speedup (95 %) is above this"
-    )
+    order: Order
+    balances: bool
+    criterion: str
 
 
 def curate(frame: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
-    """The rows taken, with a column `criterion` naming the first rule that took each: all of (a), then (b), then (c).
+    """The rows taken, in the order of the rule, with a column `criterion` naming what took each.
 
-    Returns the columns of `frame` plus `criterion`; no rows where nothing qualifies. A candidate_id that occurs twice counts once.
-    Raises UsageError for a missing column, for a correct sample without reasoning_tokens ((a) and (c) compare lengths), and where no
-    correct sample has any reasoning.
+    Returns the columns of `frame` plus `criterion`; no rows where nothing qualifies. shuffled_reasoning adds `reasoning_from`, the
+    candidate whose `reasoning` and `reasoning_tokens` a row holds. Raises UsageError as `eligible_samples` does, and where more than half
+    of the samples to shuffle are of one task.
+    """
+    taken = select(eligible_samples(frame, config), config)
+    rows = frame[taken["_row"]].with_columns(taken["criterion"])
+    return _with_reasoning_moved(rows, donors(taken)) if config.strategy == "shuffled_reasoning" else rows
+
+
+def select(pool: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
+    """The rows of a pool that the configured strategy takes, with `criterion` and `_draw`, in the order of its rule."""
+    pool = drawn(pool, config.seed)
+    if baseline := BASELINES.get(config.strategy):
+        return _baseline(pool, config, baseline)
+    return thinned(RULES[config.strategy](pool, config), config.size)
+
+
+# -- the paper's rule and its controls ---------------------------------------------------------------------------------------------------
+
+
+def concur(pool: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
+    """All of (a), then (b), then (c): a sample is labelled with the first that took it."""
+    import polars as pl
+
+    # (a) is decided among all correct samples: a strict demand may refuse the winner, never crown another
+    first = _named(concise_and_fast(pool, config.equal_speedups).filter(pl.col("_sure")), CONCISE_AND_FAST)
+    sure = pool.filter(pl.col("_sure"))
+    taken = _added(first, high_speedup(sure, config.min_speedup), HIGH_SPEEDUP)
+    return _added(taken, single_operator(sure, taken, config.single_operator_quota), SINGLE_OPERATOR)
+
+
+def concur_without_conciseness(pool: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
+    """Lengths are not looked at: (b); then the fastest sample of tasks that are drawn, as many as concur takes by (a) alone; then (c) with
+    the fastest samples of single-operator tasks, as many as concur adds."""
+    import polars as pl
+
+    like = concur(pool, config)
+    sure = pool.filter(pl.col("_sure"))
+    fast = _named(high_speedup(sure, config.min_speedup), HIGH_SPEEDUP)
+    alone = like.filter(pl.col("criterion") == CONCISE_AND_FAST).join(fast.select("_row"), on="_row", how="anti").height
+    winners = fastest_per_task(pool, pool.clear()).filter(pl.col("_sure")).join(fast.select("_row"), on="_row", how="anti")
+    taken = _added(fast, _draw(winners, alone), FASTEST)
+    more = fastest_per_task(sure.filter(pl.col("_single")), taken).head(_count(like, SINGLE_OPERATOR))
+    return _added(taken, more, SINGLE_OPERATOR)
+
+
+def concur_without_speedup(pool: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
+    """Speedups are not looked at: the shortest sample of tasks that are drawn, as many as concur takes by (a) and (b); then (c), ties in
+    length going to the lower sample_index."""
+    import polars as pl
+
+    like = concur(pool, config)
+    singles = _count(like, SINGLE_OPERATOR)
+    winners = shortest_per_task(pool, pool.clear(), ties="index").filter(pl.col("_sure"))
+    taken = _named(_draw(winners, like.height - singles), SHORTEST)
+    sure = pool.filter(pl.col("_sure") & pl.col("_single"))
+    return _added(taken, shortest_per_task(sure, taken, ties="index").head(singles), SINGLE_OPERATOR)
+
+
+def concur_without_balance(pool: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
+    """(a) and (b); then, as many as concur adds by (c), the same without asking for single operators: the shortest sample not yet taken of
+    tasks of any kind, which are drawn."""
+    import polars as pl
+
+    like = concur(pool, config)
+    taken = like.filter(pl.col("criterion") != SINGLE_OPERATOR)
+    pool_left = shortest_per_task(pool.filter(pl.col("_sure")), taken)
+    return _added(taken, _draw(pool_left, _count(like, SINGLE_OPERATOR)), ANY_OPERATOR)
+
+
+RULES: dict[str, Callable[[pl.DataFrame, CurationConfig], pl.DataFrame]] = {
+    "concur": concur,
+    "concur_without_conciseness": concur_without_conciseness,
+    "concur_without_speedup": concur_without_speedup,
+    "concur_without_balance": concur_without_balance,
+    "shuffled_reasoning": concur,
+}
+
+
+def thinned(taken: pl.DataFrame, size: int | None) -> pl.DataFrame:
+    """At most `size` of the samples, each criterion keeping its share to within one sample; a smaller set is part of a larger one.
+
+    Within a criterion samples are drawn. Keeps the order of the rule.
     """
     import polars as pl
 
-    eligible = eligible_samples(frame)
-    sure = _is_sure(config)
-    # (a) is decided among all correct samples: the strict bound may refuse the winner, never crown another
-    first = concise_and_fast(eligible).filter(sure)
-    second = high_speedup(eligible, config.min_speedup).filter(sure, ~pl.col("candidate_id").is_in(first["candidate_id"].to_list()))
-    taken = pl.concat([first.with_columns(criterion=pl.lit(CONCISE_AND_FAST)), second.with_columns(criterion=pl.lit(HIGH_SPEEDUP))])
-    third = single_operator(eligible.filter(sure), taken, config.single_operator_quota)
-    return pl.concat([taken, third.with_columns(criterion=pl.lit(SINGLE_OPERATOR))]).select(*frame.columns, "criterion")
+    if size is None or size >= taken.height:
+        return taken
+    place = pl.struct("_draw", "candidate_id").rank("ordinal").over("criterion")
+    kept = taken.with_row_index("_order").with_columns(((place - 0.5) / pl.len().over("criterion")).alias("_place"))
+    return kept.sort("_place", "_order").head(size).sort("_order").drop("_order", "_place")
 
 
-def eligible_samples(frame: pl.DataFrame) -> pl.DataFrame:
-    """The correct rows with a reasoning, each candidate once, with `_speedup` and `_speedup_lower` (ratios; 0 where not timed).
+# -- baselines ---------------------------------------------------------------------------------------------------------------------------
 
-    A correct answer whose reasoning is empty (a response that lost its think tags) has no trace to train on, and its zero tokens would
-    make it the shortest of its task. Sorted by task_id, sample_index, candidate_id. Raises UsageError as `curate` does.
+BASELINES: dict[str, Baseline] = {
+    "min_length": Baseline("min_length", False, SHORTEST),
+    "max_length": Baseline("max_length", False, LONGEST),
+    "speedup": Baseline("speedup", False, FASTEST),
+    "random": Baseline("random", False, DRAWN),
+    "balanced_min_length": Baseline("min_length", True, SHORTEST),
+    "balanced_speedup": Baseline("speedup", True, FASTEST),
+    "balanced_random": Baseline("random", True, DRAWN),
+}
+
+
+def _baseline(pool: pl.DataFrame, config: CurationConfig, baseline: Baseline) -> pl.DataFrame:
+    import polars as pl
+
+    size = baseline_size(pool, config)
+    rows = ranked(pool.filter(pl.col("_sure")), baseline.order, config.max_per_task)
+    taken = balanced(rows, size, config.single_operator_quota) if baseline.balances else rows.head(size)
+    return _named(taken, baseline.criterion)
+
+
+def baseline_size(pool: pl.DataFrame, config: CurationConfig) -> int:
+    """The size asked for, or that of concur's own set of the same pool. The pool needs `_draw` or is given it."""
+    return concur(pool, config).height if config.size is None else config.size
+
+
+# -- reasoning moved between tasks -------------------------------------------------------------------------------------------------------
+
+
+def donors(taken: pl.DataFrame) -> np.ndarray:
+    """For each sample the place of the one whose reasoning it gets: a permutation under which no sample gets one of its own task.
+
+    Tasks are put in a drawn order, each task's samples next to each other, and every reasoning moves on by as many places as the largest
+    task has samples. Raises UsageError where more than half of the samples are of one task: then there is no such permutation.
     """
+    import numpy as np
     import polars as pl
 
-    missing = [name for name in COLUMNS if name not in frame.columns]
-    if missing:
-        raise UsageError(f"curation needs the columns {', '.join(missing)}", "join a verification snapshot with the candidates it verified")
-    correct = frame.filter(pl.col("status") == "correct").unique(subset="candidate_id", keep="first", maintain_order=True)
-    _require_lengths(correct)
-    reasoned = correct.filter(pl.col("reasoning_tokens") > 0)
-    timings = [timing or {} for timing in reasoned["timing"].to_list()]
-    return reasoned.with_columns(
-        pl.Series("_speedup", [timing.get("speedup") or 0.0 for timing in timings], dtype=pl.Float64),
-        pl.Series("_speedup_lower", [timing.get("speedup_lower") or 0.0 for timing in timings], dtype=pl.Float64),
-    ).sort("task_id", "sample_index", "candidate_id")
+    if taken.is_empty():
+        return np.empty(0, dtype=np.int64)
+    most = int(taken["task_id"].value_counts()["count"].max())  # type: ignore[arg-type]
+    if 2 * most > taken.height:
+        raise UsageError(
+            f"reasoning cannot be moved between tasks: {most} of {taken.height} samples are of one task", "curate from more tasks"
+        )
+    numbered = taken.with_row_index("_place").with_columns(pl.col("_draw").min().over("task_id").alias("_task_draw"))
+    order = numbered.sort("_task_draw", "task_id", "_draw", "candidate_id")["_place"].to_numpy().astype(np.int64)
+    found = np.empty(len(order), dtype=np.int64)
+    found[order] = np.roll(order, -most)
+    return found
 
 
-def concise_and_fast(eligible: pl.DataFrame) -> pl.DataFrame:
-    """(a): per task, the correct sample that is both the shortest in reasoning and the fastest; no sample where those are two.
-
-    Ties: a sample as short as the shortest and as fast as the fastest qualifies; of several, the lowest sample_index is taken. A task's
-    only correct sample is both. A sample without a timing is never the fastest.
-    """
+def _with_reasoning_moved(rows: pl.DataFrame, places: np.ndarray) -> pl.DataFrame:
     import polars as pl
 
-    both = (pl.col("reasoning_tokens") == pl.col("reasoning_tokens").min().over("task_id")) & (
-        pl.col("_speedup") == pl.col("_speedup").max().over("task_id")
-    )
-    return eligible.filter(both, pl.col("_speedup") > 0).unique(subset="task_id", keep="first", maintain_order=True)
+    givers = rows[places]
+    moved = [givers[name] for name in ("reasoning", "reasoning_tokens") if name in rows.columns]
+    return rows.with_columns(*moved, pl.Series("reasoning_from", givers["candidate_id"], dtype=pl.String))
 
 
-def high_speedup(eligible: pl.DataFrame, min_speedup: float) -> pl.DataFrame:
-    """(b): every correct sample with speedup > min_speedup (strictly), however long its reasoning."""
+# -- sets in the making ------------------------------------------------------------------------------------------------------------------
+
+
+def _named(rows: pl.DataFrame, criterion: str) -> pl.DataFrame:
     import polars as pl
 
-    return eligible.filter(pl.col("_speedup") > min_speedup)
+    return rows.with_columns(pl.lit(criterion).alias("criterion"))
 
 
-def single_operator(eligible: pl.DataFrame, taken: pl.DataFrame, quota: float | int) -> pl.DataFrame:
-    """(c): for each single-operator task in order of task_id, its shortest correct sample not yet taken, until the quota is reached.
-
-    A float quota is the share of the set (taken and added) that single operators may reach, 0.5 being balance with fusions. An int quota
-    caps how many are added, and balance still ends it. Ties in length: the faster, then the lower sample_index.
-    """
+def _added(taken: pl.DataFrame, more: pl.DataFrame, criterion: str) -> pl.DataFrame:
+    """`taken`, then what is new in `more`."""
     import polars as pl
 
-    share, limit = (quota, eligible.height) if isinstance(quota, float) else (0.5, quota)
-    singles = int(_is_single(taken).sum())
-    pool = (
-        eligible.filter(_is_single(eligible), ~pl.col("candidate_id").is_in(taken["candidate_id"].to_list()))
-        .sort("task_id", "reasoning_tokens", -pl.col("_speedup"), "sample_index", "candidate_id")
-        .unique(subset="task_id", keep="first", maintain_order=True)
-    )
-    added = 0
-    while added < min(limit, pool.height) and singles + added < share * (taken.height + added):
-        added += 1
-    return pool.head(added)
+    return pl.concat([taken, _named(more.join(taken.select("_row"), on="_row", how="anti", maintain_order="left"), criterion)])
 
 
-def _is_single(frame: pl.DataFrame) -> pl.Series:
+def _draw(rows: pl.DataFrame, count: int) -> pl.DataFrame:
+    """`count` rows that are drawn, in the order of `rows`."""
+    ordered = rows.with_row_index("_order").sort("_draw", "candidate_id").head(count)
+    return ordered.sort("_order").drop("_order")
+
+
+def _count(taken: pl.DataFrame, criterion: str) -> int:
     import polars as pl
 
-    kinds = [operator_kind(names or []) == "single_operator" for names in frame["reference_operators"].to_list()]
-    return pl.Series("single", kinds, dtype=pl.Boolean)
-
-
-def _is_sure(config: CurationConfig) -> pl.Expr:
-    import polars as pl
-
-    bound = config.require_speedup_lower_above
-    return pl.lit(True) if bound is None else pl.col("_speedup_lower") > bound
-
-
-def _require_lengths(correct: pl.DataFrame) -> None:
-    import polars as pl
-
-    unknown = correct.filter(pl.col("reasoning_tokens").is_null())
-    if unknown.is_empty():
-        if correct.height and not (correct["reasoning_tokens"] > 0).any():
-            raise UsageError(
-                f"none of the {correct.height} correct samples of {_generators(correct)} has any reasoning to train on",
-                "use a model that reasons, and a server that returns the text before </think>",
-            )
-        return
-    raise UsageError(
-        f"{unknown.height} of {correct.height} correct samples of {_generators(unknown)} have no reasoning_tokens, which curation compares",
-        "give that generator's tokenizer with --set synthesis.tokenizer=HUB_ID_OR_DIRECTORY and run synthesis again",
-    )
-
-
-def _generators(rows: pl.DataFrame) -> str:
-    return ", ".join(sorted({str(name) for name in rows["generator"].to_list()}))
+    return taken.filter(pl.col("criterion") == criterion).height

@@ -78,7 +78,7 @@ def test_what_the_verifier_refuses_is_asked_for_again_and_taken(tmp_path: Path, 
     environment |= {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OPENAI_API_KEY": "none", "NO_PROXY": "127.0.0.1"}
     command = [sys.executable, "-m", "flows.cli", "run", "--profile", "turns.yaml", "--only", "refresh", "--set", "synthesis.turns=2"]
     # below 0 no speedup lies: whatever the machine's load does to the times, the right kernel is not asked for again
-    command += ["--set", "synthesis.refine_below_speedup=0"]
+    command += ["--set", "synthesis.refine_below_speedup=0", "--set", "curation.later_turns=true"]
 
     done = subprocess.run(command, cwd=tmp_path, env=environment, timeout=RUN_S, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]

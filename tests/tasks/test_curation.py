@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import polars as pl
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,44 +13,7 @@ from pydantic import ValidationError
 from kernels_eval.errors import UsageError
 from tasks.curation.operators import operator_kind
 from tasks.curation.strategies import CurationConfig, concise_and_fast, curate, eligible_samples
-from tasks.schemas import CANDIDATES, VERDICTS
-
-SINGLE, FUSION = ["torch.nn.functional.linear"], ["torch.nn.functional.linear", "torch.nn.functional.gelu"]
-SCHEMA = pa.schema([*VERDICTS, *(field for field in CANDIDATES if field.name not in VERDICTS.names)])
-
-
-def sample(
-    task: str,
-    index: int,
-    tokens: int | None,
-    speedup: float | None,
-    *,
-    status: str = "correct",
-    ops: list[str] = FUSION,
-    lower: float | None = None,
-) -> dict[str, Any]:
-    timing = None
-    if speedup is not None and status == "correct":
-        low = speedup * 0.9 if lower is None else lower
-        timing = {"reference_ms": speedup, "candidate_ms": 1.0, "speedup": speedup, "speedup_lower": low, "speedup_upper": speedup * 1.1}
-        timing |= {"pairs": 50, "calls_per_sample": 1, "clock_bound_ms": 1.0}
-    return {
-        "candidate_id": f"{task}-{index}",
-        "task_id": task,
-        "status": status,
-        "timing": timing,
-        "reference_operators": ops,
-        "generator": "org/writer",
-        "sample_index": index,
-        "reasoning_tokens": tokens,
-        "response": "kept as it is",
-    }
-
-
-def frame(*rows: dict[str, Any]) -> pl.DataFrame:
-    read = pl.from_arrow(pa.Table.from_pylist(list(rows), schema=SCHEMA))
-    assert isinstance(read, pl.DataFrame)
-    return read
+from tests.support.samples import FUSION, SINGLE, frame, sample
 
 
 def taken(*rows: dict[str, Any], **config: Any) -> list[tuple[str, str]]:

@@ -1,0 +1,346 @@
+"""`concur curate`: training sets by one strategy or many, from verdicts that are there already, and why a candidate is in one or not.
+
+Guarantees: nothing is verified or sampled; the rules are those of the line (`tasks.curation.strategies`); texts are read for the samples
+that are written out only; files in `--out` are there whole or not at all. Does not write snapshots: `concur run` does.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import time
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.config import _apply, _explain
+from kernels_eval.errors import UsageError
+from tasks.curation.config import STRATEGY_NAMES, CurationConfig
+from tasks.store import Snapshot, snapshots
+
+if TYPE_CHECKING:
+    import polars as pl
+
+SUMMARY_FILE = "curation.json"
+
+
+def strategies_dir() -> Path:
+    """The strategies that ship with concur (`deployments/strategies`), one file each."""
+    beside = Path(__file__).parent.parent / "deployments" / "strategies"
+    return beside if beside.is_dir() else Path(str(resources.files("flows") / "strategies"))
+
+
+def load_strategy(name: str, overrides: Sequence[str] = ()) -> CurationConfig:
+    """A strategy by its name, or from a YAML file that holds the keys of `curation`, with `key=value` overrides (values are YAML).
+
+    Raises UsageError for a strategy or file that is not there, text that is not YAML, an unknown key or an illegal value.
+    """
+    import yaml
+    from pydantic import ValidationError
+
+    is_file = name.endswith((".yaml", ".yml")) or "/" in name
+    if not is_file and name not in STRATEGY_NAMES:
+        close = difflib.get_close_matches(name, STRATEGY_NAMES, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"strategies: {', '.join(STRATEGY_NAMES)}, or the path of a YAML file"
+        raise UsageError(f"there is no strategy {name!r}", hint)
+    path = Path(name) if is_file else strategies_dir() / f"{name}.yaml"
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except OSError as error:
+        raise UsageError(f"cannot read strategy {name}: {error.strerror}", "give a strategy's name, or the path of a YAML file") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"strategy {name} is not YAML", "mend the file") from error
+    if not isinstance(data, dict):
+        raise UsageError(f"strategy {name} is a {type(data).__name__}, not a mapping of keys", "see deployments/strategies/concur.yaml")
+    for override in overrides:
+        _apply(data, override)
+    try:
+        return CurationConfig.model_validate(data)
+    except ValidationError as error:
+        raise _explain(error, f"strategy {name!r}", CurationConfig) from error
+
+
+def configurations(strategies: Sequence[str], sizes: Sequence[int | None], overrides: Sequence[str]) -> list[CurationConfig]:
+    """Every strategy (`all` names all of them) at every size; without sizes, at the size its file says."""
+    names = [each for name in strategies for each in (STRATEGY_NAMES if name == "all" else (name,))]
+    return [
+        config if size is None else config.model_copy(update={"size": size})
+        for config in (load_strategy(name, overrides) for name in dict.fromkeys(names))
+        for size in (sizes or [None])
+    ]
+
+
+def parsed_sizes(text: str | None) -> list[int]:
+    """ "100,1000" as numbers. Raises UsageError for anything else."""
+    try:
+        sizes = [int(part) for part in text.split(",")] if text else []
+    except ValueError:
+        sizes = [0]
+    if any(size < 1 for size in sizes):
+        raise UsageError(f"--size {text!r} is not a list of whole numbers above 0", "for example --size 500,1000,4892")
+    return sizes
+
+
+class Source:
+    """Where rows come from: finished snapshots of the store, or Parquet files (one may hold verdicts and candidates)."""
+
+    def __init__(self, verdicts: str | None, candidates: str | None, root: str) -> None:
+        self.verdicts: Snapshot | Path
+        self.candidates: Snapshot | Path
+        self.verdicts = _opened(verdicts, "--verdicts") if verdicts else _latest(root)
+        self.tasks: Snapshot | None = None
+        upstream: list[str] = []
+        if isinstance(self.verdicts, Snapshot):
+            upstream = self.verdicts.manifest["upstream"]
+            self.tasks = _among(self.verdicts.root, ("tasks",), upstream)
+        if candidates:
+            self.candidates = _opened(candidates, "--candidates")
+        elif isinstance(self.verdicts, Snapshot):
+            found = _among(self.verdicts.root, ("synthesis", "candidates"), upstream)
+            if found is None:
+                raise UsageError(f"the candidates of {self.verdicts.path} are not beside it", "name them with --candidates")
+            self.candidates = found
+        else:
+            self.candidates = self.verdicts
+
+    def deciding(self) -> pl.DataFrame:
+        """What strategies decide by, one row a candidate, without texts."""
+        from tasks.curation.tables import DECIDING, joined_on_candidate
+
+        frames = [_read(self.verdicts, DECIDING)]
+        if self.candidates is not self.verdicts:
+            frames.append(_read(self.candidates, DECIDING))
+        for where, frame in zip((self.verdicts, self.candidates), frames, strict=False):
+            if "candidate_id" not in frame.columns:
+                raise UsageError(f"{_name(where)} has no column candidate_id", "give the tables that verification and synthesis wrote")
+        frame = joined_on_candidate(*frames) if len(frames) == 2 else frames[0]
+        if frame.is_empty():
+            raise UsageError(
+                f"no row of {_name(self.verdicts)} has its candidate in {_name(self.candidates)}", "give the candidates verified"
+            )
+        return frame
+
+    def rows(self, taken: pl.DataFrame) -> pl.DataFrame:
+        """tasks.schemas.CURATED of what was taken. Columns that the source does not have are null."""
+        from tasks.curation.stage import named_tasks
+        from tasks.curation.tables import TEXTS, curated_rows, texts_of
+
+        if isinstance(self.candidates, Snapshot):
+            texts = texts_of(self.candidates, taken)
+        else:
+            texts = _read(self.candidates, TEXTS, taken.select("candidate_id"))
+        return curated_rows(taken, texts.unique("candidate_id", keep="first"), named_tasks(self.tasks) if self.tasks else None)
+
+
+def curate_table(
+    *,
+    verdicts: str | None = None,
+    candidates: str | None = None,
+    root: str = ".concur",
+    strategies: Sequence[str] = ("concur",),
+    sizes: Sequence[int] = (),
+    overrides: Sequence[str] = (),
+    out: str | None = None,
+) -> dict[str, Any]:
+    """Training sets of every strategy and size. Returns `source`, and `sets`: what each took, with counts per criterion and composition.
+
+    Lengths are tokens, speedups ratios (medians of the set). With `out`, each set is written to `DIR/NAME.parquet` (`NAME-SIZE.parquet`
+    where sizes are asked for) and all of this to `DIR/curation.json`. Raises UsageError for input that cannot be used, where no strategy
+    takes anything, and where two sets would be one file.
+    """
+    from tasks.curation.stage import nothing_taken
+    from tasks.curation.strategies import curate
+
+    configs = configurations(strategies, list(sizes), overrides)
+    names = [f"{config.strategy}-{config.size}.parquet" if sizes else f"{config.strategy}.parquet" for config in configs]
+    if out and len(set(names)) < len(names):
+        raise UsageError("two of these strategies have the same name, and would be one file", "write them to two directories")
+    source = Source(verdicts, candidates, root)
+    frame = source.deciding()
+    sets = []
+    for config, name in zip(configs, names, strict=True):
+        began_s = time.monotonic()
+        taken = curate(frame, config)
+        found = _set_of(taken, config) | {"seconds": round(time.monotonic() - began_s, 3)}
+        if out and not taken.is_empty():
+            found["file"] = str(_written(Path(out) / name, source.rows(taken)))
+        sets.append(found)
+    if not any(found["samples"] for found in sets):
+        raise UsageError(*nothing_taken(frame, configs[0]))
+    correct = int((frame["status"] == "correct").sum())
+    data = {
+        "source": {"verdicts": _name(source.verdicts), "candidates": _name(source.candidates), "rows": frame.height, "correct": correct},
+        "sets": sets,
+    }
+    if out:
+        _replace(Path(out) / SUMMARY_FILE, lambda path: path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8"))
+    return data
+
+
+def explain_candidate(
+    candidate_id: str,
+    *,
+    verdicts: str | None = None,
+    candidates: str | None = None,
+    root: str = ".concur",
+    strategies: Sequence[str] = ("concur",),
+    sizes: Sequence[int] = (),
+    overrides: Sequence[str] = (),
+) -> list[dict[str, Any]]:
+    """What every strategy and size does with one candidate, and why: the fields of `tasks.curation.explain.Explanation`, and `size`."""
+    from tasks.curation.explain import explain
+
+    configs = configurations(strategies, list(sizes), overrides)
+    frame = Source(verdicts, candidates, root).deciding()
+    return [{**explain(frame, config, candidate_id).model_dump(mode="json"), "size": config.size} for config in configs]
+
+
+def _set_of(taken: pl.DataFrame, config: CurationConfig) -> dict[str, Any]:
+    import polars as pl
+
+    from tasks.curation.pool import ratio, with_kind
+
+    rows = with_kind(taken).with_columns(ratio(taken, "speedup").alias("_speedup"))
+    singles = int(rows["_single"].sum())
+    timed = rows.filter(pl.col("_speedup").is_finite())["_speedup"]
+    counts = sorted(rows["criterion"].value_counts().iter_rows(), key=lambda pair: (-pair[1], pair[0]))
+    return {
+        "strategy": config.strategy,
+        "size": config.size,
+        "samples": rows.height,
+        "tasks": rows["task_id"].n_unique(),
+        "criteria": dict(counts),
+        "composition": {"single_operator": singles, "fusion": rows.height - singles},
+        "median_reasoning_tokens": rows["reasoning_tokens"].median(),
+        "median_speedup": timed.median(),
+        "config": config.model_dump(mode="json"),
+    }
+
+
+# -- what comes in -----------------------------------------------------------------------------------------------------------------------
+
+
+def _opened(location: str, option: str) -> Snapshot | Path:
+    path = Path(location).expanduser()
+    if path.is_file():
+        return path
+    if path.is_dir():
+        path = path.resolve()
+        snapshot = Snapshot(str(path.parent.parent), path.parent.name, path.name)
+        if snapshot.finished:
+            return snapshot
+        raise UsageError(
+            f"{option} {location} is not a finished snapshot", "give its directory, which holds manifest.json, or a Parquet file"
+        )
+    raise UsageError(f"{option} {location} is not there", "give the directory of a snapshot, or a Parquet file")
+
+
+def _latest(root: str) -> Snapshot:
+    """The verdicts that the newest training set under a root was made of, else the newest: those of a benchmark are verdicts too."""
+    for stage in ("curation", "verification"):
+        finished = [snapshot for snapshot in snapshots(root, stage) if snapshot.finished]
+        for snapshot in sorted(finished, key=lambda each: each.manifest["created_at"], reverse=True):
+            found = snapshot if stage == "verification" else _among(root, ("verification",), snapshot.manifest["upstream"])
+            if found:
+                return found
+    raise UsageError(f"there is no finished verification snapshot under {root}", "name one with --verdicts, or another --root")
+
+
+def _among(root: str, stages: Sequence[str], fingerprints: Sequence[str]) -> Snapshot | None:
+    """The finished snapshot of one of these stages with one of these fingerprints."""
+    for stage in stages:
+        for name in fingerprints:
+            if (snapshot := Snapshot(root, stage, name)).finished:
+                return snapshot
+    return None
+
+
+def _read(where: Snapshot | Path, columns: Sequence[str], only: pl.DataFrame | None = None) -> pl.DataFrame:
+    """Those of the columns that are there; with `only`, of these candidates."""
+    import polars as pl
+
+    if isinstance(where, Snapshot):
+        return where.read(columns=columns, unique="candidate_id")
+    try:
+        lazy = pl.scan_parquet(where)
+        there = set(lazy.collect_schema().names())
+        lazy = lazy.select([name for name in columns if name in there])
+        if only is not None:
+            lazy = lazy.join(only.lazy(), on="candidate_id", how="semi")
+        return lazy.collect()
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise UsageError(f"{where} cannot be read as Parquet", "give a Parquet file, or the directory of a snapshot") from error
+
+
+def _name(where: Snapshot | Path) -> str:
+    return where.path if isinstance(where, Snapshot) else str(where)
+
+
+# -- what goes out -----------------------------------------------------------------------------------------------------------------------
+
+
+def _written(path: Path, rows: pl.DataFrame) -> Path:
+    _replace(path, lambda target: rows.write_parquet(target))
+    return path
+
+
+def _replace(path: Path, write: Any) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(temporary)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}", "choose another --out, or free some disk") from error
+    finally:
+        if path.parent.is_dir():
+            temporary.unlink(missing_ok=True)
+
+
+def print_sets(data: dict[str, Any]) -> None:
+    """The sets on a terminal."""
+    import sys
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(width=None if sys.stdout.isatty() else 140, markup=False, highlight=False)
+    source = data["source"]
+    console.print(Text(f"{source['rows']:,} candidates, {source['correct']:,} correct: {source['verdicts']}"), soft_wrap=True)
+    table = Table()
+    right = ("size", "samples", "tasks", "single", "fusion", "tokens", "speedup")
+    for name in ("strategy", *right, "criteria"):
+        table.add_column(name, justify="right" if name in right else "left")
+    for each in data["sets"]:
+        kinds, tokens, speedup = each["composition"], each["median_reasoning_tokens"], each["median_speedup"]
+        table.add_row(
+            each["strategy"],
+            "" if each["size"] is None else f"{each['size']:,}",
+            f"{each['samples']:,}",
+            f"{each['tasks']:,}",
+            f"{kinds['single_operator']:,}",
+            f"{kinds['fusion']:,}",
+            "" if tokens is None else f"{tokens:,.0f}",
+            "" if speedup is None else f"{speedup:.3g}",
+            ", ".join(f"{name} {count:,}" for name, count in each["criteria"].items()),
+        )
+    console.print(table)
+    console.print("tokens and speedup are medians of the set")
+    for each in data["sets"]:
+        if "file" in each:
+            print(f"{each['strategy']}: {each['file']}")
+
+
+def print_explanations(explanations: Sequence[dict[str, Any]]) -> None:
+    """Why, one line a reason."""
+    from tasks.sources.tables import shown
+
+    for each in explanations:
+        size = "" if each["size"] is None else f", size {each['size']:,}"
+        verb = f"took it as {each['criterion']}" if each["taken"] else "did not take it"
+        print(f"{shown(each['candidate_id'])} of {shown(each['task_id'])}: {each['strategy']}{size} {verb}")
+        for reason in each["reasons"]:
+            print(f"  {shown(reason)}")

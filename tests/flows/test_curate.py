@@ -1,0 +1,200 @@
+"""`concur curate` as a user runs it: files and snapshots in, tables, JSON and training sets out; and the strategies that ship."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+
+import flows
+from flows.cli import main
+from flows.curate import load_strategy, strategies_dir
+from tasks.curation.config import STRATEGY_NAMES, CurationConfig
+from tasks.schemas import CANDIDATES, CURATED, TASKS, VERDICTS
+from tasks.store import Snapshot
+from tests.support.samples import FUSION, SINGLE, frame, sample
+
+ROWS = [
+    sample(
+        f"t{task}", index, 100 + 50 * (index if task % 2 else 2 - index), 1.0 + index + task / 10, ops=SINGLE if task % 3 == 0 else FUSION
+    )
+    for task in range(12)
+    for index in range(3)
+] + [sample("t0", 9, 5, None, status="incorrect")]
+SHIPPED = sorted(strategies_dir().glob("*.yaml"))
+
+
+def curate(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["curate", *map(str, arguments)])
+
+
+def refused(*arguments: object) -> str:
+    done = curate(*arguments)
+    assert done.exit_code == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1, done.output
+    return done.stderr
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    frame(*ROWS).write_parquet(tmp_path / "both.parquet")
+    return tmp_path / "both.parquet"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Finished snapshots of tasks, candidates and verdicts, as the line leaves them, and verdicts of somebody else's that are newer."""
+    store = tmp_path / "store"
+    tasks = Snapshot(str(store), "tasks", "t")
+    ids = sorted({row["task_id"] for row in ROWS})
+    tasks.append([{"task_id": name, "name": name.upper(), "code": f"# {name}", "entry_point": "Model"} for name in ids], TASKS)
+    tasks.publish(config={})
+    texts = [row | {"answer": f"answer {row['candidate_id']}", "code": "pass", "language": "cpp"} for row in ROWS]
+    candidates = Snapshot(str(store), "synthesis", "c")
+    candidates.append(texts, CANDIDATES)
+    candidates.publish(config={}, upstream=["t"])
+    verdicts = Snapshot(str(store), "verification", "v")
+    verdicts.append(texts, VERDICTS)
+    verdicts.publish(config={}, upstream=["c", "t"])
+    return store
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_strategy_is_its_name_and_says_what_it_controls_for(path: Path) -> None:
+    config = load_strategy(path.stem)
+    assert config.strategy == path.stem and load_strategy(str(path)) == config
+    assert config == CurationConfig(strategy=path.stem)  # `--set curation.strategy=NAME` of a run means the same
+    assert path.read_text(encoding="utf-8").startswith("# ")
+
+
+def test_the_files_are_the_names_and_travel_with_the_wheel() -> None:
+    assert {path.stem for path in SHIPPED} == set(STRATEGY_NAMES)
+    project = tomllib.loads((Path(flows.__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]["deployments/strategies"] == "flows/strategies"
+
+
+def test_a_file_with_verdicts_and_candidates(table: Path) -> None:
+    data = json.loads(curate("--verdicts", table, "--json").stdout)
+    (found,) = data["sets"]
+    assert data["source"] | {"verdicts": "", "candidates": ""} == {"verdicts": "", "candidates": "", "rows": 37, "correct": 36}
+    assert found["strategy"] == "concur" and sum(found["criteria"].values()) == found["samples"] > 0
+    assert sum(found["composition"].values()) == found["samples"] and found["config"]["min_speedup"] == 5.0
+
+
+def test_all_strategies_at_several_sizes_into_a_directory(table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "sets"
+    done = curate("--verdicts", table, "--strategy", "all", "--size", "3,6", "--out", out)
+    assert done.exit_code == 0, done.output
+    names = {path.name for path in out.iterdir()}
+    assert names == {f"{name}-{size}.parquet" for name in STRATEGY_NAMES for size in (3, 6)} | {"curation.json"}
+    assert all(name in done.stdout for name in STRATEGY_NAMES)
+    for each in json.loads((out / "curation.json").read_text())["sets"]:
+        rows = pl.read_parquet(each["file"])
+        assert rows.columns == CURATED.names and rows.height == each["samples"] <= each["size"]
+    moved = pl.read_parquet(out / "shuffled_reasoning-6.parquet")
+    assert (moved["reasoning"] == "thoughts of " + moved["reasoning_from"]).all() and (
+        moved["reasoning_from"] != moved["candidate_id"]
+    ).all()
+    plain = pl.read_parquet(out / "concur-6.parquet")
+    assert plain["reasoning_from"].null_count() == 6 and (plain["reasoning"] == "thoughts of " + plain["candidate_id"]).all()
+
+
+def test_snapshots_are_found_under_a_root_with_their_texts_and_tasks(root: Path, tmp_path: Path) -> None:
+    done = curate("--root", root, "--strategy", "shuffled_reasoning", "--out", tmp_path / "sets", "--json")
+    assert done.exit_code == 0, done.output
+    rows = pl.read_parquet(tmp_path / "sets/shuffled_reasoning.parquet")
+    for row in rows.iter_rows(named=True):
+        assert (row["task_name"], row["task_code"], row["language"]) == (row["task_id"].upper(), f"# {row['task_id']}", "cpp")
+        assert row["answer"] == f"answer {row['candidate_id']}" and row["reasoning"] == f"thoughts of {row['reasoning_from']}"
+        assert row["speedup"] > 0 and row["operator_kind"] in ("single_operator", "fusion")
+    by_path = curate(
+        "--verdicts", root / "verification/v", "--candidates", root / "synthesis/c", "--strategy", "shuffled_reasoning", "--json"
+    )
+    sets = [json.loads(each.stdout)["sets"][0] for each in (done, by_path)]
+    assert sets[0]["criteria"] == sets[1]["criteria"] and sets[0]["median_reasoning_tokens"] == sets[1]["median_reasoning_tokens"]
+
+
+def test_the_verdicts_of_the_newest_training_set_go_before_newer_ones(root: Path) -> None:
+    """A benchmark's answers are verified too, after the training set was made."""
+    curation = Snapshot(str(root), "curation", "x")
+    curation.append([], CURATED)
+    curation.publish(config={}, upstream=["v", "c", "t"])
+    late = Snapshot(str(root), "verification", "late")
+    late.append(ROWS[:3], VERDICTS)
+    late.publish(config={}, upstream=["c", "t"])
+    manifest = Path(late.path) / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"created_at": "2', '"created_at": "3'))
+    assert json.loads(curate("--root", root, "--json").stdout)["source"]["rows"] == len(ROWS)
+    (Path(curation.path) / "manifest.json").unlink()
+    assert json.loads(curate("--root", root, "--json").stdout)["source"]["rows"] == 3
+
+
+def test_parts_of_older_versions_lack_columns(root: Path) -> None:
+    """A later turn stays out although the first part of the snapshot was written before there were turns."""
+    older = Snapshot(str(root), "synthesis", "old")
+    older.append(ROWS[:3], pa.schema([field for field in CANDIDATES if field.name not in ("turn", "parent")]))
+    older.append([row | {"turn": 2, "parent": "x"} for row in ROWS[3:]], CANDIDATES)
+    older.publish(config={})
+    done = curate("--verdicts", root / "verification/v", "--candidates", older.path, "--strategy", "random", "--size", 99, "--json")
+    assert json.loads(done.stdout)["sets"][0]["samples"] == 1
+    assert set(older.read(columns=["candidate_id", "turn"])["turn"][:4]) == {None, 2}
+
+
+def test_explain_says_why_on_a_terminal_and_as_json(table: Path) -> None:
+    done = curate("--verdicts", table, "--explain", "t0-9", "--strategy", "concur", "--strategy", "random", "--size", "2")
+    assert done.exit_code == 0 and done.stdout.count("did not take it") == 2 and "size 2" in done.stdout
+    assert "status incorrect" in done.stdout
+    (said,) = json.loads(curate("--verdicts", table, "--explain", "t1-1", "--json").stdout)["explanations"]
+    assert said["candidate_id"] == "t1-1" and said["taken"] is False and "the shortest correct of its task has" in said["reasons"][0]
+    assert "no candidate 'nobody'" in refused("--verdicts", table, "--explain", "nobody")
+
+
+def test_keys_are_set_as_everywhere(table: Path) -> None:
+    low = json.loads(curate("--verdicts", table, "--set", "min_speedup=1", "--json").stdout)["sets"][0]
+    assert low["config"]["min_speedup"] == 1.0 and low["criteria"]["high_speedup"] > 0
+    assert "did you mean min_speedup?" in refused("--verdicts", table, "--set", "min_speedups=1")
+
+
+def test_a_strategy_file_of_the_users_own(table: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("strategy: speedup\nmax_per_task: null\nsize: 36\n")
+    (found,) = json.loads(curate("--verdicts", table, "--strategy", tmp_path / "mine.yaml", "--json").stdout)["sets"]
+    assert found["samples"] == 36 and found["tasks"] == 12
+    both = ["--strategy", "speedup", "--strategy", tmp_path / "mine.yaml", "--out", tmp_path / "sets"]
+    assert "the same name" in refused("--verdicts", table, *both)
+    assert not (tmp_path / "sets").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--strategy", "conkur"], "did you mean concur?"),
+        (["--strategy", "nowhere.yaml"], "cannot read strategy nowhere.yaml"),
+        (["--size", "3,x"], "--size '3,x'"),
+        (["--size", "0"], "--size '0'"),
+        (["--set", "seed=-1"], "seed = -1"),
+        (["--verdicts", "nowhere"], "--verdicts nowhere is not there"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(table: Path, arguments: list[Any], part: str) -> None:
+    assert part in refused("--verdicts", table, *arguments)
+
+
+def test_places_that_cannot_be_read(table: Path, root: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.parquet").write_text("no table")
+    assert "cannot be read as Parquet" in refused("--verdicts", tmp_path / "text.parquet")
+    assert "no finished verification snapshot" in refused("--root", tmp_path / "empty")
+    assert "not a finished snapshot" in refused("--verdicts", tmp_path)
+    frame(*ROWS).drop("reasoning_tokens").write_parquet(tmp_path / "lean.parquet")
+    assert "reasoning_tokens" in refused("--verdicts", tmp_path / "lean.parquet")
+    frame(*ROWS).drop("candidate_id").write_parquet(tmp_path / "nameless.parquet")
+    assert "no column candidate_id" in refused("--verdicts", tmp_path / "nameless.parquet")
+    frame(sample("other", 0, 1, 1.0)).write_parquet(tmp_path / "other.parquet")
+    assert "has its candidate in" in refused("--verdicts", table, "--candidates", tmp_path / "other.parquet")
+    frame(ROWS[-1]).write_parquet(tmp_path / "wrong.parquet")
+    assert "curation took none of 1 candidates (0 correct)" in refused("--verdicts", tmp_path / "wrong.parquet", "--out", tmp_path / "sets")
+    assert not (tmp_path / "sets").exists()

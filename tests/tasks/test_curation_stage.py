@@ -1,0 +1,104 @@
+"""Curation from snapshot to snapshot: what a training set's rows hold, that a killed run goes on, and that texts stay on the disk."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels_eval.errors import UsageError
+from tasks.curation import stage
+from tasks.curation.strategies import CurationConfig, curate
+from tasks.curation.tables import deciding
+from tasks.schemas import CANDIDATES, CURATED, TASKS, VERDICTS
+from tasks.store import Snapshot, SnapshotRef
+from tests.support.samples import FUSION, SINGLE, frame, sample
+
+
+def rows(tasks: int = 30) -> list[dict[str, Any]]:
+    rng = random.Random(3)
+    return [
+        sample(f"t{task:02d}", index, rng.randint(10, 99), rng.choice([0.5, 1.0, 2.0, 6.0]), ops=FUSION if task % 3 else SINGLE)
+        | {"answer": f"answer {task}-{index}", "code": f"# {task}-{index}", "language": "cpp", "reason": "verified"}
+        for task in range(tasks)
+        for index in range(3)
+    ]
+
+
+def snapshots(root: Path, samples: list[dict[str, Any]]) -> tuple[SnapshotRef, SnapshotRef, SnapshotRef]:
+    """Finished verdicts, candidates (the other way round) and tasks."""
+    ids = sorted({row["task_id"] for row in samples})
+    tables = {
+        "verification": (samples, VERDICTS),
+        "synthesis": (samples[::-1], CANDIDATES),
+        "tasks": ([{"task_id": name, "name": f"name {name}", "code": f"code {name}", "entry_point": "Model"} for name in ids], TASKS),
+    }
+    refs = []
+    for name, (table, schema) in tables.items():
+        snapshot = Snapshot(str(root), name, "x")
+        snapshot.append(table, schema)
+        refs.append(snapshot.publish(config={}).ref)
+    return refs[0], refs[1], refs[2]
+
+
+@pytest.mark.parametrize("strategy", ["concur", "shuffled_reasoning", "random"])
+def test_every_row_of_a_training_set(tmp_path: Path, strategy: Any) -> None:
+    samples = rows()
+    config = CurationConfig(strategy=strategy)
+    made = stage.run(*snapshots(tmp_path, samples), config).open()
+    curated = made.read()
+    expected = curate(frame(*samples), config)
+    assert curated.columns == CURATED.names and curated["candidate_id"].equals(expected["candidate_id"])
+    assert made.manifest["criterion_counts"] == dict(sorted(expected["criterion"].value_counts().iter_rows()))
+    of = {row["candidate_id"]: row for row in samples}
+    for row in curated.iter_rows(named=True):
+        own = of[row["candidate_id"]]
+        giver = of[row["reasoning_from"] or row["candidate_id"]]
+        assert (row["reasoning_from"] is None) == (strategy != "shuffled_reasoning")
+        assert (row["reasoning"], row["reasoning_tokens"]) == (giver["reasoning"], giver["reasoning_tokens"])
+        assert (row["answer"], row["code"], row["language"]) == (own["answer"], own["code"], "cpp")
+        assert (row["speedup"], row["speedup_lower"]) == (own["timing"]["speedup"], own["timing"]["speedup_lower"])
+        assert (row["task_name"], row["task_code"]) == (f"name {own['task_id']}", f"code {own['task_id']}")
+        assert row["operator_kind"] == ("single_operator" if own["reference_operators"] == SINGLE else "fusion")
+
+
+def test_a_killed_run_goes_on_and_a_finished_one_is_served(tmp_path: Path) -> None:
+    refs = snapshots(tmp_path, rows())
+    config = CurationConfig()
+    half = stage.planned(*refs, config)
+    whole = curate(deciding(refs[0].open(), refs[1].open()), config)["candidate_id"].to_list()
+    half.append([{"candidate_id": name, "criterion": "there already"} for name in whole[:4]], CURATED)
+    made = stage.run(*refs, config).open()
+    assert made.read()["candidate_id"].to_list() == whole and made.manifest["rows"] == len(whole)
+    before = made.parts()
+    assert stage.run(*refs, config) == made.ref and made.parts() == before
+
+
+def test_strategies_lie_side_by_side(tmp_path: Path) -> None:
+    refs = snapshots(tmp_path, rows())
+    names = ("concur", "min_length", "random")
+    assert len({stage.run(*refs, CurationConfig(strategy=name)).fingerprint for name in names}) == 3
+
+
+def test_deciding_reads_no_text(tmp_path: Path) -> None:
+    verdicts, candidates, _ = snapshots(tmp_path, rows())
+    read = deciding(verdicts.open(), candidates.open())
+    assert read.height == 90 and not {"response", "reasoning", "answer", "code", "log_tail"} & set(read.columns)
+
+
+def test_nothing_taken_is_an_error_that_says_why(tmp_path: Path) -> None:
+    wrong = [sample("a", 0, 10, None, status="incorrect")]
+    with pytest.raises(UsageError, match="took none of 1 candidates .0 correct"):
+        stage.run(*snapshots(tmp_path / "wrong", wrong), CurationConfig())
+    later = [sample("a", 0, 10, None, status="incorrect"), sample("a", 1, 10, 2.0) | {"turn": 2, "parent": "a-0"}]
+    refs = snapshots(tmp_path / "later", later)
+    with pytest.raises(UsageError, match="1 correct.*later_turns=true"):
+        stage.run(*refs, CurationConfig())
+    assert stage.run(*refs, CurationConfig(later_turns=True)).open().read()["candidate_id"].to_list() == ["a-1"]
+
+
+def test_a_configuration_of_an_older_version_still_loads() -> None:
+    older = {"min_speedup": 5.0, "require_speedup_lower_above": None, "single_operator_quota": 0.5, "strategy": "concur"}
+    assert CurationConfig.model_validate(older) == CurationConfig()

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from kernels_eval.errors import UsageError
 from tasks.publishing.hub import Pushed, push_to_hub
 from tasks.publishing.lineage import find_curated
-from tasks.publishing.publish import Published, PublishOptions, publish
+from tasks.publishing.publish import PUBLICATION, Published, PublishOptions, publish
+from tasks.store import SnapshotRef
 
 
 def publish_set(
@@ -80,3 +81,19 @@ def print_published(data: dict[str, Any]) -> None:
     print(f"{'revision:':<10} {data['tag']}")
     if hub := data["hub"]:
         print(f"{'hub:':<10} {hub['url']} ({'private' if hub['private'] else 'public'}{'' if hub['sent'] else ', was there already'})")
+
+
+def diff_sets(root: str, old: str, new: str, *, as_json: bool = False) -> str:
+    """What changed between two sets, each a published folder, a directory of a curated snapshot, or a fingerprint under `root`: Markdown,
+    or one JSON object. Raises UsageError for what is none of them."""
+    from tasks.publishing.diff import diff
+    from tasks.publishing.diff_report import to_json, to_markdown
+
+    found = diff(_source(root, old), _source(root, new), root)
+    return to_json(found) if as_json else to_markdown(found)
+
+
+def _source(root: str, name: str) -> SnapshotRef | Path:
+    if (Path(name) / PUBLICATION).is_file():
+        return Path(name)
+    return find_curated(root, name)

@@ -120,14 +120,15 @@ def select(snapshot: Snapshot, columns: Sequence[str], on: str, keys: pl.DataFra
     import polars as pl
 
     frames = []
-    for frame in _batches(snapshot, columns):
+    for frame in batches(snapshot, columns):
         frames.append(frame if keys is None else frame.join(keys, on=on, how="semi", maintain_order="left"))
     if not frames:
         return pl.DataFrame(schema={on: pl.String})
     return pl.concat(frames, how="diagonal_relaxed").unique(subset=on, keep="first", maintain_order=True)
 
 
-def _batches(snapshot: Snapshot, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+def batches(snapshot: Snapshot, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+    """Some columns of every row, in the order of writing, a few thousand rows at a time; columns that a part lacks are left out."""
     import polars as pl
     import pyarrow as pa
     import pyarrow.parquet as pq

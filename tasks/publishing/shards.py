@@ -142,6 +142,10 @@ def _rows(line: Lineage) -> pl.DataFrame:
     rows = rows.join(tasks.with_columns(licences), on="task_id", how="left")
     if "sample_index" not in rows.columns:
         rows = rows.with_columns(pl.lit(0, pl.Int64).alias("sample_index"))
+    if "turn" in rows.columns:
+        rows = rows.with_columns(pl.col("turn").fill_null(1))  # before there were turns, all were the first
+    else:
+        rows = rows.with_columns(pl.lit(1, pl.Int64).alias("turn"))
     return rows.sort("task_id", "sample_index", "candidate_id", nulls_last=True)
 
 

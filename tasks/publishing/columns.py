@@ -102,7 +102,18 @@ def published_schema(curated: pa.Schema) -> pa.Schema:
         else:
             fields.append(curated.field(name) if name in curated.names else CURATED.field(name))
     extra = [field for field in curated if field.name not in COLUMNS]
-    return pa.schema([pa.field(field.name, field.type) for field in [*fields, *extra]])
+    return pa.schema([pa.field(field.name, _plain(field.type)) for field in [*fields, *extra]])
+
+
+def _plain(of: pa.DataType) -> pa.DataType:
+    """One type for a text and one for a list, whichever library wrote the snapshot."""
+    import pyarrow as pa
+
+    if pa.types.is_large_string(of) or pa.types.is_string_view(of):
+        return pa.string()
+    if pa.types.is_list(of) or pa.types.is_large_list(of):
+        return pa.list_(_plain(of.value_type))
+    return pa.struct([pa.field(field.name, _plain(field.type)) for field in of]) if pa.types.is_struct(of) else of
 
 
 STAGE_OF = {"candidates": SYNTHESIS, "verdicts": VERIFICATION, "tasks": TASKS}

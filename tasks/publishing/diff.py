@@ -8,7 +8,7 @@ change had no second cause, and cannot see changes of curation's own code other 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,6 +53,8 @@ class Setting(Record):
 
 
 class SideSummary(Record):
+    """One of the two sets."""
+
     label: str
     created_at: str
     rows: int
@@ -147,9 +149,9 @@ def _why_absent(row: Row, without: Side, having: Side) -> tuple[Reason, str]:
 def _why_no_candidate(row: Row, without: Side, having: Side) -> tuple[Reason, str]:
     writers = {generator for _, _, generator in (without.candidates or {}).values()}
     if row.generator and row.generator not in writers:
-        return "generator", f"written by {row.generator}, that side has {', '.join(sorted(map(str, writers))) or 'none'}"
+        return "generator", f"written by {row.generator}, that side has {_few(sorted(map(str, writers))) or 'none'}"
     changed = [name for name, _, _ in _differences(without.config(SYNTHESIS), having.config(SYNTHESIS))]
-    return ("generator", f"synthesis settings differ: {', '.join(changed)}") if changed else ("candidate", "")
+    return ("generator", f"synthesis settings differ: {_few(changed)}") if changed else ("candidate", "")
 
 
 def _why_verdict(candidate_id: str, a: Side, b: Side) -> str:
@@ -160,7 +162,7 @@ def _why_verdict(candidate_id: str, a: Side, b: Side) -> str:
     if first is None or second is None:
         return "why is unknown"
     if changed := [name for name, _, _ in _differences(first, second)]:
-        return f"the protocol differs: {', '.join(changed)}"
+        return f"the protocol differs: {_few(changed)}"
     keys = {side.verdicts[candidate_id].key for side in (a, b) if side.verdicts and candidate_id in side.verdicts}
     if len(keys) == 2 and None not in keys:
         return "the verifier's code changed"
@@ -182,7 +184,7 @@ def _why_not_taken(row: Row, criterion: str, verdict: Verdict, without: Side, ha
     if criterion == "concise_and_fast":
         return _why_outdone(row, verdict, without, having)
     if criterion == "single_operator":
-        rivals = [other for other in without.rows.values() if other.task_id == row.task_id and other.criterion == "single_operator"]
+        rivals = [other for other in without.rows_of(row.task_id) if other.criterion == "single_operator"]
         if rivals:
             return "outdone", f"{rivals[0].candidate_id} was taken for this task ({rivals[0].reasoning_tokens} tokens)"
         if here.get("single_operator_quota") != there.get("single_operator_quota"):
@@ -229,6 +231,10 @@ def _why_no_rival(name: str, without: Side, having: Side) -> str:
     if verdict is None or verdict.status != "correct":
         return f"on the other side it is {verdict.status if verdict else 'not verified'}"
     return f"on the other side both were timed otherwise: {_why_verdict(name, without, having)}"
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _threshold(name: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
-from tasks.publishing.diff import RefreshDiff, SampleChange, TaskChange
+from tasks.publishing.diff import RefreshDiff, SampleChange, SideSummary, TaskChange
 from tasks.publishing.text import cell, table
 
 SHOWN = 50
@@ -73,7 +73,7 @@ def _parts(found: RefreshDiff) -> Iterator[str]:
             yield _listed(changes, words)
 
 
-def _sides(found: RefreshDiff):
+def _sides(found: RefreshDiff) -> tuple[tuple[str, SideSummary], ...]:
     return (("old", found.old), ("new", found.new))
 
 

@@ -6,8 +6,9 @@ Memory holds numbers and ids of every candidate (about 1 kB each), and no texts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,7 @@ class Verdict:
 
 @dataclass
 class Side:
-    """A curated set. `tasks` gives a hash of the program by task_id; `candidates` (task_id, reasoning tokens, generator) by candidate_id."""
+    """A curated set. `tasks`: a hash of each program by task_id; `candidates`: task_id, reasoning tokens, generator by candidate_id."""
 
     label: str
     facts: dict[str, Any]
@@ -70,17 +71,29 @@ class Side:
 
     def correct_of(self, task_id: str) -> Iterator[tuple[str, int, Verdict]]:
         """The samples of a task that curation could have taken: candidate_id, reasoning tokens, verdict."""
-        for name in self._by_task().get(task_id, ()):
+        for name in self._by_task.get(task_id, ()):
             verdict, tokens = (self.verdicts or {}).get(name), (self.candidates or {})[name][1]
             if verdict and verdict.status == "correct" and tokens:
                 yield name, tokens, verdict
 
+    def rows_of(self, task_id: str) -> list[Row]:
+        """The rows of a task."""
+        return self._rows_by_task.get(task_id, [])
+
+    @cached_property
     def _by_task(self) -> dict[str, list[str]]:
-        if not hasattr(self, "_index"):
-            self._index: dict[str, list[str]] = {}
-            for name, (task_id, _, _) in (self.candidates or {}).items():
-                self._index.setdefault(task_id, []).append(name)
-        return self._index
+        return _grouped((task_id, name) for name, (task_id, _, _) in (self.candidates or {}).items())
+
+    @cached_property
+    def _rows_by_task(self) -> dict[str, list[Row]]:
+        return _grouped((row.task_id, row) for row in self.rows.values())
+
+
+def _grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def read_side(source: SnapshotRef | Path, root: str | None = None) -> Side:

@@ -27,7 +27,10 @@ from tasks.publishing.text import cell, fenced
 from tasks.store import Snapshot, SnapshotRef
 from tests.support.curated import SINGLE, line, sample
 
-HOSTILE = "a|b `code` ```\n---\nlicense: mit\n---\n</details><script>alert(1)</script> [x](javascript:alert(1)) ![i](http://e/x.png)\n# T\n\x07\u202e~~~"
+HOSTILE = (
+    "a|b `code` ```\n---\nlicense: mit\n---\n</details><script>alert(1)</script> [x](javascript:alert(1)) "
+    "![i](http://e/x.png)\n# T\n\x07\u202e~~~"
+)
 
 
 def many(tasks: int = 12) -> list[dict[str, Any]]:

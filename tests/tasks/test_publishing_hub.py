@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import inspect
 import logging
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,9 +87,16 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     return fake
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("made")
+    publish(line(directory / "root", [sample("t/1", 0, 10, 6.0), sample("t/2", 0, 10, 6.0)]), directory / "out")
+    return directory / "out"
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    publish(line(tmp_path / "root", [sample("t/1", 0, 10, 6.0), sample("t/2", 0, 10, 6.0)]), tmp_path / "out")
+def folder(tmp_path: Path, made: Path) -> Path:
+    shutil.copytree(made, tmp_path / "out")
     return tmp_path / "out"
 
 

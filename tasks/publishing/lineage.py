@@ -7,6 +7,7 @@ a generator's name, which is in every row: a model that was configured by its pa
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,9 +108,23 @@ def _told(stage: str, snapshot: Snapshot) -> dict[str, Any]:
     return told | {name: manifest[name] for name in extra if manifest.get(name) is not None}
 
 
-def open_part(snapshot: Snapshot, part: str) -> Any:
-    """A part of a snapshot, wherever its root lies, as a file to read."""
-    return snapshot._fs.open(part, "rb")
+@contextmanager
+def open_part(snapshot: Snapshot, part: str) -> Iterator[Any]:
+    """A part of a snapshot, wherever its root lies, as a file to read. Raises UsageError where it cannot be read."""
+    with readable(part), snapshot._fs.open(part, "rb") as handle:
+        yield handle
+
+
+@contextmanager
+def readable(what: str) -> Iterator[None]:
+    """Raises UsageError where what is read inside is damaged or gone: not to be taken for a fault of what is written."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (OSError, pa.ArrowInvalid) as error:
+        cause = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UsageError(f"cannot read {what}: {cause}", "restore it, or run its stage again under another root") from error
 
 
 def select(snapshot: Snapshot, columns: Sequence[str], on: str, keys: pl.DataFrame | None = None) -> pl.DataFrame:

@@ -308,7 +308,7 @@ def _put(folder: Path, out: Path) -> None:
 
 def _restore(out: Path) -> None:
     """Undo half of an exchange that a killed process left."""
-    if _old(out).is_dir():
+    if (_old(out) / PUBLICATION).is_file():  # ours, and nothing else that happens to be called so
         if out.exists():
             shutil.rmtree(_old(out))
         else:

@@ -27,7 +27,7 @@ from tasks.publishing.columns import (
     provenance_schema,
     published_schema,
 )
-from tasks.publishing.lineage import Lineage, select
+from tasks.publishing.lineage import Lineage, readable, select
 from tasks.publishing.ordering import schema_of, tables_in_order
 
 if TYPE_CHECKING:
@@ -121,7 +121,8 @@ def _rows(line: Lineage) -> pl.DataFrame:
     import polars as pl
 
     assert line.candidates and line.verdicts and line.tasks  # `_checked` said so
-    index = line.curated.index(["candidate_id", "task_id"]).unique("candidate_id", keep="first", maintain_order=True)
+    with readable(line.curated.path):
+        index = line.curated.index(["candidate_id", "task_id"]).unique("candidate_id", keep="first", maintain_order=True)
     if index.is_empty():
         raise UsageError(f"the curated set {line.curated.path} is empty", "there is nothing to publish: lower curation.min_speedup")
     if index["candidate_id"].has_nulls() or index["task_id"].has_nulls():

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels_eval.errors import UsageError
-from tasks.publishing.lineage import CURATION, SYNTHESIS, TASKS, VERIFICATION, Lineage, batches, facts, lineage, select
+from tasks.publishing.lineage import CURATION, SYNTHESIS, TASKS, VERIFICATION, Lineage, batches, facts, lineage, readable, select
 from tasks.publishing.publish import PUBLICATION, is_whole, read_publication
 from tasks.store import Snapshot, SnapshotRef
 
@@ -160,7 +160,7 @@ def _batches_of(path: Path) -> Iterator[pl.DataFrame]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path) as file:
+    with readable(str(path)), pq.ParquetFile(path) as file:
         names = [name for name in (*ROW, "task_code") if name in file.schema_arrow.names]
         for batch in file.iter_batches(1000, columns=names):
             yield pl.from_arrow(pa.Table.from_batches([batch]))

@@ -296,6 +296,20 @@ def test_a_column_that_is_missing_is_named(tmp_path: Path, curated: SnapshotRef,
         publish(curated, tmp_path / "out")
 
 
+def test_a_damaged_part_is_told_from_a_disk_that_cannot_be_written(tmp_path: Path, curated: SnapshotRef) -> None:
+    made = publish(curated, tmp_path / "out")
+    for stage in ("verification", "curation"):
+        snapshot = curated.open() if stage == "curation" else lineage(curated).verdicts
+        part = Path(snapshot.parts()[0])
+        data = part.read_bytes()
+        for damaged in (b"not a table at all", data[: len(data) // 2], data[:4] + bytes(len(data) - 400) + data[-396:]):
+            part.write_bytes(damaged)
+            with pytest.raises(UsageError, match="cannot read"):
+                publish(curated, tmp_path / "out", PublishOptions(license="mit"))
+        part.write_bytes(data)
+    assert is_whole(tmp_path / "out", made, content=True)
+
+
 @pytest.mark.parametrize("rows", [True, False])
 def test_an_empty_set_is_refused(tmp_path: Path, curated: SnapshotRef, rows: bool) -> None:
     part = Path(curated.open().parts()[0])

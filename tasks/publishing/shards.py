@@ -186,7 +186,7 @@ def _settings() -> Mapping[str, Any]:
     what it has seen before is sent little."""
     import pyarrow as pa
 
-    settings: dict[str, Any] = {"compression": "zstd", "compression_level": 9, "write_page_index": True}
+    settings: dict[str, Any] = {"compression": "zstd", "compression_level": 6, "write_page_index": True}
     return settings | ({"use_content_defined_chunking": True} if int(pa.__version__.split(".")[0]) >= 21 else {})
 
 

@@ -143,6 +143,53 @@ def curate(sizes: str | None, out: str | None, explain: str | None, as_json: boo
     print_sets(data) if explain is None else print_explanations(data["explanations"])
 
 
+@main.command()
+@click.option("--root", default=".concur", show_default=True, help="Where the snapshots are.")
+@click.option("--curated", default=None, metavar="SNAPSHOT", help="A curated snapshot: fingerprint or directory.  [default: the newest]")
+@click.option("--also", multiple=True, metavar="SNAPSHOT", help="Another one, as a configuration named after its strategy.")
+@click.option("--out", required=True, metavar="DIR", help="The folder to make.")
+@click.option("--name", default=None, help="What the set is called.")
+@click.option("--license", default=None, metavar="ID", help="The set's licence as the hub names it, such as apache-2.0.")
+@click.option("--holdout", "holdout_share", type=float, default=None, metavar="SHARE", help="Share of the tasks that make a split `test`.")
+@click.option("--observations", default=None, metavar="FILE", help="Markdown for the card.")
+@click.option("--decontamination", default=None, metavar="FILE", help="Markdown for the card.")
+@click.option("--figure", "figures", multiple=True, metavar="FILE", help="An image for the card.")
+@click.option("--push", default=None, metavar="REPO_ID", help="Then push it to the hub; the token is read from HF_TOKEN.")
+@click.option("--public", is_flag=True, help="Push to a public repository.  [default: private]")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
+def publish(as_json: bool, root: str, out: str, **options: Any) -> None:
+    """Write a curated set as a folder that datasets.load_dataset loads."""
+
+    def work() -> dict[str, Any]:
+        from flows.publish import publish_set
+
+        return publish_set(root, out, **options)
+
+    data = _guarded(work)
+    if as_json:
+        click.echo(json.dumps(data))
+        return
+    from flows.publish import print_published
+
+    print_published(data)
+
+
+@main.command()
+@click.argument("old")
+@click.argument("new")
+@click.option("--root", default=".concur", show_default=True, help="Where snapshots named by a fingerprint are.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
+def diff(old: str, new: str, root: str, as_json: bool) -> None:
+    """What changed between two curated snapshots or published folders, and why."""
+
+    def work() -> str:
+        from flows.publish import diff_sets
+
+        return diff_sets(root, old, new, as_json=as_json)
+
+    click.echo(_guarded(work))
+
+
 def _prepare(config: Any) -> None:
     """What must hold before anything starts: a device for the language, the cluster if one is named, and a root that can be written."""
     from kernels_eval.cluster import address_of, require_cluster

@@ -1,0 +1,113 @@
+"""A whole line of small snapshots, curated by the real rule: what publishing and the difference of two refreshes are tested on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tasks.curation import stage
+from tasks.curation.strategies import CurationConfig
+from tasks.schemas import CANDIDATES, TASKS, VERDICTS
+from tasks.store import Snapshot, SnapshotRef, fingerprint
+
+SINGLE, FUSION = ["torch.nn.functional.linear"], ["torch.nn.functional.linear", "torch.nn.functional.gelu"]
+
+
+def sample(task: str, index: int, tokens: int, speedup: float | None, **changes: Any) -> dict[str, Any]:
+    """One candidate and its verdict; no speedup: not correct."""
+    return {
+        "task": task,
+        "index": index,
+        "tokens": tokens,
+        "speedup": speedup,
+        "status": "correct" if speedup is not None else "incorrect",
+        "reason": "ok" if speedup is not None else "wrong_output",
+        "ops": FUSION,
+        "generator": "org/writer",
+        "reasoning": f"thought {index} about {task}",
+        "code": f"class ModelNew:  # {task} {index}\n    pass\n",
+        "key": "key",
+        "id": f"{task.replace('/', '-')}-{index}",
+        **changes,
+    }
+
+
+def line(
+    root: Path,
+    samples: list[dict[str, Any]],
+    *,
+    config: CurationConfig | None = None,
+    programs: dict[str, str] | None = None,
+    source: dict[str, Any] | None = None,
+    synthesis: dict[str, Any] | None = None,
+    protocol: dict[str, Any] | None = None,
+    device: str = "GPU X",
+    rows_per_part: int = 1000,
+) -> SnapshotRef:
+    """Snapshots of tasks, candidates and verdicts under `root`, and what the rule takes of them."""
+    source = source or {"source": "bundled", "split": "train", "levels": None, "limit": None, "location": None}
+    names = sorted({entry["task"] for entry in samples})
+    code = {name: f"class Model:\n    name = {name!r}\n" for name in names} | (programs or {})
+    tasks = [
+        {"task_id": name, "name": name, "code": code[name], "entry_point": "Model", "init_form": "args", "source": source["source"]}
+        for name in names
+    ]
+    candidates = [_candidate(entry) for entry in samples]
+    verdicts = [_verdict(entry, device) for entry in samples]
+    synthesis = synthesis or {"sampler": "openai", "samples_per_task": 5, "base_url": "http://secret-host:8000/v1", "model": "org/writer"}
+    ref = _kept(root, "tasks", tasks, TASKS, source, [], rows_per_part)
+    written = _kept(root, "synthesis", candidates, CANDIDATES, synthesis, [ref], rows_per_part, {"generator": "org/writer"})
+    extra = {"device": device, "language": "cuda", "status_counts": {"correct": sum(v["status"] == "correct" for v in verdicts)}}
+    judged = _kept(root, "verification", verdicts, VERDICTS, {"eval": protocol or {"trials": 5}}, [written, ref], rows_per_part, extra)
+    return stage.run(judged, written, ref, config or CurationConfig())
+
+
+def _kept(
+    root: Path, name: str, rows: list[dict], schema: Any, config: dict, upstream: list[SnapshotRef], rows_per_part: int, extra: Any = None
+) -> SnapshotRef:
+    above = [ref.fingerprint for ref in upstream]
+    snapshot = Snapshot(str(root), name, fingerprint(name, [config, rows], above))
+    if not snapshot.finished:
+        for start in range(0, len(rows), rows_per_part):
+            snapshot.append(rows[start : start + rows_per_part], schema)
+        snapshot.publish(config=config, upstream=above, extra=extra)
+    return snapshot.ref
+
+
+def _candidate(entry: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "candidate_id": entry["id"],
+        "task_id": entry["task"],
+        "language": "cuda",
+        "generator": entry["generator"],
+        "sampling": {"temperature": 0.7, "top_p": 0.9, "max_tokens": 100, "seed": 3},
+        "sample_index": entry["index"],
+        "prompt_hash": "prompt",
+        "response": "",
+        "reasoning": entry["reasoning"],
+        "answer": f"```python\n{entry['code']}```",
+        "code": entry["code"],
+        "reasoning_tokens": entry["tokens"],
+        "turn": 1,
+    }
+
+
+def _verdict(entry: dict[str, Any], device: str) -> dict[str, Any]:
+    timing, speedup = None, entry["speedup"]
+    if speedup is not None:
+        timing = {"reference_ms": speedup, "candidate_ms": 1.0, "speedup": speedup, "pairs": 50, "calls_per_sample": 1}
+        timing |= {"speedup_lower": speedup * 0.9, "speedup_upper": speedup * 1.1, "clock_bound_ms": 1.0, "drift": 0.0, "throttled": False}
+    return {
+        "schema_version": 2,
+        "candidate_id": entry["id"],
+        "task_id": entry["task"],
+        "language": "cuda",
+        "status": entry["status"],
+        "reason": entry["reason"],
+        "timing": timing,
+        "reference_operators": entry["ops"],
+        "precision_class": "fp32",
+        "flags": ["flag"],
+        "device": device,
+        "verdict_key": f"{entry['key']}-{entry['id']}",
+    }

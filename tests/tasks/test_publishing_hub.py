@@ -1,0 +1,195 @@
+"""Pushing to a hub that is kept in memory: what is sent, what is refused, and that the token shows up nowhere."""
+
+from __future__ import annotations
+
+import fnmatch
+import inspect
+import logging
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+from kernels_eval.errors import EvalError, UsageError
+from tasks.publishing import hub
+from tasks.publishing.hub import push_to_hub
+from tasks.publishing.publish import PublishOptions, publish
+from tests.support.curated import line, sample
+
+TOKEN = "hf_thisIsTheSecret"
+REPO = "somebody/kernels"
+
+
+class FakeHub:
+    """The calls of HfApi that we make, with their real signatures, on repositories in memory."""
+
+    endpoint = "https://hub.invalid"
+
+    def __init__(self) -> None:
+        self.repos: dict[str, dict[str, Any]] = {}
+        self.calls: list[str] = []
+        self.fails: dict[str, Exception] = {}
+
+    def _called(self, name: str, *args: Any, **named: Any) -> dict[str, Any]:
+        bound = inspect.signature(getattr(HfApi, name)).bind(None, *args, **named)  # a call that the real one refuses fails here
+        self.calls.append(name)
+        if name in self.fails:
+            raise self.fails.pop(name)
+        return bound.arguments
+
+    def create_repo(self, *args: Any, **named: Any) -> None:
+        asked = self._called("create_repo", *args, **named)
+        assert asked["repo_type"] == "dataset" and asked["exist_ok"]
+        self.repos.setdefault(asked["repo_id"], {"private": asked["private"], "files": {}, "tags": {}, "commits": []})
+
+    def repo_info(self, *args: Any, **named: Any) -> Any:
+        asked = self._called("repo_info", *args, **named)
+        return SimpleNamespace(private=self.repos[asked["repo_id"]]["private"])
+
+    def list_repo_refs(self, *args: Any, **named: Any) -> Any:
+        asked = self._called("list_repo_refs", *args, **named)
+        return SimpleNamespace(tags=[SimpleNamespace(name=tag) for tag in self.repos[asked["repo_id"]]["tags"]])
+
+    def upload_folder(self, *args: Any, **named: Any) -> Any:
+        asked = self._called("upload_folder", *args, **named)
+        repo, folder = self.repos[asked["repo_id"]], Path(asked["folder_path"])
+        paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+        sent = {name: path.read_bytes() for name, path in paths.items() if name in asked["allow_patterns"]}
+        kept = {
+            name: data
+            for name, data in repo["files"].items()
+            if not any(fnmatch.fnmatch(name, pattern) for pattern in asked["delete_patterns"])
+        }
+        repo["files"] = kept | sent
+        repo["commits"].append(dict(repo["files"]))
+        return SimpleNamespace(oid=f"commit{len(repo['commits'])}")
+
+    def create_tag(self, *args: Any, **named: Any) -> None:
+        asked = self._called("create_tag", *args, **named)
+        self.repos[asked["repo_id"]]["tags"][asked["tag"]] = asked["revision"]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    fake = FakeHub()
+
+    def api(token: str) -> FakeHub:
+        assert token == TOKEN
+        return fake
+
+    monkeypatch.setattr(hub, "_api", api)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    return fake
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("made")
+    publish(line(directory / "root", [sample("t/1", 0, 10, 6.0), sample("t/2", 0, 10, 6.0)]), directory / "out")
+    return directory / "out"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, made: Path) -> Path:
+    shutil.copytree(made, tmp_path / "out")
+    return tmp_path / "out"
+
+
+def answer(status: int) -> httpx.Response:
+    return httpx.Response(status, request=httpx.Request("POST", "https://hub.invalid"))
+
+
+def test_a_push_sends_the_folder_and_tags_the_commit(fake: FakeHub, folder: Path) -> None:
+    pushed = push_to_hub(folder, REPO)
+    repo = fake.repos[REPO]
+    assert repo["private"] and pushed.private and pushed.sent and repo["tags"] == {pushed.tag: "commit1"}
+    assert repo["files"] == {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert pushed.url == f"https://hub.invalid/datasets/{REPO}/tree/{pushed.tag}"
+
+
+def test_a_refresh_that_is_there_is_not_sent_again(fake: FakeHub, folder: Path) -> None:
+    first = push_to_hub(folder, REPO)
+    fake.calls.clear()
+    second = push_to_hub(folder, REPO)
+    assert not second.sent and second.tag == first.tag and "upload_folder" not in fake.calls
+
+
+def test_the_next_refresh_removes_what_it_no_longer_has_and_keeps_what_is_not_ours(fake: FakeHub, folder: Path, tmp_path: Path) -> None:
+    push_to_hub(folder, REPO)
+    fake.repos[REPO]["files"] |= {
+        ".gitattributes": b"x",
+        "data/train-00000-of-00009.parquet": b"old",
+        "strategies/random/a.parquet": b"old",
+    }
+    publish(line(tmp_path / "root", [sample("t/3", 0, 10, 6.0)]), folder, PublishOptions(license="mit"))
+    pushed = push_to_hub(folder, REPO)
+    assert set(fake.repos[REPO]["files"]) == {
+        ".gitattributes", "README.md", "croissant.json", "publication.json", "data/train-00000-of-00001.parquet",
+    }  # fmt: skip
+    assert len(fake.repos[REPO]["tags"]) == 2 and fake.repos[REPO]["tags"][pushed.tag] == "commit2"
+
+
+def test_without_a_token_nothing_is_sent(fake: FakeHub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in (None, " "):
+        monkeypatch.delenv("HF_TOKEN") if value is None else monkeypatch.setenv("HF_TOKEN", value)
+        with pytest.raises(UsageError, match="no token for the hub in HF_TOKEN.*export HF_TOKEN"):
+            push_to_hub(folder, REPO)
+    assert fake.calls == []
+
+
+def test_a_public_repository_is_used_only_where_that_is_asked_for(fake: FakeHub, folder: Path) -> None:
+    fake.repos[REPO] = {"private": False, "files": {}, "tags": {}, "commits": []}
+    with pytest.raises(UsageError, match="is public.*--public"):
+        push_to_hub(folder, REPO)
+    assert fake.repos[REPO]["files"] == {}
+    assert not push_to_hub(folder, REPO, private=False).private
+
+
+def test_a_folder_that_was_changed_or_is_none_is_not_sent(fake: FakeHub, folder: Path, tmp_path: Path) -> None:
+    data = folder / "data/train-00000-of-00001.parquet"
+    data.write_bytes(data.read_bytes()[:-1] + b"?")  # the size stays
+    with pytest.raises(UsageError, match="have changed"):
+        push_to_hub(folder, REPO)
+    with pytest.raises(UsageError, match="no published set"):
+        push_to_hub(tmp_path, REPO)
+    assert fake.calls == []
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "said"),
+    [
+        (HfHubHTTPError(f"401 for Bearer {TOKEN}", response=answer(401)), UsageError, "refuses"),
+        (HfHubHTTPError(f"403 for Bearer {TOKEN}", response=answer(403)), UsageError, "token that may write"),
+        (HfHubHTTPError(f"500 for Bearer {TOKEN}", response=answer(500)), EvalError, "the same push again"),
+        (HFValidationError(f"bad {TOKEN}"), UsageError, "owner/name"),
+        (OfflineModeIsEnabled("offline"), UsageError, "HF_HUB_OFFLINE"),
+        (httpx.ConnectError(f"no route {TOKEN}"), EvalError, "does not answer"),
+        (TimeoutError(), EvalError, "TimeoutError"),
+    ],
+)
+@pytest.mark.parametrize("where", ["create_repo", "upload_folder", "create_tag"])
+def test_what_the_hub_does_wrong_is_one_error_without_the_token(
+    fake: FakeHub, folder: Path, caplog: pytest.LogCaptureFixture, error: Exception, raised: type[EvalError], said: str, where: str
+) -> None:
+    fake.fails[where] = error
+    with caplog.at_level(logging.DEBUG), pytest.raises(raised, match=said) as caught:
+        push_to_hub(folder, REPO)
+    assert type(caught.value) is raised
+    assert TOKEN not in str(caught.value) + caplog.text and caught.value.__cause__ is None
+    assert push_to_hub(folder, REPO).sent  # and the same push again does the rest
+    assert TOKEN not in repr(fake.repos)
+
+
+def test_a_fault_of_our_own_is_not_the_hubs(fake: FakeHub, folder: Path) -> None:
+    fake.fails["upload_folder"] = KeyError("ours")
+    with pytest.raises(KeyError):
+        push_to_hub(folder, REPO)
+
+
+def test_the_real_client_holds_the_token_and_does_not_show_it() -> None:
+    assert TOKEN not in repr(hub._api(TOKEN)) and hub._api(TOKEN).token == TOKEN

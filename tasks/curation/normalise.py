@@ -150,13 +150,23 @@ class _Writer:
         """A class reached by name: its methods are wanted, the statements of its own body are written."""
         node = self.program.classes.get(unit)
         if node is None:
-            return []
+            return self._variable(unit)
         self.wanted += [f"{unit}.forward", f"{unit}.__init__"]
         scope = _Scope(self, unit, None)
         out = [token for base in node.bases for token in scope.tokens(base)]
         for statement in node.body:
             if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef) and not _is_noise(statement):
                 out += scope.statement(statement).tokens
+        self.wanted += [name for name in scope.reached if name not in self.wanted]
+        return out
+
+    def _variable(self, unit: str) -> list[str]:
+        """What a module's variable that is no constant is made of."""
+        value = self.program.variables.get(unit)
+        if value is None:
+            return []
+        scope = _Scope(self, unit, None)
+        out = scope.tokens(value)
         self.wanted += [name for name in scope.reached if name not in self.wanted]
         return out
 

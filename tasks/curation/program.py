@@ -49,13 +49,12 @@ class Program:
         self.classes: dict[str, ast.ClassDef] = {}
         self.functions: dict[str, Function] = {}
         self.constants: dict[str, object] = {}
-        self.variables: set[str] = set()
+        self.variables: dict[str, ast.expr] = {}
         for node in ast.walk(module):
             if isinstance(node, ast.Import):
                 for alias in node.names:
-                    self.imports[alias.asname or alias.name.partition(".")[0]] = (
-                        alias.name if alias.asname else alias.name.partition(".")[0]
-                    )
+                    package = alias.name.partition(".")[0]
+                    self.imports[alias.asname or package] = alias.name if alias.asname else package
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 self.imports |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
         for node in module.body:
@@ -80,7 +79,7 @@ class Program:
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Name):
             folded = self.fold(value, ())
-            self.variables.add(target.id)
+            self.variables[target.id] = value
             self.constants.pop(target.id, None)
             if folded is None and isinstance(value, ast.Constant) and isinstance(value.value, str):
                 folded = value.value

@@ -49,7 +49,7 @@ class Canonical:
     exact: str
     normalised: str | None
     shapes: str | None
-    inputs: tuple[str, ...]  # the tokens of get_inputs and get_init_inputs with their numbers
+    inputs: tuple[str, ...]  # the numbers in get_inputs, in order: its sizes
     words: tuple[str, ...]  # tokens of the class alone, its names and numbers blanked: what shingles are cut from
 
     @property
@@ -114,7 +114,7 @@ class _Writer:
                 continue
             function = program.functions.get(unit)
             pieces[unit] = self._function(function, unit) if function else self._class_body(unit)
-        inputs = [token for unit in ("get_inputs", "get_init_inputs") for token in pieces[unit]]
+        inputs = tuple(token for token in pieces["get_inputs"] if token[0] == "#")
         whole = [token for unit, tokens in pieces.items() for token in ("def", *tokens)]
         shapes = [token for unit, tokens in pieces.items() for token in ("def", *map(_unsized if "." in unit else _numberless, tokens))]
         words = [token for unit, tokens in pieces.items() if unit not in ("get_inputs", "get_init_inputs") for token in tokens]
@@ -122,7 +122,7 @@ class _Writer:
             exact,
             digest(self._named(whole)),
             digest(self._named(shapes)),
-            tuple(token for token in self._named(inputs)),
+            inputs,
             tuple("$" if word[0] == "$" else "#" if word[0] == "#" else word for word in words),
         )
 

@@ -14,7 +14,21 @@ import re
 from collections.abc import Iterable, Sequence
 
 from tasks.curation.operator_values import (
-    ARITHMETIC, CREATION, GROUPS, NUMBERS, PASSING, Closure, Group, Instance, Layer, Method, Named, Node, either, listed, operation,
+    ARITHMETIC,
+    CREATION,
+    GROUPS,
+    NUMBERS,
+    PASSING,
+    Closure,
+    Group,
+    Instance,
+    Layer,
+    Method,
+    Named,
+    Node,
+    either,
+    listed,
+    operation,
     operator_name,
 )  # fmt: skip
 from tasks.curation.program import Function, Program

@@ -39,10 +39,10 @@ class DecontaminationConfig(BaseModel):
         description="a sequence of this many operators counts by itself; a shorter one only where the sizes of the inputs are equal too",
     )
     near_threshold: float = Field(
-        default=0.8, gt=0, le=1, description="Jaccard similarity of shingles from which tasks are near-duplicates"
+        default=0.7, gt=0, le=1, description="Jaccard similarity of shingles from which tasks are near-duplicates"
     )
-    shingle_tokens: int = Field(default=5, ge=2, le=20, description="tokens in a shingle")
-    min_shingles: int = Field(default=40, ge=1, description="a class with fewer shingles is mostly boilerplate and never a near-duplicate")
+    shingle_tokens: int = Field(default=8, ge=2, le=20, description="tokens in a shingle")
+    min_shingles: int = Field(default=30, ge=1, description="a class with fewer shingles is mostly boilerplate and never a near-duplicate")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ SAMPLE_LEVELS: tuple[Level, ...] = ("exact", "normalised")
 
 
 class DeduplicationConfig(BaseModel):
-    """When two rows of a set are one. Changed sizes are another task by default: the set is compared with itself, not with the benchmark."""
+    """When two rows of a set are one. Changed sizes make another task here, unless `levels` has "shapes"."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -34,9 +34,9 @@ class DeduplicationConfig(BaseModel):
         default=("exact", "normalised"), min_length=1, description="tasks: comparisons, in decontamination's order"
     )
     min_operators: int = Field(default=4, ge=1, description="as in decontamination; read by the level operators")
-    near_threshold: float = Field(default=0.8, gt=0, le=1, description="as in decontamination; read by the level near")
-    shingle_tokens: int = Field(default=5, ge=2, le=20, description="tokens in a shingle")
-    min_shingles: int = Field(default=40, ge=1, description="a class with fewer shingles is never a near-duplicate")
+    near_threshold: float = Field(default=0.7, gt=0, le=1, description="as in decontamination; read by the level near")
+    shingle_tokens: int = Field(default=8, ge=2, le=20, description="tokens in a shingle")
+    min_shingles: int = Field(default=30, ge=1, description="a class with fewer shingles is never a near-duplicate")
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,8 @@ def fingerprints(tasks: pl.DataFrame) -> list[Fingerprint]:
 
 
 class NearIndex:
-    """Tasks by their shingles: runs of `shingle_tokens` tokens of the class, names and numbers blanked."""
+    """Tasks by their shingles: runs of `shingle_tokens` tokens of the class, names and numbers blanked; of the text as it stands where a
+    task does not parse."""
 
     def __init__(self, threshold: float, shingle_tokens: int, min_shingles: int) -> None:
         from datasketch import MinHashLSH
@@ -74,24 +75,26 @@ class NearIndex:
         self._shingles: dict[str, frozenset[int]] = {}
 
     def add(self, task: Fingerprint) -> None:
-        shingles = self._of(task)
-        if len(shingles) >= self.min_shingles:
-            key = _namespaced(task)
-            self._shingles[key] = shingles
-            self._lsh.insert(key, _minhash(shingles))
+        for kind in ("p", "t") if task.canonical.parsed else ("t",):
+            shingles = self._of(task, kind)
+            if len(shingles) >= self.min_shingles:
+                self._shingles[kind + task.task_id] = shingles
+                self._lsh.insert(kind + task.task_id, _minhash(shingles))
 
     def find(self, task: Fingerprint) -> tuple[str, float] | None:
         """The most similar task at or above the threshold and its Jaccard similarity; of equals the smallest task_id."""
-        shingles = self._of(task)
+        kind = "p" if task.canonical.parsed else "t"
+        shingles = self._of(task, kind)
         if len(shingles) < self.min_shingles or not self._shingles:
             return None
-        names = [name for name in self._lsh.query(_minhash(shingles)) if name[0] == _namespaced(task)[0]]
+        names = [name for name in self._lsh.query(_minhash(shingles)) if name[0] == kind]
         scored = [(-jaccard(shingles, self._shingles[name]), name[1:]) for name in names]
         best = min(scored, default=(0.0, ""))
         return (best[1], -best[0]) if -best[0] >= self.threshold else None
 
-    def _of(self, task: Fingerprint) -> frozenset[int]:
-        return shingles_of(task.canonical.words, self.shingle_tokens)
+    def _of(self, task: Fingerprint, kind: str) -> frozenset[int]:
+        # a program's tokens ("p") and a text's ("t") are different things: each is compared with its own kind
+        return shingles_of(task.canonical.words if kind == "p" else task.canonical.text_words, self.shingle_tokens)
 
 
 def shingles_of(words: Sequence[str], length: int) -> frozenset[int]:
@@ -101,11 +104,6 @@ def shingles_of(words: Sequence[str], length: int) -> frozenset[int]:
 
 def jaccard(left: frozenset[int], right: frozenset[int]) -> float:
     return len(left & right) / len(left | right) if left or right else 0.0
-
-
-def _namespaced(task: Fingerprint) -> str:
-    # the tokens of a text that does not parse are no program's tokens: the two are never compared
-    return ("p" if task.canonical.parsed else "t") + task.task_id
 
 
 def _minhash(shingles: Iterable[int]):

@@ -51,6 +51,7 @@ class Canonical:
     shapes: str | None
     inputs: tuple[str, ...]  # the numbers in get_inputs, in order: its sizes
     words: tuple[str, ...]  # tokens of the class alone, its names and numbers blanked: what shingles are cut from
+    text_words: tuple[str, ...]  # tokens of the text without comments, compared where one of two tasks does not parse
 
     @property
     def parsed(self) -> bool:
@@ -60,13 +61,14 @@ class Canonical:
 def canonical(code: str, entry_point: str = "Model", program: Program | None = None) -> Canonical:
     """The canonical forms of a task whose class is `entry_point`. `program`: its parsed form where the caller has it already."""
     exact = digest(line.rstrip() for line in code.strip().splitlines())
+    text_words = tuple(_WORD.findall(_COMMENT.sub("", code[:CODE_LIMIT])))
     program = program or parse_program(code, entry_point)
-    if program is None:
-        return Canonical(exact, None, None, (), tuple(_WORD.findall(_COMMENT.sub("", code[: 10 * CODE_LIMIT]))))
-    try:
-        return _Writer(program).canonical(exact)
-    except RecursionError:
-        return Canonical(exact, None, None, (), tuple(_WORD.findall(_COMMENT.sub("", code))))
+    if program is not None:
+        try:
+            return _Writer(program).canonical(exact, text_words)
+        except RecursionError:
+            pass  # nested as deep as only a hostile text is
+    return Canonical(exact, None, None, (), (), text_words)
 
 
 def parse_program(code: str, entry_point: str = "Model") -> Program | None:
@@ -102,7 +104,7 @@ class _Writer:
         self.hints: dict[str, str] = {}
         self.wanted: list[str] = []
 
-    def canonical(self, exact: str) -> Canonical:
+    def canonical(self, exact: str, text_words: tuple[str, ...]) -> Canonical:
         program = self.program
         entry = delegate(program)
         own = [f"{entry}.forward", f"{entry}.__init__"]
@@ -124,6 +126,7 @@ class _Writer:
             digest(self._named(shapes)),
             inputs,
             tuple("$" if word[0] == "$" else "#" if word[0] == "#" else word for word in words),
+            text_words,
         )
 
     def _hint(self, entry: str) -> None:

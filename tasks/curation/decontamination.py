@@ -41,12 +41,12 @@ class DecontaminationConfig(BaseModel):
         description="a sequence of this many operators counts by itself; a shorter one only where the sizes of the inputs are equal too",
     )
     near_threshold: float = Field(
-        default=0.7, gt=0, le=1, description="Jaccard similarity of shingles from which tasks are near-duplicates"
+        default=0.6, gt=0, le=1, description="Jaccard similarity of shingles from which tasks are near-duplicates"
     )
     min_shared_operators: float = Field(
         default=0.7, ge=0, le=1, description="share of operators (multisets) that near-duplicates must have in common, where both are known"
     )
-    shingle_tokens: int = Field(default=8, ge=2, le=20, description="tokens in a shingle")
+    shingle_tokens: int = Field(default=5, ge=2, le=20, description="tokens in a shingle")
     min_shingles: int = Field(default=30, ge=1, description="a class with fewer shingles is mostly boilerplate and never a near-duplicate")
 
 

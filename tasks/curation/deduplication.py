@@ -34,11 +34,11 @@ class DeduplicationConfig(BaseModel):
         default=("exact", "normalised"), min_length=1, description="tasks: comparisons, in decontamination's order"
     )
     min_operators: int = Field(default=3, ge=1, description="as in decontamination; read by the level operators")
-    near_threshold: float = Field(default=0.7, gt=0, le=1, description="as in decontamination; read by the level near")
+    near_threshold: float = Field(default=0.6, gt=0, le=1, description="as in decontamination; read by the level near")
     min_shared_operators: float = Field(
         default=0.7, ge=0, le=1, description="share of operators (multisets) that near-duplicates must have in common, where both are known"
     )
-    shingle_tokens: int = Field(default=8, ge=2, le=20, description="tokens in a shingle")
+    shingle_tokens: int = Field(default=5, ge=2, le=20, description="tokens in a shingle")
     min_shingles: int = Field(default=30, ge=1, description="a class with fewer shingles is never a near-duplicate")
 
 

@@ -65,8 +65,9 @@ def fingerprints(tasks: pl.DataFrame) -> list[Fingerprint]:
 
 
 class NearIndex:
-    """Tasks by their shingles, which must share operators too where both are known: runs of `shingle_tokens` tokens of the class, names and numbers blanked; of the text as it stands where a
-    task does not parse."""
+    """Tasks by their shingles: runs of `shingle_tokens` tokens of the class, its names and numbers blanked, and of the text as it stands
+    where a task does not parse. Near-duplicates share operators too, where both are known: text alone takes one template for another.
+    """
 
     def __init__(self, threshold: float, min_shared_operators: float, shingle_tokens: int, min_shingles: int) -> None:
         from datasketch import MinHashLSH

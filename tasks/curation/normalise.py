@@ -260,7 +260,7 @@ class _Scope:
         tokens = self.tokens(node)
         idents = frozenset(token for token in tokens if token[0] == "$")
         barrier = isinstance(node, ast.Return | ast.Raise | ast.Assert | ast.Break | ast.Continue | ast.Delete)
-        changed = any(isinstance(child, ast.Call) and _in_place(child.func) for child in ast.walk(node))
+        changed = any(map(_in_place, tokens))
         if isinstance(node, ast.Assign | ast.AnnAssign) and not changed:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             writes = frozenset(token for target in targets for token in self.tokens(target) if token[0] == "$")
@@ -384,6 +384,6 @@ def _number(value: object) -> list[str]:
     return [str(value)] if isinstance(value, bool) else [f"#{value!r}"]
 
 
-def _in_place(func: ast.expr) -> bool:
-    name = func.attr if isinstance(func, ast.Attribute) else ""
-    return name.endswith("_") and not name.endswith("__")
+def _in_place(token: str) -> bool:
+    """Is it the name of a torch function or method that changes its argument (`mul_`, `torch.nn.init.constant_`)?"""
+    return token.endswith("_") and not token.endswith("__") and token[0] not in "$'"

@@ -136,8 +136,12 @@ class Program:
 
 def bound_names(node: ast.AST) -> frozenset[str]:
     """Names that a function binds: its parameters and whatever is assigned in it."""
-    names = {child.arg for child in ast.walk(node) if isinstance(child, ast.arg)}
-    names |= {child.id for child in ast.walk(node) if isinstance(child, ast.Name) and not isinstance(child.ctx, ast.Load)}
+    names = set()
+    for child in ast.walk(node):
+        if isinstance(child, ast.arg):
+            names.add(child.arg)
+        elif isinstance(child, ast.Name) and not isinstance(child.ctx, ast.Load):
+            names.add(child.id)
     return frozenset(names)
 
 

@@ -1,7 +1,7 @@
 """Numbers on a reasoning trace that a person would call bad, and flags from them: loops, self-doubt, mixed languages, a cut thought.
 
 Guarantees: one row a text in their order; the measures depend on a text alone, never on its neighbours; time linear in the text, whatever
-it holds (10 MB of one character takes about a second); memory bounded by `QualityConfig.batch_characters` and the longest text, since
+it holds (10 MB of one character take seconds); memory bounded by `QualityConfig.batch_characters` and the longest text, since
 texts are read a batch at a time. Does not guarantee that a flagged trace is bad: the flags are heuristics, their precision by hand is in
 benchmarks/results/2026-11-21-trace-quality.md, and nothing is removed unless the caller filters.
 """
@@ -65,7 +65,7 @@ class QualityConfig(BaseModel):
 def quality(texts: pl.Series | Iterable[str | None], config: QualityConfig | None = None) -> pl.DataFrame:
     """One row a text: `MEASURES`, then the boolean `FLAGS`. A null text counts as empty.
 
-    Shares are of 1. `words`, `repeated_share`, `loop_words` and the rate of doubt are of the prose: closed code fences are left out.
+    Shares are of 1. `words`, `repeated_share`, `loop_words` and doubt are of the prose: closed code fences are left out.
     """
     import polars as pl
 
@@ -111,7 +111,7 @@ def _measured(texts: pl.Series, config: QualityConfig) -> pl.DataFrame:
         pl.Series("repeated_share", repeated),
         pl.Series("loop_words", loops),
         pl.Series("loop_share", loops / total.clip(1)),
-        text.str.count_matches(_DOUBT).cast(pl.Int64).alias("doubt_markers"),
+        prose.str.count_matches(_DOUBT).cast(pl.Int64).alias("doubt_markers"),
         pl.Series("foreign_letters", foreign),
         pl.Series("foreign_share", foreign_share),
         (text.str.count_matches(_FENCE) % 2 == 1).alias("unclosed_fence"),
@@ -158,7 +158,6 @@ def _repetition(words: pl.Series) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     An n-gram is a polynomial hash of 64 bits: in a text of 10,000 words two different ones collide once in 10^11 texts.
     """
     import numpy as np
-    import polars as pl
 
     lengths = words.list.len().fill_null(0).to_numpy().astype(np.int64)
     starts = np.concatenate([[0], np.cumsum(lengths)])

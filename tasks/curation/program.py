@@ -146,7 +146,8 @@ def bound_names(node: ast.AST) -> frozenset[str]:
 
 
 def inlined(body: list[ast.stmt]) -> tuple[dict[int, ast.expr], list[ast.stmt]]:
-    """A body without the variables that the very next statement uses once and nobody after: `y = f(x); return y` is `return f(x)`.
+    """A body without the variables that one later statement uses once, where nothing between changes what they are made of:
+    `y = f(x); return y` is `return f(x)`.
 
     Returns what stands in for a name, by the `id` of its node, and the statements that are left. Bodies longer than INLINED stay.
     """
@@ -155,23 +156,35 @@ def inlined(body: list[ast.stmt]) -> tuple[dict[int, ast.expr], list[ast.stmt]]:
         return values, body
     left = []
     mentions = [_mentions(node) for node in body]
+    reads = [set(names) for names in mentions]  # grows by what is inlined into a statement
     for i, node in enumerate(body):
-        name = (
-            node.targets[0].id
-            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
-            else None
-        )
-        following = body[i + 1] if i + 1 < len(body) else None
-        if name is None or not isinstance(following, ast.Assign | ast.Return | ast.Expr) or _lives_on(name, mentions[i + 1 :]):
+        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+        name = target.id if isinstance(target, ast.Name) else None
+        user = next((k for k in range(i + 1, len(body)) if name in mentions[k]), None)
+        load = _only_use(body[user], mentions[user][name]) if user is not None else None
+        own = {n for n in reads[i] if n != name or any(isinstance(use.ctx, ast.Load) for use in mentions[i].get(n, ()))}
+        if load is None or _lives_on(name, mentions[user:]) or not all(_leaves(body[k], own) for k in range(i + 1, user)):
             left.append(node)
-            continue
-        uses = mentions[i + 1].get(name, [])
-        loads = [use for use in uses if isinstance(use.ctx, ast.Load)]
-        if len(loads) == 1 and not any(isinstance(child, _REPEATING) for child in ast.walk(following)):
-            values[id(loads[0])] = node.value
         else:
-            left.append(node)
+            values[id(load)] = node.value
+            reads[user] |= own
     return values, left
+
+
+def _only_use(statement: ast.stmt, uses: list[ast.Name]) -> ast.Name | None:
+    """The one place where a simple statement reads a variable; None where it may read it again."""
+    loads = [use for use in uses if isinstance(use.ctx, ast.Load)]
+    if len(loads) != 1 or not isinstance(statement, ast.Assign | ast.Return | ast.Expr):
+        return None
+    return None if any(isinstance(child, _REPEATING) for child in ast.walk(statement)) else loads[0]
+
+
+def _leaves(statement: ast.stmt, names: set[str]) -> bool:
+    """Does a statement certainly leave variables, and what they hold, as they are? Only plain assignments to other names do."""
+    if not isinstance(statement, ast.Assign) or not all(isinstance(target, ast.Name) for target in statement.targets):
+        return False
+    stores = {target.id for target in statement.targets}
+    return not stores & names and not any(isinstance(node, ast.Attribute) and node.attr.endswith("_") for node in ast.walk(statement))
 
 
 def _lives_on(name: str, later: list[dict[str, list[ast.Name]]]) -> bool:

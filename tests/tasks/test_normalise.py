@@ -204,7 +204,7 @@ HOSTILE = {
     + "".join(f"        a{i} = x\n" for i in range(6000))
     + "        return x\n",
     "own base": "class Model(Model):\n    pass\n",
-    "own wrapper": "class Model:\n    def __init__(self):\n        self.m = Model()\n\n    def forward(self, x):\n        return self.m(x)\n",
+    "own wrapper": "class Model:\n def __init__(self):\n  self.m = Model()\n\n def forward(self, x):\n  return self.m(x)\n",
     "huge power": "N = 10 ** 10 ** 10\nM = 2 ** 99999999\nclass Model:\n    def forward(self, x):\n        return x * N\n",
     "growing product": "a = 9**9\n" + "a = a * a\n" * 200,
     "doubling": "class Model:\n    def forward(self, x):\n" + "        x = [x, x]\n" * 200 + "        return x\n",

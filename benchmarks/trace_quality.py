@@ -47,7 +47,7 @@ def report(frame: pl.DataFrame) -> list[str]:
     measured = quality(frame["response"])
     seconds, characters = time.perf_counter() - started, int(measured["characters"].sum())
     lines = [
-        f"{frame.height} responses, {characters / 1e6:.1f} million characters, {seconds:.1f} s ({1e3 * seconds / frame.height:.1f} ms each)."
+        f"{frame.height} responses, {characters / 1e6:.1f} MB, {seconds:.1f} s ({1e3 * seconds / frame.height:.1f} ms each)."
         " "
         f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}. Thresholds: {QualityConfig().model_dump_json()}",
         "",

@@ -26,12 +26,12 @@ FLAGS = ("repetitive", "ends_in_loop", "self_doubting", "mixed_language", "trunc
 NGRAM = 10
 _LETTER = r"[A-Za-z0-9_\x{80}-\x{10FFFF}]"  # not \w: a Unicode class repeated 40 times is ten times as slow
 _WORD = rf"(?:{_LETTER}|'){{1,40}}|[^A-Za-z0-9_'\s\x{{80}}-\x{{10FFFF}}]{{1,40}}"  # at most 40: a text without a space is words too
-_CODE = r"(?s)(?:^|\n)[ \t]*```[^\n]*\n.*?\n[ \t]*```[ \t]*(?:\n|$)"  # closed fences: a draft written again is no loop
+_CODE = r"(?ms)^[ \t]*```[^\n]*\n.*?^[ \t]*```[ \t]*$"  # closed fences: a draft written again is no loop
 _DOUBT = (
-    r"(?i)(?-u:\b)(?:wait|hmm+|hold on|actually|alternatively|on second thought"
+    r"(?i)(?-u:\b)(?:(?:wait|hmm+|hold on|actually|alternatively|on second thought"
     r"|let me (?:re-?|double[- ])?(?:check|think|consider|verify|read)"
     r"|let me (?:start over|try again)|i'?m (?:not sure|confused|stuck)|i (?:made a mistake|was wrong|am not sure|am confused)"
-    r"|that(?:'s| is) (?:not right|wrong|incorrect)|this is getting (?:too )?(?:complicated|complex|confusing|stuck)|no,)"
+    r"|that(?:'s| is) (?:not right|wrong|incorrect)|this is getting (?:too )?(?:complicated|complex|confusing|stuck))(?-u:\b)|no,)"
 )
 _SCRIPTS = {  # blocks of https://www.unicode.org/Public/UNIDATA/Blocks.txt; Greek is left out, since formulas are written in it
     "latin": ((0xC0, 0xD6), (0xD8, 0xF6), (0xF8, 0x24F), (0x1E00, 0x1EFF)),

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.planted import PLANTED
 from kernels_eval.records import KernelTask
-from tasks.curation.decontamination import DecontaminationConfig, Index, compare, near_index
+from tasks.curation.decontamination import DecontaminationConfig, compare, near_index
 from tasks.curation.fingerprints import LEVELS, Fingerprint, fingerprint_of, jaccard, shared, shingles_of
 from tasks.sources import kernelbench, kernelbook
 
@@ -70,11 +70,12 @@ def report(tasks: Sequence[KernelTask], further: str | None, copies: int) -> lis
     families = {task.task_id: family(task) for task in tasks}
     known = [fingerprint_of(task.task_id, task.code) for task in tasks]
     planted = {name: list(_planted(tasks, name)) for name in PLANTED}
+    results = {name: compare(fingerprints, known, config) for name, fingerprints in planted.items()}
     lines = [
         f"{len(tasks)} tasks of levels 1 to 3 in {len(set(families.values()))} families. {datetime.datetime.now(datetime.UTC):%Y-%m-%d}.",
         "",
-        *_recall(planted, known, families, config),
-        *_precision(planted, known, families, config),
+        *_recall(planted, results, families),
+        *_precision(planted, results, known, families, config),
         *_sweeps(planted, known, families),
     ]
     if further:
@@ -89,13 +90,13 @@ def _planted(tasks: Sequence[KernelTask], name: str) -> Iterator[Fingerprint]:
             yield fingerprint_of(task.task_id, changed)
 
 
-def _recall(planted: dict, known: list[Fingerprint], families: dict[str, str], config: DecontaminationConfig) -> list[str]:
+def _recall(planted: dict, results: dict, families: dict[str, str]) -> list[str]:
     lines = ["## Recall: planted contamination", ""]
     lines += [f"| change | level for it | planted | found | at that level | {' | '.join(LEVELS)} | found as another family |"]
     lines += ["| --- | --- | ---: | ---: | ---: |" + " ---: |" * (len(LEVELS) + 1)]
     totals: Counter[str] = Counter()
     for name, fingerprints in planted.items():
-        result, wanted = compare(fingerprints, known, config), PLANTED[name][0]
+        result, wanted = results[name], PLANTED[name][0]
         other = sum(families[row["task_id"]] != families[row["benchmark_task_id"]] for row in result.removed.iter_rows(named=True))
         counts = result.counts
         totals += Counter(planted=len(fingerprints), found=result.removed.height, right=counts[wanted], other=other)
@@ -105,30 +106,41 @@ def _recall(planted: dict, known: list[Fingerprint], families: dict[str, str], c
             f"{_share(counts[wanted], len(fingerprints))} | {shown} | {other} |"
         )
     same = sum(len(fingerprints) for name, fingerprints in planted.items() if not name.startswith("edited"))
-    kept = sum(len(compare(fingerprints, known, config).kept) for name, fingerprints in planted.items() if not name.startswith("edited"))
+    kept = sum(len(result.kept) for name, result in results.items() if not name.startswith("edited"))
     lines += ["", f"All: {_share(totals['found'], totals['planted'])} of {totals['planted']} found, {totals['other']} as another family."]
     return [*lines, f"Without the edited ones, which are another program: {_share(same - kept, same)} of {same}.", ""]
 
 
-def _precision(planted: dict, known: list[Fingerprint], families: dict[str, str], config: DecontaminationConfig) -> list[str]:
+def _precision(
+    planted: dict, results: dict, known: list[Fingerprint], families: dict[str, str], config: DecontaminationConfig
+) -> list[str]:
     lines = ["## Precision: tasks against the benchmark without their family", ""]
     lines += [f"| tasks | compared | wrongly found | {' | '.join(LEVELS)} |", "| --- | ---: | ---: |" + " ---: |" * len(LEVELS)]
     wrong: dict[str, Counter[str]] = {name: Counter() for name in planted}
     pairs: Counter[tuple[str, str, str]] = Counter()
-    for name in sorted(set(families.values())):
-        index = Index(config.levels, config.min_operators, near_index(config))
-        for task in known:
-            if families[task.task_id] != name:
-                index.add(task)
-        for change, fingerprints in planted.items():
-            for task in fingerprints:
-                if families[task.task_id] == name and (found := index.find(task)):
-                    wrong[change][found[0]] += 1
-                    pairs[name, families[found[1]], found[0]] += 1
+    keys: dict[str, dict[str, list[str]]] = {level: {} for level in LEVELS if level != "near"}
+    near = near_index(config)
+    for task in known:
+        near.add(task)
+        for level, own in keys.items():
+            if key := task.key(level, config.min_operators):
+                own.setdefault(key, []).append(task.task_id)
+    relatives = {name: frozenset(other for other in families if families[other] == families[name]) for name in families}
+    for change, fingerprints in planted.items():
+        for task in fingerprints:
+            own = relatives[task.task_id]
+            equal = [
+                (level, name) for level in keys for name in keys[level].get(task.key(level, config.min_operators), ()) if name not in own
+            ]  # fmt: skip
+            if not equal and (found := near.find(task, own)):
+                equal = [("near", found[0])]
+            if equal:
+                wrong[change][equal[0][0]] += 1
+                pairs[families[task.task_id], families[equal[0][1]], equal[0][0]] += 1
     for change, counts in wrong.items():
         shown = " | ".join(str(counts[level]) for level in LEVELS)
         lines.append(f"| {change} | {len(planted[change])} | {counts.total()} | {shown} |")
-    true = sum(compare(fingerprints, known, config).removed.height for fingerprints in planted.values())
+    true = sum(result.removed.height for result in results.values())
     total, compared = sum(counts.total() for counts in wrong.values()), sum(map(len, planted.values()))
     lines += ["", f"{total} of {compared} wrong: precision {true / (true + total):.4f} where half of the set is contaminated."]
     shown = "; ".join(f"{a} = {b} ({level}, {count} times)" for (a, b, level), count in pairs.most_common(12))

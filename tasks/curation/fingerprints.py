@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -86,13 +86,15 @@ class NearIndex:
                 self._operators[kind + task.task_id] = task.operators if kind == "p" else None
                 self._lsh.insert(kind + task.task_id, _minhash(shingles))
 
-    def find(self, task: Fingerprint) -> tuple[str, float] | None:
-        """The most similar task at or above the threshold and its Jaccard similarity; of equals the smallest task_id."""
+    def find(self, task: Fingerprint, without: Collection[str] = ()) -> tuple[str, float] | None:
+        """The most similar task (of those not in `without`) at or above the threshold and its Jaccard similarity; of equals the smallest
+        task_id."""
         kind = "p" if task.canonical.parsed else "t"
         shingles = self._of(task, kind)
         if len(shingles) < self.min_shingles or not self._shingles:
             return None
-        names = [name for name in self._lsh.query(_minhash(shingles)) if name[0] == kind and self._share_operators(task, name)]
+        names = [name for name in self._lsh.query(_minhash(shingles)) if name[0] == kind and name[1:] not in without]
+        names = [name for name in names if self._share_operators(task, name)]
         scored = [(-jaccard(shingles, self._shingles[name]), name[1:]) for name in names]
         best = min(scored, default=(0.0, ""))
         return (best[1], -best[0]) if -best[0] >= self.threshold else None

@@ -1,0 +1,262 @@
+"""Planted contamination: a task's source changed mechanically, so that it is the same task in other words. What decontamination must find.
+
+Guarantees: every change keeps the computation (`shapes` its sizes, `edited` one added operation); a change that does not apply to a source
+gives None. Uses none of the project's own normalisation, so that the measurement does not assume what it measures.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Callable
+
+_FUNCTIONAL = {"relu": "ReLU", "sigmoid": "Sigmoid", "tanh": "Tanh", "gelu": "GELU", "mish": "Mish", "softplus": "Softplus"}
+_MODULES = {
+    "ReLU": "torch.nn.functional.relu", "Sigmoid": "torch.sigmoid", "Tanh": "torch.tanh", "GELU": "torch.nn.functional.gelu",
+    "Mish": "torch.nn.functional.mish", "Softplus": "torch.nn.functional.softplus", "Hardswish": "torch.nn.functional.hardswish",
+}  # fmt: skip
+
+
+def comments(code: str) -> str | None:
+    """Comments and docstrings gone, others in their place."""
+    tree = ast.parse(code)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return "# A module.\n\n" + ast.unparse(tree).replace("\n\ndef ", "\n\n\n# what it is called with\ndef ")
+
+
+def renamed(code: str) -> str | None:
+    """Another name for every variable, parameter, attribute, helper class and constant of the module."""
+    tree = ast.parse(code)
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    own |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    own |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    own -= {"Model", "get_inputs", "get_init_inputs", "forward", "self"} | {name for name in own if name.startswith("__")}
+    given = {node.arg for node in ast.walk(tree) if isinstance(node, ast.keyword)}
+    attributes = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+        and isinstance(node.ctx, ast.Store)
+    }
+    methods = own & {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    own -= given  # a keyword's name belongs to whoever is called
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in own:
+            node.id = f"{node.id}_k"
+        elif isinstance(node, ast.arg) and node.arg in own:
+            node.arg = f"{node.arg}_k"
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in own:
+            node.name = f"{node.name}_k"
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+            if node.attr in attributes or node.attr in methods & own:
+                node.attr = f"{node.attr}_k"
+    return ast.unparse(tree)
+
+
+def reordered(code: str) -> str | None:
+    """The functions before the class, and neighbours in `__init__` that do not need each other swapped."""
+    tree = ast.parse(code)
+    init = _method(tree, "__init__")
+    swapped = False
+    for i in range(len(init.body) - 1) if init else ():
+        first, second = init.body[i : i + 2]
+        if isinstance(first, ast.Assign) and isinstance(second, ast.Assign) and not _touches(first, second):
+            init.body[i : i + 2] = [second, first]
+            swapped = True
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    constants = [node for node in tree.body if isinstance(node, ast.Assign)]
+    rest = [node for node in tree.body if node not in functions and node not in constants]
+    imports = [node for node in rest if isinstance(node, ast.Import | ast.ImportFrom)]
+    tree.body = imports + functions + constants + [node for node in rest if node not in imports]
+    return ast.unparse(tree) if swapped or functions else None
+
+
+def shapes(code: str) -> str | None:
+    """Other sizes: every whole number above 4 in the module's constants and in get_inputs grows by a half."""
+    tree = ast.parse(code)
+    changed = False
+    places = [node for node in tree.body if isinstance(node, ast.Assign) or isinstance(node, ast.FunctionDef) and node.name == "get_inputs"]
+    for place in places:
+        for node in ast.walk(place):
+            if isinstance(node, ast.Constant) and type(node.value) is int and node.value > 4:
+                node.value, changed = node.value + node.value // 2, True
+    return ast.unparse(tree) if changed else None
+
+
+def wrapped(code: str) -> str | None:
+    """The module inside another one that hands everything over."""
+    tree = ast.parse(code)
+    init, forward = _method(tree, "__init__"), _method(tree, "forward")
+    if init is None or forward is None or any(a.args.vararg or a.args.kwarg or a.args.kwonlyargs for a in (init, forward)):
+        return None
+    _rename_class(tree, "Model", "Inner")
+    head, given = copy.deepcopy(init.args), ", ".join(arg.arg for arg in init.args.args[1:])
+    call, passed = ast.unparse(forward.args), ", ".join(arg.arg for arg in forward.args.args[1:])
+    return f"""{ast.unparse(tree)}
+
+class Model(nn.Module):
+    def __init__({ast.unparse(head)}):
+        super().__init__()
+        self.inner = Inner({given})
+
+    def forward({call}):
+        return self.inner({passed})
+""" if "torch.nn as nn" in code else None  # fmt: skip
+
+
+def wrapped_any(code: str) -> str | None:
+    """The same with starred arguments."""
+    tree = ast.parse(code)
+    _rename_class(tree, "Model", "Block")
+    return f"""{ast.unparse(tree)}
+
+class Model(nn.Module):
+    def __init__(self, *args, **kwargs):
+        super(Model, self).__init__()
+        self.block = Block(*args, **kwargs)
+
+    def forward(self, *args):
+        return self.block(*args)
+""" if "torch.nn as nn" in code else None  # fmt: skip
+
+
+def other_form(code: str) -> str | None:
+    """Activations: functions become modules, modules become functions."""
+    tree = ast.parse(code)
+    kinds = {
+        ast.unparse(node.targets[0]): node.value.func.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute)
+        and node.value.func.attr in _MODULES and not node.value.args and all(word.arg == "inplace" for word in node.value.keywords)
+    }  # fmt: skip
+    changed = False
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        name = ast.unparse(node.func)
+        if name in kinds:
+            node.func, changed = ast.parse(_MODULES[kinds[name]], mode="eval").body, True
+        elif name.rpartition(".")[0] in ("torch", "F", "torch.nn.functional") and node.func.attr in _FUNCTIONAL and len(node.args) == 1:
+            node.func, changed = ast.parse(f"torch.nn.{_FUNCTIONAL[node.func.attr]}()", mode="eval").body, True
+    return ast.unparse(tree) if changed else None
+
+
+def split(code: str) -> str | None:
+    """Calls inside calls of `forward` get a variable each."""
+    tree = ast.parse(code)
+    forward = _method(tree, "forward")
+    body: list[ast.stmt] = []
+    count = 0
+    for statement in forward.body if forward else ():
+        if isinstance(statement, ast.Return | ast.Assign) and statement.value is not None:
+            call = statement.value
+            while isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.Call):
+                call = call.args[0]
+                break
+            if call is not statement.value:
+                body.append(ast.Assign(targets=[ast.Name(f"part_{count}", ast.Store())], value=call))
+                statement.value.args[0] = ast.Name(f"part_{count}", ast.Load())
+                count += 1
+            elif isinstance(statement, ast.Return) and not isinstance(call, ast.Name):
+                body.append(ast.Assign(targets=[ast.Name(f"part_{count}", ast.Store())], value=call))
+                statement.value = ast.Name(f"part_{count}", ast.Load())
+                count += 1
+        body.append(statement)
+    if not count:
+        return None
+    forward.body = body
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def in_methods(code: str) -> str | None:
+    """`forward` hands over to a helper method."""
+    tree = ast.parse(code)
+    forward = _method(tree, "forward")
+    if forward is None or forward.args.vararg:
+        return None
+    owner = next(node for node in tree.body if isinstance(node, ast.ClassDef) and forward in node.body)
+    helper, passed = copy.deepcopy(forward), ", ".join(arg.arg for arg in forward.args.args[1:])
+    helper.name = "compute"
+    owner.body.append(helper)
+    forward.body = ast.parse(f"return self.compute({passed})").body
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def edited(code: str) -> str | None:
+    """One operation and one attribute more: another program, nearly."""
+    tree = ast.parse(code)
+    forward, init = _method(tree, "forward"), _method(tree, "__init__")
+    if forward is None or init is None or len(forward.args.args) < 2:
+        return None
+    first = forward.args.args[1].arg
+    init.body.append(ast.parse("self.offset = 0.125").body[0])
+    forward.body.insert(0, ast.parse(f"{first} = {first} + self.offset").body[0])
+    return ast.unparse(tree)
+
+
+def broken(code: str) -> str | None:
+    """Text behind the program that is no Python."""
+    return code + "\n\nthis is where the download was cut (\n"
+
+
+def _chain(*changes: Callable[[str], str | None]) -> Callable[[str], str | None]:
+    def chained(code: str) -> str | None:
+        for change in changes:
+            code = change(code)
+            if code is None:
+                return None
+        return code
+
+    return chained
+
+
+PLANTED: dict[str, tuple[str, Callable[[str], str | None]]] = {
+    "verbatim": ("exact", lambda code: code + "  \n\n"),
+    "comments": ("normalised", comments),
+    "renamed": ("normalised", renamed),
+    "reordered": ("normalised", reordered),
+    "wrapped": ("normalised", wrapped),
+    "wrapped, starred": ("normalised", wrapped_any),
+    "renamed, reordered and wrapped": ("normalised", _chain(renamed, reordered, wrapped)),
+    "shapes": ("shapes", shapes),
+    "shapes, renamed and wrapped": ("shapes", _chain(shapes, renamed, wrapped)),
+    "functional or module form": ("operators", other_form),
+    "split": ("operators", split),
+    "in helper methods": ("operators", in_methods),
+    "split, other shapes": ("operators", _chain(split, shapes)),
+    "other form, shapes and renamed": ("operators", _chain(other_form, shapes, renamed)),
+    "edited": ("near", edited),
+    "edited and renamed": ("near", _chain(edited, renamed)),
+    "broken text": ("near", broken),
+}
+"""The change, and the level that is there for it."""
+
+
+def _method(tree: ast.Module, name: str) -> ast.FunctionDef | None:
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == "Model":
+            return next((child for child in node.body if isinstance(child, ast.FunctionDef) and child.name == name), None)
+    return None
+
+
+def _rename_class(tree: ast.Module, old: str, new: str) -> None:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and node.name == old:
+            node.name = new
+        elif isinstance(node, ast.Name) and node.id == old:
+            node.id = new
+
+
+def _touches(first: ast.stmt, second: ast.stmt) -> bool:
+    """Do two statements share a name that one of them sets?"""
+
+    def names(node: ast.AST, store: bool) -> set[str]:
+        kinds = (ast.Store,) if store else (ast.Store, ast.Load)
+        found = [n for n in ast.walk(node) if isinstance(n, ast.Name | ast.Attribute) and isinstance(n.ctx, kinds)]
+        return {ast.unparse(n) for n in found} - {"self"}
+
+    return bool(names(first, True) & names(second, False) or names(second, True) & names(first, False))

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from kernels_eval.config import EvalConfig, LimitsConfig
+from kernels_eval.evaluator import device_for
 from kernels_eval.isolation.sandbox import Child, ForkServer
 from kernels_eval.processes import ReferenceProcess
-from kernels_eval.protocol import device_for
 from kernels_eval.records import KernelTask, Language
 from kernels_eval.testimony import Stop
 from tasks.sources.config import TasksConfig

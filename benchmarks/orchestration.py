@@ -129,7 +129,7 @@ class NoBuild:
         return several(self.prepare, calls)
 
     def prepare(self, task: dict[str, Any], candidate: dict[str, Any]) -> dict[str, Any]:
-        from kernels_eval.protocol import Prepared
+        from kernels_eval.preparation import Prepared
 
         return Prepared(candidate_id=candidate["candidate_id"], libraries={"0": "/nowhere/0.so"}, tier="lite").model_dump(mode="json")
 

@@ -47,7 +47,7 @@ def measure_once(arguments: argparse.Namespace) -> int:
 
     from kernels_eval import Candidate, EvalConfig, Language
     from kernels_eval.config import BuildConfig, TimingConfig
-    from kernels_eval.protocol import Evaluator
+    from kernels_eval.evaluator import Evaluator
     from tasks.sources.config import TasksConfig
     from tasks.sources.stage import load_tasks
     from tasks.synthesis.parsing import parse_response

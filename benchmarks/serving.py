@@ -55,6 +55,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", required=True, help="KernelBench tasks, Parquet: their prompts are asked")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="qwq-32b")
+    parser.add_argument("--model", help="a directory with config.json and tokenizer instead: what an earlier call wrote to OUT/model")
     parser.add_argument("--requests", type=int, default=512, help=f"{PER_TASK} for each task")
     parser.add_argument("--max-tokens", type=int, default=384)
     parser.add_argument("--max-num-seqs", type=int, default=256, help="sequences that the server writes at once")
@@ -78,7 +79,7 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     out.mkdir(parents=True, exist_ok=True)
     tasks = load_tasks(TasksConfig(source="kernelbench", location=arguments.tasks))[: -(-arguments.requests // PER_TASK)]
     prompts = [render(task, Language.CUDA) for task in tasks]
-    model = model_directory(out / "model", arguments.shape, prompts)
+    model = Path(arguments.model) if arguments.model else model_directory(out / "model", arguments.shape, prompts)
     config = ServerConfig(
         max_num_seqs=arguments.max_num_seqs,
         max_model_len=sizing.model_len(sizing.prompt_tokens(prompts), arguments.max_tokens, None),

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kernels_eval.config import EvalConfig as EvalConfig
+    from kernels_eval.evaluator import Evaluator as Evaluator
+    from kernels_eval.evaluator import evaluate as evaluate
     from kernels_eval.pool import Pool as Pool
-    from kernels_eval.protocol import Evaluator as Evaluator
-    from kernels_eval.protocol import evaluate as evaluate
     from kernels_eval.records import Candidate as Candidate
     from kernels_eval.records import KernelTask as KernelTask
     from kernels_eval.records import Language as Language
     from kernels_eval.records import Verdict as Verdict
 
 _HOMES = {
-    "evaluate": "protocol", "Evaluator": "protocol", "Pool": "pool", "EvalConfig": "config",
+    "evaluate": "evaluator", "Evaluator": "evaluator", "Pool": "pool", "EvalConfig": "config",
     "Candidate": "records", "KernelTask": "records", "Language": "records", "Verdict": "records",
 }  # fmt: skip
 __all__ = sorted(_HOMES)

@@ -71,7 +71,7 @@ def render(verdict: Verdict) -> str:
 
 def run(task_path: str, candidate_path: str, language: str, as_json: bool) -> int:
     """Verify and print. Exit status 0 whenever a verdict was reached, 2 for unusable input, 1 where the machine fails."""
-    from kernels_eval.protocol import evaluate
+    from kernels_eval.evaluator import evaluate
 
     try:
         task, candidate = read_pair(task_path, candidate_path, language)

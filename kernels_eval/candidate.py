@@ -116,11 +116,13 @@ class CandidateSide(Side):
         evaluate: bool = False,
         reruns: int = 0,
         output_bytes: int = 0,
+        devices: list[str] | None = None,
     ) -> dict[str, Any]:
         """One forward call on inputs drawn now. `in_place` writes them over the storage of the previous call's inputs.
 
         Writes the outputs' bytes to the exchange buffer; returns their shapes and dtypes and what was noticed. With `reruns`, the same
-        call is made again on the same inputs, and the bytes are those of the last.
+        call is made again on the same inputs, and the bytes are those of the last. Where the outputs are not on `devices`, that is all
+        there is to say: copying gigabytes from another one takes longer than everything else.
         """
         inputs = self.inputs(seed, distribution, shape)
         if in_place and self._shares_storage():
@@ -135,6 +137,7 @@ class CandidateSide(Side):
         leaves, structure = flatten_outputs(output)
         notices = {
             "kinds": [type(leaf).__name__ for leaf in leaves],
+            "devices": _devices(leaves),
             "plain": all(type(leaf) is torch.Tensor for leaf in leaves),
             "tensors": all(isinstance(leaf, torch.Tensor) for leaf in leaves),
             "structure": structure,
@@ -143,7 +146,7 @@ class CandidateSide(Side):
             "previous_changed": self._previous_changed(),
             "outstanding_share": outstanding,
         }
-        if not notices["plain"]:
+        if not notices["plain"] or notices["devices"] != (devices or notices["devices"]):
             return notices
         saved = [leaf.detach().clone().contiguous() for leaf in leaves]  # on its own device: outputs can be gigabytes
         self.previous, self.last_inputs = (leaves, saved), inputs
@@ -247,6 +250,7 @@ class CandidateSide(Side):
         leaves, structure = flatten_outputs(self.last_output)
         plain = all(type(leaf) is torch.Tensor for leaf in leaves)
         answer = {"plain": plain, "tensors": plain, "structure": structure, "kinds": [type(leaf).__name__ for leaf in leaves]}
+        answer["devices"] = _devices(leaves)
         return answer | self._published([leaf.detach().contiguous() for leaf in leaves]) if plain else answer
 
     # -- what was noticed ----------------------------------------------------------------------------------------------------------
@@ -333,3 +337,7 @@ class CandidateSide(Side):
         finally:
             self.launches.mode()
         return all(same(a, b.detach()) for a, b in zip(expected, leaves, strict=True))
+
+
+def _devices(leaves: list[Any]) -> list[str]:
+    return [leaf.device.type if isinstance(leaf, torch.Tensor) else "" for leaf in leaves]

@@ -22,7 +22,8 @@ from typing import Any
 from kernels_eval.cluster import Place, address_of, place, require_alike, require_cluster
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, SandboxError
-from kernels_eval.protocol import Prepared, verdict_of
+from kernels_eval.preparation import Prepared
+from kernels_eval.protocol import verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 from kernels_eval.telemetry import BUILDERS, DEVICES, Telemetry
 from kernels_eval.worker import TOGETHER_S, gpu_arch, require_device

@@ -354,6 +354,7 @@ class CandidateProcess:
         answer = self.ask(
             "call", seed=trial.seed, distribution=trial.distribution, in_place=trial.in_place, shape=trial.shape,
             evaluate=trial.evaluate, reruns=reruns, output_bytes=sum(output["bytes"] for output in trial.outputs),
+            devices=[output["device"] for output in trial.outputs],
         )  # fmt: skip
         if trial.weights_seed is not None or trial.construct_seed is not None:
             self.ask("rebuild")
@@ -367,6 +368,9 @@ class CandidateProcess:
         if not notice.plain:
             kind = notice.kinds[0] if notice.kinds else "nothing"
             raise Stop("lazy_output" if notice.tensors and notice.kinds else "wrong_shape", f"returns {kind}, not a plain tensor")
+        wanted = [output["device"] for output in trial.outputs]
+        if len(notice.devices) == len(wanted) and notice.devices != wanted:
+            raise Stop("wrong_device", f"returns tensors on {notice.devices}, the reference on {wanted}")
         _check_form(notice, trial, reference)
         return reference.ask("compare", trial=trial.name, path=str(self.child.exchange_path))
 

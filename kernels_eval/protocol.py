@@ -1,40 +1,32 @@
-"""One candidate from source to verdict: the protocol, in the order it happens.
+"""One built candidate to its verdict: the protocol on the device, in the order it happens.
 
-`Preparer` is the build side (no device), `Runner` the device side; `evaluate` is both in one call. Guarantees: every candidate gets
-exactly one verdict, whatever its code does; a process that is killed from outside changes no verdict, for what it did is done again
+What comes before, without a device, is `kernels_eval.preparation`; `kernels_eval.evaluate` is both in one call. Guarantees: every candidate
+gets exactly one verdict, whatever its code does; a process that is killed from outside changes no verdict, for what it did is done again
 (`kernels_eval.kills`); an exception from here means that the machine failed, not the kernel.
 """
 
 from __future__ import annotations
 
-import atexit
 import math
 import re
 import secrets
-import sysconfig
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kernels_eval.build.extensions import Builder
-from kernels_eval.build.spec import ExtensionSpec
-from kernels_eval.build.toolchain import HEADERS
 from kernels_eval.checks import correctness as checks
-from kernels_eval.checks.native_screening import screen_native
-from kernels_eval.checks.screening import screen
 from kernels_eval.clock import PairedClock
 from kernels_eval.config import EvalConfig
-from kernels_eval.isolation.landlock import compiler_confinement
-from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
+from kernels_eval.isolation.sandbox import Child, ForkServer
 from kernels_eval.kills import until_believed
+from kernels_eval.preparation import Prepared, confined_builder
 from kernels_eval.processes import LOG_BYTES, CandidateProcess, MadeElsewhere, ReferenceProcess, Trial, unmatched_shapes
-from kernels_eval.records import STATUS_OF, Candidate, Correctness, KernelTask, Language, Phases, Record, Verdict
+from kernels_eval.records import STATUS_OF, Candidate, Correctness, KernelTask, Language, Phases, Verdict
 from kernels_eval.spares import Spares
 from kernels_eval.testimony import REASON_OF_CHANGE, Finding, Notice, Ornamental, Seen, Share, State, Stop, believe_form, one_line
 
-MAX_EXTENSIONS = 16
 MAY_DIFFER = re.compile(r"atomic|reduction\s*\(", re.IGNORECASE)
 """Sources whose results may differ in the last bits between two runs: the order of their additions is not fixed."""
 OPERATORS_MAY_DIFFER = re.compile(
@@ -42,125 +34,9 @@ OPERATORS_MAY_DIFFER = re.compile(
     r"|median|_?embedding_bag|upsample|grid_sampl)"
 )
 """Operators of torch for which the same holds on a GPU (the list in the documentation of torch.use_deterministic_algorithms)."""
-MISUSED = re.compile(r"TypeError: load(_inline)?\(\) ")
-"""A call of load_inline or load that its signature does not allow."""
 IDLE_S = 0.02
 IDLE_SHARE = 0.5
 SLOWER = 1.2  # a reference median above this multiple of the first one seen on this worker is flagged
-
-
-class Prepared(Record):
-    """What the build side found: libraries for the run side, or the finding that ends the verification."""
-
-    candidate_id: str
-    libraries: dict[str, str] = {}
-    finding: Finding | None = None
-    flags: tuple[str, ...] = ()
-    tier: str | None = None
-    cached: bool = False
-    seconds: float = 0.0
-
-
-def confined_builder(config: EvalConfig, cache: Path | None = None, cuda_arch: str | None = None) -> Builder:
-    """A builder whose compilers read what they need and write to its own work folder, where this kernel can confine them."""
-    builder = Builder(config.build, cache=cache, cuda_arch=cuda_arch)
-    tools = builder.tools
-    homes = [Path(path).resolve().parent.parent for path in (tools.cxx, tools.nvcc) if path]
-    read = [tools.cache, tools.torch_dir, HEADERS, Path(sysconfig.get_paths()["include"]), *homes, *filter(None, [tools.cuda_home])]
-    builder.confine = compiler_confinement(read, [builder.work_root])
-    return builder
-
-
-class Preparer:
-    """Screens candidates, reads their build requests in a sandboxed process, and builds them. Needs no device."""
-
-    def __init__(self, config: EvalConfig, *, cache: Path | None = None, cuda_arch: str | None = None) -> None:
-        self.config = config
-        self.builder = confined_builder(config, cache, cuda_arch)
-        self._server: ForkServer | None = None
-
-    @property
-    def server(self) -> ForkServer:
-        if self._server is None or not self._server.alive:
-            self._server = ForkServer(threads=self.config.threads, readable=[self.builder.tools.cache])
-        return self._server
-
-    def prepare(self, candidate: Candidate, task: KernelTask | None = None) -> Prepared:
-        """Screen and build. With the task at hand, so are extensions that the constructor asks for: no device waits for them.
-
-        Raises EvalError only where the machine fails.
-        """
-        return until_believed(lambda believed: self._prepare(candidate, task, believed))
-
-    def _prepare(self, candidate: Candidate, task: KernelTask | None, believed: frozenset[str]) -> Prepared:
-        started = time.monotonic()
-        flags: tuple[str, ...] = ()
-        builds = []
-        try:
-            if candidate.code is None:
-                raise Stop(candidate.parse_reason or "no_code_block", "the response holds no complete module")
-            screened = screen(candidate.code)
-            flags = screened.flags
-            if screened.reason:
-                raise Stop(screened.reason, screened.detail)
-            if candidate.language is not Language.TRITON:
-                for spec in self._capture(candidate.code, task, believed):
-                    native = screen_native(spec.text)
-                    flags = tuple(dict.fromkeys((*flags, *native.flags)))
-                    if native.reason:
-                        raise Stop(native.reason, native.detail)
-                    build = self.builder.build(spec)
-                    builds.append(build)
-                    if not build.ok:
-                        raise Stop(build.reason, _first_line(build.log) or "the build failed", build.log)
-        except Stop as stop:
-            finding: Finding | None = stop.finding
-        else:
-            finding = None
-        return Prepared(
-            candidate_id=candidate.candidate_id,
-            libraries={b.key: b.path for b in builds if b.ok},
-            finding=finding,
-            flags=flags,
-            tier=next((tier for tier in ("full", "lite") if any(b.tier == tier for b in builds)), None),
-            cached=bool(builds) and all(b.cached for b in builds),
-            seconds=time.monotonic() - started,
-        )
-
-    def _capture(self, code: str, task: KernelTask | None, believed: frozenset[str]) -> list[ExtensionSpec]:
-        if "load" not in code:
-            return []
-        with Child(self.server, "capture", self.config.limits) as child:
-            child.believed = believed
-            path = child.scratch / "candidate.py"
-            path.write_text(code, encoding="utf-8", errors="replace")
-            try:
-                answer = child.request("capture", path=str(path), timeout=self.config.build.capture_timeout_s)
-            except ChildFailure as failure:
-                raise Stop("load" if failure.reason == "run" else failure.reason, failure.detail, child.log_tail(LOG_BYTES)) from failure
-            asked = answer.get("specs", [])
-            if not asked and "error" not in answer and task is not None:
-                asked = self._asked_by_constructor(child, task)
-            specs = [believe_form(ExtensionSpec, spec) for spec in asked[:MAX_EXTENSIONS]] if isinstance(asked, list) else []
-            if not specs and answer.get("error") in ("no_module", "syntax_error"):
-                raise Stop(answer["error"], answer.get("detail", ""), child.log_tail(LOG_BYTES))
-            if not specs and MISUSED.match(str(answer.get("detail", ""))):  # needs no device to be wrong
-                raise Stop("exception", str(answer["detail"]), f"{answer.get('trace', '')}\n{child.log_tail(LOG_BYTES // 2)}")
-            return specs
-
-    def _asked_by_constructor(self, child: Child, task: KernelTask) -> Any:
-        """A constructor that fails or hangs here has no device and nothing built: the run side judges it."""
-        path = child.scratch / "task.py"
-        path.write_text(task.code, encoding="utf-8", errors="replace")
-        try:
-            answer = child.request("construct", task_path=str(path), init_form=task.init_form, timeout=self.config.build.capture_timeout_s)
-        except ChildFailure:
-            return []
-        return answer.get("specs", [])
-
-    def close(self) -> None:
-        if self._server:
-            self._server.close()
 
 
 class Stopwatch:
@@ -532,61 +408,3 @@ def _correctness(measured: list[tuple[Trial, dict[str, Any]]], reference: Refere
         trials=len(measured), rms_error=worst["rms"], reference_rms_error=worst["reference_rms"], max_error=worst["max"],
         kernelbench_1e4=own["kernelbench_1e4"], kernelbench_1e2=own["kernelbench_1e2"], oracle=reference.oracle,
     )  # fmt: skip
-
-
-def _first_line(log: str) -> str:
-    return next((line.strip() for line in log.splitlines() if line.strip()), "")
-
-
-# -- one call --------------------------------------------------------------------------------------------------------------------------
-
-
-def device_for(language: Language) -> str:
-    """The device a language runs on. Raises DeviceError where it is not there."""
-    from kernels_eval.worker import require_device
-
-    require_device(language)
-    return "cuda:0" if language.needs_gpu else "cpu"
-
-
-class Evaluator:
-    """Verifies candidates one after the other in this process. Keeps its fork server: use one for many, as a context manager.
-
-    Raises DeviceError where the language's device is missing.
-    """
-
-    def __init__(self, language: Language, config: EvalConfig | None = None, *, cache: Path | None = None) -> None:
-        self.config = config or EvalConfig()
-        device = device_for(language)
-        self._preparer = Preparer(self.config, cache=cache)
-        self._runner = Runner(self.config, device, cache=cache)
-
-    def __call__(self, task: KernelTask, candidate: Candidate) -> Verdict:
-        """One verdict. Raises ToolchainError and SandboxError where the machine fails."""
-        return self._runner.run(task, candidate, self._preparer.prepare(candidate, task))
-
-    def close(self) -> None:
-        self._preparer.close()
-        self._runner.close()
-
-    def __enter__(self) -> Evaluator:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-_kept: dict[tuple[Language, EvalConfig, Path | None], Evaluator] = {}
-
-
-def evaluate(task: KernelTask, candidate: Candidate, config: EvalConfig | None = None, *, cache: Path | None = None) -> Verdict:
-    """Verify one candidate. The processes behind it are kept for the next call with the same config, until this process ends; call it
-    in a loop. For many candidates at once use `kernels_eval.Pool`.
-
-    Raises DeviceError where the language's device is missing, ToolchainError and SandboxError where the machine fails.
-    """
-    key = (candidate.language, config or EvalConfig(), cache)
-    if key not in _kept:
-        _kept[key] = Evaluator(candidate.language, config, cache=cache)
-        atexit.register(_kept[key].close)
-    return _kept[key](task, candidate)

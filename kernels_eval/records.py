@@ -46,7 +46,16 @@ class Status(StrEnum):
 REASONS: Mapping[Status, frozenset[str]] = {
     Status.CORRECT: frozenset({"ok"}),
     Status.INCORRECT: frozenset(
-        {"wrong_output", "wrong_shape", "wrong_dtype", "non_finite", "non_deterministic", "stale_weights", "shape_specialised"}
+        {
+            "wrong_output",
+            "wrong_shape",
+            "wrong_dtype",
+            "wrong_device",
+            "non_finite",
+            "non_deterministic",
+            "stale_weights",
+            "shape_specialised",
+        }
     ),
     Status.REJECTED: frozenset(
         {

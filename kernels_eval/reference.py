@@ -148,7 +148,10 @@ class Reference(Side):
             "oracle": kind,
             "equals": equals,
             "zeros": correctness.merge(zeros),
-            "outputs": [{"shape": list(x.shape), "dtype": str(x.dtype), "bytes": x.numel() * x.element_size()} for x in reference],
+            "outputs": [
+                {"shape": list(x.shape), "dtype": str(x.dtype), "device": x.device.type, "bytes": x.numel() * x.element_size()}
+                for x in reference
+            ],
         }
 
     def do_forget(self, trial: str) -> dict[str, Any]:

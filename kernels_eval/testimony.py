@@ -51,6 +51,7 @@ class Notice(_Said):
     """One compared call."""
 
     kinds: list[str] = []
+    devices: list[str] = []
     plain: bool = False
     tensors: bool = False
     structure: str = ""

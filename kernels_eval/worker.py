@@ -70,7 +70,7 @@ class BuildWorker:
     """Screens and builds candidates on one CPU core."""
 
     def __init__(self, config: EvalConfig, cuda_arch: str | None, share: int = 0, shares: int = 1) -> None:
-        from kernels_eval.protocol import Preparer
+        from kernels_eval.preparation import Preparer
 
         os.nice(19)  # where a core is shared with a worker that times kernels, the worker always goes first
         self._preparer = Preparer(config, cuda_arch=cuda_arch)
@@ -109,7 +109,7 @@ class KernelWorker:
 
     def run(self, task: dict[str, Any], candidate: dict[str, Any], prepared: dict[str, Any]) -> dict[str, Any]:
         """One verdict. Raises GpuLostError where the device does not work (any more), other EvalErrors where the machine fails."""
-        from kernels_eval.protocol import Prepared
+        from kernels_eval.preparation import Prepared
 
         records = KernelTask.model_validate(task), Candidate.model_validate(candidate), Prepared.model_validate(prepared)
         if self._health:

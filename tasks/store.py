@@ -292,7 +292,7 @@ class Snapshot:
     def recover(self, schema: pa.Schema) -> int:
         """Turn journals that killed processes left behind into parts, each once, and remove their other files. Returns the number of rows
         saved."""
-        local, saved = self._local_path(), 0
+        local = self._local_path()
         if local is None or self.finished:
             return 0
         for path in local.glob(".scratch-*"):
@@ -301,6 +301,14 @@ class Snapshot:
         for path in local.glob(".*.tmp"):
             if not _running(int(path.name.rsplit(".", 2)[1])):
                 path.unlink(missing_ok=True)
+        return self.save_journals(schema)
+
+    def save_journals(self, schema: pa.Schema) -> int:
+        """Turn journals whose writers are gone into parts, each once. Returns the number of rows saved. Touches nothing else, so that a run
+        may do it for another one's snapshot."""
+        local, saved = self._local_path(), 0
+        if local is None or self.finished:
+            return 0
         known = {part.rsplit("-", 1)[1] for part in self.parts()}
         for path in sorted(local.glob(".journal-*.jsonl")):
             with _left_alone(path) as left:
@@ -438,10 +446,13 @@ def snapshots(root: str, stage: str) -> list[Snapshot]:
     return [Snapshot(root, stage, Path(p).name) for p in sorted(fs.ls(base, detail=False)) if not Path(p).name.startswith(".")]
 
 
-def known_rows(root: str, stage: str, column: str, keys: Iterable[str], *, exclude: str = "") -> Iterator[dict[str, Any]]:
+def known_rows(
+    root: str, stage: str, column: str, keys: Iterable[str], schema: pa.Schema, *, exclude: str = ""
+) -> Iterator[dict[str, Any]]:
     """Rows of any other snapshot of the stage whose key is asked for, each key once: a nightly refresh pays only for what is new.
 
-    Reads the key column of every snapshot, and of the rows only those that were found: a few hundred in memory at a time.
+    What killed runs left in journals counts too (`schema` is the stage's): a run that is killed and begun again after an update fills
+    another snapshot. Reads the key column of every snapshot, and of the rows only those that were found: a few hundred in memory at a time.
     """
     import polars as pl
 
@@ -449,7 +460,10 @@ def known_rows(root: str, stage: str, column: str, keys: Iterable[str], *, exclu
     for snapshot in snapshots(root, stage):
         if missing.is_empty():
             return
-        if snapshot.fingerprint == exclude or not snapshot.has_column(column):
+        if snapshot.fingerprint == exclude:
+            continue
+        snapshot.save_journals(schema)
+        if not snapshot.has_column(column):
             continue
         found = snapshot.index([column]).join(missing, on=column, how="semi").unique(subset=column, keep="first", maintain_order=True)
         missing = missing.join(found, on=column, how="anti")

@@ -51,6 +51,7 @@ WRONG = {
     "wrong_output": "The output differs from the original's by more than rounding explains.",
     "wrong_shape": "The output has another shape or structure than the original's.",
     "wrong_dtype": "The output has another dtype than the original's.",
+    "wrong_device": "The output is on another device than the original's.",
     "non_finite": "The output holds NaN or infinity where the original's does not.",
     "non_deterministic": "The same inputs give different outputs.",
     "stale_weights": "With other values in its parameters the module still computes with the old ones, or it lacks a parameter.",

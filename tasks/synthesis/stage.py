@@ -140,7 +140,7 @@ class Synthesis:
         """Take what earlier snapshots know, ask for the rest. Returns how many `requests` there are, and how many stay `unanswered`."""
         snapshot = self.snapshot
         done = snapshot.keys("request_key")
-        asked_before = known_rows(snapshot.root, STAGE, "request_key", requests.keys - done, exclude=snapshot.fingerprint)
+        asked_before = known_rows(snapshot.root, STAGE, "request_key", requests.keys - done, CANDIDATES, exclude=snapshot.fingerprint)
         snapshot.append(map(_with_turn, asked_before), CANDIDATES)
         total, left = len(requests), requests.without(snapshot.keys("request_key"))
         asked = f"{sampler.generator}{self._title}"

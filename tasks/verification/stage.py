@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.pool import Pool
-from kernels_eval.protocol import Finding, Prepared, verdict_of
+from kernels_eval.preparation import Prepared
+from kernels_eval.protocol import verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
+from kernels_eval.testimony import Finding
 from kernels_eval.worker import require_device
 from tasks.progress import report
 from tasks.schemas import TASKS, VERDICTS
@@ -99,7 +101,8 @@ class Verification:
         """
         self.snapshot.recover(VERDICTS)
         keys = [self.verdict_key(found) for found in self._without_verdict()["candidate_id"]]
-        self.snapshot.append(known_rows(self.snapshot.root, STAGE, "verdict_key", keys, exclude=self.snapshot.fingerprint), VERDICTS)
+        known = known_rows(self.snapshot.root, STAGE, "verdict_key", keys, VERDICTS, exclude=self.snapshot.fingerprint)
+        self.snapshot.append(known, VERDICTS)
         left = self._without_verdict()
         has_code = left["parse_reason"].is_null()
         with closing(self._pairs(left.filter(~has_code))) as without_code:

@@ -15,9 +15,11 @@ from flows.refresh import Refreshed
 from flows.report import Report
 from flows.track import track, verification_record
 from kernels_eval import telemetry as telemetry_module
-from kernels_eval.protocol import Finding, Prepared, verdict_of
+from kernels_eval.preparation import Prepared
+from kernels_eval.protocol import verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Phases, Verdict
 from kernels_eval.telemetry import BUILDERS, DEVICES, Telemetry
+from kernels_eval.testimony import Finding
 from tasks.benchmark.scoring import ScoreRow
 from tasks.schemas import CANDIDATES, TASKS, VERDICTS
 from tasks.store import Snapshot, SnapshotRef

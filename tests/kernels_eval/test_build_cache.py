@@ -32,7 +32,8 @@ from kernels_eval.build.spec import Build, ExtensionSpec
 from kernels_eval.build.toolchain import Toolchain
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import DiskFullError, UsageError
-from kernels_eval.protocol import Preparer, Runner
+from kernels_eval.preparation import Preparer
+from kernels_eval.protocol import Runner
 from kernels_eval.records import stable_hash
 from tests.support import kernels
 from tests.support.kernels import AFFINE, QUICK, load_inline, module

@@ -24,13 +24,14 @@ from pathlib import Path
 
 import pytest
 
-from kernels_eval import protocol
+from kernels_eval import preparation
 from kernels_eval.checks.screening import Screening
 from kernels_eval.errors import GpuLostError
 from kernels_eval.isolation import landlock, layers, seccomp
 from kernels_eval.isolation.canary import DeviceHealth, Pulse, take_pulse
 from kernels_eval.isolation.sandbox import ChildFailure
-from kernels_eval.protocol import Preparer, Runner
+from kernels_eval.preparation import Preparer
+from kernels_eval.protocol import Runner
 from kernels_eval.records import Verdict
 from tests.support import kernels
 from tests.support.kernels import AFFINE, QUICK, load_inline, module
@@ -235,7 +236,7 @@ def verify() -> Iterator[Verifier]:
     os.environ["CONCUR_TEST_SECRET"] = SECRET
     preparer, runner = Preparer(CONFIG), Runner(CONFIG, "cpu")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(protocol, "screen_native", lambda text: Screening())
+        patch.setattr(preparation, "screen_native", lambda text: Screening())
         yield Verifier(preparer, runner)
     preparer.close()
     runner.close()

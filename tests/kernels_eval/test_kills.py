@@ -26,7 +26,8 @@ from kernels_eval.errors import SandboxError, ToolchainError
 from kernels_eval.isolation import processes as families
 from kernels_eval.isolation.sandbox import Child
 from kernels_eval.kills import ATTEMPTS, KilledError, until_believed, was_killed
-from kernels_eval.protocol import Preparer, Runner
+from kernels_eval.preparation import Preparer
+from kernels_eval.protocol import Runner
 from kernels_eval.records import KernelTask
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, module

@@ -20,7 +20,8 @@ from kernels_eval.errors import SandboxError
 from kernels_eval.isolation import sandbox
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer, _sweep
 from kernels_eval.kills import KilledError
-from kernels_eval.protocol import Preparer, Runner
+from kernels_eval.preparation import Preparer
+from kernels_eval.protocol import Runner
 from tests.support import kernels
 
 LIMITS = LimitsConfig(memory_gb=1.0, file_mb=1)

@@ -12,7 +12,8 @@ import pytest
 
 from kernels_eval.errors import SandboxError
 from kernels_eval.isolation.sandbox import Child, ForkServer
-from kernels_eval.protocol import Preparer, Runner
+from kernels_eval.preparation import Preparer
+from kernels_eval.protocol import Runner
 from kernels_eval.records import KernelTask
 from kernels_eval.spares import WANTED, Spares
 from tests.support import kernels

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import pytest
 
 from kernels_eval.config import BuildConfig
+from kernels_eval.preparation import Preparer
 from kernels_eval.processes import CandidateProcess, MadeElsewhere, ReferenceProcess
-from kernels_eval.protocol import Preparer, Runner
+from kernels_eval.protocol import Runner
 from kernels_eval.records import KernelTask, Status, Verdict
 from tests.support import kernels
 from tests.support.kernels import AFFINE, QUICK, WEIGHTED, assert_reason, kernel_task, load_inline, module, task_source
@@ -71,6 +72,7 @@ WRONG = {
     "wrong_output": calls("shifted"),
     "wrong_shape": module("return ext.affine(x).flatten()"),
     "wrong_dtype": module("return ext.affine(x).double()"),
+    "wrong_device": module("return ext.affine(x).to('meta')"),
     "non_finite": calls("with_nan"),
     "precision_downcast": calls("rounded"),
 }

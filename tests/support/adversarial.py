@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from kernels_eval.protocol import Preparer, Runner
+from kernels_eval.preparation import Preparer
+from kernels_eval.protocol import Runner
 from kernels_eval.records import STATUS_OF, KernelTask, Language, Verdict
 from tests.support import kernels
 from tests.support.kernels import kernel_task, load_inline, module, task_source

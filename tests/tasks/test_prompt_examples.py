@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kernels_eval.protocol import Evaluator, Preparer
+from kernels_eval.evaluator import Evaluator
+from kernels_eval.preparation import Preparer
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 from kernels_eval.worker import gpu_arch
 from tasks.synthesis.parsing import parse_response

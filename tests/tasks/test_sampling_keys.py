@@ -108,7 +108,8 @@ def test_parts_of_both_forms_read_as_one_table_whichever_is_first(tmp_path: Path
         assert (read["k0"]["top_k"], read["k0"]["seed"]) == (None, 0)
         assert (read["k1"]["top_k"], read["k1"]["min_p"], read["k1"]["repetition_penalty"]) == (40, 0.0, 1.1)
         assert {
-            row["request_key"]: row["sampling"].get("top_k") for row in known_rows(str(tmp_path), "synthesis", "request_key", read)
+            row["request_key"]: row["sampling"].get("top_k")
+            for row in known_rows(str(tmp_path), "synthesis", "request_key", read, CANDIDATES)
         } == {
             "k0": None,
             "k1": 40,

@@ -476,7 +476,7 @@ def test_known_rows_come_from_any_other_snapshot_finished_or_not(tmp_path: Path)
     current.append([row(4)], SCHEMA)
     other.append([row(5)], SCHEMA)
     asked = {row(number)["key"] for number in range(1, 7)}
-    found = {found["key"]: found for found in known_rows(root, "s", "key", asked, exclude="c")}
+    found = {found["key"]: found for found in known_rows(root, "s", "key", asked, SCHEMA, exclude="c")}
     assert set(found) == {"k000001", "k000002", "k000003"}
     assert found["k000001"] == row(1)  # whole rows, ready to append
     assert found["k000002"]["value"] in (2, 77)  # one of them, once
@@ -485,9 +485,22 @@ def test_known_rows_come_from_any_other_snapshot_finished_or_not(tmp_path: Path)
         (root, "s", "no_such_column", asked),
         (str(tmp_path / "nowhere"), "s", "key", asked),
     ]:
-        assert list(known_rows(*arguments)) == []
+        assert list(known_rows(*arguments, SCHEMA)) == []
     current.append(list(found.values()), SCHEMA)
     assert sorted(keys(current)) == ["k000001", "k000002", "k000003", "k000004"]
+
+
+def test_known_rows_are_taken_from_the_journal_of_a_killed_run_and_not_from_that_of_a_living_one(tmp_path: Path) -> None:
+    root = str(tmp_path / "root")
+    said = killed_writer(tmp_path, root, 1000, rows=40)
+    asked = {row(number)["key"] for number in range(said + 1)}
+    assert {found["key"] for found in known_rows(root, "stage", "key", asked, SCHEMA, exclude="another")} == asked
+    assert {found["key"] for found in known_rows(root, "stage", "key", asked, SCHEMA, exclude="another")} == asked, "they are parts now"
+    with Snapshot(root, "stage", "alive").journal(SCHEMA) as add:
+        add(row(999_999))
+        assert list(known_rows(root, "stage", "key", {row(999_999)["key"]}, SCHEMA)) == []
+        add(row(999_998))
+    assert sorted(keys(Snapshot(root, "stage", "alive"))) == ["k999998", "k999999"], "its journal was left alone"
 
 
 def test_snapshots_lists_a_stage(tmp_path: Path) -> None:

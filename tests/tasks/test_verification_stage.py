@@ -14,9 +14,11 @@ import pytest
 from kernels_eval.config import EvalConfig, TimingConfig
 from kernels_eval.errors import DeviceError, EvalError, GpuLostError, UsageError
 from kernels_eval.pool import Pool, start_ray
-from kernels_eval.protocol import Finding, Prepared, verdict_of
+from kernels_eval.preparation import Prepared
+from kernels_eval.protocol import verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, candidate_id
 from kernels_eval.telemetry import Telemetry
+from kernels_eval.testimony import Finding
 from tasks.progress import observed_by
 from tasks.schemas import CANDIDATES, TASKS, VERDICTS
 from tasks.sources import bundled
@@ -147,7 +149,7 @@ def test_verdicts_are_kept_and_only_the_new_candidate_is_verified(ray_here: None
     stricter = CONFIG.model_copy(update={"eval": EvalConfig(timing=TimingConfig(max_s=0.4))})
     other = planned(stricter)
     assert other.snapshot.ref != second
-    assert list(known_rows(root, "verification", "verdict_key", {other.verdict_key(key) for key in after})) == []
+    assert list(known_rows(root, "verification", "verdict_key", {other.verdict_key(key) for key in after}, VERDICTS)) == []
     assert {row["verdict_key"] for row in after.values()} == {planned(CONFIG).verdict_key(key) for key in after}
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kernels_eval.protocol import Preparer, Runner
+from kernels_eval.preparation import Preparer
+from kernels_eval.protocol import Runner
 from tests.support.adversarial import Judge
 from tests.support.kernels import QUICK
 

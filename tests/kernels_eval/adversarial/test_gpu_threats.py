@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kernels_eval.protocol import Preparer, Runner
+from kernels_eval.preparation import Preparer
+from kernels_eval.protocol import Runner
 from kernels_eval.records import Language
 from kernels_eval.worker import gpu_arch
 from tests.support.adversarial import Case, Judge, Trial, trials

@@ -20,6 +20,8 @@ from tasks.sources.config import TasksConfig
 if TYPE_CHECKING:
     import polars as pl
 
+    from tasks.curation.deduplication import DeduplicationConfig
+
 COLUMNS = ("task_id", "code")
 EXAMPLES = 3
 SHOWN_OPERATORS = 12
@@ -36,14 +38,17 @@ class DecontaminationConfig(BaseModel):
     )
     levels: tuple[Level, ...] = Field(default=LEVELS, min_length=1, description="comparisons, always tried in the order of this default")
     min_operators: int = Field(
-        default=4,
+        default=3,
         ge=1,
         description="a sequence of this many operators counts by itself; a shorter one only where the sizes of the inputs are equal too",
     )
     near_threshold: float = Field(
-        default=0.7, gt=0, le=1, description="Jaccard similarity of shingles from which tasks are near-duplicates"
+        default=0.6, gt=0, le=1, description="Jaccard similarity of shingles from which tasks are near-duplicates"
     )
-    shingle_tokens: int = Field(default=8, ge=2, le=20, description="tokens in a shingle")
+    min_shared_operators: float = Field(
+        default=0.7, ge=0, le=1, description="share of operators (multisets) that near-duplicates must have in common, where both are known"
+    )
+    shingle_tokens: int = Field(default=5, ge=2, le=20, description="tokens in a shingle")
     min_shingles: int = Field(default=30, ge=1, description="a class with fewer shingles is mostly boilerplate and never a near-duplicate")
 
 
@@ -103,7 +108,7 @@ def decontaminate(tasks: pl.DataFrame, benchmark: pl.DataFrame, config: Decontam
 
 def compare(tasks: Sequence[Fingerprint], benchmark: Iterable[Fingerprint], config: DecontaminationConfig) -> Decontaminated:
     """`decontaminate` for fingerprints that are there already. Time and memory are linear in the tasks."""
-    index = Index(config.levels, config.min_operators, NearIndex(config.near_threshold, config.shingle_tokens, config.min_shingles))
+    index = Index(config.levels, config.min_operators, near_index(config))
     for task in sorted(benchmark, key=lambda task: task.task_id):
         index.add(task)
     kept, removed, unparsed = [], [], []
@@ -149,6 +154,11 @@ class Index:
             return {"exact": "same text", "normalised": "same program", "shapes": "same program but for its numbers"}[level]
         shown = " ".join(task.operators[:SHOWN_OPERATORS]) + (" ..." if len(task.operators) > SHOWN_OPERATORS else "")
         return shown if len(task.operators) >= self.min_operators else f"{shown}, same input sizes"
+
+
+def near_index(config: DecontaminationConfig | DeduplicationConfig) -> NearIndex:
+    """An empty index with a configuration's thresholds."""
+    return NearIndex(config.near_threshold, config.min_shared_operators, config.shingle_tokens, config.min_shingles)
 
 
 def removed_frame(rows: list[tuple]) -> pl.DataFrame:

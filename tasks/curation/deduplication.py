@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field
 
 from kernels_eval.errors import UsageError
-from tasks.curation.decontamination import Index
-from tasks.curation.fingerprints import LEVELS, Level, NearIndex, fingerprints
+from tasks.curation.decontamination import Index, near_index
+from tasks.curation.fingerprints import LEVELS, Level, fingerprints
 from tasks.curation.normalise import canonical
 
 if TYPE_CHECKING:
@@ -33,9 +33,12 @@ class DeduplicationConfig(BaseModel):
     levels: tuple[Level, ...] = Field(
         default=("exact", "normalised"), min_length=1, description="tasks: comparisons, in decontamination's order"
     )
-    min_operators: int = Field(default=4, ge=1, description="as in decontamination; read by the level operators")
-    near_threshold: float = Field(default=0.7, gt=0, le=1, description="as in decontamination; read by the level near")
-    shingle_tokens: int = Field(default=8, ge=2, le=20, description="tokens in a shingle")
+    min_operators: int = Field(default=3, ge=1, description="as in decontamination; read by the level operators")
+    near_threshold: float = Field(default=0.6, gt=0, le=1, description="as in decontamination; read by the level near")
+    min_shared_operators: float = Field(
+        default=0.7, ge=0, le=1, description="share of operators (multisets) that near-duplicates must have in common, where both are known"
+    )
+    shingle_tokens: int = Field(default=5, ge=2, le=20, description="tokens in a shingle")
     min_shingles: int = Field(default=30, ge=1, description="a class with fewer shingles is never a near-duplicate")
 
 
@@ -60,7 +63,7 @@ def deduplicate_tasks(tasks: pl.DataFrame, config: DeduplicationConfig) -> Dedup
     levels = tuple(level for level in LEVELS if level in config.levels)
     if not config.enabled:
         return Deduplicated(tuple(tasks["task_id"].unique().sort().to_list()), _frame([]), levels)
-    index = Index(levels, config.min_operators, NearIndex(config.near_threshold, config.shingle_tokens, config.min_shingles))
+    index = Index(levels, config.min_operators, near_index(config))
     kept, removed = [], []
     for task in fingerprints(tasks):
         found = index.find(task)

@@ -8,6 +8,7 @@ every pair above the threshold: with 128 permutations and recall weighed nine to
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -64,12 +65,15 @@ def fingerprints(tasks: pl.DataFrame) -> list[Fingerprint]:
 
 
 class NearIndex:
-    """Tasks by their shingles: runs of `shingle_tokens` tokens of the class, names and numbers blanked; of the text as it stands where a
-    task does not parse."""
+    """Tasks by their shingles: runs of `shingle_tokens` tokens of the class, its names and numbers blanked, and of the text as it stands
+    where a task does not parse. Near-duplicates share operators too, where both are known: text alone takes one template for another.
+    """
 
-    def __init__(self, threshold: float, shingle_tokens: int, min_shingles: int) -> None:
+    def __init__(self, threshold: float, min_shared_operators: float, shingle_tokens: int, min_shingles: int) -> None:
         from datasketch import MinHashLSH
 
+        self.min_shared_operators = min_shared_operators
+        self._operators: dict[str, tuple[str, ...] | None] = {}
         self.threshold, self.shingle_tokens, self.min_shingles = threshold, shingle_tokens, min_shingles
         self._lsh = MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS, weights=(0.1, 0.9))
         self._shingles: dict[str, frozenset[int]] = {}
@@ -79,6 +83,7 @@ class NearIndex:
             shingles = self._of(task, kind)
             if len(shingles) >= self.min_shingles:
                 self._shingles[kind + task.task_id] = shingles
+                self._operators[kind + task.task_id] = task.operators if kind == "p" else None
                 self._lsh.insert(kind + task.task_id, _minhash(shingles))
 
     def find(self, task: Fingerprint) -> tuple[str, float] | None:
@@ -87,10 +92,14 @@ class NearIndex:
         shingles = self._of(task, kind)
         if len(shingles) < self.min_shingles or not self._shingles:
             return None
-        names = [name for name in self._lsh.query(_minhash(shingles)) if name[0] == kind]
+        names = [name for name in self._lsh.query(_minhash(shingles)) if name[0] == kind and self._share_operators(task, name)]
         scored = [(-jaccard(shingles, self._shingles[name]), name[1:]) for name in names]
         best = min(scored, default=(0.0, ""))
         return (best[1], -best[0]) if -best[0] >= self.threshold else None
+
+    def _share_operators(self, task: Fingerprint, name: str) -> bool:
+        other = self._operators[name]
+        return not task.operators or not other or shared(task.operators, other) >= self.min_shared_operators
 
     def _of(self, task: Fingerprint, kind: str) -> frozenset[int]:
         # a program's tokens ("p") and a text's ("t") are different things: each is compared with its own kind
@@ -104,6 +113,12 @@ def shingles_of(words: Sequence[str], length: int) -> frozenset[int]:
 
 def jaccard(left: frozenset[int], right: frozenset[int]) -> float:
     return len(left & right) / len(left | right) if left or right else 0.0
+
+
+def shared(left: Sequence[str], right: Sequence[str]) -> float:
+    """Jaccard similarity of two multisets of operators: conv2d-relu-add and conv2d-relu-mul share 2 of 4."""
+    both = (Counter(left) & Counter(right)).total()
+    return both / (len(left) + len(right) - both) if left or right else 0.0
 
 
 def _minhash(shingles: Iterable[int]):

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tasks.curation.program import Function, Program, bound_names, delegate
+from tasks.curation.program import Function, Program, bound_names, delegate, inlined
 
 CODE_LIMIT = 200_000  # characters; ast takes about 400 bytes of memory a character, and no real task is near it
 ORDERED_STATEMENTS = 200  # longer bodies keep their order: finding an order is quadratic
@@ -143,7 +143,9 @@ class _Writer:
         scope = _Scope(self, unit, function)
         out = scope.signature()
         self._learn(out)
-        statements = [scope.statement(node) for node in function.body if not _is_noise(node)]
+        body = [node for node in function.body if not _is_noise(node)]
+        scope.inlined, body = inlined(body)
+        statements = [scope.statement(node) for node in body]
         for statement in self._ordered(statements):
             out += statement.tokens
         self.wanted += [name for name in scope.reached if name not in self.wanted]
@@ -186,9 +188,10 @@ class _Writer:
             self._learn(statements[chosen].tokens)
             yield statements[chosen]
 
-    def _key(self, tokens: list[str]) -> list[str]:
-        # a name met before is its number, an attribute not met what it is built from, any other nothing
-        return [f"${self.index[t]}" if t in self.index else self.hints.get(t, "$") if t[0] == "$" else t for t in tokens]
+    def _key(self, tokens: list[str]) -> tuple[list[str], list[str]]:
+        # a name met before is its number, an attribute not met what it is built from, any other nothing; sizes decide last
+        named = [f"${self.index[t]}" if t in self.index else self.hints.get(t, "$") if t[0] == "$" else t for t in tokens]
+        return [_numberless(token) for token in named], named
 
     def _learn(self, tokens: list[str]) -> None:
         for token in tokens:
@@ -244,6 +247,7 @@ class _Scope:
         self.bound = bound_names(function.node) if function else frozenset()
         self.self_name = function.parameters[0] if function and "." in unit and function.parameters else None
         self.reached: list[str] = []
+        self.inlined: dict[int, ast.expr] = {}
 
     def signature(self) -> list[str]:
         node = self.function.node.args
@@ -256,7 +260,7 @@ class _Scope:
         tokens = self.tokens(node)
         idents = frozenset(token for token in tokens if token[0] == "$")
         barrier = isinstance(node, ast.Return | ast.Raise | ast.Assert | ast.Break | ast.Continue | ast.Delete)
-        changed = any(isinstance(child, ast.Call) and _in_place(child.func) for child in ast.walk(node))
+        changed = any(map(_in_place, tokens))
         if isinstance(node, ast.Assign | ast.AnnAssign) and not changed:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             writes = frozenset(token for target in targets for token in self.tokens(target) if token[0] == "$")
@@ -274,6 +278,8 @@ class _Scope:
         return f"${name}@{self.unit}" if name in self.bound else f"${name}"
 
     def _write(self, node: ast.AST, out: list[str]) -> None:
+        if id(node) in self.inlined:
+            node = self.inlined[id(node)]
         if isinstance(node, ast.BinOp | ast.UnaryOp | ast.Name | ast.Constant) and self._literal(node, out):
             return
         if isinstance(node, ast.Name):
@@ -378,6 +384,6 @@ def _number(value: object) -> list[str]:
     return [str(value)] if isinstance(value, bool) else [f"#{value!r}"]
 
 
-def _in_place(func: ast.expr) -> bool:
-    name = func.attr if isinstance(func, ast.Attribute) else ""
-    return name.endswith("_") and not name.endswith("__")
+def _in_place(token: str) -> bool:
+    """Is it the name of a torch function or method that changes its argument (`mul_`, `torch.nn.init.constant_`)?"""
+    return token.endswith("_") and not token.endswith("__") and token[0] not in "$'"

@@ -12,6 +12,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 _LARGEST = 2**63
+INLINED = 200  # statements
+_REPEATING = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)  # what they read may be read again and again
 _DEEPEST = 40  # nested constants; deeper ones are left as they stand
 _OPERATORS = {
     ast.Add: operator.add,
@@ -134,9 +136,60 @@ class Program:
 
 def bound_names(node: ast.AST) -> frozenset[str]:
     """Names that a function binds: its parameters and whatever is assigned in it."""
-    names = {child.arg for child in ast.walk(node) if isinstance(child, ast.arg)}
-    names |= {child.id for child in ast.walk(node) if isinstance(child, ast.Name) and not isinstance(child.ctx, ast.Load)}
+    names = set()
+    for child in ast.walk(node):
+        if isinstance(child, ast.arg):
+            names.add(child.arg)
+        elif isinstance(child, ast.Name) and not isinstance(child.ctx, ast.Load):
+            names.add(child.id)
     return frozenset(names)
+
+
+def inlined(body: list[ast.stmt]) -> tuple[dict[int, ast.expr], list[ast.stmt]]:
+    """A body without the variables that the very next statement uses once and nobody after: `y = f(x); return y` is `return f(x)`.
+
+    Returns what stands in for a name, by the `id` of its node, and the statements that are left. Bodies longer than INLINED stay.
+    """
+    values: dict[int, ast.expr] = {}
+    if len(body) > INLINED:
+        return values, body
+    left = []
+    mentions = [_mentions(node) for node in body]
+    for i, node in enumerate(body):
+        name = (
+            node.targets[0].id
+            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
+            else None
+        )
+        following = body[i + 1] if i + 1 < len(body) else None
+        if name is None or not isinstance(following, ast.Assign | ast.Return | ast.Expr) or _lives_on(name, mentions[i + 1 :]):
+            left.append(node)
+            continue
+        uses = mentions[i + 1].get(name, [])
+        loads = [use for use in uses if isinstance(use.ctx, ast.Load)]
+        if len(loads) == 1 and not any(isinstance(child, _REPEATING) for child in ast.walk(following)):
+            values[id(loads[0])] = node.value
+        else:
+            left.append(node)
+    return values, left
+
+
+def _lives_on(name: str, later: list[dict[str, list[ast.Name]]]) -> bool:
+    """Is a variable read again behind the first of the statements `later`?"""
+    if any(isinstance(use.ctx, ast.Store) for use in later[0].get(name, [])):
+        return False
+    for mentions in later[1:]:
+        if name in mentions:
+            return any(isinstance(use.ctx, ast.Load) for use in mentions[name])
+    return False
+
+
+def _mentions(node: ast.stmt) -> dict[str, list[ast.Name]]:
+    found: dict[str, list[ast.Name]] = {}
+    for child in ast.walk(node):
+        if isinstance(child, ast.Name):
+            found.setdefault(child.id, []).append(child)
+    return found
 
 
 def delegate(program: Program) -> str:

@@ -18,6 +18,8 @@ from kernels_eval.config import EvalConfig
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Language
 from tasks.benchmark.config import BenchmarkConfig
+from tasks.curation.decontamination import DecontaminationConfig
+from tasks.curation.deduplication import DeduplicationConfig
 from tasks.curation.strategies import CurationConfig
 from tasks.sources.config import TasksConfig
 from tasks.synthesis.config import SynthesisConfig
@@ -38,6 +40,8 @@ class PipelineConfig(BaseModel):
         default=Language.CPP, description="what kernels are written in: cpp runs on the CPU, cuda and triton need a GPU"
     )
     tasks: TasksConfig = TasksConfig()
+    decontamination: DecontaminationConfig = DecontaminationConfig()
+    deduplication: DeduplicationConfig = DeduplicationConfig()
     synthesis: SynthesisConfig = SynthesisConfig()
     verification: VerificationConfig = VerificationConfig()
     curation: CurationConfig = CurationConfig()
@@ -54,6 +58,11 @@ class PipelineConfig(BaseModel):
         explicit = None if "sampling" in benchmark.model_fields_set else frozenset()
         sampling = sampling_for(info.data["training"].base_model, benchmark.sampling, explicit)
         return benchmark if sampling == benchmark.sampling else benchmark.model_copy(update={"sampling": sampling})
+
+    @property
+    def known_tasks(self) -> TasksConfig:
+        """What training tasks are compared with: the benchmark's, whichever of its levels are scored."""
+        return self.decontamination.against or self.benchmark.tasks.model_copy(update={"levels": None, "limit": None})
 
     @property
     def tracking_uri(self) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from prefect import flow
-from prefect.artifacts import create_table_artifact
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from flows.config import PipelineConfig
 from kernels_eval.records import Record
-from tasks.curation.step import curate
+from tasks.curation.step import choose_tasks, curate
 from tasks.policy import ProgressArtifact, call_stage
 from tasks.progress import observed_by
 from tasks.sources.step import load_tasks
@@ -29,7 +29,7 @@ class Refreshed(Record):
 def refresh_dataset(config: PipelineConfig) -> Refreshed:
     """Write, verify, refine as often as is configured, and curate candidates. Pays only for tasks, samples and verdicts that are new."""
     with observed_by(ProgressArtifact("refresh-progress", "share of the current stage that is done")):
-        tasks = load_tasks(config.tasks, config.root)
+        tasks = training_tasks(config)
         candidates = call_stage(synthesise, tasks, config.synthesis, config.language)
         verdicts = verify(candidates, tasks, config.verification, config.language)
         for turn in range(2, config.synthesis.turns + 1):
@@ -39,6 +39,14 @@ def refresh_dataset(config: PipelineConfig) -> Refreshed:
     refreshed = Refreshed(tasks=tasks, candidates=candidates, verdicts=verdicts, curated=curated)
     create_table_artifact(key="refresh", table=summary_rows(refreshed), description="What this refresh produced")
     return refreshed
+
+
+def training_tasks(config: PipelineConfig) -> SnapshotRef:
+    """The source's tasks without those that the benchmark knows, and each once."""
+    benchmark = load_tasks(config.known_tasks, config.root) if config.decontamination.enabled else None
+    chosen = call_stage(choose_tasks, load_tasks(config.tasks, config.root), benchmark, config.decontamination, config.deduplication)
+    create_markdown_artifact(key="decontamination", markdown=chosen.open().manifest["report"], description="Tasks the benchmark knows")
+    return chosen
 
 
 def summary_rows(refreshed: Refreshed) -> list[dict[str, str | int]]:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kernels_eval.errors import UsageError
 from tasks.curation.fingerprints import LEVELS, Fingerprint, Level, NearIndex, fingerprints
+from tasks.sources.config import TasksConfig
 
 if TYPE_CHECKING:
     import polars as pl
@@ -32,8 +33,9 @@ class DecontaminationConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = Field(default=True, description="leave out training tasks that the benchmark knows")
-    against: str = Field(default="ScalingIntelligence/KernelBench", description="the benchmark: a hub id, a Parquet file or a folder")
-    against_levels: tuple[int, ...] | None = Field(default=None, description="the benchmark's levels to compare with; all where null")
+    against: TasksConfig | None = Field(
+        default=None, description="the tasks to compare with; null: those of benchmark.tasks, all of their levels"
+    )
     levels: tuple[Level, ...] = Field(default=LEVELS, min_length=1, description="comparisons, always tried in the order of this default")
     min_operators: int = Field(
         default=3,

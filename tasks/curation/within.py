@@ -155,6 +155,7 @@ def _conditional(
     except (np.linalg.LinAlgError, ValueError, OverflowError, ZeroDivisionError, FloatingPointError):
         none = unknown("length tells correct from incorrect perfectly, or nearly, within tasks", n, used)
         return none, none
-    sampled = f" on a random sample of {used:,} of {tasks:,} tasks" if used < tasks else ""
+    which = "a random sample" if used == limit else f"those of at most {LONGEST_GROUP} samples"
+    sampled = f" on {which}, {used:,} of {tasks:,} tasks" if used < tasks else ""
     facts = {"n": n, "tasks": used, "method": f"conditional logistic regression{sampled}"}
     return ratio(slope, error, p, 1.0, **facts), ratio(slope, error, p, per_unit, **facts)

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     import polars as pl
 
 GROUPS = ("easy", "medium", "hard")
-SPLITS: tuple[tuple[float, ...], ...] = ((1 / 3, 2 / 3), (0.25, 0.75), (0.3, 0.6), (0.4, 0.7), (0.5,), (0.25, 0.5, 0.75), (0.2, 0.4, 0.6, 0.8))
+SPLITS: tuple[tuple[float, ...], ...] = (
+    (1 / 3, 2 / 3),
+    (0.25, 0.75),
+    (0.3, 0.6),
+    (0.4, 0.7),
+    (0.5,),
+    (0.25, 0.5, 0.75),
+    (0.2, 0.4, 0.6, 0.8),
+)
 
 
 class Group(Record):

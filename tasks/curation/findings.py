@@ -95,7 +95,9 @@ def _within_one(population: Population, opening: str) -> str:
     within = population.within
     if within.permutation_p is None or within.sd_tokens is None:
         return f"{opening} Whether length matters within a task cannot be said: {within.odds_ratio.why_not}."
-    facts = f"odds ratio {interval(within.odds_ratio)}" if within.odds_ratio.value is not None else f"odds ratio: {interval(within.odds_ratio)}"
+    facts = (
+        f"odds ratio {interval(within.odds_ratio)}" if within.odds_ratio.value is not None else f"odds ratio: {interval(within.odds_ratio)}"
+    )
     if within.slope.value is not None:
         facts += f"; share correct {100 * within.slope.value:+.1f} points"
         if within.slope.lower is not None and within.slope.upper is not None:
@@ -205,7 +207,9 @@ def _paper(found: Observations) -> list[str]:
         first = "supported only as long as samples that were cut off count"
     else:
         pooled = _side(found.everything.pooled, 1.0)
-        first = {-1: "seen over all tasks, not shown within them", 1: "contradicted over all tasks"}.get(pooled or 0, "neither shown nor refuted")
+        first = {-1: "seen over all tasks, not shown within them", 1: "contradicted over all tasks"}.get(
+            pooled or 0, "neither shown nor refuted"
+        )
     second = {"none": "supported", "falls": "contradicted: it falls", "rises": "contradicted: it rises"}.get(
         speed_verdict(found.speedup.spearman), "neither shown nor refuted"
     )

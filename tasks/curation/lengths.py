@@ -87,7 +87,9 @@ def samples_of(frame: pl.DataFrame) -> Samples:
             "tokens",
             (pl.col("status") == "correct").alias("correct"),
             "truncated",
-            pl.when((pl.col("status") == "correct") & pl.col("speedup").is_finite() & (pl.col("speedup") > 0)).then("speedup").alias("speedup"),
+            pl.when((pl.col("status") == "correct") & pl.col("speedup").is_finite() & (pl.col("speedup") > 0))
+            .then("speedup")
+            .alias("speedup"),
             pl.col("generator").cast(pl.Categorical),
             "sample_index",
         )

@@ -257,7 +257,9 @@ def _fixed_bins(data: pl.DataFrame, config: ObservationConfig) -> tuple[Bin, ...
 def _tenths(data: pl.DataFrame) -> tuple[Bin, ...]:
     import polars as pl
 
-    counts = _counted(data.with_columns(_tenth()).group_by("tenth"), pl.col("tokens").min().alias("from"), pl.col("tokens").max().alias("to"))
+    counts = _counted(
+        data.with_columns(_tenth()).group_by("tenth"), pl.col("tokens").min().alias("from"), pl.col("tokens").max().alias("to")
+    )
     rows = list(counts.sort("tenth").iter_rows(named=True))
     return _bins([(row["from"], row["to"] + 1.0, row) for row in rows])
 

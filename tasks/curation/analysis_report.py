@@ -85,8 +85,8 @@ def _population(found: Population, unit: float) -> list[str]:
     lines += [*_spread("correct", found.correct_lengths), *_spread("incorrect", found.incorrect_lengths), "", *_estimates(rows), ""]
     if within.permutation_p is not None and within.sd_tokens is not None:
         lines.append(
-            f"Within tasks a standard deviation is {within.sd_tokens:,.0f} tokens. Shuffling outcomes within tasks {within.permutations:,} times: "
-            f"{p_value(within.permutation_p)}."
+            f"Within tasks a standard deviation is {within.sd_tokens:,.0f} tokens. "
+            f"Shuffling outcomes within tasks {within.permutations:,} times: {p_value(within.permutation_p)}."
         )
     return lines
 
@@ -102,10 +102,9 @@ def _speedup(found: Observations) -> list[str]:
     lines = [f"The speedup is: {_plain(speed.label)}. {speed.samples:,} correct samples have one.", "", *_estimates(rows)]
     if speed.tenths:
         lines += ["", "| tokens | samples | geometric mean | middle half |", "| --- | ---: | ---: | --- |"]
-        lines += [
-            f"| {each.from_tokens:,.0f} to {each.to_tokens:,.0f} | {each.samples:,} | {each.geometric_mean:.3g} | {each.p25:.3g} to {each.p75:.3g} |"
-            for each in speed.tenths
-        ]
+        for each in speed.tenths:
+            middle = f"{each.geometric_mean:.3g} | {each.p25:.3g} to {each.p75:.3g}"
+            lines.append(f"| {each.from_tokens:,.0f} to {each.to_tokens:,.0f} | {each.samples:,} | {middle} |")
     return lines
 
 

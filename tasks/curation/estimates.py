@@ -93,7 +93,7 @@ def jackknife(
 
 
 def correlation(x: Floats, y: Floats, task: NDArray[np.integer], *, ranks: bool, seed: int) -> Estimate:
-    """Pearson's r, or Spearman's rho with `ranks`; the interval is a jackknife over tasks on Fisher's z, p scipy's (independent samples)."""
+    """Pearson's r, or Spearman's rho with `ranks`; the interval is a jackknife over tasks on Fisher's z, p is scipy's."""
     from scipy.stats import pearsonr, rankdata, spearmanr
 
     tasks = len(np.unique(task))

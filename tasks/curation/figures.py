@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -72,9 +73,8 @@ def lengths_by_outcome(found: Observations) -> Drawn:
         if spread is None:
             continue
         counts = [each.correct if name == "correct" else each.samples - each.correct for each in bins]
-        axes.step(
-            [each.from_tokens for each in bins], [count / spread.samples for count in counts], line, where="post", color=colour, label=name
-        )
+        heights, edges = _filled(bins, counts, spread.samples)
+        axes.stairs(heights, edges, linestyle=line, color=colour, linewidth=1.5, label=name)
         axes.axvline(spread.median, color=colour, linestyle=line, linewidth=1, alpha=0.8)
         said.append(
             f"{name}: median {spread.median:,.0f} tokens, middle half {spread.p25:,.0f} to {spread.p75:,.0f}, n {spread.samples:,}."
@@ -196,6 +196,23 @@ def _curve(axes: Axes, division: Division, what: str, colour: str, style: str, s
     ]
     values = [estimate.value for _, estimate in known]
     axes.errorbar([place for place, _ in known], values, yerr=error, fmt=style, color=colour, capsize=4, label=label)
+
+
+def _filled(bins: Sequence[Bin], counts: Sequence[int], total: int) -> tuple[list[float], list[float]]:
+    """Heights and edges with a height of 0 where no sample is: only bins that hold some are in the record."""
+    heights: list[float] = []
+    edges: list[float] = []
+    for each, count in zip(bins, counts, strict=True):
+        if edges and each.from_tokens > edges[-1]:
+            heights.append(0.0)
+            edges.append(each.from_tokens)
+        edges = edges or [each.from_tokens]
+        heights.append(count / total)
+        # the open bin is drawn as wide as its neighbours
+        edges.append(
+            each.to_tokens if each.to_tokens is not None else each.from_tokens + (edges[-1] - edges[-2] if len(edges) > 1 else 1.0)
+        )
+    return heights, edges
 
 
 def _percent(estimate: Estimate) -> str:

@@ -39,8 +39,8 @@ def cautions(found: Observations) -> tuple[str, ...]:
         said.append("Nothing says which samples the token limit cut off: if there are any, they plant an effect of length.")
     elif found.truncated:
         said.append(
-            f"The token limit cut off {found.truncated:,} of {found.samples:,} samples ({found.truncated_correct} of them correct); they are "
-            "long and wrong because of the limit. What is claimed within tasks is said with and without them."
+            f"The token limit cut off {found.truncated:,} of {found.samples:,} samples ({found.truncated_correct} of them correct); "
+            "such are long and mostly wrong because of the limit. What is claimed within tasks is said with and without them."
         )
     mixed = found.everything.within.tasks
     if mixed < FEW_TASKS:
@@ -117,8 +117,8 @@ def _pooled(population: Population) -> list[str]:
     if len(population.tenths) > 1:
         first, last = population.tenths[0], population.tenths[-1]
         said.append(
-            f"Over all tasks, accuracy is {_share(first)} in the shortest tenth (under {first.to_tokens:,.0f} tokens) and {_share(last)} in the "
-            f"longest (from {last.from_tokens:,.0f})."
+            f"Over all tasks, accuracy is {_share(first)} in the shortest tenth (under {first.to_tokens:,.0f} tokens) and {_share(last)} "
+            f"in the longest (from {last.from_tokens:,.0f})."
         )
     if (bend := shape(population)) is not None:
         said.append(
@@ -128,12 +128,13 @@ def _pooled(population: Population) -> list[str]:
     side, inner = _side(population.pooled, 1.0), verdict(population)
     if side and inner in ("shorter", "longer") and (side < 0) != (inner == "shorter"):
         said.append(
-            f"Over all tasks the association has the opposite sign (odds ratio {interval(population.pooled)}): tasks differ in both length and "
-            "difficulty, and only the comparison within tasks is free of that."
+            f"Over all tasks the association has the opposite sign (odds ratio {interval(population.pooled)}): tasks differ in both "
+            "length and difficulty, and only the comparison within tasks is free of that."
         )
     elif side and inner == "open":
         said.append(
-            f"Over all tasks there is an association (odds ratio {interval(population.pooled)}), which differences between tasks may explain."
+            f"Over all tasks there is an association (odds ratio {interval(population.pooled)}), which differences between tasks "
+            "may explain."
         )
     return said
 
@@ -158,8 +159,8 @@ def _lengths(population: Population) -> list[str]:
     if right is None or wrong is None:
         return []
     return [
-        f"The median correct sample has {right.median:,.0f} tokens, the median incorrect one {wrong.median:,.0f}; a random incorrect sample is "
-        f"longer than a random correct one with probability {interval(population.longer_if_incorrect)}."
+        f"The median correct sample has {right.median:,.0f} tokens, the median incorrect one {wrong.median:,.0f}; a random incorrect "
+        f"sample is longer than a random correct one with probability {interval(population.longer_if_incorrect)}."
     ]
 
 

@@ -118,8 +118,8 @@ class LengthAndSpeedup(Record):
 class Observations(Record):
     """`rows` of the frame, of which `samples` were judged and measured; `left_out` counts the others by reason.
 
-    `truncated` samples were cut off by the token limit (None where nothing says), `truncated_correct` of them are correct. `finding` says in
-    plain words what the numbers support; `cautions` what bounds it.
+    `truncated` samples were cut off by the token limit (None where nothing says), `truncated_correct` of them are correct. `finding` says
+    in plain words what the numbers support; `cautions` what bounds it.
     """
 
     rows: int

@@ -54,8 +54,8 @@ def analyze(
 ) -> Analysis:
     """Analyse and write the report to `out`.
 
-    Each path is a directory with Parquet files (a snapshot), a Parquet file, or a glob. Raises UsageError for paths, tables and columns that
-    cannot be used, and where no sample can be analysed.
+    Each path is a directory with Parquet files (a snapshot), a Parquet file, or a glob. Raises UsageError for paths, tables and
+    columns that cannot be used, and where no sample can be analysed.
     """
     from tasks.curation.analysis_report import write
     from tasks.curation.difficulty import difficulty

@@ -223,7 +223,7 @@ def _exec(part: pl.DataFrame) -> Estimate:
 
 def _geometric(timed: pl.DataFrame) -> Estimate:
     """Over samples, as scores are; the interval's error is that of a ratio of sums over tasks (weights: timed samples of a task)."""
-    import statsmodels.api as sm
+    from statsmodels.regression.linear_model import WLS
 
     if timed.is_empty():
         return unknown("no correct sample has a speedup")
@@ -233,7 +233,7 @@ def _geometric(timed: pl.DataFrame) -> Estimate:
     if tasks < MIN_GROUPS or np.ptp(logs) == 0:
         return Estimate(value=number(value), n=total, tasks=tasks, method=method)
     with quiet():
-        fit = sm.WLS(logs, np.ones(tasks), weights=weights).fit(cov_type="HC1", use_t=True)
+        fit = WLS(logs, np.ones(tasks), weights=weights).fit(cov_type="HC1", use_t=True)
         lower, upper = np.exp(fit.conf_int(alpha=1 - LEVEL)[0])
     return Estimate(value=number(value), lower=number(lower), upper=number(upper), n=total, tasks=tasks, method=method)
 

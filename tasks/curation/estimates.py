@@ -142,7 +142,8 @@ def longer_if_incorrect(tokens: Floats, correct: NDArray[np.bool_], task: NDArra
 
 def pooled_odds_ratio(tokens: Floats, correct: NDArray[np.bool_], task: NDArray[np.integer], per_tokens: float) -> Estimate:
     """Odds ratio of being correct for `per_tokens` more, tasks ignored: logistic regression, errors clustered by task."""
-    import statsmodels.api as sm
+    from statsmodels.discrete.discrete_model import Logit
+    from statsmodels.tools.sm_exceptions import PerfectSeparationError
 
     tasks = len(np.unique(task))
     if correct.all() or not correct.any() or np.ptp(tokens) == 0:
@@ -150,12 +151,12 @@ def pooled_odds_ratio(tokens: Floats, correct: NDArray[np.bool_], task: NDArray[
     if tasks < MIN_GROUPS:
         return unknown(f"{tasks} tasks are too few", len(tokens), tasks)
     scale = float(tokens.std())
-    design = sm.add_constant((tokens - tokens.mean()) / scale)
+    design = np.column_stack([np.ones(len(tokens)), (tokens - tokens.mean()) / scale])
     try:
         with quiet():
-            fit = sm.Logit(correct.astype(np.float64), design).fit(disp=0, cov_type="cluster", cov_kwds={"groups": task})
+            fit = Logit(correct.astype(np.float64), design).fit(disp=0, cov_type="cluster", cov_kwds={"groups": task})
             slope, error, p = float(fit.params[1]), float(fit.bse[1]), float(fit.pvalues[1])
-    except (np.linalg.LinAlgError, ValueError, sm.tools.sm_exceptions.PerfectSeparationError):
+    except (np.linalg.LinAlgError, ValueError, PerfectSeparationError):
         return unknown("length tells correct from incorrect perfectly, or nearly", len(tokens), tasks)
     return ratio(slope, error, p, per_tokens / scale, n=len(tokens), tasks=tasks, method="logistic regression, clustered by task")
 

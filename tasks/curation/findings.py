@@ -191,7 +191,7 @@ def _speedup(found: Observations) -> list[str]:
         side = _side(speed.within, 1.0)
         how = "goes with" if side else "shows no clear change:"
         said.append(
-            f"Within tasks, {speed.sd_tokens:,.0f} tokens more {how} a factor of {interval(speed.within)} on it "
+            f"Within tasks, {speed.sd_tokens:,.0f} tokens more {how} a factor of {interval(speed.within, '.3f')} on it "
             f"({speed.within.tasks:,} tasks with several correct samples)."
         )
     return said

@@ -33,9 +33,9 @@ class ObservationConfig(BaseModel):
     bin_tokens: int = Field(default=256, ge=1, description="width of a bin of reasoning length (paper)")
     last_bin_tokens: int = Field(default=20_000, ge=1, description="from here on one bin holds all (paper)")
     unit_tokens: float = Field(default=1000.0, gt=0, description="odds ratios are for so many tokens more")
-    max_conditional_tasks: int = Field(default=3000, ge=2, description="tasks given to the conditional regression; above, a random sample")
+    max_conditional_tasks: int = Field(default=2000, ge=2, description="tasks given to the conditional regression; above, a random sample")
     permutations: int = Field(default=999, ge=199, description="shuffles of the permutation test")
-    permutation_budget: int = Field(default=60_000_000, ge=1, description="samples times shuffles, at most; never under 199 shuffles")
+    permutation_budget: int = Field(default=200_000_000, ge=1, description="samples times shuffles, at most; never under 199 shuffles")
     points: int = Field(default=1500, ge=0, description="correct samples kept for the figure of length against speedup")
     seed: int = 0
     length_unit: str = TOKENS

@@ -47,9 +47,9 @@ class Group(Record):
 
 
 class Division(Record):
-    """Groups from short to long ARL. `steps` are the drops of Exec from one group to the next (positive: falls). `monotone` of Exec and of
-    the speedup is "falls" (every step's interval is above 0), "not refuted" (every step falls, some interval holds 0), "refuted" (a step
-    rises beyond doubt), "not shown", or "unsayable"."""
+    """Groups from short to long ARL. `steps` are the drops of Exec from one group to the next (positive: falls),
+    with intervals that hold with 95 % for all steps together. `exec_monotone` and `speedup_monotone` are "falls" (every interval is above
+    0), "not refuted" (every step falls, some interval holds 0), "refuted" (an interval is below 0), "not shown", or "unsayable"."""
 
     label: str
     quantiles: tuple[float, ...]
@@ -159,7 +159,7 @@ def divide(tasks: pl.DataFrame, quantiles: Sequence[float], label: str) -> Divis
         groups.append(Group(**facts, exec=_exec(part), speedup=_geometric(timed)))
     shares = [part["share"].to_numpy() for part in parts]
     logs = [part.filter(pl.col("timed") > 0).select(pl.col("log_sum") / pl.col("timed")).to_series().to_numpy() for part in parts]
-    steps, speeds = (tuple(_step(a, b) for a, b in zip(values, values[1:], strict=False)) for values in (shares, logs))
+    steps, speeds = (tuple(_step(a, b, count - 1) for a, b in zip(values, values[1:], strict=False)) for values in (shares, logs))
     return Division(
         label=label,
         quantiles=tuple(quantiles),
@@ -238,8 +238,8 @@ def _geometric(timed: pl.DataFrame) -> Estimate:
     return Estimate(value=number(value), lower=number(lower), upper=number(upper), n=total, tasks=tasks, method=method)
 
 
-def _step(before: np.ndarray, after: np.ndarray) -> Estimate:
-    """Mean of `before` less mean of `after`, Welch's interval over tasks."""
+def _step(before: np.ndarray, after: np.ndarray, steps: int) -> Estimate:
+    """Mean of `before` less mean of `after`, Welch's interval over tasks; 95 % for all `steps` together (Bonferroni)."""
     from statsmodels.stats.weightstats import CompareMeans, DescrStatsW
 
     n = len(before) + len(after)
@@ -249,7 +249,7 @@ def _step(before: np.ndarray, after: np.ndarray) -> Estimate:
     if min(len(before), len(after)) < 2 or (np.ptp(before) == 0 and np.ptp(after) == 0):
         return Estimate(value=value, n=n, tasks=n, method="Welch over tasks")
     with quiet():
-        lower, upper = CompareMeans(DescrStatsW(before), DescrStatsW(after)).tconfint_diff(alpha=1 - LEVEL, usevar="unequal")
+        lower, upper = CompareMeans(DescrStatsW(before), DescrStatsW(after)).tconfint_diff(alpha=(1 - LEVEL) / steps, usevar="unequal")
     return Estimate(value=value, lower=number(lower), upper=number(upper), n=n, tasks=n, method="Welch over tasks")
 
 

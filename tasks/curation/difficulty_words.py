@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from tasks.curation.difficulty import Difficulty, Division
 
 MEANING = {
-    "falls": "falls with every step, beyond doubt",
-    "not refuted": "falls with every step, though not every step is beyond doubt",
-    "refuted": "does not fall monotonically: a step rises beyond doubt",
-    "not shown": "does not fall with every step, though no rise is beyond doubt",
+    "falls": "falls with every step, with 95 % confidence",
+    "not refuted": "falls with every step, though not with 95 % confidence in each",
+    "refuted": "does not fall monotonically: a step rises, with 95 % confidence",
+    "not shown": "does not fall with every step, though no rise is certain",
     "unsayable": "cannot be compared between the groups",
 }
 

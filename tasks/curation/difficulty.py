@@ -218,7 +218,9 @@ def _exec(part: pl.DataFrame) -> Estimate:
         return found.model_copy(update={"lower": max(0.0, found.lower or 0.0), "upper": min(1.0, found.upper or 0.0)})
     # all tasks alike: one trial a task, or the interval would be a point
     lower, upper = proportion_confint(float(shares.sum()), part.height, alpha=1 - LEVEL, method="wilson")
-    return found.model_copy(update={"lower": max(0.0, float(lower)), "upper": min(1.0, float(upper)), "method": "Wilson, one trial a task"})
+    # rounding must not put the share outside its own interval
+    bounds = {"lower": max(0.0, min(float(lower), float(shares.mean()))), "upper": min(1.0, max(float(upper), float(shares.mean())))}
+    return found.model_copy(update={**bounds, "method": "Wilson, one trial a task"})
 
 
 def _geometric(timed: pl.DataFrame) -> Estimate:

@@ -176,22 +176,23 @@ def speed_verdict(estimate: Estimate) -> str:
 def _speedup(found: Observations) -> list[str]:
     speed = found.speedup
     if speed.pearson.value is None:
-        return [f"Whether length goes with speedup cannot be said: {speed.pearson.why_not}."]
-    facts = f"Pearson {interval(speed.pearson, '.3f')}; Spearman {interval(speed.spearman, '.3f')}; n {speed.samples:,}"
-    words = {
-        "none": f"Length and {speed.label} are as good as uncorrelated: anything stronger than {NEGLIGIBLE} is excluded",
-        "falls": f"The longer, the smaller the {speed.label}",
-        "rises": f"The longer, the larger the {speed.label}",
-        "open": f"The data do not tell whether length goes with {speed.label}",
-        "unsayable": f"The correlation of length and {speed.label} has no interval",
-    }
-    # ranks: a few speedups of 100 carry Pearson's r on the ratio
-    said = [f"{words[speed_verdict(speed.spearman)]} ({facts})."]
+        said = [f"Whether length goes with speedup over all tasks cannot be said: {speed.pearson.why_not}."]
+    else:
+        facts = f"Pearson {interval(speed.pearson, '.3f')}; Spearman {interval(speed.spearman, '.3f')}; n {speed.samples:,}"
+        words = {
+            "none": f"Length and {speed.label} are as good as uncorrelated: anything stronger than {NEGLIGIBLE} is excluded",
+            "falls": f"The longer, the smaller the {speed.label}",
+            "rises": f"The longer, the larger the {speed.label}",
+            "open": f"The data do not tell whether length goes with {speed.label}",
+            "unsayable": f"The correlation of length and {speed.label} has no interval",
+        }
+        # ranks: a few speedups of 100 carry Pearson's r on the ratio
+        said = [f"{words[speed_verdict(speed.spearman)]} ({facts})."]
     if speed.within.bounded:
         side = _side(speed.within, 1.0)
         how = "goes with" if side else "shows no clear change:"
         said.append(
-            f"Within tasks, {speed.sd_tokens:,.0f} tokens more {how} a factor of {interval(speed.within, '.3f')} on it "
+            f"Within tasks, {speed.sd_tokens:,.0f} tokens more {how} a factor of {interval(speed.within, '.3f')} on the speed "
             f"({speed.within.tasks:,} tasks with several correct samples)."
         )
     return said
@@ -214,4 +215,8 @@ def _paper(found: Observations) -> list[str]:
     second = {"none": "supported", "falls": "contradicted: it falls", "rises": "contradicted: it rises"}.get(
         speed_verdict(found.speedup.spearman), "neither shown nor refuted"
     )
+    if speed_verdict(found.speedup.spearman) == "unsayable" and found.speedup.within.bounded:
+        second += " over all tasks; within tasks " + ("there is an effect" if _side(found.speedup.within, 1.0) else "no effect is seen")
+    if shape(found.everything) is not None and both & {"shorter", "longer"}:
+        first += ", but accuracy is not monotone in length"
     return [f"The paper's claims: shorter reasoning is more often correct: {first}. Speedup is independent of length: {second}."]

@@ -40,6 +40,7 @@ class ObservationConfig(BaseModel):
     seed: int = 0
     length_unit: str = TOKENS
     speedup_label: str = OVER_EAGER
+    speedup_within_tasks_only: bool = Field(default=False, description="the speeds of different tasks do not compare: nothing pooled")
 
 
 class Bin(Record):
@@ -211,11 +212,17 @@ def length_and_speedup(data: pl.DataFrame, config: ObservationConfig) -> LengthA
     log = np.log(speedup)
     within, sd = _within_speedup(task, tokens, log)
     shown = np.random.default_rng(config.seed).permutation(len(tokens))[: config.points]
+    if config.speedup_within_tasks_only:
+        pearson = pearson_log = spearman = unknown("speeds of different tasks do not compare here", len(tokens), facts["tasks"])
+    else:
+        pearson = correlation(tokens, speedup, task, ranks=False, seed=config.seed)
+        pearson_log = correlation(tokens, log, task, ranks=False, seed=config.seed)
+        spearman = correlation(tokens, speedup, task, ranks=True, seed=config.seed)
     return LengthAndSpeedup(
         **facts,
-        pearson=correlation(tokens, speedup, task, ranks=False, seed=config.seed),
-        pearson_log=correlation(tokens, log, task, ranks=False, seed=config.seed),
-        spearman=correlation(tokens, speedup, task, ranks=True, seed=config.seed),
+        pearson=pearson,
+        pearson_log=pearson_log,
+        spearman=spearman,
         within=within,
         sd_tokens=sd,
         tenths=_speed_tenths(data),
@@ -287,7 +294,10 @@ def _bins(rows: list[tuple[float, float | None, dict]]) -> tuple[Bin, ...]:
         lower, upper = proportion_confint(row["right"], row["samples"], alpha=1 - LEVEL, method="wilson")
         facts = {"from_tokens": first, "to_tokens": end, "samples": row["samples"], "correct": row["right"], "tasks": row["tasks"]}
         # rounding must not put a share of 0 or 1 outside its own interval
-        bounds = {"lower": max(0.0, min(float(lower), row["right"] / row["samples"])), "upper": min(1.0, float(upper))}
+        bounds = {
+            "lower": max(0.0, min(float(lower), row["right"] / row["samples"])),
+            "upper": min(1.0, max(float(upper), row["right"] / row["samples"])),
+        }
         found.append(Bin(**facts, accuracy=row["right"] / row["samples"], **bounds))
     return tuple(found)
 

@@ -53,11 +53,14 @@ def test_planted_difficulty_falls_over_the_thirds_in_exec_and_speedup() -> None:
 
 
 def test_lengths_without_difficulty_are_not_taken_for_it() -> None:
-    found = [difficulty(planted(300, seed=seed, harder=0.0)) for seed in range(10)]
-    said = [each.tertiles.exec_monotone for each in found if each.tertiles is not None]
-    # intervals of 95 % over both steps: of ten seeds one may stray, and these are fixed
-    assert len(said) == 10 and said.count("falls") == 0 and said.count("refuted") <= 1
-    assert sum(each.arl_exec.lower < 0 < each.arl_exec.upper for each in found) >= 9
+    random, said = np.random.default_rng(0), []
+    for _ in range(200):
+        tasks = pl.DataFrame({"task_id": [f"{n:03}" for n in range(150)], "arl": random.normal(size=150), "share": random.random(150)})
+        found = divide(tasks.with_columns(samples=1, timed=0, log_sum=0.0), (1 / 3, 2 / 3), "x")
+        assert found is not None
+        said.append(found.exec_monotone)
+    # intervals hold with 95 % for both steps: a rise is claimed in one of 40 at most, a fall of both steps hardly ever
+    assert said.count("refuted") <= 10 and said.count("falls") == 0
 
 
 def test_wrong_samples_that_are_long_by_themselves_are_unmasked_by_other_samples() -> None:

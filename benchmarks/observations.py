@@ -37,7 +37,10 @@ LENGTHS = {
     "parsed": "characters / 4 of what the parser takes for reasoning (about tokens), a guess where </think> is lost",
 }
 SPEED = "speed relative to the task's other correct samples"
-VERDICTS = "Verdicts as recorded by KernelBench's harness on another GPU (RTX A6000), with that harness's faults; not ours."
+VERDICTS = (
+    "Verdicts as recorded by KernelBench's harness on another GPU (RTX A6000), with that harness's faults; not ours. "
+    "Lengths are characters / 4, and which responses were cut off is a guess from how they end."
+)
 ENDS = tuple(".!?:)]}`*>\"'|")  # of a response that stopped by itself
 
 

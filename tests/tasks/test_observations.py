@@ -249,7 +249,7 @@ def test_whatever_cannot_be_said_is_said_so_and_never_a_crash(name: str, change:
         assert "cannot be said" in found.finding[0] and verdict(found.everything) == "unsayable"
     if name in ("none correct", "NaN speedups", "infinite and negative speedups", "null timing"):
         assert found.speedup.samples == 0 and found.speedup.pearson.value is None
-        assert any("speedup cannot be said" in sentence for sentence in found.finding)
+        assert any("with speedup over all tasks cannot be said" in sentence for sentence in found.finding)
     if name == "equal speedups":
         assert found.speedup.pearson.value is None and "does not vary" in found.speedup.pearson.why_not
     if name == "perfectly separated":
@@ -327,3 +327,20 @@ def test_order_of_rows_does_not_matter() -> None:
     first, second = observe(frame, QUICK), observe(shuffled, QUICK)
     assert first == second
     assert difficulty(frame) == difficulty(shuffled)
+
+
+def test_speeds_that_compare_within_tasks_only_are_not_pooled() -> None:
+    random = np.random.default_rng(4)
+    samples = []
+    for task in range(80):
+        for deviation in random.normal(size=5):
+            # within a task longer is faster; between tasks speeds are in units of their own
+            samples.append(
+                (f"t{task}", "correct", int(8000 + 1000 * deviation), math.exp(random.normal(scale=0.1) + 0.2 * deviation + task))
+            )
+    found = observe(rows(*samples), QUICK.model_copy(update={"speedup_within_tasks_only": True}))
+    assert found.speedup.pearson.value is None and found.speedup.spearman.value is None
+    assert inside(math.exp(0.2 * found.speedup.sd_tokens / 1000), found.speedup.within)
+    said = " ".join(found.finding)
+    assert "over all tasks cannot be said: speeds of different tasks do not compare" in said
+    assert "within tasks there is an effect" in found.finding[-1]

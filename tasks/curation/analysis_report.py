@@ -77,6 +77,14 @@ def _population(found: Population, unit: float) -> list[str]:
         (f"odds ratio over all tasks, per {unit:,.0f} tokens", found.pooled, ".3f"),
         ("chance that an incorrect sample is longer than a correct one", found.longer_if_incorrect, ".3f"),
     ]
+    if found.past_turn is not None and found.past_turn_from is not None:
+        rows.append(
+            (
+                f"odds ratio within tasks, per {unit:,.0f} tokens, from {found.past_turn_from:,.0f} tokens on",
+                found.past_turn.odds_ratio_per_unit,
+                ".3f",
+            )
+        )
     lines = [f"### {name}: {found.correct:,} of {found.samples:,} correct", "", *_bins(found.tenths), ""]
     lines += [
         "| outcome | samples | mean | 10 % | 25 % | median (95 %) | 75 % | 90 % |",

@@ -7,12 +7,14 @@ intervals are in the sentences for that.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tasks.curation.estimates import Estimate
 
 if TYPE_CHECKING:
     from tasks.curation.observations import Bin, Observations, Population
+    from tasks.curation.within import WithinTask
 
 NEGLIGIBLE = 0.1  # |correlation| under which length explains less than 1 % of the variance
 ALPHA = 0.05
@@ -53,7 +55,10 @@ def cautions(found: Observations) -> tuple[str, ...]:
 
 def verdict(found: Population) -> str:
     """Within tasks: "shorter", "longer" (is more often correct), "open" (the data do not tell), or "unsayable"."""
-    within = found.within
+    return _verdict(found.within)
+
+
+def _verdict(within: WithinTask) -> str:
     if within.permutation_p is None:
         return "unsayable"
     # a perfectly separated regression has no interval; the linear model then gives the direction
@@ -83,16 +88,27 @@ def _side(estimate: Estimate, none: float) -> int | None:
 
 
 def _within(found: Observations) -> list[str]:
-    said = [_within_one(found.everything, "")]
+    said = [_within_one(found.everything.within, ""), *_past_the_turn(found.everything)]
     if found.complete is not None:
-        said.append(_within_one(found.complete, " Without the samples that the token limit cut off:"))
+        said.append(_within_one(found.complete.within, " Without the samples that the token limit cut off:"))
+        said += _past_the_turn(found.complete)
         if verdict(found.everything) in ("shorter", "longer") and verdict(found.complete) == "open":
             said.append("So what is seen within tasks rests on samples that were cut off: without them the data do not tell.")
     return [sentence.strip() for sentence in said]
 
 
-def _within_one(population: Population, opening: str) -> str:
-    within = population.within
+def _past_the_turn(population: Population) -> list[str]:
+    if population.past_turn is None or population.past_turn_from is None:
+        return []
+    return [
+        _within_one(
+            population.past_turn, f" Of these, among samples from {population.past_turn_from:,.0f} tokens on, where accuracy turns:"
+        )
+        + " Where it turns was read from these data, so this part explores and does not test."
+    ]
+
+
+def _within_one(within: WithinTask, opening: str) -> str:
     if within.permutation_p is None or within.sd_tokens is None:
         return f"{opening} Whether length matters within a task cannot be said: {within.odds_ratio.why_not}."
     facts = (
@@ -104,7 +120,7 @@ def _within_one(population: Population, opening: str) -> str:
             facts += f", 95 % {100 * within.slope.lower:+.1f} to {100 * within.slope.upper:+.1f}"
     facts += f"; permutation {p_value(within.permutation_p)}; {within.tasks:,} tasks with both outcomes, {within.samples:,} samples"
     who = f"a sample one standard deviation ({within.sd_tokens:,.0f} tokens) longer than its task's mean"
-    said = verdict(population)
+    said = _verdict(within)
     if said == "open":
         return f"{opening} Within tasks the data do not tell whether length matters: for {who}, {facts}."
     return f"{opening} Within tasks, {who} is correct {'less' if said == 'shorter' else 'more'} often ({facts})."
@@ -120,10 +136,10 @@ def _pooled(population: Population) -> list[str]:
             f"Over all tasks, accuracy is {_share(first)} in the shortest tenth (under {first.to_tokens:,.0f} tokens) and {_share(last)} "
             f"in the longest (from {last.from_tokens:,.0f})."
         )
-    if (bend := shape(population)) is not None:
+    if (turn := bend(population.tenths)) is not None:
         said.append(
-            f"Accuracy is not monotone in length: it is {'highest' if bend[0] > 0 else 'lowest'} in between ({_share(bend[1])} from "
-            f"{bend[1].from_tokens:,.0f} to {bend[1].to_tokens:,.0f} tokens), so one slope, here and within tasks, is not the whole story."
+            f"Accuracy is not monotone in length: it is {'highest' if turn[0] > 0 else 'lowest'} in between ({_share(turn[1])} from "
+            f"{turn[1].from_tokens:,.0f} to {turn[1].to_tokens:,.0f} tokens), so one slope, here and within tasks, is not the whole story."
         )
     side, inner = _side(population.pooled, 1.0), verdict(population)
     if side and inner in ("shorter", "longer") and (side < 0) != (inner == "shorter"):
@@ -139,15 +155,19 @@ def _pooled(population: Population) -> list[str]:
     return said
 
 
-def shape(population: Population) -> tuple[int, Bin] | None:
-    """(1, the peak) or (-1, the trough) where a tenth in between lies beyond the intervals of both the shortest and the longest tenth."""
-    if len(population.tenths) < 3:
-        return None
-    first, *between, last = population.tenths
-    peak, trough = max(between, key=lambda tenth: tenth.accuracy), min(between, key=lambda tenth: tenth.accuracy)
-    if peak.lower > max(first.upper, last.upper):
-        return 1, peak
-    return (-1, trough) if trough.upper < min(first.lower, last.lower) else None
+def bend(tenths: Sequence[Bin]) -> tuple[int, Bin] | None:
+    """(1, the peak) or (-1, the trough) where a tenth lies beyond the intervals of both a shorter and a longer one."""
+    for sign in (1, -1):
+        place = max(range(len(tenths)), key=lambda at: sign * tenths[at].accuracy, default=0)
+        before, after = tenths[:place], tenths[place + 1 :]
+        if not before or not after:
+            continue
+        extreme = tenths[place]
+        if sign > 0 and extreme.lower > max(min(each.upper for each in side) for side in (before, after)):
+            return 1, extreme
+        if sign < 0 and extreme.upper < min(max(each.lower for each in side) for side in (before, after)):
+            return -1, extreme
+    return None
 
 
 def _share(found: Bin) -> str:
@@ -217,6 +237,6 @@ def _paper(found: Observations) -> list[str]:
     )
     if speed_verdict(found.speedup.spearman) == "unsayable" and found.speedup.within.bounded:
         second += " over all tasks; within tasks " + ("there is an effect" if _side(found.speedup.within, 1.0) else "no effect is seen")
-    if shape(found.everything) is not None and both & {"shorter", "longer"}:
+    if bend(found.everything.tenths) is not None and both & {"shorter", "longer"}:
         first += ", but accuracy is not monotone in length"
     return [f"The paper's claims: shorter reasoning is more often correct: {first}. Speedup is independent of length: {second}."]

@@ -75,6 +75,8 @@ class Population(Record):
 
     `bins` have the paper's fixed width, `tenths` equal counts (ties stay together). `longer_if_incorrect` is the chance that a random
     incorrect sample is longer than a random correct one. `pooled` is the odds ratio per `unit_tokens`, tasks ignored.
+    Where accuracy is not monotone in length, `past_turn` is the analysis within tasks once more, of samples from `past_turn_from` tokens
+    on: the tenth of the peak (or trough) and what is longer.
     """
 
     name: str
@@ -88,6 +90,8 @@ class Population(Record):
     longer_if_incorrect: Estimate
     pooled: Estimate
     within: WithinTask
+    past_turn: WithinTask | None = None
+    past_turn_from: float | None = None
 
 
 class SpeedTenth(Record):
@@ -176,6 +180,12 @@ def observe_samples(samples: Samples, config: ObservationConfig) -> Observations
 
 def population(name: str, data: pl.DataFrame, config: ObservationConfig) -> Population:
     """Accuracy against length in these samples (sorted by task)."""
+    import polars as pl
+
+    from tasks.curation.findings import bend
+
+    tenths = _tenths(data)
+    turn = bend(tenths)
     task, tokens, correct = (data[column].to_numpy() for column in ("task", "tokens", "correct"))
     right, wrong = tokens[correct], tokens[~correct]
     return Population(
@@ -184,21 +194,28 @@ def population(name: str, data: pl.DataFrame, config: ObservationConfig) -> Popu
         correct=len(right),
         tasks=data["task"].n_unique(),
         bins=_fixed_bins(data, config),
-        tenths=_tenths(data),
+        tenths=tenths,
         correct_lengths=_spread(right),
         incorrect_lengths=_spread(wrong),
         longer_if_incorrect=longer_if_incorrect(tokens, correct, task, seed=config.seed),
         pooled=pooled_odds_ratio(tokens, correct, task, config.unit_tokens),
-        within=within_task(
-            task,
-            tokens,
-            correct,
-            unit_tokens=config.unit_tokens,
-            max_conditional_tasks=config.max_conditional_tasks,
-            permutations=config.permutations,
-            permutation_budget=config.permutation_budget,
-            seed=config.seed,
-        ),
+        within=_within(data, config),
+        past_turn=_within(data.filter(pl.col("tokens") >= turn[1].from_tokens), config) if turn is not None else None,
+        past_turn_from=turn[1].from_tokens if turn is not None else None,
+    )
+
+
+def _within(data: pl.DataFrame, config: ObservationConfig) -> WithinTask:
+    task, tokens, correct = (data[column].to_numpy() for column in ("task", "tokens", "correct"))
+    return within_task(
+        task,
+        tokens,
+        correct,
+        unit_tokens=config.unit_tokens,
+        max_conditional_tasks=config.max_conditional_tasks,
+        permutations=config.permutations,
+        permutation_budget=config.permutation_budget,
+        seed=config.seed,
     )
 
 

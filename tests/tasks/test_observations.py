@@ -19,7 +19,7 @@ from tasks.curation.analysis_report import as_json, markdown, write
 from tasks.curation.difficulty import difficulty
 from tasks.curation.estimates import correlation, longer_if_incorrect
 from tasks.curation.figures import all_figures, save
-from tasks.curation.findings import shape, speed_verdict, verdict
+from tasks.curation.findings import bend, speed_verdict, verdict
 from tasks.curation.lengths import samples_of
 from tasks.curation.observations import ObservationConfig, Observations, observe
 from tasks.curation.within import demeaned, permutation_p
@@ -120,8 +120,10 @@ def test_a_peak_between_short_and_long_is_not_called_a_slope() -> None:
         for n, length in enumerate(np.linspace(100, 9000, 2000).astype(int).tolist())
     ]
     found = observe(rows(*samples), QUICK)
-    bend = shape(found.everything)
-    assert bend is not None and bend[0] == 1 and 3000 <= bend[1].from_tokens < 6000
+    turn = bend(found.everything.tenths)
+    assert turn is not None and turn[0] == 1 and 3000 <= turn[1].from_tokens < 6000
+    assert found.everything.past_turn is not None and found.everything.past_turn_from == turn[1].from_tokens
+    assert any("explores and does not test" in sentence for sentence in found.finding)
     assert any("not monotone" in sentence for sentence in found.finding)
 
 

@@ -190,6 +190,26 @@ def diff(old: str, new: str, root: str, as_json: bool) -> None:
     click.echo(_guarded(work))
 
 
+@main.command()
+@click.option("--verdicts", required=True, metavar="PATH", help="A verification snapshot's directory, or a Parquet file.")
+@click.option("--candidates", default=None, metavar="PATH", help="Their candidates.  [default: the verdicts hold the columns]")
+@click.option("--other-verdicts", default=None, metavar="PATH", help="Verdicts of another generator on the same tasks.")
+@click.option("--other-candidates", default=None, metavar="PATH", help="Their candidates.")
+@click.option("--out", default="analysis", show_default=True, metavar="DIR", help="Where report.md, analysis.json and the figures go.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the permutation test and the random groups of tasks.")
+@click.option("--json", "as_json", is_flag=True, help="Print the analysis as one JSON object.")
+def analyze(as_json: bool, **options: Any) -> None:
+    """Observations and difficulty: what reasoning length says of correctness and speedup."""
+
+    def work() -> Any:
+        from flows.analyze import analyze
+
+        return analyze(**options)
+
+    analysis = _guarded(work)
+    click.echo(json.dumps(analysis.as_json()) if as_json else analysis.summary())
+
+
 def _prepare(config: Any) -> None:
     """What must hold before anything starts: a device for the language, the cluster if one is named, and a root that can be written."""
     from kernels_eval.cluster import address_of, require_cluster

@@ -1,0 +1,219 @@
+"""Figures of the observations and of difficulty, drawn from their records.
+
+Guarantees: no pyplot, so nothing global is opened or left; the same record gives the same bytes on one matplotlib; one file reads on light
+and on dark pages (a transparent ground, lines and letters of middle brightness); what a colour says, a shape or a label says too. Does not
+guarantee that a figure is there: where a record holds nothing to draw, it says so in words.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tasks.curation.difficulty import Difficulty, Division
+from tasks.curation.estimates import Estimate
+from tasks.curation.observations import Bin, Observations
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# contrast against white and against #111 is above 3.5 : 1 for each
+INK, FIRST, SECOND = "#808080", "#3d85c6", "#cc6d1f"
+SIZE_INCHES, DOTS_PER_INCH = (7.0, 4.2), 150
+FULL_BIN = 20  # samples under which a fixed bin is only a dot: its interval would cover half of the figure
+
+
+class Drawn(NamedTuple):
+    """A figure, the name of its files, and what it shows for those who cannot see it."""
+
+    name: str
+    figure: Figure
+    alt: str
+
+
+def all_figures(observations: Observations, difficulty: Difficulty) -> list[Drawn]:
+    drawn = [accuracy_by_length(observations), lengths_by_outcome(observations), speedup_by_length(observations)]
+    return [*drawn, difficulty_curves(difficulty)]
+
+
+def accuracy_by_length(found: Observations) -> Drawn:
+    """The paper's figure 2: accuracy in tenths of the samples by length with Wilson intervals, and the fixed bins as dots."""
+    figure, axes = _axes("reasoning length (tokens)", "share correct")
+    shown = found.everything
+    ends = [shown.tenths[-1].to_tokens or 0.0] if shown.tenths else [1.0]
+    for each in shown.bins:
+        middle = (each.from_tokens + (each.to_tokens or max(each.from_tokens, ends[0]))) / 2
+        full = each.samples >= FULL_BIN
+        axes.plot(
+            middle, each.accuracy, "o", color=FIRST, alpha=0.55 if full else 0.25, markersize=min(9.0, 2 + math.sqrt(each.samples) / 3)
+        )
+    _tenths(axes, shown.tenths, FIRST, "o", "all samples, tenths")
+    if found.complete is not None:
+        _tenths(axes, found.complete.tenths, SECOND, "s", "without those cut off")
+    axes.set_ylim(0, max(0.1, min(1.0, 1.15 * max((each.upper for each in shown.tenths), default=1.0))))
+    axes.set_xlim(left=0)
+    _legend(axes)
+    alt = "Share correct against reasoning length, in tenths of the samples with 95 % Wilson intervals. " + " ".join(
+        f"{each.from_tokens:,.0f} to {(each.to_tokens or 0) - 1:,.0f} tokens: {100 * each.accuracy:.0f} %." for each in shown.tenths
+    )
+    return Drawn("accuracy-by-length", figure, alt.strip())
+
+
+def lengths_by_outcome(found: Observations) -> Drawn:
+    """Distributions of length of correct and of incorrect samples, each summing to 1, over the fixed bins."""
+    figure, axes = _axes("reasoning length (tokens)", "share of the outcome's samples in a bin")
+    bins, population = found.everything.bins, found.everything
+    spreads = (("correct", population.correct_lengths, FIRST, "-"), ("incorrect", population.incorrect_lengths, SECOND, "--"))
+    said = []
+    for name, spread, colour, line in spreads:
+        if spread is None:
+            continue
+        counts = [each.correct if name == "correct" else each.samples - each.correct for each in bins]
+        heights, edges = _filled(bins, counts, spread.samples)
+        axes.stairs(heights, edges, linestyle=line, color=colour, linewidth=1.5, label=name)
+        axes.axvline(spread.median, color=colour, linestyle=line, linewidth=1, alpha=0.8)
+        said.append(
+            f"{name}: median {spread.median:,.0f} tokens, middle half {spread.p25:,.0f} to {spread.p75:,.0f}, n {spread.samples:,}."
+        )
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    _legend(axes)
+    return Drawn("lengths-by-outcome", figure, "Distribution of reasoning length by outcome; vertical lines are medians. " + " ".join(said))
+
+
+def speedup_by_length(found: Observations) -> Drawn:
+    """Speedup (logarithmic) against length: samples as dots, the geometric mean and middle half of each tenth."""
+    figure, axes = _axes("reasoning length (tokens)", found.speedup.label)
+    speed = found.speedup
+    if not speed.points:
+        axes.text(0.5, 0.5, "no correct sample has a speedup", ha="center", color=INK, transform=axes.transAxes)
+        return Drawn("speedup-by-length", figure, "Nothing to draw: no correct sample has a speedup.")
+    axes.set_yscale("log")
+    axes.plot(*zip(*speed.points, strict=True), ".", color=FIRST, alpha=0.35, markersize=4, label="a correct sample")
+    for number, each in enumerate(speed.tenths):
+        middle, name = (each.from_tokens + each.to_tokens) / 2, "geometric mean of a tenth, middle half" if number == 0 else None
+        error = [[max(0.0, each.geometric_mean - each.p25)], [max(0.0, each.p75 - each.geometric_mean)]]
+        axes.errorbar(middle, each.geometric_mean, yerr=error, fmt="s", color=SECOND, capsize=3, markersize=5, label=name)
+    axes.axhline(1.0, color=INK, linewidth=1, linestyle=":")
+    axes.set_xlim(left=0)
+    _legend(axes)
+    rho = speed.spearman
+    number = f"{rho.value:.3f}" if rho.value is not None else "unknown"
+    return Drawn(
+        "speedup-by-length", figure, f"{speed.label} against reasoning length of {speed.samples:,} correct samples; Spearman {number}."
+    )
+
+
+def difficulty_curves(found: Difficulty) -> Drawn:
+    """Exec and geometric-mean speedup of easy, medium and hard tasks; beside them Exec with ARL from other samples than the outcomes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+    figure.patch.set_alpha(0)
+    left, right = figure.subplots(1, 2)
+    for axes, label in ((left, "Exec (share correct)"), (right, "geometric-mean speedup")):
+        _styled(axes, "", label)
+    if found.tertiles is None:
+        left.text(0.5, 0.5, "too few tasks to divide", ha="center", color=INK, transform=left.transAxes)
+        return Drawn("difficulty", figure, "Nothing to draw: too few tasks to divide.")
+    _curve(left, found.tertiles, "exec", FIRST, "o-", -0.04, "ARL and outcomes, same samples")
+    if found.split_half is not None:
+        _curve(left, found.split_half, "exec", SECOND, "s--", 0.04, "ARL of other samples")
+    _curve(right, found.tertiles, "speedup", FIRST, "o-", 0.0, None)
+    left.set_ylim(bottom=0)
+    _legend(left)
+    said = " ".join(
+        f"{group.name} (ARL {group.from_arl:,.0f} to {group.to_arl:,.0f}): {_percent(group.exec)}." for group in found.tertiles.groups
+    )
+    return Drawn("difficulty", figure, f"Exec and geometric-mean speedup of thirds of the tasks by ARL, with 95 % intervals. Exec: {said}")
+
+
+def save(drawn: Drawn, directory: str | os.PathLike[str]) -> tuple[Path, Path]:
+    """Write NAME.svg and NAME.png; the SVG carries the description. The directory must be there. Raises OSError where it cannot write."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(drawn.figure)
+    vector, raster = (Path(directory) / f"{drawn.name}.{kind}" for kind in ("svg", "png"))
+    # without a date, and with ids that depend on the content alone
+    with rc_context({"svg.hashsalt": drawn.name}):
+        drawn.figure.savefig(vector, format="svg", transparent=True, metadata={"Date": None, "Title": drawn.name, "Description": drawn.alt})
+        drawn.figure.savefig(
+            raster, format="png", transparent=True, dpi=DOTS_PER_INCH, metadata={"Software": None, "Description": drawn.alt}
+        )
+    return vector, raster
+
+
+def _axes(x: str, y: str) -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+    figure.patch.set_alpha(0)
+    axes = figure.subplots()
+    _styled(axes, x, y)
+    return figure, axes
+
+
+def _styled(axes: Axes, x: str, y: str) -> None:
+    axes.patch.set_alpha(0)
+    axes.set_xlabel(x, color=INK)
+    axes.set_ylabel(y, color=INK)
+    axes.tick_params(which="both", colors=INK)
+    for side, spine in axes.spines.items():
+        spine.set_color(INK)
+        spine.set_visible(side in ("left", "bottom"))
+    axes.grid(axis="y", color=INK, alpha=0.25, linewidth=0.6)
+
+
+def _legend(axes: Axes) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, labelcolor=INK, fontsize="small")
+
+
+def _tenths(axes: Axes, tenths: tuple[Bin, ...], colour: str, marker: str, label: str) -> None:
+    if not tenths:
+        return
+    middles = [(each.from_tokens + (each.to_tokens or each.from_tokens)) / 2 for each in tenths]
+    error = [[each.accuracy - each.lower for each in tenths], [each.upper - each.accuracy for each in tenths]]
+    values = [each.accuracy for each in tenths]
+    axes.errorbar(middles, values, yerr=error, fmt=f"{marker}-", color=colour, capsize=3, markersize=5, linewidth=1.5, label=label)
+
+
+def _curve(axes: Axes, division: Division, what: str, colour: str, style: str, shift: float, label: str | None) -> None:
+    axes.set_xticks(range(len(division.groups)), [group.name for group in division.groups])
+    known = [(place + shift, getattr(group, what)) for place, group in enumerate(division.groups)]
+    known = [(place, estimate) for place, estimate in known if estimate.value is not None]
+    if not known:
+        axes.text(0.5, 0.5, "none", ha="center", color=INK, transform=axes.transAxes)
+        return
+    error = [
+        [estimate.value - (estimate.lower if estimate.bounded else estimate.value) for _, estimate in known],
+        [(estimate.upper if estimate.bounded else estimate.value) - estimate.value for _, estimate in known],
+    ]
+    values = [estimate.value for _, estimate in known]
+    axes.errorbar([place for place, _ in known], values, yerr=error, fmt=style, color=colour, capsize=4, label=label)
+
+
+def _filled(bins: Sequence[Bin], counts: Sequence[int], total: int) -> tuple[list[float], list[float]]:
+    """Heights and edges with a height of 0 where no sample is: only bins that hold some are in the record."""
+    heights: list[float] = []
+    edges: list[float] = []
+    for each, count in zip(bins, counts, strict=True):
+        if edges and each.from_tokens > edges[-1]:
+            heights.append(0.0)
+            edges.append(each.from_tokens)
+        edges = edges or [each.from_tokens]
+        heights.append(count / total)
+        # the open bin is drawn as wide as its neighbours
+        edges.append(
+            each.to_tokens if each.to_tokens is not None else each.from_tokens + (edges[-1] - edges[-2] if len(edges) > 1 else 1.0)
+        )
+    return heights, edges
+
+
+def _percent(estimate: Estimate) -> str:
+    return f"{100 * estimate.value:.0f} %" if estimate.value is not None else "none"

@@ -1,0 +1,90 @@
+"""`concur analyze` on tables as a user has them, and what it says of those it cannot use."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import flows
+from benchmarks.analysis_scale import plant, planted_frame
+from flows.analyze import analyze, read
+from kernels_eval.errors import UsageError
+
+ROOT = Path(flows.__file__).parent.parent
+
+
+def concur(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "flows.cli", "analyze", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=cwd, env=environment)
+
+
+def test_snapshots_in_a_report_out(tmp_path: Path) -> None:
+    plant(tmp_path, 1000, seed=0)
+    done = concur("--verdicts", tmp_path / "verdicts", "--candidates", tmp_path / "candidates", "--out", "found", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert data["observations"]["samples"] == 1000 and data["schema_version"] == 1
+    assert data["observations"]["everything"]["within"]["odds_ratio"]["upper"] < 1
+    assert {path.suffix for path in (tmp_path / "found").iterdir()} == {".md", ".json", ".svg", ".png"}
+    assert (tmp_path / "found" / "analysis.json").is_file()
+
+
+def test_one_table_with_all_columns_will_do_and_says_the_same(tmp_path: Path) -> None:
+    plant(tmp_path, 500, seed=0)
+    planted_frame(500, 0).write_parquet(tmp_path / "one.parquet")
+    joined = analyze(str(tmp_path / "verdicts"), str(tmp_path / "candidates"), out=str(tmp_path / "a"))
+    alone = analyze(str(tmp_path / "one.parquet"), out=str(tmp_path / "b"))
+    assert joined.observations == alone.observations and joined.difficulty == alone.difficulty
+    assert joined.observations.finding[0] in joined.summary()
+
+
+def test_another_generator_is_compared(tmp_path: Path) -> None:
+    planted_frame(500, 0).write_parquet(tmp_path / "one.parquet")
+    planted_frame(500, 0).with_columns(generator=pl.lit("second")).write_parquet(tmp_path / "two.parquet")
+    found = analyze(str(tmp_path / "one.parquet"), out=str(tmp_path / "a"), other_verdicts=str(tmp_path / "two.parquet"))
+    assert found.difficulty.agreement is not None and found.difficulty.agreement.spearman.value == pytest.approx(1.0)
+
+
+def test_parts_of_older_snapshots_that_lack_a_column_are_read(tmp_path: Path) -> None:
+    directory = tmp_path / "verdicts"
+    directory.mkdir()
+    planted_frame(50, 0).write_parquet(directory / "part-00000.parquet")
+    planted_frame(50, 1).drop("finish_reason").with_columns(extra=1).write_parquet(directory / "part-00001.parquet")
+    assert read(str(directory), None).height == 100
+
+
+def test_what_cannot_be_used_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    plant(tmp_path, 50, seed=0)
+    (tmp_path / "bad.parquet").write_text("no table")
+    pl.read_parquet(tmp_path / "verdicts" / "*.parquet").with_columns(candidate_id=pl.lit("x")).write_parquet(tmp_path / "foreign.parquet")
+    cases = {
+        "holds no Parquet file": ["--verdicts", "nowhere"],
+        "cannot read": ["--verdicts", "bad.parquet"],
+        "is not a local path": ["--verdicts", "s3://bucket/verdicts"],
+        "needs the columns reasoning_tokens": ["--verdicts", "verdicts"],
+        "needs the columns status": ["--verdicts", "candidates"],
+        "is of a candidate in": ["--verdicts", "foreign.parquet", "--candidates", "candidates"],
+        "without --other-verdicts": ["--verdicts", "verdicts", "--candidates", "candidates", "--other-candidates", "candidates"],
+    }
+    for said, arguments in cases.items():
+        options = dict(zip((name.removeprefix("--").replace("-", "_") for name in arguments[::2]), arguments[1::2], strict=True))
+        paths = {name: value if "://" in value else str(tmp_path / value) for name, value in options.items()}
+        with pytest.raises(UsageError, match=said):
+            analyze(**paths, out=str(tmp_path / "out"))
+    done = concur("--verdicts", "verdicts", cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert not (tmp_path / "analysis").exists()
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    planted_frame(50, 0).write_parquet(tmp_path / "one.parquet")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot write to"):
+        analyze(str(tmp_path / "one.parquet"), out=str(tmp_path / "file"))

@@ -1,0 +1,159 @@
+"""Planted difficulty is found, ARL that only mirrors its own wrong samples is unmasked, and two generators are compared."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+
+from kernels_eval.errors import UsageError
+from tasks.curation.difficulty import Difficulty, difficulty, divide, monotone
+from tasks.curation.estimates import Estimate
+
+
+def planted(tasks: int, *, seed: int, harder: float, wrong_longer: float = 0.0, name: str = "g", samples: int = 8) -> pl.DataFrame:
+    """`harder`: how much of a task's hardness reaches its lengths; `wrong_longer`: tokens that a wrong sample is longer by itself.
+
+    Hardness depends on the task alone, so frames of two generators share it; speedup falls with it.
+    """
+    random, hardness = np.random.default_rng(seed), np.random.default_rng(99).normal(size=tasks)
+    task = np.repeat(np.arange(tasks), samples)
+    easy = 0.0 if wrong_longer else 1.5
+    right = random.random(len(task)) < 1 / (1 + np.exp(easy * hardness[task]))
+    tokens = 9000 + 2000 * harder * hardness[task] + wrong_longer * ~right + random.normal(scale=800, size=len(task))
+    speedup = np.exp(0.3 - 0.4 * hardness[task] + random.normal(scale=0.2, size=len(task)))
+    return pl.DataFrame(
+        {
+            "task_id": [f"t{number:05d}" for number in task],
+            "status": np.where(right, "correct", "incorrect"),
+            "reasoning_tokens": tokens.astype(np.int64),
+            "speedup": np.where(right, speedup, np.nan),
+            "generator": [name] * len(task),
+            "sample_index": np.tile(np.arange(samples), tasks),
+        }
+    )
+
+
+def execs(found: Difficulty) -> list[float]:
+    assert found.tertiles is not None
+    return [group.exec.value or 0.0 for group in found.tertiles.groups]
+
+
+def test_planted_difficulty_falls_over_the_thirds_in_exec_and_speedup() -> None:
+    found = difficulty(planted(600, seed=0, harder=1.0))
+    assert found.tertiles is not None and found.split_half is not None
+    assert [group.name for group in found.tertiles.groups] == ["easy", "medium", "hard"]
+    assert [group.tasks for group in found.tertiles.groups] == [200, 200, 200]
+    assert found.tertiles.exec_monotone == found.tertiles.speedup_monotone == found.split_half.exec_monotone == "falls"
+    assert execs(found) == sorted(execs(found), reverse=True)
+    assert found.arl_exec.upper < -0.5 and found.reliability.lower > 0.7
+    # moved thresholds, other numbers of groups, and medians say the same
+    assert len(found.sensitivity) == 7 and {division.exec_monotone for division in found.sensitivity} == {"falls"}
+    assert "falls with every step, with 95 % confidence" in found.finding[0]
+
+
+def test_lengths_without_difficulty_are_not_taken_for_it() -> None:
+    random, said = np.random.default_rng(0), []
+    for _ in range(200):
+        tasks = pl.DataFrame({"task_id": [f"{n:03}" for n in range(150)], "arl": random.normal(size=150), "share": random.random(150)})
+        found = divide(tasks.with_columns(samples=1, timed=0, log_sum=0.0), (1 / 3, 2 / 3), "x")
+        assert found is not None
+        said.append(found.exec_monotone)
+    # intervals hold with 95 % for both steps: a rise is claimed in one of 40 at most, a fall of both steps hardly ever
+    assert said.count("refuted") <= 10 and said.count("falls") == 0
+
+
+def test_wrong_samples_that_are_long_by_themselves_are_unmasked_by_other_samples() -> None:
+    """All tasks are equally hard; wrong samples are longer. ARL then counts failures, and only a split by samples shows it."""
+    found = difficulty(planted(600, seed=2, harder=0.0, wrong_longer=3000.0))
+    assert found.tertiles is not None and found.split_half is not None
+    assert found.tertiles.exec_monotone == "falls"
+    assert found.split_half.exec_monotone in ("not shown", "not refuted")
+    assert all(step.lower < 0 < step.upper for step in found.split_half.steps)
+
+
+def test_a_rise_beyond_doubt_refutes() -> None:
+    found = difficulty(planted(600, seed=3, harder=-1.0))
+    assert found.tertiles is not None and found.tertiles.exec_monotone == "refuted"
+    assert "does not fall monotonically" in found.finding[0]
+
+
+def test_two_generators_that_share_difficulty_agree_and_others_do_not() -> None:
+    first = planted(600, seed=4, harder=1.0, name="first")
+    same = difficulty(first, planted(600, seed=5, harder=1.0, name="second")).agreement
+    other = difficulty(first, planted(600, seed=5, harder=0.0, name="second")).agreement
+    assert same is not None and other is not None
+    assert (same.first, same.second, same.tasks) == ("first", "second", 600)
+    assert same.spearman.lower > 0.8 and same.kappa.lower > 0.6 and same.same_third.lower > 0.7
+    assert other.spearman.lower < 0 < other.spearman.upper and other.kappa.lower < 0 < other.kappa.upper
+    assert same.crossed is not None and same.crossed.exec_monotone == "falls"
+    assert other.crossed is not None and other.crossed.exec_monotone != "falls"
+
+
+def test_a_frame_of_two_generators_is_divided() -> None:
+    first, second = planted(60, seed=4, harder=1.0, name="first"), planted(60, seed=5, harder=1.0, name="second", samples=4)
+    together = difficulty(pl.concat([second, first]))
+    assert together == difficulty(first, second)
+
+
+def test_generators_without_a_common_task_cannot_agree() -> None:
+    first, second = planted(30, seed=4, harder=1.0), planted(30, seed=5, harder=1.0, name="h")
+    found = difficulty(first, second.with_columns(task_id="other/" + pl.col("task_id")))
+    assert found.agreement is not None and found.agreement.tasks == 0 and found.agreement.spearman.value is None
+    assert any("cannot be said: 0 tasks are shared" in sentence for sentence in found.finding)
+
+
+def test_groups_by_hand() -> None:
+    frame = pl.DataFrame(
+        {
+            "task_id": ["a", "a", "b", "b", "c", "c"],
+            "status": ["correct", "correct", "correct", "incorrect", "incorrect", "timeout"],
+            "reasoning_tokens": [100, 300, 500, 700, 1000, 3000],
+            "speedup": [2.0, 8.0, 0.5, None, None, None],
+        }
+    )
+    found = difficulty(frame)
+    assert found.tertiles is not None
+    easy, medium, hard = found.tertiles.groups
+    assert [(group.from_arl, group.to_arl, group.exec.value) for group in (easy, medium, hard)] == [
+        (200, 200, 1.0),
+        (600, 600, 0.5),
+        (2000, 2000, 0.0),
+    ]
+    assert easy.speedup.value == pytest.approx(4.0) and medium.speedup.value == pytest.approx(0.5) and hard.speedup.value is None
+    assert found.tertiles.exec_monotone == "unsayable"  # one task a group bounds nothing
+
+
+def test_equal_arls_are_divided_the_same_way_whatever_the_order() -> None:
+    tasks = pl.DataFrame(
+        {
+            "task": range(9),
+            "task_id": list("abcdefghi"),
+            "arl": [5.0] * 9,
+            "samples": 1,
+            "share": [0.0, 1.0, 0.5] * 3,
+            "timed": 0,
+            "log_sum": 0.0,
+        }
+    )
+    assert divide(tasks, (1 / 3, 2 / 3), "x") == divide(tasks.reverse(), (1 / 3, 2 / 3), "x")
+    assert divide(tasks.head(2), (1 / 3, 2 / 3), "x") is None
+
+
+def test_the_words_for_steps() -> None:
+    def step(value: float, lower: float | None, upper: float | None) -> Estimate:
+        return Estimate(value=value, lower=lower, upper=upper)
+
+    sure, perhaps, unsure, rises = step(1, 0.5, 1.5), step(0.1, -0.1, 0.3), step(-0.1, -0.3, 0.1), step(-1, -2, -0.5)
+    assert monotone([sure, sure]) == "falls"
+    assert monotone([sure, perhaps]) == "not refuted"
+    assert monotone([sure, unsure]) == "not shown"
+    assert monotone([sure, rises]) == "refuted"
+    assert monotone([sure, step(1, None, None)]) == "unsayable"
+
+
+def test_bad_frames_are_usage_errors() -> None:
+    with pytest.raises(UsageError, match="task_id"):
+        difficulty(planted(5, seed=0, harder=1.0).drop("task_id"))
+    with pytest.raises(UsageError, match="status"):
+        difficulty(planted(5, seed=0, harder=1.0), planted(5, seed=0, harder=1.0).drop("status"))

@@ -1,0 +1,171 @@
+"""The role that finds out how much a task's reference computes and moves, by running it once, without storage where that is possible.
+
+Guarantees: operators are named as verdicts name them; a value counts as read where an operator reads it (a view or a shape is no reading),
+each byte once; nothing on the device "meta" takes memory, whatever its shape. Does not guarantee the path of a reference that branches
+on values: only what ran is counted. It runs the task's own code, which may do anything, so its parent believes no number of it further than
+the record's types.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernels_eval.checks.costs import SOURCES, flops_of, operator_name, tensors
+from kernels_eval.checks.inputs import construct, flatten_outputs, load_module, make_inputs, moved
+from kernels_eval.checks.operators import reference_operators
+from kernels_eval.isolation.channel import Channel
+
+MOST_OPERATORS = 256  # as many as a verdict keeps
+PICKS = frozenset("embedding index_select gather index take _unsafe_index".split())  # what they leave in the table need not be read
+SEED = 0
+
+
+class Tally(TorchDispatchMode):
+    """Counts floating-point operations, and the bytes of what was there before and is read or written while the mode is on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+        self.uncounted: set[str] = set()
+        self._made: set[int] = set()
+        self._read: dict[int, dict[Any, int]] = {}
+        self._written: dict[int, dict[Any, int]] = {}
+        self._kept: dict[int, Any] = {}  # storages that were there before: held, so that no later one gets their address
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = function(*args, **kwargs)
+        name, results = operator_name(function), tensors(out)
+        if not function.is_view and name not in ("_unsafe_view", "_reshape_alias", "detach", "alias"):
+            found = flops_of(function, args, kwargs, out)
+            if found is None:
+                self.uncounted.add(name)
+            self.flops += found or 0
+            self._arguments(function, name, args, kwargs, results)
+        elif name != "lift_fresh":
+            for tensor in tensors(args, kwargs):
+                self._seen(tensor)
+        for tensor in results:
+            key = _key(tensor)
+            if key not in self._kept:
+                self._made.add(key)
+        return out
+
+    def _arguments(self, function: Any, name: str, args: Any, kwargs: Any, results: list[torch.Tensor]) -> None:
+        produced = sum(_bytes(tensor) for tensor in results)
+        position = 0
+        for index, spec in enumerate(function._schema.arguments):
+            value = args[index] if index < len(args) else kwargs.get(spec.name)
+            writes = spec.alias_info is not None and spec.alias_info.is_write
+            for tensor in tensors(value):
+                position += 1
+                if name == "lift_fresh" or not self._seen(tensor):
+                    continue
+                key, view = _key(tensor), _view(tensor)
+                if writes:
+                    self._written.setdefault(key, {})[view] = _bytes(tensor)
+                overwritten = writes and (spec.is_out or name == "copy")
+                if name not in SOURCES and not overwritten:
+                    picked = name in PICKS and position == 1
+                    self._read.setdefault(key, {})[view] = min(_bytes(tensor), produced) if picked else _bytes(tensor)
+
+    def _seen(self, tensor: torch.Tensor) -> bool:
+        """Was this tensor's storage there before the mode was on?"""
+        key = _key(tensor)
+        if key in self._made:
+            return False
+        self._kept.setdefault(key, tensor.untyped_storage())
+        return True
+
+    @property
+    def bytes_read(self) -> int:
+        return sum(min(sum(views.values()), self._kept[key].nbytes()) for key, views in self._read.items())
+
+    def bytes_written(self, output: Any) -> int:
+        """Bytes of the outputs and of what was there before and was changed. An output that is an argument as it was costs nothing."""
+        views: dict[int, dict[Any, int]] = {key: dict(found) for key, found in self._written.items()}
+        storages = dict(self._kept)
+        for leaf in tensors(flatten_outputs(output)[0]):
+            key = _key(leaf)
+            if key not in self._kept:
+                views.setdefault(key, {})[_view(leaf)] = _bytes(leaf)
+                storages[key] = leaf.untyped_storage()
+        return sum(min(sum(found.values()), storages[key].nbytes()) for key, found in views.items())
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _view(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's elements, those of an expanded dimension once."""
+    count = tensor.element_size()
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        count *= size if stride or size == 0 else 1
+    return count
+
+
+class TooLarge(Exception):
+    """The declared inputs take more memory than the caller allows."""
+
+
+class Workloads:
+    """Serves one task: `do_measure`."""
+
+    def __init__(self, channel: Channel, exchange: int) -> None:
+        torch.set_num_threads(1)
+
+    def do_measure(self, path: str, entry_point: str, init_form: str, declared_max_bytes: int) -> dict[str, Any]:
+        """Operators, FLOPs and bytes of one forward call; `executed` says on what. Raises what the task raises on its declared inputs."""
+        module = load_module(path, "task")
+        self.input_bytes: int | None = None
+        try:
+            found = self._measured(module, entry_point, init_form, "meta")
+        except Exception as error:  # values are asked for, or an operator has no form without them
+            failed = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            if self.input_bytes is not None and self.input_bytes > declared_max_bytes:
+                size = f"{self.input_bytes / 1e9:.3g} GB"
+                raise TooLarge(f"it does not run without storage ({failed}), and its inputs are {size}") from error
+            found = self._measured(module, entry_point, init_form, "cpu") | {"meta_problem": failed}
+        return found | {"peak_rss_bytes": _peak_rss_bytes()}
+
+    def _measured(self, module: Any, entry_point: str, init_form: str, device: str) -> dict[str, Any]:
+        inputs = make_inputs(module, SEED, "declared", None, device)
+        self.input_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors(inputs))
+        model = moved(construct(module, entry_point, module, init_form, SEED, device), device)
+        tally, outputs = Tally(), []
+
+        def run() -> None:
+            with torch.device(device), tally:
+                outputs.append(model(*inputs))
+
+        with torch.backends.mkldnn.flags(enabled=False):  # its fused recurrent layers tell nothing about what they compute
+            operators = reference_operators(run)
+        return {
+            "operators": operators[:MOST_OPERATORS],
+            "flops": tally.flops,
+            "bytes_min": tally.bytes_read + tally.bytes_written(outputs[0]),
+            "uncounted": sorted(tally.uncounted),
+            "executed": "meta" if device == "meta" else "declared inputs",
+        }
+
+
+def _peak_rss_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def warm_up() -> None:
+    """Use the mode and the device once: their first use imports for about a second, which forked children then need not."""
+    with torch.no_grad(), Tally():
+        x = torch.ones(2, 2, device="meta")
+        torch.nn.functional.linear(x, x).softmax(-1).sum()

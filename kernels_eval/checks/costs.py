@@ -22,7 +22,7 @@ MOVES = frozenset(
     masked_fill masked_select masked_scatter nonzero flip roll repeat repeat_interleave tril triu im2col pixel_shuffle pixel_unshuffle
     channel_shuffle upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
     diagonal_copy diag_embed view_as_real view_as_complex complex one_hot tril_indices triu_indices max_unpool2d max_unpool3d
-    _unsafe_index _local_scalar_dense equal is_same_size unfold_copy alias_copy _conj_physical channels_last bitwise_not""".split()
+    _unsafe_index _local_scalar_dense equal is_same_size unfold_copy alias_copy _conj_physical unsafe_split unsafe_split_with_sizes unsafe_chunk""".split()
 )
 """Operators that read values and compute none."""
 
@@ -51,7 +51,7 @@ PER_INPUT = {
 PER_OUTPUT = {
     "lerp": 3, "addcmul": 3, "addcdiv": 3, "upsample_linear1d": 3, "upsample_bilinear2d": 9, "_upsample_bilinear2d_aa": 9,
     "upsample_trilinear3d": 21, "upsample_bicubic2d": 35, "_upsample_bicubic2d_aa": 35, "grid_sampler_2d": 9, "grid_sampler_3d": 21,
-    "col2im": 1, "rrelu_with_noise": 1, "rrelu_with_noise_functional": 1, "linalg_cross": 3, "heaviside": 1, "xlogy": 2,
+    "col2im": 1, "rrelu_with_noise": 1, "rrelu_with_noise_functional": 1, "linalg_cross": 3, "heaviside": 1, "xlogy": 2, "hardswish": 3,
 }  # fmt: skip
 """Operations for each element of the first result: a linear interpolation is 3, and n dimensions are 2**n - 1 of them."""
 

@@ -202,7 +202,13 @@ def _peak_rss_bytes() -> int:
 
 
 def warm_up() -> None:
-    """Use the mode and the device once: their first use imports for about a second, which forked children then need not."""
-    with torch.no_grad(), Tally():
-        x = torch.ones(2, 2, device="meta")
-        torch.nn.functional.linear(x, x).softmax(-1).sum()
+    """Run once what most tasks run: the first use of torch's code without storage imports and compiles for seconds, which forked children
+    then need not."""
+    functional = torch.nn.functional
+    with torch.no_grad(), torch.device("meta"), Tally() as tally, TwoSteps(tally):
+        x = torch.rand(2, 4, 4, 4) + torch.randn(4)
+        y = functional.conv2d(x, torch.ones(4, 4, 3, 3), torch.zeros(4), padding=1).relu_()
+        functional.max_pool2d(functional.batch_norm(y, None, None, training=True), 2)
+        functional.softmax(functional.gelu(functional.linear(x, torch.ones(4, 4))), -1).sum((1, 2)).sqrt()
+        functional.layer_norm(x.sigmoid() * x, (4,)).mean(-1).exp().max(-1)
+    torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Conv2d(1, 1, 1), torch.nn.BatchNorm2d(1)).to("meta")

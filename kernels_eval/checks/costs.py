@@ -91,7 +91,7 @@ def flops_of(function: Any, args: Any, kwargs: Any, out: Any) -> int | None:
     if name in PER_OUTPUT:
         return PER_OUTPUT[name] * result.numel()
     if name in NORMALISATIONS:  # mean, difference, square and sum, scale: 5; then what the weights do
-        affine = sum(1 for value in args[1:3] if isinstance(value, torch.Tensor))
+        affine = sum(1 for value in args[1:4] if isinstance(value, torch.Tensor) and value.dim() == 1)
         return ((2 if "no_" in name else 5) + affine) * first.numel()
     if name in POOLS:
         return result.numel() * _window(args, first)

@@ -117,16 +117,17 @@ def test_attention_counts_both_products_and_the_softmax(measurer: Measurer) -> N
 
 @pytest.mark.parametrize(
     ("layer", "gates", "pointwise"),
-    # of each step and unit: LSTM: 3 sigmoids, 2 tanh, 3 products, 2 sums (4 of the two projections); GRU: 2 sigmoids, 1 tanh, ...
-    [("nn.RNN(12, 20)", 1, 2), ("nn.LSTM(12, 20)", 4, None), ("nn.GRU(12, 20, num_layers=1, batch_first=True)", 3, None)],
+    # Pointwise work of each step and unit beside the products and their biases. RNN: the two products are added, tanh. LSTM: four sums,
+    # 3 sigmoids, 2 tanh, 3 products and a sum. GRU: 2 sums and 2 sigmoids; product, sum, tanh; difference, product, sum.
+    [("nn.RNN(12, 20)", 1, 2), ("nn.LSTM(12, 20)", 4, 13), ("nn.GRU(12, 20, num_layers=1, batch_first=True)", 3, 10)],
 )
-def test_a_long_recurrent_layer_costs_its_steps(measurer: Measurer, layer: str, gates: int, pointwise: int | None) -> None:
+def test_a_long_recurrent_layer_costs_its_steps(measurer: Measurer, layer: str, gates: int, pointwise: int) -> None:
     steps, batch = (400, 7)
     shape = f"{batch}, {steps}" if "batch_first" in layer else f"{steps}, {batch}"
     found = counted(measurer, "return self.rnn(x)[0]", f"torch.rand({shape}, 12)", init=f"self.rnn = {layer}")
     products = 2 * steps * batch * gates * 20 * (12 + 20) + 2 * steps * batch * gates * 20
     extra = (found.flops - products) / (steps * batch * 20)
-    assert extra == pointwise if pointwise else 5 <= extra <= 16
+    assert extra == pointwise
     weights = gates * 20 * (12 + 20 + 2)
     assert found.bytes_min == 4 * (steps * batch * 12 + weights + steps * batch * 20)
     assert (found.operator_kind, found.families) == ("single_operator", ("rnn",))
@@ -215,10 +216,10 @@ BAD = {
     "loops": ("while True: pass", "within 4 s"),
     "exits": ("import os; os._exit(3)", "status 3"),
     "segfaults": ("import ctypes; ctypes.string_at(1)", "SIGSEGV"),
-    "kills itself": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
+    "aborts": ("import os; os.abort()", "SIGABRT"),
     "allocates": ("x.sum().item()\n" + "z = [torch.ones(1 << 26, device='cpu') for _ in range(64)]", "resident memory above the limit"),
     "raises": ("raise ValueError('no such thing')", "no such thing"),
-    "returns nothing a task returns": ("return 'text' + x", "TypeError"),
+    "returns no tensor": ("return 'text', x", "not tensors"),
 }
 
 

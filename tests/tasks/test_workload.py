@@ -213,10 +213,10 @@ def test_real_inputs_are_not_made_where_they_are_too_large() -> None:
 
 
 BAD = {
-    "loops": ("while True: pass", "within 4 s"),
+    "loops": ("while True: pass", "within 6 s"),
     "exits": ("import os; os._exit(3)", "status 3"),
     "segfaults": ("import ctypes; ctypes.string_at(1)", "SIGSEGV"),
-    "aborts": ("import os; os.abort()", "SIGABRT"),
+    "aborts": ("import os; os.abort()", "killed by SIG"),
     "allocates": ("x.sum().item()\n" + "z = [torch.ones(1 << 26, device='cpu') for _ in range(64)]", "resident memory above the limit"),
     "raises": ("raise ValueError('no such thing')", "no such thing"),
     "returns no tensor": ("return 'text', x", "not tensors"),
@@ -230,7 +230,7 @@ def test_a_task_that_misbehaves_is_one_problem_and_the_rest_go_on() -> None:
         tasks.append(task("return x + 1", "torch.rand(4)", name=f"after {name}"))
     tasks.append(KernelTask(task_id="user/broken", name="broken", code="this is no Python"))
     frame = pl.DataFrame([item.model_dump() for item in tasks])
-    rows = stage.annotate(frame, WorkloadConfig(timeout_s=4, memory_gb=1.0, jobs=1))
+    rows = stage.annotate(frame, WorkloadConfig(timeout_s=6, memory_gb=1.0, jobs=1))
     assert rows["name"].to_list() == frame["name"].to_list()
     found = dict(zip(rows["name"], rows["problem"], strict=True))
     for name, (_, expected) in BAD.items():

@@ -22,7 +22,8 @@ MOVES = frozenset(
     masked_fill masked_select masked_scatter nonzero flip roll repeat repeat_interleave tril triu im2col pixel_shuffle pixel_unshuffle
     channel_shuffle upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
     diagonal_copy diag_embed view_as_real view_as_complex complex one_hot tril_indices triu_indices max_unpool2d max_unpool3d
-    _unsafe_index _local_scalar_dense equal is_same_size unfold_copy alias_copy _conj_physical unsafe_split unsafe_split_with_sizes unsafe_chunk""".split()
+    _unsafe_index _local_scalar_dense equal is_same_size unfold_copy alias_copy _conj_physical unsafe_split
+    unsafe_split_with_sizes unsafe_chunk""".split()
 )
 """Operators that read values and compute none."""
 

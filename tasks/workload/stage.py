@@ -18,7 +18,10 @@ from tasks.workload.measure import WorkloadConfig, measured, tasks_of
 from tasks.workload.record import WORKLOADS, Workload
 
 STAGE = "workloads"
-CODE = ("tasks.workload", "tasks.curation.operators", "kernels_eval.workload", "kernels_eval.checks.costs", "kernels_eval.checks.operators")
+CODE = (
+    "tasks.workload", "tasks.curation.operators", "kernels_eval.workload", "kernels_eval.checks.costs", "kernels_eval.checks.inputs",
+    "kernels_eval.checks.operators",
+)  # fmt: skip
 COLUMNS = tuple(name for name in WORKLOADS.names if name not in ("workload_key", "task_id"))
 
 

@@ -24,7 +24,7 @@ from tasks.sources.stage import load_tasks
 from tasks.workload.families import family_of
 from tasks.workload.measure import Measured, WorkloadConfig, measured
 
-CHEAP_FLOPS, CHEAP_BYTES = 20 * 10**9, 400 * 10**6
+CHEAP_FLOPS, CHEAP_BYTES = 4 * 10**9, 100 * 10**6
 CLOSED = {"matmul", "convolution"}
 
 
@@ -48,6 +48,7 @@ def main() -> int:
     if arguments.json:  # before the checks, which take longer
         rows = [m.workload.model_dump(mode="json") | {"seconds": round(m.seconds, 3)} for m in (found[t.task_id] for t in tasks)]
         Path(arguments.json).write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    Path(arguments.out).write_text("\n".join(lines) + "\n", encoding="utf-8")
     lines += [] if arguments.no_checks else checks(tasks, found)
     Path(arguments.out).write_text("\n".join(lines) + "\n", encoding="utf-8")
     print("\n".join(lines))

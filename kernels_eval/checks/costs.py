@@ -23,7 +23,7 @@ MOVES = frozenset(
     channel_shuffle upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
     diagonal_copy diag_embed view_as_real view_as_complex complex one_hot tril_indices triu_indices max_unpool2d max_unpool3d
     _unsafe_index _local_scalar_dense equal is_same_size unfold_copy alias_copy _conj_physical unsafe_split
-    unsafe_split_with_sizes unsafe_chunk""".split()
+    unsafe_split_with_sizes unsafe_chunk as_strided""".split()
 )
 """Operators that read values and compute none."""
 

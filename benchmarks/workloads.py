@@ -24,7 +24,6 @@ from tasks.sources.stage import load_tasks
 from tasks.workload.families import family_of
 from tasks.workload.measure import Measured, WorkloadConfig, measured
 
-CHEAP_FLOPS, CHEAP_BYTES = 4 * 10**9, 100 * 10**6
 CLOSED = {"matmul", "convolution"}
 
 
@@ -35,6 +34,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=None)
     parser.add_argument("--timeout-s", type=float, default=60, help="deadline of one task")
     parser.add_argument("--no-checks", action="store_true")
+    parser.add_argument("--cheap-flops", type=float, default=4e9, help="tasks up to this are run on the CPU, to compare their operators")
+    parser.add_argument("--cheap-bytes", type=float, default=1e8, help="the same for their bytes")
     parser.add_argument("--json", help="write every task's workload here")
     parser.add_argument("--out", required=True, help="write the tables here, Markdown")
     arguments = parser.parse_args()
@@ -49,7 +50,7 @@ def main() -> int:
         rows = [m.workload.model_dump(mode="json") | {"seconds": round(m.seconds, 3)} for m in (found[t.task_id] for t in tasks)]
         Path(arguments.json).write_text(json.dumps(rows, indent=1), encoding="utf-8")
     Path(arguments.out).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    lines += [] if arguments.no_checks else checks(tasks, found)
+    lines += [] if arguments.no_checks else checks(tasks, found, arguments.cheap_flops, arguments.cheap_bytes)
     Path(arguments.out).write_text("\n".join(lines) + "\n", encoding="utf-8")
     print("\n".join(lines))
     return 0
@@ -111,7 +112,7 @@ def _counter(counts: Counter[str]) -> str:
     return ", ".join(f"{name} ({count})" for name, count in counts.most_common()) or "none"
 
 
-def checks(tasks: list[KernelTask], found: dict[str, Measured]) -> list[str]:
+def checks(tasks: list[KernelTask], found: dict[str, Measured], cheap_flops: float, cheap_bytes: float) -> list[str]:
     """What an independent way gives. Runs the tasks' code here: operators of cheap tasks on a CPU; shapes of all, without storage."""
     import torch
 
@@ -122,7 +123,7 @@ def checks(tasks: list[KernelTask], found: dict[str, Measured]) -> list[str]:
         work = found[task.task_id].workload
         if work.problem is not None:
             continue
-        if work.flops < CHEAP_FLOPS and work.bytes_min < CHEAP_BYTES:
+        if work.flops < cheap_flops and work.bytes_min < cheap_bytes:
             space = _space(task)
             torch.manual_seed(0)
             inputs = space["get_inputs"]()
@@ -142,7 +143,7 @@ def checks(tasks: list[KernelTask], found: dict[str, Measured]) -> list[str]:
         "",
         "Checks:",
         "",
-        f"- Operators as verification's recorder names them on a CPU (tasks below {CHEAP_FLOPS:.0e} FLOPs and {CHEAP_BYTES / 1e6:.0f} MB): "
+        f"- Operators as verification's recorder names them on a CPU (tasks below {cheap_flops:.0e} FLOPs and {cheap_bytes / 1e6:.0f} MB): "
         f"{same} of {same + len(differ)} the same; differ: {', '.join(differ) or 'none'}.",
         f"- FLOPs of level 1's single matrix products and convolutions equal the closed formula: {closed} of {closed + len(off)}; "
         f"differ: {', '.join(off) or 'none'}.",

@@ -19,7 +19,7 @@ FAMILIES: tuple[str, ...] = get_args(Family)
 TABLE: dict[str, str] = {
     "matmul": """
         matmul mm bmm addmm addbmm baddbmm addmv mv dot vdot inner outer ger linear bilinear einsum tensordot chain_matmul multi_dot
-        kron rmatmul addr
+        kron rmatmul addr spmm smm
     """,
     "convolution": "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc convolution",
     "attention": "scaled_dot_product_attention multi_head_attention_forward",

@@ -1,7 +1,7 @@
 """The only module that runs beside candidate code: serves commands in a forked process, one role each.
 
 `capture` reads build requests out of a candidate's module; `reference` is the trusted side that holds expected values; `candidate` runs
-the kernel.
+the kernel. `workload` has no candidate: it counts what a task's reference computes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from kernels_eval.candidate import CandidateSide
 from kernels_eval.checks.inputs import construct, load_module
 from kernels_eval.isolation.channel import Channel, ChannelClosed
 from kernels_eval.reference import Reference
+from kernels_eval.workload import Workloads
 
 
 def serve(role: str, channel: Channel, exchange: int) -> None:
-    session = {"capture": Capture, "reference": Reference, "candidate": CandidateSide}[role](channel, exchange)
+    session = {"capture": Capture, "reference": Reference, "candidate": CandidateSide, "workload": Workloads}[role](channel, exchange)
     while True:
         try:
             message = channel.receive(None)

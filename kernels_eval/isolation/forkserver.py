@@ -29,13 +29,14 @@ def main(fd: int, without: list[str]) -> None:
     import torch.utils.cpp_extension  # imported before the first fork: 1 s that no child pays again
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    from kernels_eval import child
+    from kernels_eval import child, workload
     from kernels_eval.build import spec
     from kernels_eval.checks import correctness, inputs, operators
     from kernels_eval.isolation import canary
 
     assert child and correctness and inputs and spec and canary  # their imports are what is wanted
     operators.warm_modes()
+    workload.warm_up()
     gc.collect()
     gc.freeze()  # a collection in a child would touch, and so copy, every page that holds an object of these imports
     Server(channel, layers.probe(without)).run()

@@ -1,0 +1,1 @@
+"""What a task's reference computes and moves: operators, families, floating-point operations, bytes."""

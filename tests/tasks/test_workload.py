@@ -1,0 +1,325 @@
+"""Workloads: numbers against those worked out by hand, and tasks that misbehave cost only themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import polars as pl
+import pytest
+import torch
+
+from kernels_eval.checks.operators import reference_operators
+from kernels_eval.records import KernelTask
+from tasks.curation.operators import operator_kind
+from tasks.schemas import TASKS
+from tasks.sources import bundled
+from tasks.workload import stage
+from tasks.workload.families import FAMILIES, TABLE, families_of, family_of
+from tasks.workload.measure import Measurer, WorkloadConfig, workload_of
+from tasks.workload.record import Workload
+from tasks.workload.roofline import least_ms
+
+MODULE = """
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {init}
+
+    def forward(self, {arguments}):
+        {forward}
+
+def get_inputs():
+    return [{inputs}]
+
+def get_init_inputs():
+    return []
+"""
+
+
+def task(forward: str, inputs: str, *, arguments: str = "x", init: str = "pass", name: str = "t") -> KernelTask:
+    body = "\n        ".join(forward.splitlines())
+    code = MODULE.format(init=init, arguments=arguments, forward=body, inputs=inputs)
+    return KernelTask(task_id=f"user/{name}", name=name, code=code)
+
+
+@pytest.fixture(scope="module")
+def measurer() -> Iterator[Measurer]:
+    with Measurer(WorkloadConfig(timeout_s=60, memory_gb=1.5)) as found:
+        yield found
+
+
+def counted(measurer: Measurer, *args: str, **kwargs: str) -> Workload:
+    found = measurer.measure(task(*args, **kwargs)).workload
+    assert found.problem is None
+    return found
+
+
+def test_matmul_counts_two_for_each_multiply_add(measurer: Measurer) -> None:
+    found = counted(measurer, "return x @ y", "torch.rand(30, 50), torch.rand(50, 70)", arguments="x, y")
+    assert found.flops == 2 * 30 * 50 * 70
+    assert found.bytes_min == 4 * (30 * 50 + 50 * 70 + 30 * 70)
+    assert found.arithmetic_intensity == pytest.approx(found.flops / found.bytes_min)
+    assert (found.operator_kind, found.families, found.executed, found.uncounted) == ("single_operator", ("matmul",), "meta", ())
+
+
+def test_conv2d_counts_groups_stride_padding_and_bias(measurer: Measurer) -> None:
+    init = "self.conv = nn.Conv2d(4, 6, (3, 5), stride=2, padding=1, groups=2)"
+    found = counted(measurer, "return self.conv(x)", "torch.rand(2, 4, 16, 20)", init=init)
+    outputs = 2 * 6 * 8 * 9  # (16 + 2 - 3) // 2 + 1 by (20 + 2 - 5) // 2 + 1
+    assert found.flops == outputs * (2 * (4 // 2) * 3 * 5 + 1)
+    assert found.bytes_min == 4 * (2 * 4 * 16 * 20 + 6 * 2 * 3 * 5 + 6 + outputs)
+    assert found.families == ("convolution",)
+
+
+def test_transposed_convolution_multiplies_each_input_with_each_weight(measurer: Measurer) -> None:
+    init = "self.conv = nn.ConvTranspose2d(4, 6, 3, stride=2, bias=False)"
+    found = counted(measurer, "return self.conv(x)", "torch.rand(2, 4, 5, 7)", init=init)
+    assert found.flops == 2 * (2 * 5 * 7) * 4 * 6 * 9
+
+
+def test_linear_and_relu(measurer: Measurer) -> None:
+    found = counted(measurer, "return F.relu(self.fc(x))", "torch.rand(8, 32)", init="self.fc = nn.Linear(32, 16)")
+    assert found.flops == 2 * 8 * 32 * 16 + 8 * 16 + 8 * 16
+    assert found.bytes_min == 4 * (8 * 32 + 32 * 16 + 16 + 8 * 16)
+    assert found.operators == ("torch.nn.functional.linear", "torch.nn.functional.relu")
+    assert (found.operator_kind, found.families) == ("fusion", ("matmul", "activation"))
+
+
+@pytest.mark.parametrize(
+    ("forward", "init", "flops", "elements"),
+    [
+        ("return self.norm(x)", "self.norm = nn.LayerNorm(64)", 7 * 640, 2 * 640 + 2 * 64),
+        ("return torch.softmax(x, -1)", "pass", 5 * 640, 2 * 640),
+        ("return x.sum()", "pass", 640, 640 + 1),
+        ("return F.max_pool1d(x[None], 4)", "pass", 640, 640 + 160),
+        ("return x.cumsum(1)", "pass", 640, 2 * 640),
+        ("return torch.sort(x, dim=1)[0]", "pass", 640 * 6, 2 * 640),
+    ],
+)
+def test_estimates(measurer: Measurer, forward: str, init: str, flops: int, elements: int) -> None:
+    found = counted(measurer, forward, "torch.rand(10, 64)", init=init)
+    assert (found.flops, found.bytes_min, found.uncounted) == (flops, 4 * elements, ())
+
+
+def test_attention_counts_both_products_and_the_softmax(measurer: Measurer) -> None:
+    forward = "return F.scaled_dot_product_attention(x, y, z)"
+    found = counted(measurer, forward, "*(torch.rand(2, 3, 16, 8) for _ in range(3))", arguments="x, y, z")
+    scores = 2 * 3 * 16 * 16
+    products = 2 * scores * 8 * 2
+    assert products + 5 * scores <= found.flops <= products + 6 * scores + 2 * 2 * 3 * 16 * 8  # scaling may be counted or folded
+    assert found.bytes_min == 4 * 4 * (2 * 3 * 16 * 8)
+
+
+@pytest.mark.parametrize(
+    ("layer", "gates", "pointwise"),
+    # Pointwise work of each step and unit beside the products and their biases. RNN: the two products are added, tanh. LSTM: four sums,
+    # 3 sigmoids, 2 tanh, 3 products and a sum. GRU: 2 sums and 2 sigmoids; product, sum, tanh; difference, product, sum.
+    [("nn.RNN(12, 20)", 1, 2), ("nn.LSTM(12, 20)", 4, 13), ("nn.GRU(12, 20, num_layers=1, batch_first=True)", 3, 10)],
+)
+def test_a_long_recurrent_layer_costs_its_steps(measurer: Measurer, layer: str, gates: int, pointwise: int) -> None:
+    steps, batch = (400, 7)
+    shape = f"{batch}, {steps}" if "batch_first" in layer else f"{steps}, {batch}"
+    found = counted(measurer, "return self.rnn(x)[0]", f"torch.rand({shape}, 12)", init=f"self.rnn = {layer}")
+    products = 2 * steps * batch * gates * 20 * (12 + 20) + 2 * steps * batch * gates * 20
+    extra = (found.flops - products) / (steps * batch * 20)
+    assert extra == pointwise
+    weights = gates * 20 * (12 + 20 + 2)
+    assert found.bytes_min == 4 * (steps * batch * 12 + weights + steps * batch * 20)
+    assert (found.operator_kind, found.families) == ("single_operator", ("rnn",))
+
+
+def test_two_steps_stand_for_all_steps_exactly() -> None:
+    from kernels_eval.workload import Tally, TwoSteps
+
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        for layer in (torch.nn.LSTM(6, 5, 2, bidirectional=True), torch.nn.GRU(6, 5, 2), torch.nn.LSTM(6, 5, proj_size=3)):
+            with torch.no_grad():
+                long, short = Tally(), Tally()
+                x = torch.rand(9, 2, 6)
+                with long:
+                    expected, _ = layer(x)
+                meta = layer.to("meta")
+                x = x.to("meta")
+                with torch.device("meta"), TwoSteps(short), short:
+                    got, _ = meta(x)
+            assert short.flops == long.flops > 0
+            assert short.bytes_read == long.bytes_read
+            assert got.shape == expected.shape
+    finally:
+        torch._C._set_mkldnn_enabled(True)
+
+
+def test_views_copies_and_creation_cost_no_flops(measurer: Measurer) -> None:
+    forward = "y = x.reshape(8, 8).t().contiguous().clone()\nz = torch.zeros(64, 8)\nz[:8] = y\nreturn torch.cat([z, y])[:, :4]"
+    found = counted(measurer, forward, "torch.rand(4, 16)")
+    assert found.flops == 0
+    assert found.bytes_min == 4 * (64 + 72 * 4)  # the input, and what is returned
+
+
+def test_only_what_is_read_counts(measurer: Measurer) -> None:
+    half = counted(measurer, "return x[:, :8] * 2", "torch.rand(10, 16), torch.rand(1000)", arguments="x, unused")
+    assert half.bytes_min == 4 * (10 * 8 + 10 * 8)
+    expanded = counted(measurer, "return x + y.expand(10, 16)", "torch.rand(10, 16), torch.rand(16)", arguments="x, y")
+    assert expanded.bytes_min == 4 * (160 + 16 + 160)
+    picked = counted(measurer, "return self.table(x)", "torch.zeros(6, dtype=torch.long)", init="self.table = nn.Embedding(10_000, 8)")
+    assert picked.bytes_min == 6 * 8 + 4 * (6 * 8 + 6 * 8)
+    twice = counted(measurer, "return x * x + x.exp()", "torch.rand(10)")
+    assert twice.bytes_min == 4 * 20
+    untouched = counted(measurer, "return x.view(2, 5)", "torch.rand(10)")
+    assert (untouched.flops, untouched.bytes_min) == (0, 0)
+    changed = counted(measurer, "x.add_(1)\nreturn x", "torch.rand(10)")
+    assert (changed.flops, changed.bytes_min) == (10, 4 * 20)
+
+
+def test_integer_work_is_no_floating_point(measurer: Measurer) -> None:
+    found = counted(measurer, "return (x + 1) // 2", "torch.arange(10)")
+    assert (found.flops, found.bytes_min) == (0, 8 * 20)
+
+
+def test_what_no_rule_covers_is_named(measurer: Measurer) -> None:
+    found = counted(measurer, "return torch.linalg.svd(x)[1]", "torch.rand(6, 6)")
+    assert found.uncounted == ("_linalg_svd",)
+
+
+def test_gigabytes_of_inputs_cost_no_memory(measurer: Measurer) -> None:
+    idle = measurer.measure(task("return x + 1", "torch.rand(1)")).peak_rss_bytes
+    large = measurer.measure(task("return torch.relu(x) + 1", "torch.rand(4, 1024, 1024, 1024)"))
+    assert large.workload.problem is None
+    assert large.workload.bytes_min == 2 * 4 * (4 << 30)
+    assert idle and large.peak_rss_bytes and large.peak_rss_bytes < idle + (64 << 20)
+
+
+def test_a_reference_that_looks_at_values_runs_on_its_inputs(measurer: Measurer) -> None:
+    found = counted(measurer, "return x * 2 if x.sum().item() > 0 else x", "torch.rand(1000)")
+    assert (found.executed, found.flops) == ("declared inputs", 1000 + 1000)
+
+
+def test_a_constructor_that_looks_at_values_needs_no_real_inputs(measurer: Measurer) -> None:
+    init = "self.scale = [value.item() for value in torch.linspace(0, 1, 3)][1]"
+    found = counted(measurer, "return x * self.scale", "torch.rand(1 << 30)", init=init)
+    assert (found.executed, found.flops) == ("meta", 1 << 30)
+
+
+def test_real_inputs_are_not_made_where_they_are_too_large() -> None:
+    found = workload_of(task("return x * x.sum().item()", "torch.rand(1 << 20)"), WorkloadConfig(declared_max_bytes=(1 << 22) - 1))
+    assert found.problem and "0.00419 GB" in found.problem and "item()" in found.problem
+    assert (found.flops, found.bytes_min, found.operator_kind, found.executed) == (None, None, None, None)
+
+
+BAD = {
+    "loops": ("while True: pass", "within 6 s"),
+    "exits": ("import os; os._exit(3)", "status 3"),
+    "segfaults": ("import ctypes; ctypes.string_at(1)", "SIGSEGV"),
+    "aborts": ("import os; os.abort()", "killed by SIG"),
+    "allocates": ("x.sum().item()\n" + "z = [torch.ones(1 << 26, device='cpu') for _ in range(64)]", "resident memory above the limit"),
+    "raises": ("raise ValueError('no such thing')", "no such thing"),
+    "returns no tensor": ("return 'text', x", "not tensors"),
+}
+
+
+def test_a_task_that_misbehaves_is_one_problem_and_the_rest_go_on() -> None:
+    tasks = []
+    for name, (forward, _) in BAD.items():
+        tasks.append(task(forward, "torch.rand(4)", name=name))
+        tasks.append(task("return x + 1", "torch.rand(4)", name=f"after {name}"))
+    tasks.append(KernelTask(task_id="user/broken", name="broken", code="this is no Python"))
+    frame = pl.DataFrame([item.model_dump() for item in tasks])
+    rows = stage.annotate(frame, WorkloadConfig(timeout_s=6, memory_gb=1.0, jobs=1))
+    assert rows["name"].to_list() == frame["name"].to_list()
+    found = dict(zip(rows["name"], rows["problem"], strict=True))
+    for name, (_, expected) in BAD.items():
+        assert expected in found[name], (name, found[name])
+        assert found[f"after {name}"] is None
+    assert "SyntaxError" in found["broken"]
+    assert rows.filter(pl.col("name").str.starts_with("after"))["flops"].to_list() == [4] * len(BAD)
+
+
+def test_a_child_that_lies_about_the_form_of_its_answer_is_a_problem(measurer: Measurer) -> None:
+    forward = "import kernels_eval.workload as w\nw.Tally.bytes_read = property(lambda self: -10**9)\nreturn x + 1"
+    found = measurer.measure(task(forward, "torch.rand(4)")).workload
+    assert found.problem and "no workload" in found.problem
+
+
+def test_the_same_program_is_counted_once_and_kept(tmp_path, monkeypatch) -> None:
+    one, other = task("return x + 1", "torch.rand(4)", name="one"), task("return x * 2 + 1", "torch.rand(4)", name="other")
+    copy = one.model_copy(update={"task_id": "user/copy", "name": "copy"})
+    frame = pl.DataFrame([item.model_dump() for item in (one, other, copy)])
+    asked: list[str] = []
+    true = stage.measured
+    monkeypatch.setattr(stage, "measured", lambda tasks, config: true((asked.append(t.name) or t for t in tasks), config))
+    first = stage.annotate(frame, WorkloadConfig(jobs=1), root=str(tmp_path))
+    assert len(asked) == 2
+    assert first["flops"].to_list() == [4, 8, 4]
+    assert first.columns == [*TASKS.names, *stage.COLUMNS]
+    assert stage.annotate(frame, WorkloadConfig(jobs=2), root=str(tmp_path)).equals(first) and len(asked) == 2
+    more = pl.concat([frame, pl.DataFrame([task("return x - 1", "torch.rand(4)", name="new").model_dump()])])
+    assert stage.annotate(more, root=str(tmp_path))["flops"].to_list() == [4, 8, 4, 4]
+    assert asked[2:] == ["new"]
+
+
+def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch) -> None:
+    frame = pl.DataFrame([task(f"return x + {i}", "torch.rand(4)", name=str(i)).model_dump() for i in range(3)])
+    true = stage.measured
+
+    def killed(tasks, config):
+        yield next(true(tasks, config))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stage, "measured", killed)
+    with pytest.raises(KeyboardInterrupt):
+        stage.annotate(frame, root=str(tmp_path))
+    asked: list[str] = []
+    monkeypatch.setattr(stage, "measured", lambda tasks, config: true((asked.append(t.name) or t for t in tasks), config))
+    assert stage.annotate(frame, root=str(tmp_path))["flops"].to_list() == [4, 4, 4]
+    assert len(asked) == 2
+
+
+def test_bundled_tasks_are_named_as_verification_names_them(measurer: Measurer) -> None:
+    for item in bundled.load("all"):
+        space: dict = {}
+        exec(compile(item.code, item.name, "exec"), space)
+        model, inputs = space["Model"](*space["get_init_inputs"]()), space["get_inputs"]()
+        seen = reference_operators(lambda model=model, inputs=inputs: model(*inputs))[:256]
+        found = measurer.measure(item).workload
+        assert found.problem is None
+        assert list(found.operators) == seen, item.name
+        assert found.operator_kind == operator_kind(seen)
+        assert found.uncounted == () and found.flops and found.bytes_min, item.name
+        assert found.families and "other" not in found.families, item.name
+
+
+def test_every_name_is_in_one_family_only() -> None:
+    names = [name for text in TABLE.values() for name in text.split()]
+    assert sorted(names) == sorted(set(names))
+    assert set(TABLE) | {"other"} == set(FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("operator", "family"),
+    [
+        ("torch.Tensor.add_", "elementwise"), ("torch.Tensor.__rsub__", "elementwise"), ("torch.Tensor.__pow__", "elementwise"),
+        ("torch.Tensor.__iadd__", "elementwise"), ("torch.functional.einsum", "matmul"), ("torch.Tensor.matmul", "matmul"),
+        ("torch.Tensor.invented", "other"), ("torch.Tensor.__invented__", "other"),
+    ],
+)  # fmt: skip
+def test_spellings_of_one_operator_are_one_family(operator: str, family: str) -> None:
+    assert family_of(operator) == family
+    assert families_of([operator, operator]) == (family,)
+
+
+def test_least_ms_is_the_slower_of_memory_and_arithmetic() -> None:
+    memory = Workload(task_id="m", flops=10, bytes_min=3 * 10**9, executed="meta")
+    compute = Workload(task_id="c", flops=4 * 10**12, bytes_min=8, executed="meta")
+    assert least_ms(memory, 3e12, 1e15) == pytest.approx(1.0)
+    assert least_ms(compute, 3e12, 1e15) == pytest.approx(4.0)
+    assert least_ms(compute, math.inf, 2e15) == pytest.approx(2.0)
+    with pytest.raises(ValueError, match="it hung"):
+        least_ms(Workload(task_id="p", problem="it hung"), 1.0, 1.0)
+    with pytest.raises(ValueError, match="positive"):
+        least_ms(memory, 0.0, 1.0)

@@ -23,7 +23,7 @@ from kernels_eval.isolation.syscalls import LINUX, PR_SET_CHILD_SUBREAPER, PR_SE
 REAP_S = 1.0
 
 
-def main(fd: int, without: list[str]) -> None:
+def main(fd: int, warm: str, without: list[str]) -> None:
     channel = Channel(socket.socket(fileno=fd))
     import torch
     import torch.utils.cpp_extension  # imported before the first fork: 1 s that no child pays again
@@ -36,7 +36,8 @@ def main(fd: int, without: list[str]) -> None:
 
     assert child and correctness and inputs and spec and canary  # their imports are what is wanted
     operators.warm_modes()
-    workload.warm_up()
+    if warm == "workload":  # seconds, and memory that no other role needs
+        workload.warm_up()
     gc.collect()
     gc.freeze()  # a collection in a child would touch, and so copy, every page that holds an object of these imports
     Server(channel, layers.probe(without)).run()
@@ -197,4 +198,4 @@ def _end(inner: int, adopts: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), [name for name in sys.argv[2:] if name])
+    main(int(sys.argv[1]), sys.argv[2], [name for name in sys.argv[3:] if name])

@@ -250,13 +250,14 @@ class Child:
 class ForkServer:
     """A process that has imported torch and never touches a GPU; forks children in milliseconds. Raises SandboxError where it fails.
 
-    `isolation` names the layers in force. `without` leaves some out (for tests; `$CONCUR_ISOLATION_WITHOUT` does the same). `readable`
-    are directories whose files children may open by name but not list; by default the build cache, where their libraries are.
+    `isolation` names the layers in force. `without` leaves some out (for tests; `$CONCUR_ISOLATION_WITHOUT` does the same). `readable` are
+    directories whose files children may open by name but not list; by default the build cache, where their libraries are. `warm` names a
+    role ("workload") whose first use of torch would take every child seconds: the server does it once.
     """
 
     def __init__(
         self, *, threads: int = 1, start_timeout_s: float = 180, without: Collection[str] | None = None,
-        readable: Sequence[Path] | None = None,
+        readable: Sequence[Path] | None = None, warm: str = "",
     ) -> None:  # fmt: skip
         _sweep()
         self.base = Path(tempfile.mkdtemp(prefix=f"concur-{os.getpid()}-"))
@@ -270,7 +271,7 @@ class ForkServer:
         self._closed = False
         with open(self.base / "forkserver.log", "wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "kernels_eval.isolation.forkserver", str(theirs.fileno()), *without],
+                [sys.executable, "-m", "kernels_eval.isolation.forkserver", str(theirs.fileno()), warm, *without],
                 pass_fds=(theirs.fileno(),),
                 env=child_environment(threads),
                 stdin=subprocess.DEVNULL,

@@ -83,7 +83,7 @@ class Measurer:
 
     def _asked(self, task: KernelTask) -> dict[str, Any]:
         if self._server is None or not self._server.alive:
-            self._server = ForkServer(readable=())
+            self._server = ForkServer(readable=(), warm="workload")
         with Child(self._server, "workload", self._limits) as child:
             child.believed = frozenset({"workload"})
             path = child.scratch / "task.py"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Level = Literal["exact", "normalised", "shapes", "operators", "near"]
 LEVELS: tuple[Level, ...] = ("exact", "normalised", "shapes", "operators", "near")
 PERMUTATIONS = 128
+TEXT_THRESHOLD = 0.8  # at least, for text that does not parse: nothing but its tokens speaks for it (0.6 took 45 of 250 for another task)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,8 @@ class NearIndex:
         names = [name for name in names if self._share_operators(task, name)]
         scored = [(-jaccard(shingles, self._shingles[name]), name[1:]) for name in names]
         best = min(scored, default=(0.0, ""))
-        return (best[1], -best[0]) if -best[0] >= self.threshold else None
+        least = self.threshold if kind == "p" else max(self.threshold, TEXT_THRESHOLD)
+        return (best[1], -best[0]) if -best[0] >= least else None
 
     def _share_operators(self, task: Fingerprint, name: str) -> bool:
         other = self._operators[name]

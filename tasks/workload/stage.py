@@ -59,7 +59,7 @@ def _kept(programs: dict[str, KernelTask], config: WorkloadConfig, root: str, co
         there = snapshot.keys("workload_key")
         with snapshot.journal(WORKLOADS) as add:
             missing = [key for key in programs if key not in there]
-            for row in known_rows(root, STAGE, "workload_key", missing, exclude=snapshot.fingerprint):
+            for row in known_rows(root, STAGE, "workload_key", missing, WORKLOADS, exclude=snapshot.fingerprint):
                 add(row)
                 there.add(row["workload_key"])
             left = {key: task for key, task in programs.items() if key not in there}

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from benchmarks.planted import PLANTED
 from kernels_eval.records import KernelTask
-from tasks.curation.decontamination import DecontaminationConfig, compare, near_index
-from tasks.curation.fingerprints import LEVELS, Fingerprint, fingerprint_of, jaccard, shared, shingles_of
+from tasks.decontamination.decontamination import DecontaminationConfig, compare, near_index
+from tasks.decontamination.fingerprints import LEVELS, Fingerprint, fingerprint_of, jaccard, shared, shingles_of
 from tasks.sources import kernelbench, kernelbook
 
 RELATIVES = (

@@ -67,9 +67,9 @@ def analyse(path: str, out: str) -> dict[str, list[str]]:
     """Write a report for each measure of length; returns their sentences. Raises UsageError for a file that cannot be used."""
     import polars as pl
 
-    from tasks.curation.analysis_report import write
-    from tasks.curation.difficulty import difficulty
-    from tasks.curation.observations import ObservationConfig, observe
+    from tasks.analysis.difficulty import difficulty
+    from tasks.analysis.observations import ObservationConfig, observe
+    from tasks.analysis.report import write
 
     recorded = adapted(path)
     said = {}

@@ -16,8 +16,8 @@ from kernels_eval.errors import UsageError
 if TYPE_CHECKING:
     import polars as pl
 
-    from tasks.curation.difficulty import Difficulty
-    from tasks.curation.observations import ObservationConfig, Observations
+    from tasks.analysis.difficulty import Difficulty
+    from tasks.analysis.observations import ObservationConfig, Observations
 
 FROM_VERDICTS = ("candidate_id", "task_id", "status", "reason", "timing")
 FROM_CANDIDATES = ("candidate_id", "reasoning_tokens", "finish_reason", "generator", "sample_index")
@@ -32,7 +32,7 @@ class Analysis(NamedTuple):
     report: Path
 
     def as_json(self) -> dict[str, Any]:
-        from tasks.curation.analysis_report import as_json
+        from tasks.analysis.report import as_json
 
         return {**as_json(self.observations, self.difficulty), "report": str(self.report)}
 
@@ -57,9 +57,9 @@ def analyze(
     Each path is a directory with Parquet files (a snapshot), a Parquet file, or a glob. Raises UsageError for paths, tables and
     columns that cannot be used, and where no sample can be analysed.
     """
-    from tasks.curation.analysis_report import write
-    from tasks.curation.difficulty import difficulty
-    from tasks.curation.observations import ObservationConfig, observe
+    from tasks.analysis.difficulty import difficulty
+    from tasks.analysis.observations import ObservationConfig, observe
+    from tasks.analysis.report import write
 
     if other_candidates and not other_verdicts:
         raise UsageError("--other-candidates without --other-verdicts", "give both, or neither")

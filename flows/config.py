@@ -18,9 +18,9 @@ from kernels_eval.config import EvalConfig
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Language
 from tasks.benchmark.config import BenchmarkConfig
-from tasks.curation.decontamination import DecontaminationConfig
-from tasks.curation.deduplication import DeduplicationConfig
 from tasks.curation.strategies import CurationConfig
+from tasks.decontamination.decontamination import DecontaminationConfig
+from tasks.decontamination.deduplication import DeduplicationConfig
 from tasks.sources.config import TasksConfig
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.known_models import sampling_for

@@ -7,7 +7,8 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from flows.config import PipelineConfig
 from kernels_eval.records import Record
-from tasks.curation.step import choose_tasks, curate
+from tasks.curation.step import curate
+from tasks.decontamination.step import choose_tasks
 from tasks.policy import ProgressArtifact, call_stage
 from tasks.progress import observed_by
 from tasks.sources.step import load_tasks

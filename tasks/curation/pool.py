@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from kernels_eval.errors import UsageError
 from kernels_eval.records import VERDICT_SCHEMA_VERSION
 from tasks.curation.config import CurationConfig
-from tasks.curation.operators import operator_kind
+from tasks.operators import operator_kind
 
 if TYPE_CHECKING:
     import numpy as np

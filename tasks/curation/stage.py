@@ -22,7 +22,7 @@ def joined(verdicts: SnapshotRef, candidates: SnapshotRef) -> pl.DataFrame:
 def planned(verdicts: SnapshotRef, candidates: SnapshotRef, tasks: SnapshotRef, config: CurationConfig) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
     upstream = [verdicts.fingerprint, candidates.fingerprint, tasks.fingerprint]
-    return Snapshot(verdicts.root, STAGE, fingerprint(STAGE, config, upstream, code_version("tasks.curation")))
+    return Snapshot(verdicts.root, STAGE, fingerprint(STAGE, config, upstream, code_version("tasks.curation", "tasks.operators")))
 
 
 def run(verdicts: SnapshotRef, candidates: SnapshotRef, tasks: SnapshotRef, config: CurationConfig) -> SnapshotRef:

@@ -8,7 +8,7 @@ import pyarrow as pa
 from pydantic import Field, computed_field
 
 from kernels_eval.records import Record
-from tasks.curation.operators import OperatorKind, operator_kind
+from tasks.operators import OperatorKind, operator_kind
 from tasks.workload.families import families_of
 
 WORKLOADS = pa.schema(

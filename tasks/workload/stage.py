@@ -19,7 +19,7 @@ from tasks.workload.record import WORKLOADS, Workload
 
 STAGE = "workloads"
 CODE = (
-    "tasks.workload", "tasks.curation.operators", "kernels_eval.workload", "kernels_eval.checks.costs", "kernels_eval.checks.inputs",
+    "tasks.workload", "tasks.operators", "kernels_eval.workload", "kernels_eval.checks.costs", "kernels_eval.checks.inputs",
     "kernels_eval.checks.operators",
 )  # fmt: skip
 COLUMNS = tuple(name for name in WORKLOADS.names if name not in ("workload_key", "task_id"))

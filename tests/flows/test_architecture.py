@@ -17,7 +17,7 @@ import flows
 
 ROOT = Path(flows.__file__).parent.parent
 LAYERS = {"kernels_eval": 0, "tasks": 1, "flows": 2}
-SHARED = {"store", "schemas", "progress", "policy", "sources"}  # what every stage may use; `sources` is also the place of records
+SHARED = {"store", "schemas", "progress", "policy", "operators", "sources"}  # what every stage may use; `sources` is the place of records
 HEAVY = ("torch", "ray", "trl", "vllm", "mlflow", "prefect", "transformers")
 DATA = ROOT / "tasks" / "sources" / "bundled"  # programs handed to users and models, not modules of ours
 FILES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py") if DATA / "tasks" not in path.parents)

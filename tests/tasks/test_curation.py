@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
-from tasks.curation.operators import operator_kind
 from tasks.curation.strategies import CurationConfig, concise_and_fast, curate, eligible_samples
+from tasks.operators import operator_kind
 from tests.support.samples import FUSION, SINGLE, frame, sample
 
 

@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 
 from kernels_eval.errors import UsageError
-from tasks.curation.difficulty import Difficulty, difficulty, divide, monotone
-from tasks.curation.estimates import Estimate
+from tasks.analysis.difficulty import Difficulty, difficulty, divide, monotone
+from tasks.analysis.estimates import Estimate
 
 
 def planted(tasks: int, *, seed: int, harder: float, wrong_longer: float = 0.0, name: str = "g", samples: int = 8) -> pl.DataFrame:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.curation.normalise import CODE_LIMIT, canonical, parse_program
-from tasks.curation.operator_sequence import operator_sequence
+from tasks.decontamination.normalise import CODE_LIMIT, canonical, parse_program
+from tasks.decontamination.operator_sequence import operator_sequence
 
 TASK = '''
 import torch

@@ -15,14 +15,14 @@ from statsmodels.stats.proportion import proportion_confint
 from benchmarks.analysis_scale import PLANTED_ODDS, PLANTED_SD_TOKENS, planted_frame
 from kernels_eval.errors import UsageError
 from kernels_eval.metrics import wilson_interval
-from tasks.curation.analysis_report import as_json, markdown, write
-from tasks.curation.difficulty import difficulty
-from tasks.curation.estimates import correlation, longer_if_incorrect
-from tasks.curation.figures import all_figures, save
-from tasks.curation.findings import bend, speed_verdict, verdict
-from tasks.curation.lengths import samples_of
-from tasks.curation.observations import ObservationConfig, Observations, observe
-from tasks.curation.within import demeaned, permutation_p
+from tasks.analysis.difficulty import difficulty
+from tasks.analysis.estimates import correlation, longer_if_incorrect
+from tasks.analysis.figures import all_figures, save
+from tasks.analysis.findings import bend, speed_verdict, verdict
+from tasks.analysis.lengths import samples_of
+from tasks.analysis.observations import ObservationConfig, Observations, observe
+from tasks.analysis.report import as_json, markdown, write
+from tasks.analysis.within import demeaned, permutation_p
 
 SEEDS = (0, 1, 2, 3, 4)
 QUICK = ObservationConfig(max_conditional_tasks=800, permutations=199)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from kernels_eval.errors import UsageError
 from kernels_eval.records import VERDICT_SCHEMA_VERSION
 from tasks.curation.criteria import balanced, single_operators_wanted
-from tasks.curation.operators import operator_kind
 from tasks.curation.pool import draw_numbers, eligible_samples
 from tasks.curation.strategies import BASELINES, RULES, STRATEGY_NAMES, CurationConfig, curate
+from tasks.operators import operator_kind
 from tests.support.samples import FUSION, SINGLE, any_samples, frame, sample
 
 EACH = pytest.mark.parametrize("strategy", STRATEGY_NAMES)

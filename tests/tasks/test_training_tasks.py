@@ -8,9 +8,9 @@ import pytest
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask
-from tasks.curation.decontamination import DecontaminationConfig
-from tasks.curation.deduplication import DeduplicationConfig
-from tasks.curation.training_tasks import run
+from tasks.decontamination.decontamination import DecontaminationConfig
+from tasks.decontamination.deduplication import DeduplicationConfig
+from tasks.decontamination.stage import run
 from tasks.sources.stage import keep, read_tasks
 from tasks.store import SnapshotRef
 

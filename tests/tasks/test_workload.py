@@ -11,7 +11,7 @@ import torch
 
 from kernels_eval.checks.operators import reference_operators
 from kernels_eval.records import KernelTask
-from tasks.curation.operators import operator_kind
+from tasks.operators import operator_kind
 from tasks.schemas import TASKS
 from tasks.sources import bundled
 from tasks.workload import stage

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tasks.curation.difficulty import Difficulty, Division
-from tasks.curation.estimates import Estimate
-from tasks.curation.observations import Bin, Observations
+from tasks.analysis.difficulty import Difficulty, Division
+from tasks.analysis.estimates import Estimate
+from tasks.analysis.observations import Bin, Observations
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

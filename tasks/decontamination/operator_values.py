@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tasks.curation.program import Function
+from tasks.decontamination.program import Function
 
 MOST = 20_000  # tensors that one value may hold
 

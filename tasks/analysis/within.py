@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels_eval.records import Record
-from tasks.curation.estimates import LEVEL, MIN_GROUPS, Estimate, Floats, number, quiet, ratio, unknown
+from tasks.analysis.estimates import LEVEL, MIN_GROUPS, Estimate, Floats, number, quiet, ratio, unknown
 
 MOST_DRAWS = 1000  # C(12, 6) is 924
 BLOCK_NUMBERS = 2_000_000  # of possible sums held at once: 16 MB

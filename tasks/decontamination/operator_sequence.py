@@ -13,7 +13,7 @@ import ast
 import re
 from collections.abc import Iterable, Sequence
 
-from tasks.curation.operator_values import (
+from tasks.decontamination.operator_values import (
     ARITHMETIC,
     CREATION,
     GROUPS,
@@ -31,7 +31,7 @@ from tasks.curation.operator_values import (
     operation,
     operator_name,
 )  # fmt: skip
-from tasks.curation.program import Function, Program
+from tasks.decontamination.program import Function, Program
 
 STEPS = 20_000  # expressions looked at, calls inlined
 DEPTH = 24  # calls inside calls

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tasks.curation.estimates import Estimate
+from tasks.analysis.estimates import Estimate
 
 if TYPE_CHECKING:
-    from tasks.curation.observations import Bin, Observations, Population
-    from tasks.curation.within import WithinTask
+    from tasks.analysis.observations import Bin, Observations, Population
+    from tasks.analysis.within import WithinTask
 
 NEGLIGIBLE = 0.1  # |correlation| under which length explains less than 1 % of the variance
 ALPHA = 0.05

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tasks.curation.findings import interval
+from tasks.analysis.findings import interval
 
 if TYPE_CHECKING:
-    from tasks.curation.difficulty import Difficulty, Division
+    from tasks.analysis.difficulty import Difficulty, Division
 
 MEANING = {
     "falls": "falls with every step, with 95 % confidence",

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kernels_eval.records import Record
-from tasks.curation.difficulty_words import difficulty_finding
-from tasks.curation.estimates import LEVEL, MIN_GROUPS, Estimate, correlation, mean_of, number, quiet, unknown
-from tasks.curation.lengths import samples_of
+from tasks.analysis.difficulty_words import difficulty_finding
+from tasks.analysis.estimates import LEVEL, MIN_GROUPS, Estimate, correlation, mean_of, number, quiet, unknown
+from tasks.analysis.lengths import samples_of
 
 if TYPE_CHECKING:
     import polars as pl

@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tasks.curation.normalise import Canonical, canonical, digest, parse_program
-from tasks.curation.operator_sequence import operator_sequence
+from tasks.decontamination.normalise import Canonical, canonical, digest, parse_program
+from tasks.decontamination.operator_sequence import operator_sequence
 
 if TYPE_CHECKING:
     import polars as pl

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from kernels_eval.errors import UsageError
-from tasks.curation.decontamination import DecontaminationConfig, decontaminate
-from tasks.curation.deduplication import DeduplicationConfig, deduplicate_tasks
+from tasks.decontamination.decontamination import DecontaminationConfig, decontaminate
+from tasks.decontamination.deduplication import DeduplicationConfig, deduplicate_tasks
 from tasks.progress import report
 from tasks.schemas import TASKS
 from tasks.store import Snapshot, SnapshotRef, code_version, fingerprint
@@ -23,7 +23,7 @@ def planned(
 ) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
     config = [decontamination.model_dump(mode="json"), deduplication.model_dump(mode="json")]
-    return Snapshot(tasks.root, STAGE, fingerprint(STAGE, config, _upstream(tasks, benchmark), code_version("tasks.curation")))
+    return Snapshot(tasks.root, STAGE, fingerprint(STAGE, config, _upstream(tasks, benchmark), code_version("tasks.decontamination")))
 
 
 def run(

@@ -14,9 +14,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from kernels_eval.records import Record
-from tasks.curation.estimates import LEVEL, Estimate, correlation, longer_if_incorrect, pooled_odds_ratio, quiet, unknown
-from tasks.curation.lengths import Samples, samples_of
-from tasks.curation.within import WithinTask, demeaned, fixed_effects, within_task
+from tasks.analysis.estimates import LEVEL, Estimate, correlation, longer_if_incorrect, pooled_odds_ratio, quiet, unknown
+from tasks.analysis.lengths import Samples, samples_of
+from tasks.analysis.within import WithinTask, demeaned, fixed_effects, within_task
 
 if TYPE_CHECKING:
     import polars as pl
@@ -156,7 +156,7 @@ def observe_samples(samples: Samples, config: ObservationConfig) -> Observations
     """`observe` for samples that are already prepared."""
     import polars as pl
 
-    from tasks.curation.findings import cautions, finding
+    from tasks.analysis.findings import cautions, finding
 
     data = samples.data
     cut = data.filter(pl.col("truncated"))
@@ -182,7 +182,7 @@ def population(name: str, data: pl.DataFrame, config: ObservationConfig) -> Popu
     """Accuracy against length in these samples (sorted by task)."""
     import polars as pl
 
-    from tasks.curation.findings import bend
+    from tasks.analysis.findings import bend
 
     tenths = _tenths(data)
     turn = bend(tenths)

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kernels_eval.errors import UsageError
-from tasks.curation.difficulty import Difficulty, Division
-from tasks.curation.estimates import Estimate
-from tasks.curation.figures import Drawn, all_figures, save
-from tasks.curation.findings import interval, p_value
-from tasks.curation.observations import Bin, Observations, Population, Spread
+from tasks.analysis.difficulty import Difficulty, Division
+from tasks.analysis.estimates import Estimate
+from tasks.analysis.figures import Drawn, all_figures, save
+from tasks.analysis.findings import interval, p_value
+from tasks.analysis.observations import Bin, Observations, Population, Spread
 
 REPORT, DATA, SCHEMA_VERSION = "report.md", "analysis.json", 1
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field
 
 from kernels_eval.errors import UsageError
-from tasks.curation.fingerprints import LEVELS, Fingerprint, Level, NearIndex, fingerprints
+from tasks.decontamination.fingerprints import LEVELS, Fingerprint, Level, NearIndex, fingerprints
 from tasks.sources.config import TasksConfig
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from tasks.curation.deduplication import DeduplicationConfig
+    from tasks.decontamination.deduplication import DeduplicationConfig
 
 COLUMNS = ("task_id", "code")
 EXAMPLES = 3

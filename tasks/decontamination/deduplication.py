@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field
 
 from kernels_eval.errors import UsageError
-from tasks.curation.decontamination import Index, near_index
-from tasks.curation.fingerprints import LEVELS, Level, fingerprints
-from tasks.curation.normalise import canonical
+from tasks.decontamination.decontamination import Index, near_index
+from tasks.decontamination.fingerprints import LEVELS, Level, fingerprints
+from tasks.decontamination.normalise import canonical
 
 if TYPE_CHECKING:
     import polars as pl

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tasks.curation.program import Function, Program, bound_names, delegate, inlined
+from tasks.decontamination.program import Function, Program, bound_names, delegate, inlined
 
 CODE_LIMIT = 200_000  # characters; ast takes about 400 bytes of memory a character, and no real task is near it
 ORDERED_STATEMENTS = 200  # longer bodies keep their order: finding an order is quadratic

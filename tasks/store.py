@@ -56,8 +56,16 @@ def code_version(*modules: str) -> str:
     return stable_hash(digests)
 
 
+def _parsed(text: str) -> ast.Module:
+    """Python 3.11 keeps the depth of the tree that it builds for all threads together, and takes another thread's parsing for an error."""
+    for _ in range(20):
+        with suppress(SystemError):
+            return ast.parse(text)
+    return ast.parse(text)
+
+
 def _logic_digest(path: Path) -> str:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = _parsed(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             if node.body and isinstance(node.body[0], ast.Expr) and isinstance(getattr(node.body[0], "value", None), ast.Constant):

@@ -36,6 +36,7 @@ COLUMNS: Mapping[str, str] = {
     "code": "the module with `ModelNew`, taken from the answer",
     "reasoning_tokens": "tokens of the reasoning under the generator's own tokenizer",
     "criterion": "the rule that took the sample",
+    "reasoning_from": "the candidate whose reasoning this is, where it was moved between tasks (strategy shuffled_reasoning), else null",
     "operator_kind": "`single_operator` or `fusion`: what the reference was seen to execute",
     "speedup": "median reference time / median candidate time, paired in one run",
     "speedup_lower": "lower end of its 95 % interval",

@@ -95,6 +95,7 @@ FAILING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["undeclared", pytest.param("missing_semicolon", marks=pytest.mark.slow)])
 def test_both_tiers_blame_the_same_line(builder: Builder, fault: str) -> None:
     source, name = FAILING[fault]

@@ -206,6 +206,7 @@ def test_a_child_that_is_killed_every_time_gets_its_verdict(
     assert verify(HONEST) == "ok", "the next one is not blamed for it"
 
 
+@pytest.mark.slow
 def test_a_fork_server_that_is_killed_every_time_is_the_machines_fault(verify: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(kills, "ATTEMPTS", 2)

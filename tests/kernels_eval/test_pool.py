@@ -181,6 +181,7 @@ def test_a_worker_that_fails_its_canary_is_put_aside_and_the_others_go_on() -> N
         assert outcomes(asked, list(pool.verify(asked))) == ["crashed", "crashed", "crashed", "ok"], "it stays aside"
 
 
+@pytest.mark.slow
 def test_a_pool_without_a_working_device_says_so() -> None:
     with failing_pool(broken_workers=2, workers=2) as pool:
         with pytest.raises(GpuLostError, match="failed its canary twice") as fault:

@@ -32,6 +32,7 @@ def assert_correct(verdict: Verdict) -> None:
     assert not noticed, "nothing in an example is even suspicious"
 
 
+@pytest.mark.slow
 def test_the_cpp_example_is_verified_correct() -> None:
     evaluator = Evaluator(Language.CPP, QUICK)
     try:

@@ -104,14 +104,14 @@ def test_each_strategy_is_a_configuration_of_its_own(tmp_path: Path, curated: Sn
 
 def test_columns_that_a_later_curation_adds_are_published_and_older_snapshots_have_nulls(tmp_path: Path, curated: SnapshotRef) -> None:
     later = Snapshot(curated.root, "curation", "later")
-    rows = curated.open().read().with_columns(reasoning_from=pl.lit("t/00-1")).drop("entry_point", "operator_kind")
+    rows = curated.open().read().with_columns(another_column=pl.lit("t/00-1")).drop("entry_point", "operator_kind")
     later.append(rows.to_dicts(), rows.to_arrow().schema)
     later.publish(config={"strategy": "concur"}, upstream=curated.open().manifest["upstream"])
     publish(later.ref, tmp_path / "out")
     found = load(tmp_path / "out", tmp_path, split="train")
-    assert found.column_names == [*COLUMNS, "reasoning_from"] and set(found["reasoning_from"]) == {"t/00-1"}
+    assert found.column_names == [*COLUMNS, "another_column"] and set(found["another_column"]) == {"t/00-1"}
     assert set(found["entry_point"]) == {None} == set(found["operator_kind"])
-    assert "| reasoning_from | as curation wrote it |" in (tmp_path / "out/README.md").read_text()
+    assert "| another_column | as curation wrote it |" in (tmp_path / "out/README.md").read_text()
 
 
 # -- the same in, the same out -------------------------------------------------------------------------------------------------------------

@@ -166,7 +166,7 @@ def test_wording_changes_only_with_the_version() -> None:
 
 
 WORDED = {reason for reason, status in STATUS_OF.items() if status is not Status.TASK_ERROR}
-WORDING = "25661d3eb68ae1744bc664b19be78c2e"
+WORDING = "7efd389c30ed9d3cb8a6c067d40edf23"
 
 
 # -- hostile text ------------------------------------------------------------------------------------------------------------------------

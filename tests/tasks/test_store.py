@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import os
@@ -601,3 +602,15 @@ def test_text_that_utf8_cannot_hold_is_stored_all_the_same(tmp_path):
     with snapshot.journal(schema) as add:
         add({"key": "bad " + chr(0xD800), "names": [chr(0xDFFF)]})
     assert snapshot.read()["key"].to_list() == ["bad ?"]
+
+
+def test_a_parser_that_another_thread_disturbs_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, parse, faults = code_version("tasks.progress"), ast.parse, [SystemError("AST constructor recursion depth mismatch")] * 2
+
+    def disturbed(text: str) -> ast.Module:
+        if faults:
+            raise faults.pop()
+        return parse(text)
+
+    monkeypatch.setattr(store.ast, "parse", disturbed)
+    assert code_version("tasks.progress") == before and not faults

@@ -263,6 +263,7 @@ def ray_here() -> Any:
     ray.shutdown()
 
 
+@pytest.mark.slow
 def test_a_ray_task_trains_the_same_adapter_and_logs_while_it_does(
     ray_here: Any, trained: training.TrainingResult, base: Path, rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -223,6 +223,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 def test_a_task_that_misbehaves_is_one_problem_and_the_rest_go_on() -> None:
     tasks = []
     for name, (forward, _) in BAD.items():
@@ -246,6 +247,7 @@ def test_a_child_that_lies_about_the_form_of_its_answer_is_a_problem(measurer: M
     assert found.problem and "no workload" in found.problem
 
 
+@pytest.mark.slow
 def test_the_same_program_is_counted_once_and_kept(tmp_path, monkeypatch) -> None:
     one, other = task("return x + 1", "torch.rand(4)", name="one"), task("return x * 2 + 1", "torch.rand(4)", name="other")
     copy = one.model_copy(update={"task_id": "user/copy", "name": "copy"})
@@ -263,6 +265,7 @@ def test_the_same_program_is_counted_once_and_kept(tmp_path, monkeypatch) -> Non
     assert asked[2:] == ["new"]
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch) -> None:
     frame = pl.DataFrame([task(f"return x + {i}", "torch.rand(4)", name=str(i)).model_dump() for i in range(3)])
     true = stage.measured

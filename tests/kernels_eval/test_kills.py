@@ -174,6 +174,7 @@ def test_a_child_that_is_killed_once_changes_no_verdict(
     assert len(hit) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("victim", "role", "command", "times"),
     [
@@ -191,6 +192,7 @@ def test_a_keeper_or_a_fork_server_that_is_killed_changes_no_verdict(
     assert len(hit) == times
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("role", "command", "reason"),
     [("capture", "capture", "crashed"), ("reference", "load", "reference_failed"), ("candidate", "call", "crashed")],

@@ -171,6 +171,7 @@ def failing_pool(broken_workers: int, workers: int) -> Pool:
     return FlakyPool(Language.CPP, CONFIG, workers=workers, builders=1)
 
 
+@pytest.mark.slow
 def test_a_worker_that_fails_its_canary_is_put_aside_and_the_others_go_on() -> None:
     asked = pairs(*[(AFFINE, module(f"return ext.aborts(x)  # {n}")) for n in range(3)], (AFFINE, module("return ext.affine(x)")))
     with failing_pool(broken_workers=1, workers=2) as pool:

@@ -94,7 +94,7 @@ class Source:
         upstream: list[str] = []
         if isinstance(self.verdicts, Snapshot):
             upstream = self.verdicts.manifest["upstream"]
-            self.tasks = _among(self.verdicts.root, ("tasks",), upstream)
+            self.tasks = _among(self.verdicts.root, ("training-tasks", "tasks"), upstream)
         if candidates:
             self.candidates = _opened(candidates, "--candidates")
         elif isinstance(self.verdicts, Snapshot):

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 CURATION, VERIFICATION, SYNTHESIS, TASKS = "curation", "verification", "synthesis", "tasks"
+CHOSEN = "training-tasks"
+"""The stage that chooses among the source's tasks. A set that was made from its snapshot was made from tasks."""
 DEFAULT_STRATEGY = "concur"
 BATCH_ROWS = 4096
 TOLD = {
@@ -53,8 +55,8 @@ def lineage(ref: SnapshotRef) -> Lineage:
     manifest = snapshot.manifest
     found: dict[str, Snapshot] = {}
     for fingerprint in manifest.get("upstream") or []:
-        for stage in (VERIFICATION, SYNTHESIS, TASKS):
-            above = Snapshot(ref.root, stage, str(fingerprint))
+        for stage, place in ((VERIFICATION, VERIFICATION), (SYNTHESIS, SYNTHESIS), (TASKS, CHOSEN), (TASKS, TASKS)):
+            above = Snapshot(ref.root, place, str(fingerprint))
             if stage not in found and above.finished:
                 found[stage] = above
     return Lineage(snapshot, manifest, found.get(VERIFICATION), found.get(SYNTHESIS), found.get(TASKS))
@@ -99,13 +101,21 @@ def facts(line: Lineage) -> dict[str, Any]:
 
 def _told(stage: str, snapshot: Snapshot) -> dict[str, Any]:
     manifest = snapshot.manifest
-    config = manifest.get("config") or {}
+    config = source_of(snapshot).manifest.get("config") or {}
     kept = {name: config[name] for name in TOLD[stage] if config.get(name) is not None}
     if is_hub_id(config.get("location")) and not Path(config["location"]).exists():
         kept["location"] = config["location"]
     told = {"fingerprint": snapshot.fingerprint, "rows": manifest.get("rows"), "config": kept}
     extra = ("device", "language", "status_counts", "generator", "turn_counts")
     return told | {name: manifest[name] for name in extra if manifest.get(name) is not None}
+
+
+def source_of(snapshot: Snapshot) -> Snapshot:
+    """Whose configuration says where rows come from: of chosen tasks the snapshot that they were chosen from, where it is there."""
+    if snapshot.stage != CHOSEN:
+        return snapshot
+    source = Snapshot(snapshot.root, TASKS, str(snapshot.manifest["upstream"][0]))
+    return source if source.finished else snapshot
 
 
 @contextmanager

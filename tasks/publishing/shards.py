@@ -27,7 +27,7 @@ from tasks.publishing.columns import (
     provenance_schema,
     published_schema,
 )
-from tasks.publishing.lineage import Lineage, readable, select
+from tasks.publishing.lineage import Lineage, readable, select, source_of
 from tasks.publishing.ordering import schema_of, tables_in_order
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _rows(line: Lineage) -> pl.DataFrame:
         told = str(line.verdicts.manifest.get("device") or "cpu")
         verdicts = verdicts.with_columns(pl.col("device").replace({"cpu": told}))
     tasks = select(line.tasks, OF_TASKS, "task_id", names).rename({"source": "task_source", "level": "task_level"}, strict=False)
-    config = line.tasks.manifest.get("config") or {}
+    config = source_of(line.tasks).manifest.get("config") or {}
     licences = pl.Series("task_license", [licence_of(str(source), config) for source in tasks["task_source"]], dtype=pl.String)
     rows = index.join(candidates, on="candidate_id", how="left").join(verdicts, on="candidate_id", how="left")
     rows = rows.join(tasks.with_columns(licences), on="task_id", how="left")

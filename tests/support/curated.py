@@ -7,6 +7,9 @@ from typing import Any
 
 from tasks.curation import stage
 from tasks.curation.strategies import CurationConfig
+from tasks.decontamination.decontamination import DecontaminationConfig
+from tasks.decontamination.deduplication import DeduplicationConfig
+from tasks.decontamination.stage import run as choose
 from tasks.schemas import CANDIDATES, TASKS, VERDICTS
 from tasks.store import Snapshot, SnapshotRef, fingerprint
 
@@ -43,8 +46,10 @@ def line(
     protocol: dict[str, Any] | None = None,
     device: str = "GPU X",
     rows_per_part: int = 1000,
+    chosen: bool = False,
 ) -> SnapshotRef:
-    """Snapshots of tasks, candidates and verdicts under `root`, and what the rule takes of them."""
+    """Snapshots of tasks, candidates and verdicts under `root`, and what the rule takes of them; `chosen`: of tasks that were chosen among
+    the source's, as in a run of the line."""
     source = source or {"source": "bundled", "split": "train", "levels": None, "limit": None, "location": None}
     names = sorted({entry["task"] for entry in samples})
     code = {name: f"class Model:\n    name = {name!r}\n" for name in names} | (programs or {})
@@ -56,6 +61,8 @@ def line(
     verdicts = [_verdict(entry, device) for entry in samples]
     synthesis = synthesis or {"sampler": "openai", "samples_per_task": 5, "base_url": "http://secret-host:8000/v1", "model": "org/writer"}
     ref = _kept(root, "tasks", tasks, TASKS, source, [], rows_per_part)
+    if chosen:
+        ref = choose(ref, None, DecontaminationConfig(enabled=False), DeduplicationConfig(enabled=False))
     written = _kept(root, "synthesis", candidates, CANDIDATES, synthesis, [ref], rows_per_part, {"generator": "org/writer"})
     extra = {"device": device, "language": "cuda", "status_counts": {"correct": sum(v["status"] == "correct" for v in verdicts)}}
     judged = _kept(root, "verification", verdicts, VERDICTS, {"eval": protocol or {"trials": 5}}, [written, ref], rows_per_part, extra)

@@ -102,6 +102,13 @@ def test_each_strategy_is_a_configuration_of_its_own(tmp_path: Path, curated: Sn
     assert [config["config_name"] for config in front_matter(tmp_path / "out")["configs"]] == ["concur", "random_x"]
 
 
+def test_tasks_that_were_chosen_among_the_sources_keep_their_source_and_licence(tmp_path: Path) -> None:
+    """As every run of the line has them: between the source and the candidates stands the choice of training tasks."""
+    publish(line(tmp_path / "root", many(3), chosen=True), tmp_path / "out")
+    (first, *_) = load(tmp_path / "out", tmp_path, split="train")
+    assert (first["task_source"], first["task_license"]) == ("bundled", "Apache-2.0")
+
+
 def test_columns_that_a_later_curation_adds_are_published_and_older_snapshots_have_nulls(tmp_path: Path, curated: SnapshotRef) -> None:
     later = Snapshot(curated.root, "curation", "later")
     rows = curated.open().read().with_columns(another_column=pl.lit("t/00-1")).drop("entry_point", "operator_kind")

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from benchmarks.planted import PLANTED
 from kernels_eval.records import KernelTask
-from tasks.decontamination.decontamination import DecontaminationConfig, compare, near_index
-from tasks.decontamination.fingerprints import LEVELS, Fingerprint, fingerprint_of, jaccard, shared, shingles_of
+from tasks.decontamination.decontamination import DecontaminationConfig, compare
+from tasks.decontamination.fingerprints import LEVELS, Fingerprint, NearIndex, fingerprint_of, jaccard, shared, shingles_of
 from tasks.sources import kernelbench, kernelbook
 
 RELATIVES = (
@@ -119,7 +119,7 @@ def _precision(
     wrong: dict[str, Counter[str]] = {name: Counter() for name in planted}
     pairs: Counter[tuple[str, str, str]] = Counter()
     keys: dict[str, dict[str, list[str]]] = {level: {} for level in LEVELS if level != "near"}
-    near = near_index(config)
+    near = NearIndex(config)
     for task in known:
         near.add(task)
         for level, own in keys.items():

@@ -86,22 +86,22 @@ def load_profile(profile: str = "local", overrides: list[str] | tuple[str, ...] 
     """
     data = _read(profile)
     for override in overrides:
-        _apply(data, override)
+        apply_override(data, override)
     try:
         return PipelineConfig.model_validate(data)
     except ValidationError as error:
-        raise _explain(error, f"profile {profile!r}") from error
+        raise explained(error, f"profile {profile!r}") from error
 
 
 def load_protocol(overrides: Sequence[str]) -> EvalConfig:
     """The verification protocol with `key.path=value` overrides, such as `timing.max_s=1.0`. Raises UsageError as `load_profile` does."""
     data: dict[str, Any] = {}
     for override in overrides:
-        _apply(data, override)
+        apply_override(data, override)
     try:
         return EvalConfig.model_validate(data)
     except ValidationError as error:
-        raise _explain(error, "--set", EvalConfig) from error
+        raise explained(error, "--set", EvalConfig) from error
 
 
 def _read(profile: str) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _read(profile: str) -> dict[str, Any]:
     return data
 
 
-def _apply(data: dict[str, Any], override: str) -> None:
+def apply_override(data: dict[str, Any], override: str) -> None:
     import yaml
 
     path, separator, text = override.partition("=")
@@ -145,7 +145,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
     node[last] = value
 
 
-def _explain(error: ValidationError, where: str, model: type[BaseModel] = PipelineConfig) -> UsageError:
+def explained(error: ValidationError, where: str, model: type[BaseModel] = PipelineConfig) -> UsageError:
     """The first problem, in words: which key, what is wrong, what would be right."""
     problem = error.errors()[0]
     path = [str(part) for part in problem["loc"]]

@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.config import _apply, _explain
+from flows.config import apply_override, explained
 from kernels_eval.errors import UsageError
 from tasks.curation.config import STRATEGY_NAMES, CurationConfig
 from tasks.store import Snapshot, snapshots
@@ -55,11 +55,11 @@ def load_strategy(name: str, overrides: Sequence[str] = ()) -> CurationConfig:
     if not isinstance(data, dict):
         raise UsageError(f"strategy {name} is a {type(data).__name__}, not a mapping of keys", "see deployments/strategies/concur.yaml")
     for override in overrides:
-        _apply(data, override)
+        apply_override(data, override)
     try:
         return CurationConfig.model_validate(data)
     except ValidationError as error:
-        raise _explain(error, f"strategy {name!r}", CurationConfig) from error
+        raise explained(error, f"strategy {name!r}", CurationConfig) from error
 
 
 def configurations(strategies: Sequence[str], sizes: Sequence[int | None], overrides: Sequence[str]) -> list[CurationConfig]:

@@ -11,45 +11,29 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from kernels_eval.errors import UsageError
-from tasks.decontamination.fingerprints import LEVELS, Fingerprint, Level, NearIndex, fingerprints
+from tasks.decontamination.fingerprints import LEVELS, Fingerprint, Level, Matching, NearIndex, fingerprints
 from tasks.sources.config import TasksConfig
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from tasks.decontamination.deduplication import DeduplicationConfig
 
 COLUMNS = ("task_id", "code")
 EXAMPLES = 3
 SHOWN_OPERATORS = 12
 
 
-class DecontaminationConfig(BaseModel):
+class DecontaminationConfig(Matching):
     """What counts as known to the benchmark. Defaults are measured: benchmarks/results/2026-11-21-decontamination.md."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = Field(default=True, description="leave out training tasks that the benchmark knows")
     against: TasksConfig | None = Field(
         default=None, description="the tasks to compare with; null: those of benchmark.tasks, all of their levels"
     )
     levels: tuple[Level, ...] = Field(default=LEVELS, min_length=1, description="comparisons, always tried in the order of this default")
-    min_operators: int = Field(
-        default=3,
-        ge=1,
-        description="a sequence of this many operators counts by itself; a shorter one only where the sizes of the inputs are equal too",
-    )
-    near_threshold: float = Field(
-        default=0.6, gt=0, le=1, description="Jaccard similarity of shingles from which tasks are near-duplicates"
-    )
-    min_shared_operators: float = Field(
-        default=0.7, ge=0, le=1, description="share of operators (multisets) that near-duplicates must have in common, where both are known"
-    )
-    shingle_tokens: int = Field(default=5, ge=2, le=20, description="tokens in a shingle")
-    min_shingles: int = Field(default=30, ge=1, description="a class with fewer shingles is mostly boilerplate and never a near-duplicate")
 
 
 @dataclass(frozen=True)
@@ -108,7 +92,7 @@ def decontaminate(tasks: pl.DataFrame, benchmark: pl.DataFrame, config: Decontam
 
 def compare(tasks: Sequence[Fingerprint], benchmark: Iterable[Fingerprint], config: DecontaminationConfig) -> Decontaminated:
     """`decontaminate` for fingerprints that are there already. Time and memory are linear in the tasks."""
-    index = Index(config.levels, config.min_operators, near_index(config))
+    index = Index(config.levels, config.min_operators, NearIndex(config))
     for task in sorted(benchmark, key=lambda task: task.task_id):
         index.add(task)
     kept, removed, unparsed = [], [], []
@@ -154,11 +138,6 @@ class Index:
             return {"exact": "same text", "normalised": "same program", "shapes": "same program but for its numbers"}[level]
         shown = " ".join(task.operators[:SHOWN_OPERATORS]) + (" ..." if len(task.operators) > SHOWN_OPERATORS else "")
         return shown if len(task.operators) >= self.min_operators else f"{shown}, same input sizes"
-
-
-def near_index(config: DecontaminationConfig | DeduplicationConfig) -> NearIndex:
-    """An empty index with a configuration's thresholds."""
-    return NearIndex(config.near_threshold, config.min_shared_operators, config.shingle_tokens, config.min_shingles)
 
 
 def removed_frame(rows: list[tuple]) -> pl.DataFrame:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from kernels_eval.errors import UsageError
-from tasks.decontamination.decontamination import Index, near_index
-from tasks.decontamination.fingerprints import LEVELS, Level, fingerprints
+from tasks.decontamination.decontamination import Index
+from tasks.decontamination.fingerprints import LEVELS, Level, Matching, NearIndex, fingerprints
 from tasks.decontamination.normalise import canonical
 
 if TYPE_CHECKING:
@@ -24,22 +24,13 @@ if TYPE_CHECKING:
 SAMPLE_LEVELS: tuple[Level, ...] = ("exact", "normalised")
 
 
-class DeduplicationConfig(BaseModel):
+class DeduplicationConfig(Matching):
     """When two rows of a set are one. Changed sizes make another task here, unless `levels` has "shapes"."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = Field(default=True, description="keep one of equal tasks and one of equal kernels of a task")
     levels: tuple[Level, ...] = Field(
         default=("exact", "normalised"), min_length=1, description="tasks: comparisons, in decontamination's order"
     )
-    min_operators: int = Field(default=3, ge=1, description="as in decontamination; read by the level operators")
-    near_threshold: float = Field(default=0.6, gt=0, le=1, description="as in decontamination; read by the level near")
-    min_shared_operators: float = Field(
-        default=0.7, ge=0, le=1, description="share of operators (multisets) that near-duplicates must have in common, where both are known"
-    )
-    shingle_tokens: int = Field(default=5, ge=2, le=20, description="tokens in a shingle")
-    min_shingles: int = Field(default=30, ge=1, description="a class with fewer shingles is never a near-duplicate")
 
 
 @dataclass(frozen=True)
@@ -63,7 +54,7 @@ def deduplicate_tasks(tasks: pl.DataFrame, config: DeduplicationConfig) -> Dedup
     levels = tuple(level for level in LEVELS if level in config.levels)
     if not config.enabled:
         return Deduplicated(tuple(tasks["task_id"].unique().sort().to_list()), _frame([]), levels)
-    index = Index(levels, config.min_operators, near_index(config))
+    index = Index(levels, config.min_operators, NearIndex(config))
     kept, removed = [], []
     for task in fingerprints(tasks):
         found = index.find(task)

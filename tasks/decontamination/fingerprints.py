@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from tasks.decontamination.normalise import Canonical, canonical, digest, parse_program
 from tasks.decontamination.operator_sequence import operator_sequence
 
@@ -23,6 +25,26 @@ Level = Literal["exact", "normalised", "shapes", "operators", "near"]
 LEVELS: tuple[Level, ...] = ("exact", "normalised", "shapes", "operators", "near")
 PERMUTATIONS = 128
 TEXT_THRESHOLD = 0.8  # at least, for text that does not parse: nothing but its tokens speaks for it (0.6 took 45 of 250 for another task)
+
+
+class Matching(BaseModel):
+    """From where on two tasks are one, for the levels that have a threshold. Measured: benchmarks/results/2026-11-21-decontamination.md."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    min_operators: int = Field(
+        default=3,
+        ge=1,
+        description="a sequence of this many operators counts by itself; a shorter one only where the sizes of the inputs are equal too",
+    )
+    near_threshold: float = Field(
+        default=0.6, gt=0, le=1, description="Jaccard similarity of shingles from which tasks are near-duplicates"
+    )
+    min_shared_operators: float = Field(
+        default=0.7, ge=0, le=1, description="share of operators (multisets) that near-duplicates must have in common, where both are known"
+    )
+    shingle_tokens: int = Field(default=5, ge=2, le=20, description="tokens in a shingle")
+    min_shingles: int = Field(default=30, ge=1, description="a class with fewer shingles is mostly boilerplate and never a near-duplicate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +92,13 @@ class NearIndex:
     where a task does not parse. Near-duplicates share operators too, where both are known: text alone takes one template for another.
     """
 
-    def __init__(self, threshold: float, min_shared_operators: float, shingle_tokens: int, min_shingles: int) -> None:
+    def __init__(self, config: Matching) -> None:
         from datasketch import MinHashLSH
 
-        self.min_shared_operators = min_shared_operators
+        self.threshold, self.min_shared_operators = config.near_threshold, config.min_shared_operators
+        self.shingle_tokens, self.min_shingles = config.shingle_tokens, config.min_shingles
         self._operators: dict[str, tuple[str, ...] | None] = {}
-        self.threshold, self.shingle_tokens, self.min_shingles = threshold, shingle_tokens, min_shingles
-        self._lsh = MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS, weights=(0.1, 0.9))
+        self._lsh = MinHashLSH(threshold=self.threshold, num_perm=PERMUTATIONS, weights=(0.1, 0.9))
         self._shingles: dict[str, frozenset[int]] = {}
 
     def add(self, task: Fingerprint) -> None:

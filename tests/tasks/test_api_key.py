@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import threading
 import traceback
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from tasks.schemas import TASKS
 from tasks.store import Snapshot, SnapshotRef
 from tasks.synthesis import stage
 from tasks.synthesis.config import SynthesisConfig
+from tests.support.chat_server import Answer, Server, completion, serving
 
 KEY = "sk-from-a-block-0123456789"
 pytestmark = pytest.mark.slow  # Prefect's server takes 10 s to start
@@ -45,30 +43,21 @@ def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 class Endpoint:
     """Chat completions for whoever has the key. Keeps what it was shown."""
 
-    def __init__(self) -> None:
-        self.shown: list[str | None] = []
-        owner = self
+    server: Server
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["content-length"]))
-                owner.shown.append(self.headers["authorization"])
-                allowed = owner.shown[-1] == f"Bearer {KEY}"
-                choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "```python\nx\n```"}}
-                answer = {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
-                refusal = {"error": {"message": f"wrong key {owner.shown[-1]}"}}  # servers do quote it
-                raw = json.dumps(answer if allowed else refusal).encode()
-                self.send_response(200 if allowed else 401)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(raw)))
-                self.end_headers()
-                self.wfile.write(raw)
+    @property
+    def url(self) -> str:
+        return self.server.url
 
-            def log_message(self, *args: object) -> None:
-                """Quiet."""
+    @property
+    def shown(self) -> list[str | None]:
+        return [headers.get("authorization") for headers in self.server.headers]
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
+    def answer(self, number: int, _: dict) -> Answer:
+        shown = self.shown[number]
+        if shown == f"Bearer {KEY}":
+            return 200, completion("```python\nx\n```")
+        return 401, {"error": {"message": f"wrong key {shown}"}}  # servers do quote it
 
 
 @pytest.fixture
@@ -77,12 +66,8 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-somebody-else")
     endpoint = Endpoint()
-    thread = threading.Thread(target=endpoint.server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield endpoint
-    endpoint.server.shutdown()
-    thread.join()
-    endpoint.server.server_close()
+    with serving(endpoint.answer) as endpoint.server:
+        yield endpoint
 
 
 @pytest.fixture

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,7 @@ from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.recorded import RecordedSampler
 from tasks.synthesis.sampler import Request, Response
 from tasks.synthesis.stage import make_sampler
+from tests.support.chat_server import Answer, completion, serving
 
 TASK = KernelTask(task_id="user/mine", name="mine", code="class Model: pass")
 PLAIN = {"model", "messages", "temperature", "top_p", "max_tokens", "seed"}
@@ -27,29 +25,12 @@ class Endpoint:
     """Answers every request, or refuses those that hold one of `refused`, and keeps the bodies."""
 
     def __init__(self) -> None:
-        self.bodies: list[dict] = []
-        self.refused: set[str] = set()
-        owner = self
+        self.url, self.bodies, self.refused = "", list[dict](), set[str]()
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                owner.bodies.append(body)
-                wrong = owner.refused & body.keys()
-                choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "text"}}
-                answer = {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
-                raw = json.dumps({"error": {"message": f"unknown field {min(wrong)}"}} if wrong else answer).encode()
-                self.send_response(400 if wrong else 200)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(raw)))
-                self.end_headers()
-                self.wfile.write(raw)
-
-            def log_message(self, *args: object) -> None:
-                """Quiet."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
+    def answer(self, _: int, body: dict) -> Answer:
+        self.bodies.append(body)
+        wrong = self.refused & body.keys()
+        return (400, {"error": {"message": f"unknown field {min(wrong)}"}}) if wrong else (200, completion("text"))
 
 
 @pytest.fixture
@@ -57,12 +38,9 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     endpoint = Endpoint()
-    thread = threading.Thread(target=endpoint.server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield endpoint
-    endpoint.server.shutdown()
-    thread.join()
-    endpoint.server.server_close()
+    with serving(endpoint.answer) as server:
+        endpoint.url = server.url
+        yield endpoint
 
 
 def request(sampling: SamplingParams, task: KernelTask = TASK, key: str = "k") -> Request:

@@ -34,6 +34,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 # options of AccelerationOptions for ours; None is TRL, with the SFTConfig arguments beside it
 VARIANTS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
     "trl": (None, {}),
+    "trl_float32": (None, {"bf16": False}),  # the arbiter: weights and arithmetic in float32, for what rounding does to the others
     "trl_selective": (None, {"gradient_checkpointing_kwargs": {"selective": True}}),
     "liger": (None, {"use_liger_kernel": True}),
     "ours": ({}, {}),
@@ -57,6 +58,7 @@ def main() -> int:
     parser.add_argument("--lengths", default=None, help="tokens per row; default 8192,16384, or 96 for tiny")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--dropout", type=float, default=0.05, help="0: losses of all variants agree to rounding")
+    parser.add_argument("--gpus", type=int, default=1, help="processes, each with the whole model and rows of its own (DDP)")
     parser.add_argument("--budget-s", type=float, default=240, help="a variant stops after the step that passes this")
     parser.add_argument("--profile", action="store_true", help="one more step under the profiler: time by kernel, into the output")
     parser.add_argument("--out", type=Path, default=None, help="JSON, written after every variant")
@@ -73,7 +75,7 @@ def main() -> int:
         runs = [Run(arguments, variant, length, folder) for length in lengths for variant in variants]
         for index, run in enumerate(runs):
             run.start()
-            if index + 1 < len(runs):
+            if index + 1 < len(runs) and arguments.gpus == 1:
                 runs[index + 1].prepare()  # imports, while this one holds the GPU
             results.append(run.result())
             print(json.dumps({name: value for name, value in results[-1].items() if name != "profile"}), flush=True)
@@ -103,6 +105,7 @@ class Run:
             length=length,
             steps=arguments.steps,
             dropout=arguments.dropout,
+            gpus=arguments.gpus,
             budget_s=arguments.budget_s,
             profile=arguments.profile,
             report=str(self.report),
@@ -113,6 +116,9 @@ class Run:
         """The process starts, imports and waits."""
         environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "TOKENIZERS_PARALLELISM": "false"}
         command = [sys.executable, "-m", "benchmarks.training_speed", "--child", json.dumps(self.order)]
+        if self.order["gpus"] > 1:
+            launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.order['gpus']}"]
+            command = [sys.executable, *launcher, *command[1:]]
         with self.log.open("w") as stream:
             self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=stream, stderr=subprocess.STDOUT)
 
@@ -155,9 +161,17 @@ def child(order: dict[str, Any]) -> int:
 
     import tasks.training.acceleration  # noqa: F401
 
-    sys.stdin.readline()
+    if order["gpus"] == 1:  # torchrun hands no input on
+        sys.stdin.readline()
     started = time.monotonic()
-    report = {"variant": order["variant"], "length": order["length"], "dropout": order["dropout"], "losses": [], "step_s": []}
+    report = {
+        "variant": order["variant"],
+        "length": order["length"],
+        "gpus": order["gpus"],
+        "dropout": order["dropout"],
+        "losses": [],
+        "step_s": [],
+    }
     try:
         train(order, report, started)
     except BaseException as error:
@@ -168,6 +182,8 @@ def child(order: dict[str, Any]) -> int:
 
 
 def write(order: dict[str, Any], report: dict[str, Any]) -> None:
+    if int(os.environ.get("RANK", "0")) > 0:
+        return
     temporary = Path(order["report"] + ".new")
     temporary.write_text(json.dumps(report))
     temporary.replace(order["report"])
@@ -182,10 +198,15 @@ def train(order: dict[str, Any], report: dict[str, Any], started: float) -> None
     from tasks.training.acceleration import AccelerationOptions, accelerate, shape_of
 
     gpu = torch.cuda.is_available()
-    device = torch.device("cuda" if gpu else "cpu")
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cuda", rank) if gpu else torch.device("cpu")
+    if gpu:
+        torch.cuda.set_device(device)
     options, extra = VARIANTS[order["variant"]]
     shape = SHAPES[order["shape"]]
     model = random_model(shape, device)
+    if extra.get("bf16") is False:
+        model = model.float()
     report["versions"] = versions()
     report["device"] = torch.cuda.get_device_name() if gpu else "cpu"
     with tempfile.TemporaryDirectory() as folder:
@@ -206,13 +227,14 @@ def train(order: dict[str, Any], report: dict[str, Any], started: float) -> None
             disable_tqdm=True,
             seed=0,
             dataloader_pin_memory=gpu,
+            ddp_find_unused_parameters=False,
         )
         if options is not None:
             settings["gradient_checkpointing"] = False
         trainer = SFTTrainer(
             model=model,
-            args=SFTConfig(**settings, **extra),
-            train_dataset=dataset(rows(order["length"], shape["vocab_size"], order["steps"] + order["profile"])),
+            args=SFTConfig(**{**settings, **extra}),
+            train_dataset=dataset(rows(order["length"], shape["vocab_size"], (order["steps"] + order["profile"]) * order["gpus"])),
             processing_class=tokenizer(shape["vocab_size"]),
             peft_config=LoraConfig(
                 task_type="CAUSAL_LM", r=32, lora_alpha=32, lora_dropout=order["dropout"], target_modules=list(PROJECTIONS), bias="none"
@@ -223,7 +245,7 @@ def train(order: dict[str, Any], report: dict[str, Any], started: float) -> None
         trained = sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad)
         report["flops_per_token"] = shape_of(trainer.model).flops_per_token(order["length"], trained, COMPLETION_SHARE)
         if options is not None:
-            acceleration = accelerate(trainer.model, tokens=order["length"], seed=0, options=AccelerationOptions(**options))
+            acceleration = accelerate(trainer.model, tokens=order["length"], seed=0, rank=rank, options=AccelerationOptions(**options))
             trainer.add_callback(acceleration.callback())
             report["plan"] = acceleration.plan.describe()
             report["estimated_peak_gb"] = acceleration.plan.peak_bytes / 1e9
@@ -307,7 +329,8 @@ def versions() -> dict[str, str]:
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """Markdown, one line a result; speed and loss beside TRL's of the same length (or the first result's where TRL was not run)."""
+    """Markdown, one line a result; speed beside TRL's of the same length (or the first result's where TRL was not run), losses beside
+    those of `trl_float32` where that ran, else beside TRL's."""
     lines = [
         "| length | variant | tokens/s | against TRL | MFU (989 / 790) | peak GB allocated / reserved (estimate) | loss first, last "
         "| loss difference max, mean | steps | set-up s | first step s | notes |",
@@ -316,16 +339,17 @@ def table(results: list[dict[str, Any]]) -> str:
     for result in results:
         alike = [other for other in results if other["length"] == result["length"]]
         baseline = next((other for other in alike if other["variant"] == "trl"), alike[0])
-        lines.append("| " + " | ".join(line(result, baseline)) + " |")
+        exact = next((other for other in alike if other["variant"] == "trl_float32"), baseline)
+        lines.append("| " + " | ".join(line(result, baseline, exact["losses"])) + " |")
     return "\n".join(lines)
 
 
-def line(result: dict[str, Any], baseline: dict[str, Any]) -> list[str]:
+def line(result: dict[str, Any], baseline: dict[str, Any], exact: list[float]) -> list[str]:
     speed, against = tokens_per_s(result), tokens_per_s(baseline)
-    flops = speed * result.get("flops_per_token", 0) if speed else 0
+    flops = speed / result.get("gpus", 1) * result.get("flops_per_token", 0) if speed else 0
     peak = result.get("peak_allocated_gb")
     losses = result["losses"]
-    differences = [abs(ours - theirs) for ours, theirs in zip(losses, baseline["losses"], strict=False)]
+    differences = [abs(ours - theirs) for ours, theirs in zip(losses, exact, strict=False)]
     notes = [result.get("plan"), result.get("attention"), result.get("error")]
     return [
         str(result["length"]),
@@ -344,9 +368,9 @@ def line(result: dict[str, Any], baseline: dict[str, Any]) -> list[str]:
 
 
 def tokens_per_s(result: dict[str, Any]) -> float | None:
-    """Median over the steps after the first LEFT_OUT_STEPS; None where there are none."""
+    """Median over the steps after the first LEFT_OUT_STEPS, of all GPUs together; None where there are none."""
     timed = result["step_s"][LEFT_OUT_STEPS:]
-    return result["length"] / statistics.median(timed) if timed else None
+    return result.get("gpus", 1) * result["length"] / statistics.median(timed) if timed else None
 
 
 if __name__ == "__main__":

@@ -127,6 +127,8 @@ def accelerate(model: nn.Module, *, tokens: int, seed: int, rank: int = 0, optio
     if options.compile:
         # kept, without MLP, recomputed, each with and without gradients: more than dynamo's default of 8 codes would be silently eager
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+        # DDP reduces between layers by itself; cut at its buckets, a layer's code would keep what lies at every cut
+        torch._dynamo.config.optimize_ddp = False
         _recompute_all_but_products_and_attention()
         for layer in layers:
             layer.compile(fullgraph=True, dynamic=options.dynamic_lengths, backend=options.compile_backend)
@@ -141,7 +143,7 @@ def decoder_layers(base: nn.Module) -> nn.ModuleList:
     """The decoder layers of a Llama-like causal model. Raises UsageError where there are none."""
     layers = getattr(getattr(base, "model", None), "layers", None)
     if not isinstance(layers, nn.ModuleList) or not all(hasattr(layer, "mlp") and hasattr(layer, "self_attn") for layer in layers):
-        raise UsageError(f"{type(base).__name__} has no decoder layers with self_attn and mlp", "train it without acceleration")
+        raise UsageError(f"{type(base).__name__} has no decoder layers with self_attn and mlp", "set training.acceleration to off")
     return layers
 
 

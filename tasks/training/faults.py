@@ -57,10 +57,16 @@ def out_of_memory(error: Exception, recipe: TrainingRecipe, examples: Sequence[M
     return UsageError(
         f"out of memory while training {recipe.base_model} on {_memory_of(device)}{_rank()}"
         f"{f', {asked} more asked for' if asked else ''}: batch_size {recipe.batch_size} x up to {lengths[-1]} tokens, "
-        f"gradient checkpointing {'on' if recipe.gradient_checkpointing else 'off'}, {'bfloat16' if recipe.bf16 else 'float32'}, "
+        f"{_recomputation(recipe)}, {'bfloat16' if recipe.bf16 else 'float32'}, "
         f"parallelism {recipe.parallelism} over {recipe.workers}",
         f"three ways out: {'; '.join(_ways_out(recipe, lengths, device)[:3])}",
     )
+
+
+def _recomputation(recipe: TrainingRecipe) -> str:
+    if recipe.acceleration == "on":
+        return "acceleration on"
+    return f"gradient checkpointing {'on' if recipe.gradient_checkpointing else 'off'}"
 
 
 def _ways_out(recipe: TrainingRecipe, lengths: Sequence[int], device: str) -> list[str]:
@@ -68,7 +74,9 @@ def _ways_out(recipe: TrainingRecipe, lengths: Sequence[int], device: str) -> li
     ways = []
     if recipe.batch_size > 1:
         ways.append(f"batch_size 1 with gradient_accumulation {recipe.rows_per_step} (the same step)")
-    if not recipe.gradient_checkpointing:
+    if recipe.acceleration == "on":
+        ways.append("acceleration off, which recomputes everything instead of what the plan says (slower by a third)")
+    elif not recipe.gradient_checkpointing:
         ways.append("gradient_checkpointing true (a third slower)")
     if recipe.parallelism != "fsdp2":
         workers = max(2, recipe.workers)

@@ -266,7 +266,7 @@ def _use_accelerations(
     if recipe.acceleration == "on":
         from tasks.training.acceleration import accelerate
 
-        acceleration = accelerate(trainer.model, tokens=budget, seed=recipe.seed)
+        acceleration = accelerate(trainer.model, tokens=budget, seed=recipe.seed, rank=trainer.args.process_index)
         trainer.add_callback(acceleration.callback())
     if not recipe.packing:
         return {"rows_mean": float(recipe.rows_per_step), "tokens_mean": recipe.rows_per_step * sum(lengths) / len(lengths)}

@@ -45,6 +45,11 @@ def test_the_table_compares_with_trl_and_tells_of_failures():
     assert "OutOfMemoryError: no / room" in lines[4]
 
 
+def test_losses_are_compared_with_float32_where_that_ran():
+    lines = table([result("ours", [], [3.0]), result("trl", [], [2.0]), result("trl_float32", [], [2.75])]).splitlines()
+    assert "2.50e-01" in lines[2] and "7.50e-01" in lines[3] and "0.00e+00" in lines[4]
+
+
 def test_every_variant_has_valid_options():
     for options, _ in VARIANTS.values():
         if options is not None:

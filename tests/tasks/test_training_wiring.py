@@ -74,7 +74,20 @@ def test_a_run_that_waits_for_no_epoch_without_progress_stops(base: Path, tmp_pa
 
 
 def test_what_does_not_go_together_is_refused() -> None:
-    with pytest.raises(ValidationError, match="packing needs acceleration on and batch_size 1"):
-        TrainingRecipe(packing=True)
-    with pytest.raises(ValidationError, match="acceleration on is for one worker"):
-        TrainingRecipe(acceleration="on", workers=2, parallelism="ddp")
+    for beside in ({"acceleration": "off"}, {"batch_size": 2}, {"workers": 2, "parallelism": "ddp"}):
+        with pytest.raises(ValidationError, match="packing needs acceleration, batch_size 1 .* and one worker"):
+            TrainingRecipe(packing=True, **beside)
+    with pytest.raises(ValidationError, match="acceleration on is for models that one device holds"):
+        TrainingRecipe(acceleration="on", workers=2, parallelism="fsdp2")
+
+
+def test_acceleration_is_on_by_itself_where_it_was_measured_to_help() -> None:
+    two = {"workers": 2}
+    decided = {
+        (recipe.parallelism, gpu): recipe.resolve(gpu=gpu).acceleration
+        for recipe in (TrainingRecipe(), TrainingRecipe(parallelism="ddp", **two), TrainingRecipe(parallelism="fsdp2", **two))
+        for gpu in (True, False)
+    }
+    assert [key for key, value in decided.items() if value == "on"] == [("none", True)] and len(decided) == 6
+    assert TrainingRecipe(packing=True).resolve(gpu=False).acceleration == "on", "lines of rows need its attention"
+    assert TrainingRecipe(acceleration="off").resolve(gpu=True).acceleration == "off"

@@ -102,6 +102,7 @@ def report_context(config: PipelineConfig, refreshed: Refreshed, trained: Snapsh
         base_model=config.training.base_model,
         history=training_steps(training),
         scores=rows,
+        against_compile=tuple(scores_of(benchmarked.scores, "compile")),
         comparisons=tuple(compare_all(answers, pairs=pairs, ps=COMPARED_PS, **asked)),
         breakdowns=tuple(levels),
         distributions=tuple(spread),

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from kernels_eval.checks.inputs import construct, flatten_outputs, load_module, moved
 from kernels_eval.exchange import HostMemory, write
 from kernels_eval.side import Side, _now_ns
@@ -46,6 +44,7 @@ class CompiledSide(Side):
 
     def do_compile(self, mode: str, seed: int) -> dict[str, Any]:
         """Compile the model by calling it on the inputs of this seed. Raises what the compiler raises, and NothingCompiled."""
+        import torch
         import torch._dynamo.config
         import torch._inductor.config
 

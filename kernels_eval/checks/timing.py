@@ -1,8 +1,9 @@
 """Paired measurement and its statistics.
 
 The reference and the candidate are separate processes; the parent asks each in turn for a sample, in ABBA order, so slow drift of the
-machine hits both alike. A second baseline takes its turn between them (ACBBCA), in the same window and with as many calls. Guarantees: at least the configured pairs, an interval with every speedup, and a bound by the parent's own clock
-that the candidate cannot forge. Statistics are pure functions of the samples.
+machine hits both alike. A second baseline takes its turn between them (ACBBCA), in the same window and with as many calls. Guarantees: at
+least the configured pairs, an interval with every speedup, and a bound by the parent's own clock that the candidate cannot forge.
+Statistics are pure functions of the samples.
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ def measure(
 ) -> Timing:
     """Measure both sides until the 95 % interval of log(speedup) is narrow enough or the budget is spent.
 
-    With `compiled`, all three sides until both intervals are, for half as long again. The budget is `max_s`, and `precise_s` where the interval of `precise_pairs` is narrow enough by then: more samples of slow calls would
-    sharpen what the spread between processes blurs anyway. A sample holds `most_calls` calls at most.
+    With `compiled`, all three sides until both intervals are, for half as long again. The budget is `max_s`, and `precise_s` where the
+    interval of `precise_pairs` is narrow enough by then: more samples of slow calls would sharpen what the spread between processes blurs
+    anyway. A sample holds `most_calls` calls at most.
 
     `bound(call_ns)` measures nanoseconds a call by a clock that the candidate cannot reach, on inputs it has not seen; without it the same
     samples are bounded. `cpu_clock` is given where the work is done on the processor: on a busy machine it, not the wall, is the fair

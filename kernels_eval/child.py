@@ -2,7 +2,7 @@
 
 `capture` reads build requests out of a candidate's module; `reference` is the trusted side that holds expected values; `candidate` runs
 the kernel. `compiled` is the reference once more, under torch.compile, as a second baseline. `workload` has no candidate: it counts what a
-task's reference computes.
+task's reference computes, and `profile` where that spends its time.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from kernels_eval.candidate import CandidateSide
 from kernels_eval.checks.inputs import construct, load_module
 from kernels_eval.compiled import CompiledSide
 from kernels_eval.isolation.channel import Channel, ChannelClosed
+from kernels_eval.operator_times import OperatorTimes
 from kernels_eval.reference import Reference
 from kernels_eval.workload import Workloads
 
@@ -97,4 +98,11 @@ class _Stub(ModuleType):
         return unavailable
 
 
-ROLES = {"capture": Capture, "reference": Reference, "candidate": CandidateSide, "compiled": CompiledSide, "workload": Workloads}
+ROLES = {
+    "capture": Capture,
+    "reference": Reference,
+    "candidate": CandidateSide,
+    "compiled": CompiledSide,
+    "workload": Workloads,
+    "profile": OperatorTimes,
+}

@@ -7,7 +7,9 @@ for other shapes, nor that a task which means to lie about itself tells the trut
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import Counter
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from kernels_eval.isolation.channel import Channel
 SEED = 0
 MOST_CALLS = 20
 MOST_OPERATORS = 64
+CALL = "forward call "
 
 
 class OperatorTimes:
@@ -41,35 +44,38 @@ class OperatorTimes:
             calls = int(min(MOST_CALLS, max(1, budget_s / max(time.perf_counter() - started, 1e-6))))
             kinds = torch.profiler.ProfilerActivity
             with torch.profiler.profile(activities=[kinds.CPU, *([kinds.CUDA] if on_gpu else [])]) as seen:
-                for _ in range(calls):
-                    model(*inputs)
+                for number in range(calls):
+                    with torch.profiler.record_function(f"{CALL}{number}"):
+                        model(*inputs)
                 _synchronise(on_gpu)
         events = [event for event in seen.events() if event.device_type == torch.autograd.DeviceType.CPU]
         for clock in ("self_device_time_total", "self_cpu_time_total"):  # without CUPTI no kernel has a time: then the processor's counts
-            times = _by_outermost(events, clock) if on_gpu or clock == "self_cpu_time_total" else {}
-            if any(spent > 0 for spent, _ in times.values()):
+            times = _by_outermost(events, clock, calls) if on_gpu or clock == "self_cpu_time_total" else {}
+            if any(us > 0 for us, _ in times.values()):
                 break
         ordered = sorted(times.items(), key=lambda item: -item[1][0])[:MOST_OPERATORS]
         return {
-            "operators": [{"name": name, "us": spent / calls, "calls": count // calls} for name, (spent, count) in ordered],
-            "total_us": sum(spent for spent, _ in times.values()) / calls,
+            "operators": [{"name": name, "us": us, "calls": count} for name, (us, count) in ordered],
+            "total_us": sum(us for us, _ in times.values()),
             "clock": "device" if clock == "self_device_time_total" else "cpu",
         }
 
 
-def _by_outermost(events: list[Any], clock: str) -> dict[str, tuple[float, int]]:
-    """Microseconds and calls of each outermost aten operator."""
-    found: dict[str, tuple[float, int]] = {}
+def _by_outermost(events: list[Any], clock: str, calls: int) -> dict[str, tuple[float, int]]:
+    """Microseconds of each outermost aten operator in one forward call, the median over the calls, and how often one call calls it."""
+    spent: dict[str, list[float]] = {}
+    counts: Counter[str] = Counter()
     for event in events:
         outermost, above = None, event
-        while above is not None:
+        while above.cpu_parent is not None:
             outermost = above if above.name.startswith("aten::") else outermost
             above = above.cpu_parent
-        if outermost is not None:
-            name = outermost.name.removeprefix("aten::")
-            spent, count = found.get(name, (0.0, 0))
-            found[name] = (spent + float(getattr(event, clock, 0.0)), count + (outermost is event))
-    return found
+        if outermost is None or not above.name.startswith(CALL):
+            continue
+        name = outermost.name.removeprefix("aten::")
+        spent.setdefault(name, [0.0] * calls)[int(above.name.removeprefix(CALL))] += float(getattr(event, clock, 0.0))
+        counts[name] += outermost is event
+    return {name: (statistics.median(each), counts[name] // calls) for name, each in spent.items()}
 
 
 def _synchronise(on_gpu: bool) -> None:

@@ -199,18 +199,14 @@ def report(rows: list[dict[str, Any]], answers: list[dict[str, Any]]) -> None:
         mean = math.exp(statistics.fmean(math.log(row["speedup"]) for row in timed))
         faster = sum(row["lower"] > 1 for row in timed)
         cost = statistics.median(row["compile_s"] for row in timed)
-        print(
-            f"\n{len(timed)} of {len(rows)} references compiled; geometric mean of eager / compiled {mean:.2f}; {faster} are faster compiled"
-        )
-        print(f"with 95 % confidence; compiling and checking took {cost:.1f} s a task (median).")
+        print(f"\n{len(timed)} of {len(rows)} references compiled; geometric mean of eager / compiled {mean:.2f}.")
+        print(f"{faster} are faster compiled with 95 % confidence; compiling and checking took {cost:.1f} s a task (median).")
     usable = [row for row in answers if row["both_reason"] == row["eager_reason"] == "ok"]
     if usable:
         added = statistics.median(row["both_timing_s"] - row["eager_timing_s"] for row in usable)
         apart = statistics.median(abs(math.log(row["both_speedup"] / row["eager_speedup"])) for row in usable)
-        print(
-            f"{len(usable)} correct answers: the third side adds {added:.2f} s to timing_s (median); the speedup against eager differs by"
-        )
-        print(f"{100 * apart:.1f} % (median) between the two runs.")
+        print(f"{len(usable)} correct answers: the third side adds {added:.2f} s to timing_s (median).")
+        print(f"Their speedup against eager differs by {100 * apart:.1f} % (median) between the two runs.")
 
 
 if __name__ == "__main__":

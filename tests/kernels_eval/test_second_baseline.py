@@ -6,9 +6,12 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from flows.config import load_protocol
+from kernels_eval.__main__ import render
 from kernels_eval.checks.timing import CompiledSide, measure
 from kernels_eval.config import EvalConfig, TimingConfig
-from kernels_eval.records import CompiledBaseline, Timing, stable_hash
+from kernels_eval.errors import UsageError
+from kernels_eval.records import CompiledBaseline, Language, Status, Timing, Verdict, stable_hash
 from tests.support.kernels import QUICK
 
 CONFIG = TimingConfig(max_s=5.0, min_pairs=40, min_side_s=0.0, interval_width=0.5, bootstrap=400, sample_us=200, process_spread=0.0)
@@ -114,3 +117,21 @@ def test_a_timing_without_it_is_written_as_it_always_was() -> None:
 def test_a_baseline_has_all_of_its_numbers_or_a_reason(bad: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match="either all of its numbers or a reason"):
         CompiledBaseline.model_validate({"mode": "default", **bad})
+
+
+def test_a_verdict_for_a_person_names_the_baseline() -> None:
+    def shown(compiled: CompiledBaseline | None) -> str:
+        timing, _ = measured(500_000, 250_000, 400_000)
+        facts = {"candidate_id": "c", "task_id": "t", "language": Language.CPP, "status": Status.CORRECT, "reason": "ok"}
+        return render(Verdict(**facts, timing=timing.model_copy(update={"compiled": compiled})))
+
+    there = measured(500_000, 250_000, 400_000)[0].compiled
+    assert "against torch.compile (default): speedup 1.60" in shown(there)
+    assert "no baseline, it does not compile" in shown(CompiledBaseline(mode="default", why_not="it does not compile"))
+    assert "torch.compile" not in shown(None)
+
+
+def test_a_protocol_for_the_command_line_takes_the_baselines() -> None:
+    assert load_protocol(["timing.baselines=[eager,compile]", "timing.compile_mode=max-autotune"]).timing.compiles
+    with pytest.raises(UsageError, match="baselines"):
+        load_protocol(["timing.baselines=[compile]"])

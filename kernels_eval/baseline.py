@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from typing import Any
 
 from kernels_eval.checks import correctness as checks
-from kernels_eval.checks.timing import CompiledSide
+from kernels_eval.checks.timing import CompiledSampler
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import SandboxError
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
@@ -57,29 +58,27 @@ class CompiledReference:
                 self._check(trial)
             self._forget_outputs()
         except Lost:
-            self.close()
+            pass  # `why_not` says why
         except SandboxError:
             self.close()
             raise
         self._compile_s = time.monotonic() - started
 
-    def side(self, seeds: list[int]) -> CompiledSide | None:
+    def side(self, seeds: list[int]) -> CompiledSampler | None:
         """What is timed, with the inputs of these seeds; None where there is nothing to time."""
         try:
             if not self.why_not:
                 self.graphs = int(self._ask("timing_inputs", seeds=seeds)["graphs"])
-                return CompiledSide(self._sample, {"mode": self.mode, "graphs": self.graphs, "compile_s": self._compile_s})
+                return CompiledSampler(self._sample, {"mode": self.mode, "graphs": self.graphs, "compile_s": self._compile_s})
         except Lost:
-            self.close()
+            pass
         return None
 
     def rest(self) -> None:
         """Give back the memory of the inputs: the samples are taken."""
         if not self.why_not:
-            try:
+            with suppress(Lost):  # it has been timed; the next candidate is told
                 self._ask("timing_inputs", seeds=[])
-            except Lost:
-                self.close()
 
     def absent(self) -> CompiledBaseline:
         """The record of a baseline that is not there."""
@@ -145,4 +144,5 @@ class CompiledReference:
 
     def _lose(self, why: str) -> None:
         self.why_not = one_line(why)[:500] or "no reason was given"
+        self.close()  # at once: its memory is needed
         raise Lost(self.why_not)

@@ -41,7 +41,7 @@ class _Side:
 
 
 @dataclass(frozen=True)
-class CompiledSide:
+class CompiledSampler:
     """The reference under torch.compile: its sampler, and what its record says besides the times."""
 
     sample: Sampler
@@ -62,7 +62,7 @@ def measure(
     throttled: Callable[[], bool | None] = lambda: None,
     most_calls: int = MOST_CALLS,
     seed: int = 0,
-    compiled: CompiledSide | None = None,
+    compiled: CompiledSampler | None = None,
 ) -> Timing:
     """Measure both sides until the 95 % interval of log(speedup) is narrow enough or the budget is spent.
 

@@ -186,6 +186,7 @@ def test_nothing_is_compiled_where_it_is_not_asked_for() -> None:
 
 def test_a_lost_baseline_always_says_why() -> None:
     reference = CompiledReference.__new__(CompiledReference)
+    reference._child = None
     with pytest.raises(Lost):
         reference._lose("")
     assert reference.why_not

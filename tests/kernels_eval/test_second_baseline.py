@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from flows.config import load_protocol
 from kernels_eval.__main__ import render
-from kernels_eval.checks.timing import CompiledSide, measure
+from kernels_eval.checks.timing import CompiledSampler, measure
 from kernels_eval.config import EvalConfig, TimingConfig
 from kernels_eval.errors import UsageError
 from kernels_eval.records import CompiledBaseline, Language, Status, Timing, Verdict, stable_hash
@@ -33,7 +33,7 @@ class Scripted:
 
 def measured(eager_ns: float, candidate_ns: float, compiled_ns: float | None) -> tuple[Timing, str]:
     turns: list[str] = []
-    third = None if compiled_ns is None else CompiledSide(Scripted("c", compiled_ns, turns), FACTS)
+    third = None if compiled_ns is None else CompiledSampler(Scripted("c", compiled_ns, turns), FACTS)
     timing = measure(Scripted("a", eager_ns, turns), Scripted("b", candidate_ns, turns), CONFIG, compiled=third, bound=lambda call_ns: 1.0)
     return timing, "".join(turns)
 
@@ -69,7 +69,7 @@ def test_the_fastest_side_decides_how_many_calls_a_sample_holds() -> None:
 def test_a_third_side_whose_time_is_not_known_yet_keeps_the_measurement_going() -> None:
     config = CONFIG.model_copy(update={"interval_width": 0.02, "max_s": 2.0})
     spread = iter(range(10**9))
-    third = CompiledSide(lambda calls: int(4e5 * calls * (1 + (next(spread) % 7))), FACTS)
+    third = CompiledSampler(lambda calls: int(4e5 * calls * (1 + (next(spread) % 7))), FACTS)
     steady = {"bound": lambda call_ns: 1.0, "compiled": third}
     timing = measure(lambda calls: 500_000 * calls, lambda calls: 250_000 * calls, config, **steady)
     assert timing.pairs > 4 * config.min_pairs

@@ -11,6 +11,7 @@ from flows.benchmark import Benchmarked, _profiles
 from flows.config import load_profile
 from flows.report import _time_by_operator, _with_code
 from tasks.benchmark.diagnosis import diagnose
+from tasks.benchmark.scoring import ScoreRow
 from tasks.benchmark.stage import Answers, answers_frame
 from tasks.profiling import stage as profiling
 from tasks.profiling.config import ProfilingConfig
@@ -73,7 +74,8 @@ def test_what_a_profile_says_reaches_the_findings(benchmarked: Benchmarked, monk
     assert spent == {TASK.task_id: {"sigmoid": 0.7, "group_norm": 0.3}}
     frame = _with_code(answers_frame(list(with_it.answers)), with_it)
     assert frame.height == 5 and frame["code"].null_count() == 0
-    (finding,) = diagnose([], verdicts=frame, time_by_operator=spent)
+    scored = ScoreRow(model="m", track="any", metric="exec", tasks=1, samples=5)
+    (finding,) = diagnose([scored], verdicts=frame, time_by_operator=spent)
     assert (
         finding.sign == "replaced" and finding.numbers["share"] == pytest.approx(4 / 5) and "80 % of 5 correct answers" in finding.sentence
     )

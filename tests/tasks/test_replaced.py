@@ -7,6 +7,7 @@ import pytest
 
 from tasks.benchmark.diagnosis import diagnose, replaced
 from tasks.benchmark.replaced import called_operators, operator_key, replaced_share
+from tasks.benchmark.scoring import ScoreRow
 from tasks.sources import bundled
 from tasks.synthesis.parsing import parse_response
 
@@ -131,4 +132,6 @@ def test_too_few_answers_or_no_profile_say_nothing() -> None:
     assert replaced("m", few, SPENT) is None
     many = verdicts(*(("group_norm_swish", n, "correct") for n in range(5)))
     assert replaced("m", many, {}) is None and replaced("m", many.drop("code"), SPENT) is None
-    assert diagnose([], verdicts=many, time_by_operator=SPENT) == ()
+    scored = [ScoreRow(model="m", track="any", metric="exec", tasks=1, samples=5)]
+    assert [found.sign for found in diagnose(scored, verdicts=many, time_by_operator=SPENT)] == ["replaced"]
+    assert diagnose(scored, verdicts=many) == ()

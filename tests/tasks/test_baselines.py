@@ -10,13 +10,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from flows.benchmark import Benchmarked
 from flows.score import markdown_of, score_table
+from flows.track import _models
 from kernels_eval.records import CompiledBaseline, Language, Status, Timing, Verdict
 from tasks.benchmark.report.markdown import to_markdown
 from tasks.benchmark.report.records import ReportContext
 from tasks.benchmark.samples import baselines_of, uncompiled_tasks
 from tasks.benchmark.scoring import GEOMETRIC_MEAN, ScoreRow, distribution, score
-from tasks.benchmark.stage import SCORES, scores_of
+from tasks.benchmark.stage import SCORES, Answers, scores_of
 from tasks.schemas import VERDICTS
 from tasks.store import Snapshot
 
@@ -155,3 +157,14 @@ def test_the_report_shows_both_with_their_names(tmp_path: Path) -> None:
     assert "torch.compile" not in alone
     line = next(line for line in both.splitlines() if line.startswith("| m | custom kernel") and "1.00" in line)
     assert "against torch.compile" in both and "33" in line
+
+
+def test_mlflow_keeps_both_apart(tmp_path: Path) -> None:
+    made = frame(tmp_path, m=BOTH)
+    rows = [row for baseline in ("eager", "compile") for row in score(made, baseline=baseline, **ASKED)]
+    snapshot = Snapshot(str(tmp_path), "benchmark", "both")
+    snapshot.append([row.model_dump() for row in rows], SCORES)
+    ref = snapshot.publish(config={}, rows=len(rows)).ref
+    (record,) = _models(Benchmarked(suite=ref, answers=(Answers(model="m", candidates=ref, verdicts=ref),), scores=ref))
+    assert record.metrics["fast_1_at_1"] == pytest.approx(3 / 4) and record.metrics["fast_1_at_1_vs_compile"] == pytest.approx(1 / 3)
+    assert "exec_at_1" in record.metrics and "exec_at_1_vs_compile" not in record.metrics

@@ -11,21 +11,25 @@ from kernels_eval.records import Record
 from tasks.benchmark.stage import Answers
 from tasks.benchmark.step import score_benchmark
 from tasks.policy import ProgressArtifact, call_stage
+from tasks.profiling.config import ProfilingConfig
+from tasks.profiling.step import profile_references
 from tasks.progress import observed_by
 from tasks.sources.step import load_tasks
 from tasks.store import SnapshotRef
 from tasks.synthesis.config import ServerConfig, SynthesisConfig
 from tasks.synthesis.step import synthesise
 from tasks.training.stage import adapter_of
+from tasks.verification.stage import device_name
 from tasks.verification.step import verify
 
 
 class Benchmarked(Record):
-    """The suite, what each model answered, and the scores."""
+    """The suite, what each model answered, the scores, and where the references spend their time (None where that is not asked for)."""
 
     suite: SnapshotRef
     answers: tuple[Answers, ...]
     scores: SnapshotRef
+    profiles: SnapshotRef | None = None
 
 
 @flow(name="benchmark the models", flow_run_name="benchmark {config.name}")
@@ -35,7 +39,14 @@ def benchmark_models(config: PipelineConfig, trained: SnapshotRef | None = None)
         suite = load_tasks(config.benchmark.tasks, config.root)
         answers = [_answer(config, suite, model, trained) for model in config.benchmark.models if model != "tuned" or trained]
         scores = call_stage(score_benchmark, answers, config.benchmark)
-    return Benchmarked(suite=suite, answers=tuple(answers), scores=scores)
+        profiles = _profiles(config, suite) if config.benchmark.operator_times else None
+    return Benchmarked(suite=suite, answers=tuple(answers), scores=scores, profiles=profiles)
+
+
+def _profiles(config: PipelineConfig, suite: SnapshotRef) -> SnapshotRef:
+    asked = ProfilingConfig(threads=config.verification.eval.threads)
+    device = "cuda:0" if config.language.needs_gpu else "cpu"
+    return call_stage(profile_references, suite, asked, device, device_name(config.language))
 
 
 def _answer(config: PipelineConfig, suite: SnapshotRef, model: str, trained: SnapshotRef | None) -> Answers:

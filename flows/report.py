@@ -20,6 +20,7 @@ from tasks.benchmark.report import ReportContext, TrainingStep, build_report, ex
 from tasks.benchmark.scoring import compare_all, distribution, excluded_tasks, variants
 from tasks.benchmark.stage import answers_frame, scores_of
 from tasks.curation.stage import joined
+from tasks.profiling.stage import profiles_of
 from tasks.store import Snapshot, SnapshotRef
 
 if TYPE_CHECKING:
@@ -102,11 +103,19 @@ def report_context(config: PipelineConfig, refreshed: Refreshed, trained: Snapsh
         base_model=config.training.base_model,
         history=training_steps(training),
         scores=rows,
+        against_compile=tuple(scores_of(benchmarked.scores, "compile")),
         comparisons=tuple(compare_all(answers, pairs=pairs, ps=COMPARED_PS, **asked)),
         breakdowns=tuple(levels),
         distributions=tuple(spread),
         variants=tuple(variants(answers, **asked)),
-        diagnosis=diagnose(rows, groups=levels, speedups=spread, verdicts=answers, baseline="base" if pairs else None),
+        diagnosis=diagnose(
+            rows,
+            groups=levels,
+            speedups=spread,
+            verdicts=_with_code(answers, benchmarked),
+            baseline="base" if pairs else None,
+            time_by_operator=_time_by_operator(benchmarked),
+        ),
         errors=tuple(error_groups(answers)),
         findings=found.finding if found else (),
         findings_bounded_by=found.cautions if found else refreshed.cautions,
@@ -118,6 +127,23 @@ def report_context(config: PipelineConfig, refreshed: Refreshed, trained: Snapsh
         config=config.model_dump(mode="json", exclude={"root"}),
         notes=tuple(_notes(training.manifest, answers)),
     )
+
+
+def _time_by_operator(benchmarked: Benchmarked) -> dict[str, dict[str, float]] | None:
+    """Task -> shares of its reference's time by operator; None where it was not profiled."""
+    if benchmarked.profiles is None:
+        return None
+    return {task: profile.shares for task, profile in profiles_of(benchmarked.profiles).items()}
+
+
+def _with_code(answers: pl.DataFrame, benchmarked: Benchmarked) -> pl.DataFrame:
+    """The verdicts with what was verified, where somebody is going to read it."""
+    if benchmarked.profiles is None:
+        return answers
+    import polars as pl
+
+    code = [each.candidates.open().read(columns=["candidate_id", "code"], unique="candidate_id") for each in benchmarked.answers]
+    return answers.join(pl.concat(code).unique("candidate_id", keep="first"), on="candidate_id", how="left", maintain_order="left")
 
 
 def _snapshots(refreshed: Refreshed) -> dict[str, dict[str, Any]]:

@@ -29,6 +29,8 @@ OF_CANDIDATES = ("candidate_id", "task_id", "generator", "model", "sample_index"
 NEEDED = ("task_id", "status")
 KS, PS = (1, 5, 10), (0.0, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0)
 LEVEL = re.compile(r"kernelbench/L(\d+)/")
+WORDS_FIRST = ("tasks", "model", "track", "against")
+AGAINST = {"eager": "eager", "compile": "torch.compile"}
 WORDS = {"custom_kernel": "custom kernel", "any": "any"}
 
 
@@ -51,7 +53,7 @@ def score_table(
     in [0, 1], speedups ratios. Raises UsageError for what cannot be read, candidates that are there twice, tasks that are not in `tasks`,
     and verdicts of several devices where `device` does not choose one.
     """
-    from tasks.benchmark.scoring import excluded_tasks, score
+    from tasks.benchmark.scoring import baselines_of, excluded_tasks, score, uncompiled_tasks
     from tasks.sources.degenerate import degenerate_tasks
 
     if candidates and not verdicts:
@@ -60,12 +62,17 @@ def score_table(
     frame = _of_one_device(_read(source, label), device, name_of(source.verdicts))
     levels = _levels(frame, source, tasks)
     known, notes = degenerate_tasks(), [*_notes(frame, ks)]
+    if uncompiled := uncompiled_tasks(frame):
+        notes.append(
+            f"Scores against torch.compile leave out {len(uncompiled)} tasks without such a baseline: {', '.join(uncompiled[:5])}."
+        )
+    baselines, asked = baselines_of(frame), {"ks": tuple(ks), "ps": tuple(ps), "resamples": resamples}
     rows, groups = [], []
     for group, of_group in _groups(frame, levels):
         suspects = sorted(set(of_group["task_id"]) & known.keys())
         for which, part in _with_and_without(of_group, suspects):
             timed = _timed(part)
-            for row in score(part, ks=tuple(ks), ps=tuple(ps), resamples=resamples):
+            for row in (row for baseline in baselines for row in score(part, baseline=baseline, **asked)):
                 if row.model not in timed and row.metric.startswith("fast_") and row.metric != "fast_0":
                     row = row.model_copy(update={"value": None, "lower": None, "upper": None, "interval": None})
                 rows.append({"group": group, "degenerate": which, **row.model_dump()})
@@ -227,18 +234,20 @@ def columns_shown(data: Mapping[str, Any]) -> list[tuple[str, int | None]]:
 
 
 def table_of(data: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Names of columns and rows of text: a row for each group, model and track, with and without degenerate tasks."""
+    """Names of columns and rows of text: a row for each group, model, track and baseline, with and without degenerate tasks."""
     columns = columns_shown(data)
-    names = ["tasks", "model", "track", "n", *(_heading(metric, k) for metric, k in columns)]
-    cells: dict[tuple[str, str, str, str], dict[tuple[str, int | None], Mapping[str, Any]]] = {}
+    names = [*WORDS_FIRST, "n", *(_heading(metric, k) for metric, k in columns)]
+    cells: dict[tuple[str, str, str, str, str], dict[tuple[str, int | None], Mapping[str, Any]]] = {}
     for row in data["scores"]:
-        key = (row["group"], row["degenerate"], row["model"], row["track"])
+        key = (row["group"], row["degenerate"], row["model"], row["track"], row["baseline"])
         cells.setdefault(key, {})[row["metric"], row["k"]] = row
     rows = []
-    for (group, degenerate, model, track), found in cells.items():
+    for (group, degenerate, model, track, baseline), found in cells.items():
         some = next(iter(found.values()))
         where = group + (" without degenerate" if degenerate == "without" else "")
-        rows.append([where, shown(model), WORDS[track], f"{some['tasks']} x {some['samples'] / max(some['tasks'], 1):.3g}"])
+        rows.append(
+            [where, shown(model), WORDS[track], AGAINST[baseline], f"{some['tasks']} x {some['samples'] / max(some['tasks'], 1):.3g}"]
+        )
         rows[-1] += [_cell(found.get(column)) for column in columns]
     return names, rows
 
@@ -253,7 +262,7 @@ def print_scores(data: Mapping[str, Any]) -> None:
     names, rows = table_of(data)
     table = Table()
     for number, name in enumerate(names):
-        table.add_column(Text(name), justify="left" if number < 3 else "right")
+        table.add_column(Text(name), justify="left" if number < len(WORDS_FIRST) else "right")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     devices = ", ".join(map(shown, data["devices"])) or "no device named"
@@ -268,7 +277,7 @@ def print_scores(data: Mapping[str, Any]) -> None:
 def markdown_of(data: Mapping[str, Any]) -> list[str]:
     """The same table as lines of Markdown."""
     names, rows = table_of(data)
-    lines = [f"| {' | '.join(names)} |", f"| {' | '.join(['---'] * 3 + ['---:'] * (len(names) - 3))} |"]
+    lines = [f"| {' | '.join(names)} |", f"| {' | '.join(['---'] * len(WORDS_FIRST) + ['---:'] * (len(names) - len(WORDS_FIRST)))} |"]
     return [*lines, *(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)]
 
 

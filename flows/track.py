@@ -289,12 +289,13 @@ def _phases(verdicts: Snapshot) -> list[dict[str, Cell]]:
 
 
 def _models(benchmarked: Benchmarked) -> list[StageRecord]:
-    rows = scores_of(benchmarked.scores)
+    rows = scores_of(benchmarked.scores) + scores_of(benchmarked.scores, "compile")
     records = []
     for answers in benchmarked.answers:
         metrics: dict[str, float | None] = {}
         for row in (r for r in rows if r.model == answers.model):
             name = row.metric + (f"_at_{row.k}" if row.k else "") + ("" if row.track == "custom_kernel" else "_any")
+            name += "_vs_compile" if row.baseline == "compile" else ""
             metrics |= {name: row.value, f"{name}_lower": row.lower, f"{name}_upper": row.upper}
         records.append(
             StageRecord(

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from kernels_eval.errors import DeviceError, EvalError, UsageError
-from kernels_eval.records import Candidate, KernelTask, Language, SamplingParams, Verdict, candidate_id
+from kernels_eval.records import Candidate, CompiledBaseline, KernelTask, Language, SamplingParams, Verdict, candidate_id
 
 
 def read_pair(task_path: str, candidate_path: str, language: str) -> tuple[KernelTask, Candidate]:
@@ -52,6 +52,8 @@ def render(verdict: Verdict) -> str:
             f"  speedup {timing.speedup:.2f} (95 % interval {timing.speedup_lower:.2f} to {timing.speedup_upper:.2f}): "
             f"reference {timing.reference_ms:.4f} ms, candidate {timing.candidate_ms:.4f} ms, {timing.pairs} pairs"
         )
+        if compiled := timing.compiled:
+            lines.append(f"  against torch.compile ({compiled.mode}): {_against(compiled)}")
     if found := verdict.correctness:
         lines.append(
             f"  relative RMS error {found.rms_error:.2e} (reference's own {found.reference_rms_error:.2e}) over {found.trials} trials"
@@ -67,6 +69,13 @@ def render(verdict: Verdict) -> str:
             + "\n       ".join("".join(c if c.isprintable() else " " for c in line) for line in verdict.log_tail.splitlines()[-12:])
         )
     return "\n".join(lines)
+
+
+def _against(compiled: CompiledBaseline) -> str:
+    if compiled.why_not:
+        return f"no baseline, {compiled.why_not}"
+    bounds = f"{compiled.speedup_lower:.2f} to {compiled.speedup_upper:.2f}"
+    return f"speedup {compiled.speedup:.2f} (95 % interval {bounds}): reference {compiled.reference_ms:.4f} ms"
 
 
 def run(task_path: str, candidate_path: str, language: str, as_json: bool) -> int:

@@ -1,7 +1,8 @@
 """The only module that runs beside candidate code: serves commands in a forked process, one role each.
 
 `capture` reads build requests out of a candidate's module; `reference` is the trusted side that holds expected values; `candidate` runs
-the kernel. `workload` has no candidate: it counts what a task's reference computes.
+the kernel. `compiled` is the reference once more, under torch.compile, as a second baseline. `workload` has no candidate: it counts what a
+task's reference computes, and `profile` where that spends its time.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from typing import Any
 from kernels_eval.build.interception import BuildFailed, intercept
 from kernels_eval.candidate import CandidateSide
 from kernels_eval.checks.inputs import construct, load_module
+from kernels_eval.compiled import CompiledSide
 from kernels_eval.isolation.channel import Channel, ChannelClosed
+from kernels_eval.operator_times import OperatorTimes
 from kernels_eval.reference import Reference
 from kernels_eval.workload import Workloads
 
 
 def serve(role: str, channel: Channel, exchange: int) -> None:
-    session = {"capture": Capture, "reference": Reference, "candidate": CandidateSide, "workload": Workloads}[role](channel, exchange)
+    session = ROLES[role](channel, exchange)
     while True:
         try:
             message = channel.receive(None)
@@ -93,3 +96,13 @@ class _Stub(ModuleType):
             raise RuntimeError(f"{name} is not built yet")
 
         return unavailable
+
+
+ROLES = {
+    "capture": Capture,
+    "reference": Reference,
+    "candidate": CandidateSide,
+    "compiled": CompiledSide,
+    "workload": Workloads,
+    "profile": OperatorTimes,
+}

@@ -1,4 +1,5 @@
-"""The parent's side of the timing of one candidate: which inputs, in turn with whom, bounded by which clock."""
+"""The parent's side of the timing of one candidate: which inputs, in turn with whom (the reference, and where it is asked for the compiled
+reference), bounded by which clock."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import statistics
 import time
 from typing import Any
 
+from kernels_eval.baseline import CompiledReference, Lost
 from kernels_eval.checks.timing import MOST_CALLS, ImplausibleTime, measure
 from kernels_eval.config import EvalConfig
 from kernels_eval.processes import CandidateProcess, ReferenceProcess
@@ -30,32 +32,52 @@ MESSAGE_NS = 300_000  # the most that is taken off for sending a command and its
 class PairedClock:
     """Times a candidate against its reference. `idle_samples` counts timed samples in which no custom kernel was called."""
 
-    def __init__(self, reference: ReferenceProcess, process: CandidateProcess, config: EvalConfig, device: str) -> None:
-        self.reference, self.process, self.config = reference, process, config
+    def __init__(
+        self,
+        reference: ReferenceProcess,
+        process: CandidateProcess,
+        config: EvalConfig,
+        device: str,
+        compiled: CompiledReference | None = None,
+    ) -> None:
+        self.reference, self.process, self.config, self.compiled = reference, process, config, compiled
         self.on_gpu = device.startswith("cuda")
         self.cpu_clock = None if self.on_gpu else process.child.cpu_clock()
         self.idle_samples = 0
 
     def measure(self) -> tuple[Timing, dict[str, Any]]:
         """The timing, and how the last answer to unseen inputs compares. Raises Stop with implausible_time."""
-        self.sets = self._draw()
+        seeds = self._draw()
+        self.sets = len(seeds)
         try:
-            timing = measure(
-                lambda calls: self.reference.ask("sample", calls=calls)["ns"],
-                self._candidate_sample,
-                self.config.timing,
-                bound=self._bound,
-                throttled=self._throttled,
-                most_calls=self._most_calls(),
-            )
+            timing = self._measured(seeds)
         except ImplausibleTime as error:
             raise Stop("implausible_time", str(error)) from error
         after = self.process.compare(self.process.ask("last_output"), self.reference.after, self.reference)
         self._raise_for_bandwidth(timing)
         return timing, after
 
-    def _draw(self) -> int:
-        """Give both sides the same sets of inputs: as many as memory and time allow. Returns how many."""
+    def _measured(self, seeds: list[int]) -> Timing:
+        """All sides in turn. A compiled reference that is lost on the way leaves the other two, from the start."""
+        side = self.compiled.side(seeds) if self.compiled else None
+        while True:
+            try:
+                timing = measure(
+                    lambda calls: self.reference.ask("sample", calls=calls)["ns"],
+                    self._candidate_sample,
+                    self.config.timing,
+                    bound=self._bound,
+                    throttled=self._throttled,
+                    most_calls=self._most_calls(),
+                    compiled=side,
+                )
+                break
+            except Lost:
+                side = None
+        return timing if self.compiled is None or side else timing.model_copy(update={"compiled": self.compiled.absent()})
+
+    def _draw(self) -> list[int]:
+        """Give both sides the same sets of inputs: as many as memory and time allow. Returns their seeds."""
         least, most = SETS
         if self.reference.input_bytes + self.reference.output_bytes > LARGE_BYTES:
             least = 2
@@ -67,7 +89,7 @@ class PairedClock:
             self.reference.ask("timing_inputs", seeds=seeds[:count])
         self.process.ask("timing_inputs", seeds=seeds[:count])
         self.unseen = int(max(2, min(UNSEEN, room, DRAW_S / BOUND_REPEATS[1] / max(one_set_s, 1e-6))))
-        return count
+        return seeds[:count]
 
     def _most_calls(self) -> int:
         """The most calls in a sample. Where all sets of inputs fit into the GPU's cache, each is called once after it was flushed."""
@@ -86,6 +108,8 @@ class PairedClock:
         How many calls a round makes is drawn, so which one is the last, whose answer is compared, cannot be known before.
         """
         self.reference.ask("timing_inputs", seeds=[])  # its samples are taken: large inputs need the room
+        if self.compiled:
+            self.compiled.rest()
         wanted = min(max(self.sets, self.unseen), max(2, BOUND_NS / max(call_ns, 1.0)))
         overhead = self._message_ns()
         bounds: list[float] = []

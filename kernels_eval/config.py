@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, field_validator, model_serializer
+
+Baseline = Literal["eager", "compile"]
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
 class _Config(BaseModel):
@@ -50,7 +53,7 @@ class TimingConfig(_Config):
 
     min_pairs: int = Field(default=50, ge=2, description="ABBA half-pairs at least")
     min_side_s: float = Field(default=0.2, ge=0, description="seconds of samples on each side at least")
-    max_s: float = Field(default=20.0, gt=0, description="budget of one measurement, both sides together")
+    max_s: float = Field(default=20.0, gt=0, description="budget of one measurement, both sides together; half as much again for a third")
     interval_width: float = Field(default=0.02, gt=0, description="stop when the 95 % interval of log(ratio) is within +- this")
     precise_s: float = Field(
         default=0.2,
@@ -76,6 +79,31 @@ class TimingConfig(_Config):
         default=0.5, gt=0, lt=1, description="faster than this share of the time that its bytes need at peak bandwidth is implausible"
     )
     input_bytes: int = Field(default=256 << 20, gt=0, description="memory for the sets of inputs that timed calls rotate over, each side")
+    baselines: tuple[Baseline, ...] = Field(
+        default=("eager",), description="what a candidate is timed against; 'compile' adds the reference under torch.compile to the window"
+    )
+    compile_mode: CompileMode = Field(default="default", description="torch.compile's mode")
+    compile_s: float = Field(
+        default=300, gt=0, description="deadline of compiling one task's reference, which no candidate's deadline counts"
+    )
+
+    @property
+    def compiles(self) -> bool:
+        return "compile" in self.baselines
+
+    @field_validator("baselines")
+    @classmethod
+    def _with_eager(cls, value: tuple[Baseline, ...]) -> tuple[Baseline, ...]:
+        """The verdict's own speedup is against eager PyTorch, so that baseline is always there; the order means nothing."""
+        if "eager" not in value:
+            raise ValueError("'eager' must be among the baselines: ('eager',) or ('eager', 'compile')")
+        return ("eager", "compile") if "compile" in value else ("eager",)
+
+    @model_serializer(mode="wrap")
+    def _as_it_was(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a second baseline nothing about it is written: every hash over such a configuration stays what it was."""
+        left_out = () if self.compiles else ("baselines", "compile_mode", "compile_s")
+        return {name: value for name, value in dump(self).items() if name not in left_out}
 
 
 class LimitsConfig(_Config):

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kernels_eval.baseline import CompiledReference
 from kernels_eval.checks import correctness as checks
 from kernels_eval.clock import PairedClock
 from kernels_eval.config import EvalConfig
@@ -76,6 +77,7 @@ class Runner:
         self.builder = confined_builder(config, cache, cuda_arch)
         self._server = server
         self._reference: ReferenceProcess | None = None
+        self._compiled: CompiledReference | None = None
         self._spares = Spares(config, device, ahead=device.startswith("cuda") if ahead is None else ahead)
         self._medians: dict[str, float] = {}
 
@@ -148,9 +150,11 @@ class Runner:
                 with spent.on("attribution_s"):
                     self._behaviour(process, facts)
                 if self.config.time_correct:
+                    with spent.on("reference_s"):
+                        compiled = self._compiled_for(reference, believed)
                     with spent.on("timing_s"):
                         self._spares.settle()
-                        self._time(task, reference, process, facts)
+                        self._time(task, PairedClock(reference, process, self.config, self.device, compiled), facts)
                 with spent.on("attribution_s"):
                     self._behaviour(process, facts)
                     self._ornamental(process, facts)
@@ -267,9 +271,9 @@ class Runner:
         for name in changed:
             _flag(facts, f"changes:{one_line(name)[:40]}")
 
-    def _time(self, task: KernelTask, reference: ReferenceProcess, process: CandidateProcess, facts: dict[str, Any]) -> None:
+    def _time(self, task: KernelTask, clock: PairedClock, facts: dict[str, Any]) -> None:
         """Both sides in turn; then once more unseen inputs under the parent's clock, whose last answer must be right."""
-        clock = PairedClock(reference, process, self.config, self.device)
+        reference, process = clock.reference, clock.process
         timing, after = clock.measure()
         outcome = checks.judge(after, reference.precision, self.config.correctness)
         if outcome != "ok":
@@ -346,7 +350,19 @@ class Runner:
         self._reference.open(believed)
         return self._reference
 
+    def _compiled_for(self, reference: ReferenceProcess, believed: frozenset[str]) -> CompiledReference | None:
+        """The second baseline of this reference, where it is asked for: compiled for the first candidate that is to be timed, and kept."""
+        if not self.config.timing.compiles:
+            return None
+        if self._compiled is None:
+            self._compiled = CompiledReference(reference, self.config, self.device)
+        self._compiled.open(self.server, believed)
+        return self._compiled
+
     def _drop_reference(self) -> None:
+        if self._compiled:
+            self._spares.bury(self._compiled.close)
+            self._compiled = None
         if self._reference:
             self._spares.bury(self._reference.close)
             self._reference = None

@@ -199,6 +199,31 @@ def candidate_id(
     return stable_hash([task.code, generator, sampling.identity, sample_index, response, *later])
 
 
+class CompiledBaseline(Record):
+    """The reference under torch.compile, timed in the same window as the candidate; where there is no such time, `why_not` says why.
+
+    `speedup` = reference_ms / candidate_ms with this reference_ms, a median in milliseconds per forward call; its bounds are those of 95 %
+    confidence, made as those of `Timing`.
+    """
+
+    mode: str = Field(description="torch.compile's mode")
+    reference_ms: float | None = Field(default=None, gt=0)
+    speedup: float | None = Field(default=None, gt=0)
+    speedup_lower: float | None = Field(default=None, gt=0)
+    speedup_upper: float | None = Field(default=None, gt=0)
+    drift: float | None = Field(default=None, description="relative change of its median, first to last third of the window")
+    graphs: int | None = Field(default=None, ge=1, description="graphs that were compiled; more than one: it is broken by Python between")
+    compile_s: float | None = Field(default=None, ge=0, description="seconds that compiling took; 0 where an earlier candidate's was used")
+    why_not: str = ""
+
+    @model_validator(mode="after")
+    def _numbers_or_reason(self) -> CompiledBaseline:
+        numbers = (self.reference_ms, self.speedup, self.speedup_lower, self.speedup_upper)
+        if any(number is None for number in numbers) != bool(self.why_not) or (self.why_not and any(numbers)):
+            raise ValueError("a compiled baseline has either all of its numbers or a reason why not")
+        return self
+
+
 class Timing(Record):
     """Paired, interleaved measurement of reference and candidate. All latencies are medians in milliseconds per forward call.
 
@@ -216,6 +241,12 @@ class Timing(Record):
     clock_bound_ms: float = Field(gt=0, description="candidate's latency on unseen inputs by the parent's clock, which nobody can forge")
     drift: float = Field(default=0.0, description="relative change of the reference's median, first to last third of the window")
     throttled: bool | None = Field(default=None, description="did the GPU report lowered clocks; None where it cannot say")
+    compiled: CompiledBaseline | None = Field(default=None, description="None where torch.compile was not asked for as a baseline")
+
+    @model_serializer(mode="wrap")
+    def _what_was_asked(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a baseline that nobody asked for: such a verdict is written as it always was."""
+        return {name: value for name, value in dump(self).items() if name != "compiled" or value is not None}
 
 
 class Correctness(Record):

@@ -241,18 +241,11 @@ class Reference(Side):
     def do_compare(self, trial: str, path: str) -> dict[str, Any]:
         """Measure the candidate's bytes (in the exchange file `path`, or in the device memory that it shares) against this trial, and
         against every earlier one."""
-        expected = self.expected[trial]
-        memory = self.shared
-        if memory is None:
-            with open(path, "r+b") as handle:
-                memory = HostMemory(handle.fileno())
-        actual = read(memory, expected["reference"])
+        actual = read(self.shared or _host_memory(path), self.expected[trial]["reference"])
         digest = hashlib.blake2b(digest_size=16)
         for tensor in actual:
             digest.update(tensor.flatten().view(torch.uint8)[:DIGEST_BYTES].cpu().numpy().tobytes())
-        measured = correctness.merge(
-            [correctness.measure(a, o, r) for a, o, r in zip(actual, expected["oracle"], expected["reference"], strict=True)]
-        )
+        measured = self._measured(trial, actual)
         measured["equals_trial"] = [
             name
             for name, other in self.expected.items()
@@ -266,6 +259,24 @@ class Reference(Side):
         del actual
         self.give_back_memory()
         return measured
+
+    def do_measure(self, trial: str, path: str) -> dict[str, Any]:
+        """Measure the bytes in the file `path` against this trial: those of our own compiled side, of which nothing is remembered."""
+        actual = read(_host_memory(path), self.expected[trial]["reference"])
+        measured = self._measured(trial, actual)
+        del actual
+        self.give_back_memory()
+        return measured
+
+    def _measured(self, trial: str, actual: list[torch.Tensor]) -> dict[str, Any]:
+        expected = self.expected[trial]
+        pairs = zip(actual, expected["oracle"], expected["reference"], strict=True)
+        return correctness.merge([correctness.measure(a, o, r) for a, o, r in pairs])
+
+
+def _host_memory(path: str) -> HostMemory:
+    with open(path, "r+b") as handle:
+        return HostMemory(handle.fileno())
 
 
 def _measure_zeros(oracle: torch.Tensor, reference: torch.Tensor) -> dict[str, Any]:

@@ -52,6 +52,20 @@ CANDIDATES = pa.schema(
     ]
 )
 
+COMPILED = pa.struct(
+    [
+        ("mode", pa.string()),
+        ("reference_ms", pa.float64()),
+        ("speedup", pa.float64()),
+        ("speedup_lower", pa.float64()),
+        ("speedup_upper", pa.float64()),
+        ("drift", pa.float64()),
+        ("graphs", pa.int64()),
+        ("compile_s", pa.float64()),
+        ("why_not", pa.string()),
+    ]
+)
+
 TIMING = pa.struct(
     [
         ("reference_ms", pa.float64()),
@@ -64,6 +78,7 @@ TIMING = pa.struct(
         ("clock_bound_ms", pa.float64()),
         ("drift", pa.float64()),
         ("throttled", pa.bool_()),
+        ("compiled", COMPILED),  # null where torch.compile was not asked for as a baseline
     ]
 )
 

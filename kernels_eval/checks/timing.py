@@ -1,8 +1,9 @@
 """Paired measurement and its statistics.
 
 The reference and the candidate are separate processes; the parent asks each in turn for a sample, in ABBA order, so slow drift of the
-machine hits both alike. Guarantees: at least the configured pairs, an interval with every speedup, and a bound by the parent's own clock
-that the candidate cannot forge. Statistics are pure functions of the samples.
+machine hits both alike. A second baseline takes its turn between them (ACBBCA), in the same window and with as many calls. Guarantees: at
+least the configured pairs, an interval with every speedup, and a bound by the parent's own clock that the candidate cannot forge.
+Statistics are pure functions of the samples.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from kernels_eval.config import TimingConfig
-from kernels_eval.records import Timing
+from kernels_eval.records import CompiledBaseline, Timing
 
 Sampler = Callable[[int], int]
 """Given a number of forward calls, runs them as one sample and returns nanoseconds as the process itself measured."""
@@ -38,6 +40,14 @@ class _Side:
         self.reported.append(max(1, int(self.sample(calls))))
 
 
+@dataclass(frozen=True)
+class CompiledSampler:
+    """The reference under torch.compile: its sampler, and what its record says besides the times."""
+
+    sample: Sampler
+    facts: dict[str, Any]
+
+
 CpuClock = Callable[[], int]
 """Nanoseconds of processor time the candidate's processes have used so far, as the kernel counts them."""
 
@@ -52,11 +62,13 @@ def measure(
     throttled: Callable[[], bool | None] = lambda: None,
     most_calls: int = MOST_CALLS,
     seed: int = 0,
+    compiled: CompiledSampler | None = None,
 ) -> Timing:
     """Measure both sides until the 95 % interval of log(speedup) is narrow enough or the budget is spent.
 
-    The budget is `max_s`, and `precise_s` where the interval of `precise_pairs` is narrow enough by then: more samples of slow calls would
-    sharpen what the spread between processes blurs anyway. A sample holds `most_calls` calls at most.
+    With `compiled`, all three sides until both intervals are, for half as long again. The budget is `max_s`, and `precise_s` where the
+    interval of `precise_pairs` is narrow enough by then: more samples of slow calls would sharpen what the spread between processes blurs
+    anyway. A sample holds `most_calls` calls at most.
 
     `bound(call_ns)` measures nanoseconds a call by a clock that the candidate cannot reach, on inputs it has not seen; without it the same
     samples are bounded. `cpu_clock` is given where the work is done on the processor: on a busy machine it, not the wall, is the fair
@@ -64,40 +76,52 @@ def measure(
     `clock_bound_share` of the bound.
     """
     a, b = _Side(reference), _Side(candidate)
-    calls = _calls_per_sample(a, b, config, most_calls)
+    baselines = [a] if compiled is None else [a, _Side(compiled.sample)]
+    calls = _calls_per_sample([*baselines, b], config, most_calls)
+    order = [*baselines, b]
     slowed = [throttled()]
     started = time.monotonic()
     while True:
-        for side in (a, b, b, a):
+        for side in (*order, *reversed(order)):
             side.take(calls)
-        pairs, elapsed = len(a.reported), time.monotonic() - started
-        enough = pairs >= config.min_pairs and min(sum(a.reported), sum(b.reported)) >= config.min_side_s * 1e9
+        pairs, elapsed = len(a.reported), (time.monotonic() - started) * 2 / len(order)
+        enough = pairs >= config.min_pairs and min(sum(side.reported) for side in order) >= config.min_side_s * 1e9
         precise = pairs >= config.precise_pairs and elapsed >= config.precise_s
         if elapsed >= config.max_s and pairs >= 4:
             break
         if (enough or precise) and pairs % 10 == 0:
-            low, high = log_ratio_interval(a.reported, b.reported, resamples=200, seed=seed)
-            if (high - low) / 2 <= config.interval_width:
+            ends = [log_ratio_interval(side.reported, b.reported, resamples=200, seed=seed) for side in baselines]
+            if all((high - low) / 2 <= config.interval_width for low, high in ends):
                 break
     slowed.append(throttled())
-    low, high = log_ratio_interval(a.reported, b.reported, resamples=config.bootstrap, seed=seed)
-    reference_ns, candidate_ns = float(np.median(a.reported)), float(np.median(b.reported))
-    low, high = widened(low, high, float(np.log(reference_ns / candidate_ns)), config.process_spread)
+    candidate_ns = float(np.median(b.reported))
+    against = [_against(side, b, calls, config, seed) for side in baselines]
     bound = bound or (lambda call_ns: _clock_bound(candidate, call_ns, calls, cpu_clock))
     least = _plausible_bound(candidate, candidate_ns / calls, calls, config, bound)
-    speedup = reference_ns / candidate_ns
     return Timing(
-        reference_ms=reference_ns / calls / 1e6,
+        **against[0],
         candidate_ms=candidate_ns / calls / 1e6,
-        speedup=speedup,
-        speedup_lower=min(float(np.exp(low)), speedup),
-        speedup_upper=max(float(np.exp(high)), speedup),
         pairs=len(a.reported),
         calls_per_sample=calls,
         clock_bound_ms=max(least, 1.0) / 1e6,
-        drift=drift(a.reported),
         throttled=None if None in slowed else any(slowed),
+        compiled=CompiledBaseline(**compiled.facts, **against[1]) if compiled else None,
     )
+
+
+def _against(baseline: _Side, candidate: _Side, calls: int, config: TimingConfig, seed: int) -> dict[str, float]:
+    """What the candidate is worth against one baseline: its latency in ms a call, the speedup with its widened interval, its drift."""
+    low, high = log_ratio_interval(baseline.reported, candidate.reported, resamples=config.bootstrap, seed=seed)
+    baseline_ns, candidate_ns = float(np.median(baseline.reported)), float(np.median(candidate.reported))
+    low, high = widened(low, high, float(np.log(baseline_ns / candidate_ns)), config.process_spread)
+    speedup = baseline_ns / candidate_ns
+    return {
+        "reference_ms": baseline_ns / calls / 1e6,
+        "speedup": speedup,
+        "speedup_lower": min(float(np.exp(low)), speedup),
+        "speedup_upper": max(float(np.exp(high)), speedup),
+        "drift": drift(baseline.reported),
+    }
 
 
 def widened(low: float, high: float, middle: float, spread: float) -> tuple[float, float]:
@@ -125,13 +149,13 @@ def log_ratio_interval(
     return float(low), float(high)
 
 
-def _calls_per_sample(a: _Side, b: _Side, config: TimingConfig, most_calls: int) -> int:
-    """Warm both sides until two consecutive medians of 3 agree within 1 % (or a quarter of `precise_s` is spent on one), then batch calls
+def _calls_per_sample(sides: list[_Side], config: TimingConfig, most_calls: int) -> int:
+    """Warm all sides until two consecutive medians of 3 agree within 1 % (or a quarter of `precise_s` is spent on one), then batch calls
     until the shorter sample is long enough.
 
     The batch grows by what the parent's clock sees, too: a side that reports next to nothing does not get a million calls.
     """
-    for side in (a, b):
+    for side in sides:
         last, spent = 0.0, 0
         for _ in range(WARM_ROUNDS):
             for _ in range(3):
@@ -141,7 +165,7 @@ def _calls_per_sample(a: _Side, b: _Side, config: TimingConfig, most_calls: int)
             if (last and abs(now - last) <= 0.01 * last) or spent > min(config.max_s / 8, config.precise_s / 4) * 1e9:
                 break
             last = now
-    faster = min((a, b), key=lambda side: min(side.reported))
+    faster = min(sides, key=lambda side: min(side.reported))
     calls, wanted = 1, config.sample_us * 1e3
     shortest, wall = float(min(faster.reported)), 0
     while shortest < wanted and wall < 20 * wanted and calls < most_calls:
@@ -149,7 +173,7 @@ def _calls_per_sample(a: _Side, b: _Side, config: TimingConfig, most_calls: int)
         started = time.perf_counter_ns()
         faster.take(calls)
         wall, shortest = wall + time.perf_counter_ns() - started, float(faster.reported[-1])
-    for side in (a, b):
+    for side in sides:
         side.reported.clear()
     return calls
 

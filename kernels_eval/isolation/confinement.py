@@ -67,7 +67,7 @@ def confine(message: dict[str, Any], layers: Collection[str], read: Collection[s
         TORCHINDUCTOR_CACHE_DIR=f"{work}/inductor", CUDA_CACHE_PATH=f"{work}/cuda", USER="candidate", LOGNAME="candidate",
     )  # fmt: skip
     tempfile.tempdir = work  # found before the fork, and remembered
-    _limit(limits, endless=message["spawn"] == "reference", private="namespace:user" in layers)
+    _limit(limits, endless=message["spawn"] in ("reference", "compiled"), private="namespace:user" in layers)
     _close_others(keep)
     if not LINUX:
         return

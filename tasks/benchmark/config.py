@@ -29,3 +29,7 @@ class BenchmarkConfig(BaseModel):
     ks: tuple[int, ...] = Field(default=(1, 5, 10), description="k of pass@k; one above samples_per_task is not estimated")
     ps: tuple[float, ...] = Field(default=(0.0, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0), description="p of fast_p")
     resamples: int = Field(default=2000, ge=100, description="bootstrap resamples over tasks")
+    operator_times: bool = Field(
+        default=False,
+        description="profile the references, to say which operators correct answers replace; seconds a task, 4 more on a GPU",
+    )

@@ -15,13 +15,14 @@ from pydantic import Field
 from kernels_eval.metrics import wilson_interval
 from kernels_eval.records import Record
 from tasks.benchmark.breakdown import GroupRow, gap
+from tasks.benchmark.replaced import called_operators, replaced_share
 from tasks.benchmark.samples import Track
 from tasks.benchmark.scoring import ScoreRow
 
 if TYPE_CHECKING:
     import polars as pl
 
-Sign = Literal["level_gap", "correct_but_slow", "verbose", "cut_off"]
+Sign = Literal["level_gap", "correct_but_slow", "verbose", "cut_off", "replaced"]
 
 # From where on a number is worth a sentence: our choices. The paper says which signs there are, not how large they must be.
 LEVEL_POINTS = 0.10  # Exec of level 2 minus that of level 1
@@ -32,6 +33,7 @@ MORE_POINTS = 0.05  # share of flagged outputs above the baseline's
 MANY = 0.2  # share of flagged outputs, where there is no baseline
 LONGER = 1.5  # median length over the baseline's
 CUT_OFF = 0.1  # share of answers that the token limit ended
+FEW_READ = 5  # correct answers below which nothing is said of what they replace
 
 BAD_TRACES = {
     "self_doubting": "are self-doubting",
@@ -69,12 +71,14 @@ def diagnose(
     verdicts: pl.DataFrame | None = None,
     baseline: str | None = None,
     track: Track = "custom_kernel",
+    time_by_operator: Mapping[str, Mapping[str, float]] | None = None,
 ) -> tuple[Finding, ...]:
     """Every signature of every model that the numbers show, models in the order of `scores`, at the smallest k.
 
     `groups` come from `score_groups`, `speedups` from `distribution`. `traces` maps a model to how its outputs read, `training` is the same
     of the training set, and `single_operator` counts its samples on single operators, and all of them. `verdicts` are those scored
-    (columns model and reason). Training is only blamed for what a model that is not `baseline` does.
+    (columns model and reason). `time_by_operator` maps a task to the shares of its reference's time (tasks.profiling); `verdicts` needs the
+    columns task_id, status and code then. Training is only blamed for what a model that is not `baseline` does.
     """
     ks = [row.k for row in scores if row.k is not None]
     found: list[Finding | None] = []
@@ -88,6 +92,8 @@ def diagnose(
             found.append(verbose(model, traces[model], before=before, before_name=baseline or "", training=training if trained else None))
         if verdicts is not None:
             found.append(cut_off(model, verdicts))
+        if verdicts is not None and time_by_operator:
+            found.append(replaced(model, verdicts, time_by_operator))
     return tuple(finding for finding in found if finding is not None)
 
 
@@ -181,6 +187,39 @@ def cut_off(model: str, verdicts: pl.DataFrame) -> Finding | None:
         "raise max_tokens, or read the scores as a lower bound."
     )
     return Finding(sign="cut_off", model=model, sentence=said, numbers={"share": share})
+
+
+def replaced(model: str, verdicts: pl.DataFrame, time_by_operator: Mapping[str, Mapping[str, float]]) -> Finding | None:
+    """Which operators correct answers replace, against where their references spend their time.
+
+    Read from the source (tasks.benchmark.replaced says what that misses). Wilson's interval takes answers as independent trials. None where
+    fewer than FEW_READ correct answers could be read.
+    """
+    import polars as pl
+
+    if "code" not in verdicts.columns:
+        return None
+    own = verdicts.filter(pl.col("model") == model, pl.col("status") == "correct", pl.col("code").is_not_null())
+    shares, hits, largest = [], 0, []
+    for task_id, code in own.select("task_id", "code").iter_rows():
+        spent, called = time_by_operator.get(task_id), called_operators(code)
+        if not spent or called is None:
+            continue
+        share, main = replaced_share(spent, called)
+        shares.append(share)
+        hits += main
+        largest.append(max(spent.values()))
+    if len(shares) < FEW_READ:
+        return None
+    part, (lower, upper) = hits / len(shares), wilson_interval(hits, len(shares))
+    most, gone = sum(largest) / len(largest), sum(shares) / len(shares)
+    said = (
+        f"{model}: {_percent(part)} of {len(shares):,} correct answers (95 % interval {_percent(lower)} to {_percent(upper)}) replace the "
+        f"operator in which the reference spends most of its time ({_percent(most)} of it on average); what they replace takes "
+        f"{_percent(gone)} of the reference's time. Read from the source, not from a run."
+    )
+    numbers = {"share": part, "lower": lower, "upper": upper, "main_operator_share": most, "replaced_time_share": gone}
+    return Finding(sign="replaced", model=model, sentence=said, numbers=numbers)
 
 
 def _stands_out(now: Traces, before: Traces | None, name: str) -> bool:

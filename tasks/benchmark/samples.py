@@ -23,6 +23,9 @@ Track = Literal["any", "custom_kernel"]
 TRACKS: tuple[Track, ...] = get_args(Track)
 Rule = Literal["concur", "kernelbench_v0", "kernelbench_v0.1"]
 RULES: tuple[Rule, ...] = get_args(Rule)
+Baseline = Literal["eager", "compile"]
+BASELINES: tuple[Baseline, ...] = get_args(Baseline)
+"""What a speedup is against: the reference as it is, or under torch.compile where verification timed that too."""
 COLUMNS = ("model", "task_id", "status", "reason", "outputs_match", "timing")
 RULE_COLUMNS = ("correctness", "custom_kernels")
 
@@ -47,14 +50,17 @@ class Sample(NamedTuple):
 Samples = Mapping[str, Sequence[Sample]]
 
 
-def samples_by_model(frame: pl.DataFrame, *, rule: Rule = "concur", count_degenerate: bool = False) -> dict[str, dict[str, list[Sample]]]:
+def samples_by_model(
+    frame: pl.DataFrame, *, rule: Rule = "concur", count_degenerate: bool = False, baseline: Baseline = "eager"
+) -> dict[str, dict[str, list[Sample]]]:
     """model -> task_id -> samples; models in order of first appearance, tasks sorted so that bootstrap draws pair up between models.
 
     `frame` has one row a verdict: `COLUMNS`, and for KernelBench's rules `RULE_COLUMNS`; where it has `candidate_id` and `device`, these
     are checked. Rules: "concur" takes the verdict; "kernelbench_v0" and "kernelbench_v0.1" take every sample that ran and whose outputs on
     the task's own inputs are within 1e-2 or 1e-4 of the reference (atol = rtol), whatever else verification found; on the track
     "custom_kernel" one that was rejected, or launched no kernel of its own, does not count. `count_degenerate` keeps degenerate tasks;
-    what was not judged there is not right. Raises UsageError for a missing column, a candidate that a model has twice, or two devices.
+    what was not judged there is not right. With the `baseline` "compile" speedups are those against the compiled reference, and the tasks
+    of `uncompiled_tasks` are left out. Raises UsageError for a missing column, a candidate that a model has twice, or two devices.
     """
     needed = COLUMNS if rule == "concur" else (*COLUMNS, *RULE_COLUMNS)
     missing = [name for name in needed if name not in frame.columns]
@@ -62,11 +68,12 @@ def samples_by_model(frame: pl.DataFrame, *, rule: Rule = "concur", count_degene
         raise UsageError(f"scoring needs the columns {', '.join(missing)}", "join verdicts with a column `model`")
     require_scorable(frame)
     excluded = set(excluded_tasks(frame, count_degenerate=count_degenerate))
+    excluded.update(uncompiled_tasks(frame) if baseline == "compile" else ())
     found: dict[str, dict[str, list[Sample]]] = {}
     for row in frame.select(needed).iter_rows(named=True):
         tasks = found.setdefault(row["model"], {})
         if row["task_id"] not in excluded:
-            tasks.setdefault(row["task_id"], []).append(_sample(row, rule))
+            tasks.setdefault(row["task_id"], []).append(_sample(row, rule, baseline))
     return {model: dict(sorted(tasks.items())) for model, tasks in found.items()}
 
 
@@ -109,6 +116,46 @@ def excluded_tasks(frame: pl.DataFrame, *, count_degenerate: bool = False) -> li
     return sorted(broken["task_id"].unique().to_list())
 
 
+def baselines_of(frame: pl.DataFrame) -> tuple[Baseline, ...]:
+    """The baselines that these verdicts have times of: always "eager", and "compile" where at least one verdict was timed against it."""
+    return BASELINES if _with_compiled(frame, measured=True).height else BASELINES[:1]
+
+
+def uncompiled_tasks(frame: pl.DataFrame) -> list[str]:
+    """Tasks whose compiled reference was asked for and could never be timed (it does not compile, say): no model has a speedup against it.
+    Sorted."""
+    asked = set(_with_compiled(frame, measured=False)["task_id"])
+    return sorted(asked - set(_with_compiled(frame, measured=True)["task_id"]))
+
+
+def not_compared(frame: pl.DataFrame, model: str) -> int:
+    """Timed verdicts of a model that were not asked to be timed against the compiled reference at all."""
+    import polars as pl
+
+    own = frame.filter(pl.col("model") == model)
+    return _timed(own).height - _with_compiled(own, measured=False).height
+
+
+def _timed(frame: pl.DataFrame) -> pl.DataFrame:
+    import polars as pl
+
+    if not isinstance(frame.schema.get("timing"), pl.Struct):
+        return frame.clear()
+    return frame.filter(pl.col("timing").struct.field("speedup").is_not_null())
+
+
+def _with_compiled(frame: pl.DataFrame, *, measured: bool) -> pl.DataFrame:
+    """Rows with a record of the compiled baseline; with `measured` those where it has a time. Tables from before it was there have none."""
+    import polars as pl
+
+    timing = frame.schema.get("timing")
+    inner = next((field.dtype for field in timing.fields if field.name == "compiled"), None) if isinstance(timing, pl.Struct) else None
+    if not isinstance(inner, pl.Struct):
+        return frame.clear()
+    record = pl.col("timing").struct.field("compiled")
+    return _timed(frame).filter(record.struct.field("speedup" if measured else "mode").is_not_null())
+
+
 def missing_tasks(samples: Mapping[str, Samples]) -> dict[str, list[str]]:
     """model -> tasks that some other model of the same frame answered and this one did not. Sorted; models without any are left out."""
     every = {task for tasks in samples.values() for task in tasks}
@@ -133,9 +180,10 @@ def why_not(samples: Samples, k: int) -> str:
     return f"pass@{k} needs {k} samples of each task; {len(short):,} of {len(samples):,} tasks have fewer (the least: {min(short)})"
 
 
-def _sample(row: Mapping[str, Any], rule: Rule) -> Sample:
+def _sample(row: Mapping[str, Any], rule: Rule, baseline: Baseline = "eager") -> Sample:
     """For "concur" this mirrors Verdict.correct_any, Verdict.correct_custom and Verdict.speedup."""
-    speedup = (row["timing"] or {}).get("speedup") or 0.0
+    timing = row["timing"] or {}
+    speedup = (timing if baseline == "eager" else timing.get("compiled") or {}).get("speedup") or 0.0
     custom = row["status"] == "correct"
     if rule == "concur":
         alien = row["status"] == "rejected" and row["reason"] == "no_custom_kernel" and row["outputs_match"] is True

@@ -21,16 +21,21 @@ from kernels_eval.metrics import Interval, bootstrap_interval, hierarchical_inte
 from kernels_eval.records import Record
 from tasks.benchmark.comparing import LEVEL, ComparisonRow, compare, compare_all, metric_name
 from tasks.benchmark.samples import (
+    BASELINES,
     COLUMNS,
     RULES,
     TRACKS,
+    Baseline,
     Rule,
     Samples,
     Track,
+    baselines_of,
     excluded_tasks,
     missing_tasks,
+    not_compared,
     rates,
     samples_by_model,
+    uncompiled_tasks,
     why_not,
 )
 
@@ -38,21 +43,25 @@ if TYPE_CHECKING:
     import polars as pl
 
 __all__ = [
+    "BASELINES",
     "COLUMNS",
     "GEOMETRIC_MEAN",
     "QUANTILES",
     "RULES",
     "TRACKS",
+    "Baseline",
     "ComparisonRow",
     "Rule",
     "ScoreRow",
     "Track",
+    "baselines_of",
     "compare",
     "compare_all",
     "distribution",
     "excluded_tasks",
     "metric_name",
     "score",
+    "uncompiled_tasks",
     "variants",
 ]
 
@@ -66,6 +75,7 @@ class ScoreRow(Record):
 
     `lower` and `upper` bound `value` with 95 % confidence by the named method: a bootstrap over tasks (or "hierarchical": over tasks, then
     samples within them), or Wilson's interval with one trial a task where all tasks agree and the bootstrap would collapse to a point.
+    `baseline` is what speedups are against: PyTorch as the task is written, or the same under torch.compile.
     `missing` counts tasks that other models of the same frame answered and this one did not. Where `value` is None, `why_not` says why.
     """
 
@@ -84,6 +94,7 @@ class ScoreRow(Record):
     over: Over = Field(default="tasks", description="what the bootstrap drew; the geometric mean's always draws tasks")
     missing: int = 0
     why_not: str = ""
+    baseline: Baseline = "eager"
 
 
 def score(
@@ -96,29 +107,42 @@ def score(
     rule: Rule = "concur",
     count_degenerate: bool = False,
     over: Over = "tasks",
+    baseline: Baseline = "eager",
 ) -> list[ScoreRow]:
-    """All scores of all models, by model (in order of first appearance), track, metric and k.
+    """All scores of all models against one baseline, by model (in order of first appearance), track, metric and k.
 
     `frame` has one row per verdict with a column `model` beside those of tasks.schemas.VERDICTS (`COLUMNS` names those read; the rules of
     KernelBench and `count_degenerate` are described at `samples_by_model`). pass@k is the unbiased estimator per task (Chen et al. 2021),
     averaged over tasks; for fast_p at k, a sample passes when speedup > p. With k above the number of samples of any task the row is there
     with value None and says so. The geometric mean is over all correct, timed samples of all tasks (k None); its interval is always over
     tasks. A task with a `task_error` is left out for every model (`excluded_tasks` lists them); a task that a model has no sample of is
-    left out for that model and counted in `missing`. Raises UsageError for a frame that `samples_by_model` refuses.
+    left out for that model and counted in `missing`. With the `baseline` "compile" there are rows of fast_p with p above 0 and of the
+    geometric mean only (being right has no baseline), over the tasks whose reference could be timed under torch.compile; a model that was
+    not timed against it has rows without a value. Raises UsageError for a frame that `samples_by_model` refuses.
     """
     rows: list[ScoreRow] = []
-    known = samples_by_model(frame, rule=rule, count_degenerate=count_degenerate)
+    known = samples_by_model(frame, rule=rule, count_degenerate=count_degenerate, baseline=baseline)
+    wanted = [p for p in (None, *ps) if baseline == "eager" or p]
     absent = missing_tasks(known)
     for model, samples in known.items():
         facts: dict[str, Any] = {"model": model, "tasks": len(samples), "samples": sum(len(group) for group in samples.values())}
         facts |= {"rule": rule, "degenerate_counted": count_degenerate, "over": over, "missing": len(absent.get(model, ()))}
+        facts["baseline"] = baseline
+        unknown = _unknown(frame, model) if baseline == "compile" else {}
         for track in TRACKS:
-            for p in (None, *ps):
+            for p in wanted:
                 for k in ks:
-                    found = _rate(samples, track, p, k, over, seed, resamples)
+                    found = unknown or _rate(samples, track, p, k, over, seed, resamples)
                     rows.append(ScoreRow(**facts, track=track, metric=metric_name(p), k=k, **found))
-            rows.append(ScoreRow(**facts, track=track, metric=GEOMETRIC_MEAN, **_geometric_mean(samples, track, seed, resamples)))
+            found = unknown or _geometric_mean(samples, track, seed, resamples)
+            rows.append(ScoreRow(**facts, track=track, metric=GEOMETRIC_MEAN, **found))
     return rows
+
+
+def _unknown(frame: pl.DataFrame, model: str) -> dict[str, Any]:
+    """Why a model has no speedups against the compiled reference; empty where it has."""
+    count = not_compared(frame, model)
+    return {"why_not": f"{count:,} of its timed samples were not timed against torch.compile"} if count else {}
 
 
 def variants(frame: pl.DataFrame, *, ks: Sequence[int], seed: int = 0, resamples: int = 2000) -> list[ScoreRow]:
@@ -134,7 +158,14 @@ def variants(frame: pl.DataFrame, *, ks: Sequence[int], seed: int = 0, resamples
     return [row for row in rows if row.metric != GEOMETRIC_MEAN]
 
 
-def distribution(frame: pl.DataFrame, *, quantiles: Sequence[float] = QUANTILES, seed: int = 0, resamples: int = 2000) -> list[ScoreRow]:
+def distribution(
+    frame: pl.DataFrame,
+    *,
+    quantiles: Sequence[float] = QUANTILES,
+    seed: int = 0,
+    resamples: int = 2000,
+    baseline: Baseline = "eager",
+) -> list[ScoreRow]:
     """Quantiles of the speedup of correct, timed samples, as rows with the metric "speedup_q0.5" and so on, k None.
 
     All samples of all tasks are pooled, as for the geometric mean: a task with many correct samples has a larger say. Linear interpolation
@@ -142,11 +173,12 @@ def distribution(frame: pl.DataFrame, *, quantiles: Sequence[float] = QUANTILES,
     UsageError as `score` does.
     """
     rows: list[ScoreRow] = []
-    for model, samples in samples_by_model(frame).items():
+    for model, samples in samples_by_model(frame, baseline=baseline).items():
         for track in TRACKS:
             speeds = [np.array([s.speedup for s in group if s.passes(track, 0.0) and s.speedup > 0]) for group in samples.values()]
             known = [values for values in speeds if values.size]
             facts: dict[str, Any] = {"model": model, "track": track, "tasks": len(known), "samples": sum(map(len, known))}
+            facts["baseline"] = baseline
             drawn = _drawn_quantiles(known, quantiles, seed, resamples)
             for q, bounds in zip(quantiles, drawn, strict=True):
                 value = float(np.quantile(np.concatenate(known), q)) if known else None

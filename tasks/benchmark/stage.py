@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from kernels_eval.records import Record
 from tasks.benchmark.config import BenchmarkConfig
-from tasks.benchmark.scoring import ScoreRow, score
+from tasks.benchmark.scoring import Baseline, ScoreRow, baselines_of, score
 from tasks.store import Snapshot, SnapshotRef, code_version, fingerprint
 
 STAGE = "benchmark"
@@ -16,6 +16,7 @@ SCORES = pa.schema(
         ("model", pa.string()), ("track", pa.string()), ("metric", pa.string()), ("k", pa.int64()), ("value", pa.float64()),
         ("lower", pa.float64()), ("upper", pa.float64()), ("interval", pa.string()), ("tasks", pa.int64()), ("samples", pa.int64()),
         ("rule", pa.string()), ("over", pa.string()), ("why_not", pa.string()), ("degenerate_counted", pa.bool_()), ("missing", pa.int64()),
+        ("baseline", pa.string()),
     ]
 )  # fmt: skip
 READ = (
@@ -56,14 +57,18 @@ def planned(answers: list[Answers], config: BenchmarkConfig) -> Snapshot:
 
 
 def run(answers: list[Answers], config: BenchmarkConfig) -> SnapshotRef:
-    """A finished snapshot of scores, one row per model, track, metric and k."""
+    """A finished snapshot of scores, one row per model, track, metric and k, and where verdicts have times against the compiled reference,
+    per baseline."""
     snapshot = planned(answers, config)
     if not snapshot.finished:
-        rows = score(answers_frame(answers), ks=config.ks, ps=config.ps, resamples=config.resamples)
+        frame, asked = answers_frame(answers), {"ks": config.ks, "ps": config.ps, "resamples": config.resamples}
+        rows = [row for baseline in baselines_of(frame) for row in score(frame, baseline=baseline, **asked)]
         snapshot.append([row.model_dump() for row in rows] if not snapshot.parts() else [], SCORES)
         snapshot.publish(config=config, upstream=[a.verdicts.fingerprint for a in answers], rows=len(rows))
     return snapshot.ref
 
 
-def scores_of(ref: SnapshotRef) -> list[ScoreRow]:
-    return [ScoreRow.model_validate(row) for row in ref.open().read().iter_rows(named=True)]
+def scores_of(ref: SnapshotRef, baseline: Baseline = "eager") -> list[ScoreRow]:
+    """The scores against one baseline. Tables from before there were two are all against eager PyTorch."""
+    rows = [{name: value for name, value in row.items() if (name, value) != ("baseline", None)} for row in ref.open().read().to_dicts()]
+    return [row for row in map(ScoreRow.model_validate, rows) if row.baseline == baseline]

@@ -84,6 +84,7 @@ class ReportContext(Record):
     base_model: str = ""
     history: tuple[TrainingStep, ...] = ()
     scores: tuple[ScoreRow, ...] = ()
+    against_compile: tuple[ScoreRow, ...] = Field(default=(), description="scores with the baseline 'compile', where it was timed")
     comparisons: tuple[ComparisonRow, ...] = Field(default=(), description="what `compare` says of one model against another")
     breakdowns: tuple[GroupRow, ...] = Field(default=(), description="scores of groups of tasks, from `score_groups`")
     distributions: tuple[ScoreRow, ...] = Field(default=(), description="quantiles of speedups, from `distribution`")

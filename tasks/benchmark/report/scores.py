@@ -38,7 +38,8 @@ def scores_section(context: ReportContext) -> Section:
         "samples for that k, or nothing to average."
     )
     every = _score_table(context, [metric for metric in metrics_of(context) if metric != "exec"], ks, with_speedup=False)
-    blocks = [Text(intro), _score_table(context, shown, ks, with_speedup=True), *_comparison(context), Folded("Every fast_p", (every,))]
+    blocks = [Text(intro), _score_table(context, shown, ks, with_speedup=True), *_against_compile(context), *_comparison(context)]
+    blocks += [Folded("Every fast_p", (every,))]
     return Section("Scores on held-out tasks", (*blocks, *_breakdowns(context), *_speedups(context), *_variants(context)))
 
 
@@ -83,6 +84,27 @@ def _comparison(context: ReportContext) -> list[Block]:
     )
     note = "p: sign-flip permutation test over the tasks that both answered. Corrected: Holm's, for all comparisons of a track together."
     return [Table(header, cells), Text(note)]
+
+
+def _against_compile(context: ReportContext) -> list[Block]:
+    """fast_p and speedups once more, against the reference under torch.compile."""
+    columns = list(dict.fromkeys((row.metric, row.k) for row in context.against_compile))
+    if not columns:
+        return []
+    found: dict[tuple[str, str], dict[tuple[str, int | None], ScoreRow]] = {}
+    for row in context.against_compile:
+        found.setdefault((row.model, row.track), {})[row.metric, row.k] = row
+    rows = []
+    for (model, track), cells in found.items():
+        first = next(iter(cells.values()))
+        shown = (_quantile(cells[key]) if key[0] == GEOMETRIC_MEAN else percent(cells[key]) for key in columns)
+        rows.append((model, TRACK_NAMES[track], str(first.tasks), str(first.samples), *shown))
+    names = ("speedup of correct" if k is None else f"{label(metric)}@{k}" for metric, k in columns)
+    note = (
+        "Baseline torch.compile: the same references compiled, timed in the same window as the candidates. Tasks whose reference could not "
+        "be compiled are left out here; the tables above and below are against eager PyTorch."
+    )
+    return [Text(note), Table(("against torch.compile", "track", "tasks", "samples", *names), tuple(rows))]
 
 
 def _breakdowns(context: ReportContext) -> list[Block]:

@@ -1,0 +1,211 @@
+"""Which operators of a reference a candidate replaced, read from its source, against where the reference spends its time.
+
+Guarantees: static (nothing of a candidate is executed) and bounded by the size of the source; an operator counts as still called where
+anything that `ModelNew.forward` reaches in the same file names it: a layer, a function or method of torch, an arithmetic sign, `torch::` or
+`at::` in C++ text. Does not guarantee what runs. Counted as kept: what is called in a branch never taken, and arithmetic that is only done
+with Python's numbers. Counted as replaced: what C++ code calls as a method of a tensor, what is fetched by a computed name, and what a
+candidate writes with other operators of torch. Names are compared, not meanings: `linear` and `matmul` are one (a matrix product),
+`softmax` and `exp` are not.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Mapping
+
+BUILDERS = frozenset({"load_inline", "load"})
+TORCH = frozenset({"torch", "F", "nn", "functional"})
+HOLDERS = frozenset({"Sequential", "ModuleList", "ModuleDict", "Parameter", "ParameterList"})
+SIGNS: Mapping[type[ast.AST], str] = {
+    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.MatMult: "matmul", ast.USub: "neg",
+    ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne",
+}  # fmt: skip
+SAME = {
+    "product": "linear addmm addmv matmul mm bmm baddbmm addbmm mv einsum bilinear tensordot inner",
+    "convolution": "conv1d conv2d conv3d convolution convnd",
+    "transposedconvolution": "convtranspose1d convtranspose2d convtranspose3d",
+    "resampling": "interpolate upsample upsamplenearest upsamplebilinear upsamplebilinear2d upsamplenearest2d upsamplebicubic2d",
+    "div": "truedivide divide truediv",
+    "mul": "multiply",
+    "sub": "subtract rsub",
+    "norm": "vectornorm linalgvectornorm frobeniusnorm",
+    "concatenation": "cat concat concatenate",
+    "attention": "scaleddotproductattention multiheadattention",
+}
+"""Operators that are one to a reader, whatever they are called; underscores and capitals left out."""
+_SAME = {name: key for key, names in SAME.items() for name in names.split()}
+_NATIVE = re.compile(r"\b(?:torch|at)::(?:\w+::)*(\w+)\s*\(")
+_NORM_DIMENSIONS = re.compile(r"(batch|instance)norm[123]d$")
+
+QUIET = frozenset(
+    """empty emptylike emptystrided zeros zeroslike ones oneslike full fulllike view reshape t transpose permute expand slice select
+    unsqueeze squeeze detach alias clone copy to tocopy contiguous split chunk unbind arange triu tril item size liftfresh flatten
+    narrow""".split()
+)
+"""Views, copies and creation: what does not compute is not there to be replaced."""
+
+
+def operator_key(name: str) -> str:
+    """What operators are compared by: "nn.BatchNorm2d", "batch_norm" and "native_batch_norm" are one."""
+    plain = name.rsplit(".", 1)[-1].strip("_").replace("_", "").lower().removeprefix("native")
+    plain = _NORM_DIMENSIONS.sub(r"\1norm", plain)
+    plain = plain.removesuffix("loss") or plain
+    return _SAME.get(plain, plain)
+
+
+def called_operators(code: str, entry: str = "ModelNew") -> frozenset[str] | None:
+    """Keys of every operator that the class's `forward` still leaves to torch. None where the source does not parse or lacks the class."""
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    reader = _Reader(tree)
+    if entry not in reader.classes:
+        return None
+    reader.method(entry, "forward")
+    return frozenset(reader.called | {operator_key(name) for name in _NATIVE.findall(reader.text)})
+
+
+def replaced_share(shares: Mapping[str, float], called: Iterable[str]) -> tuple[float, bool]:
+    """The share of the reference's time in operators that are not called any more, and whether the one that takes most is among them.
+
+    `shares` are those of a reference by operator (tasks.profiling), `called` comes from `called_operators`.
+    """
+    still = set(called)
+    computing = {name: share for name, share in shares.items() if operator_key(name) not in QUIET}
+    if not computing:
+        return 0.0, False
+    gone = {name: share for name, share in computing.items() if operator_key(name) not in still}
+    return sum(gone.values()), max(computing, key=lambda name: computing[name]) in gone
+
+
+class _Reader:
+    """Follows calls from one method through the file, each function once."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+        self.functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and not _is_method(node, tree)}
+        self.imported = _imported(tree)
+        self.extensions = _extensions(tree)
+        self.text = "\n".join(node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+        self.called: set[str] = set()
+        self._seen: set[int] = set()
+
+    def method(self, owner: str, name: str) -> None:
+        """Read one method of a class, looked up in its bases within the file."""
+        node = self.classes.get(owner)
+        for _ in range(16):
+            if node is None:
+                return
+            found = next((part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == name), None)
+            if found is not None:
+                self._read(found, owner)
+                return
+            bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+            node = self.classes.get(bases[0]) if bases else None
+
+    def _read(self, function: ast.FunctionDef, owner: str) -> None:
+        if id(function) in self._seen:
+            return
+        self._seen.add(id(function))
+        layers = self._layers(owner)
+        for node in ast.walk(function):
+            if isinstance(node, ast.Call):
+                self._call(node.func, owner, layers)
+            elif isinstance(node, ast.BinOp | ast.AugAssign | ast.UnaryOp):
+                if type(node.op) in SIGNS and not _is_number(node):
+                    self._name(SIGNS[type(node.op)])
+            elif isinstance(node, ast.Compare):
+                for sign in node.ops:
+                    self._name(SIGNS.get(type(sign), ""))
+
+    def _call(self, called: ast.expr, owner: str, layers: Mapping[str, ast.expr]) -> None:
+        if isinstance(called, ast.Name):
+            if called.id in self.functions:
+                self._read(self.functions[called.id], "")
+            elif called.id in self.imported:
+                self._name(called.id)
+            return
+        if not isinstance(called, ast.Attribute):
+            return
+        path = _path(called)
+        if path[:1] == ["self"] and len(path) == 2:
+            if path[1] in layers:
+                self._layer(layers[path[1]])
+            else:
+                self.method(owner, path[1])
+        elif path and (path[0] in self.extensions or ".".join(path[:2]) in self.extensions):
+            return  # a function of the candidate's own library, whatever it is called
+        elif path[:2] == ["torch", "ops"] and path[2:3] != ["aten"]:
+            return
+        elif path and path[0] in self.classes and path[-1] == "apply":
+            self.method(path[0], "forward")
+        else:
+            self._name(called.attr)
+
+    def _layers(self, owner: str) -> dict[str, ast.expr]:
+        """What the class assigns to attributes of itself by calling something."""
+        found: dict[str, ast.expr] = {}
+        for node in ast.walk(self.classes[owner]) if owner in self.classes else ():
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+                for target in node.targets:
+                    if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
+                        found[target.attr] = node.value
+        return found
+
+    def _layer(self, made: ast.expr) -> None:
+        """A layer that is called: those of torch by their names, also inside a Sequential; a class of the file by its `forward`."""
+        for node in ast.walk(made):
+            if isinstance(node, ast.Call):
+                path = _path(node.func)
+                if path and path[0] in self.classes:
+                    self.method(path[0], "forward")
+                elif path and (path[0] in TORCH or path[0] in self.imported) and path[-1] not in HOLDERS:
+                    self._name(path[-1])
+
+    def _name(self, name: str) -> None:
+        if name:
+            self.called.add(operator_key(name))
+
+
+def _is_number(node: ast.AST) -> bool:
+    """Is it arithmetic on literals, such as the -1 of `dim=-1`?"""
+    operands = [getattr(node, name) for name in ("left", "right", "operand", "target", "value") if hasattr(node, name)]
+    return all(isinstance(each, ast.Constant) for each in operands)
+
+
+def _path(node: ast.expr) -> list[str]:
+    """["torch", "nn", "Linear"] of torch.nn.Linear; empty where something else than a name stands at its root."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return [node.id, *reversed(parts)] if isinstance(node, ast.Name) else []
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    """Names that come from torch itself, as in `from torch.nn.functional import gelu`."""
+    return {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch"
+        for alias in node.names
+    } - BUILDERS
+
+
+def _extensions(tree: ast.Module) -> set[str]:
+    """Names and attributes ("ext", "self.ext") that hold a library which the candidate builds, or another name of one."""
+    found: set[str] = set()
+    for _ in range(3):  # a name of a name of a library
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign):
+                value = node.value
+                built = isinstance(value, ast.Call) and (_path(value.func) or [""])[-1] in BUILDERS
+                if built or ".".join(_path(value)) in found:
+                    found.update(".".join(_path(target)) for target in node.targets if _path(target))
+    return found
+
+
+def _is_method(function: ast.FunctionDef, tree: ast.Module) -> bool:
+    return any(function in node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef))

@@ -1,0 +1,1 @@
+"""Where the references of tasks spend their time."""

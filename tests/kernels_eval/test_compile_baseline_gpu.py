@@ -1,0 +1,182 @@
+"""torch.compile as a second baseline on a GPU: inductor's Triton kernels beside CUDA candidates, and where references spend device time.
+
+    python -m pytest -m gpu tests/kernels_eval/test_compile_baseline_gpu.py
+
+Needs nvcc and Triton, and of Python torch, numpy, pydantic, psutil and pytest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from kernels_eval.config import TimingConfig
+from kernels_eval.isolation.sandbox import Child, ForkServer
+from kernels_eval.preparation import Preparer
+from kernels_eval.protocol import Runner
+from kernels_eval.records import CompiledBaseline, KernelTask, Language, Verdict
+from kernels_eval.worker import gpu_arch
+from tests.support import kernels
+from tests.support.kernels import QUICK, assert_reason, kernel_task, module, task_source
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+
+INPUTS = "[torch.randn(4096, 4096)]"
+CHAIN = kernel_task(task_source("return torch.tanh(x * 2.0 + 1.0) * 0.5 - x", inputs=INPUTS), "chain_gpu")
+"""Five operators of 64 MB each way: fused they move a fifth of the bytes."""
+BODY = "y[i] = tanhf(x[i] * 2.0f + 1.0f) * 0.5f - x[i];"
+LAUNCH = "  auto y = torch::empty_like(x);\n  const int n = x.numel();\n"
+LAUNCH += "  chain_kernel<<<(n + 255) / 256, 256>>>(x.data_ptr<float>(), y.data_ptr<float>(), n);\n  return y;\n"
+KERNEL = "__global__ void chain_kernel(const float* x, float* y, int n) {\n  const int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
+SOURCE = f"{KERNEL}  if (i < n) {BODY}\n}}\ntorch::Tensor chain(torch::Tensor x) {{\n{LAUNCH}}}\n"
+EXTENSION = (
+    f"load_inline(name='chain_gpu', cpp_sources='torch::Tensor chain(torch::Tensor x);', cuda_sources={SOURCE!r}, functions=['chain'])"
+)
+
+TRITON = """
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def chain_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    x = tl.load(x_ptr + offsets, mask=mask)
+    e = tl.exp(-2.0 * tl.abs(x * 2.0 + 1.0))
+    t = (1.0 - e) / (1.0 + e)
+    tl.store(y_ptr + offsets, tl.where(x * 2.0 + 1.0 < 0, -t, t) * 0.5 - x, mask=mask)
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        n = x.numel()
+        chain_kernel[(triton.cdiv(n, 1024),)](x, y, n, BLOCK=1024)
+        return y
+"""
+
+
+def made(mode: str = "default", **more: object) -> TimingConfig:
+    return TimingConfig.model_validate({"max_s": 1.5, "min_pairs": 6, "baselines": ("eager", "compile"), "compile_mode": mode, **more})
+
+
+class Bench:
+    def __init__(self, timing: TimingConfig) -> None:
+        limits = QUICK.limits.model_copy(update={"run_s": 30, "load_s": 60})
+        config = QUICK.model_copy(update={"limits": limits, "timing": timing})
+        self.preparer, self.runner = Preparer(config, cuda_arch=gpu_arch()), Runner(config, "cuda:0", cuda_arch=gpu_arch())
+
+    def __call__(self, code: str | None = None, task: KernelTask = CHAIN, language: Language = Language.CUDA, before: str = "") -> Verdict:
+        written = code or module("return ext.chain(x)", extension=EXTENSION, before=before)
+        candidate = kernels.candidate(task, written, language=language)
+        return self.runner.run(task, candidate, self.preparer.prepare(candidate, task))
+
+    def close(self) -> None:
+        self.preparer.close()
+        self.runner.close()
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    found = Bench(made())
+    yield found
+    found.close()
+
+
+def compiled_of(verdict: Verdict) -> CompiledBaseline:
+    assert_reason(verdict, "ok")
+    assert verdict.timing is not None and verdict.timing.compiled is not None
+    return verdict.timing.compiled
+
+
+def test_a_chain_of_operators_is_faster_compiled_and_a_fused_kernel_is_worth_less_against_it(bench: Bench) -> None:
+    verdict = bench()
+    compiled, timing = compiled_of(verdict), verdict.timing
+    assert compiled.why_not == "" and compiled.graphs == 1
+    assert compiled.reference_ms < 0.6 * timing.reference_ms, "inductor fuses five operators"
+    assert timing.speedup > 1.5 and compiled.speedup < 0.7 * timing.speedup
+    assert compiled.speedup_lower <= compiled.speedup <= compiled.speedup_upper
+    assert verdict.phases.timing_s < 20, "compiling is no part of the window"
+
+
+def test_the_next_candidates_of_the_task_share_the_compiled_reference(bench: Bench) -> None:
+    first = compiled_of(bench())
+    again = compiled_of(bench(before="# another candidate"))
+    triton = compiled_of(bench(TRITON, language=Language.TRITON))
+    assert again.compile_s < 0.1 and triton.compile_s < 0.1
+    assert again.reference_ms == pytest.approx(first.reference_ms, rel=0.2)
+    assert triton.reference_ms == pytest.approx(first.reference_ms, rel=0.2)
+
+
+def test_a_candidate_that_poisons_triton_and_inductor_poisons_its_own(bench: Bench) -> None:
+    """Triton's candidates may start programs and write caches; theirs are not those of the compiled side."""
+    before = "import glob, os\nfor root in glob.glob('/tmp/torchinductor_*') + [os.environ.get('TORCHINDUCTOR_CACHE_DIR', 'none')]:\n"
+    before += "    os.makedirs(root, exist_ok=True)\n    with open(root + '/poison', 'w') as handle:\n        handle.write('poison')\n"
+    before += "vars(triton)['compile'] = None\n"
+    poisoned = TRITON.replace("\n\n@triton.jit", f"\n{before}\n\n@triton.jit", 1)
+    verdict = bench(poisoned, language=Language.TRITON)
+    if verdict.status.value == "correct":
+        assert compiled_of(verdict).why_not == ""
+    after = compiled_of(bench(before="# after the poison"))
+    assert after.why_not == "" and after.reference_ms is not None
+
+
+def test_cuda_graphs_can_be_the_baseline() -> None:
+    """With reduce-overhead outputs are written over by the next call: the answers that are compared are copies."""
+    small = kernel_task(task_source("return torch.tanh(x * 2.0 + 1.0) * 0.5 - x", inputs="[torch.randn(64, 64)]"), "chain_small_gpu")
+    bench = Bench(made("reduce-overhead"))
+    try:
+        verdict = bench(task=small)
+        compiled = compiled_of(verdict)
+        assert compiled.why_not == "" and compiled.mode == "reduce-overhead"
+    finally:
+        bench.close()
+
+
+def test_a_reference_that_does_not_compile_in_time_costs_no_verdict() -> None:
+    bench = Bench(made(compile_s=0.05))
+    try:
+        assert "took longer than 0.05 s" in compiled_of(bench()).why_not
+    finally:
+        bench.close()
+
+
+def test_memory_of_the_compiled_side_is_given_back_with_its_reference(bench: Bench) -> None:
+    import torch
+
+    compiled_of(bench())
+    held = torch.cuda.mem_get_info()[0]
+    bench.runner._drop_reference()
+    bench.runner._spares.buried()
+    assert torch.cuda.mem_get_info()[0] > held, "two processes have ended"
+
+
+@pytest.fixture(scope="module")
+def profile() -> Iterator[Callable[[KernelTask], dict]]:
+    server = ForkServer(threads=1, readable=())
+
+    def ask(task: KernelTask) -> dict:
+        with Child(server, "profile", QUICK.limits) as child:
+            path = child.scratch / "task.py"
+            path.write_text(task.code)
+            asked = {"path": str(path), "entry_point": "Model", "init_form": "args", "device": "cuda:0", "threads": 1, "budget_s": 0.3}
+            return child.request("profile", timeout=60, **asked)
+
+    yield ask
+    server.close()
+
+
+def test_the_profile_is_of_device_time(profile: Callable[[KernelTask], dict]) -> None:
+    """A product of 4096 x 4096 matrices takes far longer on the device than an addition; on the processor both are a launch."""
+    answer = profile(kernel_task(task_source("return torch.matmul(x, x) + 1.0", inputs=INPUTS), "matmul_add_gpu"))
+    assert "error" not in answer, answer
+    if os.environ.get("CONCUR_NO_CUPTI"):
+        pytest.skip("CUPTI is known to be absent")
+    assert answer["clock"] == "device", "CUPTI gives no kernel times in a confined process: set CONCUR_NO_CUPTI=1 if that is known"
+    assert [each["name"] for each in answer["operators"][:2]] == ["matmul", "add"]
+    assert answer["operators"][0]["us"] > 3 * answer["operators"][1]["us"]

@@ -20,7 +20,7 @@ from tasks.benchmark.report import ReportContext, TrainingStep, build_report, ex
 from tasks.benchmark.scoring import compare_all, distribution, excluded_tasks, variants
 from tasks.benchmark.stage import answers_frame, scores_of
 from tasks.curation.stage import joined
-from tasks.store import Snapshot, SnapshotRef
+from tasks.store import Snapshot, SnapshotRef, code_version
 
 if TYPE_CHECKING:
     import polars as pl
@@ -46,7 +46,9 @@ def write_report(config: PipelineConfig, refreshed: Refreshed, trained: Snapshot
     The analysis is no part of what scores are made of: where it differs (it had failed, say), the report is written anew.
     """
     directory = benchmarked.scores.open().local_dir("report")
-    made_of = stable_hash([{name: ref["fingerprint"] for name, ref in _snapshots(refreshed).items()}, trained.fingerprint])
+    upstream = {name: ref["fingerprint"] for name, ref in _snapshots(refreshed).items()}
+    # the code too: scores stay when only their report changes
+    made_of = stable_hash([upstream, trained.fingerprint, code_version("tasks.benchmark", "flows.report")])
     marker = directory / MADE_OF  # written last: what it says means that the others are whole
     if not marker.exists() or marker.read_text(encoding="utf-8") != made_of:
         context = report_context(config, refreshed, trained, benchmarked)

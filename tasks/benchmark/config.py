@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from kernels_eval.records import SamplingParams
 from tasks.sources.config import TasksConfig
 
-
 KS, SAMPLES_PER_TASK = (1, 5, 10), 5
 
 
@@ -31,7 +30,7 @@ class BenchmarkConfig(BaseModel):
     )
     ks: tuple[int, ...] = Field(
         default=tuple(k for k in KS if k <= SAMPLES_PER_TASK),
-        description="k of pass@k. Left out: those of 1, 5 and 10 that samples_per_task allows; one above it has no estimate, and its row says so",
+        description="k of pass@k. Left out: those of 1, 5 and 10 that samples_per_task allows; one above it is not estimated",
     )
     ps: tuple[float, ...] = Field(default=(0.0, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0), description="p of fast_p")
     resamples: int = Field(default=2000, ge=100, description="bootstrap resamples over tasks")

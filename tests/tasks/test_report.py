@@ -34,7 +34,7 @@ from tasks.benchmark.report import (
     to_json,
     to_markdown,
 )
-from tasks.benchmark.report.drawing import _INK
+from tasks.benchmark.report.drawing import INK
 from tasks.benchmark.scoring import compare, compare_all, distribution, score, variants
 
 PARTS = ("</pre>", "<script>alert(1)</script>", '"><img src=http://evil.example/x onerror=alert(2)>', "`x`", "```", "| a | b |")
@@ -392,7 +392,7 @@ def test_figures_follow_the_colour_scheme() -> None:
     assert set(drawn) == {"training_loss", "reasoning_length", "speedup"}
     for svg in drawn.values():
         assert "prefers-color-scheme:dark" in svg and "currentColor" in svg
-        assert _INK not in svg and not re.search(r"(fill|stroke): ?#(000000|ffffff)", svg)
+        assert INK not in svg and not re.search(r"(fill|stroke): ?#(000000|ffffff)", svg)
     assert "prefers-color-scheme:dark" in build_report(context())
 
 

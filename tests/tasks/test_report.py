@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import functools
 import json
 import math
 import re
-from html.parser import HTMLParser
 from typing import Any
-from xml.etree import ElementTree
 
 import polars as pl
 import pytest
@@ -36,10 +33,7 @@ from tasks.benchmark.report import (
 )
 from tasks.benchmark.report.drawing import INK
 from tasks.benchmark.scoring import compare, compare_all, distribution, score, variants
-
-PARTS = ("</pre>", "<script>alert(1)</script>", '"><img src=http://evil.example/x onerror=alert(2)>', "`x`", "```", "| a | b |")
-LINES = "\n# title\n[link](http://evil.example) https://evil.example www.evil.example "
-HOSTILE = " ".join(PARTS) + LINES + "\x1b[31mred\u202egnp.exe\x00 $\\frac{$"
+from tests.support.pages import HOSTILE, Page, svgs
 
 
 def verdict(model: str, task: str, outcome: float | str, tokens: int = 100, number: int = 0) -> dict[str, Any]:
@@ -139,40 +133,6 @@ def hostile() -> ReportContext:
         config={HOSTILE: [HOSTILE]},
         notes=[HOSTILE],
     )
-
-
-class Page(HTMLParser):
-    """What a browser would see: tags with attributes, text, and whether every tag is closed in order."""
-
-    VOID = frozenset({"meta", "img", "br"})
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-        self.open: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-    @property
-    def words(self) -> str:
-        return " ".join("".join(self.text).split())
-
-
-def svgs(page: Page) -> list[ElementTree.Element]:
-    sources = [attributes["src"] or "" for tag, attributes in page.tags if tag == "img"]
-    return [ElementTree.fromstring(base64.b64decode(source.removeprefix("data:image/svg+xml;base64,"))) for source in sources]
 
 
 # -- what it says --------------------------------------------------------------------------------------------------------------

@@ -36,6 +36,8 @@ READ = (
     "device",
     "correctness",
     "custom_kernels",
+    "custom_kernel_time_share",
+    "library_calls",
     "detail",
     "log_tail",
 )

@@ -212,12 +212,25 @@ def test_what_to_look_at_holds_signatures_and_typical_errors() -> None:
 
 def test_scores_are_broken_down_spread_out_and_counted_by_other_rules() -> None:
     said = words()
-    assert "| level 1 | recorded | 2 | 50.0 %" in said and "| level 2 | recorded | 2 | 100.0 %" in said
+    assert "| level | tasks | recorded Exec@1 | recorded fast_1@1 | base Exec@1 |" in said
+    assert "| 1 | 2 | 50.0 % (0.0 to 100.0) |" in said and "| 2 | 2 | 100.0 %" in said
     assert "50 % are below" in said and "2.00x" in said
     assert "| our gates, intervals over tasks and samples | recorded | custom kernel | 4 | 75.0 %" in said
     for absent in ("breakdowns", "distributions", "variants"):
         assert words(**{absent: ()}) != said
     assert "By level" not in words(breakdowns=()) and "other rules" not in words(variants=())
+
+
+def test_families_and_thirds_are_tables_of_their_own() -> None:
+    held_out = pl.DataFrame(HELD_OUT)
+    families = {f"family_{i}": [f"h{i % 4}"] for i in range(20)}
+    rows = score_groups(held_out, {"operator_family": families, "arl_third": {"short": ["h0"], "middle": ["h1"], "long": ["h2"]}}, ks=(1,))
+    said = words(breakdowns=rows, arl_of="recorded")
+    assert "| operator family | tasks | recorded Exec@1 |" in said and "| family 15 | 1 |" in said and "| family 16 |" not in said
+    assert "The 16 largest of 20 groups; the JSON has them all." in said
+    assert "| arl third | tasks |" in said and "| long | 1 | 100.0 %" in said
+    assert "mean length of recorded's reasoning" in said and "by which recorded itself is not scored" in said
+    assert len({row["group"] for row in json.loads(to_json(context(breakdowns=rows)))["breakdowns"]}) == 23
 
 
 def test_differences_have_their_p_and_a_corrected_one_where_many_were_made() -> None:

@@ -228,7 +228,7 @@ def test_families_and_thirds_are_tables_of_their_own() -> None:
     said = words(breakdowns=rows, arl_of="recorded")
     assert "| operator family | tasks | recorded Exec@1 |" in said and "| family 15 | 1 |" in said and "| family 16 |" not in said
     assert "The 16 largest of 20 groups; the JSON has them all." in said
-    assert "| arl third | tasks |" in said and "| long | 1 | 100.0 %" in said
+    assert "| reasoning | tasks |" in said and "| long | 1 | 100.0 %" in said
     assert "mean length of recorded's reasoning" in said and "by which recorded itself is not scored" in said
     assert len({row["group"] for row in json.loads(to_json(context(breakdowns=rows)))["breakdowns"]}) == 23
 

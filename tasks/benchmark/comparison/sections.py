@@ -85,8 +85,15 @@ def _strategy_row(found: Compared, arm: Arm) -> tuple[Cell, ...]:
     name = f"{arm.name} (baseline)" if arm.strategy == _baseline_strategy(found) else arm.name
     seeds = ", ".join(f"{100 * value:.1f}" for value in found.by_seed(arm.name, EXEC))
     losses = [f"{statistics.fmean(values):.3f}" if (values := arm.loss(of)) else "n/a" for of in ("loss_last", "held_out_loss_last")]
-    rows, hours = (f"{arm.rows:,.0f}" if arm.rows is not None else "n/a"), (f"{arm.gpu_hours:.2f}" if arm.gpu_hours is not None else "n/a")
+    rows, hours = (f"{arm.rows:,.0f}" if arm.rows is not None else "n/a"), _hours(arm.gpu_hours)
     return (name, *_cells(found, arm.name), seeds, str(len(arm.branches)), rows, *losses, hours)
+
+
+def _hours(hours: float | None) -> str:
+    """Two digits of what is small: a branch on a small model costs seconds."""
+    if hours is None:
+        return "n/a"
+    return f"{hours:,.2f}" if hours >= 0.1 or not hours else f"{hours:.2g}"
 
 
 def _cells(found: Compared, model: str, track: str = "custom_kernel") -> tuple[str, str, str]:
@@ -181,7 +188,7 @@ def _branch_row(found: Compared, branch: Branch) -> tuple[Cell, ...]:
         "n/a" if branch.loss_last is None else f"{branch.loss_last:.3f}",
         *rates,
         "n/a" if branch.seconds is None else f"{branch.seconds / 60:.1f}",
-        "n/a" if branch.gpu_hours is None else f"{branch.gpu_hours:.2f}",
+        _hours(branch.gpu_hours),
         *_ui_cells(branch),
     )
 

@@ -27,13 +27,13 @@ h1{font-size:1.5rem;margin:0}h2{font-size:1.15rem;margin:2.2rem 0 .6rem;border-t
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;margin:.6rem 0}
 th,td{text-align:left;padding:.3rem .8rem .3rem 0;border-bottom:1px solid var(--line);vertical-align:top;overflow-wrap:anywhere}
 th{overflow-wrap:normal;vertical-align:bottom}td:first-child{min-width:8.5rem}
-td:not(:first-child){font-variant-numeric:tabular-nums;min-width:3rem}td.n{white-space:nowrap}
+td:not(:first-child){font-variant-numeric:tabular-nums;min-width:5.5rem}td.n,td:empty{white-space:nowrap;min-width:3rem!important}
 figure{margin:1rem 0}figure img{width:100%;max-width:46rem;height:auto}figcaption{font-size:.9rem;opacity:.8}
 a{color:var(--accent)}
 details{margin:.4rem 0}summary{cursor:pointer;overflow-wrap:anywhere}
 pre{background:var(--soft);padding:.8rem;overflow:auto;max-height:28rem;font-size:.8rem;line-height:1.4}
 """
-NUMBER, NUMBER_CHARS = re.compile(r"[-+<]?\s?\d"), 26
+NUMBER, NUMBER_CHARS = re.compile(r"[-+<]?\s?\d|n/a$"), 26
 _CSP = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 

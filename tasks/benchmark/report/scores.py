@@ -117,7 +117,11 @@ def _breakdown(rows: Sequence[GroupRow], by: str, k: int | None) -> list[Text | 
         )
         for group in groups[:MOST_GROUPS]
     )
-    header = ("reasoning" if by == "arl_third" else by.replace("_", " "), "tasks", *(f"{cut(model, 40)} {label(metric)}@{k}" for model in models for metric in metrics))
+    header = (
+        "reasoning" if by == "arl_third" else by.replace("_", " "),
+        "tasks",
+        *(f"{cut(model, 40)} {label(metric)}@{k}" for model in models for metric in metrics),
+    )
     blocks: list[Text | Table] = [Table(header, cells)]
     if by == "operator_family":
         blocks.append(Text("A task counts for every family that its operators belong to."))

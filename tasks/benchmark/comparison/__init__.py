@@ -81,6 +81,7 @@ def as_data(found: Compared, *, resamples: int = 2000, seed: int = 0) -> dict[st
         "scores_by_seed": [row.model_dump(mode="json") for row in found.seeds],
         "differences": [row.model_dump(mode="json") for row in found.differences],
         "against_untuned": [row.model_dump(mode="json") for row in found.against_base],
+        "seed_tests": [row.model_dump(mode="json") for row in found.seed_tests],
         "trust": list(trust(found)),
         "branches": [branch.model_dump(mode="json", exclude={"answers"}) for branch in sweep.branches],
         "published": [row.model_dump(mode="json") for row in PUBLISHED],

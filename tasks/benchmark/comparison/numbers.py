@@ -3,11 +3,12 @@
 Guarantees: seeds of a strategy are pooled as samples within tasks, so a task counts once, whatever the number of seeds; all models of a
 sweep are scored on tasks whose reference works; the baseline is the same for all, at the same size where it has one; corrected p values
 are over all comparisons of one question together. Does not guarantee that a difference is the strategy's: a training run varies with its
-seed, and no interval here holds that. `seeds` says how much.
+seed, and no interval here holds that. `seeds` says how much, and `seed_tests` whether that alone could make the difference.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from kernels_eval.errors import UsageError
 from kernels_eval.metrics import mean
 from kernels_eval.records import Record
-from tasks.benchmark.comparing import ComparisonRow, compare_all, metric_name
+from tasks.benchmark.comparing import ComparisonRow, compare_all, holm, metric_name
 from tasks.benchmark.comparison.records import Branch, Sweep
 from tasks.benchmark.samples import TRACKS, Track, excluded_tasks, rates, samples_by_model
 from tasks.benchmark.scoring import ScoreRow, score
@@ -68,6 +69,21 @@ class SeedScore(Record):
     value: float
 
 
+class SeedTest(Record):
+    """Could seeds alone make this difference? `spread` is the standard deviation of a share over the seeds of one strategy, estimated from
+    all strategies together with `freedom` degrees of freedom; p is of a two-sided t test with it. None where it cannot be estimated.
+    """
+
+    model: str
+    baseline: str
+    track: Track
+    metric: str
+    spread: float | None = None
+    freedom: int = 0
+    p: float | None = None
+    p_holm: float | None = None
+
+
 class Compared(Record):
     """Every number of a comparison. `arms` are in the order of their Exec@1, best first; `baseline` names one of them."""
 
@@ -80,6 +96,7 @@ class Compared(Record):
     seeds: tuple[SeedScore, ...] = ()
     differences: tuple[ComparisonRow, ...] = ()
     against_base: tuple[ComparisonRow, ...] = ()
+    seed_tests: tuple[SeedTest, ...] = ()
     tasks: int = 0
     samples: tuple[int, int] = (0, 0)
     excluded: tuple[str, ...] = ()
@@ -93,6 +110,10 @@ class Compared(Record):
 
     def difference(self, model: str, metric: str = EXEC, track: str = TRACK) -> ComparisonRow | None:
         return next((row for row in self.differences if (row.model, row.metric, row.track) == (model, metric, track)), None)
+
+    def seed_test(self, row: ComparisonRow) -> SeedTest | None:
+        wanted = (row.model, row.baseline, row.metric, row.track)
+        return next((test for test in self.seed_tests if (test.model, test.baseline, test.metric, test.track) == wanted), None)
 
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)
@@ -120,6 +141,9 @@ def compared(sweep: Sweep, *, resamples: int = 2000, seed: int = 0) -> Compared:
     against = _baseline(sweep, arms)
     pairs = [(_opponent(arm, against).name, arm.name) for arm in arms if arm not in against]
     base = next((name for name, answers in references.items() if answers.model == "base"), None)
+    differences = compare_all(frame, pairs=pairs, resamples=resamples, seed=seed)
+    against_base = compare_all(frame, pairs=[(base, arm.name) for arm in arms], resamples=resamples, seed=seed) if base else []
+    seeds = _seeds(frame, arms)
     counts = frame.filter(frame["arm"].is_not_null() & ~frame["task_id"].is_in(excluded)).group_by("branch", "task_id").len()
     return Compared(
         sweep=sweep,
@@ -128,9 +152,10 @@ def compared(sweep: Sweep, *, resamples: int = 2000, seed: int = 0) -> Compared:
         baseline=against[-1].name,
         base=base,
         scores=tuple(scores),
-        seeds=tuple(_seeds(frame, arms)),
-        differences=tuple(compare_all(frame, pairs=pairs, resamples=resamples, seed=seed)),
-        against_base=tuple(compare_all(frame, pairs=[(base, arm.name) for arm in arms], resamples=resamples, seed=seed)) if base else (),
+        seeds=tuple(seeds),
+        differences=tuple(differences),
+        against_base=tuple(against_base),
+        seed_tests=(*seed_tests(differences, seeds), *seed_tests(against_base, seeds)),
         tasks=counts["task_id"].n_unique(),
         samples=(min(counts["len"], default=0), max(counts["len"], default=0)),
         excluded=tuple(excluded),
@@ -208,6 +233,34 @@ def _seeds(frame: pl.DataFrame, arms: Sequence[Arm]) -> list[SeedScore]:
                         facts = {"branch": branch.name, "arm": arm.name, "seed": branch.seed, "track": track}
                         rows.append(SeedScore(**facts, metric=metric, value=mean(each)))
     return rows
+
+
+def seed_tests(rows: Sequence[ComparisonRow], seeds: Sequence[SeedScore]) -> list[SeedTest]:
+    """Each difference against the spread of seeds, which all strategies share: two or three seeds of one say too little of it.
+
+    Strategies with all or none right in every seed are left out of the spread: they cannot vary. A model without seeds (the untuned one)
+    has no spread of its own. p is corrected for the rows of a track together (Holm), as that of the permutation test is.
+    """
+    from scipy.stats import t
+
+    found = []
+    for row in rows:
+        groups: dict[str, list[float]] = {}
+        for each in seeds:
+            if (each.track, each.metric) == (row.track, row.metric):
+                groups.setdefault(each.arm, []).append(each.value)
+        varying = [values for values in groups.values() if len(values) > 1 and 0 < statistics.fmean(values) < 1]
+        freedom = sum(len(values) - 1 for values in varying)
+        test = SeedTest(model=row.model, baseline=row.baseline, track=row.track, metric=row.metric, freedom=freedom)
+        squares = sum((value - statistics.fmean(values)) ** 2 for values in varying for value in values)
+        if squares > 0:
+            spread = math.sqrt(squares / freedom)
+            ours, theirs = groups[row.model], groups.get(row.baseline)
+            error = spread * math.sqrt(1 / len(ours) + (1 / len(theirs) if theirs else 0))
+            test = test.model_copy(update={"spread": spread, "p": float(2 * t.sf(abs(row.difference) / error, freedom))})
+        found.append(test)
+    corrected = {track: iter(holm([test.p for test in found if test.track == track])) for track in TRACKS}
+    return [test.model_copy(update={"p_holm": next(corrected[test.track])}) for test in found]
 
 
 def _baseline(sweep: Sweep, arms: Sequence[Arm]) -> list[Arm]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from tasks.benchmark.comparing import ComparisonRow
 from tasks.benchmark.comparison.numbers import EXEC, FAST, Arm, Compared
 from tasks.benchmark.comparison.records import Branch
-from tasks.benchmark.comparison.words import significant, trust
+from tasks.benchmark.comparison.words import READS, judged, trust
 from tasks.benchmark.report.blocks import Block, Bullets, Cell, Folded, Link, Links, Picture, Section, Table, Text
 from tasks.benchmark.report.numbers import difference_points, label, p_value, percent, ratio
 from tasks.benchmark.report.sections import published_section
@@ -118,15 +118,15 @@ def _differences(found: Compared) -> Section:
         blocks.append(
             Text(
                 "Percentage points over the tasks that both answered, with 95 % intervals over task pairs. p: sign-flip permutation test "
-                "over tasks; corrected: Holm's, for all rows of a track of this question. The spread between seeds is beside these "
-                "numbers, not in them: the last column says how many points the lowest and the highest seed of the strategy lie apart."
+                "over tasks. p of seeds: t test of the same difference against the spread between seeds, which all strategies share. Both "
+                "are corrected by Holm's method for all rows of a track of this question, and both have to be below 0.05."
             )
         )
     return Section(title, tuple(blocks))
 
 
 def _difference_table(found: Compared, rows: Sequence[ComparisonRow]) -> list[Block]:
-    header = ("difference", "metric", "tasks", "percentage points", "p", "p, corrected", "reads as", "seeds apart")
+    header = ("difference", "metric", "tasks", "percentage points", "p", "p, corrected", "p of seeds", "reads as")
 
     def table(track: str) -> Table:
         cells = tuple(
@@ -137,8 +137,8 @@ def _difference_table(found: Compared, rows: Sequence[ComparisonRow]) -> list[Bl
                 difference_points(row),
                 p_value(row.p),
                 p_value(row.p_holm),
-                significant(row),
-                _apart(found.by_seed(row.model, row.metric, track)),
+                p_value(test.p_holm) if (test := found.seed_test(row)) else "",
+                READS[judged(found, row)],
             )
             for row in rows
             if row.track == track
@@ -147,10 +147,6 @@ def _difference_table(found: Compared, rows: Sequence[ComparisonRow]) -> list[Bl
 
     own, other = table("custom_kernel"), table("any")
     return [own] if own == other else [own, Folded("The same counting any correct answer", (other,))]
-
-
-def _apart(values: Sequence[float]) -> str:
-    return f"{100 * (max(values) - min(values)):.1f}" if len(values) > 1 else "one seed"
 
 
 def _sizes(found: Compared, drawn: Sequence[str]) -> Section:

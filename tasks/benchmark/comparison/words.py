@@ -15,7 +15,22 @@ from tasks.benchmark.report.caveats import FEW_TASKS
 from tasks.benchmark.report.numbers import p_value
 from tasks.benchmark.report.text import clean, plural
 
-Verdict = Literal["nothing", "one_strategy", "no_correct_kernel", "not_distinguishable", "one_seed", "seeds_overlap", "distinguishable"]
+Verdict = Literal[
+    "nothing",
+    "one_strategy",
+    "no_correct_kernel",
+    "not_distinguishable",
+    "seed_spread_unknown",
+    "within_seed_spread",
+    "distinguishable",
+]
+
+READS: dict[Verdict, str] = {
+    "distinguishable": "more than chance",
+    "within_seed_spread": "within what seeds can make",
+    "seed_spread_unknown": "more than chance between tasks, seeds unknown",
+    "not_distinguishable": "not distinguishable from chance",
+}
 
 
 def verdict_of(found: Compared) -> Verdict:
@@ -27,12 +42,18 @@ def verdict_of(found: Compared) -> Verdict:
     best, other, row = _decisive(found)
     if other is None or row is None:
         return "one_strategy"
-    if not _significant(row):
+    return judged(found, row)
+
+
+def judged(found: Compared, row: ComparisonRow) -> Verdict:
+    """A difference against both kinds of chance: which tasks there are, and which seeds were trained with."""
+    if row.p_holm is None or row.p_holm >= SIGNIFICANT:
         return "not_distinguishable"
-    if min(len(best.branches), len(other.branches)) < 2:
-        return "one_seed"
-    above = min(found.by_seed(best.name, EXEC)) > max(found.by_seed(other.name, EXEC))
-    return "distinguishable" if above else "seeds_overlap"
+    # the best may stand as the baseline's row turned round: its test is the same one
+    test = found.seed_test(row) or found.seed_test(turned(row))
+    if test is None or test.p_holm is None:
+        return "seed_spread_unknown"
+    return "distinguishable" if test.p_holm < SIGNIFICANT else "within_seed_spread"
 
 
 def headline(found: Compared) -> str:
@@ -67,12 +88,12 @@ def _judged(found: Compared, verdict: Verdict, best: Arm, other: Arm) -> str:
     match verdict:
         case "not_distinguishable":
             return "That is not distinguishable from chance on these tasks."
-        case "one_seed":
-            return f"{chance}, but with a single seed on one side nothing says whether training again repeats it."
-        case "seeds_overlap":
-            return f"{chance}, but seeds overlap ({ours} against {theirs}): it may be the seeds' doing."
+        case "seed_spread_unknown":
+            return f"{chance}, but without a spread between seeds nothing says whether training again repeats it."
+        case "within_seed_spread":
+            return f"{chance}, but within what seeds alone can make ({ours} against {theirs}): it may be the seeds' doing."
         case _:
-            return f"{chance}, and every seed is above every one of {other.name} ({ours} against {theirs})."
+            return f"{chance} and between seeds ({ours} against {theirs})."
 
 
 def _base_too(found: Compared, best: Arm) -> str:
@@ -80,8 +101,7 @@ def _base_too(found: Compared, best: Arm) -> str:
     if row is None:
         return ""
     known = "" if row.lower is None or row.upper is None else f" ({_points(row.lower)} to {_points(row.upper)})"
-    sure = "distinguishable" if _significant(row) else "not distinguishable"
-    return f" Against the untuned model: {_points(row.difference)} points{known}, {sure} from chance."
+    return f" Against the untuned model: {_points(row.difference)} points{known}, {READS[judged(found, row)]}."
 
 
 def _decisive(found: Compared) -> tuple[Arm, Arm | None, ComparisonRow | None]:
@@ -96,11 +116,11 @@ def _decisive(found: Compared) -> tuple[Arm, Arm | None, ComparisonRow | None]:
     for other in found.arms[1:]:
         row = found.difference(other.name)
         if row is not None and row.baseline == best.name:
-            return best, other, _turned(row)
+            return best, other, turned(row)
     return best, None, None
 
 
-def _turned(row: ComparisonRow) -> ComparisonRow:
+def turned(row: ComparisonRow) -> ComparisonRow:
     """The same difference seen from the other side."""
     lower, upper = (None, None) if row.lower is None or row.upper is None else (-row.upper, -row.lower)
     change = {"model": row.baseline, "baseline": row.model, "difference": -row.difference, "lower": lower, "upper": upper}
@@ -142,8 +162,8 @@ def _about_seeds(found: Compared) -> Iterator[str]:
     if len(widest.branches) > 1:
         apart = _percent(_spread(found.by_seed(widest.name, EXEC)))
         yield (
-            f"Seeds of one strategy differ by up to {apart} points of Exec@1 ({widest.name}). This spread is in no interval and no p value "
-            "here, which pool the seeds and draw tasks. Do not trust a difference below it."
+            f"Seeds of one strategy differ by up to {apart} points of Exec@1 ({widest.name}). No interval here holds this: they pool seeds "
+            "and draw tasks. The p of seeds asks whether that spread alone could make a difference; with few seeds it rarely says no."
         )
 
 
@@ -171,15 +191,6 @@ def _about_branches(found: Compared) -> Iterator[str]:
     lost = [branch for branch in found.sweep.branches if branch.state != "done"]
     if lost and found.arms:
         yield f"{len(lost)} of {len(found.sweep.branches)} branches did not finish and are in no number: see below why."
-
-
-def significant(row: ComparisonRow) -> str:
-    """One word for a row of differences."""
-    return "more than chance" if _significant(row) else "not distinguishable"
-
-
-def _significant(row: ComparisonRow) -> bool:
-    return row.p_holm is not None and row.p_holm < SIGNIFICANT
 
 
 def _is_baseline(found: Compared, arm: Arm) -> bool:

@@ -32,6 +32,7 @@ from kernels_eval.errors import EvalError
 VARIANTS: dict[str, dict[str, Any]] = {
     "paper": {},
     "steep": {"learning_rate": 1e-3, "num_epochs": 6},
+    "steep_plain": {"learning_rate": 1e-3, "num_epochs": 6, "acceleration": "off"},
     # for a CPU, where a row takes a minute: every row is a step, and none of the few is spent warming up
     "few": {"learning_rate": 2e-3, "num_epochs": 2, "gradient_accumulation": 1, "warmup_share": 0.0},
 }

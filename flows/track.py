@@ -77,7 +77,12 @@ def run_record(config: PipelineConfig, refreshed: Refreshed, trained: SnapshotRe
         tags={"language": config.language.value, "strategy": config.curation.strategy, "profile": config.name},
         params=config.model_dump(mode="json"),
         metrics=_headline(benchmarked, refreshed, trained),
-        stages=(*_stages(config, refreshed, trained), *analysis_records(config, refreshed), *_models(benchmarked)),
+        stages=(
+            *refresh_records(config, refreshed),
+            training_record(config, refreshed.curated, trained),
+            *analysis_records(config, refreshed),
+            *model_records(benchmarked),
+        ),
         datasets=(_dataset(config, curated),),
         artifacts=tuple(Path(path) for path in written.files),
         **_adapter(config, refreshed.curated, trained),
@@ -132,7 +137,8 @@ def _headline(benchmarked: Benchmarked, refreshed: Refreshed, trained: SnapshotR
     return metrics
 
 
-def _stages(config: PipelineConfig, refreshed: Refreshed, trained: SnapshotRef) -> list[StageRecord]:
+def refresh_records(config: PipelineConfig, refreshed: Refreshed) -> list[StageRecord]:
+    """The stages from tasks to training set, as child runs."""
     candidates, curated = (ref.open().manifest for ref in (refreshed.candidates, refreshed.curated))
     return [
         StageRecord(
@@ -149,7 +155,6 @@ def _stages(config: PipelineConfig, refreshed: Refreshed, trained: SnapshotRef) 
             tags={"fingerprint": curated["fingerprint"]},
             artifacts=_set_figures(refreshed.curated.open()),
         ),
-        training_record(config, refreshed.curated, trained),
     ]
 
 
@@ -288,7 +293,7 @@ def _phases(verdicts: Snapshot) -> list[dict[str, Cell]]:
     return rows
 
 
-def _models(benchmarked: Benchmarked) -> list[StageRecord]:
+def model_records(benchmarked: Benchmarked) -> list[StageRecord]:
     rows = scores_of(benchmarked.scores)
     records = []
     for answers in benchmarked.answers:

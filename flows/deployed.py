@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 
-from prefect import flow
+from prefect import Flow, flow
 from prefect.logging import get_run_logger
 
 from flows import forms
@@ -26,11 +27,19 @@ from flows.train import train_and_track
 from kernels_eval.errors import UsageError
 from tasks.store import SnapshotRef
 
-DEVICES = "concur-gpu"
+DEVICES = "gpu"
 """Prefect's global concurrency limit: a slot is a GPU, or all of the CPU where there is none."""
 QUIET = {"DO_NOT_TRACK": "1", "RAY_USAGE_STATS_ENABLED": "0", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
+def with_titles(deployed: Flow) -> Flow:
+    """The same flow, whose groups of fields are headed by their forms' titles instead of the names of parameters."""
+    for name, parameter in signature(deployed.fn).parameters.items():
+        deployed.parameters.properties[name]["title"] = parameter.default.model_config["title"]
+    return deployed
+
+
+@with_titles
 @flow(name="nightly refresh", flow_run_name=deployed_name("refresh"))
 def nightly_refresh(
     run: forms.RunForm = forms.RUN,
@@ -38,21 +47,15 @@ def nightly_refresh(
     training_set: forms.TrainingSetForm = forms.TRAINING_SET,
     advanced: forms.AdvancedForm = forms.ADVANCED,
 ) -> Refreshed:
-    """Tasks, candidates, verdicts and the training set; the morning report says what is new.
-
-    Args:
-        run: Which configuration runs, and where its snapshots go.
-        candidates: How many tasks, and how many kernels are sampled for each.
-        training_set: Which verified samples become the training set.
-        advanced: Everything that has no field of its own.
-    """
+    """Tasks, candidates, verdicts and the training set; the morning report says what is new."""
     config = prepared(configuration(run, candidates, training_set, advanced))
-    with devices(config):
+    with devices(config, config.verification.workers):
         refreshed = refresh_dataset(config)
     link_mlflow(config, track_refresh(config, refreshed))
     return refreshed
 
 
+@with_titles
 @flow(name="curate training sets", flow_run_name=deployed_name("curate"))
 def curate_sets(
     run: forms.RunForm = forms.RUN,
@@ -60,20 +63,14 @@ def curate_sets(
     sets: forms.StrategiesForm = forms.STRATEGIES,
     advanced: forms.AdvancedForm = forms.ADVANCED,
 ) -> list[SnapshotRef]:
-    """Training sets by several strategies, of the verdicts that a finished training set was made from. Nothing is sampled or verified.
-
-    Args:
-        run: Which configuration runs, and where its snapshots lie.
-        verdicts: Of which finished training set the verdicts are taken.
-        sets: One training set is made by each strategy.
-        advanced: Everything that has no field of its own.
-    """
+    """Training sets by several strategies, of the verdicts that a finished training set was made from. Nothing is sampled or verified."""
     from flows.curate_sets import curate_again
 
     config = prepared(configuration(run, advanced))
     return curate_again(config, verdicts.snapshot or None, [str(name) for name in sets.strategies], sets.size or None)
 
 
+@with_titles
 @flow(name="train an adapter", flow_run_name=deployed_name("train"))
 def train_on_set(
     run: forms.RunForm = forms.RUN,
@@ -81,20 +78,13 @@ def train_on_set(
     training: forms.TrainingForm = forms.TRAINING,
     advanced: forms.AdvancedForm = forms.ADVANCED,
 ) -> SnapshotRef:
-    """A LoRA adapter on a training set that is there, registered in MLflow.
-
-    Args:
-        run: Which configuration runs, and where its snapshots lie.
-        training_set: Which finished training set is trained on.
-        training: The base model and how long it is trained.
-        advanced: Everything that has no field of its own.
-    """
+    """A LoRA adapter on a training set that is there, registered in MLflow."""
     from flows.report import training_steps
     from flows.train_set import prepared as of_the_set
 
     config = prepared(configuration(run, training, advanced))
     config, tasks, curated = of_the_set(config.root, training_set.snapshot or None, config)
-    with devices(config):
+    with devices(config, config.training.workers):
         trained, tracked = train_and_track(config, tasks, curated)
     steps = [step for step in training_steps(trained.open()) if step.loss is not None]
     show_loss([step.step for step in steps], [float(step.loss or 0.0) for step in steps])
@@ -103,6 +93,7 @@ def train_on_set(
     return trained
 
 
+@with_titles
 @flow(name="score the models", flow_run_name=deployed_name("benchmark"))
 def score_models(
     run: forms.RunForm = forms.RUN,
@@ -110,19 +101,12 @@ def score_models(
     benchmark: forms.BenchmarkForm = forms.BENCHMARK,
     advanced: forms.AdvancedForm = forms.ADVANCED,
 ) -> Benchmarked:
-    """Exec, fast_p and pass@k of the recorded answers, the base model and an adapter that is there, on held-out tasks.
-
-    Args:
-        run: Which configuration runs, and where its snapshots lie.
-        adapter: Which adapter is scored beside its base model.
-        benchmark: How often each model is asked.
-        advanced: Everything that has no field of its own.
-    """
+    """Exec, fast_p and pass@k of the recorded answers, the base model and an adapter that is there, on held-out tasks."""
     from tasks.benchmark.stage import scores_of
 
     config = prepared(configuration(run, benchmark, advanced))
     trained = newest_adapter(config, adapter.snapshot)
-    with devices(config):
+    with devices(config, config.verification.workers):
         benchmarked = benchmark_models(config, trained)
     show_scores(scores_of(benchmarked.scores))
     show_snapshots({"adapter": trained, "scores": benchmarked.scores})
@@ -130,6 +114,7 @@ def score_models(
     return benchmarked
 
 
+@with_titles
 @flow(name="whole line", flow_run_name=deployed_name("the whole line of"))
 def whole_line(
     run: forms.RunForm = forms.RUN,
@@ -139,18 +124,9 @@ def whole_line(
     benchmark: forms.BenchmarkForm = forms.BENCHMARK,
     advanced: forms.AdvancedForm = forms.ADVANCED,
 ) -> LineResult:
-    """From tasks to scores: refresh, training, benchmark and the report.
-
-    Args:
-        run: Which configuration runs, and where its snapshots go.
-        candidates: How many tasks, and how many kernels are sampled for each.
-        training_set: Which verified samples become the training set.
-        training: The base model and how long it is trained.
-        benchmark: How often each model is asked on the held-out tasks.
-        advanced: Everything that has no field of its own.
-    """
+    """From tasks to scores: refresh, training, benchmark and the report."""
     config = prepared(configuration(run, candidates, training_set, training, benchmark, advanced))
-    with devices(config):
+    with devices(config, None):
         result = concur_line(config)
     return result
 
@@ -180,26 +156,25 @@ def newest_adapter(config: PipelineConfig, name: str) -> SnapshotRef | None:
 
 
 @contextmanager
-def devices(config: PipelineConfig) -> Iterator[None]:
-    """Inside the block no other deployed flow uses this machine's GPUs, or its CPU where it has none: timings would disturb each other.
+def devices(config: PipelineConfig, workers: int | None) -> Iterator[None]:
+    """Inside the block no other deployed flow uses the same GPUs, or the CPU where there are none: timings would disturb each other.
 
-    A Ray cluster that is named hands out its GPUs itself, so nothing is waited for. The limit is made where it is not there, with as many
-    slots as GPUs; a user's own number is kept. Slots of a run that is killed come free when their lease ends, after five minutes.
+    On a Ray cluster that is named, which hands out its GPUs itself, `workers` slots are held (None: all); elsewhere all of them, because
+    two Rays of one machine both begin with its first GPU. The limit is made where it is not there, with as many slots as GPUs; a user's own
+    number is kept. The slots of a run that is killed come free when their lease ends, after five minutes.
     """
     from prefect.concurrency.sync import concurrency
 
     from kernels_eval.cluster import address_of
 
-    if address_of(config.verification.ray_address) != "local":
-        yield
-        return
     slots = _slots()
     if slots == 0:
         get_run_logger().warning("the concurrency limit %s is 0 or not active: nothing keeps two flows from sharing a GPU", DEVICES)
         yield
         return
+    shared = address_of(config.verification.ray_address) != "local"
     # a run whose lease could not be renewed, because the server was away for a while, goes on: the work is what counts
-    with concurrency(DEVICES, occupy=slots, raise_on_lease_renewal_failure=False):
+    with concurrency(DEVICES, occupy=min(workers or slots, slots) if shared else slots, raise_on_lease_renewal_failure=False):
         yield
 
 

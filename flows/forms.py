@@ -21,6 +21,8 @@ from tasks.curation.config import STRATEGY_NAMES
 
 ROOT_VARIABLE = "CONCUR_ROOT"
 """Environment variable of a worker: the root of forms that name none."""
+STACK_VARIABLE = "CONCUR_STACK_ROOT"
+"""The same, set by `concur up` for its own worker."""
 AS_PROFILE = "as the profile says"
 
 Profile = StrEnum("Profile", {name: name for name in profile_names()})
@@ -48,7 +50,7 @@ class RunForm(Form):
     root: str = Field(
         default="",
         title="Root of the snapshots",
-        description=f"An absolute directory or an fsspec URL. Empty: {ROOT_VARIABLE} of the worker, else the profile's.",
+        description=f"An absolute directory or an fsspec URL. Empty: that of `concur up`, or {ROOT_VARIABLE} of the worker.",
     )
     name: str = Field(default="", max_length=60, title="Name", description="Shown in the names of runs. Empty: the profile's.")
 
@@ -205,7 +207,7 @@ def configuration(run: RunForm, *forms: Form) -> PipelineConfig:
 
 
 def _root(run: RunForm, config: PipelineConfig, overridden: bool) -> str:
-    root = run.root or (config.root if overridden else os.environ.get(ROOT_VARIABLE) or config.root)
+    root = run.root or (config.root if overridden else os.environ.get(ROOT_VARIABLE) or os.environ.get(STACK_VARIABLE) or config.root)
     if "://" not in root and not Path(root).is_absolute():  # a process worker starts every run in a directory that it removes at the end
         raise UsageError(
             f"the root {root!r} is relative, and a worker's working directory is a temporary one",

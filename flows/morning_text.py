@@ -23,12 +23,12 @@ def headline(morning: Morning) -> str:
     took = f"in {duration(refresh.seconds or 0.0)}"
     if morning.compared_with is None:
         rows = {change.what: change.rows for change in morning.changes}
-        counts = ", ".join(f"{rows[name]:,} {_words(name)}" for name in rows)
+        counts = ", ".join(_some(rows[name], name) for name in rows)
         return f"First refresh of this root, {took}: {counts}."
     if morning.nothing_new:
         return f"Nothing new: everything was there already, {took}."
-    new = [f"{change.new:,} new {_words(change.what)}" for change in morning.changes if change.new]
-    gone = [f"{change.gone:,} {_words(change.what)} gone" for change in morning.changes if change.gone]
+    new = [_some(change.new, change.what, "new ") for change in morning.changes if change.new]
+    gone = [f"{_some(change.gone, change.what)} gone" for change in morning.changes if change.gone]
     return f"{'; '.join((', '.join(new), ', '.join(gone))).strip('; ')}; {took}."
 
 
@@ -66,7 +66,8 @@ def _changes(changes: tuple[Change, ...]) -> str:
     for change in changes:
         if change.examples:
             more = "" if change.new <= len(change.examples) else ", ..."
-            parts.append(f"New {_words(change.what)}: {', '.join(map(cell, change.examples))}{more}")
+            of = "" if change.what == "tasks" else " are of"
+            parts.append(f"New {_words(change.what)}{of}: {', '.join(map(cell, change.examples))}{more}")
         if change.reasons:
             reasons = [(("in" if reason.startswith("+") else "out"), cell(reason[2:]), f"{n:,}") for reason, n in change.reasons.items()]
             parts.append("Why samples came into the training set, or went out of it:\n\n" + table(("", "why", "samples"), reasons))
@@ -106,6 +107,11 @@ def _unfinished(refresh: Refresh) -> str:
 
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{cell(name)} {count:,}" for name, count in counts.items())
+
+
+def _some(count: int, name: str, which: str = "") -> str:
+    words = _words(name)
+    return f"{count:,} {which}{words.removesuffix('s') if count == 1 else words}"
 
 
 def _words(name: str) -> str:

@@ -322,6 +322,12 @@ def _print_checks(checks: list[Any], profile: str, fine: bool) -> None:
     console.print(f"profile {profile} can run here" if fine else f"profile {profile} cannot run here: mend what is MISSING")
 
 
+from flows.commands import stack as _stack  # noqa: E402  commands of their own modules; they import this one when they run
+
+main.add_command(_stack.up)
+main.add_command(_stack.status)
+main.add_command(_stack.down)
+main.add_command(_stack.env)
 main.add_command(morning)
 
 if __name__ == "__main__":

@@ -111,7 +111,8 @@ class ProgressArtifact:
 
         self._description = description
         self._id: Any = None
-        with _shown():
+        self._told = False
+        with self._never_in_the_way():
             self._id = create_progress_artifact(progress=0.0, key=key, description=description)
         self._last = time.monotonic()
         self._stage, self._seen = "", deque[tuple[float, int]]()
@@ -120,9 +121,11 @@ class ProgressArtifact:
         from prefect.artifacts import update_progress_artifact
 
         now = time.monotonic()
+        if self._id is None:
+            return
         if stage != self._stage:
             self._stage, self._seen = stage, deque()
-        elif self._id is None or (done < total and now - self._last < PROGRESS_EVERY_S):
+        elif done < total and now - self._last < PROGRESS_EVERY_S:
             return
         self._seen.append((now, done))
         while now - self._seen[0][0] > RATE_OVER_S and len(self._seen) > 2:
@@ -130,8 +133,18 @@ class ProgressArtifact:
         self._last = now
         (began, first), share = self._seen[0], round(100.0 * done / max(total, 1), 1)
         words = f"{self._description}. {pace(stage, done, total, done - first, now - began)}"
-        with _shown():
+        with self._never_in_the_way():
             update_progress_artifact(self._id, progress=share, description=words)
+
+    @contextmanager
+    def _never_in_the_way(self) -> Iterator[None]:
+        """Whatever Prefect does: one line in the log of the run, and the run goes on. A server that was away is tried again."""
+        try:
+            yield
+        except Exception as error:
+            if not self._told:
+                logging.getLogger(__name__).warning("progress is not shown for now: %s: %s", type(error).__name__, error)
+            self._told = True
 
 
 def pace(stage: str, done: int, total: int, counted: int, seconds: float) -> str:
@@ -142,15 +155,6 @@ def pace(stage: str, done: int, total: int, counted: int, seconds: float) -> str
     per_minute = 60 * counted / seconds
     rate = f"{per_minute:,.0f} a minute" if per_minute >= 3 else f"{60 * per_minute:,.0f} an hour"
     return f"{said}, {rate}, about {duration((total - done) * seconds / counted)} left"
-
-
-@contextmanager
-def _shown() -> Iterator[None]:
-    """Whatever Prefect does, once in the log of the run and no more."""
-    try:
-        yield
-    except Exception as error:
-        logging.getLogger(__name__).warning("progress is not shown: %s: %s", type(error).__name__, error)
 
 
 def sentence(words: Callable[..., str]) -> Callable[..., str]:

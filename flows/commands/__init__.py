@@ -1,1 +1,1 @@
-"""Commands of `concur`, one module each; each imports what it needs when it runs."""
+"""Top-level commands of `concur`, one module each; cli.py registers them."""

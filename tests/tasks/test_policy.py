@@ -195,19 +195,62 @@ def test_the_progress_artifact_follows_the_stage_and_ends_full(prefect_home: Pat
 
     now, sent, update = [100.0], [], prefect.artifacts.update_progress_artifact
     monkeypatch.setattr(policy, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(prefect.artifacts, "update_progress_artifact", lambda id, progress: (sent.append(progress), update(id, progress)))
+    monkeypatch.setattr(prefect.artifacts, "update_progress_artifact", lambda id, **kept: (sent.append(kept), update(id, **kept)))
 
     @flow
     def line() -> None:
         with observed_by(ProgressArtifact("test-progress", "share done")):
-            for done, seconds in ((1, 1.0), (2, 2.5), (3, 3.0), (4, 3.1)):
+            for done, seconds in ((1, 1.0), (2, 2.5), (4, 3.0), (31, 31.0), (40, 31.1)):
                 now[0] = 100.0 + seconds
-                report("stage", done, 4)
+                report("stage", done, 40)
 
     line()
-    assert sent == [50.0, 100.0]  # at 1 s and 3 s it is too early; the end always shows
+    # the first of a stage and the end always show; 1.5 s after the first is too early
+    assert [(kept["progress"], kept["description"]) for kept in sent] == [
+        (2.5, "share done. stage: 1 of 40"),
+        (10.0, "share done. stage: 4 of 40"),
+        (77.5, "share done. stage: 31 of 40, 60 a minute, about 9 s left"),
+        (100.0, "share done. stage: 40 of 40"),
+    ]
     stored = Artifact.get("test-progress")
     assert stored is not None and (stored.type, stored.data) == ("progress", 100.0)
+
+
+def test_progress_that_cannot_be_shown_stops_nothing_and_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import prefect.artifacts
+
+    def gone(*_: object, **__: object) -> None:
+        raise ConnectionError("the server is away")
+
+    monkeypatch.setattr(prefect.artifacts, "create_progress_artifact", lambda **_: "an id")
+    monkeypatch.setattr(prefect.artifacts, "update_progress_artifact", gone)
+    shown = ProgressArtifact("key", "share")
+    for stage in ("a", "b"):
+        shown(stage, 1, 1, "")
+    assert [record.getMessage() for record in caplog.records] == ["progress is not shown for now: ConnectionError: the server is away"]
+
+
+@pytest.mark.parametrize(
+    ("counted", "seconds", "said"),
+    [
+        (2, 60.0, "s: 5 of 100"),
+        (3, 4.0, "s: 5 of 100"),
+        (5, 60.0, "s: 5 of 100, 5 a minute, about 19 min left"),
+        (5, 600.0, "s: 5 of 100, 30 an hour, about 3 h 10 min left"),
+    ],
+)
+def test_a_rate_is_said_once_there_is_one(counted: int, seconds: float, said: str) -> None:
+    assert policy.pace("s", 5, 100, counted, seconds) == said
+
+
+def test_a_name_that_cannot_be_made_is_the_words_own() -> None:
+    def _count_tasks(tasks: list[int]) -> str:
+        return f"count {len(tasks)} tasks"
+
+    assert policy.sentence(_count_tasks)(parameters={"tasks": [1, 2]}) == "count 2 tasks"
+    assert policy.sentence(_count_tasks)(parameters={"tasks": None}) == "count tasks"
 
 
 def test_an_observer_hears_nothing_after_it_left() -> None:

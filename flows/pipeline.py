@@ -7,6 +7,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from flows.benchmark import Benchmarked, benchmark_models
 from flows.config import PipelineConfig
+from flows.guard.stopping import stops_soon
 from flows.refresh import Refreshed, refresh_dataset
 from flows.report import write_report
 from flows.track import track
@@ -26,6 +27,7 @@ class LineResult(Record):
 
 
 @flow(name="concur line", flow_run_name="concur {config.name} ({config.language}, {config.curation.strategy})")
+@stops_soon()
 def concur_line(config: PipelineConfig | None = None) -> LineResult:
     """Tasks to tuned adapter to scores, as one run. A second run of the same configuration is served from snapshots."""
     config = config or PipelineConfig()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.config import PipelineConfig
+from flows.guard.stopping import stops_soon
 from flows.track import Tracked, track_training
 from tasks.policy import ProgressArtifact, call_stage
 from tasks.progress import observed_by
@@ -15,6 +16,7 @@ from tasks.training.step import train
 
 
 @flow(name="train the adapter", flow_run_name="train {config.name}")
+@stops_soon()
 def train_adapter(config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef) -> SnapshotRef:
     """LoRA on the curated set: the prompts are those the candidates answered."""
     prompts = prompts_of(tasks, config.language, render, config.synthesis.hardware)

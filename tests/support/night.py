@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -60,8 +61,15 @@ class Night:
             headers={"Content-Type": "application/json"},
             method=method,
         )
-        with urllib.request.urlopen(request, timeout=30) as response:
-            text = response.read()
+        for attempt in range(5):
+            try:
+                with urllib.request.urlopen(request, timeout=30) as response:
+                    text = response.read()
+                break
+            except urllib.error.HTTPError as error:
+                if error.code != 503 or attempt == 4:  # its database was busy for a moment: Prefect's own client asks again, too
+                    raise
+                time.sleep(1)
         return json.loads(text) if text else None
 
     def deployment(self, name: str, flow: str, entrypoint: str, **more: Any) -> str:

@@ -33,7 +33,6 @@ def is_hub_id(location: object) -> bool:
 def load_rows(hub_id: str, split: str, revision: str | None, columns: Sequence[str]) -> list[dict[str, Any]]:
     """Rows of a split at a commit (the newest where None), those columns only. Raises UsageError where neither hub nor disk has them."""
     import datasets
-    import httpx
 
     commit, fault = _commit(hub_id, revision)
     if fault is not None and (rows := _copy(hub_id, split, revision, columns, fault)) is not None:
@@ -42,7 +41,9 @@ def load_rows(hub_id: str, split: str, revision: str | None, columns: Sequence[s
         rows = _patiently(
             lambda: datasets.load_dataset(hub_id, split=split, revision=commit or revision).select_columns(list(columns)).to_list()
         )
-    except (OSError, ValueError, httpx.HTTPError, datasets.exceptions.DatasetsError) as error:
+    except Exception as error:
+        if not (unreachable(error) or isinstance(error, OSError | ValueError | datasets.exceptions.DatasetsError)):
+            raise
         if unreachable(error) and (rows := _copy(hub_id, split, revision, columns, error)) is not None:
             return rows
         raise UsageError(
@@ -85,18 +86,22 @@ def _line(error: Exception) -> str:
 
 def unreachable(error: BaseException) -> bool:
     """Is it the network or the hub itself, and not what was asked of it? Looks at the causes too: `datasets` wraps them."""
-    import httpx
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, ConnectionError | TimeoutError | httpx.TransportError | LocalEntryNotFoundError):
+        if isinstance(seen, ConnectionError | TimeoutError | LocalEntryNotFoundError) or _is_of_transport(seen):
             return True
         if isinstance(seen, HfHubHTTPError):
             status = seen.response.status_code if seen.response is not None else 0
             return status >= 500 or status == 429
         seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
     return False
+
+
+def _is_of_transport(error: BaseException) -> bool:
+    """httpx's TransportError, or that of httpx2, which newer clients of the hub use: neither is an OSError."""
+    return any(kind.__name__ == "TransportError" and kind.__module__.startswith("httpx") for kind in type(error).__mro__)
 
 
 def _commit_of(hub_id: str, revision: str | None) -> str | None:

@@ -404,9 +404,9 @@ def test_what_counts_as_a_hub_id(location: str, is_id: bool) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_copies(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies of what the stand-in gives (tasks.sources.pinned) go nowhere near the user's."""
-    monkeypatch.setenv("CONCUR_CACHE", str(tmp_path_factory.getbasetemp() / "no-copies"))
+    monkeypatch.setenv("CONCUR_CACHE", str(tmp_path / "no-copies"))
 
 
 class Hub:

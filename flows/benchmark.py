@@ -30,10 +30,9 @@ class Benchmarked(Record):
 
 
 @flow(name="benchmark the models", flow_run_name="benchmark {config.name}")
-@stops_soon()
 def benchmark_models(config: PipelineConfig, trained: SnapshotRef | None = None) -> Benchmarked:
     """Exec, fast_p and pass@k of the recorded answers, the base model and the tuned one, on the same held-out tasks."""
-    with observed_by(ProgressArtifact("benchmark-progress", "share of the current stage that is done")):
+    with stops_soon(), observed_by(ProgressArtifact("benchmark-progress", "share of the current stage that is done")):
         suite = load_tasks(config.benchmark.tasks, config.root)
         answers = [_answer(config, suite, model, trained) for model in config.benchmark.models if model != "tuned" or trained]
         scores = call_stage(score_benchmark, answers, config.benchmark)

@@ -27,17 +27,17 @@ class LineResult(Record):
 
 
 @flow(name="concur line", flow_run_name="concur {config.name} ({config.language}, {config.curation.strategy})")
-@stops_soon()
 def concur_line(config: PipelineConfig | None = None) -> LineResult:
     """Tasks to tuned adapter to scores, as one run. A second run of the same configuration is served from snapshots."""
     config = config or PipelineConfig()
-    refreshed = refresh_dataset(config)
-    trained = train_adapter(config, refreshed.tasks, refreshed.curated)
-    benchmarked = benchmark_models(config, trained)
-    report = write_report(config, refreshed, trained, benchmarked)
-    create_markdown_artifact(key="report", markdown=report.markdown, description="What this run found")
-    create_table_artifact(
-        key="summary", table=[{"what": name, "value": value} for name, value in report.summary], description="The run in one table"
-    )
-    run_id = track(config, refreshed, trained, benchmarked, report)
-    return LineResult(refreshed=refreshed, trained=trained, benchmarked=benchmarked, report_dir=report.directory, mlflow_run=run_id)
+    with stops_soon():
+        refreshed = refresh_dataset(config)
+        trained = train_adapter(config, refreshed.tasks, refreshed.curated)
+        benchmarked = benchmark_models(config, trained)
+        report = write_report(config, refreshed, trained, benchmarked)
+        create_markdown_artifact(key="report", markdown=report.markdown, description="What this run found")
+        create_table_artifact(
+            key="summary", table=[{"what": name, "value": value} for name, value in report.summary], description="The run in one table"
+        )
+        run_id = track(config, refreshed, trained, benchmarked, report)
+        return LineResult(refreshed=refreshed, trained=trained, benchmarked=benchmarked, report_dir=report.directory, mlflow_run=run_id)

@@ -40,10 +40,9 @@ class Refreshed(Record):
 
 
 @flow(name="refresh the data set", flow_run_name="refresh {config.name} ({config.language})")
-@stops_soon()
 def refresh_dataset(config: PipelineConfig) -> Refreshed:
     """Write, verify, refine as often as is configured, and curate candidates. Pays only for tasks, samples and verdicts that are new."""
-    with observed_by(ProgressArtifact("refresh-progress", "share of the current stage that is done")):
+    with stops_soon(), observed_by(ProgressArtifact("refresh-progress", "share of the current stage that is done")):
         tasks = training_tasks(config)
         workloads = call_stage(measure_workloads, tasks, config.workload)
         candidates = call_stage(synthesise, tasks, config.synthesis, config.language)

@@ -16,11 +16,10 @@ from tasks.training.step import train
 
 
 @flow(name="train the adapter", flow_run_name="train {config.name}")
-@stops_soon()
 def train_adapter(config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef) -> SnapshotRef:
     """LoRA on the curated set: the prompts are those the candidates answered."""
     prompts = prompts_of(tasks, config.language, render, config.synthesis.hardware)
-    with observed_by(ProgressArtifact("training-progress", "share of optimiser steps done")):
+    with stops_soon(), observed_by(ProgressArtifact("training-progress", "share of optimiser steps done")):
         return call_stage(train, curated, config.training, prompts)
 
 

@@ -7,7 +7,8 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.logging import get_run_logger
 
 from flows.config import PipelineConfig
-from flows.guard.stopping import stops_soon
+from flows.guard.disk import require_room
+from flows.guard.run import guarded, shown
 from flows.set_figures import TABLES_FILE, draw_curated
 from kernels_eval.records import Record
 from tasks.analysis.stage import found_in
@@ -42,8 +43,9 @@ class Refreshed(Record):
 @flow(name="refresh the data set", flow_run_name="refresh {config.name} ({config.language})")
 def refresh_dataset(config: PipelineConfig) -> Refreshed:
     """Write, verify, refine as often as is configured, and curate candidates. Pays only for tasks, samples and verdicts that are new."""
-    with stops_soon(), observed_by(ProgressArtifact("refresh-progress", "share of the current stage that is done")):
+    with guarded(config) as noted, observed_by(ProgressArtifact("refresh-progress", "share of the current stage that is done")):
         tasks = training_tasks(config)
+        require_room(config, tasks)
         workloads = call_stage(measure_workloads, tasks, config.workload)
         candidates = call_stage(synthesise, tasks, config.synthesis, config.language)
         verdicts = verify(candidates, tasks, config.verification, config.language)
@@ -54,7 +56,10 @@ def refresh_dataset(config: PipelineConfig) -> Refreshed:
         curated = call_stage(curate, verdicts, candidates, tasks, config.curation, workloads, flags)
         analysis, cautions = analysed(config, verdicts, candidates)
     made = {"tasks": tasks, "workloads": workloads, "candidates": candidates, "verdicts": verdicts, "flags": flags, "curated": curated}
-    refreshed = pictured(config, Refreshed(**made, analysis=analysis, cautions=cautions))
+    refreshed = pictured(config, Refreshed(**made, analysis=analysis, cautions=(*noted, *cautions)))
+    if refreshed.cautions:
+        text = "\n".join(f"- {shown(caution)}" for caution in refreshed.cautions)
+        create_markdown_artifact(key="cautions", markdown=text, description="What to know of this refresh")
     create_table_artifact(key="refresh", table=summary_rows(refreshed), description="What this refresh produced")
     return refreshed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.config import PipelineConfig
-from flows.guard.stopping import stops_soon
+from flows.guard.run import guarded
 from flows.track import Tracked, track_training
 from tasks.policy import ProgressArtifact, call_stage
 from tasks.progress import observed_by
@@ -19,7 +19,7 @@ from tasks.training.step import train
 def train_adapter(config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef) -> SnapshotRef:
     """LoRA on the curated set: the prompts are those the candidates answered."""
     prompts = prompts_of(tasks, config.language, render, config.synthesis.hardware)
-    with stops_soon(), observed_by(ProgressArtifact("training-progress", "share of optimiser steps done")):
+    with guarded(config), observed_by(ProgressArtifact("training-progress", "share of optimiser steps done")):
         return call_stage(train, curated, config.training, prompts)
 
 

@@ -7,20 +7,22 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kernels_eval.errors import DeviceError, EvalError, UsageError
+from kernels_eval.errors import DeviceError, DiskFullError, EvalError, UsageError
 from kernels_eval.records import stable_hash
 from tasks.store import Snapshot, SnapshotRef
 
 RETRIES = 2
 RETRY_DELAYS_S = [5, 30]
+RETRY_JITTER = 0.5
+"""Up to so much longer, as a share: runs that a fault has hit together do not come back together."""
 PROGRESS_EVERY_S = 2.0
 
 
 def infrastructure_only(task: Any, task_run: Any, state: Any) -> bool:
-    """Retry a machine's fault; never a kernel's (that is a record) and never unusable input."""
+    """Retry a machine's fault; never a kernel's (that is a record), never unusable input, and never what only a person can mend."""
     try:
         state.result()
-    except (UsageError, DeviceError):
+    except (UsageError, DeviceError, DiskFullError):
         return False
     except (EvalError, ConnectionError, TimeoutError):
         return True
@@ -44,6 +46,7 @@ def stage_options(planned: Callable[..., Snapshot]) -> dict[str, Any]:
     return {
         "retries": RETRIES,
         "retry_delay_seconds": RETRY_DELAYS_S,
+        "retry_jitter_factor": RETRY_JITTER,
         "retry_condition_fn": infrastructure_only,
         "persist_result": True,
         "cache_key_fn": by_fingerprint(planned),

@@ -38,8 +38,7 @@ def stops_soon(grace_s: float = GRACE_S) -> Iterator[None]:
     try:
         yield
     finally:
-        if signal.set_wakeup_fd(before, warn_on_full_buffer=False) not in (writing, -1):
-            pass  # somebody set their own meanwhile, and is done with it now
+        signal.set_wakeup_fd(before, warn_on_full_buffer=False)
         os.close(writing)
         if not watch.told.is_set():
             watch.join()

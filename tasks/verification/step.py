@@ -8,7 +8,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from kernels_eval.records import Language
-from tasks.policy import RETRIES, RETRY_DELAYS_S, infrastructure_only
+from tasks.policy import RETRIES, RETRY_DELAYS_S, RETRY_JITTER, infrastructure_only
 from tasks.store import SnapshotRef
 from tasks.verification import stage
 from tasks.verification.config import VerificationConfig
@@ -18,6 +18,7 @@ from tasks.verification.stage import Verification
 @task(
     name="verify a chunk", task_run_name="verify chunk {number} of {work.chunks}", cache_policy=NO_CACHE,
     retries=RETRIES, retry_delay_seconds=RETRY_DELAYS_S, retry_condition_fn=infrastructure_only,
+    retry_jitter_factor=RETRY_JITTER,
 )  # fmt: skip
 def verify_chunk(work: Any, number: int) -> dict[str, int]:
     """Returns how many verdicts of each status. Resumable: a retry does only what has no verdict yet.

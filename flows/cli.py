@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from flows.commands.watchdog import watchdog
 from kernels_eval.errors import DeviceError, EvalError, UsageError
 
 LANGUAGES = ("cpp", "cuda", "triton")
@@ -320,6 +321,8 @@ def _print_checks(checks: list[Any], profile: str, fine: bool) -> None:
     console.print(table)
     console.print(f"profile {profile} can run here" if fine else f"profile {profile} cannot run here: mend what is MISSING")
 
+
+main.add_command(watchdog)
 
 if __name__ == "__main__":
     main()

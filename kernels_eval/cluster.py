@@ -98,6 +98,19 @@ def keeping_sigterm() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """What a signal's handler raised while Ray waited: Ray's compiled code makes a SystemError of it, which nobody would know for the order
+    to stop that it is."""
+    try:
+        yield
+    except SystemError as error:
+        cause = error.__cause__ or error.__context__
+        if isinstance(cause, BaseException) and not isinstance(cause, Exception):
+            raise cause from None
+        raise
+
+
 class Place(NamedTuple):
     """Where a process is, and what it would verify with."""
 

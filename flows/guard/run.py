@@ -18,6 +18,7 @@ from typing import Any
 from flows.config import PipelineConfig
 from flows.guard.disk import DiskWatch, require_room
 from flows.guard.stopping import stops_soon
+from kernels_eval.cluster import interruptible
 from tasks.cautions import gathering
 from tasks.progress import observed_by
 from tasks.store import MANIFEST
@@ -44,7 +45,7 @@ def guarded(config: PipelineConfig) -> Iterator[list[str]]:
     with stops_soon(), gathering() as cautions:
         try:
             require_room(config)
-            with observed_by(DiskWatch(config)):
+            with observed_by(DiskWatch(config)), interruptible():
                 yield cautions
         except Exception as error:
             _tell(config, error, began, cautions)

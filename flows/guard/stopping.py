@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 
 GRACE_S = 15.0
 """A worker of Prefect kills the run's process 30 s after SIGTERM, and nobody would look after its children then."""
@@ -67,6 +68,9 @@ class _Watch(threading.Thread):
                 if signal.SIGTERM in numbers and deadline is None:
                     deadline = time.monotonic() + self._grace_s
                     self.told.set()
+                    with suppress(OSError, ValueError):  # the worker's log: how long the end took is the first thing that is asked
+                        said = f"{datetime.now().astimezone():%H:%M:%S%z} concur was told to stop: {self._grace_s:.0f} s at most\n"
+                        os.write(2, said.encode())
             elif deadline is not None and time.monotonic() >= deadline:
                 end_now()
         os.close(self._reading)

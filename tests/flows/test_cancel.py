@@ -146,7 +146,7 @@ def stopped(line: Line, run: str, how: str, record_property: Any, stage: str) ->
     else:
         engine = next(child for child in psutil.Process(line.worker.worker.pid).children() if "prefect.engine" in child.cmdline())
         os.kill(engine.pid, signal.SIGKILL)
-    until(lambda: not line.worker.left(), GONE_S, f"the end of {line.worker.names()}")
+    until(lambda: not line.worker.left(), GONE_S, lambda: f"the end of {line.worker.names()}")
     took_s = time.monotonic() - began
     record_property("seconds_until_gone", round(took_s, 1))
     print(f"{stage} {how}: no process left after {took_s:.1f} s")
@@ -180,14 +180,14 @@ def test_servers_of_ours_are_gone_with_the_run(line: Line, how: str, tmp_path: P
     if line.night.state(again)["type"] not in ENDED:
         line.night.set_state(again, "CANCELLING", "Cancelling")
     line.night.ended(again, 120)
-    until(lambda: not line.worker.left(), GONE_S, f"the end of {line.worker.names()}")
+    until(lambda: not line.worker.left(), GONE_S, lambda: f"the end of {line.worker.names()}")
 
 
 def test_the_same_run_again_completes_with_no_row_lost_or_twice(line: Line) -> None:
     line.endpoint.open.set()
     state = line.night.ended(line.night.start(line.deployment), STAGE_S)
     assert state["type"] == "COMPLETED", state
-    until(lambda: not line.worker.left(), GONE_S, f"the end of {line.worker.names()}")
+    until(lambda: not line.worker.left(), GONE_S, lambda: f"the end of {line.worker.names()}")
     wanted = {"synthesis": "candidate_id", "verification": "candidate_id", "workloads": "task_id", "curation": "candidate_id"}
     for stage, key in wanted.items():
         for snapshot in line.finished(stage):

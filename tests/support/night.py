@@ -38,11 +38,12 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def until(condition: Callable[[], Any], timeout_s: float, what: str, every_s: float = 0.1) -> Any:
+def until(condition: Callable[[], Any], timeout_s: float, what: str | Callable[[], str], every_s: float = 0.1) -> Any:
     """The first true answer of `condition`. Fails the test after `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:.0f} s"
+        late = time.monotonic() >= deadline
+        assert not late, f"{what() if callable(what) else what}: not within {timeout_s:.0f} s"
         time.sleep(every_s)
     return found
 
@@ -94,7 +95,7 @@ class Night:
             state = self.state(run)
             return state if state["type"] in ENDED else None
 
-        return until(over, timeout_s, f"the end of {run} ({self.log.read_text(errors='replace')[-3000:]})", every_s=0.5)
+        return until(over, timeout_s, lambda: f"the end of {run} ({self.log.read_text(errors='replace')[-3000:]})", every_s=0.5)
 
     def artifacts(self, key: str) -> list[dict[str, Any]]:
         return self.ask("artifacts/filter", {"artifacts": {"key": {"any_": [key]}}, "sort": "CREATED_DESC"})

@@ -1,0 +1,1 @@
+"""Commands of `concur` that have a module of their own."""

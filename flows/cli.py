@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from flows.commands.morning import morning
+from flows.commands.watchdog import watchdog
 from kernels_eval.errors import DeviceError, EvalError, UsageError
 
 LANGUAGES = ("cpp", "cuda", "triton")
@@ -329,6 +330,7 @@ main.add_command(_stack.status)
 main.add_command(_stack.down)
 main.add_command(_stack.env)
 main.add_command(morning)
+main.add_command(watchdog)
 
 if __name__ == "__main__":
     main()

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from flows.guard.config import GuardConfig
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Language
@@ -54,6 +55,7 @@ class PipelineConfig(BaseModel):
     training: TrainingRecipe = TrainingRecipe()
     benchmark: BenchmarkConfig = Field(default=BenchmarkConfig(), validate_default=True)
     tracking: TrackingConfig = TrackingConfig()
+    guard: GuardConfig = GuardConfig()
 
     @field_validator("benchmark")
     @classmethod

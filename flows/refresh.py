@@ -8,6 +8,8 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from flows.config import PipelineConfig
+from flows.guard.disk import require_room
+from flows.guard.run import guarded, shown
 from flows.history import Refresh, entered
 from flows.morning import write_morning
 from flows.naming import run_name
@@ -62,8 +64,9 @@ def refresh_dataset(config: PipelineConfig) -> Refreshed:
 
 def every_stage(config: PipelineConfig) -> Refreshed:
     """The stages of a refresh, one after the other, each shown while it works."""
-    with observed_by(ProgressArtifact("refresh-progress", "share of the current stage that is done")):
+    with guarded(config) as noted, observed_by(ProgressArtifact("refresh-progress", "share of the current stage that is done")):
         tasks = training_tasks(config)
+        require_room(config, tasks)
         workloads = call_stage(measure_workloads, tasks, config.workload)
         candidates = call_stage(synthesise, tasks, config.synthesis, config.language)
         verdicts = verify(candidates, tasks, config.verification, config.language)
@@ -74,8 +77,11 @@ def every_stage(config: PipelineConfig) -> Refreshed:
         curated = call_stage(curate, verdicts, candidates, tasks, config.curation, workloads, flags)
         analysis, cautions = analysed(config, verdicts, candidates)
     made = {"tasks": tasks, "workloads": workloads, "candidates": candidates, "verdicts": verdicts, "flags": flags, "curated": curated}
-    refreshed = pictured(config, Refreshed(**made, analysis=analysis, cautions=cautions))
+    refreshed = pictured(config, Refreshed(**made, analysis=analysis, cautions=(*noted, *cautions)))
     show_snapshots(refreshed.snapshots)
+    if refreshed.cautions:
+        text = "\n".join(f"- {shown(caution)}" for caution in refreshed.cautions)
+        create_markdown_artifact(key="cautions", markdown=text, description="What to know of this refresh")
     create_table_artifact(key="refresh", table=summary_rows(refreshed), description="What this refresh produced")
     return refreshed
 

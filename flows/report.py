@@ -46,7 +46,8 @@ def write_report(config: PipelineConfig, refreshed: Refreshed, trained: Snapshot
     The analysis is no part of what scores are made of: where it differs (it had failed, say), the report is written anew.
     """
     directory = benchmarked.scores.open().local_dir("report")
-    made_of = stable_hash([{name: ref["fingerprint"] for name, ref in _snapshots(refreshed).items()}, trained.fingerprint])
+    sources = [{name: ref["fingerprint"] for name, ref in _snapshots(refreshed).items()}, trained.fingerprint]
+    made_of = stable_hash([*sources, *refreshed.cautions])
     marker = directory / MADE_OF  # written last: what it says means that the others are whole
     if not marker.exists() or marker.read_text(encoding="utf-8") != made_of:
         context = report_context(config, refreshed, trained, benchmarked)
@@ -116,7 +117,7 @@ def report_context(config: PipelineConfig, refreshed: Refreshed, trained: Snapsh
         tool_versions=scores.manifest["tools"],
         hardware=scores.manifest["hardware"],
         config=config.model_dump(mode="json", exclude={"root"}),
-        notes=tuple(_notes(training.manifest, answers)),
+        notes=(*(refreshed.cautions if found else ()), *_notes(training.manifest, answers)),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.config import PipelineConfig
+from flows.guard.run import guarded
 from flows.naming import run_name
 from flows.track import Tracked, track_training
 from tasks.policy import ProgressArtifact, call_stage
@@ -19,7 +20,7 @@ from tasks.training.step import train
 def train_adapter(config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef) -> SnapshotRef:
     """LoRA on the curated set: the prompts are those the candidates answered."""
     prompts = prompts_of(tasks, config.language, render, config.synthesis.hardware)
-    with observed_by(ProgressArtifact("training-progress", "share of optimiser steps done")):
+    with guarded(config), observed_by(ProgressArtifact("training-progress", "share of optimiser steps done")):
         return call_stage(train, curated, config.training, prompts)
 
 

@@ -10,22 +10,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kernels_eval.errors import DeviceError, EvalError, UsageError
+from kernels_eval.errors import DeviceError, DiskFullError, EvalError, UsageError
 from kernels_eval.records import stable_hash
 from tasks.progress import duration
 from tasks.store import Snapshot, SnapshotRef
 
 RETRIES = 2
 RETRY_DELAYS_S = [5, 30]
+RETRY_JITTER = 0.5
+"""Up to so much longer, as a share: runs that a fault has hit together do not come back together."""
 PROGRESS_EVERY_S = 2.0
 RATE_OVER_S = 600.0
 
 
 def infrastructure_only(task: Any, task_run: Any, state: Any) -> bool:
-    """Retry a machine's fault; never a kernel's (that is a record) and never unusable input."""
+    """Retry a machine's fault; never a kernel's (that is a record), never unusable input, and never what only a person can mend."""
     try:
         state.result()
-    except (UsageError, DeviceError):
+    except (UsageError, DeviceError, DiskFullError):
         return False
     except (EvalError, ConnectionError, TimeoutError):
         return True
@@ -49,6 +51,7 @@ def stage_options(planned: Callable[..., Snapshot]) -> dict[str, Any]:
     return {
         "retries": RETRIES,
         "retry_delay_seconds": RETRY_DELAYS_S,
+        "retry_jitter_factor": RETRY_JITTER,
         "retry_condition_fn": infrastructure_only,
         "persist_result": True,
         "cache_key_fn": by_fingerprint(planned),

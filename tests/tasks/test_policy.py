@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from kernels_eval.errors import DeviceError, EvalError, GpuLostError, SandboxError, ToolchainError, UsageError
+from kernels_eval.errors import ClusterError, DeviceError, DiskFullError, EvalError, GpuLostError, SandboxError, ToolchainError, UsageError
 from tasks import policy
 from tasks.policy import ProgressArtifact, by_fingerprint, call_stage, infrastructure_only, stage_options
 from tasks.progress import observed_by, report
@@ -64,6 +64,8 @@ def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (GpuLostError("gone"), True),
         (SandboxError("fork server died"), True),
         (ToolchainError("nvcc broke"), True),
+        (ClusterError("the raylet was killed"), True),
+        (DiskFullError("no room"), False),
         (EvalError("some machine's fault"), True),
         (ConnectionRefusedError("endpoint"), True),
         (TimeoutError("endpoint"), True),
@@ -95,9 +97,11 @@ def test_every_step_is_made_with_this_policy() -> None:
     from tasks.synthesis.step import refine, synthesise
     from tasks.training.step import train
     from tasks.verification.step import verify_chunk
+    from tasks.workload.step import measure_workloads
 
-    for step in (load_tasks, synthesise, refine, verify_chunk, curate, train, score_benchmark):
+    for step in (load_tasks, measure_workloads, synthesise, refine, verify_chunk, curate, train, score_benchmark):
         assert (step.retries, step.retry_condition_fn) == (2, infrastructure_only), step.name
+        assert step.retry_delay_seconds == [5, 30] and step.retry_jitter_factor == 0.5, step.name
     for step in (synthesise, refine, curate, train, score_benchmark):
         assert step.cache_key_fn is not None and step.persist_result, step.name
 

@@ -69,8 +69,10 @@ def doctor(profile: str, overrides: tuple[str, ...], as_json: bool) -> None:
 def run(profile: str, overrides: tuple[str, ...], as_json: bool, only: str | None) -> None:
     """Run the line: tasks, synthesis, verification, curation, training, benchmark, tracking."""
     from flows.config import load_profile
+    from flows.stack.control import join_stack
 
     config = _guarded(lambda: load_profile(profile, overrides))
+    _guarded(lambda: join_stack(config.root))
     _guarded(lambda: _prepare(config))
     from flows.launch import launch
 

@@ -55,7 +55,8 @@ def _logged(config: PipelineConfig, build: Callable[[], RunRecord]) -> str | Non
     if not config.tracking.enabled:
         return None
     record = build()
-    root = None if config.tracking.uri else str(Path(config.root).absolute() / "mlartifacts")
+    served = config.tracking.uri or config.tracking_uri.startswith("http")  # a server knows where its artifacts go
+    root = None if served else str(Path(config.root).absolute() / "mlartifacts")
     try:
         run_id = log_run(record, tracking_uri=config.tracking_uri, artifact_root=root, experiment=config.tracking.experiment)
     except Exception as error:  # whatever a tracking server does, the snapshots are complete and the next run writes this again

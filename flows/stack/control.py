@@ -280,3 +280,10 @@ def use_stack(root: str, environment: MutableMapping[str, str] = os.environ) -> 
                 environment.setdefault(name, environment[source])
         environment.setdefault("MLFLOW_TRACKING_USERNAME", secrets.mlflow_user)
     return said
+
+
+def join_stack(root: str) -> None:
+    """Use the stack of `root` in this process where one runs, and say so. To be called before prefect is imported. Raises UsageError
+    where a part of it is not well: a run that went elsewhere would not be seen where it is looked for."""
+    if used := use_stack(root):
+        print(f"uses the stack of {Places(root).root}: {', '.join(used)}", file=sys.stderr, flush=True)

@@ -34,8 +34,8 @@ from flows.stack.stopping import stop_parts
 PR_SET_CHILD_SUBREAPER = 36
 BACKOFF_S, BACKOFF_MOST_S = 0.5, 30.0
 DEATHS, WINDOW_S = 5, 600.0
-DEATHS_AT_FIRST = 2
-"""A part that was never well will hardly become so."""
+DEATHS_AT_FIRST = 3
+"""A part that was never well will hardly become so; Ray gives up after 30 s where a machine is busy."""
 ASK_SOON_S, ASK_S = 0.25, 5.0
 TICK_S = 1.0
 LOG_BYTES = 20_000_000
@@ -214,7 +214,10 @@ class Supervisor:
         while not self._halt.is_set():
             identity = kept.identity
             if identity:
-                found = fault(kept.program.part, self._places, self._settings, self._secrets)
+                try:
+                    found = fault(kept.program.part, self._places, self._settings, self._secrets)
+                except Exception as error:  # an answer that nobody foresaw must not end this thread
+                    found = f"its answer is not understood: {type(error).__name__}: {error}"
                 changed = kept.answer != (identity, found)
                 kept.answer = (identity, found)
                 if found is None:

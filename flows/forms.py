@@ -200,10 +200,7 @@ def configuration(run: RunForm, *forms: Form) -> PipelineConfig:
     """The profile with what the forms say. Raises UsageError for what cannot be used, and for a root that a worker cannot mean."""
     overrides = [each for form in (run, *forms) for each in form.settings()]
     config = load_profile(str(run.profile), tuple(overrides))
-    changes: dict[str, Any] = {"root": _root(run, config, any(each.startswith("root=") for each in overrides))}
-    if (uri := os.environ.get("MLFLOW_TRACKING_URI")) and not config.tracking.uri:
-        changes["tracking"] = config.tracking.model_copy(update={"uri": uri})
-    return config.model_copy(update=changes)
+    return config.model_copy(update={"root": _root(run, config, any(each.startswith("root=") for each in overrides))})
 
 
 def _root(run: RunForm, config: PipelineConfig, overridden: bool) -> str:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from inspect import signature
 
-from prefect import Flow, flow
+from prefect import flow
 from prefect.logging import get_run_logger
 
 from flows import forms
@@ -32,30 +31,21 @@ DEVICES = "gpu"
 QUIET = {"DO_NOT_TRACK": "1", "RAY_USAGE_STATS_ENABLED": "0", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
-def with_titles(deployed: Flow) -> Flow:
-    """The same flow, whose groups of fields are headed by their forms' titles instead of the names of parameters."""
-    for name, parameter in signature(deployed.fn).parameters.items():
-        deployed.parameters.properties[name]["title"] = parameter.default.model_config["title"]
-    return deployed
-
-
-@with_titles
 @flow(name="nightly refresh", flow_run_name=deployed_name("refresh"))
 def nightly_refresh(
     run: forms.RunForm = forms.RUN,
     candidates: forms.CandidatesForm = forms.CANDIDATES,
-    training_set: forms.TrainingSetForm = forms.TRAINING_SET,
+    curation: forms.TrainingSetForm = forms.TRAINING_SET,
     advanced: forms.AdvancedForm = forms.ADVANCED,
 ) -> Refreshed:
     """Tasks, candidates, verdicts and the training set; the morning report says what is new."""
-    config = prepared(configuration(run, candidates, training_set, advanced))
+    config = prepared(configuration(run, candidates, curation, advanced))
     with devices(config, config.verification.workers):
         refreshed = refresh_dataset(config)
     link_mlflow(config, track_refresh(config, refreshed))
     return refreshed
 
 
-@with_titles
 @flow(name="curate training sets", flow_run_name=deployed_name("curate"))
 def curate_sets(
     run: forms.RunForm = forms.RUN,
@@ -70,11 +60,10 @@ def curate_sets(
     return curate_again(config, verdicts.snapshot or None, [str(name) for name in sets.strategies], sets.size or None)
 
 
-@with_titles
 @flow(name="train an adapter", flow_run_name=deployed_name("train"))
 def train_on_set(
     run: forms.RunForm = forms.RUN,
-    training_set: forms.CuratedForm = forms.CURATED,
+    curated: forms.CuratedForm = forms.CURATED,
     training: forms.TrainingForm = forms.TRAINING,
     advanced: forms.AdvancedForm = forms.ADVANCED,
 ) -> SnapshotRef:
@@ -83,17 +72,16 @@ def train_on_set(
     from flows.train_set import prepared as of_the_set
 
     config = prepared(configuration(run, training, advanced))
-    config, tasks, curated = of_the_set(config.root, training_set.snapshot or None, config)
+    config, tasks, found = of_the_set(config.root, curated.snapshot or None, config)
     with devices(config, config.training.workers):
-        trained, tracked = train_and_track(config, tasks, curated)
+        trained, tracked = train_and_track(config, tasks, found)
     steps = [step for step in training_steps(trained.open()) if step.loss is not None]
     show_loss([step.step for step in steps], [float(step.loss or 0.0) for step in steps])
-    show_snapshots({"training set": curated, "adapter and training log": trained})
+    show_snapshots({"training set": found, "adapter and training log": trained})
     link_mlflow(config, tracked.run_id if tracked else None)
     return trained
 
 
-@with_titles
 @flow(name="score the models", flow_run_name=deployed_name("benchmark"))
 def score_models(
     run: forms.RunForm = forms.RUN,
@@ -114,18 +102,17 @@ def score_models(
     return benchmarked
 
 
-@with_titles
 @flow(name="whole line", flow_run_name=deployed_name("the whole line of"))
 def whole_line(
     run: forms.RunForm = forms.RUN,
     candidates: forms.CandidatesForm = forms.CANDIDATES,
-    training_set: forms.TrainingSetForm = forms.TRAINING_SET,
+    curation: forms.TrainingSetForm = forms.TRAINING_SET,
     training: forms.TrainingForm = forms.TRAINING,
     benchmark: forms.BenchmarkForm = forms.BENCHMARK,
     advanced: forms.AdvancedForm = forms.ADVANCED,
 ) -> LineResult:
     """From tasks to scores: refresh, training, benchmark and the report."""
-    config = prepared(configuration(run, candidates, training_set, training, benchmark, advanced))
+    config = prepared(configuration(run, candidates, curation, training, benchmark, advanced))
     with devices(config, None):
         result = concur_line(config)
     return result

@@ -30,7 +30,7 @@ def deployed_name(verb: str) -> Callable[[], str]:
         from prefect.runtime import flow_run
 
         parameters: dict[str, Any] = flow_run.parameters or {}
-        run, chosen = parameters.get("run"), parameters.get("training_set")
+        run, chosen = parameters.get("run"), parameters.get("curation")
         what = getattr(run, "name", "") or str(getattr(run, "profile", ""))
         strategy = str(getattr(chosen, "strategy", ""))
         by = f", strategy {strategy}" if strategy and " " not in strategy else ""

@@ -92,12 +92,15 @@ def runs(stack: Stack, flow_name: str) -> list[dict[str, Any]]:
     return httpx.post(f"{stack.prefect}/api/flow_runs/filter", json=body, timeout=60).raise_for_status().json()
 
 
-def ended(stack: Stack, flow_name: str) -> dict[str, Any]:
-    """The newest run of a flow, once it has ended."""
+ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+
+def reached(stack: Stack, flow_name: str, states: tuple[str, ...] = ENDED) -> dict[str, Any]:
+    """The newest run of a flow, once it is in one of these states."""
     deadline = time.monotonic() + RUN_S
     while True:
         found = runs(stack, flow_name)
-        if found and found[0]["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
+        if found and found[0]["state_type"] in states:
             return found[0]
         assert time.monotonic() < deadline, found
         time.sleep(2)  # the condition is the state above
@@ -123,9 +126,11 @@ def test_a_refresh_from_the_form_to_the_page_in_mlflow(stack: Stack, browser: Br
     browser.shot("2-form")
     page.get_by_role("button", name="Submit").click()
 
-    page.get_by_text("Running", exact=True).first.wait_for()
+    outer = reached(stack, "nightly refresh", ("RUNNING", *ENDED))
+    page.goto(f"{stack.prefect}/runs/flow-run/{outer['id']}")
+    page.get_by_text("refresh browser, strategy min_length").first.wait_for()
     browser.shot("3-running")
-    outer = ended(stack, "nightly refresh")
+    outer = reached(stack, "nightly refresh")
     assert outer["state_type"] == "COMPLETED", outer["state"]
     assert outer["name"].startswith("refresh browser, strategy min_length, ")
     assert outer["parameters"]["run"]["profile"] == "local"
@@ -172,7 +177,7 @@ def test_a_form_that_cannot_be_used_ends_the_run_with_one_sentence(stack: Stack,
     field(page, "Overrides").get_by_role("button", name="Add item").click()
     field(page, "Overrides").locator("textarea").fill("curation.stratgy=best")
     page.get_by_role("button", name="Submit").click()
-    failed = ended(stack, "curate training sets")
+    failed = reached(stack, "curate training sets")
     assert failed["state_type"] == "FAILED"
     assert "did you mean curation.strategy?" in failed["state"]["message"]
     page.goto(f"{stack.prefect}/runs/flow-run/{failed['id']}")

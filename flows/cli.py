@@ -321,5 +321,9 @@ def _print_checks(checks: list[Any], profile: str, fine: bool) -> None:
     console.print(f"profile {profile} can run here" if fine else f"profile {profile} cannot run here: mend what is MISSING")
 
 
+from flows.commands.ablate import ablate  # noqa: E402
+
+main.add_command(ablate)
+
 if __name__ == "__main__":
     main()

@@ -25,15 +25,20 @@ COUNTS = ("status_counts", "criterion_counts", "turn_counts", "flag_counts")
 """What a manifest may count its rows by."""
 
 
-class Refreshed(Record):
-    """The snapshots of one refresh. `analysis` is None where it failed; `cautions` then say why."""
+class Samples(Record):
+    """Verified candidates, and what is known of their tasks and reasoning."""
 
     tasks: SnapshotRef
     candidates: SnapshotRef
     verdicts: SnapshotRef
-    curated: SnapshotRef
     workloads: SnapshotRef | None = None
     flags: SnapshotRef | None = None
+
+
+class Refreshed(Samples):
+    """The snapshots of one refresh. `analysis` is None where it failed; `cautions` then say why."""
+
+    curated: SnapshotRef
     analysis: SnapshotRef | None = None
     cautions: tuple[str, ...] = ()
 
@@ -42,20 +47,26 @@ class Refreshed(Record):
 def refresh_dataset(config: PipelineConfig) -> Refreshed:
     """Write, verify, refine as often as is configured, and curate candidates. Pays only for tasks, samples and verdicts that are new."""
     with observed_by(ProgressArtifact("refresh-progress", "share of the current stage that is done")):
-        tasks = training_tasks(config)
-        workloads = call_stage(measure_workloads, tasks, config.workload)
-        candidates = call_stage(synthesise, tasks, config.synthesis, config.language)
-        verdicts = verify(candidates, tasks, config.verification, config.language)
-        for turn in range(2, config.synthesis.turns + 1):
-            candidates = call_stage(refine, tasks, candidates, verdicts, config.synthesis, config.language, turn)
-            verdicts = verify(candidates, tasks, config.verification, config.language)
-        flags = call_stage(flag_traces, verdicts, candidates, config.quality)
-        curated = call_stage(curate, verdicts, candidates, tasks, config.curation, workloads, flags)
+        samples = verified_samples(config)
+        tasks, candidates, verdicts = samples.tasks, samples.candidates, samples.verdicts
+        curated = call_stage(curate, verdicts, candidates, tasks, config.curation, samples.workloads, samples.flags)
         analysis, cautions = analysed(config, verdicts, candidates)
-    made = {"tasks": tasks, "workloads": workloads, "candidates": candidates, "verdicts": verdicts, "flags": flags, "curated": curated}
-    refreshed = pictured(config, Refreshed(**made, analysis=analysis, cautions=cautions))
+    refreshed = pictured(config, Refreshed(**dict(samples), curated=curated, analysis=analysis, cautions=cautions))
     create_table_artifact(key="refresh", table=summary_rows(refreshed), description="What this refresh produced")
     return refreshed
+
+
+def verified_samples(config: PipelineConfig) -> Samples:
+    """Everything before the choice of a training set: what a sweep of strategies does once."""
+    tasks = training_tasks(config)
+    workloads = call_stage(measure_workloads, tasks, config.workload)
+    candidates = call_stage(synthesise, tasks, config.synthesis, config.language)
+    verdicts = verify(candidates, tasks, config.verification, config.language)
+    for turn in range(2, config.synthesis.turns + 1):
+        candidates = call_stage(refine, tasks, candidates, verdicts, config.synthesis, config.language, turn)
+        verdicts = verify(candidates, tasks, config.verification, config.language)
+    flags = call_stage(flag_traces, verdicts, candidates, config.quality)
+    return Samples(tasks=tasks, workloads=workloads, candidates=candidates, verdicts=verdicts, flags=flags)
 
 
 def training_tasks(config: PipelineConfig) -> SnapshotRef:

@@ -1,0 +1,1 @@
+"""Commands of `concur`, one module each; flows.cli registers them."""

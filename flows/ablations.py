@@ -21,21 +21,22 @@ from typing import Any
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, create_table_artifact, update_progress_artifact
-from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
 
 from flows.config import PipelineConfig
 from flows.refresh import Samples, verified_samples
 from flows.sweep_branch import HANDS, Hands, Trained, answered, finished_branch, leader_among, run_branch
+from flows.sweep_devices import branches_at_once, visible_gpus
+from flows.sweep_end import cautions_of, compared, one_line, prefect_url
 from flows.sweep_estimate import Estimate, estimate, hours, require_within
-from flows.sweep_meter import BRANCH, SHARED, Meter, SweepProgress
+from flows.sweep_meter import BRANCH, Meter, SweepProgress
 from flows.sweep_plan import Plan, SweepConfig, branch_pipeline, identity_of, pipeline_of, planned_branches
 from flows.sweep_records import BranchRecord, load_record, save_record, sole_writer, sweep_dir, write_text
 from flows.sweep_samples import content_of, finished_samples, finished_tasks, samples_of
 from flows.sweep_table import strategy_rows
 from flows.sweep_track import SweepTracker
 from flows.sweep_work import work_left
-from kernels_eval.errors import EvalError
+from kernels_eval.pool import start_ray
 from kernels_eval.records import Record, stable_hash
 from tasks.benchmark.comparison.records import Branch, Sweep
 from tasks.benchmark.stage import Answers
@@ -46,7 +47,6 @@ from tasks.sources.step import load_tasks
 from tasks.store import SnapshotRef, code_version
 
 TICK_S = 2.0
-ERROR_LENGTH = 300
 DECIDING = ("tasks.curation", "tasks.training", "tasks.synthesis", "tasks.benchmark")
 """Code that decides what a branch comes to: after a change the same configuration is another sweep."""
 
@@ -114,33 +114,6 @@ def first_look(
     tasks = 0 if found else (finished_tasks(pipeline) or sources.run(pipeline.tasks, pipeline.root)).open().manifest["rows"]
     work = work_left(pipeline, plans, found, suite, tasks)
     return pipeline, found, estimate(pipeline, work, gpus=gpus, parallel=parallel)
-
-
-def visible_gpus(pipeline: PipelineConfig) -> int:
-    """GPUs of this machine, or of the cluster where one is named."""
-    from kernels_eval.cluster import address_of
-
-    if address_of(pipeline.verification.ray_address) == "local":
-        from kernels_eval.worker import visible_gpus
-
-        return len(visible_gpus())
-    import ray
-
-    from kernels_eval.pool import start_ray
-
-    start_ray(pipeline.verification.ray_address)
-    return int(ray.cluster_resources().get("GPU", 0))
-
-
-def branches_at_once(config: SweepConfig, pipeline: PipelineConfig, gpus: int) -> int:
-    """At most one branch a GPU, or a group of GPUs where training or serving takes several. Models that answer in this process answer on
-    its first GPU, which Ray does not know of: then one at a time. Without GPUs as many as were asked for, else one."""
-    if not gpus:
-        return config.max_parallel_branches or 1
-    if pipeline.synthesis.sampler != "vllm":
-        return 1
-    fit = max(1, gpus // max(pipeline.training.workers, pipeline.synthesis.server.tensor_parallel))
-    return min(config.max_parallel_branches or fit, fit)
 
 
 def fingerprint_of(config: SweepConfig, pipeline: PipelineConfig, plans: tuple[Plan, ...], samples: Samples, suite: SnapshotRef) -> str:
@@ -266,6 +239,7 @@ class Sweeping:
     def begin(self, plan: Plan, results: SimpleQueue[tuple[Plan, Trained | BaseException]]) -> None:
         """In a thread of its own, as a subflow: Prefect knows its parent by the context that is copied. A daemon, so that an interrupted
         sweep does not wait for it."""
+        start_ray(self.pipeline.verification.ray_address)  # here, because Ray takes signals in the main thread only
         context = contextvars.copy_context()
         self.begun[plan.name] = time.monotonic()
 
@@ -392,7 +366,7 @@ class Sweeping:
         branches = tuple(
             self.records[plan.name].branch.model_copy(update={"mlflow_url": self.tracker.url(plan.name)}) for plan in self.plans
         )
-        cautions = self.cautions(branches)
+        cautions = cautions_of(branches)
         sweep = Sweep(
             name=self.pipeline.name,
             fingerprint=self.fingerprint,
@@ -427,47 +401,3 @@ class Sweeping:
             mlflow_run=self.tracker.run_id,
             new=tuple(self.new),
         )
-
-    def cautions(self, branches: tuple[Branch, ...]) -> tuple[str, ...]:
-        failed = [branch.name for branch in branches if branch.state == "failed"]
-        out = [branch.name for branch in branches if branch.state == "left_out"]
-        said = []
-        if failed:
-            said.append(f"{len(failed)} of {len(branches)} branches failed ({', '.join(failed)}): the same command tries them again")
-        if out:
-            said.append(f"{len(out)} of {len(branches)} branches are left out, for the budget: a larger --max-gpu-hours goes on with them")
-        return tuple(said)
-
-
-def compared(sweep: Sweep, directory: Path, resamples: int) -> tuple[list[Path], tuple[str, ...]]:
-    """The comparison's files, or the caution that stands in their place: the branches are done, and are not given up for a page."""
-    from tasks.benchmark import comparison
-
-    if not any(branch.state == "done" for branch in sweep.branches) or not hasattr(comparison, "write_comparison"):
-        return [], ()
-    try:
-        written = comparison.write_comparison(sweep, directory, resamples=resamples)
-    except Exception as error:
-        return [], (f"the comparison page is missing: {one_line(error)}",)
-    return [written.html, written.markdown, written.json_file], ()
-
-
-def prefect_url() -> str | None:
-    """The sweep's page, where Prefect is a server that says where its pages are."""
-    from prefect.settings import get_current_settings
-    from prefect.utilities.urls import url_for
-
-    context = FlowRunContext.get()
-    if context is None or context.flow_run is None or not get_current_settings().api.url:
-        return None
-    return url_for(context.flow_run)
-
-
-def one_line(error: BaseException) -> str:
-    """What an error says, as one line without what a terminal would act on."""
-    text = str(error) if isinstance(error, EvalError) else f"{type(error).__name__}: {error}"
-    line = next((part.strip() for part in text.splitlines() if part.strip()), type(error).__name__)
-    return "".join(c if c.isprintable() else " " for c in line)[:ERROR_LENGTH]
-
-
-__all__ = ["SHARED", "SweepResult", "ablate", "first_look"]

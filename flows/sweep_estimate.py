@@ -151,7 +151,7 @@ def hours(value: float) -> str:
 
 
 def _trainings(pipeline: PipelineConfig) -> list[dict[str, Any]]:
-    """Manifests of finished trainings of this base model under the root that were never interrupted: others report their last share only."""
+    """Manifests of finished trainings of this base model, without interrupted ones, which report their last share only."""
     found = (snapshot.manifest for snapshot in _finished(snapshots(pipeline.root, "training")))
     model = pipeline.training.base_model
     return [each for each in found if (each.get("config") or {}).get("base_model") == model and not each.get("resumed_from_step")]

@@ -65,8 +65,8 @@ class SweepConfig(BaseModel):
         default=None,
         gt=0,
         title="Budget, GPU-hours",
-        description="refused before the start where the estimate is above it, and no branch is begun that does not fit any more; null: no limit."
-        " Without a GPU, hours of the CPU that takes its place",
+        description="refused before the start where the estimate is above it, and no branch is begun that does not fit any more; null: no"
+        " limit. Without a GPU, hours of the CPU that takes its place",
     )
     max_parallel_branches: int | None = Field(
         default=None,
@@ -102,7 +102,7 @@ def sweep_config(**asked: Any) -> SweepConfig:
 
 
 def pipeline_of(config: SweepConfig) -> PipelineConfig:
-    """The profile with its overrides. Raises UsageError as `load_profile` does, and where the benchmark has no tuned model to tell apart."""
+    """The profile with its overrides. Raises UsageError as `load_profile` does, and where a sweep could not compare or train anything."""
     pipeline = load_profile(config.profile, config.overrides)
     if "tuned" not in pipeline.benchmark.models:
         hint = "add it: --set 'benchmark.models=[recorded, base, tuned]'"
@@ -113,10 +113,10 @@ def pipeline_of(config: SweepConfig) -> PipelineConfig:
 
 
 def planned_branches(config: SweepConfig) -> tuple[Plan, ...]:
-    """The branches, strategy by strategy, size by size, seed by seed. Raises UsageError for an unknown strategy, and for two of one name."""
+    """The branches by strategy, then size, then seed. Raises UsageError for an unknown strategy, and for two of one name."""
     sizes, seeds = list(dict.fromkeys(config.sizes)), list(dict.fromkeys(config.seeds))
-    if problem := next((size for size in sizes if size is not None and size < 1), None):
-        raise UsageError(f"a size of {problem} holds no sample", "give sizes above 0, or leave them out")
+    if too_small := [size for size in sizes if size is not None and size < 1]:
+        raise UsageError(f"a size of {too_small[0]} holds no sample", "give sizes above 0, or leave them out")
     if min(seeds) < 0:
         raise UsageError(f"seed {min(seeds)} is below 0", "give whole numbers from 0")
     found: list[Plan] = []

@@ -87,10 +87,8 @@ def print_sweep(data: dict[str, Any]) -> None:
         console.print(table)
         console.print("95 % intervals over tasks, the seeds of a strategy pooled; differences are paired by task")
     counts = {state: sum(branch["state"] == state for branch in data["branches"]) for state in ("done", "failed", "left_out")}
-    console.print(
-        ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in counts.items() if count)
-        + f" of {len(data['branches'])} branches"
-    )
+    said = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in counts.items() if count)
+    console.print(f"{said} of {len(data['branches'])} branches")
     for branch in data["branches"]:
         if branch["state"] != "done":
             console.print(Text(f"  {branch['name']}: {branch['error']}"), soft_wrap=True)

@@ -1,14 +1,13 @@
 """What MLflow is told of a sweep, read from snapshots. Off the line: MLflow that fails is logged, and the sweep goes on.
 
 Guarantees: metrics of all branches have the same names, without a model or a strategy in them, so that MLflow's own comparison of runs is
-useful at once; params `strategy`, `size` and `seed` are flat. The run of a sweep that failed to be written is written by the next call of the
-same sweep.
+useful at once; params `strategy`, `size` and `seed` are flat. A sweep that failed to be written is written by the next call of it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,6 +27,7 @@ from tasks.tracking.sweep_sink import ChildRecord, SweepSink
 CURVE = "exec_at_1_over_size"
 """Exec at pass@1, at the step that is the number of rows trained on."""
 TRACK = "custom_kernel"
+Refs = Mapping[str, SnapshotRef | None]
 
 
 class SweepTracker:
@@ -55,9 +55,7 @@ class SweepTracker:
         tags = {"language": self._pipeline.language.value, "profile": self._pipeline.name}
         self.run_id = self._tried(lambda sink: sink.open(name, tags, flatten(params)))
 
-    def branch(
-        self, config: PipelineConfig, record: BranchRecord, refs: dict[str, SnapshotRef | None], spent: tuple[int, float] | None
-    ) -> None:
+    def branch(self, config: PipelineConfig, record: BranchRecord, refs: Refs, spent: tuple[int, float] | None) -> None:
         """One branch that is done or failed. `refs` are its snapshots `curated`, `trained` and `scores`, as far as they are there; `spent`
         is how many branches have ended and the GPU-hours by then, where the branch did anything new."""
         if self.run_id is None:
@@ -107,7 +105,7 @@ def size_of(size: int | None) -> str:
     return "all" if size is None else str(size)
 
 
-def child_record(config: PipelineConfig, record: BranchRecord, refs: dict[str, SnapshotRef | None]) -> ChildRecord:
+def child_record(config: PipelineConfig, record: BranchRecord, refs: Refs) -> ChildRecord:
     """One branch as MLflow gets it. A branch that failed has what it came to."""
     branch = record.branch
     curated, trained, scores = (refs.get(name) for name in ("curated", "trained", "scores"))

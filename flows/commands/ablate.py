@@ -13,12 +13,8 @@ import click
 @click.command()
 @click.option("--profile", default=None, help="A profile's name, or the path of a YAML file.  [default: ablation]")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key, such as training.num_epochs=1.")
-@click.option(
-    "--strategies", default=None, metavar="S,S,...", help="Names, YAML files, or all; the first is what others are compared with."
-)
-@click.option(
-    "--sizes", default=None, metavar="N,N,...", help="At most so many samples; `all` for what the strategy takes.  [default: all]"
-)
+@click.option("--strategies", default=None, metavar="S,S,...", help="Names, YAML files, or all; others are compared with the first.")
+@click.option("--sizes", default=None, metavar="N,N,...", help="At most so many samples; `all`: what a strategy takes.  [default: all]")
 @click.option("--seeds", default=None, metavar="N,N,...", help="Of curation, training and answers.  [default: 0,1]")
 @click.option("--max-gpu-hours", type=float, default=None, metavar="HOURS", help="Refuse to start, or to go on, above it.")
 @click.option("--parallel", "max_parallel_branches", type=int, default=None, metavar="N", help="Branches at once.  [default: one a GPU]")

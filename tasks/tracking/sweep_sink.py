@@ -8,6 +8,7 @@ catch MLflow's errors: the caller logs them and the sweep goes on.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 BRANCH_TAG = "concur.branch"
 MADE_OF_TAG = "concur.branch_fingerprint"
 KIND_TAG = "concur.kind"
+TABLES_TAG = "mlflow.loggedArtifacts"  # MLflow's own: its pages find tables by it
 Series = dict[str, tuple[tuple[int, float], ...]]
 
 
@@ -179,17 +181,11 @@ class SweepSink:
 
     def _replace_table(self, client: MlflowClient, name: str, rows: Sequence[Mapping[str, str | int | float | None]]) -> None:
         """MLflow's own `log_table` adds rows to a table that is there. The file is in its form."""
-        columns = list(rows[0])
-        client.log_dict(
-            self.run_id, {"columns": columns, "data": [[row[column] for column in columns] for row in rows]}, f"{TABLES}/{name}.json"
-        )
-        import json
-
-        entry = [{"path": f"{TABLES}/{name}.json", "type": "table"}]
-        tag = client.get_run(self.run_id).data.tags.get("mlflow.loggedArtifacts")
-        known = json.loads(tag) if tag else []
-        if entry[0] not in known:
-            client.set_tag(self.run_id, "mlflow.loggedArtifacts", json.dumps(known + entry))
+        place, columns = f"{TABLES}/{name}.json", list(rows[0])
+        client.log_dict(self.run_id, {"columns": columns, "data": [[row[column] for column in columns] for row in rows]}, place)
+        tables = json.loads(client.get_run(self.run_id).data.tags.get(TABLES_TAG, "[]"))
+        if (entry := {"path": place, "type": "table"}) not in tables:
+            client.set_tag(self.run_id, TABLES_TAG, json.dumps([*tables, entry]))
 
 
 def _log_table(client: MlflowClient, run_id: str, name: str, rows: Sequence[Mapping[str, str | int | float | None]]) -> None:

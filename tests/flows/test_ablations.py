@@ -225,7 +225,8 @@ def test_a_failing_branch_stops_no_other_and_the_same_sweep_again_does_only_that
     shared = set.intersection(*(set(run.data.metrics) for run in done))
     assert {"exec_at_1", "exec_at_1_lower", "exec_at_1_upper", "fast_1_at_1", "train_loss_last", "held_out_loss_last"} <= shared
     assert {"curated_rows", "gpu_hours", "loss", "held_out_loss", "exec_at_1_over_size"} <= shared
-    assert all(set(run.data.metrics) == shared for run in done)
+    # what is not in all is a bound that some data do not give
+    assert {name for run in done for name in run.data.metrics} - shared <= {"geometric_mean_speedup_lower", "geometric_mean_speedup_upper"}
     assert not [name for name in shared if any(word in name for word in (*STRATEGIES, "tuned", "base."))]
     assert {(run.data.params["strategy"], run.data.params["size"], run.data.params["seed"]) for run in done} == {
         (name, "all", seed) for name in STRATEGIES for seed in ("0", "1")

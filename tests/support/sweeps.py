@@ -84,7 +84,7 @@ class Quick:
             if self.meet:
                 self.meet.wait(timeout=60)
             if (strategy, recipe.seed) in self.broken:
-                raise EvalError(f"the device fell off the bus\n[31mwhile {strategy}", "put it back")
+                raise EvalError(f"the device fell off the bus\x1b[31m\nwhile {strategy}", "put it back")
             rows = [{"step": step, "epoch": step / 2, "loss": 3.0 / step, "held_out_loss": 4.0 / step} for step in (1, 2, 3, 4)]
             snapshot.append([{name: row.get(name) for name in HISTORY.names} for row in rows], HISTORY)
             adapter = snapshot.local_dir("adapter")

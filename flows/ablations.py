@@ -30,26 +30,23 @@ from flows.sweep_devices import branches_at_once, visible_gpus
 from flows.sweep_end import cautions_of, compared, one_line, prefect_url
 from flows.sweep_estimate import Estimate, estimate, hours, require_within
 from flows.sweep_meter import BRANCH, Meter, SweepProgress
-from flows.sweep_plan import Plan, SweepConfig, branch_pipeline, identity_of, pipeline_of, planned_branches
+from flows.sweep_plan import Plan, SweepConfig, branch_pipeline, pipeline_of, planned_branches
 from flows.sweep_records import BranchRecord, load_record, save_record, sole_writer, sweep_dir, write_text
 from flows.sweep_samples import content_of, finished_samples, finished_tasks, samples_of
 from flows.sweep_table import strategy_rows
 from flows.sweep_track import SweepTracker
-from flows.sweep_work import work_left
+from flows.sweep_work import fingerprint_of, work_left
 from kernels_eval.pool import start_ray
-from kernels_eval.records import Record, stable_hash
+from kernels_eval.records import Record
 from tasks.benchmark.comparison.records import Branch, Sweep
 from tasks.benchmark.stage import Answers
 from tasks.curation.step import curate
 from tasks.policy import call_stage
 from tasks.sources import stage as sources
 from tasks.sources.step import load_tasks
-from tasks.store import SnapshotRef, code_version
+from tasks.store import SnapshotRef
 
 TICK_S = 2.0
-DECIDING = ("tasks.curation", "tasks.training", "tasks.synthesis", "tasks.benchmark")
-"""Code that decides what a branch comes to: after a change the same configuration is another sweep."""
-
 WATCH: ContextVar[SweepProgress | None] = ContextVar("concur_sweep_watch", default=None)
 """Who shows the sweep on a terminal, where there is one."""
 
@@ -114,11 +111,6 @@ def first_look(
     tasks = 0 if found else (finished_tasks(pipeline) or sources.run(pipeline.tasks, pipeline.root)).open().manifest["rows"]
     work = work_left(pipeline, plans, found, suite, tasks)
     return pipeline, found, estimate(pipeline, work, gpus=gpus, parallel=parallel)
-
-
-def fingerprint_of(config: SweepConfig, pipeline: PipelineConfig, plans: tuple[Plan, ...], samples: Samples, suite: SnapshotRef) -> str:
-    made_of = [ref.fingerprint for ref in (*(ref for _, ref in samples if ref), suite)]
-    return stable_hash(["ablations", identity_of(config, pipeline, plans), made_of, code_version(*DECIDING)])
 
 
 class Sweeping:

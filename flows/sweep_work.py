@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING
 
 from flows.config import PipelineConfig
 from flows.sweep_estimate import Work
-from flows.sweep_plan import Plan, branch_pipeline
+from flows.sweep_plan import Plan, SweepConfig, branch_pipeline, identity_of
 from flows.sweep_samples import rows_by_branch
-from tasks.store import SnapshotRef
+from kernels_eval.records import stable_hash
+from tasks.store import SnapshotRef, code_version
 
 if TYPE_CHECKING:
     from flows.refresh import Samples
+
+DECIDING = ("tasks.curation", "tasks.training", "tasks.synthesis", "tasks.benchmark")
+"""Code that decides what a branch comes to: after a change the same configuration is another sweep."""
 
 
 def work_left(pipeline: PipelineConfig, plans: tuple[Plan, ...], samples: Samples | None, suite: SnapshotRef, tasks: int) -> Work:
@@ -77,3 +81,8 @@ def _trained(pipeline: PipelineConfig, members: Sequence[Plan], samples: Samples
     own = branch_pipeline(pipeline, members[0])
     prompts = prompts_of(samples.tasks, own.language, render, own.synthesis.hardware)
     return any(planned(curated, own.training, prompts).finished for curated in _sets(members, samples))
+
+
+def fingerprint_of(config: SweepConfig, pipeline: PipelineConfig, plans: tuple[Plan, ...], samples: Samples, suite: SnapshotRef) -> str:
+    made_of = [ref.fingerprint for ref in (*(ref for _, ref in samples if ref), suite)]
+    return stable_hash(["ablations", identity_of(config, pipeline, plans), made_of, code_version(*DECIDING)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
@@ -60,8 +61,7 @@ def ablate(
         data = _guarded(lambda: swept(config, pipeline))
     except SystemExit as error:
         if error.code == 130:  # branches work in threads that nothing can interrupt: what they had finished is on disk
-            sys.stdout.flush()
-            sys.stderr.flush()
+            atexit._run_exitfuncs()  # ends Ray and the embedded Prefect; the interpreter would go on to wait for the threads
             os._exit(130)
         raise
     if as_json:

@@ -16,9 +16,9 @@ from flows.sweep_meter import BRANCH, Meter
 from flows.sweep_plan import SweepConfig, branch_pipeline, parsed_list, pipeline_of, planned_branches, sweep_config
 from flows.sweep_records import load_spent, sole_writer
 from kernels_eval.errors import UsageError
-from tests.support.sweeps import Quick, profile, quick, samples
+from tests.support.sweeps import Quick, devices, profile, quick, samples
 
-__all__ = ["quick"]
+__all__ = ["devices", "quick"]
 STRATEGIES = ("concur", "random", "min_length")
 
 
@@ -195,7 +195,8 @@ def test_a_failing_branch_stops_no_other_and_the_same_sweep_again_does_only_that
     states = {branch.name: branch.state for branch in first.sweep.branches}
     assert states == {plan.name: "failed" if plan.name == "random-all-seed1" else "done" for plan in planned_branches(home.config())}
     (broken,) = [branch for branch in first.sweep.branches if branch.state == "failed"]
-    assert broken.error and broken.error.startswith("the device fell off the bus") and "\n" not in broken.error and "\x1b" not in broken.error
+    assert broken.error and broken.error.startswith("the device fell off the bus")
+    assert "\n" not in broken.error and "\x1b" not in broken.error
     assert not first.complete and "1 of 6 branches failed" in first.sweep.cautions[0]
     assert quick.trained == {f"{name} seed {seed}": 1 for name in STRATEGIES for seed in (0, 1)}
     assert quick.answered["small"] == 1  # the base model, once for all branches
@@ -261,7 +262,8 @@ def test_branches_of_the_same_rows_share_a_training_per_seed(quick: Quick, home:
     # sizes above what there is give the same rows; so does, by another rule, a file of the same strategy
     same = home.path / "shortest.yaml"
     same.write_text("strategy: min_length\nmin_speedup: 3.0\nsize: 50\n")
-    result = home.sweep(strategies=("min_length", str(same)), sizes=(60, 70), overrides=("tracking.enabled=false",), max_parallel_branches=3)
+    untracked = ("tracking.enabled=false",)
+    result = home.sweep(strategies=("min_length", str(same)), sizes=(60, 70), overrides=untracked, max_parallel_branches=3)
     assert len(result.sweep.branches) == 8 and result.complete and result.mlflow_run is None
     assert quick.trained == {"min_length seed 0": 1, "min_length seed 1": 1}
     by_seed = {seed: {branch.trained for branch in result.sweep.branches if branch.seed == seed} for seed in (0, 1)}
@@ -315,3 +317,38 @@ def test_an_mlflow_that_is_down_is_a_caution(quick: Quick, home: Home) -> None:
     assert result.complete and result.mlflow_run is None and "MLflow was not written" in result.sweep.cautions[-1]
     written = home.sweep(strategies=("concur",), seeds=(0,))
     assert written.mlflow_run and written.new == () and "concur-all-seed0" in home.runs()
+
+
+# -- with a real Prefect -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_branches_are_subflows_side_by_side_and_a_failing_one_is_a_caution(devices: Quick, home: Home) -> None:
+    import threading
+
+    from prefect import settings
+    from prefect.artifacts import Artifact
+    from prefect.client.orchestration import get_client
+    from prefect.testing.utilities import prefect_test_harness
+
+    from flows.ablations import ablate
+
+    devices.meet = threading.Barrier(3)
+    devices.broken = {("random", 1)}
+    updates = {settings.PREFECT_HOME: home.path / "prefect", settings.PREFECT_LOCAL_STORAGE_PATH: home.path / "storage"}
+    with settings.temporary_settings(updates=updates), prefect_test_harness(server_startup_timeout=120):
+        # the broken one is tried three times, which would leave the others waiting: it breaks before they meet
+        result = ablate(home.config(max_parallel_branches=3, max_gpu_hours=100.0))
+        with get_client(sync_client=True) as client:
+            runs = {run.name: run for run in client.read_flow_runs()}
+        shown = {key: Artifact.get(key) for key in ("ablation", "ablation-estimate", "ablation-progress")}
+    states = {branch.name: branch.state for branch in result.sweep.branches}
+    assert [name for name, state in states.items() if state == "failed"] == ["random-all-seed1"] and devices.most_at_once == 3
+    parent = next(run for name, run in runs.items() if name.startswith("ablate "))
+    assert parent.state_name == "Completed"
+    assert {name: run.state_name for name, run in runs.items() if name in states} == {
+        name: "Failed" if state == "failed" else "Completed" for name, state in states.items()
+    }
+    assert all(runs[name].parent_task_run_id for name in states)
+    assert "exec_at_1" in shown["ablation"].data and "trainings" in shown["ablation-estimate"].data
+    assert "6 of 6 branches ended" in shown["ablation-progress"].description and "left" in shown["ablation-progress"].description

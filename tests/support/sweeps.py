@@ -81,7 +81,7 @@ class Quick:
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)
         try:
-            if self.meet:
+            if self.meet and not self.meet.broken and (strategy, recipe.seed) not in self.broken:
                 self.meet.wait(timeout=60)
             if (strategy, recipe.seed) in self.broken:
                 raise EvalError(f"the device fell off the bus\x1b[31m\nwhile {strategy}", "put it back")
@@ -141,7 +141,8 @@ class Judging:
             right = int(stable_hash(candidate.code), 16) % 2 == 0
             facts: dict[str, Any] = {"status": "incorrect", "reason": "wrong_output"}
             if right:
-                timing = Timing(reference_ms=2, candidate_ms=1, speedup=2, speedup_lower=1.9, speedup_upper=2.1, pairs=9, calls_per_sample=1, clock_bound_ms=1)  # fmt: skip
+                bounds = {"speedup_lower": 1.9, "speedup_upper": 2.1, "pairs": 9, "calls_per_sample": 1, "clock_bound_ms": 1}
+                timing = Timing(reference_ms=2, candidate_ms=1, speedup=2, **bounds)
                 facts = {"status": "correct", "reason": "ok", "timing": timing, "custom_kernels": ("k",), "outputs_match": True}
             verdict = Verdict(candidate_id=candidate.candidate_id, task_id=task.task_id, language=Language.CPP, **facts)
             self.telemetry.reached(verdict)
@@ -149,10 +150,9 @@ class Judging:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> Quick:
-    """Devices replaced, and no Prefect: flows and tasks are called as the functions that they are."""
+def devices(monkeypatch: pytest.MonkeyPatch) -> Quick:
+    """What needs a device is replaced; flows and tasks are Prefect's."""
     import flows.ablations as ablations
-    import flows.sweep_branch as branch
     from tasks.synthesis import stage as synthesis
     from tasks.training import stage as training
     from tasks.verification import stage as verification
@@ -161,8 +161,18 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Quick:
     monkeypatch.setattr(training, "run", made.train)
     monkeypatch.setattr(synthesis, "make_sampler", made.sampler)
     monkeypatch.setattr(verification.Verification, "pool", lambda self: Judging())
-    monkeypatch.setattr(branch, "verify", verification.run)
     monkeypatch.setattr(ablations, "start_ray", lambda address: None)
+    return made
+
+
+@pytest.fixture
+def quick(devices: Quick, monkeypatch: pytest.MonkeyPatch) -> Quick:
+    """No Prefect either: flows and tasks are called as the functions that they are."""
+    import flows.ablations as ablations
+    import flows.sweep_branch as branch
+    from tasks.verification import stage as verification
+
+    monkeypatch.setattr(branch, "verify", verification.run)
     for module in (ablations, branch):
         monkeypatch.setattr(module, "call_stage", lambda step, *args, **kwargs: step.fn(*args, **kwargs))
     monkeypatch.setattr(ablations, "run_branch", branch.run_branch.fn)
@@ -170,7 +180,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Quick:
     monkeypatch.setattr(ablations, "get_run_logger", lambda: logging.getLogger("sweep"))
     for name in ("create_markdown_artifact", "create_table_artifact", "create_progress_artifact", "update_progress_artifact"):
         monkeypatch.setattr(ablations, name, lambda *args, **kwargs: None)
-    return made
+    return devices
 
 
 def profile(directory: Path, **changes: Any) -> str:

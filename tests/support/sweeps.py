@@ -66,7 +66,7 @@ class Quick:
         """(strategy, seed) whose training fails."""
         self.at_once = self.most_at_once = 0
         self.meet: threading.Barrier | None = None
-        """Where trainings wait for each other."""
+        """Where the first trainings wait for each other."""
         self._lock = threading.Lock()
 
     def train(self, curated: SnapshotRef, recipe: Any, prompts: dict[str, str]) -> SnapshotRef:
@@ -81,8 +81,9 @@ class Quick:
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)
         try:
-            if self.meet and not self.meet.broken and (strategy, recipe.seed) not in self.broken:
-                self.meet.wait(timeout=60)
+            if (meet := self.meet) and (strategy, recipe.seed) not in self.broken:
+                meet.wait(timeout=120)
+                self.meet = None
             if (strategy, recipe.seed) in self.broken:
                 raise EvalError(f"the device fell off the bus\x1b[31m\nwhile {strategy}", "put it back")
             rows = [{"step": step, "epoch": step / 2, "loss": 3.0 / step, "held_out_loss": 4.0 / step} for step in (1, 2, 3, 4)]

@@ -27,12 +27,12 @@ def cautions_of(branches: Sequence[Branch]) -> tuple[str, ...]:
 
 def compared(sweep: Sweep, directory: Path, resamples: int) -> tuple[list[Path], tuple[str, ...]]:
     """The comparison's files, or the caution that stands in their place: the branches are done, and are not given up for a page."""
-    from tasks.benchmark import comparison
-
-    if not any(branch.state == "done" for branch in sweep.branches) or not hasattr(comparison, "write_comparison"):
+    if not any(branch.state == "done" for branch in sweep.branches):
         return [], ()
+    from tasks.benchmark.comparison import write_comparison
+
     try:
-        written = comparison.write_comparison(sweep, directory, resamples=resamples)
+        written = write_comparison(sweep, directory, resamples=resamples)
     except Exception as error:
         return [], (f"the comparison page is missing: {one_line(error)}",)
     return [written.html, written.markdown, written.json_file], ()

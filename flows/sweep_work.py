@@ -14,12 +14,13 @@ from flows.sweep_estimate import Work
 from flows.sweep_plan import Plan, SweepConfig, branch_pipeline, identity_of
 from flows.sweep_samples import rows_by_branch
 from kernels_eval.records import stable_hash
+from tasks.benchmark.stage import CODE as SCORING
 from tasks.store import SnapshotRef, code_version
 
 if TYPE_CHECKING:
     from flows.refresh import Samples
 
-DECIDING = ("tasks.curation", "tasks.training", "tasks.synthesis", "tasks.benchmark")
+DECIDING = ("tasks.curation", "tasks.training", "tasks.synthesis", *SCORING)
 """Code that decides what a branch comes to: after a change the same configuration is another sweep."""
 
 

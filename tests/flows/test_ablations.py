@@ -16,7 +16,7 @@ from flows.sweep_meter import BRANCH, Meter
 from flows.sweep_plan import SweepConfig, branch_pipeline, parsed_list, pipeline_of, planned_branches, sweep_config
 from flows.sweep_records import load_spent, sole_writer
 from kernels_eval.errors import UsageError
-from tests.support.sweeps import Quick, devices, profile, quick, samples
+from tests.support.quick_sweeps import Quick, devices, profile, quick, samples
 
 __all__ = ["devices", "quick"]
 STRATEGIES = ("concur", "random", "min_length")
@@ -241,6 +241,9 @@ def test_a_failing_branch_stops_no_other_and_the_same_sweep_again_does_only_that
     assert again["concur-all-seed0"].inputs.dataset_inputs and "concur.model_version" in again["concur-all-seed0"].data.tags
     tables = {file.path for file in client.list_artifacts(parent.info.run_id, "tables")}
     assert tables == {"tables/branches.json", "tables/strategies.json"}
+    files = {file.path for file in client.list_artifacts(parent.info.run_id)}
+    assert {"comparison.html", "comparison.md", "comparison.json", "sweep.json"} <= files
+    assert second.comparison and "min_length" in Path(second.comparison).read_text(encoding="utf-8")
 
     # once more: nothing is done, and MLflow holds what it held
     points = {name: len(client.get_metric_history(parent.info.run_id, name)) for name in again[parent.info.run_name].data.metrics}

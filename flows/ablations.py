@@ -86,7 +86,8 @@ def ablate(config: SweepConfig | None = None) -> SweepResult:
     hands = Hands(meter, gpus, max(1, gpus // parallel), in_process=pipeline.synthesis.sampler != "vllm")
     HANDS.set(hands)
     pipeline, found, first = first_look(config, pipeline, plans, gpus, parallel)
-    require_within(first, config.max_gpu_hours)
+    if found is None:  # else the sets are counted first, which costs next to nothing
+        require_within(first, config.max_gpu_hours)
     suite = load_tasks(pipeline.benchmark.tasks, pipeline.root)
     if found is None:
         with meter.held("refresh", gpus or 1):
@@ -94,8 +95,8 @@ def ablate(config: SweepConfig | None = None) -> SweepResult:
     fingerprint = fingerprint_of(config, pipeline, plans, found, suite)
     directory = sweep_dir(pipeline.root, fingerprint)
     with sole_writer(directory):
-        meter.keep_in(directory)
-        return Sweeping(config, pipeline, plans, found, suite, hands, fingerprint, directory, parallel).run()
+        begun = meter.keep_in(directory)
+        return Sweeping(config, pipeline, plans, found, suite, hands, fingerprint, directory, parallel).run(begun)
 
 
 def first_look(
@@ -141,10 +142,12 @@ class Sweeping:
         self.new: list[str] = []
         self.begun: dict[str, float] = {}
 
-    def run(self) -> SweepResult:
+    def run(self, begun: bool) -> SweepResult:
+        """`begun`: by an earlier call. Its budget was held against an estimate then, and what is left of it is used up now."""
         self.curate_all()
         left = self.estimated()
-        require_within(left, self.config.max_gpu_hours, self.meter.gpu_hours)
+        if not begun:
+            require_within(left, self.config.max_gpu_hours, self.meter.gpu_hours)
         create_markdown_artifact(key="ablation-estimate", markdown="\n".join(left.lines()), description="What is left to do")
         self.tracker = SweepTracker(self.config, self.pipeline, self.fingerprint, self.log.error)
         self.tracker.open(self.plans)

@@ -37,14 +37,16 @@ class Meter:
         self._by_branch: dict[str, dict[str, float]] = {}
         self._saved = time.monotonic()
 
-    def keep_in(self, directory: Path) -> None:
-        """From here on what is spent is on disk, and what earlier calls spent is part of it."""
+    def keep_in(self, directory: Path) -> bool:
+        """From here on what is spent is on disk, and what earlier calls spent is part of it. Returns whether those had begun a branch."""
+        before = load_spent(directory)
         with self._lock:
             self._directory = directory
-            for branch, phases in load_spent(directory).items():
+            for branch, phases in before.items():
                 for phase, seconds in phases.items():
                     self._add(self._by_branch, branch, phase, seconds)
         self.save(now=True)
+        return bool(before.keys() - {SHARED})
 
     @contextmanager
     def held(self, phase: str, devices: int = 1) -> Iterator[None]:

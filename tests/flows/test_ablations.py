@@ -303,6 +303,8 @@ def test_what_the_budget_does_not_hold_is_left_out_and_done_with_a_larger_one(
     assert all("larger --max-gpu-hours goes on" in (branch.error or "") for branch in left)
     assert any("left out" in caution for caution in short.sweep.cautions) and not short.complete
     trained = sum(quick.trained.values())
+    same = home.sweep(**asked, max_gpu_hours=0.5)  # nothing is left of it, which is no reason to refuse what is done
+    assert [branch.state for branch in same.sweep.branches] == states and same.new == () and sum(quick.trained.values()) == trained
     monkeypatch.setattr(Meter, "held", held)
     rest = home.sweep(**asked, max_gpu_hours=1e6)
     assert rest.complete and set(rest.new) >= {branch.name for branch in left}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from prefect import flow
+from prefect.logging import get_run_logger
 
 from flows.config import PipelineConfig
 from flows.guard.run import guarded
@@ -20,14 +21,18 @@ from tasks.synthesis.config import ServerConfig, SynthesisConfig
 from tasks.synthesis.step import synthesise
 from tasks.training.stage import adapter_of
 from tasks.verification.step import verify
+from tasks.workload.step import measure_workloads
 
 
 class Benchmarked(Record):
-    """The suite, what each model answered, and the scores."""
+    """The suite, what each model answered, and the scores. `workloads` (what the suite's tasks compute) is None where counting failed;
+    `cautions` then say why."""
 
     suite: SnapshotRef
     answers: tuple[Answers, ...]
     scores: SnapshotRef
+    workloads: SnapshotRef | None = None
+    cautions: tuple[str, ...] = ()
 
 
 @flow(name="benchmark the models", flow_run_name=run_name("benchmark", strategy=False))
@@ -37,7 +42,18 @@ def benchmark_models(config: PipelineConfig, trained: SnapshotRef | None = None)
         suite = load_tasks(config.benchmark.tasks, config.root)
         answers = [_answer(config, suite, model, trained) for model in config.benchmark.models if model != "tuned" or trained]
         scores = call_stage(score_benchmark, answers, config.benchmark)
-    return Benchmarked(suite=suite, answers=tuple(answers), scores=scores)
+        workloads, cautions = _counted(config, suite)
+    return Benchmarked(suite=suite, answers=tuple(answers), scores=scores, workloads=workloads, cautions=cautions)
+
+
+def _counted(config: PipelineConfig, suite: SnapshotRef) -> tuple[SnapshotRef | None, tuple[str, ...]]:
+    """What the suite's tasks compute, by which the report groups them, or why it does not: scores are not given up for a table of them."""
+    try:
+        return call_stage(measure_workloads, suite, config.workload), ()
+    except Exception as error:  # no sandbox, say; the next run of the same configuration tries it again
+        caution = f"Scores by kind and family of operator are missing: {type(error).__name__}: {error}"
+        get_run_logger().error("%s", caution)
+        return None, (caution,)
 
 
 def _answer(config: PipelineConfig, suite: SnapshotRef, model: str, trained: SnapshotRef | None) -> Answers:

@@ -325,6 +325,7 @@ def _print_checks(checks: list[Any], profile: str, fine: bool) -> None:
     console.print(f"profile {profile} can run here" if fine else f"profile {profile} cannot run here: mend what is MISSING")
 
 
+from flows.commands import ablate as _ablate  # noqa: E402
 from flows.commands import stack as _stack  # noqa: E402  commands of their own modules; they import this one when they run
 
 main.add_command(_stack.up)
@@ -333,6 +334,7 @@ main.add_command(_stack.down)
 main.add_command(_stack.env)
 main.add_command(morning)
 main.add_command(watchdog)
+main.add_command(_ablate.ablate)
 
 if __name__ == "__main__":
     main()

@@ -162,6 +162,26 @@ class AdapterForm(Form):
     )
 
 
+class SweepForm(Form):
+    """Which strategies are compared, and how often each is tried."""
+
+    model_config = ConfigDict(title="Sweep")
+
+    strategies: list[StrategyName] = Field(
+        default=[StrategyName(name) for name in ("concur", "min_length", "speedup", "random")],
+        min_length=1,
+        title="Strategies",
+        description="The first is what the others are compared with.",
+    )
+    seeds: int = Field(default=2, ge=1, le=64, title="Seeds", description="So many branches of each strategy: 0, 1, 2 and so on.")
+    size: int = Field(
+        default=0, ge=0, le=10_000_000, title="Samples at most", description="Of each training set. 0: what the strategy takes."
+    )
+    max_gpu_hours: float = Field(
+        default=0.0, ge=0, le=1_000_000, title="Budget, GPU-hours", description="No branch begins that does not fit. 0: no limit."
+    )
+
+
 class AdvancedForm(Form):
     """Everything that has no field of its own."""
 
@@ -182,6 +202,8 @@ RUN = RunForm()
 CANDIDATES = CandidatesForm()
 TRAINING_SET = TrainingSetForm()
 ADVANCED = AdvancedForm()
+SWEEP = SweepForm()
+SWEEP_RUN = RunForm(profile=Profile("ablation"))
 CURATED = CuratedForm()
 STRATEGIES = StrategiesForm()
 TRAINING = TrainingForm()

@@ -34,15 +34,20 @@ COUNTS = ("status_counts", "criterion_counts", "turn_counts", "flag_counts")
 FIGURES = {"status-by-family": "Verdicts by operator family", "composition": "What the training set holds, by operator family"}
 
 
-class Refreshed(Record):
-    """The snapshots of one refresh. `analysis` is None where it failed; `cautions` then say why."""
+class Samples(Record):
+    """Verified candidates, and what is known of their tasks and reasoning."""
 
     tasks: SnapshotRef
     candidates: SnapshotRef
     verdicts: SnapshotRef
-    curated: SnapshotRef
     workloads: SnapshotRef | None = None
     flags: SnapshotRef | None = None
+
+
+class Refreshed(Samples):
+    """The snapshots of one refresh. `analysis` is None where it failed; `cautions` then say why."""
+
+    curated: SnapshotRef
     analysis: SnapshotRef | None = None
     cautions: tuple[str, ...] = ()
 
@@ -65,25 +70,31 @@ def refresh_dataset(config: PipelineConfig) -> Refreshed:
 def every_stage(config: PipelineConfig) -> Refreshed:
     """The stages of a refresh, one after the other, each shown while it works."""
     with guarded(config) as noted, observed_by(ProgressArtifact("refresh-progress", "share of the current stage that is done")):
-        tasks = training_tasks(config)
-        require_room(config, tasks)
-        workloads = call_stage(measure_workloads, tasks, config.workload)
-        candidates = call_stage(synthesise, tasks, config.synthesis, config.language)
-        verdicts = verify(candidates, tasks, config.verification, config.language)
-        for turn in range(2, config.synthesis.turns + 1):
-            candidates = call_stage(refine, tasks, candidates, verdicts, config.synthesis, config.language, turn)
-            verdicts = verify(candidates, tasks, config.verification, config.language)
-        flags = call_stage(flag_traces, verdicts, candidates, config.quality)
-        curated = call_stage(curate, verdicts, candidates, tasks, config.curation, workloads, flags)
+        samples = verified_samples(config)
+        tasks, candidates, verdicts = samples.tasks, samples.candidates, samples.verdicts
+        curated = call_stage(curate, verdicts, candidates, tasks, config.curation, samples.workloads, samples.flags)
         analysis, cautions = analysed(config, verdicts, candidates)
-    made = {"tasks": tasks, "workloads": workloads, "candidates": candidates, "verdicts": verdicts, "flags": flags, "curated": curated}
-    refreshed = pictured(config, Refreshed(**made, analysis=analysis, cautions=(*noted, *cautions)))
+    refreshed = pictured(config, Refreshed(**dict(samples), curated=curated, analysis=analysis, cautions=(*noted, *cautions)))
     show_snapshots(refreshed.snapshots)
     if refreshed.cautions:
         text = "\n".join(f"- {shown(caution)}" for caution in refreshed.cautions)
         create_markdown_artifact(key="cautions", markdown=text, description="What to know of this refresh")
     create_table_artifact(key="refresh", table=summary_rows(refreshed), description="What this refresh produced")
     return refreshed
+
+
+def verified_samples(config: PipelineConfig) -> Samples:
+    """Everything before the choice of a training set: what a sweep of strategies does once."""
+    tasks = training_tasks(config)
+    require_room(config, tasks)
+    workloads = call_stage(measure_workloads, tasks, config.workload)
+    candidates = call_stage(synthesise, tasks, config.synthesis, config.language)
+    verdicts = verify(candidates, tasks, config.verification, config.language)
+    for turn in range(2, config.synthesis.turns + 1):
+        candidates = call_stage(refine, tasks, candidates, verdicts, config.synthesis, config.language, turn)
+        verdicts = verify(candidates, tasks, config.verification, config.language)
+    flags = call_stage(flag_traces, verdicts, candidates, config.quality)
+    return Samples(tasks=tasks, workloads=workloads, candidates=candidates, verdicts=verdicts, flags=flags)
 
 
 def tell_the_morning(config: PipelineConfig, ended: Refresh) -> None:

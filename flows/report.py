@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 from flows.benchmark import Benchmarked
 from flows.config import PipelineConfig
 from flows.refresh import Refreshed
+from flows.report_inputs import breakdowns, single_operators, traces_of, training_traces
 from kernels_eval.records import Record, stable_hash
 from tasks.analysis.stage import found_in
-from tasks.benchmark.breakdown import level_groups, score_groups
 from tasks.benchmark.diagnosis import diagnose
 from tasks.benchmark.errors import error_groups
 from tasks.benchmark.report import ReportContext, TrainingStep, build_report, examples_of, points_of, summary_table, to_json, to_markdown
 from tasks.benchmark.scoring import compare_all, distribution, excluded_tasks, variants
 from tasks.benchmark.stage import answers_frame, scores_of
 from tasks.curation.stage import joined
-from tasks.store import Snapshot, SnapshotRef
+from tasks.store import Snapshot, SnapshotRef, code_version
 
 if TYPE_CHECKING:
     import polars as pl
@@ -46,8 +46,12 @@ def write_report(config: PipelineConfig, refreshed: Refreshed, trained: Snapshot
     The analysis is no part of what scores are made of: where it differs (it had failed, say), the report is written anew.
     """
     directory = benchmarked.scores.open().local_dir("report")
-    sources = [{name: ref["fingerprint"] for name, ref in _snapshots(refreshed).items()}, trained.fingerprint]
-    made_of = stable_hash([*sources, *refreshed.cautions])
+    upstream = {name: ref["fingerprint"] for name, ref in _snapshots(refreshed).items()}
+    upstream["suite workloads"] = benchmarked.workloads.fingerprint if benchmarked.workloads else ""
+    # the code too: scores stay when only their report changes
+    made_of = stable_hash(
+        [upstream, trained.fingerprint, list(refreshed.cautions), code_version("tasks.benchmark", "flows.report", "flows.report_inputs")]
+    )
     marker = directory / MADE_OF  # written last: what it says means that the others are whole
     if not marker.exists() or marker.read_text(encoding="utf-8") != made_of:
         context = report_context(config, refreshed, trained, benchmarked)
@@ -86,8 +90,8 @@ def report_context(config: PipelineConfig, refreshed: Refreshed, trained: Snapsh
     models = [answer.model for answer in benchmarked.answers]
     pairs = [("base", "tuned")] if {"base", "tuned"} <= set(models) else []
     asked = {"ks": config.benchmark.ks, "resamples": config.benchmark.resamples}
-    suite, rows = benchmarked.suite.open().read(columns=["task_id", "level"], unique="task_id"), tuple(scores_of(benchmarked.scores))
-    levels = score_groups(answers, {"level": level_groups(suite)}, **asked) if suite["level"].n_unique() > 1 else []
+    rows = tuple(scores_of(benchmarked.scores))
+    groups, arl_of = breakdowns(benchmarked, answers, **asked)
     spread = distribution(answers, resamples=config.benchmark.resamples)
     return ReportContext(
         run_name=config.name,
@@ -104,10 +108,20 @@ def report_context(config: PipelineConfig, refreshed: Refreshed, trained: Snapsh
         history=training_steps(training),
         scores=rows,
         comparisons=tuple(compare_all(answers, pairs=pairs, ps=COMPARED_PS, **asked)),
-        breakdowns=tuple(levels),
+        breakdowns=tuple(groups),
+        arl_of=arl_of,
         distributions=tuple(spread),
         variants=tuple(variants(answers, **asked)),
-        diagnosis=diagnose(rows, groups=levels, speedups=spread, verdicts=answers, baseline="base" if pairs else None),
+        diagnosis=diagnose(
+            rows,
+            groups=groups,
+            speedups=spread,
+            traces={each.model: traces_of(each.candidates, config.quality) for each in benchmarked.answers},
+            training=training_traces(refreshed.curated.open()),
+            single_operator=single_operators(refreshed.curated.open()),
+            verdicts=answers,
+            baseline="base" if pairs else None,
+        ),
         errors=tuple(error_groups(answers)),
         findings=found.finding if found else (),
         findings_bounded_by=found.cautions if found else refreshed.cautions,
@@ -117,7 +131,7 @@ def report_context(config: PipelineConfig, refreshed: Refreshed, trained: Snapsh
         tool_versions=scores.manifest["tools"],
         hardware=scores.manifest["hardware"],
         config=config.model_dump(mode="json", exclude={"root"}),
-        notes=(*(refreshed.cautions if found else ()), *_notes(training.manifest, answers)),
+        notes=(*(refreshed.cautions if found else ()), *_notes(training.manifest, answers), *benchmarked.cautions),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from flows.benchmark import Benchmarked
 from flows.config import PipelineConfig
 from flows.refresh import Refreshed
-from flows.track import _dataset, _logged, analysis_records, model_records, refresh_records
+from flows.track import _logged, analysis_records, dataset_of, model_records, refresh_records
 from kernels_eval.records import stable_hash
 from tasks.benchmark.stage import scores_of
 from tasks.tracking.mlflow_sink import RunRecord
@@ -40,7 +40,7 @@ def refresh_record(config: PipelineConfig, refreshed: Refreshed) -> RunRecord:
             "curated": curated.manifest["rows"],
         },
         stages=(*refresh_records(config, refreshed), *analysis_records(config, refreshed)),
-        datasets=(_dataset(config, curated),),
+        datasets=(dataset_of(config, curated),),
     )
 
 

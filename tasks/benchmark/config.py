@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kernels_eval.records import SamplingParams
 from tasks.sources.config import TasksConfig
+
+KS, SAMPLES_PER_TASK = (1, 5, 10), 5
 
 
 class BenchmarkConfig(BaseModel):
@@ -21,11 +23,22 @@ class BenchmarkConfig(BaseModel):
         min_length=1,
         description="recorded answers, the untuned base model, the base model with the new adapter",
     )
-    samples_per_task: int = Field(default=5, ge=1)
+    samples_per_task: int = Field(default=SAMPLES_PER_TASK, ge=1)
     sampling: SamplingParams = Field(
         default=SamplingParams(max_tokens=4096),
         description="how base and tuned are asked; what is not set is training.base_model's own, if known",
     )
-    ks: tuple[int, ...] = Field(default=(1, 5, 10), description="k of pass@k; one above samples_per_task is not estimated")
+    ks: tuple[int, ...] = Field(
+        default=tuple(k for k in KS if k <= SAMPLES_PER_TASK),
+        description="k of pass@k. Left out: those of 1, 5 and 10 that samples_per_task allows; one above it is not estimated",
+    )
     ps: tuple[float, ...] = Field(default=(0.0, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0), description="p of fast_p")
     resamples: int = Field(default=2000, ge=100, description="bootstrap resamples over tasks")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _asks_what_can_be_estimated(cls, data: Any) -> Any:
+        """`ks` where it is left out: of KS, those that so many samples a task allow."""
+        if not isinstance(data, dict) or "ks" in data or not isinstance(samples := data.get("samples_per_task"), int):
+            return data
+        return data | {"ks": [k for k in KS if k <= samples] or [1]}

@@ -7,6 +7,7 @@ not know each other, so what the training set holds and how traces read is passe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -21,7 +22,7 @@ from tasks.benchmark.scoring import ScoreRow
 if TYPE_CHECKING:
     import polars as pl
 
-Sign = Literal["level_gap", "correct_but_slow", "verbose", "cut_off"]
+Sign = Literal["level_gap", "correct_but_slow", "verbose", "cut_off", "missed_bottleneck"]
 
 # From where on a number is worth a sentence: our choices. The paper says which signs there are, not how large they must be.
 LEVEL_POINTS = 0.10  # Exec of level 2 minus that of level 1
@@ -32,6 +33,10 @@ MORE_POINTS = 0.05  # share of flagged outputs above the baseline's
 MANY = 0.2  # share of flagged outputs, where there is no baseline
 LONGER = 1.5  # median length over the baseline's
 CUT_OFF = 0.1  # share of answers that the token limit ended
+HALF = 0.5  # of the time: what takes more is the bottleneck, and a kernel that takes less did not replace it
+FEW_SLOW = 5  # correct kernels that are not faster than PyTorch: with fewer there is no pattern to speak of
+
+TIME_COLUMNS = ("status", "timing", "task_id", "custom_kernel_time_share", "library_calls")
 
 BAD_TRACES = {
     "self_doubting": "are self-doubting",
@@ -58,6 +63,13 @@ class Traces(Record):
     median_tokens: float | None = Field(default=None, ge=0)
 
 
+class Bottleneck(Record):
+    """The operator that takes most of a reference's time, named as in a verdict's `library_calls`, and its share of that time."""
+
+    operator: str
+    share: float = Field(ge=0, le=1)
+
+
 def diagnose(
     scores: Sequence[ScoreRow],
     *,
@@ -67,14 +79,17 @@ def diagnose(
     training: Traces | None = None,
     single_operator: tuple[int, int] | None = None,
     verdicts: pl.DataFrame | None = None,
+    bottlenecks: Mapping[str, Bottleneck] | None = None,
     baseline: str | None = None,
     track: Track = "custom_kernel",
 ) -> tuple[Finding, ...]:
     """Every signature of every model that the numbers show, models in the order of `scores`, at the smallest k.
 
     `groups` come from `score_groups`, `speedups` from `distribution`. `traces` maps a model to how its outputs read, `training` is the same
-    of the training set, and `single_operator` counts its samples on single operators, and all of them. `verdicts` are those scored
-    (columns model and reason). Training is only blamed for what a model that is not `baseline` does.
+    of the training set, and `single_operator` counts its samples on single operators, and all of them. `verdicts` are those scored (columns
+    model and reason; with TIME_COLUMNS, what slow kernels replaced is looked at too). `bottlenecks` maps task_id to what a profiler saw of
+    the reference; without it, kernels' own shares of the time are taken. Training is only blamed for what a model that is not `baseline`
+    does.
     """
     ks = [row.k for row in scores if row.k is not None]
     found: list[Finding | None] = []
@@ -87,6 +102,7 @@ def diagnose(
             before = traces.get(baseline) if baseline and trained else None
             found.append(verbose(model, traces[model], before=before, before_name=baseline or "", training=training if trained else None))
         if verdicts is not None:
+            found.append(missed_bottleneck(model, verdicts, bottlenecks))
             found.append(cut_off(model, verdicts))
     return tuple(finding for finding in found if finding is not None)
 
@@ -181,6 +197,43 @@ def cut_off(model: str, verdicts: pl.DataFrame) -> Finding | None:
         "raise max_tokens, or read the scores as a lower bound."
     )
     return Finding(sign="cut_off", model=model, sentence=said, numbers={"share": share})
+
+
+def missed_bottleneck(model: str, verdicts: pl.DataFrame, bottlenecks: Mapping[str, Bottleneck] | None = None) -> Finding | None:
+    """Correct kernels that are not faster than PyTorch, since what takes the time was left to torch.
+
+    With `bottlenecks`: the operator that takes more than half of the reference's time is among the candidate's `library_calls`. Without:
+    the candidate's own kernels take less than half of its time. Said where the Wilson interval of that share is above MANY.
+    """
+    import polars as pl
+
+    if not set(TIME_COLUMNS) <= set(verdicts.columns):
+        return None
+    slow = verdicts.filter(pl.col("model") == model, pl.col("status") == "correct", pl.col("timing").struct.field("speedup") <= 1)
+    known = bottlenecks or {}
+    main = {task: found for task, found in known.items() if found.share > HALF}
+    if main:
+        rows = [(main[task].operator, calls or ()) for task, calls in slow.select("task_id", "library_calls").iter_rows() if task in main]
+        left = [operator for operator, calls in rows if _bare(operator) in {_bare(call) for call in calls}]
+        named = ", ".join(f"{operator} {count}" for operator, count in Counter(left).most_common(3))
+        said = f"leave the operator that takes most of the reference's time to torch ({named})"
+        of, count = len(rows), len(left)
+    else:
+        shares = slow["custom_kernel_time_share"].drop_nulls()
+        of, count = len(shares), int((shares < HALF).sum())
+        said = "spend more than half of their time outside of their own kernels"
+    if of < FEW_SLOW or wilson_interval(count, of).lower <= MANY:
+        return None
+    sentence = (
+        f"{model}: of {of:,} correct kernels that are not faster than PyTorch, {count:,} ({_percent(count / of)}) {said}: "
+        "what they replaced is not what takes the time."
+    )
+    return Finding(sign="missed_bottleneck", model=model, sentence=sentence, numbers={"kernels": of, "share": count / of})
+
+
+def _bare(operator: str) -> str:
+    """aten::mm and torch.mm are one operator."""
+    return operator.rpartition("::")[2].rpartition(".")[2]
 
 
 def _stands_out(now: Traces, before: Traces | None, name: str) -> bool:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kernels_eval.errors import UsageError
 from kernels_eval.records import STATUS_OF
 from tasks.benchmark.breakdown import GroupRow, arl_groups, gap, level_groups, operator_groups, score_groups
-from tasks.benchmark.diagnosis import Traces, correct_but_slow, cut_off, diagnose, level_gap, verbose
+from tasks.benchmark.diagnosis import Bottleneck, Traces, correct_but_slow, cut_off, diagnose, level_gap, missed_bottleneck, verbose
 from tasks.benchmark.errors import error_groups, first_error, signature
 from tasks.benchmark.scoring import ScoreRow, distribution, score
 
@@ -162,6 +162,38 @@ def test_answers_that_were_cut_off_are_said() -> None:
     found = cut_off("tuned", verdicts)
     assert found is not None and "30 % of 100 answers ran into the token limit" in found.sentence
     assert cut_off("tuned", verdicts.tail(75)) is None and cut_off("nobody", verdicts) is None
+
+
+def slow(model: str, shares: list[float], calls: list[str], speedup: float = 0.5) -> list[dict[str, Any]]:
+    return [row(f"t{i}", speedup, model, custom_kernel_time_share=share, library_calls=calls) for i, share in enumerate(shares)]
+
+
+def test_kernels_that_replaced_what_does_not_take_the_time_are_said() -> None:
+    calls = ["aten::empty", "aten::convolution"]
+    verdicts = frame(*slow("tuned", [0.1] * 8 + [0.9] * 2, calls), *slow("fine", [0.9] * 10, calls), *slow("quick", [0.1] * 10, calls, 2.0))
+    found = missed_bottleneck("tuned", verdicts)
+    assert found is not None and found.numbers == {"kernels": 10, "share": 0.8}
+    assert found.sentence.startswith(
+        "tuned: of 10 correct kernels that are not faster than PyTorch, 8 (80 %) spend more than half of their"
+    )
+    assert missed_bottleneck("fine", verdicts) is None and missed_bottleneck("quick", verdicts) is None
+    assert missed_bottleneck("tuned", frame(*slow("tuned", [0.1] * 4, calls))) is None  # four are no pattern
+    assert missed_bottleneck("tuned", frame(*slow("tuned", [0.1] * 2 + [0.9] * 8, calls))) is None  # two of ten may be chance
+    assert missed_bottleneck("tuned", verdicts.drop("library_calls")) is None
+
+
+def test_with_a_profile_the_operator_that_was_left_to_torch_is_named() -> None:
+    calls = ["aten::empty", "aten::convolution"]
+    verdicts = frame(*slow("tuned", [0.9] * 10, calls))
+    main = {f"t{i}": Bottleneck(operator="torch.convolution", share=0.8) for i in range(10)}
+    found = missed_bottleneck("tuned", verdicts, main)
+    assert (
+        found is not None
+        and "10 (100 %) leave the operator that takes most of the reference's time to torch (torch.convolution 10)" in (found.sentence)
+    )
+    assert missed_bottleneck("tuned", verdicts, {task: Bottleneck(operator="aten::mm", share=0.8) for task in main}) is None
+    even = {task: Bottleneck(operator="aten::convolution", share=0.4) for task in main}  # no operator takes most of the time
+    assert missed_bottleneck("tuned", verdicts, even) is None
 
 
 def test_a_diagnosis_names_every_sign_and_does_not_blame_training_for_the_baseline() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import functools
 import json
 import math
 import re
-from html.parser import HTMLParser
 from typing import Any
-from xml.etree import ElementTree
 
 import polars as pl
 import pytest
@@ -34,12 +31,9 @@ from tasks.benchmark.report import (
     to_json,
     to_markdown,
 )
-from tasks.benchmark.report.drawing import _INK
+from tasks.benchmark.report.drawing import INK
 from tasks.benchmark.scoring import compare, compare_all, distribution, score, variants
-
-PARTS = ("</pre>", "<script>alert(1)</script>", '"><img src=http://evil.example/x onerror=alert(2)>', "`x`", "```", "| a | b |")
-LINES = "\n# title\n[link](http://evil.example) https://evil.example www.evil.example "
-HOSTILE = " ".join(PARTS) + LINES + "\x1b[31mred\u202egnp.exe\x00 $\\frac{$"
+from tests.support.pages import HOSTILE, Page, svgs
 
 
 def verdict(model: str, task: str, outcome: float | str, tokens: int = 100, number: int = 0) -> dict[str, Any]:
@@ -141,40 +135,6 @@ def hostile() -> ReportContext:
     )
 
 
-class Page(HTMLParser):
-    """What a browser would see: tags with attributes, text, and whether every tag is closed in order."""
-
-    VOID = frozenset({"meta", "img", "br"})
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-        self.open: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-    @property
-    def words(self) -> str:
-        return " ".join("".join(self.text).split())
-
-
-def svgs(page: Page) -> list[ElementTree.Element]:
-    sources = [attributes["src"] or "" for tag, attributes in page.tags if tag == "img"]
-    return [ElementTree.fromstring(base64.b64decode(source.removeprefix("data:image/svg+xml;base64,"))) for source in sources]
-
-
 # -- what it says --------------------------------------------------------------------------------------------------------------
 
 
@@ -252,12 +212,25 @@ def test_what_to_look_at_holds_signatures_and_typical_errors() -> None:
 
 def test_scores_are_broken_down_spread_out_and_counted_by_other_rules() -> None:
     said = words()
-    assert "| level 1 | recorded | 2 | 50.0 %" in said and "| level 2 | recorded | 2 | 100.0 %" in said
+    assert "| level | tasks | recorded Exec@1 | recorded fast_1@1 | base Exec@1 |" in said
+    assert "| 1 | 2 | 50.0 % (0.0 to 100.0) |" in said and "| 2 | 2 | 100.0 %" in said
     assert "50 % are below" in said and "2.00x" in said
     assert "| our gates, intervals over tasks and samples | recorded | custom kernel | 4 | 75.0 %" in said
     for absent in ("breakdowns", "distributions", "variants"):
         assert words(**{absent: ()}) != said
     assert "By level" not in words(breakdowns=()) and "other rules" not in words(variants=())
+
+
+def test_families_and_thirds_are_tables_of_their_own() -> None:
+    held_out = pl.DataFrame(HELD_OUT)
+    families = {f"family_{i}": [f"h{i % 4}"] for i in range(20)}
+    rows = score_groups(held_out, {"operator_family": families, "arl_third": {"short": ["h0"], "middle": ["h1"], "long": ["h2"]}}, ks=(1,))
+    said = words(breakdowns=rows, arl_of="recorded")
+    assert "| operator family | tasks | recorded Exec@1 |" in said and "| family 15 | 1 |" in said and "| family 16 |" not in said
+    assert "The 16 largest of 20 groups; the JSON has them all." in said
+    assert "| reasoning | tasks |" in said and "| long | 1 | 100.0 %" in said
+    assert "mean length of recorded's reasoning" in said and "by which recorded itself is not scored" in said
+    assert len({row["group"] for row in json.loads(to_json(context(breakdowns=rows)))["breakdowns"]}) == 23
 
 
 def test_differences_have_their_p_and_a_corrected_one_where_many_were_made() -> None:
@@ -392,7 +365,7 @@ def test_figures_follow_the_colour_scheme() -> None:
     assert set(drawn) == {"training_loss", "reasoning_length", "speedup"}
     for svg in drawn.values():
         assert "prefers-color-scheme:dark" in svg and "currentColor" in svg
-        assert _INK not in svg and not re.search(r"(fill|stroke): ?#(000000|ffffff)", svg)
+        assert INK not in svg and not re.search(r"(fill|stroke): ?#(000000|ffffff)", svg)
     assert "prefers-color-scheme:dark" in build_report(context())
 
 

@@ -16,9 +16,25 @@ class Bullets:
 
 
 @dataclass(frozen=True)
+class Link:
+    """Text that leads to a page. What is no http(s) address stays text."""
+
+    text: str
+    url: str
+
+
+@dataclass(frozen=True)
+class Links:
+    items: tuple[Link, ...]
+
+
+Cell = str | Link | None
+
+
+@dataclass(frozen=True)
 class Table:
     header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: tuple[tuple[Cell, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -28,6 +44,8 @@ class Code:
 
 @dataclass(frozen=True)
 class Picture:
+    """A figure by name. Where "NAME.narrow" is drawn too, small screens show that."""
+
     name: str
     caption: str
 
@@ -40,7 +58,7 @@ class Folded:
     blocks: tuple[Text | Table | Code, ...]
 
 
-Block = Text | Bullets | Table | Code | Picture | Folded
+Block = Text | Bullets | Links | Table | Code | Picture | Folded
 
 
 @dataclass(frozen=True)

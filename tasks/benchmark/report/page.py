@@ -1,18 +1,22 @@
-"""The report as one self-contained HTML page: it loads nothing and runs no script, and everything in it is escaped."""
+"""Content as one self-contained HTML page: it loads nothing and runs no script, and everything in it is escaped.
+
+Guarantees: only what is an http(s) address becomes a link. Does not guarantee what lies behind one.
+"""
 
 from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.benchmark.report.blocks import Block, Bullets, Code, Folded, Picture, Section, Table, Text
+from tasks.benchmark.report.blocks import Block, Bullets, Cell, Code, Folded, Link, Links, Picture, Section, Table, Text
 from tasks.benchmark.report.drawing import figures
 from tasks.benchmark.report.numbers import headline
 from tasks.benchmark.report.records import ReportContext
 from tasks.benchmark.report.sections import sections
-from tasks.benchmark.report.text import clean
+from tasks.benchmark.report.text import address, clean
 
 _CSS = """
 :root{color-scheme:light dark;--ink:#1d2126;--paper:#fff;--line:#d8dce2;--soft:#f4f6f8;--accent:#13786a}
@@ -22,25 +26,36 @@ h1{font-size:1.5rem;margin:0}h2{font-size:1.15rem;margin:2.2rem 0 .6rem;border-t
 .meta{margin:.2rem 0 1rem;opacity:.75}.headline{font-size:1.15rem;border-left:4px solid var(--accent);padding:.2rem 0 .2rem .9rem}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;margin:.6rem 0}
 th,td{text-align:left;padding:.3rem .8rem .3rem 0;border-bottom:1px solid var(--line);vertical-align:top;overflow-wrap:anywhere}
-th{white-space:nowrap}td:not(:first-child){font-variant-numeric:tabular-nums;min-width:4.5rem}
+th{overflow-wrap:normal;vertical-align:bottom}td:first-child{min-width:8.5rem}
+td:not(:first-child){font-variant-numeric:tabular-nums;min-width:5.5rem}td.n,td:empty{white-space:nowrap;min-width:3rem!important}
 figure{margin:1rem 0}figure img{width:100%;max-width:46rem;height:auto}figcaption{font-size:.9rem;opacity:.8}
+a{color:var(--accent)}
 details{margin:.4rem 0}summary{cursor:pointer;overflow-wrap:anywhere}
 pre{background:var(--soft);padding:.8rem;overflow:auto;max-height:28rem;font-size:.8rem;line-height:1.4}
 """
+NUMBER, NUMBER_CHARS = re.compile(r"[-+<]?\s?\d|n/a$"), 26
 _CSP = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def build_report(context: ReportContext) -> str:
     """The report as one self-contained HTML page."""
-    drawn = figures(context)
-    body = "\n".join(_section_html(section, drawn) for section in sections(context))
-    meta = " · ".join(_h(fact) for fact in (context.language, context.device, context.created_at) if fact)
+    facts = (context.language, context.device, context.created_at)
+    return page_of(f"concur: {context.run_name}", facts, headline(context), sections(context), figures(context))
+
+
+def page_of(title: str, facts: Sequence[str], sentence: str, content: Sequence[Section], drawn: Mapping[str, str]) -> str:
+    """One self-contained HTML page: title, a line of facts, the headline, the sections; `drawn` maps a figure's name to its SVG.
+
+    Strings are raw. Raises KeyError for a picture that is not drawn.
+    """
+    body = "\n".join(_section_html(section, drawn) for section in content)
+    meta = " · ".join(_h(fact) for fact in facts if fact)
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{_CSP}">
-<title>concur: {_h(context.run_name)}</title><style>{_CSS}</style></head>
-<body><h1>concur: {_h(context.run_name)}</h1><p class="meta">{meta}</p>
-<p class="headline">{_h(headline(context))}</p>
+<title>{_h(title)}</title><style>{_CSS}</style></head>
+<body><h1>{_h(title)}</h1><p class="meta">{meta}</p>
+<p class="headline">{_h(sentence)}</p>
 {body}
 </body></html>
 """
@@ -56,20 +71,41 @@ def _block_html(block: Block, drawn: Mapping[str, str]) -> str:
             return f"<p>{_h(text)}</p>"
         case Bullets(items):
             return f"<ul>{''.join(f'<li>{_h(item)}</li>' for item in items)}</ul>"
+        case Links(items):
+            return f"<p>{' · '.join(_cell(item) for item in items)}</p>"
         case Table(header, rows):
             head = "".join(f'<th scope="col">{_h(cell)}</th>' for cell in header)
-            lines = "".join(f"<tr>{''.join(f'<td>{_h(cell)}</td>' for cell in row)}</tr>\n" for row in rows)
+            lines = "".join(f"<tr>{''.join(map(_td, row))}</tr>\n" for row in rows)
             return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
         case Code(text):
             return f"<pre>{_h(text)}</pre>"
         case Picture(name, caption):
             # as an image, not inline: whatever a label holds, an image can neither run nor load anything
-            data = base64.b64encode(drawn[name].encode()).decode()
-            image = f'<img alt="{_h(caption)}" src="data:image/svg+xml;base64,{data}">'
+            image = f'<img alt="{_h(caption)}" src="{_data(drawn[name])}">'
+            if narrow := drawn.get(f"{name}.narrow"):
+                image = f'<picture><source media="(max-width:36rem)" srcset="{_data(narrow)}">{image}</picture>'
             return f"<figure>{image}<figcaption>{_h(caption)}</figcaption></figure>"
         case Folded(title, blocks):
             inner = "".join(_block_html(part, drawn) for part in blocks)
             return f"<details><summary>{_h(title)}</summary>{inner}</details>"
+
+
+def _td(cell: Cell) -> str:
+    """A number stays with its interval on one line; names and sentences may break."""
+    number = isinstance(cell, str) and len(cell) <= NUMBER_CHARS and NUMBER.match(cell)
+    return f'<td class="n">{_cell(cell)}</td>' if number else f"<td>{_cell(cell)}</td>"
+
+
+def _cell(cell: Cell) -> str:
+    if not isinstance(cell, Link):
+        return _h(cell or "")
+    url = address(cell.url)
+    # the page that is opened learns neither where it was opened from nor a handle on this one
+    return f'<a href="{_h(url)}" rel="noopener noreferrer">{_h(cell.text)}</a>' if url else _h(cell.text)
+
+
+def _data(svg: str) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
 
 
 def _h(text: Any) -> str:

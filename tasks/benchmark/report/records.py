@@ -86,6 +86,7 @@ class ReportContext(Record):
     scores: tuple[ScoreRow, ...] = ()
     comparisons: tuple[ComparisonRow, ...] = Field(default=(), description="what `compare` says of one model against another")
     breakdowns: tuple[GroupRow, ...] = Field(default=(), description="scores of groups of tasks, from `score_groups`")
+    arl_of: str = Field(default="", description="the model by whose reasoning length the thirds of the tasks are; it is not scored by them")
     distributions: tuple[ScoreRow, ...] = Field(default=(), description="quantiles of speedups, from `distribution`")
     variants: tuple[ScoreRow, ...] = Field(default=(), description="scores by other rules, from `variants`")
     diagnosis: tuple[Finding, ...] = Field(default=(), description="what to look at, from `diagnose`")

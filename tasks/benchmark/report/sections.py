@@ -43,7 +43,7 @@ def sections(context: ReportContext) -> list[Section]:
         _reasoning_section(context),
         _speedup_section(context),
         _examples_section(context),
-        _published_section(),
+        published_section(),
         _provenance_section(context),
     ]
     return [section for section in found if section.blocks]
@@ -138,7 +138,7 @@ def _examples_section(context: ReportContext) -> Section:
     return Section("Examples", tuple(folded))
 
 
-def _published_section() -> Section:
+def published_section() -> Section:
     table = published_table()
     columns = tuple(dict.fromkeys(column for _, cells in table for column in cells))
     rows = tuple((model, *(cells.get(column, "") for column in columns)) for model, cells in table)

@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 _URL_PASSWORD = re.compile(r"(?<=://)([^/\s:@]*):[^/\s]+@")
 _ACTING = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
@@ -30,6 +31,14 @@ def masked(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [masked(item) for item in value]
     return _URL_PASSWORD.sub(r"\1:***@", value) if isinstance(value, str) else value
+
+
+def address(url: str) -> str | None:
+    """An http(s) address in ASCII without quotes, spaces, brackets or a password, so that it ends no attribute and no markdown; or None."""
+    plain = masked(url.strip())
+    if not re.match(r"https?://[^/]", plain, re.IGNORECASE):
+        return None
+    return quote(plain, safe=":/?#@!$&*+,;=%~._-", errors="replace")
 
 
 def share(part: int, whole: int) -> str:

@@ -95,7 +95,7 @@ def runs(stack: Stack, flow_name: str) -> list[dict[str, Any]]:
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
-def reached(stack: Stack, flow_name: str, states: tuple[str, ...] = ENDED) -> dict[str, Any]:
+def reached(page: Page, stack: Stack, flow_name: str, states: tuple[str, ...] = ENDED) -> dict[str, Any]:
     """The newest run of a flow, once it is in one of these states."""
     deadline = time.monotonic() + RUN_S
     while True:
@@ -103,7 +103,7 @@ def reached(stack: Stack, flow_name: str, states: tuple[str, ...] = ENDED) -> di
         if found and found[0]["state_type"] in states:
             return found[0]
         assert time.monotonic() < deadline, found
-        time.sleep(2)  # the condition is the state above
+        page.wait_for_timeout(2000)  # the condition is the state above; a page's requests stand still while this thread sleeps
 
 
 def test_a_refresh_from_the_form_to_the_page_in_mlflow(stack: Stack, browser: Browser) -> None:
@@ -126,11 +126,11 @@ def test_a_refresh_from_the_form_to_the_page_in_mlflow(stack: Stack, browser: Br
     browser.shot("2-form")
     page.get_by_role("button", name="Submit").click()
 
-    outer = reached(stack, "nightly refresh", ("RUNNING", *ENDED))
+    outer = reached(page, stack, "nightly refresh", ("RUNNING", *ENDED))
     page.goto(f"{stack.prefect}/runs/flow-run/{outer['id']}")
     page.get_by_text("refresh browser, strategy min_length").first.wait_for()
     browser.shot("3-running")
-    outer = reached(stack, "nightly refresh")
+    outer = reached(page, stack, "nightly refresh")
     assert outer["state_type"] == "COMPLETED", outer["state"]
     assert outer["name"].startswith("refresh browser, strategy min_length, ")
     assert outer["parameters"]["run"]["profile"] == "local"
@@ -177,7 +177,7 @@ def test_a_form_that_cannot_be_used_ends_the_run_with_one_sentence(stack: Stack,
     field(page, "Overrides").get_by_role("button", name="Add item").click()
     field(page, "Overrides").locator("textarea").fill("curation.stratgy=best")
     page.get_by_role("button", name="Submit").click()
-    failed = reached(stack, "curate training sets")
+    failed = reached(page, stack, "curate training sets")
     assert failed["state_type"] == "FAILED"
     assert "did you mean curation.strategy?" in failed["state"]["message"]
     page.goto(f"{stack.prefect}/runs/flow-run/{failed['id']}")

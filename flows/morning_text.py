@@ -24,7 +24,7 @@ def headline(morning: Morning) -> str:
     if morning.compared_with is None:
         rows = {change.what: change.rows for change in morning.changes}
         counts = ", ".join(_some(rows[name], name) for name in rows)
-        return f"First refresh of this root, {took}: {counts}."
+        return f"First refresh of this name, {took}: {counts}."
     if morning.nothing_new:
         return f"Nothing new: everything was there already, {took}."
     new = [_some(change.new, change.what, "new ") for change in morning.changes if change.new]

@@ -145,7 +145,7 @@ def test_a_refresh_from_the_form_to_the_page_in_mlflow(stack: Stack, browser: Br
         page.get_by_text(kept, exact=True).wait_for()
     browser.shot("5-artifacts")
     page.get_by_text("morning-report", exact=True).click()
-    page.get_by_text("First refresh of this root").first.wait_for()
+    page.get_by_text("First refresh of this name").first.wait_for()
     page.get_by_text("What failed, and why").wait_for()
     browser.shot("6-morning-report")
 

@@ -157,7 +157,7 @@ def test_the_report_is_a_file_and_a_command(tmp_path: Path) -> None:
     found, place = write_morning(str(tmp_path), ended)
     assert Path(place).read_text() == (tmp_path / "morning.md").read_text() == found.markdown()
     printed = CliRunner().invoke(main, ["morning", "--root", str(tmp_path)])
-    assert printed.exit_code == 0 and "First refresh of this root" in printed.output
+    assert printed.exit_code == 0 and "First refresh of this name" in printed.output
     data = json.loads(CliRunner().invoke(main, ["morning", "--root", str(tmp_path), "--json"]).output)
     assert (data["nothing_new"], data["gpu_hours"], data["refresh"]["ending"]) == (False, 0.0, "finished")
     nothing = CliRunner().invoke(main, ["morning", "--root", str(tmp_path / "empty")])

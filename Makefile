@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test test-slow test-gpu test-vllm vllm lint install clean
+.PHONY: demo test test-slow test-gpu test-browser test-vllm vllm lint install clean
 
 demo: $(STAMP)
 	$(BIN)/concur run --profile local
@@ -24,6 +24,11 @@ test-slow: $(STAMP)
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu
+
+# Prefect's and MLflow's pages in a real Chromium: the system's (CONCUR_CHROMIUM, or chromium on PATH); pictures go to $$CONCUR_SCREENSHOTS
+test-browser: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,browser]"
+	CONCUR_REQUIRE_BROWSER=1 $(BIN)/python -m pytest -m browser
 
 test-vllm: $(STAMP) .venv-vllm/.installed
 	$(BIN)/python -m pytest -m vllm

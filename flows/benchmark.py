@@ -8,6 +8,8 @@ from prefect import flow
 from prefect.logging import get_run_logger
 
 from flows.config import PipelineConfig
+from flows.guard.run import guarded
+from flows.naming import run_name
 from kernels_eval.records import Record
 from tasks.benchmark.stage import Answers
 from tasks.benchmark.step import score_benchmark
@@ -37,10 +39,10 @@ class Benchmarked(Record):
     cautions: tuple[str, ...] = ()
 
 
-@flow(name="benchmark the models", flow_run_name="benchmark {config.name}")
+@flow(name="benchmark the models", flow_run_name=run_name("benchmark", strategy=False))
 def benchmark_models(config: PipelineConfig, trained: SnapshotRef | None = None) -> Benchmarked:
     """Exec, fast_p and pass@k of the recorded answers, the base model and the tuned one, on the same held-out tasks."""
-    with observed_by(ProgressArtifact("benchmark-progress", "share of the current stage that is done")):
+    with guarded(config), observed_by(ProgressArtifact("benchmark-progress", "share of the current stage that is done")):
         suite = load_tasks(config.benchmark.tasks, config.root)
         answers = [_answer(config, suite, model, trained) for model in config.benchmark.models if model != "tuned" or trained]
         scores = call_stage(score_benchmark, answers, config.benchmark)

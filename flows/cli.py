@@ -14,6 +14,8 @@ from typing import Any
 
 import click
 
+from flows.commands.morning import morning
+from flows.commands.watchdog import watchdog
 from kernels_eval.errors import DeviceError, EvalError, UsageError
 
 LANGUAGES = ("cpp", "cuda", "triton")
@@ -67,8 +69,10 @@ def doctor(profile: str, overrides: tuple[str, ...], as_json: bool) -> None:
 def run(profile: str, overrides: tuple[str, ...], as_json: bool, only: str | None) -> None:
     """Run the line: tasks, synthesis, verification, curation, training, benchmark, tracking."""
     from flows.config import load_profile
+    from flows.stack.control import join_stack
 
     config = _guarded(lambda: load_profile(profile, overrides))
+    _guarded(lambda: join_stack(config.root))
     _guarded(lambda: _prepare(config))
     from flows.launch import launch
 
@@ -320,6 +324,17 @@ def _print_checks(checks: list[Any], profile: str, fine: bool) -> None:
     console.print(table)
     console.print(f"profile {profile} can run here" if fine else f"profile {profile} cannot run here: mend what is MISSING")
 
+
+from flows.commands import ablate as _ablate  # noqa: E402
+from flows.commands import stack as _stack  # noqa: E402  commands of their own modules; they import this one when they run
+
+main.add_command(_stack.up)
+main.add_command(_stack.status)
+main.add_command(_stack.down)
+main.add_command(_stack.env)
+main.add_command(morning)
+main.add_command(watchdog)
+main.add_command(_ablate.ablate)
 
 if __name__ == "__main__":
     main()

@@ -7,6 +7,7 @@ range is one UsageError that names the key and the nearest right one.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from flows.guard.config import GuardConfig
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Language
@@ -54,6 +56,7 @@ class PipelineConfig(BaseModel):
     training: TrainingRecipe = TrainingRecipe()
     benchmark: BenchmarkConfig = Field(default=BenchmarkConfig(), validate_default=True)
     tracking: TrackingConfig = TrackingConfig()
+    guard: GuardConfig = GuardConfig()
 
     @field_validator("benchmark")
     @classmethod
@@ -72,7 +75,8 @@ class PipelineConfig(BaseModel):
 
     @property
     def tracking_uri(self) -> str:
-        return self.tracking.uri or f"sqlite:///{Path(self.root).absolute()}/mlflow.db"
+        """Where runs are compared: what the profile says, else $MLFLOW_TRACKING_URI, else SQLite in the root."""
+        return self.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(self.root).absolute()}/mlflow.db"
 
 
 def profiles_dir() -> Path:

@@ -7,11 +7,15 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from flows.benchmark import Benchmarked, benchmark_models
 from flows.config import PipelineConfig
+from flows.guard.stopping import stops_soon
+from flows.naming import run_name
 from flows.refresh import Refreshed, refresh_dataset
 from flows.report import write_report
+from flows.shown import link_mlflow, show_scores, show_snapshots
 from flows.track import track
 from flows.train import train_adapter
 from kernels_eval.records import Record
+from tasks.benchmark.stage import scores_of
 from tasks.store import SnapshotRef
 
 
@@ -25,17 +29,21 @@ class LineResult(Record):
     mlflow_run: str | None
 
 
-@flow(name="concur line", flow_run_name="concur {config.name} ({config.language}, {config.curation.strategy})")
+@flow(name="concur line", flow_run_name=run_name("concur"))
 def concur_line(config: PipelineConfig | None = None) -> LineResult:
     """Tasks to tuned adapter to scores, as one run. A second run of the same configuration is served from snapshots."""
     config = config or PipelineConfig()
-    refreshed = refresh_dataset(config)
-    trained = train_adapter(config, refreshed.tasks, refreshed.curated)
-    benchmarked = benchmark_models(config, trained)
-    report = write_report(config, refreshed, trained, benchmarked)
-    create_markdown_artifact(key="report", markdown=report.markdown, description="What this run found")
-    create_table_artifact(
-        key="summary", table=[{"what": name, "value": value} for name, value in report.summary], description="The run in one table"
-    )
-    run_id = track(config, refreshed, trained, benchmarked, report)
-    return LineResult(refreshed=refreshed, trained=trained, benchmarked=benchmarked, report_dir=report.directory, mlflow_run=run_id)
+    with stops_soon():
+        refreshed = refresh_dataset(config)
+        trained = train_adapter(config, refreshed.tasks, refreshed.curated)
+        benchmarked = benchmark_models(config, trained)
+        report = write_report(config, refreshed, trained, benchmarked)
+        create_markdown_artifact(key="report", markdown=report.markdown, description="What this run found")
+        create_table_artifact(
+            key="summary", table=[{"what": name, "value": value} for name, value in report.summary], description="The run in one table"
+        )
+        run_id = track(config, refreshed, trained, benchmarked, report)
+        show_scores(scores_of(benchmarked.scores))
+        show_snapshots({**refreshed.snapshots, "adapter and training log": trained, "scores": benchmarked.scores})
+        link_mlflow(config, run_id, "report.html")
+        return LineResult(refreshed=refreshed, trained=trained, benchmarked=benchmarked, report_dir=report.directory, mlflow_run=run_id)

@@ -5,9 +5,16 @@ from __future__ import annotations
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
 
 from flows.config import PipelineConfig
+from flows.guard.disk import require_room
+from flows.guard.run import guarded, shown
+from flows.history import Refresh, entered
+from flows.morning import write_morning
+from flows.naming import run_name
 from flows.set_figures import TABLES_FILE, draw_curated
+from flows.shown import show_files, show_snapshots
 from kernels_eval.records import Record
 from tasks.analysis.stage import found_in
 from tasks.analysis.step import analyse
@@ -24,38 +31,81 @@ from tasks.workload.step import measure_workloads
 COUNTS = ("status_counts", "criterion_counts", "turn_counts", "flag_counts")
 """What a manifest may count its rows by."""
 
+FIGURES = {"status-by-family": "Verdicts by operator family", "composition": "What the training set holds, by operator family"}
 
-class Refreshed(Record):
-    """The snapshots of one refresh. `analysis` is None where it failed; `cautions` then say why."""
+
+class Samples(Record):
+    """Verified candidates, and what is known of their tasks and reasoning."""
 
     tasks: SnapshotRef
     candidates: SnapshotRef
     verdicts: SnapshotRef
-    curated: SnapshotRef
     workloads: SnapshotRef | None = None
     flags: SnapshotRef | None = None
+
+
+class Refreshed(Samples):
+    """The snapshots of one refresh. `analysis` is None where it failed; `cautions` then say why."""
+
+    curated: SnapshotRef
     analysis: SnapshotRef | None = None
     cautions: tuple[str, ...] = ()
 
+    @property
+    def snapshots(self) -> dict[str, SnapshotRef]:
+        """Those that are there, by name."""
+        return {name: ref for name, ref in self if isinstance(ref, SnapshotRef)}
 
-@flow(name="refresh the data set", flow_run_name="refresh {config.name} ({config.language})")
+
+@flow(name="refresh the data set", flow_run_name=run_name("refresh"))
 def refresh_dataset(config: PipelineConfig) -> Refreshed:
     """Write, verify, refine as often as is configured, and curate candidates. Pays only for tasks, samples and verdicts that are new."""
-    with observed_by(ProgressArtifact("refresh-progress", "share of the current stage that is done")):
-        tasks = training_tasks(config)
-        workloads = call_stage(measure_workloads, tasks, config.workload)
-        candidates = call_stage(synthesise, tasks, config.synthesis, config.language)
-        verdicts = verify(candidates, tasks, config.verification, config.language)
-        for turn in range(2, config.synthesis.turns + 1):
-            candidates = call_stage(refine, tasks, candidates, verdicts, config.synthesis, config.language, turn)
-            verdicts = verify(candidates, tasks, config.verification, config.language)
-        flags = call_stage(flag_traces, verdicts, candidates, config.quality)
-        curated = call_stage(curate, verdicts, candidates, tasks, config.curation, workloads, flags)
+    with entered(config, str(flow_run.id) if flow_run.id else None) as entry:
+        refreshed = every_stage(config)
+        ended = entry.ends("finished", snapshots=refreshed.snapshots, cautions=refreshed.cautions)
+    tell_the_morning(config, ended)
+    return refreshed
+
+
+def every_stage(config: PipelineConfig) -> Refreshed:
+    """The stages of a refresh, one after the other, each shown while it works."""
+    with guarded(config) as noted, observed_by(ProgressArtifact("refresh-progress", "share of the current stage that is done")):
+        samples = verified_samples(config)
+        tasks, candidates, verdicts = samples.tasks, samples.candidates, samples.verdicts
+        curated = call_stage(curate, verdicts, candidates, tasks, config.curation, samples.workloads, samples.flags)
         analysis, cautions = analysed(config, verdicts, candidates)
-    made = {"tasks": tasks, "workloads": workloads, "candidates": candidates, "verdicts": verdicts, "flags": flags, "curated": curated}
-    refreshed = pictured(config, Refreshed(**made, analysis=analysis, cautions=cautions))
+    refreshed = pictured(config, Refreshed(**dict(samples), curated=curated, analysis=analysis, cautions=(*noted, *cautions)))
+    show_snapshots(refreshed.snapshots)
+    if refreshed.cautions:
+        text = "\n".join(f"- {shown(caution)}" for caution in refreshed.cautions)
+        create_markdown_artifact(key="cautions", markdown=text, description="What to know of this refresh")
     create_table_artifact(key="refresh", table=summary_rows(refreshed), description="What this refresh produced")
     return refreshed
+
+
+def verified_samples(config: PipelineConfig) -> Samples:
+    """Everything before the choice of a training set: what a sweep of strategies does once."""
+    tasks = training_tasks(config)
+    require_room(config, tasks)
+    workloads = call_stage(measure_workloads, tasks, config.workload)
+    candidates = call_stage(synthesise, tasks, config.synthesis, config.language)
+    verdicts = verify(candidates, tasks, config.verification, config.language)
+    for turn in range(2, config.synthesis.turns + 1):
+        candidates = call_stage(refine, tasks, candidates, verdicts, config.synthesis, config.language, turn)
+        verdicts = verify(candidates, tasks, config.verification, config.language)
+    flags = call_stage(flag_traces, verdicts, candidates, config.quality)
+    return Samples(tasks=tasks, workloads=workloads, candidates=candidates, verdicts=verdicts, flags=flags)
+
+
+def tell_the_morning(config: PipelineConfig, ended: Refresh) -> None:
+    """The morning report as an artifact and under the root; a refresh that is finished does not fail for it."""
+    try:
+        found, place = write_morning(config.root, ended)
+    except Exception as error:
+        get_run_logger().error("the morning report was not written (%s: %s); `concur morning` makes it again", type(error).__name__, error)
+        return
+    get_run_logger().info("%s Report: %s", found.headline, place)
+    create_markdown_artifact(key="morning-report", markdown=found.markdown(), description=found.headline)
 
 
 def training_tasks(config: PipelineConfig) -> SnapshotRef:
@@ -91,6 +141,7 @@ def pictured(config: PipelineConfig, refreshed: Refreshed) -> Refreshed:
         return refreshed.model_copy(update={"cautions": (*refreshed.cautions, caution)})
     if tables := next((path for path in files if path.name == TABLES_FILE), None):
         shown = "\n".join(f"- `{path}`" for path in files if path.suffix == ".png")
+        show_files(files, FIGURES)
         text = f"{tables.read_text(encoding='utf-8')}\nFigures:\n\n{shown}\n"
         create_markdown_artifact(key="training-set", markdown=text, description="What the training set holds")
     return refreshed

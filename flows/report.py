@@ -50,7 +50,9 @@ def write_report(config: PipelineConfig, refreshed: Refreshed, trained: Snapshot
     upstream = {name: ref["fingerprint"] for name, ref in _snapshots(refreshed).items()}
     upstream["suite workloads"] = benchmarked.workloads.fingerprint if benchmarked.workloads else ""
     # the code too: scores stay when only their report changes
-    made_of = stable_hash([upstream, trained.fingerprint, code_version("tasks.benchmark", "flows.report", "flows.report_inputs")])
+    made_of = stable_hash(
+        [upstream, trained.fingerprint, list(refreshed.cautions), code_version("tasks.benchmark", "flows.report", "flows.report_inputs")]
+    )
     marker = directory / MADE_OF  # written last: what it says means that the others are whole
     if not marker.exists() or marker.read_text(encoding="utf-8") != made_of:
         context = report_context(config, refreshed, trained, benchmarked)
@@ -136,7 +138,7 @@ def report_context(config: PipelineConfig, refreshed: Refreshed, trained: Snapsh
         tool_versions=scores.manifest["tools"],
         hardware=scores.manifest["hardware"],
         config=config.model_dump(mode="json", exclude={"root"}),
-        notes=(*_notes(training.manifest, answers), *benchmarked.cautions),
+        notes=(*(refreshed.cautions if found else ()), *_notes(training.manifest, answers), *benchmarked.cautions),
     )
 
 

@@ -55,7 +55,8 @@ def _logged(config: PipelineConfig, build: Callable[[], RunRecord]) -> str | Non
     if not config.tracking.enabled:
         return None
     record = build()
-    root = None if config.tracking.uri else str(Path(config.root).absolute() / "mlartifacts")
+    served = config.tracking.uri or config.tracking_uri.startswith("http")  # a server knows where its artifacts go
+    root = None if served else str(Path(config.root).absolute() / "mlartifacts")
     try:
         run_id = log_run(record, tracking_uri=config.tracking_uri, artifact_root=root, experiment=config.tracking.experiment)
     except Exception as error:  # whatever a tracking server does, the snapshots are complete and the next run writes this again
@@ -77,10 +78,15 @@ def run_record(config: PipelineConfig, refreshed: Refreshed, trained: SnapshotRe
         tags={"language": config.language.value, "strategy": config.curation.strategy, "profile": config.name},
         params=config.model_dump(mode="json"),
         metrics=_headline(benchmarked, refreshed, trained),
-        stages=(*_stages(config, refreshed, trained), *analysis_records(config, refreshed), *_models(benchmarked)),
-        datasets=(_dataset(config, curated),),
+        stages=(
+            *refresh_records(config, refreshed),
+            training_record(config, refreshed.curated, trained),
+            *analysis_records(config, refreshed),
+            *model_records(benchmarked),
+        ),
+        datasets=(dataset_of(config, curated),),
         artifacts=tuple(Path(path) for path in written.files),
-        **_adapter(config, refreshed.curated, trained),
+        **adapter_fields(config, refreshed.curated, trained),
     )
 
 
@@ -93,18 +99,18 @@ def training_run_record(config: PipelineConfig, curated: SnapshotRef, trained: S
         run_name=f"{config.name} training on {strategy}",
         tags={"strategy": strategy, "profile": config.name},
         params={"training": config.training.model_dump(mode="json")},
-        metrics={"curated": curated.open().manifest["rows"], **_train_headline(manifest, training)},
+        metrics={"curated": curated.open().manifest["rows"], **train_headline(manifest, training)},
         stages=(training_record(config, curated, trained),),
-        datasets=(_dataset(config, curated.open()),),
-        **_adapter(config, curated, trained),
+        datasets=(dataset_of(config, curated.open()),),
+        **adapter_fields(config, curated, trained),
     )
 
 
-def _dataset(config: PipelineConfig, curated: Snapshot) -> DatasetRef:
+def dataset_of(config: PipelineConfig, curated: Snapshot) -> DatasetRef:
     return DatasetRef(name=f"{config.name}-curated", path=str(curated.path), fingerprint=curated.fingerprint)
 
 
-def _adapter(config: PipelineConfig, curated: SnapshotRef, trained: SnapshotRef) -> dict[str, Any]:
+def adapter_fields(config: PipelineConfig, curated: SnapshotRef, trained: SnapshotRef) -> dict[str, Any]:
     """The adapter and what it comes from, back to the tasks: fields of a RunRecord."""
     line, manifest = lineage(curated), trained.open().manifest
     base_model = str(manifest.get("base_model") or config.training.base_model)
@@ -124,7 +130,7 @@ def _headline(benchmarked: Benchmarked, refreshed: Refreshed, trained: SnapshotR
     metrics: dict[str, float | None] = {
         "candidates": refreshed.verdicts.open().manifest["rows"],
         "curated": refreshed.curated.open().manifest["rows"],
-        **_train_headline(manifest, trained.open()),
+        **train_headline(manifest, trained.open()),
     }
     for row in scores_of(benchmarked.scores):
         if row.track == "custom_kernel" and row.metric in ("exec", "fast_1") and row.k:
@@ -132,7 +138,8 @@ def _headline(benchmarked: Benchmarked, refreshed: Refreshed, trained: SnapshotR
     return metrics
 
 
-def _stages(config: PipelineConfig, refreshed: Refreshed, trained: SnapshotRef) -> list[StageRecord]:
+def refresh_records(config: PipelineConfig, refreshed: Refreshed) -> list[StageRecord]:
+    """The stages from tasks to training set, as child runs."""
     candidates, curated = (ref.open().manifest for ref in (refreshed.candidates, refreshed.curated))
     return [
         StageRecord(
@@ -149,7 +156,6 @@ def _stages(config: PipelineConfig, refreshed: Refreshed, trained: SnapshotRef) 
             tags={"fingerprint": curated["fingerprint"]},
             artifacts=_set_figures(refreshed.curated.open()),
         ),
-        training_record(config, refreshed.curated, trained),
     ]
 
 
@@ -186,7 +192,7 @@ def training_record(config: PipelineConfig, curated: SnapshotRef, trained: Snaps
         params=config.training.model_dump(mode="json"),
         series={name: values for name, values in series.items() if values and name not in numbers},
         metrics=numbers,
-        datasets=(_dataset(config, curated.open()),),
+        datasets=(dataset_of(config, curated.open()),),
         tags={"fingerprint": snapshot.fingerprint, "base_model": str(manifest.get("base_model") or config.training.base_model)},
     )
 
@@ -199,7 +205,7 @@ def _measured(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _train_headline(manifest: dict[str, Any], training: Snapshot) -> dict[str, float | None]:
+def train_headline(manifest: dict[str, Any], training: Snapshot) -> dict[str, float | None]:
     """Losses of the first and last epoch, and on held-out tasks before and after, where any were held out."""
     headline = {f"train_{name}": manifest[name] for name in ("loss_first", "loss_last")}
     if training.has_column(HELD_OUT):
@@ -288,7 +294,7 @@ def _phases(verdicts: Snapshot) -> list[dict[str, Cell]]:
     return rows
 
 
-def _models(benchmarked: Benchmarked) -> list[StageRecord]:
+def model_records(benchmarked: Benchmarked) -> list[StageRecord]:
     rows = scores_of(benchmarked.scores) + scores_of(benchmarked.scores, "compile")
     records = []
     for answers in benchmarked.answers:

@@ -9,6 +9,10 @@ room: `ray.init` and the pool do. Does not compare devices.
 from __future__ import annotations
 
 import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -81,6 +85,30 @@ def _fault(head: str) -> tuple[str, str] | None:
         if code == grpc.StatusCode.UNAVAILABLE:
             return detail.rpartition("last error: ")[2][-200:], FIX
     return None  # an answer, or a refusal that Ray explains better
+
+
+@contextmanager
+def keeping_sigterm() -> Iterator[None]:
+    """Ray puts a handler of its own in the place of whatever handles SIGTERM: a run that is cancelled would not know that it was."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """What a signal's handler raised while Ray waited: Ray's compiled code makes a SystemError of it, which nobody would know for the order
+    to stop that it is."""
+    try:
+        yield
+    except SystemError as error:
+        cause = error.__cause__ or error.__context__
+        if isinstance(cause, BaseException) and not isinstance(cause, Exception):
+            raise cause from None
+        raise
 
 
 class Place(NamedTuple):

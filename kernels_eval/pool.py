@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kernels_eval.cluster import Place, address_of, place, require_alike, require_cluster
+from kernels_eval.cluster import Place, address_of, interruptible, keeping_sigterm, place, require_alike, require_cluster
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, SandboxError
 from kernels_eval.preparation import Prepared
@@ -54,7 +54,8 @@ def start_ray(address: str | None = None) -> None:
     if address != "local":
         require_cluster(address)
     try:
-        ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+        with keeping_sigterm():
+            ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except Exception as error:  # of many kinds: a bare Exception where a server of its own did not come up in time
         where = "here" if address == "local" else f"at {address}"
         hint = "see /tmp/ray/session_latest/logs; on a machine under load the same again may do"
@@ -239,7 +240,8 @@ class Pool:
         self.telemetry.worked(BUILDERS if building else DEVICES, time.monotonic() - slot.since)
         again = retry if building else ready
         try:
-            answers, seconds = ray.get(pending)
+            with interruptible():
+                answers, seconds = ray.get(pending)
         except _lost() as error:
             self._replace(slot)
             for item in items:
@@ -313,7 +315,8 @@ class Pool:
 
         deadline = math.inf if any(slot.items for slot in busy) else time.monotonic() + START_S
         while True:
-            done, _ = ray.wait([slot.pending for slot in busy], num_returns=1, timeout=min(WATCH_S, START_S))
+            with interruptible():
+                done, _ = ray.wait([slot.pending for slot in busy], num_returns=1, timeout=min(WATCH_S, START_S))
             if done:
                 return next(slot for slot in busy if slot.pending in done)
             here = ray.get_runtime_context().get_node_id()

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from kernels_eval.errors import DeviceError, EvalError, UsageError
+from kernels_eval.errors import DeviceError, DiskFullError, EvalError, UsageError
 from kernels_eval.records import stable_hash
+from tasks.progress import duration
 from tasks.store import Snapshot, SnapshotRef
 
 RETRIES = 2
 RETRY_DELAYS_S = [5, 30]
+RETRY_JITTER = 0.5
+"""Up to so much longer, as a share: runs that a fault has hit together do not come back together."""
 PROGRESS_EVERY_S = 2.0
+RATE_OVER_S = 600.0
 
 
 def infrastructure_only(task: Any, task_run: Any, state: Any) -> bool:
-    """Retry a machine's fault; never a kernel's (that is a record) and never unusable input."""
+    """Retry a machine's fault; never a kernel's (that is a record), never unusable input, and never what only a person can mend."""
     try:
         state.result()
-    except (UsageError, DeviceError):
+    except (UsageError, DeviceError, DiskFullError):
         return False
     except (EvalError, ConnectionError, TimeoutError):
         return True
@@ -44,6 +51,7 @@ def stage_options(planned: Callable[..., Snapshot]) -> dict[str, Any]:
     return {
         "retries": RETRIES,
         "retry_delay_seconds": RETRY_DELAYS_S,
+        "retry_jitter_factor": RETRY_JITTER,
         "retry_condition_fn": infrastructure_only,
         "persist_result": True,
         "cache_key_fn": by_fingerprint(planned),
@@ -95,19 +103,75 @@ def _storing(block: str) -> str:
 
 
 class ProgressArtifact:
-    """An observer (tasks.progress) that keeps one Prefect progress artifact up to date, at most every two seconds."""
+    """An observer (tasks.progress) that keeps one Prefect progress artifact up to date, at most every two seconds.
+
+    Its share is that of the stage in work; its description says which that is, how many of how many, at what rate, and how long it still
+    takes at the rate of the last ten minutes. What cannot be written to Prefect is left out: a run does not fail for what is shown of it.
+    """
 
     def __init__(self, key: str, description: str) -> None:
         from prefect.artifacts import create_progress_artifact
 
-        self._id = create_progress_artifact(progress=0.0, key=key, description=description)
+        self._description = description
+        self._id: Any = None
+        self._told = False
+        with self._never_in_the_way():
+            self._id = create_progress_artifact(progress=0.0, key=key, description=description)
         self._last = time.monotonic()
+        self._stage, self._seen = "", deque[tuple[float, int]]()
 
     def __call__(self, stage: str, done: int, total: int, note: str) -> None:
         from prefect.artifacts import update_progress_artifact
 
         now = time.monotonic()
-        if done < total and now - self._last < PROGRESS_EVERY_S:
+        if self._id is None:
             return
+        if stage != self._stage:
+            self._stage, self._seen = stage, deque()
+        elif done < total and now - self._last < PROGRESS_EVERY_S:
+            return
+        self._seen.append((now, done))
+        while now - self._seen[0][0] > RATE_OVER_S and len(self._seen) > 2:
+            self._seen.popleft()
         self._last = now
-        update_progress_artifact(self._id, progress=round(100.0 * done / max(total, 1), 1))
+        (began, first), share = self._seen[0], round(100.0 * done / max(total, 1), 1)
+        words = f"{self._description}. {pace(stage, done, total, done - first, now - began)}"
+        with self._never_in_the_way():
+            update_progress_artifact(self._id, progress=share, description=words)
+
+    @contextmanager
+    def _never_in_the_way(self) -> Iterator[None]:
+        """Whatever Prefect does: one line in the log of the run, and the run goes on. A server that was away is tried again."""
+        try:
+            yield
+        except Exception as error:
+            if not self._told:
+                logging.getLogger(__name__).warning("progress is not shown for now: %s: %s", type(error).__name__, error)
+            self._told = True
+
+
+def pace(stage: str, done: int, total: int, counted: int, seconds: float) -> str:
+    """One phrase: `verification: 40 of 120, 12 a minute, about 7 min left`. No rate before three were counted over five seconds."""
+    said = f"{stage}: {done:,} of {total:,}"
+    if done >= total or counted < 3 or seconds < 5:
+        return said
+    per_minute = 60 * counted / seconds
+    rate = f"{per_minute:,.0f} a minute" if per_minute >= 3 else f"{60 * per_minute:,.0f} an hour"
+    return f"{said}, {rate}, about {duration((total - done) * seconds / counted)} left"
+
+
+def sentence(words: Callable[..., str]) -> Callable[..., str]:
+    """A `task_run_name` made of a task's arguments. Where it cannot be made, the words' own name stands: a name stops no run."""
+
+    def name(parameters: dict[str, Any]) -> str:
+        try:
+            return words(**parameters)
+        except Exception:
+            return words.__name__.strip("_").replace("_", " ")
+
+    return name
+
+
+def rows_of(ref: SnapshotRef | None) -> str:
+    """How many rows a finished snapshot has, for a sentence."""
+    return "no" if ref is None else f"{ref.open().manifest['rows']:,}"

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,13 @@ def _parsed(text: str) -> ast.Module:
 
 
 def _logic_digest(path: Path) -> str:
+    """Kept as long as the file does not change: a sweep asks hundreds of times, and parsing all of a package takes seconds."""
+    found = path.stat()
+    return _digest_of(path, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(maxsize=1024)
+def _digest_of(path: Path, mtime_ns: int, size: int) -> str:
     tree = _parsed(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

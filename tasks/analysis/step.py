@@ -6,10 +6,14 @@ from prefect import task
 
 from tasks.analysis import stage
 from tasks.analysis.config import ObservationConfig
-from tasks.policy import stage_options
+from tasks.policy import rows_of, sentence, stage_options
 from tasks.store import SnapshotRef
 
 
-@task(name="analyse the samples", task_run_name="say what reasoning length says", **stage_options(stage.planned))
+def _analyse_the_samples(verdicts: SnapshotRef, **_: object) -> str:
+    return f"say what the reasoning length of {rows_of(verdicts)} samples says"
+
+
+@task(name="analyse the samples", task_run_name=sentence(_analyse_the_samples), **stage_options(stage.planned))
 def analyse(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfig) -> SnapshotRef:
     return stage.run(verdicts, candidates, config)

@@ -89,12 +89,12 @@ class Replica:
                 self._server.renew()
             return self._status
 
-    def stop(self) -> None:
-        """Returns when nothing of the server is left. Requests in flight have `grace_s` to be answered."""
+    def stop(self, at_once: bool = False) -> None:
+        """Returns when nothing of the server is left. Requests in flight have `grace_s` to be answered, seconds where it is `at_once`."""
         self._stopping.set()
         with self._lock:
             if self._server is not None:
-                self._server.stop()
+                self._server.stop(at_once)
         self._thread.join()
 
     def _keep_or_say(self) -> None:

@@ -132,11 +132,11 @@ class Servers:
             if self._fault:
                 raise self._fault
         except BaseException:
-            self.stop()
+            self.stop(at_once=True)
             raise
 
-    def stop(self) -> None:
-        """Returns when no server is left, or cannot be reached any more and stops itself."""
+    def stop(self, at_once: bool = False) -> None:
+        """Returns when no server is left, or cannot be reached any more and stops itself. `at_once`: nobody waits for answers any more."""
         import ray
 
         self._stopping.set()
@@ -145,7 +145,7 @@ class Servers:
         actors = [slot.actor for slot in self._slots if slot.actor is not None]
         try:
             if ray.is_initialized() and actors:
-                ray.wait([actor.stop.remote() for actor in actors], num_returns=len(actors), timeout=self._spec.grace_s + 90)
+                ray.wait([actor.stop.remote(at_once) for actor in actors], num_returns=len(actors), timeout=self._spec.grace_s + 90)
         finally:
             for actor in actors:
                 with suppress(Exception):  # of a Ray that has gone
@@ -276,7 +276,7 @@ class VllmSampler:
             )
             yield from client.sample(requests)
         except BaseException:
-            self.close()
+            self.close(at_once=True)
             raise
 
     def count_tokens(self, texts: Sequence[str]) -> list[int] | None:
@@ -292,11 +292,11 @@ class VllmSampler:
 
         return count_tokens(self._tokenizer, texts)
 
-    def close(self) -> None:
+    def close(self, at_once: bool = False) -> None:
         """Stops the servers; sampling again starts them again."""
         servers, self.servers = self.servers, None
         if servers is not None:
-            servers.stop()
+            servers.stop(at_once)
 
     def _serve(self, requests: Requests) -> tuple[Servers, str]:
         """The servers, running, with room for these requests, and their key."""

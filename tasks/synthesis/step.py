@@ -7,13 +7,18 @@ from pathlib import Path
 from prefect import task
 
 from kernels_eval.records import Language
-from tasks.policy import stage_options
+from tasks.policy import rows_of, sentence, stage_options
 from tasks.store import SnapshotRef
 from tasks.synthesis import stage
 from tasks.synthesis.config import SynthesisConfig
 
 
-@task(name="synthesise candidates", task_run_name="synthesise {language} candidates with {config.sampler}", **stage_options(stage.planned))
+def _synthesise_candidates(tasks: SnapshotRef, config: SynthesisConfig, language: Language, **_: object) -> str:
+    samples = f"{config.samples_per_task} {language} " + ("kernel" if config.samples_per_task == 1 else "kernels")
+    return f"ask {config.model or 'the ' + config.sampler + ' responses'} for {samples} for each of {rows_of(tasks)} tasks"
+
+
+@task(name="synthesise candidates", task_run_name=sentence(_synthesise_candidates), **stage_options(stage.planned))
 def synthesise(tasks: SnapshotRef, config: SynthesisConfig, language: Language, adapter: Path | None = None) -> SnapshotRef:
     return stage.run(tasks, config, language, adapter)
 

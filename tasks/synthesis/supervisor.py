@@ -1,13 +1,14 @@
 """Runs one server for an owner and lets nothing of it outlive that owner. A script of the standard library alone, started by its path.
 
 The owner writes one line of JSON to standard input (`command`, `log_dir`, `log_name`, `log_bytes`, `lease_s`, `grace_s`), then `r` now and
-then to renew its lease, and `q` to have the server stopped. One JSON object a line comes back: `started` (pid, log), then `exited` (status,
-`left`: processes that could not be killed), or `failed` where the command cannot be run.
+then to renew its lease, and `q` to have the server stopped, or `k` where nobody takes answers any more. One JSON object a line comes back:
+`started` (pid, log), then `exited` (status, `left`: processes that could not be killed), or `failed` where the command cannot be run.
 
 Guarantees: when the owner asks, is gone (its end of the pipe closes, whatever killed it) or has not renewed its lease for `lease_s`, the
-server gets SIGTERM, `grace_s` later SIGKILL, and then every process that it has started, in whatever session, is killed too; the same
-where the server ends by itself. Its output is in a file that, with the one before it, stays below `log_bytes`. Where this process is killed
-itself, the kernel sends the server SIGTERM; what the server started is then the server's to end.
+server gets SIGTERM, `grace_s` later SIGKILL (`HURRY_S` later at most, where nobody takes answers), and then every process that it has
+started, in whatever session, is killed too; the same where the server ends by itself. Its output is in a file that, with the one before
+it, stays below `log_bytes`. Where this process is killed itself, the kernel sends the server SIGTERM; what the server started is then the
+server's to end.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from contextlib import suppress
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 SWEEP_S = 2.0
 """What the server started may end by itself for so long after it, before it is killed."""
+HURRY_S = 5.0
+"""Answers in flight that nobody waits for are no reason to wait: a run that is cancelled has 30 s to be gone."""
 GIVE_UP_S = 60.0
 """A process that a device driver holds cannot be killed."""
 CHUNK_BYTES = 1 << 16
@@ -114,8 +117,10 @@ class Supervisor:
             ready = self._wait(remaining)
             if 0 in ready:
                 said = os.read(0, CHUNK_BYTES)
-                if not said or b"q" in said:
+                if not said or b"q" in said or b"k" in said:
                     self._log.write(b"=== stopping: " + (b"asked to\n" if said else b"the owner is gone\n"))
+                    if not said or b"k" in said:
+                        self._spec["grace_s"] = min(self._spec["grace_s"], HURRY_S)
                     return
                 renewed = time.monotonic()
             if self._wake in ready and set(os.read(self._wake, 512)) & {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kernels_eval.cluster import interruptible
 from kernels_eval.errors import EvalError, UsageError
 from tasks.training.checkpoints import OnLog
 from tasks.training.recipe import TrainingRecipe
@@ -77,8 +78,12 @@ def train_on_ray(
     task = ray.remote(**options, num_returns="streaming", max_retries=0)(_events if alone else _group_events)
     events, controller = task.remote(job, gpu), None
     try:
-        for reference in events:
-            kind, value = ray.get(reference)
+        while True:
+            with interruptible():
+                reference = next(events, None)
+                if reference is None:
+                    break
+                kind, value = ray.get(reference)
             if kind == "result":
                 return value
             if kind == "failure":

@@ -6,25 +6,36 @@ from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
 
 from kernels_eval.records import Language
-from tasks.policy import RETRIES, RETRY_DELAYS_S, infrastructure_only
+from tasks.policy import RETRIES, RETRY_DELAYS_S, RETRY_JITTER, infrastructure_only, sentence
 from tasks.store import SnapshotRef
 from tasks.verification import stage
 from tasks.verification.config import VerificationConfig
 from tasks.verification.stage import Verification
 
 
+def _verify_a_chunk(work: Verification, number: int) -> str:
+    size = work.config.chunk_size
+    first, last = size * (number - 1) + 1, min(size * number, work.planned)
+    return f"verify candidates {first:,} to {last:,} of {work.planned:,} (chunk {number} of {work.chunks})"
+
+
 @task(
-    name="verify a chunk", task_run_name="verify chunk {number} of {work.chunks}", cache_policy=NO_CACHE,
+    name="verify a chunk", task_run_name=sentence(_verify_a_chunk), cache_policy=NO_CACHE,
     retries=RETRIES, retry_delay_seconds=RETRY_DELAYS_S, retry_condition_fn=infrastructure_only,
+    retry_jitter_factor=RETRY_JITTER,
 )  # fmt: skip
 def verify_chunk(work: Any, number: int) -> dict[str, int]:
     """Returns how many verdicts of each status. Resumable: a retry does only what has no verdict yet.
 
     Prefect gets the chunk's number and a handle that it does not look into: the candidates never pass through it.
     """
-    return work.verify_chunk(number)
+    counts = work.verify_chunk(number)
+    told = ", ".join(f"{status} {count:,}" for status, count in sorted(counts.items(), key=lambda pair: -pair[1]))
+    get_run_logger().info("chunk %d of %d: %s verdicts: %s", number, work.chunks, f"{sum(counts.values()):,}", told)
+    return counts
 
 
 def verify(

@@ -50,6 +50,7 @@ class Measurer:
         # fewer seconds of processor time than the deadline would hide the deadline
         self._limits = LimitsConfig(memory_gb=self.config.memory_gb, cpu_s=int(self.config.timeout_s) + 60)
         self._server: ForkServer | None = None
+        self._closed = False
 
     def measure(self, task: KernelTask) -> Measured:
         """One task. Whatever it does, it costs a `problem`; raises SandboxError only where the sandbox itself fails again and again."""
@@ -59,7 +60,7 @@ class Measurer:
                 answer = self._asked(task)
                 break
             except SandboxError:
-                if attempt == SERVER_TRIES - 1:
+                if attempt == SERVER_TRIES - 1 or self._closed:
                     raise
         peak = answer.pop("peak_rss_bytes", None)
         return Measured(_workload(task, answer), time.monotonic() - started, peak if isinstance(peak, int) else None)
@@ -82,6 +83,7 @@ class Measurer:
                 return {"detail": str(error), "error": "crashed"}
 
     def close(self) -> None:
+        self._closed = True
         if self._server is not None:
             self._server.close()
 
@@ -123,6 +125,10 @@ def measured(tasks: Iterable[KernelTask], config: WorkloadConfig | None = None) 
             running |= {pool.submit(one, task) for task in islice(todo, len(done))}
             for future in done:
                 yield future.result()
+    except BaseException:
+        for measurer in measurers:  # first of all: a run that is stopped does not wait for the deadline of a child
+            measurer.close()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
         for measurer in measurers:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from kernels_eval.errors import DeviceError, EvalError, GpuLostError, SandboxError, ToolchainError, UsageError
+from kernels_eval.errors import ClusterError, DeviceError, DiskFullError, EvalError, GpuLostError, SandboxError, ToolchainError, UsageError
 from tasks import policy
 from tasks.policy import ProgressArtifact, by_fingerprint, call_stage, infrastructure_only, stage_options
 from tasks.progress import observed_by, report
@@ -64,6 +64,8 @@ def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (GpuLostError("gone"), True),
         (SandboxError("fork server died"), True),
         (ToolchainError("nvcc broke"), True),
+        (ClusterError("the raylet was killed"), True),
+        (DiskFullError("no room"), False),
         (EvalError("some machine's fault"), True),
         (ConnectionRefusedError("endpoint"), True),
         (TimeoutError("endpoint"), True),
@@ -95,9 +97,11 @@ def test_every_step_is_made_with_this_policy() -> None:
     from tasks.synthesis.step import refine, synthesise
     from tasks.training.step import train
     from tasks.verification.step import verify_chunk
+    from tasks.workload.step import measure_workloads
 
-    for step in (load_tasks, synthesise, refine, verify_chunk, curate, train, score_benchmark):
+    for step in (load_tasks, measure_workloads, synthesise, refine, verify_chunk, curate, train, score_benchmark):
         assert (step.retries, step.retry_condition_fn) == (2, infrastructure_only), step.name
+        assert step.retry_delay_seconds == [5, 30] and step.retry_jitter_factor == 0.5, step.name
     for step in (synthesise, refine, curate, train, score_benchmark):
         assert step.cache_key_fn is not None and step.persist_result, step.name
 
@@ -195,19 +199,62 @@ def test_the_progress_artifact_follows_the_stage_and_ends_full(prefect_home: Pat
 
     now, sent, update = [100.0], [], prefect.artifacts.update_progress_artifact
     monkeypatch.setattr(policy, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(prefect.artifacts, "update_progress_artifact", lambda id, progress: (sent.append(progress), update(id, progress)))
+    monkeypatch.setattr(prefect.artifacts, "update_progress_artifact", lambda id, **kept: (sent.append(kept), update(id, **kept)))
 
     @flow
     def line() -> None:
         with observed_by(ProgressArtifact("test-progress", "share done")):
-            for done, seconds in ((1, 1.0), (2, 2.5), (3, 3.0), (4, 3.1)):
+            for done, seconds in ((1, 1.0), (2, 2.5), (4, 3.0), (31, 31.0), (40, 31.1)):
                 now[0] = 100.0 + seconds
-                report("stage", done, 4)
+                report("stage", done, 40)
 
     line()
-    assert sent == [50.0, 100.0]  # at 1 s and 3 s it is too early; the end always shows
+    # the first of a stage and the end always show; 1.5 s after the first is too early
+    assert [(kept["progress"], kept["description"]) for kept in sent] == [
+        (2.5, "share done. stage: 1 of 40"),
+        (10.0, "share done. stage: 4 of 40"),
+        (77.5, "share done. stage: 31 of 40, 60 a minute, about 9 s left"),
+        (100.0, "share done. stage: 40 of 40"),
+    ]
     stored = Artifact.get("test-progress")
     assert stored is not None and (stored.type, stored.data) == ("progress", 100.0)
+
+
+def test_progress_that_cannot_be_shown_stops_nothing_and_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import prefect.artifacts
+
+    def gone(*_: object, **__: object) -> None:
+        raise ConnectionError("the server is away")
+
+    monkeypatch.setattr(prefect.artifacts, "create_progress_artifact", lambda **_: "an id")
+    monkeypatch.setattr(prefect.artifacts, "update_progress_artifact", gone)
+    shown = ProgressArtifact("key", "share")
+    for stage in ("a", "b"):
+        shown(stage, 1, 1, "")
+    assert [record.getMessage() for record in caplog.records] == ["progress is not shown for now: ConnectionError: the server is away"]
+
+
+@pytest.mark.parametrize(
+    ("counted", "seconds", "said"),
+    [
+        (2, 60.0, "s: 5 of 100"),
+        (3, 4.0, "s: 5 of 100"),
+        (5, 60.0, "s: 5 of 100, 5 a minute, about 19 min left"),
+        (5, 600.0, "s: 5 of 100, 30 an hour, about 3 h 10 min left"),
+    ],
+)
+def test_a_rate_is_said_once_there_is_one(counted: int, seconds: float, said: str) -> None:
+    assert policy.pace("s", 5, 100, counted, seconds) == said
+
+
+def test_a_name_that_cannot_be_made_is_the_words_own() -> None:
+    def _count_tasks(tasks: list[int]) -> str:
+        return f"count {len(tasks)} tasks"
+
+    assert policy.sentence(_count_tasks)(parameters={"tasks": [1, 2]}) == "count 2 tasks"
+    assert policy.sentence(_count_tasks)(parameters={"tasks": None}) == "count tasks"
 
 
 def test_an_observer_hears_nothing_after_it_left() -> None:

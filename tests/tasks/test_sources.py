@@ -403,6 +403,12 @@ def test_what_counts_as_a_hub_id(location: str, is_id: bool) -> None:
     assert hub.is_hub_id(location) is is_id
 
 
+@pytest.fixture(autouse=True)
+def _no_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of what the stand-in gives (tasks.sources.pinned) go nowhere near the user's."""
+    monkeypatch.setenv("CONCUR_CACHE", str(tmp_path / "no-copies"))
+
+
 class Hub:
     """datasets.load_dataset over rows given here; records what it was asked."""
 

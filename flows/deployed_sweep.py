@@ -1,0 +1,30 @@
+"""The deployment `ablations`: a form in, `flows.ablations.ablate` inside."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows import forms
+from flows.ablations import SweepResult, ablate
+from flows.deployed import devices, prepared
+from flows.forms import configuration, setting
+from flows.naming import deployed_name
+from flows.sweep_plan import SweepConfig
+
+
+@flow(name="weekly ablations", flow_run_name=deployed_name("compare strategies of"))
+def weekly_ablations(
+    run: forms.RunForm = forms.SWEEP_RUN, sweep: forms.SweepForm = forms.SWEEP, advanced: forms.AdvancedForm = forms.ADVANCED
+) -> SweepResult:
+    """Every strategy with every seed is curated, trained and benchmarked on the same samples, and compared."""
+    config = prepared(configuration(run, advanced))
+    asked = SweepConfig(
+        profile=str(run.profile),
+        overrides=(*run.settings(), *advanced.settings(), setting("root", config.root)),
+        strategies=tuple(str(name) for name in sweep.strategies),
+        sizes=(sweep.size or None,),
+        seeds=tuple(range(sweep.seeds)),
+        max_gpu_hours=sweep.max_gpu_hours or None,
+    )
+    with devices(config, None):
+        return ablate(asked)

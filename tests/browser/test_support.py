@@ -1,0 +1,61 @@
+"""The browser and the servers that other tests lean on: it runs scripts and lets nothing out, and the servers' own pages load in it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.browser import Browser, chromium, is_local
+from tests.support.servers import mlflow_server, prefect_server
+
+PAGE = """<!doctype html><title>page</title><script>window.ran = 6 * 7</script>
+<img src="http://canary.invalid/pixel.png"><img src="http://192.0.2.1/pixel.png">
+<script>new WebSocket("ws://canary.invalid/socket").onclose = () => { window.shut = true }</script>
+<script>throw new Error("planted")</script>"""
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    with chromium(tmp_path / "shots") as window:
+        yield window
+
+
+def test_what_is_local() -> None:
+    assert all(map(is_local, ("http://127.0.0.1:4200/x", "http://localhost/", "http://[::1]:1/", "data:,x", "blob:null/1", "file:///x")))
+    outside = ("http://127.0.0.1.evil.invalid/", "https://localhost@evil.invalid/", "ws://evil.invalid", "http://[::ffff:1.2.3.4]/")
+    assert not any(map(is_local, outside))
+
+
+@pytest.mark.browser
+def test_scripts_run_and_nothing_leaves(browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text(PAGE)
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser.page.goto(f"http://127.0.0.1:{server.server_port}/index.html", wait_until="load")
+        browser.page.wait_for_function("window.shut")
+        server.shutdown()
+    assert browser.page.evaluate("window.ran") == 42
+    asked = {"http://canary.invalid/pixel.png", "http://192.0.2.1/pixel.png", "ws://canary.invalid/socket"}
+    assert set(browser.outside) == asked
+    assert any("planted" in error for error in browser.page_errors)
+    assert browser.shot("index").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.browser
+def test_both_user_interfaces_load(browser: Browser, tmp_path: Path) -> None:
+    with prefect_server(tmp_path / "prefect") as prefect, mlflow_server(tmp_path / "mlflow") as mlflow:
+        pids = (prefect.pid, mlflow.pid)
+        browser.page.goto(prefect.url)
+        browser.page.get_by_role("link", name="Deployments").first.wait_for()
+        browser.shot("prefect")
+        browser.page.goto(mlflow.url)
+        browser.page.get_by_text("Experiments").first.wait_for()
+        browser.shot("mlflow")
+    assert not any(map(psutil.pid_exists, pids))

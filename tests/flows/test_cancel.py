@@ -1,0 +1,222 @@
+"""A night that is cancelled in the Prefect UI, or killed, in each stage in turn: nothing is left running, nothing is lost, nothing twice.
+
+One root, one deployment, one process worker. Each test starts the same run, waits until it is in its stage and stops it; the last lets the
+run end. The tests of one stage therefore also show that what was stopped before goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.sources import bundled
+from tests.support.chat_server import Server, completion, serving
+from tests.support.night import ENDED, ROOT, Night, Watched, night, until, worker
+
+GONE_S = 30.0
+"""What is promised: so long after the button, no process of the run is left."""
+STAGE_S = 900.0
+SAMPLES, TASKS = 2, 3
+ANSWERED_FIRST = 2
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+class Endpoint:
+    """Answers with the bundled recordings; while `held`, only the first few."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.answered: Counter[tuple[str, int]] = Counter()
+        self._by_code = [(task.code.strip(), bundled.responses(task.name, "cpp")) for task in bundled.load("all")]
+
+    def __call__(self, number: int, body: dict[str, Any]) -> tuple[int, dict]:
+        if number >= ANSWERED_FIRST and not self.open.is_set():
+            self.open.wait(600)
+            return 503, {}  # who asked may be gone by now, and would not have had the answer
+        prompt, seed = body["messages"][0]["content"], body["seed"]
+        texts = next(texts for code, texts in self._by_code if code in prompt)
+        self.answered[prompt, seed] += 1
+        return 200, completion(texts[seed % len(texts)])
+
+
+class Line(NamedTuple):
+    night: Night
+    worker: Watched
+    endpoint: Endpoint
+    server: Server
+    root: Path
+    deployment: str
+    config: dict[str, Any]
+
+    def unfinished(self, stage: str) -> list[Path]:
+        return [path for path in self.root.glob(f"{stage}/*") if path.is_dir() and not (path / "manifest.json").exists()]
+
+    def finished(self, stage: str) -> list[Path]:
+        return [path.parent for path in self.root.glob(f"{stage}/*/manifest.json")]
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+    home = tmp_path_factory.mktemp("cancel")
+    endpoint, root = Endpoint(), home / "root"
+    with (
+        serving(endpoint) as server,
+        night(home, CONCUR_CACHE=str(home / "cache"), OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", OPENAI_API_KEY="none") as stack,
+        worker(stack) as watched,
+    ):
+        config = {
+            "name": "cancelled", "root": str(root), "language": "cpp",
+            "tasks": {"source": "bundled", "split": "train", "limit": TASKS},
+            "synthesis": {"sampler": "openai", "model": "m", "base_url": server.url, "tokenizer": "small", "samples_per_task": SAMPLES},
+            "verification": {"workers": 1, "eval": {"timing": {"max_s": 0.3}}},
+            "tracking": {"enabled": False},
+            "training": {
+                "base_model": "small", "max_length": 8192, "batch_size": 1, "gradient_accumulation": 1, "learning_rate": 0.002,
+                "num_epochs": 6, "checkpoint_every_steps": 1, "evaluation": {"share": 0.0},
+            },
+            "benchmark": {
+                "tasks": {"source": "bundled", "split": "heldout", "limit": 1}, "models": ["base", "tuned"], "samples_per_task": 2,
+                "sampling": {"temperature": 0.8, "max_tokens": 300},
+            },
+        }  # fmt: skip
+        deployment = stack.deployment("line", "concur line", "flows.pipeline.concur_line", parameters={"config": config})
+        try:
+            yield Line(stack, watched, endpoint, server, root, deployment, config)
+        finally:
+            endpoint.open.set()
+
+
+def some(line: Line, name: str) -> bool:
+    for process in line.worker.left():
+        with suppress(psutil.Error):
+            if process.name() == name:
+                return True
+    return False
+
+
+IN: dict[str, Callable[[Line], object]] = {
+    "workloads": lambda line: line.unfinished("workloads"),
+    "synthesis": lambda line: line.unfinished("synthesis") and len(line.server.bodies) > ANSWERED_FIRST and line.endpoint.answered,
+    "verification": lambda line: line.unfinished("verification") and some(line, "cc1plus"),
+    "training": lambda line: line.unfinished("training") and list(line.root.glob("training/*/checkpoint*")),
+    "benchmark": lambda line: line.finished("training") and (line.unfinished("synthesis") or line.unfinished("verification")),
+}
+ORDER = [
+    ("workloads", "cancel"), ("synthesis", "cancel"), ("synthesis", "kill"), ("verification", "cancel"), ("verification", "kill"),
+    ("training", "cancel"), ("training", "kill"), ("benchmark", "cancel"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("stage", "how"), ORDER, ids=lambda value: value)
+def test_a_run_that_is_stopped_leaves_nothing_running(line: Line, stage: str, how: str, record_property: Any) -> None:
+    if stage not in ("workloads", "synthesis"):
+        line.endpoint.open.set()
+    run = line.night.start(line.deployment)
+
+    def there() -> bool:
+        state = line.night.state(run)
+        assert state["type"] not in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"), state
+        return state["type"] == "RUNNING" and bool(IN[stage](line))
+
+    until(there, STAGE_S, f"a run in {stage}")
+    before = rows_there(line.root)
+    stopped(line, run, how, record_property, stage)
+    assert before.keys() <= rows_there(line.root).keys()
+
+
+def stopped(line: Line, run: str, how: str, record_property: Any, stage: str) -> None:
+    """Stop a run, and wait until nothing of it is left."""
+    began = time.monotonic()
+    if how == "cancel":
+        line.night.set_state(run, "CANCELLING", "Cancelling")
+    else:
+        engine = next(child for child in psutil.Process(line.worker.worker.pid).children() if "prefect.engine" in child.cmdline())
+        os.kill(engine.pid, signal.SIGKILL)
+    until(lambda: not line.worker.left(), GONE_S, lambda: f"the end of {line.worker.names()}")
+    took_s = time.monotonic() - began
+    record_property("seconds_until_gone", round(took_s, 1))
+    print(f"{stage} {how}: no process left after {took_s:.1f} s")
+    state = line.night.ended(run, 60)
+    assert state["type"] == ("CANCELLED" if how == "cancel" else "CRASHED"), state
+
+
+@pytest.mark.parametrize("how", ["cancel", "kill"])
+def test_servers_of_ours_are_gone_with_the_run(line: Line, how: str, tmp_path: Path, record_property: Any) -> None:
+    """vLLM's stand-in holds every answer, and its engine is a process of a session of its own that ignores SIGTERM."""
+    fake = tmp_path / "fake"
+    fake.mkdir()
+    (fake / "hold").touch()
+    server = {"command": f"{sys.executable} {ROOT / 'tests' / 'support' / 'fake_vllm.py'} serve", "env": {"FAKE_VLLM_DIR": str(fake)}}
+    synthesis = {
+        "sampler": "vllm",
+        "model": "served",
+        "samples_per_task": SAMPLES,
+        "server": {**server, "max_num_seqs": 4, "max_model_len": 4096},
+    }
+    config = line.config | {"root": str(tmp_path / "root"), "synthesis": synthesis}
+    run = line.night.start(line.deployment, config=config)
+    until(lambda: (fake / "starts.jsonl").exists() and list(tmp_path.glob("root/synthesis/*/.journal-*")), STAGE_S, "a server")
+    stopped(line, run, how, record_property, "vllm")
+    (fake / "hold").unlink()
+    again = line.night.start(line.deployment, config=config)
+    until(lambda: list(tmp_path.glob("root/synthesis/*/manifest.json")), STAGE_S, "all answers")
+    snapshot = next(tmp_path.glob("root/synthesis/*/manifest.json")).parent
+    keys = [row["request_key"] for row in written(snapshot, ["request_key"])]
+    assert len(keys) == len(set(keys)) == TASKS * SAMPLES
+    if line.night.state(again)["type"] not in ENDED:
+        line.night.set_state(again, "CANCELLING", "Cancelling")
+    line.night.ended(again, 120)
+    until(lambda: not line.worker.left(), GONE_S, lambda: f"the end of {line.worker.names()}")
+
+
+def test_the_same_run_again_completes_with_no_row_lost_or_twice(line: Line) -> None:
+    line.endpoint.open.set()
+    state = line.night.ended(line.night.start(line.deployment), STAGE_S)
+    assert state["type"] == "COMPLETED", state
+    until(lambda: not line.worker.left(), GONE_S, lambda: f"the end of {line.worker.names()}")
+    wanted = {"synthesis": "candidate_id", "verification": "candidate_id", "workloads": "task_id", "curation": "candidate_id"}
+    for stage, key in wanted.items():
+        for snapshot in line.finished(stage):
+            rows = [row[key] for row in written(snapshot, [key])]
+            assert rows and max(Counter(rows).values()) == 1, (stage, Counter(rows).most_common(3))
+            assert not list(snapshot.glob(".*.tmp")) and not list(snapshot.glob(".scratch-*")) and not list(snapshot.glob(".journal-*"))
+        assert line.finished(stage) and not line.unfinished(stage)
+    steps = [row["step"] for row in written(line.finished("training")[0], ["step"])]
+    assert max(Counter(steps).values()) == 1 and sorted(steps) == list(range(min(steps), max(steps) + 1))
+    asked = line.endpoint.answered
+    assert len(asked) == TASKS * SAMPLES
+    assert set(asked.values()) == {1}, "what was answered once is never asked for again"
+
+
+def written(snapshot: Path, columns: list[str]) -> list[dict[str, Any]]:
+    """Rows as they lie in the parts: nothing is made unique."""
+    return [row for part in sorted(snapshot.glob("part-*.parquet")) for row in pq.read_table(part, columns=columns).to_pylist()]
+
+
+def rows_there(root: Path) -> dict[tuple[str, str], int]:
+    """Keys of all answers and verdicts on the disk, in parts and in journals."""
+    found: Counter[tuple[str, str]] = Counter()
+    for stage in ("synthesis", "verification"):
+        for snapshot in root.glob(f"{stage}/*"):
+            for row in written(snapshot, ["candidate_id"]):
+                found[stage, row["candidate_id"]] += 1
+            for journal in snapshot.glob(".journal-*.jsonl"):
+                with suppress(FileNotFoundError):
+                    for text in journal.read_text(encoding="utf-8", errors="surrogatepass").splitlines():
+                        with suppress(ValueError):
+                            found[stage, json.loads(text)["candidate_id"]] += 1
+    return dict(found)

@@ -1,0 +1,105 @@
+"""From a form to a configuration: what is left empty is the profile's, what cannot be used is one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from flows.config import load_profile
+from flows.forms import (
+    ROOT_VARIABLE,
+    STACK_VARIABLE,
+    AdvancedForm,
+    BenchmarkForm,
+    CandidatesForm,
+    RunForm,
+    StrategiesForm,
+    TrainingForm,
+    TrainingSetForm,
+    configuration,
+)  # fmt: skip
+from kernels_eval.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (ROOT_VARIABLE, STACK_VARIABLE, "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_an_empty_form_is_the_profile(tmp_path: Path) -> None:
+    forms = (CandidatesForm(), TrainingSetForm(), TrainingForm(), BenchmarkForm(), AdvancedForm())
+    for profile in ("local", "nightly", "paper"):
+        run = RunForm(profile=profile, root=str(tmp_path))
+        assert configuration(run, *forms) == load_profile(profile, (f"root={tmp_path}",))
+
+
+def test_every_field_reaches_its_key(tmp_path: Path) -> None:
+    found = configuration(
+        RunForm(profile="local", root=str(tmp_path), name="1: mine"),
+        CandidatesForm(tasks=3, samples_per_task=2),
+        TrainingSetForm(strategy="random", size=7),
+        TrainingForm(base_model="no", epochs=2, workers=1),
+        BenchmarkForm(samples_per_task=4),
+        AdvancedForm(overrides=["verification.workers=2", "curation.size=8"]),
+    )
+    assert (found.name, found.root) == ("1: mine", str(tmp_path))  # text that YAML would read as something else stays text
+    assert (found.tasks.limit, found.synthesis.samples_per_task) == (3, 2)
+    assert (found.curation.strategy, found.curation.size) == ("random", 8)  # an override wins over a field
+    assert (found.training.base_model, found.training.num_epochs) == ("no", 2)
+    assert (found.benchmark.samples_per_task, found.verification.workers) == (4, 2)
+
+
+def test_the_root_is_the_forms_else_the_workers_else_an_override(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STACK_VARIABLE, str(tmp_path / "stack"))
+    assert configuration(RunForm()).root == str(tmp_path / "stack")
+    monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path / "worker"))
+    assert configuration(RunForm()).root == str(tmp_path / "worker")
+    assert configuration(RunForm(root="s3://bucket/concur")).root == "s3://bucket/concur"
+    assert configuration(RunForm(), AdvancedForm(overrides=[f"root={tmp_path}"])).root == str(tmp_path)
+
+
+def test_a_relative_root_is_refused_because_it_would_be_removed_with_the_run() -> None:
+    with pytest.raises(UsageError, match="relative.*temporary") as raised:
+        configuration(RunForm())
+    assert ROOT_VARIABLE in str(raised.value)
+
+
+def test_mlflow_is_where_the_worker_says_unless_the_configuration_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunForm(root=str(tmp_path))
+    assert configuration(run).tracking.uri is None
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
+    assert configuration(run).tracking_uri == "http://127.0.0.1:5000"
+    assert configuration(run, AdvancedForm(overrides=["tracking.uri=http://other:1"])).tracking_uri == "http://other:1"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["verification.worker=2"], "did you mean verification.workers"),
+        (["verification.workers=0"], "greater than or equal to 1"),
+        (["nonsense"], "is not key=value"),
+        (["training.workers=3"], "several need ddp or fsdp2"),
+    ],
+)
+def test_what_cannot_be_used_is_one_sentence(overrides: list[str], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=said) as raised:
+        configuration(RunForm(root=str(tmp_path)), AdvancedForm(overrides=overrides))
+    assert "\n" not in str(raised.value).strip()
+
+
+@pytest.mark.parametrize(
+    ("form", "fields"),
+    [
+        (RunForm, {"profile": "nowhere"}),
+        (CandidatesForm, {"samples_per_task": -1}),
+        (TrainingSetForm, {"strategy": "best"}),
+        (StrategiesForm, {"strategies": []}),
+        (RunForm, {"rooot": "/x"}),
+    ],
+)
+def test_a_form_refuses_what_prefect_would_let_pass(form: type, fields: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        form(**fields)

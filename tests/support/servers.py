@@ -1,0 +1,169 @@
+"""A real Prefect server and a real MLflow server, each a process on a free port of the loopback, for tests.
+
+Guarantees: when a block begins the server answers its health endpoint; when it ends no process of it is left. Data lie in the folder that
+the test gave. Does not share anything with a server that the user runs: the homes are those of the test, and every setting of Prefect and
+MLflow in the environment is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+READY_S = 120.0
+ENDS_S = 20.0
+ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Served:
+    """`url` is the page, `api_url` what a client is given, `environment` what a client's process needs to reach it."""
+
+    url: str
+    api_url: str
+    environment: Mapping[str, str]
+    log: Path
+    pid: int
+    folder: Path
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def free_port() -> int:
+    """A port of the loopback that is free now. Another process may take it before it is used: `_serve` tries again then."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@contextmanager
+def prefect_server(folder: Path, *, auth_string: str | None = None) -> Iterator[Served]:
+    """A Prefect server on SQLite in `folder`; with `auth_string` (USER:PASSWORD) it asks for it."""
+
+    def environment(port: int) -> dict[str, str]:
+        told = {
+            "PREFECT_HOME": str(folder / "prefect"),
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "DO_NOT_TRACK": "1",
+            # `--port` alone leaves the page asking :4200
+            "PREFECT_SERVER_API_PORT": str(port),
+            "PREFECT_SERVER_UI_API_URL": f"http://127.0.0.1:{port}/api",
+        }
+        return told | ({"PREFECT_SERVER_API_AUTH_STRING": auth_string} if auth_string else {})
+
+    def command(port: int) -> list[str]:
+        return ["prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+
+    with _serve("prefect", folder, command, environment, "/api/health") as (port, log, pid):
+        url = f"http://127.0.0.1:{port}"
+        client = {"PREFECT_HOME": str(folder / "client"), "PREFECT_API_URL": f"{url}/api", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+        client |= {"PREFECT_API_AUTH_STRING": auth_string} if auth_string else {}
+        yield Served(url, f"{url}/api", client, log, pid, folder, _basic(auth_string))
+
+
+@contextmanager
+def mlflow_server(folder: Path, *, user: str | None = None, password: str | None = None) -> Iterator[Served]:
+    """An MLflow server on SQLite in `folder`, artifacts in `folder`/mlartifacts; with a password it asks for it (MLflow's basic auth)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    asked = bool(user and password)
+
+    def environment(port: int) -> dict[str, str]:
+        told = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "1"}
+        if asked:
+            settings = folder / "basic_auth.ini"
+            settings.write_text(
+                "[mlflow]\ndefault_permission = READ\n"
+                f"database_uri = sqlite:///{folder / 'basic_auth.db'}\nadmin_username = {user}\nadmin_password = {password}\n"
+            )
+            settings.chmod(0o600)
+            told |= {"MLFLOW_AUTH_CONFIG_PATH": str(settings), "MLFLOW_FLASK_SERVER_SECRET_KEY": os.urandom(16).hex()}
+        return told
+
+    def command(port: int) -> list[str]:
+        where = ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}", "--artifacts-destination", str(folder / "mlartifacts")]
+        login = ["--app-name", "basic-auth"] if asked else []
+        return ["mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1", *where, *login]
+
+    with _serve("mlflow", folder, command, environment, "/health") as (port, log, pid):
+        url = f"http://127.0.0.1:{port}"
+        login = {"MLFLOW_TRACKING_USERNAME": user, "MLFLOW_TRACKING_PASSWORD": password} if asked else {}
+        client = {"MLFLOW_TRACKING_URI": url, "MLFLOW_DISABLE_TELEMETRY": "true", **login}
+        yield Served(url, url, client, log, pid, folder, _basic(f"{user}:{password}" if asked else None))
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without any setting of Prefect or MLflow."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
+
+
+@contextmanager
+def _serve(name: str, folder: Path, command, environment, health: str) -> Iterator[tuple[int, Path, int]]:  # noqa: ANN001
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / f"{name}-server.log"
+    for attempt in range(1, ATTEMPTS + 1):
+        port = free_port()
+        with open(log, "ab") as handle:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *command(port)],
+                env=clean_environment() | environment(port),
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=handle,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            if _healthy(process, f"http://127.0.0.1:{port}{health}"):
+                yield port, log, process.pid
+                return
+            if attempt == ATTEMPTS or "address already in use" not in log.read_text(errors="replace").lower():
+                raise RuntimeError(f"the {name} server did not start:\n{log.read_text(errors='replace')[-3000:]}")
+        finally:
+            _end(process)
+
+
+def _healthy(process: subprocess.Popen[bytes], url: str) -> bool:
+    """Wait until the server answers, for at most two minutes; False as soon as its process is gone."""
+    until = time.monotonic() + READY_S
+    while time.monotonic() < until and process.poll() is None:
+        with suppress(OSError, urllib.error.URLError):
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                if answer.status == 200:
+                    return True
+        time.sleep(0.1)  # between two questions; what ends the wait is the answer
+    return False
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the server and everything it started: all are of its session."""
+    below = []
+    with suppress(psutil.NoSuchProcess):
+        below = psutil.Process(process.pid).children(recursive=True)
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, how)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(ENDS_S)
+        below = psutil.wait_procs(below, timeout=ENDS_S)[1]
+        if process.poll() is not None and not below:
+            return
+    for left in below:  # one that made a session of its own
+        with suppress(psutil.NoSuchProcess):
+            left.kill()
+
+
+def _basic(login: str | None) -> dict[str, str]:
+    from base64 import b64encode
+
+    return {"Authorization": f"Basic {b64encode(login.encode()).decode()}"} if login else {}

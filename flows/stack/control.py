@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -59,7 +59,7 @@ def up(root: str, options: Mapping[str, Any], *, file: str | None = None, timeou
                 raise UsageError(f"a stack runs already for {places.root}", "`concur down` stops it")
             tell(f"runs already: {', '.join(living) or 'none'}")
             send(before.supervisor, signal.SIGHUP)
-            _wait_healthy(places, before.supervisor, timeout_s, tell)
+            _wait_healthy(places, before.supervisor, timeout_s, tell, known=living)
             return status(root)
         missing = [part for part in settings.parts if part not in living]
         for other in members(str(places.root), []):  # of a supervisor that was killed together with its state
@@ -76,7 +76,7 @@ def up(root: str, options: Mapping[str, Any], *, file: str | None = None, timeou
             identity = _start_supervisor(places, settings, adopted)
             tell(f"starting: {', '.join(missing) or 'the supervisor'}")
             try:
-                _wait_healthy(places, identity, timeout_s, tell)
+                _wait_healthy(places, identity, timeout_s, tell, known=living)
             except BaseException:
                 if not living:
                     _stop(places, read_state(places), identity)
@@ -119,9 +119,10 @@ def _start_supervisor(places: Places, settings: StackSettings, adopted: Mapping[
     return identity
 
 
-def _wait_healthy(places: Places, supervisor: Identity, timeout_s: float, tell: Say) -> None:
+def _wait_healthy(places: Places, supervisor: Identity, timeout_s: float, tell: Say, known: Iterable[Part]) -> None:
+    """Wait for the supervisor to say that all parts are well; tell of those that are not `known`."""
     deadline = time.monotonic() + timeout_s
-    told: set[str] = set()
+    told: set[str] = set(known)
     while True:
         state = read_state(places)
         parts = state.parts if state is not None and state.supervisor == supervisor else {}
@@ -211,7 +212,8 @@ def status(root: str) -> dict[str, Any]:
         return {
             "part": part, "health": phase if phase != "healthy" or not problem else "unhealthy", "reason": problem,
             "pid": now.identity.pid if runs and now and now.identity else None, "port": program.port, "url": program.url,
-            "restarts": now.restarts if now else 0, "uptime_s": round(time.time() - now.since, 1) if runs and now else None,
+            "restarts": now.restarts if now else 0,
+            "processes": now.processes if runs and now else 0, "uptime_s": round(time.time() - now.since, 1) if runs and now else None,
             "log": str(places.log(part)),
         }  # fmt: skip
 

@@ -26,12 +26,14 @@ Phase = Literal["waiting", "starting", "healthy", "unhealthy", "restarting", "fa
 
 
 class PartState(Record):
-    """One part: its process, since when (seconds since 1970), how often it was started again, and why it is not well."""
+    """One part: its process, since when (seconds since 1970), how often it was started again, how many
+    processes it has below it, and why it is not well."""
 
     phase: Phase
     identity: Identity | None = None
     since: float = 0.0
     restarts: int = 0
+    processes: int = 0
     reason: str = ""
 
 

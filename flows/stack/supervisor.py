@@ -70,7 +70,15 @@ class Kept:
         if self.identity and not self.well:
             phase = "unhealthy" if self.was_well else "starting"
             reason = self.answer[1] or "" if self.answer[0] == self.identity else ""
-        return PartState(phase=phase, identity=self.identity, since=self.since, restarts=self.restarts, reason="" if self.well else reason)
+        below = len(self.family) if self.identity else 0
+        return PartState(
+            phase=phase,
+            identity=self.identity,
+            since=self.since,
+            restarts=self.restarts,
+            processes=below,
+            reason="" if self.well else reason,
+        )
 
 
 class Supervisor:
@@ -229,7 +237,7 @@ class Supervisor:
 
     def _tick(self) -> None:
         for kept in self._kept.values():
-            if kept.identity and kept.program.part != "worker":
+            if kept.identity:
                 kept.family = members(None, [kept.identity])
         for name in [*self._kept, "supervisor"]:
             bound(self._places.log(name), LOG_BYTES)

@@ -164,6 +164,7 @@ class Supervisor:
     def _died(self, kept: Kept) -> None:
         part, identity = kept.program.part, kept.identity
         assert identity is not None
+        self._collect(identity.pid)
         how = self._statuses.pop(identity.pid, None)
         kept.reason = "ended" if how is None else f"ended with status {how}" if how >= 0 else f"ended by {signal.Signals(-how).name}"
         self._say(f"{part}: process {identity.pid} {kept.reason}")
@@ -172,6 +173,16 @@ class Supervisor:
         kept.identity, kept.answer = None, (None, None)
         kept.restarts += 1
         self._again_later(kept)
+
+    def _collect(self, pid: int) -> None:
+        """A process that is seen to have ended may have threads that have not, and no status until then."""
+        with suppress(OSError):
+            handle = os.pidfd_open(pid)
+            poll = select.poll()
+            poll.register(handle, select.POLLIN)
+            poll.poll(2000)
+            os.close(handle)
+        self._reap()
 
     def _again_later(self, kept: Kept) -> None:
         now = time.monotonic()

@@ -42,6 +42,7 @@ def up(root: str, options: Mapping[str, Any], *, file: str | None = None, timeou
     places = Places(root)
     settings, given = load_settings(file, options)
     load_secrets(settings)  # an open server is refused before anything is made
+    places.require_owner()
     require_place(places)
     with changing(places):
         before = read_state(places)
@@ -160,6 +161,7 @@ def down(root: str, tell: Say = lambda line: None) -> dict[str, Any]:
     began = time.monotonic()
     if not places.stack.is_dir():
         return {"stopped": [], "seconds": 0.0}
+    places.require_owner(0)
     try:
         with changing(places):
             state = read_state(places)

@@ -20,7 +20,7 @@ import pytest
 
 import flows
 from flows.stack import preflight
-from flows.stack.control import export_lines, status, up, use_stack
+from flows.stack.control import down, export_lines, status, up, use_stack
 from flows.stack.health import fields
 from flows.stack.parts import programs
 from flows.stack.places import PartState, Places, StackState, changing, read_state, write_state
@@ -293,6 +293,17 @@ def test_one_command_at_a_time_and_the_lock_leaves_no_file(tmp_path: Path) -> No
     assert "another `concur up`" in said and sorted(tmp_path.rglob("*")) == before
     with changing(places):
         pass
+
+
+def test_the_stack_of_another_user_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places, me = Places(tmp_path), identify(os.getpid())
+    assert me is not None
+    running(places, StackSettings(), {"prefect": me}, me)
+    before = places.state.read_bytes()
+    monkeypatch.setattr(os, "getuid", lambda: places.stack.stat().st_uid + 1)
+    for call in (lambda: up(str(tmp_path), {}), lambda: down(str(tmp_path))):
+        assert "belongs to user" in refused(call)
+    assert places.state.read_bytes() == before
 
 
 # --- health, logs, and the use of a stack

@@ -72,7 +72,9 @@ def up(root: str, options: Mapping[str, Any], *, file: str | None = None, timeou
             tell(f"runs already: {', '.join(living)}")
         adopted = before.parts if before is not None else {}
         if foreground:
+            os.umask(0o077)
             supervisor = Supervisor(places, settings, secrets, adopted, say)
+            supervisor.publish()  # while the lock is held: the next `up` must know of it
         else:
             identity = _start_supervisor(places, settings, adopted)
             tell(f"starting: {', '.join(missing) or 'the supervisor'}")

@@ -114,7 +114,7 @@ class Supervisor:
         ticked = 0.0
         while not self._stop:
             self._start_what_is_due()
-            self._publish()
+            self.publish()
             self._wait()
             self._reap()
             for kept in self._kept.values():
@@ -253,7 +253,8 @@ class Supervisor:
         for name in [*self._kept, "supervisor"]:
             bound(self._places.log(name), LOG_BYTES)
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
+        """Write the state file where something has changed, and tell systemd the first time that all is well."""
         assert self._me is not None
         state = StackState(
             user=os.getuid(), root=str(self._places.root), settings=self._settings, supervisor=self._me,

@@ -111,8 +111,9 @@ def prefect_database(url: str) -> str:
 
 
 def mlflow_database(url: str) -> str:
+    """With a driver, where the URL names none: which one SQLAlchemy takes then depends on its version."""
     scheme, separator, rest = url.partition("://")
-    return f"postgresql://{rest}" if separator and scheme == "postgres" else url
+    return f"postgresql+psycopg://{rest}" if separator and scheme in ("postgres", "postgresql") else url
 
 
 def _mlflow(places: Places, settings: StackSettings, secrets: Secrets, base: dict[str, str]) -> Program:

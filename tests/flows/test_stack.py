@@ -207,6 +207,7 @@ def test_a_disk_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
         ("postgresql://me:Geheim@127.0.0.1/", "names no database"),
         ("postgresql://me:Geheim@127.0.0.1:port/db", "port of the URL is no number"),
         ("postgresql+psycopg2://me:Geheim@127.0.0.1/db", "cannot use the driver psycopg2"),
+        ("postgresql+://me:Geheim@127.0.0.1/db", "cannot use the driver"),
     ],
 )
 def test_a_database_that_cannot_be_used_is_refused_without_its_password(url: str, said: str) -> None:

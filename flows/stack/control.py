@@ -207,7 +207,7 @@ def status(root: str) -> dict[str, Any]:
     def row(part: Part) -> dict[str, Any]:
         now, program = state.parts.get(part), known[part]
         runs = now is not None and alive(now.identity)
-        problem = (fault(part, places, settings, secrets) or "") if runs else (now.reason if now else "") or "not running"
+        problem = (fault(part, places, settings, secrets, now.since) or "") if runs else (now.reason if now else "") or "not running"
         phase = (
             "healthy"
             if not problem

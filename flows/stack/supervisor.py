@@ -234,7 +234,7 @@ class Supervisor:
             identity = kept.identity
             if identity:
                 try:
-                    found = fault(kept.program.part, self._places, self._settings, self._secrets)
+                    found = fault(kept.program.part, self._places, self._settings, self._secrets, kept.since)
                 except Exception as error:  # an answer that nobody foresaw must not end this thread
                     found = f"its answer is not understood: {type(error).__name__}: {error}"
                 changed = kept.answer != (identity, found)
@@ -283,18 +283,20 @@ class Supervisor:
 
 
 def prepare(places: Places, settings: StackSettings, secrets: Secrets) -> None:
-    """The files that parts read when they start. Raises OSError, and UsageError where somebody else owns Ray's directory."""
+    """The files that parts read when they start. Raises OSError, and UsageError where somebody else made the temporary
+    directory."""
     import secrets as random
 
     from kernels_eval.errors import UsageError
 
-    if "ray" in settings.parts:
-        places.ray.mkdir(mode=0o700, exist_ok=True)
-        held = places.ray.lstat()
-        if places.ray.is_symlink() or held.st_uid != os.getuid() or held.st_mode & 0o077:
-            raise UsageError(f"{places.ray} is not this user's alone", "remove it, or set TMPDIR to another directory")
-        if not places.ray_token.exists():
-            write_private(places.ray_token, random.token_hex(32).encode())
+    places.temporary.mkdir(mode=0o700, exist_ok=True)
+    held = places.temporary.lstat()
+    if places.temporary.is_symlink() or held.st_uid != os.getuid() or held.st_mode & 0o077:
+        raise UsageError(f"{places.temporary} is not this user's alone", "remove it, or set TMPDIR to another directory")
+    for place in (places.ray, places.runs):
+        place.mkdir(mode=0o700, exist_ok=True)
+    if "ray" in settings.parts and not places.ray_token.exists():
+        write_private(places.ray_token, random.token_hex(32).encode())
     if secrets.mlflow:
         write_private(places.stack / "mlflow-auth.ini", mlflow_auth_file(places))
 
@@ -305,7 +307,7 @@ def clean(places: Places) -> None:
         path.unlink(missing_ok=True)
     for path in places.stack.glob("state.*.tmp"):
         path.unlink(missing_ok=True)
-    shutil.rmtree(places.ray, ignore_errors=True)
+    shutil.rmtree(places.temporary, ignore_errors=True)
 
 
 def bound(log: Path, limit_bytes: int) -> None:

@@ -449,7 +449,7 @@ def test_a_part_that_is_killed_is_started_again_and_its_children_go_with_it(tmp_
         process.send_signal(signal.SIGTERM)
         process.wait(30)
         assert process.returncode == 0 and not [one for one in second if alive(one)]
-        assert not places.state.exists() and not places.ray.exists()
+        assert not places.state.exists() and not places.temporary.exists()
     finally:
         process.kill()
         for one in family():
@@ -553,7 +553,7 @@ def test_the_stack_comes_up_survives_the_death_of_each_part_and_leaves_nothing(t
         down = stack.command("down", "--json")
         assert down.returncode == 0 and set(json.loads(down.stdout)["stopped"]) == set(pids), down.stderr
         assert not [one for one in whole if alive(one)] and not stack.members()
-        assert not Places(stack.root).ray.exists()
+        assert not Places(stack.root).temporary.exists()
         left = {path.relative_to(stack.root / "stack").parts[0] for path in (stack.root / "stack").rglob("*")}
         assert left <= {"logs", "prefect"}
         preflight.require_ports(StackSettings(**{f"{n.replace('-', '_')}_port": p for n, p in stack.ports.items()}), set(pids))

@@ -65,7 +65,7 @@ class Places:
         self.state = self.stack / "state.json"
         self.ray_token = self.stack / "ray-token"
         name = hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
-        self.temporary = Path(tempfile.gettempdir()) / f"concur-{self.owner}-{name}"
+        self.temporary = Path(tempfile.gettempdir()) / f"concur-up-{self.owner}-{name}"  # concur-NUMBER-... is a sandbox's
         """Ray's sockets: their paths may have 107 characters, so they cannot be under a root that lies deep."""
         self.ray, self.runs = self.temporary / "ray", self.temporary / "t"
 

@@ -296,6 +296,20 @@ def test_one_command_at_a_time_and_the_lock_leaves_no_file(tmp_path: Path) -> No
         pass
 
 
+def test_the_sandboxes_do_not_sweep_what_a_stack_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kernels_eval.isolation import sandbox
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    left = tmp_path / f"concur-{dead.pid}-abc"
+    left.mkdir()
+    places = Places(tmp_path / "root")
+    places.temporary.mkdir()
+    sandbox._sweep()
+    assert places.temporary.is_dir() and places.temporary.parent == tmp_path and not left.exists()
+
+
 def test_the_stack_of_another_user_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places, me = Places(tmp_path), identify(os.getpid())
     assert me is not None

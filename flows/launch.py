@@ -104,9 +104,13 @@ def _print(config: PipelineConfig, summary: list[tuple[str, str]], data: dict[st
     if "report" not in data:
         return
     print(f"report:      {data['report']}")  # plain lines: a wrapped command cannot be copied
-    if "PREFECT_API_URL" not in os.environ:
+    if served := os.environ.get("PREFECT_API_URL"):
+        print(f"Prefect UI:  {served.removesuffix('/api')}")
+    else:
         print(f"Prefect UI:  PREFECT_HOME={os.environ.get('PREFECT_HOME', '')} {_tool('prefect')} server start   (http://127.0.0.1:4200)")
-    if config.tracking.enabled:
+    if config.tracking.enabled and config.tracking_uri.startswith("http"):
+        print(f"MLflow UI:   {config.tracking_uri}")
+    elif config.tracking.enabled:
         artifacts = f"{Path(config.root).absolute()}/mlartifacts"
         print(
             f"MLflow UI:   {_tool('mlflow')} server --backend-store-uri {config.tracking_uri} --artifacts-destination {artifacts}   (http://127.0.0.1:5000)"

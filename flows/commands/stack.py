@@ -125,7 +125,7 @@ def _print(data: dict[str, Any]) -> None:
         return
     console = Console(width=None if sys.stdout.isatty() else 140)
     table = Table(title=f"concur stack of {data['root']}")
-    for column in ("part", "health", "pid", "restarts", "up", "at", "log"):
+    for column in ("part", "health", "pid", "processes", "restarts", "up", "at", "log"):
         table.add_column(column, overflow="fold")
     for row in data["parts"]:
         health = row["health"] + (f": {row['reason']}" if row["reason"] else "")
@@ -133,6 +133,7 @@ def _print(data: dict[str, Any]) -> None:
             row["part"],
             escape(health),
             str(row["pid"] or "-"),
+            str(row["processes"]),
             str(row["restarts"]),
             _duration(row["uptime_s"]),
             row["url"],

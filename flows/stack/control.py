@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -42,6 +42,7 @@ def up(root: str, options: Mapping[str, Any], *, file: str | None = None, timeou
     places = Places(root)
     settings, given = load_settings(file, options)
     load_secrets(settings)  # an open server is refused before anything is made
+    places.require_owner()
     require_place(places)
     with changing(places):
         before = read_state(places)
@@ -59,7 +60,7 @@ def up(root: str, options: Mapping[str, Any], *, file: str | None = None, timeou
                 raise UsageError(f"a stack runs already for {places.root}", "`concur down` stops it")
             tell(f"runs already: {', '.join(living) or 'none'}")
             send(before.supervisor, signal.SIGHUP)
-            _wait_healthy(places, before.supervisor, timeout_s, tell)
+            _wait_healthy(places, before.supervisor, timeout_s, tell, known=living)
             return status(root)
         missing = [part for part in settings.parts if part not in living]
         for other in members(str(places.root), []):  # of a supervisor that was killed together with its state
@@ -71,12 +72,14 @@ def up(root: str, options: Mapping[str, Any], *, file: str | None = None, timeou
             tell(f"runs already: {', '.join(living)}")
         adopted = before.parts if before is not None else {}
         if foreground:
+            os.umask(0o077)
             supervisor = Supervisor(places, settings, secrets, adopted, say)
+            supervisor.publish()  # while the lock is held: the next `up` must know of it
         else:
             identity = _start_supervisor(places, settings, adopted)
             tell(f"starting: {', '.join(missing) or 'the supervisor'}")
             try:
-                _wait_healthy(places, identity, timeout_s, tell)
+                _wait_healthy(places, identity, timeout_s, tell, known=living)
             except BaseException:
                 if not living:
                     _stop(places, read_state(places), identity)
@@ -119,9 +122,10 @@ def _start_supervisor(places: Places, settings: StackSettings, adopted: Mapping[
     return identity
 
 
-def _wait_healthy(places: Places, supervisor: Identity, timeout_s: float, tell: Say) -> None:
+def _wait_healthy(places: Places, supervisor: Identity, timeout_s: float, tell: Say, known: Iterable[Part]) -> None:
+    """Wait for the supervisor to say that all parts are well; tell of those that are not `known`."""
     deadline = time.monotonic() + timeout_s
-    told: set[str] = set()
+    told: set[str] = set(known)
     while True:
         state = read_state(places)
         parts = state.parts if state is not None and state.supervisor == supervisor else {}
@@ -159,6 +163,7 @@ def down(root: str, tell: Say = lambda line: None) -> dict[str, Any]:
     began = time.monotonic()
     if not places.stack.is_dir():
         return {"stopped": [], "seconds": 0.0}
+    places.require_owner(0)
     try:
         with changing(places):
             state = read_state(places)
@@ -202,7 +207,7 @@ def status(root: str) -> dict[str, Any]:
     def row(part: Part) -> dict[str, Any]:
         now, program = state.parts.get(part), known[part]
         runs = now is not None and alive(now.identity)
-        problem = (fault(part, places, settings, secrets) or "") if runs else (now.reason if now else "") or "not running"
+        problem = (fault(part, places, settings, secrets, now.since) or "") if runs else (now.reason if now else "") or "not running"
         phase = (
             "healthy"
             if not problem
@@ -211,7 +216,8 @@ def status(root: str) -> dict[str, Any]:
         return {
             "part": part, "health": phase if phase != "healthy" or not problem else "unhealthy", "reason": problem,
             "pid": now.identity.pid if runs and now and now.identity else None, "port": program.port, "url": program.url,
-            "restarts": now.restarts if now else 0, "uptime_s": round(time.time() - now.since, 1) if runs and now else None,
+            "restarts": now.restarts if now else 0,
+            "processes": now.processes if runs and now else 0, "uptime_s": round(time.time() - now.since, 1) if runs and now else None,
             "log": str(places.log(part)),
         }  # fmt: skip
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import base64
 import http.client
+import json
 import urllib.error
 import urllib.request
+from datetime import datetime
 from pathlib import Path
 
 from flows.stack.places import Places
-from flows.stack.settings import MLFLOW_SECRET, PREFECT_SECRET, Part, Secrets, StackSettings
+from flows.stack.settings import MLFLOW_SECRET, POOL, PREFECT_SECRET, Part, Secrets, StackSettings
 
 ANSWER_S = 5.0
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -22,9 +24,11 @@ NODES_FIELD = 2
 """Number of the list of nodes in the answer (gcs_service.proto). A head that has just started answers with an empty one."""
 
 
-def fault(part: Part, places: Places, settings: StackSettings, secrets: Secrets) -> str | None:
-    """Why a part is not well; None where it is."""
-    return {"prefect": _prefect, "mlflow": _mlflow, "worker": _worker, "ray": _ray}[part](places, settings, secrets)
+def fault(part: Part, places: Places, settings: StackSettings, secrets: Secrets, since: float = 0.0) -> str | None:
+    """Why a part is not well; None where it is. A worker is, once the server has heard of it after `since` (seconds since 1970)."""
+    if part == "worker":
+        return _worker(settings, secrets, since)
+    return {"prefect": _prefect, "mlflow": _mlflow, "ray": _ray}[part](places, settings, secrets)
 
 
 def _prefect(places: Places, settings: StackSettings, secrets: Secrets) -> str | None:
@@ -46,16 +50,37 @@ def _mlflow(places: Places, settings: StackSettings, secrets: Secrets) -> str | 
     return refused and f"it refuses {MLFLOW_SECRET}: {refused}; a user that is there keeps the password it has"
 
 
-def _worker(places: Places, settings: StackSettings, secrets: Secrets) -> str | None:
-    return _asked(f"http://127.0.0.1:{settings.worker_port}/health")
+def _worker(settings: StackSettings, secrets: Secrets, since: float) -> str | None:
+    if found := _asked(f"http://127.0.0.1:{settings.worker_port}/health"):
+        return found
+    heard = _last_heard(settings, secrets)  # its own endpoint answers before it can take a run
+    return "Prefect has not heard of it yet" if heard is not None and heard < since else None
+
+
+def _last_heard(settings: StackSettings, secrets: Secrets) -> float | None:
+    """When a worker last told the server that it lives, in seconds since 1970; 0 where none did, None where the server cannot be asked."""
+    try:
+        with DIRECT.open(
+            _request(f"{settings.prefect_url}/api/work_pools/{POOL}/workers/filter", secrets.prefect, b"{}"), timeout=ANSWER_S
+        ) as answer:
+            workers = json.load(answer)
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+    return max(
+        (datetime.fromisoformat(one["last_heartbeat_time"]).timestamp() for one in workers if one["last_heartbeat_time"]), default=0.0
+    )
+
+
+def _request(url: str, auth: str | None = None, body: bytes | None = None) -> urllib.request.Request:
+    request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"} if body else {})
+    if auth:
+        request.add_header("Authorization", "Basic " + base64.b64encode(auth.encode()).decode())
+    return request
 
 
 def _asked(url: str, expected: bytes | None = None, auth: str | None = None) -> str | None:
-    request = urllib.request.Request(url)
-    if auth:
-        request.add_header("Authorization", "Basic " + base64.b64encode(auth.encode()).decode())
     try:
-        with DIRECT.open(request, timeout=ANSWER_S) as answer:
+        with DIRECT.open(_request(url, auth), timeout=ANSWER_S) as answer:
             said = answer.read(100).strip()
     except urllib.error.HTTPError as error:
         return f"status {error.code}"

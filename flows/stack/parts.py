@@ -111,8 +111,9 @@ def prefect_database(url: str) -> str:
 
 
 def mlflow_database(url: str) -> str:
+    """With a driver, where the URL names none: which one SQLAlchemy takes then depends on its version."""
     scheme, separator, rest = url.partition("://")
-    return f"postgresql://{rest}" if separator and scheme == "postgres" else url
+    return f"postgresql+psycopg://{rest}" if separator and scheme in ("postgres", "postgresql") else url
 
 
 def _mlflow(places: Places, settings: StackSettings, secrets: Secrets, base: dict[str, str]) -> Program:
@@ -162,6 +163,7 @@ def _worker(places: Places, settings: StackSettings, secrets: Secrets, base: dic
     environment = base | _prefect_common(places) | client_environment(places, settings) | {
         "PREFECT_WORKER_WEBSERVER_HOST": "127.0.0.1",
         "PREFECT_WORKER_WEBSERVER_PORT": str(settings.worker_port),
+        "TMPDIR": str(places.runs),  # Prefect's runner has one directory for all users of a machine, made by whoever comes first
         "CONCUR_STACK_LIMITS": f"{settings.gpu_limit or ''},{settings.cpu_limit or ''}",
     }  # fmt: skip
     if secrets.prefect:

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import ValidationError
 
@@ -26,12 +26,14 @@ Phase = Literal["waiting", "starting", "healthy", "unhealthy", "restarting", "fa
 
 
 class PartState(Record):
-    """One part: its process, since when (seconds since 1970), how often it was started again, and why it is not well."""
+    """One part: its process, since when (seconds since 1970), how often it was started again, how many
+    processes it has below it, and why it is not well."""
 
     phase: Phase
     identity: Identity | None = None
     since: float = 0.0
     restarts: int = 0
+    processes: int = 0
     reason: str = ""
 
 
@@ -63,8 +65,24 @@ class Places:
         self.state = self.stack / "state.json"
         self.ray_token = self.stack / "ray-token"
         name = hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
-        self.ray = Path(tempfile.gettempdir()) / f"concur-ray-{os.getuid()}-{name}"
+        self.temporary = Path(tempfile.gettempdir()) / f"concur-up-{self.owner}-{name}"  # concur-NUMBER-... is a sandbox's
         """Ray's sockets: their paths may have 107 characters, so they cannot be under a root that lies deep."""
+        self.ray, self.runs = self.temporary / "ray", self.temporary / "t"
+
+    @property
+    def owner(self) -> int:
+        """Id of the user whose stack it is, or would be."""
+        try:
+            return self.stack.stat().st_uid
+        except OSError:
+            return os.getuid()
+
+    def require_owner(self, *also: int) -> None:
+        """Raises UsageError where the stack is another user's, and this one is not among `also`."""
+        if os.getuid() not in (self.owner, *also):
+            raise UsageError(
+                f"the stack of {self.root} belongs to {_name(self.owner)}", "run the command as that user, or give another --root"
+            )
 
     def log(self, name: str) -> Path:
         return self.logs / f"{name}.log"
@@ -84,7 +102,7 @@ def read_state(places: Places) -> StackState | None:
     except NotADirectoryError:
         return None
     except PermissionError as error:
-        owner = _owner(places.stack)
+        owner = _name(places.owner)
         raise UsageError(
             f"the stack of {places.root} belongs to {owner}", "run the command as that user, or give another --root"
         ) from error
@@ -120,11 +138,10 @@ def changing(places: Places) -> Iterator[None]:
         os.close(handle)
 
 
-def _owner(path: Path) -> str:
+def _name(user: int) -> str:
     import pwd
 
     try:
-        uid: Any = path.stat().st_uid
-        return f"user {pwd.getpwuid(uid).pw_name}"
-    except (OSError, KeyError):
-        return "another user"
+        return f"user {pwd.getpwuid(user).pw_name}"
+    except KeyError:
+        return f"user {user}"

@@ -123,7 +123,7 @@ def require_databases(settings: StackSettings, secrets: Secrets, missing: set[Pa
 def _require_database(url: str, name: str, part: str) -> None:
     parts = urlsplit(url)
     scheme, _, driver = parts.scheme.partition("+")
-    like = "postgresql+asyncpg://USER@HOST:PORT/NAME" if part == "prefect" else "postgresql://USER@HOST:PORT/NAME"
+    like = "postgresql+asyncpg://USER@HOST:PORT/NAME" if part == "prefect" else "postgresql+psycopg://USER@HOST:PORT/NAME"
     try:
         port = parts.port
     except ValueError:
@@ -133,9 +133,8 @@ def _require_database(url: str, name: str, part: str) -> None:
         raise UsageError(f"{name}: {masked(url)!r} {what}", f"give one like {like}; without it SQLite is used")
     if part == "prefect" and driver != "asyncpg":
         raise UsageError(f"{name}: Prefect cannot use the driver {driver}", f"give one like {like}")
-    package = {"": "psycopg2", "psycopg2": "psycopg2", "psycopg": "psycopg"}.get(driver, driver)
-    if not find_spec(package):
-        raise UsageError(f"{name}: the driver {package} is not installed", "pip install 'concur[server]'")
+    if not driver or not find_spec(driver):
+        raise UsageError(f"{name}: the driver {driver} is not installed", "pip install 'concur[server]'")
     if reason := asyncio.run(_refusal(parts._replace(scheme="postgresql").geturl())):
         where = f"{parts.hostname or 'the local socket'}:{port or 5432}"
         raise UsageError(f"{name}: cannot use {masked(url)}: {reason}", f"check that PostgreSQL answers at {where}, its user and password")

@@ -48,7 +48,7 @@ class StackSettings(Record):
     ray_dashboard_port: int | None = Field(default=None, ge=1024, le=65535, description="a dashboard of Ray costs 0.9 GB; none by default")
     without: tuple[Part, ...] = Field(default=(), description="parts that are not started")
     prefect_database: str | None = Field(default=None, description="postgresql+asyncpg://USER@HOST/NAME; SQLite under the root by default")
-    mlflow_database: str | None = Field(default=None, description="postgresql://USER@HOST/NAME; SQLite in the root by default")
+    mlflow_database: str | None = Field(default=None, description="postgresql+psycopg://USER@HOST/NAME; SQLite in the root by default")
     gpu_limit: int | None = Field(default=None, ge=1, description="flow runs at once of the queue gpu; the number of GPUs by default")
     cpu_limit: int | None = Field(default=None, ge=1, description="flow runs at once of the queue cpu; half of the cores by default")
 

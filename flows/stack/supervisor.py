@@ -70,7 +70,15 @@ class Kept:
         if self.identity and not self.well:
             phase = "unhealthy" if self.was_well else "starting"
             reason = self.answer[1] or "" if self.answer[0] == self.identity else ""
-        return PartState(phase=phase, identity=self.identity, since=self.since, restarts=self.restarts, reason="" if self.well else reason)
+        below = len(self.family) if self.identity else 0
+        return PartState(
+            phase=phase,
+            identity=self.identity,
+            since=self.since,
+            restarts=self.restarts,
+            processes=below,
+            reason="" if self.well else reason,
+        )
 
 
 class Supervisor:
@@ -106,7 +114,7 @@ class Supervisor:
         ticked = 0.0
         while not self._stop:
             self._start_what_is_due()
-            self._publish()
+            self.publish()
             self._wait()
             self._reap()
             for kept in self._kept.values():
@@ -156,6 +164,7 @@ class Supervisor:
     def _died(self, kept: Kept) -> None:
         part, identity = kept.program.part, kept.identity
         assert identity is not None
+        self._collect(identity.pid)
         how = self._statuses.pop(identity.pid, None)
         kept.reason = "ended" if how is None else f"ended with status {how}" if how >= 0 else f"ended by {signal.Signals(-how).name}"
         self._say(f"{part}: process {identity.pid} {kept.reason}")
@@ -164,6 +173,16 @@ class Supervisor:
         kept.identity, kept.answer = None, (None, None)
         kept.restarts += 1
         self._again_later(kept)
+
+    def _collect(self, pid: int) -> None:
+        """A process that is seen to have ended may have threads that have not, and no status until then."""
+        with suppress(OSError):
+            handle = os.pidfd_open(pid)
+            poll = select.poll()
+            poll.register(handle, select.POLLIN)
+            poll.poll(2000)
+            os.close(handle)
+        self._reap()
 
     def _again_later(self, kept: Kept) -> None:
         now = time.monotonic()
@@ -215,7 +234,7 @@ class Supervisor:
             identity = kept.identity
             if identity:
                 try:
-                    found = fault(kept.program.part, self._places, self._settings, self._secrets)
+                    found = fault(kept.program.part, self._places, self._settings, self._secrets, kept.since)
                 except Exception as error:  # an answer that nobody foresaw must not end this thread
                     found = f"its answer is not understood: {type(error).__name__}: {error}"
                 changed = kept.answer != (identity, found)
@@ -229,12 +248,13 @@ class Supervisor:
 
     def _tick(self) -> None:
         for kept in self._kept.values():
-            if kept.identity and kept.program.part != "worker":
+            if kept.identity:
                 kept.family = members(None, [kept.identity])
         for name in [*self._kept, "supervisor"]:
             bound(self._places.log(name), LOG_BYTES)
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
+        """Write the state file where something has changed, and tell systemd the first time that all is well."""
         assert self._me is not None
         state = StackState(
             user=os.getuid(), root=str(self._places.root), settings=self._settings, supervisor=self._me,
@@ -263,18 +283,20 @@ class Supervisor:
 
 
 def prepare(places: Places, settings: StackSettings, secrets: Secrets) -> None:
-    """The files that parts read when they start. Raises OSError, and UsageError where somebody else owns Ray's directory."""
+    """The files that parts read when they start. Raises OSError, and UsageError where somebody else made the temporary
+    directory."""
     import secrets as random
 
     from kernels_eval.errors import UsageError
 
-    if "ray" in settings.parts:
-        places.ray.mkdir(mode=0o700, exist_ok=True)
-        held = places.ray.lstat()
-        if places.ray.is_symlink() or held.st_uid != os.getuid() or held.st_mode & 0o077:
-            raise UsageError(f"{places.ray} is not this user's alone", "remove it, or set TMPDIR to another directory")
-        if not places.ray_token.exists():
-            write_private(places.ray_token, random.token_hex(32).encode())
+    places.temporary.mkdir(mode=0o700, exist_ok=True)
+    held = places.temporary.lstat()
+    if places.temporary.is_symlink() or held.st_uid != os.getuid() or held.st_mode & 0o077:
+        raise UsageError(f"{places.temporary} is not this user's alone", "remove it, or set TMPDIR to another directory")
+    for place in (places.ray, places.runs):
+        place.mkdir(mode=0o700, exist_ok=True)
+    if "ray" in settings.parts and not places.ray_token.exists():
+        write_private(places.ray_token, random.token_hex(32).encode())
     if secrets.mlflow:
         write_private(places.stack / "mlflow-auth.ini", mlflow_auth_file(places))
 
@@ -285,7 +307,7 @@ def clean(places: Places) -> None:
         path.unlink(missing_ok=True)
     for path in places.stack.glob("state.*.tmp"):
         path.unlink(missing_ok=True)
-    shutil.rmtree(places.ray, ignore_errors=True)
+    shutil.rmtree(places.temporary, ignore_errors=True)
 
 
 def bound(log: Path, limit_bytes: int) -> None:

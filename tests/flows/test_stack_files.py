@@ -1,0 +1,218 @@
+"""The files that others run: compose, systemd and Kubernetes. All are parsed, hold no secret, and name what is there."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import flows
+from flows.stack.settings import StackSettings, load_settings
+
+DEPLOYMENTS = Path(flows.__file__).parent.parent / "deployments"
+UNITS = sorted((DEPLOYMENTS / "systemd").iterdir())
+MANIFESTS = sorted((DEPLOYMENTS / "kubernetes").glob("*.yaml"))
+SECRET = re.compile(r"(PASSWORD|AUTH_STRING|SECRET_KEY|TOKEN|DATABASE_CONNECTION_URL|BACKEND_STORE_URI)$")
+
+
+def compose() -> dict[str, Any]:
+    return yaml.safe_load((DEPLOYMENTS / "compose" / "compose.yaml").read_text(encoding="utf-8"))
+
+
+def objects() -> list[dict[str, Any]]:
+    return [one for path in MANIFESTS for one in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
+
+
+def test_the_settings_that_ship_are_the_defaults() -> None:
+    assert load_settings(str(DEPLOYMENTS / "stack.yaml"), {})[0] == StackSettings()
+    assert set(yaml.safe_load((DEPLOYMENTS / "stack.yaml").read_text())) == set(StackSettings.model_fields) - {
+        "public_host",
+        "allowed_hosts",
+    }
+
+
+# --- compose
+
+
+def test_every_service_says_whether_it_is_well_and_starts_after_what_it_needs() -> None:
+    services = compose()["services"]
+    assert set(services) == {"database", "prefect", "mlflow", "worker"}
+    for name, service in services.items():
+        assert service["healthcheck"]["test"][0] == "CMD", name
+        assert service["restart"] == "unless-stopped"
+        for other, how in service.get("depends_on", {}).items():
+            assert other in services and how == {"condition": "service_healthy"}
+    assert set(services["worker"]["depends_on"]) == {"prefect", "mlflow"}
+
+
+def test_ports_are_published_on_loopback_only() -> None:
+    published = [port for service in compose()["services"].values() for port in service.get("ports", [])]
+    assert published and all(str(port).startswith("127.0.0.1:") for port in published)
+
+
+def test_no_secret_is_written_in_compose_and_each_must_be_given() -> None:
+    needed = set()
+    for service in compose()["services"].values():
+        for name, value in service.get("environment", {}).items():
+            if SECRET.search(name):
+                required = re.findall(r"\$\{(\w+):\?[^}]+\}", value)
+                assert required, f"{name} is written, or may be empty"
+                needed.update(required)
+        assert not any(re.search("password|secret", str(word), re.IGNORECASE) for word in service.get("command", []))
+    example = (DEPLOYMENTS / "compose" / ".env.example").read_text()
+    assert set(re.findall(r"^(\w+)=$", example, re.MULTILINE)) == needed
+
+
+def test_the_image_is_not_root_and_the_files_it_names_are_there() -> None:
+    text = (DEPLOYMENTS / "compose" / "Dockerfile").read_text()
+    assert re.search(r"^USER concur$", text, re.MULTILINE) and text.rindex("USER concur") > text.rindex("RUN ")
+    line = compose()["services"]["worker"]
+    assert (DEPLOYMENTS.parent / line["build"]["dockerfile"]).is_file()
+    for mount in compose()["services"]["database"]["volumes"]:
+        if mount.startswith("./"):
+            assert (DEPLOYMENTS / "compose" / mount.split(":")[0]).is_file()
+
+
+def test_docker_compose_reads_it(tmp_path: Path) -> None:
+    docker = shutil.which("docker")
+    if not docker or subprocess.run([docker, "compose", "version"], capture_output=True).returncode:
+        pytest.skip("needs docker's compose plugin")
+    file = tmp_path / ".env"
+    file.write_text((DEPLOYMENTS / "compose" / ".env.example").read_text().replace("=\n", "=letters-and-more\n"))
+    command = [docker, "compose", "--env-file", str(file), "--file", str(DEPLOYMENTS / "compose" / "compose.yaml"), "config", "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# --- systemd
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_a_unit_is_one(path: Path) -> None:
+    unit = configparser.ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str  # type: ignore[assignment]
+    unit.read(path)
+    assert unit["Unit"]["Description"].startswith("concur")
+    if path.suffix == ".service":
+        words = unit["Service"]["ExecStart"].split()
+        assert words[0].endswith("/concur") and words[1] in ("up", "status")
+        from flows.cli import main
+
+        known = {option for parameter in main.commands[words[1]].params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= known
+        assert not SECRET.search(path.read_text())
+
+
+def test_the_unit_waits_longer_than_the_stack_takes() -> None:
+    from flows.stack.control import START_S
+    from flows.stack.stopping import STOP_S
+
+    text = (DEPLOYMENTS / "systemd" / "concur.service").read_text()
+    assert int(re.search(r"TimeoutStopSec=(\d+)", text)[1]) > STOP_S  # type: ignore[index]
+    assert int(re.search(r"TimeoutStartSec=(\d+)", text)[1]) > START_S  # type: ignore[index]
+    assert "Type=notify" in text and "KillMode=mixed" in text
+
+
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+    verify = shutil.which("systemd-analyze")
+    if not verify:
+        pytest.skip("needs systemd-analyze")
+    program = tmp_path / "concur"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    for path in UNITS:  # the checkout that they name is not on this machine
+        text = re.sub(r"%h/concur/\.venv/bin/concur", str(program), path.read_text())
+        (tmp_path / path.name).write_text(text)
+    units = [str(tmp_path / path.name) for path in UNITS]
+    done = subprocess.run(
+        [verify, "verify", "--user", "--man=no", *units],
+        capture_output=True,
+        text=True,
+        env={"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)},
+    )
+    said = [line for line in done.stderr.splitlines() if any(path.name in line for path in UNITS)]
+    assert not said, done.stderr
+
+
+# --- Kubernetes
+
+
+def test_every_object_has_what_every_object_needs() -> None:
+    found = objects()
+    assert {one["kind"] for one in found} >= {"Namespace", "Deployment", "Service", "NetworkPolicy", "PersistentVolumeClaim", "RayCluster"}
+    for one in found:
+        assert one["apiVersion"] and one["kind"] and one["metadata"]["name"]
+        assert one["kind"] == "Namespace" or one["metadata"]["namespace"] == "concur"
+        assert one["kind"] != "Secret", "secrets are made by hand, from values that are in no file"
+
+
+def pods() -> list[tuple[str, dict[str, Any]]]:
+    found = []
+    for one in objects():
+        if one["kind"] == "Deployment":
+            template = one["spec"]["template"]
+            assert one["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+            found.append((one["metadata"]["name"], template["spec"]))
+        if one["kind"] == "RayCluster":
+            found.append(("head", one["spec"]["headGroupSpec"]["template"]["spec"]))
+            found += [(group["groupName"], group["template"]["spec"]) for group in one["spec"]["workerGroupSpecs"]]
+    return found
+
+
+@pytest.mark.parametrize(("name", "pod"), pods(), ids=lambda value: value if isinstance(value, str) else "")
+def test_a_pod_names_volumes_that_are_there_and_takes_secrets_from_the_secret(name: str, pod: dict[str, Any]) -> None:
+    claims = {one["metadata"]["name"] for one in objects() if one["kind"] == "PersistentVolumeClaim"}
+    maps = {one["metadata"]["name"] for one in objects() if one["kind"] == "ConfigMap"}
+    volumes = {volume["name"]: volume for volume in pod.get("volumes", [])}
+    for volume in volumes.values():
+        assert volume.get("persistentVolumeClaim", {}).get("claimName", *claims) in claims
+        assert "configMap" not in volume or volume["configMap"]["name"] in maps
+    for container in pod["containers"]:
+        assert container["image"] and container["resources"]["limits"]["memory"]
+        assert {mount["name"] for mount in container.get("volumeMounts", [])} <= set(volumes)
+        for variable in container["env"]:
+            if SECRET.search(variable["name"]):
+                assert variable["valueFrom"]["secretKeyRef"]["name"] == "concur", variable["name"]
+            assert ("value" in variable) != ("valueFrom" in variable) and isinstance(variable.get("value", ""), str)
+    assert pod["automountServiceAccountToken"] is False and pod["enableServiceLinks"] is False
+
+
+def test_the_guide_makes_every_key_that_the_manifests_ask_for() -> None:
+    variables = [variable for _, pod in pods() for container in pod["containers"] for variable in container["env"]]
+    asked = {variable["valueFrom"]["secretKeyRef"]["key"] for variable in variables if "valueFrom" in variable}
+    guide = (DEPLOYMENTS.parent / "docs" / "how-to" / "kubernetes.md").read_text()
+    assert asked == set(re.findall(r"--from-literal=([\w-]+)=", guide))
+
+
+def test_the_ray_cluster_is_one_that_kuberay_takes() -> None:
+    from importlib.metadata import version
+
+    (cluster,) = (one for one in objects() if one["kind"] == "RayCluster")
+    assert cluster["apiVersion"] == "ray.io/v1"
+    spec = cluster["spec"]
+    assert spec["rayVersion"] == version("ray")
+    assert spec["headGroupSpec"]["template"]["spec"]["containers"][0]["name"] == "ray-head", "the first container is Ray's"
+    for group in spec["workerGroupSpecs"]:
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+    assert all(isinstance(value, str) for value in spec["headGroupSpec"]["rayStartParams"].values())
+
+
+def test_probes_and_services_ask_ports_that_the_containers_open() -> None:
+    by_name = dict(pods())
+    for name, pod in by_name.items():
+        for container in pod["containers"]:
+            opened = {port["containerPort"] for port in container.get("ports", [])}
+            for kind in ("readinessProbe", "startupProbe", "livenessProbe"):
+                if kind in container:
+                    assert container[kind]["httpGet"]["port"] in opened, (name, kind)
+    for one in objects():
+        if one["kind"] == "Service":
+            opened = {port["containerPort"] for port in by_name[one["spec"]["selector"]["app"]]["containers"][0]["ports"]}
+            assert {port["targetPort"] for port in one["spec"]["ports"]} <= opened

@@ -87,6 +87,8 @@ def report_context(config: PipelineConfig, refreshed: Refreshed, trained: Snapsh
     answers = answers_frame(list(benchmarked.answers))
     models = [answer.model for answer in benchmarked.answers]
     pairs = [("base", "tuned")] if {"base", "tuned"} <= set(models) else []
+    # lengths of other generators are counted by other tokenizers: they do not compare with those of the base model
+    related = {"base", "tuned"} if pairs else set(models)
     asked = {"ks": config.benchmark.ks, "resamples": config.benchmark.resamples}
     rows = tuple(scores_of(benchmarked.scores))
     groups, arl_of = breakdowns(benchmarked, answers, **asked)
@@ -114,7 +116,7 @@ def report_context(config: PipelineConfig, refreshed: Refreshed, trained: Snapsh
             rows,
             groups=groups,
             speedups=spread,
-            traces={each.model: traces_of(each.candidates, config.quality) for each in benchmarked.answers},
+            traces={each.model: traces_of(each.candidates, config.quality) for each in benchmarked.answers if each.model in related},
             training=training_traces(refreshed.curated.open()),
             single_operator=single_operators(refreshed.curated.open()),
             verdicts=answers,

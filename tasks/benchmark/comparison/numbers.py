@@ -239,7 +239,8 @@ def seed_tests(rows: Sequence[ComparisonRow], seeds: Sequence[SeedScore]) -> lis
     """Each difference against the spread of seeds, which all strategies share: two or three seeds of one say too little of it.
 
     Strategies with all or none right in every seed are left out of the spread: they cannot vary. A model without seeds (the untuned one)
-    has no spread of its own. p is corrected for the rows of a track together (Holm), as that of the permutation test is.
+    has no spread of its own. p is corrected (Holm) for all strategies; not for metrics too, which say nearly the same and have passed a
+    test that is corrected for both.
     """
     from scipy.stats import t
 
@@ -259,8 +260,13 @@ def seed_tests(rows: Sequence[ComparisonRow], seeds: Sequence[SeedScore]) -> lis
             error = spread * math.sqrt(1 / len(ours) + (1 / len(theirs) if theirs else 0))
             test = test.model_copy(update={"spread": spread, "p": float(2 * t.sf(abs(row.difference) / error, freedom))})
         found.append(test)
-    corrected = {track: iter(holm([test.p for test in found if test.track == track])) for track in TRACKS}
-    return [test.model_copy(update={"p_holm": next(corrected[test.track])}) for test in found]
+    kinds = {_kind(test) for test in found}
+    corrected = {kind: iter(holm([test.p for test in found if _kind(test) == kind])) for kind in kinds}
+    return [test.model_copy(update={"p_holm": next(corrected[_kind(test)])}) for test in found]
+
+
+def _kind(test: SeedTest) -> tuple[str, str]:
+    return test.track, test.metric
 
 
 def _baseline(sweep: Sweep, arms: Sequence[Arm]) -> list[Arm]:

@@ -118,8 +118,8 @@ def _differences(found: Compared) -> Section:
         blocks.append(
             Text(
                 "Percentage points over the tasks that both answered, with 95 % intervals over task pairs. p: sign-flip permutation test "
-                "over tasks. p of seeds: t test of the same difference against the spread between seeds, which all strategies share. Both "
-                "are corrected by Holm's method for all rows of a track of this question, and both have to be below 0.05."
+                "over tasks, corrected by Holm's method for all rows of a track of this question. p of seeds: t test of the difference "
+                "against the spread between seeds, which all strategies share, corrected for all strategies. Both have to be below 0.05."
             )
         )
     return Section(title, tuple(blocks))

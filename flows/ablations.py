@@ -200,6 +200,8 @@ class Sweeping:
                 if waiting and not running and self.next_of(waiting, running):
                     self.leave_out(waiting, self.expected(expected_s))
                     return
+                if not running:  # the last ones had nothing left to do
+                    continue
                 try:
                     plan, outcome = results.get(timeout=TICK_S)
                 except Empty:
@@ -268,10 +270,9 @@ class Sweeping:
 
     def expected(self, estimated_s: float) -> float:
         """Device seconds of a branch: what those of this sweep took that did all of their work in it, else the estimate."""
-        took = [
-            sum(record.phases_s.values()) for record in self.records.values() if record.branch.state == "done" and not record.shares_with
-        ]
-        return fmean(known) if (known := [seconds for seconds in took if seconds > 0]) else estimated_s
+        alone = [each for each in self.records.values() if each.branch.state == "done" and not each.shares_with]
+        took = [seconds for each in alone if (seconds := sum(each.phases_s.values())) > 0]
+        return fmean(took) if took else estimated_s
 
     # -- how a branch ended ------------------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ PROFILE = {
     "name": "killed",
     "root": "out",
     "language": "cpp",
-    "tasks": {"source": "bundled", "split": "train", "limit": 4},
+    "tasks": {"source": "bundled", "split": "train", "limit": 3},
     "synthesis": {"sampler": "recorded", "tokenizer": "small", "samples_per_task": 2},
     "workload": {"jobs": 1},
     "verification": {"workers": 1, "builders": 1, "eval": {"timing": {"max_s": 0.3}}},

@@ -26,6 +26,32 @@ def observed_by(observer: Observer) -> Iterator[None]:
         _observers.remove(observer)
 
 
+# -- cautions --------------------------------------------------------------------------------------------------------------------------
+
+_cautions: list[list[str]] = []
+log = logging.getLogger(__name__)
+
+
+def caution(text: str) -> None:
+    """What a person must know of a run that nevertheless goes on. It goes to the log and to whoever gathers; no text of a candidate or a
+    task belongs in it, for reports and notices show it."""
+    log.warning("%s", text)
+    for gathered in _cautions:
+        if text not in gathered:
+            gathered.append(text)
+
+
+@contextmanager
+def gathering() -> Iterator[list[str]]:
+    """The cautions of what is done inside the block, each once. Stages that run in another process cannot be heard."""
+    gathered: list[str] = []
+    _cautions.append(gathered)
+    try:
+        yield gathered
+    finally:
+        _cautions[:] = [each for each in _cautions if each is not gathered]
+
+
 def duration(seconds: float) -> str:
     """For a person: `45 s`, `12 min`, `3 h 20 min`, `2 d 5 h`."""
     if seconds < 99.5:

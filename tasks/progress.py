@@ -1,12 +1,13 @@
-"""How stages say how far they are. A stage reports; whoever watches (terminal, Prefect artifact) has registered an observer."""
+"""How stages say how far they are, and what to be careful about. Whoever watches (terminal, Prefect artifact) has registered for it."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Observer = Callable[[str, int, int, str], None]
-"""(stage, done, total, note): called often; must be quick and must not raise."""
+"""(stage, done, total, note): called often; must be quick. What it raises ends the stage that reports: a full disk does, and nothing else may."""
 
 _observers: list[Observer] = []
 

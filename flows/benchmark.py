@@ -7,6 +7,7 @@ from pathlib import Path
 from prefect import flow
 
 from flows.config import PipelineConfig
+from flows.guard.notices import NOTICES
 from flows.guard.run import guarded
 from kernels_eval.records import Record
 from tasks.benchmark.stage import Answers
@@ -29,7 +30,7 @@ class Benchmarked(Record):
     scores: SnapshotRef
 
 
-@flow(name="benchmark the models", flow_run_name="benchmark {config.name}")
+@flow(name="benchmark the models", flow_run_name="benchmark {config.name}", **NOTICES)
 def benchmark_models(config: PipelineConfig, trained: SnapshotRef | None = None) -> Benchmarked:
     """Exec, fast_p and pass@k of the recorded answers, the base model and the tuned one, on the same held-out tasks."""
     with guarded(config), observed_by(ProgressArtifact("benchmark-progress", "share of the current stage that is done")):

@@ -7,6 +7,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from flows.benchmark import Benchmarked, benchmark_models
 from flows.config import PipelineConfig
+from flows.guard.notices import NOTICES
 from flows.guard.stopping import stops_soon
 from flows.refresh import Refreshed, refresh_dataset
 from flows.report import write_report
@@ -26,7 +27,7 @@ class LineResult(Record):
     mlflow_run: str | None
 
 
-@flow(name="concur line", flow_run_name="concur {config.name} ({config.language}, {config.curation.strategy})")
+@flow(name="concur line", flow_run_name="concur {config.name} ({config.language}, {config.curation.strategy})", **NOTICES)
 def concur_line(config: PipelineConfig | None = None) -> LineResult:
     """Tasks to tuned adapter to scores, as one run. A second run of the same configuration is served from snapshots."""
     config = config or PipelineConfig()

@@ -8,6 +8,7 @@ from prefect.logging import get_run_logger
 
 from flows.config import PipelineConfig
 from flows.guard.disk import require_room
+from flows.guard.notices import NOTICES
 from flows.guard.run import guarded, shown
 from flows.set_figures import TABLES_FILE, draw_curated
 from kernels_eval.records import Record
@@ -40,7 +41,7 @@ class Refreshed(Record):
     cautions: tuple[str, ...] = ()
 
 
-@flow(name="refresh the data set", flow_run_name="refresh {config.name} ({config.language})")
+@flow(name="refresh the data set", flow_run_name="refresh {config.name} ({config.language})", **NOTICES)
 def refresh_dataset(config: PipelineConfig) -> Refreshed:
     """Write, verify, refine as often as is configured, and curate candidates. Pays only for tasks, samples and verdicts that are new."""
     with guarded(config) as noted, observed_by(ProgressArtifact("refresh-progress", "share of the current stage that is done")):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Observer = Callable[[str, int, int, str], None]
-"""(stage, done, total, note): called often; must be quick. What it raises ends the stage that reports: a full disk does, and nothing else may."""
+"""(stage, done, total, note): called often; must be quick. What it raises ends the stage: a full disk does so, and nothing else may."""
 
 _observers: list[Observer] = []
 

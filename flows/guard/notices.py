@@ -21,7 +21,8 @@ from flows.guard.config import NotifyConfig
 from kernels_eval.errors import EvalError, UsageError
 
 log = logging.getLogger(__name__)
-KIND = re.compile(r"^(?:\w+ run encountered an exception|Execution was \w+ by)[^A-Za-z]*([A-Za-z_][A-Za-z0-9_]*)")
+KIND = re.compile(r"^(?:Flow|Task) run encountered an exception:? ([A-Za-z_][A-Za-z0-9_]*):")
+"""Prefect's words before an error's class. What follows are the error's own."""
 NAME_CHARS = 200
 
 

@@ -35,6 +35,8 @@ DEVICES_LOST = 3
 RESUMES = "what was verified is kept: run the same again"
 START_S = 600
 """How long work waits where no worker has started: a machine under load, or a cluster that gets its nodes only when they are asked for."""
+SHORT_S = 60.0
+"""How long a worker may want a device before it is said, while others work: nodes that restart are back by then, or a replacement is."""
 WATCH_S = 10.0
 """After so long without an answer the pool asks whether its own node is still there: calls that went through it are never answered then."""
 
@@ -134,8 +136,12 @@ class Pool:
     _lost: list[_Slot] = field(default_factory=list)
     quarantined: list[str] = field(default_factory=list)
     """One line for each worker whose device was given up: which it was, and what its canaries saw."""
+    cautions: list[str] = field(default_factory=list)
+    """One line each time that fewer workers have a device than were asked for, while the run goes on with the others."""
     telemetry: Telemetry = field(default_factory=Telemetry)
     """Since the pool was started."""
+    _short: int = 0
+    """How many workers were last told to have no device."""
 
     def __enter__(self) -> Pool:
         require_device(self.language)
@@ -223,6 +229,7 @@ class Pool:
                 if exhausted and not ready and not retry and not any(slot.items for slot in busy):
                     return  # nothing is under way, and nothing is left to begin
                 finished = self._collect(self._first_done(busy), ready, retry)
+                self._mind_devices()
         finally:
             for slot in (*self._builders, *self._runners):
                 if slot.items:
@@ -300,6 +307,22 @@ class Pool:
             if self._here:
                 require_alike(self._here, found)
             slot.pending, slot.failures = None, 0
+
+    def _mind_devices(self) -> None:
+        """Says, once for each change for the worse, that workers have no device: a node is missing, or was lost."""
+        now = time.monotonic()
+        wanting = sum(slot.pending is not None and not slot.items and now - slot.since > SHORT_S for slot in self._runners)
+        if wanting > self._short:
+            import ray
+
+            nodes = [node for node in ray.nodes() if node["Alive"]]
+            kind = "GPU" if self.language.needs_gpu else "CPU"
+            there = sum(node["Resources"].get(kind, 0) for node in nodes)
+            self.cautions.append(
+                f"{wanting} of {len(self._runners)} workers have had no device for {SHORT_S:.0f} s: the Ray cluster has {there:g} {kind}s "
+                f"on {len(nodes)} node{'s' * (len(nodes) != 1)} (a node is missing or was lost); the run goes on with the others"
+            )
+        self._short = wanting
 
     def _replace(self, slot: _Slot) -> None:
         import ray

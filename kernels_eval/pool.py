@@ -142,6 +142,8 @@ class Pool:
     """Since the pool was started."""
     _short: int = 0
     """How many workers were last told to have no device."""
+    _minded: float = 0.0
+    """When that was last looked at (time.monotonic)."""
 
     def __enter__(self) -> Pool:
         require_device(self.language)
@@ -309,20 +311,29 @@ class Pool:
             slot.pending, slot.failures = None, 0
 
     def _mind_devices(self) -> None:
-        """Says, once for each change for the worse, that workers have no device: a node is missing, or was lost."""
-        now = time.monotonic()
-        wanting = sum(slot.pending is not None and not slot.items and now - slot.since > SHORT_S for slot in self._runners)
-        if wanting > self._short:
-            import ray
+        """Says, once for each change for the worse, that the cluster has fewer devices than workers want: a node is missing, or was lost.
 
-            nodes = [node for node in ray.nodes() if node["Alive"]]
-            kind = "GPU" if self.language.needs_gpu else "CPU"
-            there = sum(node["Resources"].get(kind, 0) for node in nodes)
+        A worker that only takes its time to start is none that lacks a device.
+        """
+        now = time.monotonic()
+        if now < self._minded + SHORT_S / 2:
+            return
+        self._minded = now
+        if not any(slot.pending is not None and not slot.items and now - slot.since > SHORT_S for slot in self._runners):
+            self._short = 0
+            return
+        import ray
+
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        kind = "GPU" if self.language.needs_gpu else "CPU"
+        there = sum(node["Resources"].get(kind, 0) for node in nodes)
+        short = max(0, len(self._runners) - int(there))
+        if short > self._short:
             self.cautions.append(
-                f"{wanting} of {len(self._runners)} workers have had no device for {SHORT_S:.0f} s: the Ray cluster has {there:g} {kind}s "
+                f"{short} of {len(self._runners)} workers have had no device for {SHORT_S:.0f} s: the Ray cluster has {there:g} {kind}s "
                 f"on {len(nodes)} node{'s' * (len(nodes) != 1)} (a node is missing or was lost); the run goes on with the others"
             )
-        self._short = wanting
+        self._short = short
 
     def _replace(self, slot: _Slot) -> None:
         import ray

@@ -63,7 +63,7 @@ def pool(workers: int) -> Pool:
 
 def test_fewer_devices_than_asked_for_are_said_and_the_run_goes_on(cluster: Any) -> None:
     with pool(workers=5) as few:
-        asked = many(120)
+        asked = many(200)
         verdicts = list(few.verify(asked))
         assert sorted(v.candidate_id for v in verdicts) == sorted(c.candidate_id for _, c in asked)
         assert len(few.cautions) == 1
@@ -72,11 +72,11 @@ def test_fewer_devices_than_asked_for_are_said_and_the_run_goes_on(cluster: Any)
 
 def test_a_node_that_is_lost_in_mid_run_is_said_and_costs_no_verdict(cluster: Any) -> None:
     with pool(workers=3) as three:
-        asked, verdicts = many(200), []
+        asked, verdicts = many(400), []
         for verdict in three.verify(asked):
             verdicts.append(verdict)
             if len(verdicts) == 20:
-                assert three.cautions == []
+                assert three.cautions == []  # whoever starts slowly lacks no device
                 cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
         assert sorted(v.candidate_id for v in verdicts) == sorted(c.candidate_id for _, c in asked), "each once"
         assert any("on 1 node (a node is missing or was lost)" in line for line in three.cautions), three.cautions

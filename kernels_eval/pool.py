@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kernels_eval.cluster import Place, address_of, interruptible, keeping_sigterm, place, require_alike, require_cluster
+from kernels_eval.cluster import Place, address_of, interruptible, keeping_sigterm, place, require_alike, require_cluster, shortage
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, SandboxError
 from kernels_eval.preparation import Prepared
@@ -322,17 +322,9 @@ class Pool:
         if not any(slot.pending is not None and not slot.items and now - slot.since > SHORT_S for slot in self._runners):
             self._short = 0
             return
-        import ray
-
-        nodes = [node for node in ray.nodes() if node["Alive"]]
-        kind = "GPU" if self.language.needs_gpu else "CPU"
-        there = sum(node["Resources"].get(kind, 0) for node in nodes)
-        short = max(0, len(self._runners) - int(there))
+        short, said = shortage(len(self._runners), "GPU" if self.language.needs_gpu else "CPU", SHORT_S)
         if short > self._short:
-            self.cautions.append(
-                f"{short} of {len(self._runners)} workers have had no device for {SHORT_S:.0f} s: the Ray cluster has {there:g} {kind}s "
-                f"on {len(nodes)} node{'s' * (len(nodes) != 1)} (a node is missing or was lost); the run goes on with the others"
-            )
+            self.cautions.append(said)
         self._short = short
 
     def _replace(self, slot: _Slot) -> None:

@@ -14,7 +14,9 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 _lock = threading.Lock()
 _pipe: tuple[int, int] | None = None
@@ -48,6 +50,28 @@ def dismiss(descriptor: int, group: int) -> None:
     """This group has ended, and its number may soon be another's."""
     with suppress(OSError):
         os.write(descriptor, b"-%d\n" % group)
+
+
+def captured(command: Sequence[str], timeout_s: float, **options: Any) -> subprocess.CompletedProcess[str]:
+    """`subprocess.run` of a compiler, with its output as text: its group is watched, and killed where the wait for it ends early.
+
+    Raises subprocess.TimeoutExpired after `timeout_s` seconds.
+    """
+    descriptor = watcher()
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
+        preexec_fn=lambda: announce(descriptor), **options,
+    )  # fmt: skip
+    try:
+        out, said = process.communicate(timeout=timeout_s)
+    except BaseException:
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    finally:
+        dismiss(descriptor, process.pid)
+    return subprocess.CompletedProcess(command, process.returncode, out, said)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 import kernels_eval
 from kernels_eval.build import orphans
@@ -65,6 +66,14 @@ def test_one_watcher_serves_a_process_and_knows_no_group_that_has_ended(tmp_path
     if not child:  # a fork has one of its own: the end of this one is not its end
         os._exit(0 if orphans.watcher() != first or orphans._pipe[0] == os.getpid() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_output_is_captured_and_a_wait_that_ends_early_ends_the_group(tmp_path: Path) -> None:
+    done = orphans.captured(["sh", "-c", "echo out; echo err >&2; exit 3"], 60, cwd=tmp_path)
+    assert (done.stdout, done.stderr, done.returncode) == ("out\n", "err\n", 3)
+    with pytest.raises(subprocess.TimeoutExpired):
+        orphans.captured(["sh", "-c", "sh -c 'echo $$ > inner; sleep 600' & wait"], 1.0, cwd=tmp_path)
+    until(lambda: gone(int((tmp_path / "inner").read_text())), 10)
 
 
 def test_the_watcher_ends_with_its_owner(tmp_path: Path) -> None:

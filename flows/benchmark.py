@@ -8,6 +8,7 @@ from prefect import flow
 from prefect.logging import get_run_logger
 
 from flows.config import PipelineConfig
+from flows.guard.notices import NOTICES
 from flows.guard.run import guarded
 from flows.naming import run_name
 from kernels_eval.records import Record
@@ -39,7 +40,7 @@ class Benchmarked(Record):
     cautions: tuple[str, ...] = ()
 
 
-@flow(name="benchmark the models", flow_run_name=run_name("benchmark", strategy=False))
+@flow(name="benchmark the models", flow_run_name=run_name("benchmark", strategy=False), **NOTICES)
 def benchmark_models(config: PipelineConfig, trained: SnapshotRef | None = None) -> Benchmarked:
     """Exec, fast_p and pass@k of the recorded answers, the base model and the tuned one, on the same held-out tasks."""
     with guarded(config), observed_by(ProgressArtifact("benchmark-progress", "share of the current stage that is done")):

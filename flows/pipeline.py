@@ -7,6 +7,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from flows.benchmark import Benchmarked, benchmark_models
 from flows.config import PipelineConfig
+from flows.guard.notices import NOTICES
 from flows.guard.stopping import stops_soon
 from flows.naming import run_name
 from flows.refresh import Refreshed, refresh_dataset
@@ -29,7 +30,7 @@ class LineResult(Record):
     mlflow_run: str | None
 
 
-@flow(name="concur line", flow_run_name=run_name("concur"))
+@flow(name="concur line", flow_run_name=run_name("concur"), **NOTICES)
 def concur_line(config: PipelineConfig | None = None) -> LineResult:
     """Tasks to tuned adapter to scores, as one run. A second run of the same configuration is served from snapshots."""
     config = config or PipelineConfig()

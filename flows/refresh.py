@@ -9,6 +9,7 @@ from prefect.runtime import flow_run
 
 from flows.config import PipelineConfig
 from flows.guard.disk import require_room
+from flows.guard.notices import NOTICES
 from flows.guard.run import guarded, shown
 from flows.history import Refresh, entered
 from flows.morning import write_morning
@@ -57,7 +58,7 @@ class Refreshed(Samples):
         return {name: ref for name, ref in self if isinstance(ref, SnapshotRef)}
 
 
-@flow(name="refresh the data set", flow_run_name=run_name("refresh"))
+@flow(name="refresh the data set", flow_run_name=run_name("refresh"), **NOTICES)
 def refresh_dataset(config: PipelineConfig) -> Refreshed:
     """Write, verify, refine as often as is configured, and curate candidates. Pays only for tasks, samples and verdicts that are new."""
     with entered(config, str(flow_run.id) if flow_run.id else None) as entry:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.config import PipelineConfig
+from flows.guard.notices import NOTICES
 from flows.guard.run import guarded
 from flows.naming import run_name
 from flows.track import Tracked, track_training
@@ -16,7 +17,7 @@ from tasks.training.stage import prompts_of
 from tasks.training.step import train
 
 
-@flow(name="train the adapter", flow_run_name=run_name("train"))
+@flow(name="train the adapter", flow_run_name=run_name("train"), **NOTICES)
 def train_adapter(config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef) -> SnapshotRef:
     """LoRA on the curated set: the prompts are those the candidates answered."""
     prompts = prompts_of(tasks, config.language, render, config.synthesis.hardware)
@@ -24,7 +25,7 @@ def train_adapter(config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotR
         return call_stage(train, curated, config.training, prompts)
 
 
-@flow(name="train and track", flow_run_name=run_name("train and track"))
+@flow(name="train and track", flow_run_name=run_name("train and track"), **NOTICES)
 def train_and_track(config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef) -> tuple[SnapshotRef, Tracked | None]:
     """`train_adapter` by itself, and what MLflow is told of it: None where tracking is off or MLflow failed."""
     trained = train_adapter(config, tasks, curated)

@@ -145,3 +145,16 @@ def require_alike(here: Place, there: Place) -> None:
             f"{where} keeps builds in {there.cache}, this one in {here.cache}",
             "set CONCUR_CACHE to one path before `ray start` on every node, and here: a folder that all share, or each node's own disk",
         )
+
+
+def shortage(wanted: int, kind: str, waited_s: float) -> tuple[int, str]:
+    """How many devices (Ray's `kind`: GPU or CPU) the cluster has too few for `wanted` workers, and what to say of it."""
+    import ray
+
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    there = sum(node["Resources"].get(kind, 0) for node in nodes)
+    short = max(0, wanted - int(there))
+    return short, (
+        f"{short} of {wanted} workers have had no device for {waited_s:.0f} s: the Ray cluster has {there:g} {kind}s on {len(nodes)} "
+        f"node{'s' * (len(nodes) != 1)} (a node is missing or was lost); the run goes on with the others"
+    )

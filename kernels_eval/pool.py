@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kernels_eval.cluster import Place, address_of, interruptible, keeping_sigterm, place, require_alike, require_cluster
+from kernels_eval.cluster import Place, address_of, interruptible, keeping_sigterm, place, require_alike, require_cluster, shortage
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, SandboxError
 from kernels_eval.preparation import Prepared
@@ -35,6 +35,8 @@ DEVICES_LOST = 3
 RESUMES = "what was verified is kept: run the same again"
 START_S = 600
 """How long work waits where no worker has started: a machine under load, or a cluster that gets its nodes only when they are asked for."""
+SHORT_S = 60.0
+"""How long a worker may want a device before it is said, while others work: nodes that restart are back by then, or a replacement is."""
 WATCH_S = 10.0
 """After so long without an answer the pool asks whether its own node is still there: calls that went through it are never answered then."""
 
@@ -134,8 +136,14 @@ class Pool:
     _lost: list[_Slot] = field(default_factory=list)
     quarantined: list[str] = field(default_factory=list)
     """One line for each worker whose device was given up: which it was, and what its canaries saw."""
+    cautions: list[str] = field(default_factory=list)
+    """One line each time that fewer workers have a device than were asked for, while the run goes on with the others."""
     telemetry: Telemetry = field(default_factory=Telemetry)
     """Since the pool was started."""
+    _short: int = 0
+    """How many workers were last told to have no device."""
+    _minded: float = 0.0
+    """When that was last looked at (time.monotonic)."""
 
     def __enter__(self) -> Pool:
         require_device(self.language)
@@ -223,6 +231,7 @@ class Pool:
                 if exhausted and not ready and not retry and not any(slot.items for slot in busy):
                     return  # nothing is under way, and nothing is left to begin
                 finished = self._collect(self._first_done(busy), ready, retry)
+                self._mind_devices()
         finally:
             for slot in (*self._builders, *self._runners):
                 if slot.items:
@@ -300,6 +309,23 @@ class Pool:
             if self._here:
                 require_alike(self._here, found)
             slot.pending, slot.failures = None, 0
+
+    def _mind_devices(self) -> None:
+        """Says, once for each change for the worse, that the cluster has fewer devices than workers want: a node is missing, or was lost.
+
+        A worker that only takes its time to start is none that lacks a device.
+        """
+        now = time.monotonic()
+        if now < self._minded + SHORT_S / 2:
+            return
+        self._minded = now
+        if not any(slot.pending is not None and not slot.items and now - slot.since > SHORT_S for slot in self._runners):
+            self._short = 0
+            return
+        short, said = shortage(len(self._runners), "GPU" if self.language.needs_gpu else "CPU", SHORT_S)
+        if short > self._short:
+            self.cautions.append(said)
+        self._short = short
 
     def _replace(self, slot: _Slot) -> None:
         import ray

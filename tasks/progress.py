@@ -1,12 +1,13 @@
-"""How stages say how far they are. A stage reports; whoever watches (terminal, Prefect artifact) has registered an observer."""
+"""How stages say how far they are, and what to be careful about. Whoever watches (terminal, Prefect artifact) has registered for it."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Observer = Callable[[str, int, int, str], None]
-"""(stage, done, total, note): called often; must be quick and must not raise."""
+"""(stage, done, total, note): called often; must be quick. What it raises ends the stage: a full disk does so, and nothing else may."""
 
 _observers: list[Observer] = []
 
@@ -24,6 +25,32 @@ def observed_by(observer: Observer) -> Iterator[None]:
         yield
     finally:
         _observers.remove(observer)
+
+
+# -- cautions --------------------------------------------------------------------------------------------------------------------------
+
+_cautions: list[list[str]] = []
+log = logging.getLogger(__name__)
+
+
+def caution(text: str) -> None:
+    """What a person must know of a run that nevertheless goes on. It goes to the log and to whoever gathers; no text of a candidate or a
+    task belongs in it, for reports and notices show it."""
+    log.warning("%s", text)
+    for gathered in _cautions:
+        if text not in gathered:
+            gathered.append(text)
+
+
+@contextmanager
+def gathering() -> Iterator[list[str]]:
+    """The cautions of what is done inside the block, each once. Stages that run in another process cannot be heard."""
+    gathered: list[str] = []
+    _cautions.append(gathered)
+    try:
+        yield gathered
+    finally:
+        _cautions[:] = [each for each in _cautions if each is not gathered]
 
 
 def duration(seconds: float) -> str:

@@ -19,8 +19,7 @@ from flows.config import PipelineConfig
 from flows.guard.disk import DiskWatch, require_room
 from flows.guard.stopping import stops_soon
 from kernels_eval.cluster import interruptible
-from tasks.cautions import gathering
-from tasks.progress import observed_by
+from tasks.progress import gathering, observed_by
 from tasks.store import MANIFEST
 
 SHOWN_CHARS = 600

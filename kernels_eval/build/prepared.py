@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from kernels_eval.build.disk import raise_if_full
 from kernels_eval.build.lite import COMMON, IDENTIFIER, STREAM_NAMES, Operators, TorchNames, file_scope
+from kernels_eval.build.orphans import captured
 from kernels_eval.build.process import Lock, WorkRoot, interesting, rename_into_place
 from kernels_eval.build.toolchain import HEADERS, Toolchain
 from kernels_eval.errors import ToolchainError
@@ -61,15 +61,7 @@ class Prepared:
 
     def _compile(self, what: str, command: Sequence[str]) -> str:
         for _ in range(ATTEMPTS):
-            done = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                env=self.tools.environment,
-                timeout=DEADLINE_S,
-                errors="replace",
-                cwd=self._work.path,
-            )
+            done = captured(command, DEADLINE_S, env=self.tools.environment, cwd=self._work.path)
             if not was_killed(done.returncode, done.stderr):
                 break
         if done.returncode:

@@ -1,7 +1,7 @@
 """Rows of a data set on the Hugging Face hub.
 
 Guarantees: what is loaded is of one commit, and a copy of it is kept (tasks.sources.pinned); a hub that cannot be reached is asked again a
-few times, then the newest copy is used and a caution says so (tasks.cautions); a hub that cannot be reached where there is no copy, or does
+few times, then the newest copy is used and a caution says so (tasks.progress); a hub that cannot be reached where there is no copy, or does
 not hold what was asked, is one UsageError that says how to go on from a file. A hub that answers that something is not there is believed:
 no copy stands in for it.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kernels_eval.errors import UsageError
-from tasks.cautions import caution
+from tasks.progress import caution
 from tasks.sources import pinned
 
 ATTEMPTS = 3

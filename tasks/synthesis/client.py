@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 from kernels_eval.errors import EvalError, UsageError
 from tasks.synthesis.addresses import Address, Addresses
+from tasks.synthesis.pulse import Pulse, Silence
 from tasks.synthesis.sampler import Request, Requests, Response
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class OpenAISampler:
             nonlocal answered
             for request in waiting:  # one iterator for all: each takes the next
                 try:
-                    await emit(await self._ask(clients, request))
+                    await emit(await self._ask(clients, pulse, request))
                     answered += 1
                 except openai.APIStatusError as error:
                     where = _address_of(error)
@@ -134,6 +135,7 @@ class OpenAISampler:
 
         async with AsyncExitStack() as stack:
             clients = _Clients(stack, self._key(), self._timeout_s, self._direct)
+            pulse = await stack.enter_async_context(Pulse(clients.of))
             try:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(min(self._concurrency, len(requests))):
@@ -147,7 +149,7 @@ class OpenAISampler:
                 "--set synthesis.sampling.top_k=null and the same for min_p and repetition_penalty",
             )
 
-    async def _ask(self, clients: _Clients, request: Request) -> Response:
+    async def _ask(self, clients: _Clients, pulse: Pulse, request: Request) -> Response:
         """One answer, with further attempts after a fault. Raises openai.APIStatusError for what no attempt can mend."""
         import httpx
         import openai
@@ -163,8 +165,8 @@ class OpenAISampler:
             attempts, fault = attempts + 1, None
             try:
                 async with asyncio.timeout(self._timeout_s):  # the package bounds the wait for each piece of the answer, not their sum
-                    return await self._ask_once(await clients.at(address), request)
-            except TimeoutError:
+                    return await pulse.during(address.url, self._ask_once(await clients.at(address), request))
+            except (TimeoutError, Silence):
                 fault = openai.APITimeoutError(request=httpx.Request("POST", address.url))
             except (openai.APIConnectionError, openai.RateLimitError, openai.InternalServerError, _ProtocolError) as error:
                 fault = error
@@ -231,15 +233,18 @@ class _Clients:
         self._clients: dict[str, openai.AsyncOpenAI] = {}
 
     async def at(self, address: Address) -> openai.AsyncOpenAI:
+        return await self.of(address.url)
+
+    async def of(self, url: str) -> openai.AsyncOpenAI:
         import openai
 
-        if address.url not in self._clients:
+        if url not in self._clients:
             timeout = openai.Timeout(self._timeout_s, connect=CONNECT_TIMEOUT_S)
-            options = {"base_url": address.url, "timeout": timeout}
+            options = {"base_url": url, "timeout": timeout}
             http = openai.DefaultAsyncHttpxClient(trust_env=False, **options) if self._direct else None
             client = openai.AsyncOpenAI(api_key=self._key, max_retries=0, http_client=http, **options)
-            self._clients[address.url] = await self._stack.enter_async_context(client)
-        return self._clients[address.url]
+            self._clients[url] = await self._stack.enter_async_context(client)
+        return self._clients[url]
 
 
 class _Background:

@@ -23,7 +23,7 @@ from kernels_eval.protocol import verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
 from kernels_eval.testimony import Finding
 from kernels_eval.worker import require_device
-from tasks.progress import report
+from tasks.progress import caution, report
 from tasks.schemas import TASKS, VERDICTS
 from tasks.store import PART_ROWS, Snapshot, SnapshotRef, code_version, fingerprint, known_rows
 from tasks.verification.config import VerificationConfig
@@ -166,6 +166,8 @@ class Verification:
             for line in self.quarantined[self._logged :]:
                 logger.warning("a worker was put aside, the run goes on with the others: %s", line)
             self._logged = len(self.quarantined)
+            for line in self._pool.cautions if self._pool else []:
+                caution(line)
         return dict(counts)
 
     def _verdicts(self) -> Generator[Verdict, None, None]:

@@ -68,6 +68,9 @@ class Measurer:
     def _asked(self, task: KernelTask) -> dict[str, Any]:
         if self._server is None or not self._server.alive:
             self._server = ForkServer(readable=(), warm="workload")
+        if self._closed:  # while it was started: who closed this could not close the server
+            self._server.close()
+            raise SandboxError("the measurements were ended")
         with Child(self._server, "workload", self._limits) as child:
             child.believed = frozenset({"workload"})
             path = child.scratch / "task.py"

@@ -136,7 +136,9 @@ class Watched:
         found = []
         for process in (self._seen | self._night.processes()) - self._own - server:
             with suppress(psutil.Error):
-                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                # the worker's own: it runs the hooks of a run that has ended, in a process of its own
+                hook = "_workspace_runtime_bootstrap" in " ".join(process.cmdline()) and "hook" in process.cmdline()
+                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE and not hook:
                     found.append(process)
         return found
 

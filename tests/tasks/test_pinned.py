@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 
 from kernels_eval.errors import UsageError
-from tasks.cautions import gathering
+from tasks.progress import gathering
 from tasks.sources import hub, kernelbook, pinned
 from tasks.sources.config import TasksConfig
 from tasks.sources.stage import load_tasks

@@ -1,0 +1,93 @@
+"""An endpoint that takes requests and never answers is found out; one that takes its time is waited for."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+
+from kernels_eval.errors import EvalError
+from kernels_eval.records import KernelTask, Language, SamplingParams
+from tasks.synthesis import pulse
+from tasks.synthesis.client import OpenAISampler
+from tasks.synthesis.sampler import Request
+from tests.support.chat_server import Answer, completion, serving
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "EVERY_S", 0.1)
+    monkeypatch.setattr(pulse, "PATIENCE_S", 0.3)
+
+
+@pytest.fixture
+def black_hole() -> Iterator[str]:
+    """Takes every connection and says nothing."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(64)
+        held: list[socket.socket] = []
+
+        def hold() -> None:
+            while True:
+                try:
+                    held.append(listener.accept()[0])
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=hold, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join()
+    for each in held:
+        each.close()
+
+
+def requests_of(count: int) -> list[Request]:
+    task = KernelTask(task_id="t", name="t", code="class Model: ...", source="files")
+    return [
+        Request(
+            request_key=str(n), task=task, language=Language.CPP, prompt="p", sample_index=n, sampling=SamplingParams(seed=n)
+        )
+        for n in range(count)
+    ]  # fmt: skip
+
+
+def sampler(url: str | list[str], **more: object) -> OpenAISampler:
+    return OpenAISampler(url, "m", timeout_s=3600, backoff_s=0.01, direct=True, **more)  # type: ignore[arg-type]
+
+
+def test_a_server_that_hangs_is_a_fault_of_transport_within_minutes_and_not_an_hour(black_hole: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(EvalError, match="gave no answer for .* in 2 attempts"):
+        list(sampler(black_hole, retries=1).sample(requests_of(1)))
+    assert time.monotonic() - began < 30
+
+
+def test_another_address_takes_what_a_hanging_one_had(black_hole: str) -> None:
+    with serving(lambda number, body: (200, completion(f"answer {number}"))) as server:
+        answers = list(sampler([black_hole, server.url], retries=4, concurrency=2).sample(requests_of(6)))
+    assert len(answers) == 6
+
+
+def test_an_answer_that_takes_long_is_waited_for_while_its_server_lives() -> None:
+    """It is asked for its models a dozen times meanwhile, and answers with an error: it is there."""
+    asked = threading.Event()
+
+    def answer(number: int, body: dict) -> Answer:
+        def slowly(handler: BaseHTTPRequestHandler) -> None:
+            deadline = time.monotonic() + 60
+            while server.gets < 12 and time.monotonic() < deadline:
+                time.sleep(0.02)
+            asked.set()
+
+        return slowly if number == 0 else (200, completion("late"))
+
+    with serving(answer) as server:
+        found = list(sampler(server.url, retries=2).sample(requests_of(1)))
+    assert asked.is_set() and server.gets >= 12 and [each.text for each in found] == ["late"]

@@ -321,5 +321,9 @@ def _print_checks(checks: list[Any], profile: str, fine: bool) -> None:
     console.print(f"profile {profile} can run here" if fine else f"profile {profile} cannot run here: mend what is MISSING")
 
 
+from flows.commands.gc import gc as _gc  # noqa: E402  a command of its own module; it imports this one when it runs
+
+main.add_command(_gc)
+
 if __name__ == "__main__":
     main()

@@ -9,6 +9,7 @@ from flows.benchmark import Benchmarked, benchmark_models
 from flows.config import PipelineConfig
 from flows.refresh import Refreshed, refresh_dataset
 from flows.report import write_report
+from flows.retention.sweep import in_use
 from flows.track import track
 from flows.train import train_adapter
 from kernels_eval.records import Record
@@ -29,6 +30,11 @@ class LineResult(Record):
 def concur_line(config: PipelineConfig | None = None) -> LineResult:
     """Tasks to tuned adapter to scores, as one run. A second run of the same configuration is served from snapshots."""
     config = config or PipelineConfig()
+    with in_use(config.root):  # from first to last: what the refresh made is read until the end
+        return _line(config)
+
+
+def _line(config: PipelineConfig) -> LineResult:
     refreshed = refresh_dataset(config)
     trained = train_adapter(config, refreshed.tasks, refreshed.curated)
     benchmarked = benchmark_models(config, trained)

@@ -7,6 +7,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.logging import get_run_logger
 
 from flows.config import PipelineConfig
+from flows.retention.sweep import in_use
 from flows.set_figures import TABLES_FILE, draw_curated
 from kernels_eval.records import Record
 from tasks.analysis.stage import found_in
@@ -41,7 +42,7 @@ class Refreshed(Record):
 @flow(name="refresh the data set", flow_run_name="refresh {config.name} ({config.language})")
 def refresh_dataset(config: PipelineConfig) -> Refreshed:
     """Write, verify, refine as often as is configured, and curate candidates. Pays only for tasks, samples and verdicts that are new."""
-    with observed_by(ProgressArtifact("refresh-progress", "share of the current stage that is done")):
+    with in_use(config.root), observed_by(ProgressArtifact("refresh-progress", "share of the current stage that is done")):
         tasks = training_tasks(config)
         workloads = call_stage(measure_workloads, tasks, config.workload)
         candidates = call_stage(synthesise, tasks, config.synthesis, config.language)

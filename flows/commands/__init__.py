@@ -1,0 +1,1 @@
+"""Top-level commands of `concur`, one module each; cli.py registers them."""

@@ -1,8 +1,8 @@
 """What lies under a root: its snapshots, finished or not, and the JSON files beside them that may name some.
 
-Guarantees: nothing is changed; a symbolic link is never followed, and what lies behind one is no snapshot of this root; a directory counts
-as a finished snapshot only if its manifest names that very stage and fingerprint, and as an unfinished one only if its name is a fingerprint
-and a stage has begun to write there. Whatever else is there is not looked at. Does not guarantee a picture of one moment where others write:
+Guarantees: nothing is changed; a symbolic link is never followed, and what lies behind one is no snapshot of this root; a directory is a
+finished snapshot only if its manifest names that very stage and fingerprint, and an unfinished one only if its name is a fingerprint and a
+stage has begun to write there. Whatever else is there is not looked at. Does not guarantee a picture of one moment where others write:
 `sweep.alone` is for that.
 """
 

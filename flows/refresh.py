@@ -16,12 +16,14 @@ from tasks.curation.step import curate, flag_traces
 from tasks.decontamination.step import choose_tasks
 from tasks.policy import ProgressArtifact, call_stage
 from tasks.progress import observed_by
+from tasks.publishing.text import cell
 from tasks.sources.step import load_tasks
 from tasks.store import SnapshotRef
 from tasks.synthesis.step import refine, synthesise
 from tasks.verification.step import verify
 from tasks.workload.step import measure_workloads
 
+CAUTION_CHARACTERS = 2000
 COUNTS = ("status_counts", "criterion_counts", "turn_counts", "flag_counts")
 """What a manifest may count its rows by."""
 
@@ -75,7 +77,7 @@ def analysed(config: PipelineConfig, verdicts: SnapshotRef, candidates: Snapshot
     except Exception as error:  # whatever a model or a figure could not do; the next run of the same configuration tries it again
         caution = f"The observations of this refresh are missing: {type(error).__name__}: {error}"
         get_run_logger().error("%s", caution)
-        create_markdown_artifact(key="observations", markdown=caution, description="What reasoning length says")
+        create_markdown_artifact(key="observations", markdown=cell(caution, CAUTION_CHARACTERS), description="What reasoning length says")
         return None, (caution,)
     place = f"\nThe page with figures and tables: `{found.files[0]}`\n" if found.files else ""
     create_markdown_artifact(key="observations", markdown=found.markdown() + place, description="What reasoning length says")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from tests.support.browser import Browser, chromium
 from tests.support.payloads import CANARY, FIRED, LINES
 from tests.support.servers import Served, clean_environment, mlflow_server, prefect_server
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parents[2]
 
 
@@ -33,7 +34,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
     with prefect_server(folder / "prefect") as prefect, mlflow_server(folder / "mlflow") as mlflow:
         environment = clean_environment() | dict(prefect.environment) | {"PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "tests.support.hostile_runs", str(folder), mlflow.url]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, timeout=300)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, timeout=600)
         assert done.returncode == 0, done.stderr[-3000:]
         ids = json.loads(done.stdout.splitlines()[-1])
         with urllib.request.urlopen(f"{mlflow.url}/api/2.0/mlflow/runs/get?run_id={ids['mlflow']}", timeout=30) as answer:
@@ -58,7 +59,11 @@ def fired(browser: Browser) -> list[str]:
 
 
 def settled(browser: Browser) -> None:
-    browser.page.wait_for_load_state("networkidle")
+    """Nothing is loaded any more, or five seconds have passed: pages that ask their server again and again never come to rest."""
+    from playwright.sync_api import TimeoutError as NotYet
+
+    with suppress(NotYet):
+        browser.page.wait_for_load_state("networkidle", timeout=5000)
 
 
 def visit(browser: Browser, url: str, words: str, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
+from flows.artifact_text import cells
 from flows.benchmark import Benchmarked, benchmark_models
 from flows.config import PipelineConfig
 from flows.refresh import Refreshed, refresh_dataset
@@ -41,7 +42,7 @@ def _line(config: PipelineConfig) -> LineResult:
     report = write_report(config, refreshed, trained, benchmarked)
     create_markdown_artifact(key="report", markdown=report.markdown, description="What this run found")
     create_table_artifact(
-        key="summary", table=[{"what": name, "value": value} for name, value in report.summary], description="The run in one table"
+        key="summary", table=cells({"what": name, "value": value} for name, value in report.summary), description="The run in one table"
     )
     run_id = track(config, refreshed, trained, benchmarked, report)
     return LineResult(refreshed=refreshed, trained=trained, benchmarked=benchmarked, report_dir=report.directory, mlflow_run=run_id)

@@ -6,6 +6,7 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.logging import get_run_logger
 
+from flows.artifact_text import as_text, cells
 from flows.config import PipelineConfig
 from flows.retention.sweep import in_use
 from flows.set_figures import TABLES_FILE, draw_curated
@@ -16,14 +17,12 @@ from tasks.curation.step import curate, flag_traces
 from tasks.decontamination.step import choose_tasks
 from tasks.policy import ProgressArtifact, call_stage
 from tasks.progress import observed_by
-from tasks.publishing.text import cell
 from tasks.sources.step import load_tasks
 from tasks.store import SnapshotRef
 from tasks.synthesis.step import refine, synthesise
 from tasks.verification.step import verify
 from tasks.workload.step import measure_workloads
 
-CAUTION_CHARACTERS = 2000
 COUNTS = ("status_counts", "criterion_counts", "turn_counts", "flag_counts")
 """What a manifest may count its rows by."""
 
@@ -57,7 +56,7 @@ def refresh_dataset(config: PipelineConfig) -> Refreshed:
         analysis, cautions = analysed(config, verdicts, candidates)
     made = {"tasks": tasks, "workloads": workloads, "candidates": candidates, "verdicts": verdicts, "flags": flags, "curated": curated}
     refreshed = pictured(config, Refreshed(**made, analysis=analysis, cautions=cautions))
-    create_table_artifact(key="refresh", table=summary_rows(refreshed), description="What this refresh produced")
+    create_table_artifact(key="refresh", table=cells(summary_rows(refreshed)), description="What this refresh produced")
     return refreshed
 
 
@@ -77,7 +76,7 @@ def analysed(config: PipelineConfig, verdicts: SnapshotRef, candidates: Snapshot
     except Exception as error:  # whatever a model or a figure could not do; the next run of the same configuration tries it again
         caution = f"The observations of this refresh are missing: {type(error).__name__}: {error}"
         get_run_logger().error("%s", caution)
-        create_markdown_artifact(key="observations", markdown=cell(caution, CAUTION_CHARACTERS), description="What reasoning length says")
+        create_markdown_artifact(key="observations", markdown=as_text(caution), description="What reasoning length says")
         return None, (caution,)
     place = f"\nThe page with figures and tables: `{found.files[0]}`\n" if found.files else ""
     create_markdown_artifact(key="observations", markdown=found.markdown() + place, description="What reasoning length says")

@@ -7,6 +7,7 @@ guarantee that a family is what a task's time is spent on: it is read from the o
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
@@ -206,7 +207,8 @@ def markdown(sets: Sequence[SetComposition], shared: Overlap | None = None) -> s
 
 def _plain(name: str) -> str:
     """A name from somebody's file as text in a Markdown table."""
-    return re.sub(r"[&<>\"'|`*~\[\]()!#\\{}$@]|:(?=//)", lambda found: f"&#{ord(found[0])};", " ".join(name.split()))
+    escaped = re.sub(r"([\\`*_{}\[\]()#|~!])", r"\\\1", html.escape(" ".join(name.split()), quote=False))
+    return escaped.replace("://", ":\\/\\/")
 
 
 def _shared(pair: Pair) -> str:

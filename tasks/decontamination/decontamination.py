@@ -7,6 +7,7 @@ run. Does not guarantee that what is kept is unknown to the benchmark: docs/expl
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -78,7 +79,8 @@ class Decontaminated:
 def _plain(name: object) -> str:
     """A name that somebody else gave, as text in a Markdown table: it is shown in user interfaces and on published cards."""
     line = "".join(character if character.isprintable() else "?" for character in " ".join(str(name).split()))
-    return re.sub(r"[&<>\"'|`*~\[\]()!#\\{}$@]|:(?=//)", lambda found: f"&#{ord(found[0])};", line)
+    escaped = re.sub(r"([\\`*_{}\[\]()#|~!])", r"\\\1", html.escape(line, quote=False))
+    return escaped.replace("://", ":\\/\\/")
 
 
 def decontaminate(tasks: pl.DataFrame, benchmark: pl.DataFrame, config: DecontaminationConfig) -> Decontaminated:

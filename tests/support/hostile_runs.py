@@ -15,10 +15,10 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
+from flows.artifact_text import as_text, cells
 from kernels_eval.errors import UsageError
 from tasks.benchmark.report import build_report, summary_table, to_markdown
 from tasks.decontamination.decontamination import Decontaminated, removed_frame
-from tasks.publishing.text import cell
 from tasks.tracking.mlflow_sink import RunRecord, StageRecord, log_run
 from tests.support.hostile_report import hostile_report
 from tests.support.payloads import HOSTILE, LINES
@@ -33,9 +33,12 @@ def hostile_refresh(name: str) -> dict[str, str]:
     made = {
         "report": create_markdown_artifact(key="report", markdown=to_markdown(report)),
         "decontamination": create_markdown_artifact(key="decontamination", markdown=known.markdown()),
-        "caution": create_markdown_artifact(key="observations", markdown=cell(LINES, 2000)),
-        "summary": create_table_artifact(key="summary", table=[{"what": name, "value": value} for name, value in summary_table(report)]),
-        "table": create_table_artifact(key="refresh", table=[{"snapshot": HOSTILE, "counts": LINES, HOSTILE: HOSTILE}]),
+        "caution": create_markdown_artifact(key="observations", markdown=as_text(LINES)),
+        "summary": create_table_artifact(
+            key="summary", table=cells({"what": name, "value": value} for name, value in summary_table(report))
+        ),
+        "table": create_table_artifact(key="refresh", table=cells([{"snapshot": HOSTILE, "counts": LINES, HOSTILE: HOSTILE}])),
+        "raw_table": create_table_artifact(key="raw-table", table=[{"raw": HOSTILE}]),
         "raw_markdown": create_markdown_artifact(key="raw", markdown=LINES),
     }
     get_run_logger().error("%s", HOSTILE)
@@ -55,7 +58,7 @@ def track(folder: Path, uri: str) -> str:
     record = RunRecord(
         run_fingerprint="hostile",
         run_name=HOSTILE,
-        tags={"strategy": HOSTILE, "mlflow.note.content": cell(LINES, 5000)},
+        tags={"strategy": HOSTILE, "mlflow.note.content": as_text(LINES)},
         params={"tasks": {"location": HOSTILE}, "model": HOSTILE},
         metrics={"curated": 1.0},
         stages=(StageRecord(name=HOSTILE, tables={"errors": ({"error": HOSTILE, "count": 1},)}),),

@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 from markdown_it import MarkdownIt
 
+from flows.artifact_text import as_text, cells
 from tasks.analysis.composition import SetComposition, markdown
 from tasks.decontamination.decontamination import Decontaminated, removed_frame
 from tasks.publishing.text import cell, fenced
@@ -75,7 +76,9 @@ PLACES = {
     "decontamination, in Prefect and on the card": decontamination_report,
     "the training sets by strategy": composition,
     "what the observations say": observations,
-    "a cell of the card, a caution": lambda: f"| {cell(HOSTILE, 9999)} |\n\n{cell(LINES, 9999)}",
+    "a caution": lambda: f"- {as_text(HOSTILE)}\n\n{as_text(LINES)}",
+    "cells of a table artifact": lambda: "\n\n".join(str(one) for row in cells([{HOSTILE: HOSTILE, "n": LINES}]) for one in row.values()),
+    "a cell of the card": lambda: f"| {cell(HOSTILE, 9999)} |\n\n{cell(LINES, 9999)}",
     "code on the card": lambda: f"before\n\n{fenced(LINES, 'python', 9999)}\n\nafter",
 }
 

@@ -57,7 +57,7 @@ def collect(
         if delete:
             going = [home / each.snapshot.stage / each.snapshot.fingerprint for each in decisions if not each.stays]
             discard(home, [*(Path(other["path"]) for other in others), *going])
-        undeleted = empty_trash(home) if delete else 0
+    undeleted = empty_trash(home) if delete else 0  # the root is free again: runs need not wait for a slow disk
     if undeleted:
         warnings.append(f"{undeleted} things in {home / TRASH} could not be deleted; the next gc tries again")
     return {

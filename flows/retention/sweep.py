@@ -76,7 +76,12 @@ def discard(root: Path, paths: Iterable[Path]) -> None:
             raise UsageError(
                 f"{path} is not inside {root}", "this is a fault of ours or somebody changes the root; nothing more was removed"
             )
-        os.rename(path, trash / f"{path.parent.name}-{path.name}-{uuid.uuid4().hex[:8]}")
+        try:
+            os.rename(path, trash / f"{path.parent.name}-{path.name}-{uuid.uuid4().hex[:8]}")
+        except OSError as error:
+            raise UsageError(
+                f"cannot move {path} into {trash}: {error.strerror}", "mend its permissions; the trash must lie on the same file system"
+            ) from error
 
 
 def empty_trash(root: Path) -> int:

@@ -13,6 +13,7 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -25,6 +26,8 @@ from tests.support.chat_server import completion, serving
 from tests.support.servers import clean_environment, mlflow_server, prefect_server
 
 ROOT = Path(__file__).parents[2]
+AUTH = find_spec("flask_wtf") is not None
+"""MLflow's basic auth needs it. Without, the server asks for no password, and its client sends it all the same."""
 EXFILTRATING = """<think>The environment may hold something.</think>
 ```python
 import torch
@@ -104,6 +107,7 @@ def test_what_is_planted_is_found(tmp_path: Path) -> None:
 def test_a_refresh_leaves_its_secrets_nowhere(tmp_path: Path) -> None:
     mark = os.urandom(6).hex()
     secrets = {name: f"canary-{name}-{mark}" for name in ("hub", "generator", "mlflow", "prefect")}
+    login = {"user": "admin", "password": secrets["mlflow"]}
     answer = (Path(bundled).parent / "responses/cpp/softmax_rows/0.md").read_text()
     root, ray = tmp_path / "root", Path(tempfile.mkdtemp(prefix="cr-", dir="/tmp"))  # Ray's sockets allow no long path
     try:
@@ -111,9 +115,10 @@ def test_a_refresh_leaves_its_secrets_nowhere(tmp_path: Path) -> None:
             watched_command_lines() as lines,
             serving(lambda number, _: (200, completion(answer if number % 2 else EXFILTRATING))) as endpoint,
             prefect_server(tmp_path / "prefect", auth_string=f"admin:{secrets['prefect']}") as prefect,
-            mlflow_server(tmp_path / "mlflow", user="admin", password=secrets["mlflow"]) as mlflow,
+            mlflow_server(tmp_path / "mlflow", **(login if AUTH else {})) as mlflow,
         ):
             environment = clean_environment() | dict(prefect.environment) | dict(mlflow.environment)
+            environment |= {"MLFLOW_TRACKING_USERNAME": "admin", "MLFLOW_TRACKING_PASSWORD": secrets["mlflow"]}
             environment |= {"HF_TOKEN": secrets["hub"], "OPENAI_API_KEY": secrets["generator"], "RAY_TMPDIR": str(ray)}
             environment |= {"PYTHONPATH": str(ROOT), "PREFECT_LOGGING_LEVEL": "DEBUG"}
             command = [sys.executable, "-m", "tests.support.secret_run", str(root), endpoint.url]

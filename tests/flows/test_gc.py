@@ -242,7 +242,7 @@ def child(work: Callable[[], Any]) -> int:
 
 
 @pytest.mark.parametrize("call", ["rename", "unlink", "rmdir"])
-@pytest.mark.parametrize("number", [1, 2, 5, 9])
+@pytest.mark.parametrize("number", [1, 3, 9])
 def test_a_kill_at_any_moment_leaves_what_stays_whole_and_the_next_gc_ends_it(root: Path, call: str, number: int) -> None:
     kept, tasks = refresh(root, "kept", 40), made(root, "tasks", "shared", days=99)
     old = [refresh(root, f"old {age}", age, tasks) for age in (60, 80, 90)]

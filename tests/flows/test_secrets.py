@@ -119,7 +119,6 @@ def test_a_refresh_leaves_its_secrets_nowhere(tmp_path: Path) -> None:
         ):
             environment = clean_environment() | dict(prefect.environment) | dict(mlflow.environment)
             environment |= {"MLFLOW_TRACKING_USERNAME": "admin", "MLFLOW_TRACKING_PASSWORD": secrets["mlflow"]}
-            environment |= {"MLFLOW_TRACKING_USERNAME": "admin", "MLFLOW_TRACKING_PASSWORD": secrets["mlflow"]}
             environment |= {"HF_TOKEN": secrets["hub"], "OPENAI_API_KEY": secrets["generator"], "RAY_TMPDIR": str(ray)}
             environment |= {"PYTHONPATH": str(ROOT), "PREFECT_LOGGING_LEVEL": "DEBUG"}
             command = [sys.executable, "-m", "tests.support.secret_run", str(root), endpoint.url]

@@ -14,7 +14,7 @@ from tasks.tracking.mlflow_sink import DatasetRef, RunRecord, StageRecord, log_r
 def main() -> None:
     root, endpoint = sys.argv[1:]
     wanted = (f"root={root}", "tasks.limit=1", "synthesis.sampler=openai", f"synthesis.base_url={endpoint}", "synthesis.model=m")
-    more = ("synthesis.samples_per_task=4", "verification.workers=1", "verification.eval.timing.max_s=0.2")
+    more = ("synthesis.samples_per_task=4", "verification.workers=1", "verification.eval.timing.max_s=0.2", "curation.min_speedup=0.01")
     config = load_profile("local", (*wanted, *more))
     refreshed: Refreshed = refresh_dataset(config)
     curated = refreshed.curated.open()

@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test test-slow test-gpu test-browser test-vllm vllm lint install clean
+.PHONY: demo test test-slow test-gpu test-browser test-vllm vllm lint audit install clean
 
 demo: $(STAMP)
 	$(BIN)/concur run --profile local
@@ -37,6 +37,10 @@ vllm: .venv-vllm/.installed
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
+
+# pins against what is installed; known vulnerabilities where pip-audit is installed and advisories can be had, and a word where not
+audit: $(STAMP)
+	$(BIN)/python -m tests.support.audit
 
 install: $(STAMP)
 

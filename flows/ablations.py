@@ -23,8 +23,11 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, create_table_artifact, update_progress_artifact
 from prefect.logging import get_run_logger
 
+from flows.artifact_text import cells
 from flows.config import PipelineConfig
+from flows.guard.stopping import stops_soon
 from flows.refresh import Samples, verified_samples
+from flows.retention.sweep import in_use
 from flows.sweep_branch import HANDS, Hands, Trained, answered, finished_branch, leader_among, run_branch
 from flows.sweep_devices import branches_at_once, visible_gpus
 from flows.sweep_end import cautions_of, compared, one_line, prefect_url
@@ -94,7 +97,7 @@ def ablate(config: SweepConfig | None = None) -> SweepResult:
             found = verified_samples(pipeline)
     fingerprint = fingerprint_of(config, pipeline, plans, found, suite)
     directory = sweep_dir(pipeline.root, fingerprint)
-    with sole_writer(directory):
+    with stops_soon(), in_use(pipeline.root), sole_writer(directory):
         begun = meter.keep_in(directory)
         return Sweeping(config, pipeline, plans, found, suite, hands, fingerprint, directory, parallel).run(begun)
 
@@ -383,7 +386,7 @@ class Sweeping:
         )
         cautions = (*cautions, *caution, *self.tracker.told)
         if rows:
-            create_table_artifact(key="ablation", table=rows, description="Strategies, with 95 % intervals, against the first")
+            create_table_artifact(key="ablation", table=cells(rows), description="Strategies, with 95 % intervals, against the first")
         if markdown := next((path for path in files if path.suffix == ".md"), None):
             create_markdown_artifact(key="comparison", markdown=markdown.read_text(encoding="utf-8"), description="Which strategy won")
         self.tick({})

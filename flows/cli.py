@@ -325,16 +325,12 @@ def _print_checks(checks: list[Any], profile: str, fine: bool) -> None:
     console.print(f"profile {profile} can run here" if fine else f"profile {profile} cannot run here: mend what is MISSING")
 
 
-from flows.commands import ablate as _ablate  # noqa: E402
-from flows.commands import stack as _stack  # noqa: E402  commands of their own modules; they import this one when they run
+from flows.commands import ablate as _ablate  # noqa: E402  commands of their own modules; they import this one when they run
+from flows.commands import gc as _gc  # noqa: E402
+from flows.commands import stack as _stack  # noqa: E402
 
-main.add_command(_stack.up)
-main.add_command(_stack.status)
-main.add_command(_stack.down)
-main.add_command(_stack.env)
-main.add_command(morning)
-main.add_command(watchdog)
-main.add_command(_ablate.ablate)
+for _command in (_stack.up, _stack.status, _stack.down, _stack.env, morning, watchdog, _ablate.ablate, _gc.gc):
+    main.add_command(_command)
 
 if __name__ == "__main__":
     main()

@@ -9,6 +9,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.logging import get_run_logger
 from pydantic import ValidationError
 
+from flows.artifact_text import cells
 from flows.config import PipelineConfig, explained
 from flows.refresh import Refreshed
 from flows.set_figures import TABLES_FILE, draw_curated
@@ -44,7 +45,7 @@ def curate_again(config: PipelineConfig, of: str | None, strategies: list[str], 
     if not made:
         raise problems[0]
     rows = [_row(name, ref) for name, ref in made.items()] + [{"strategy": "not made", "samples": "-", "taken": str(p)} for p in problems]
-    create_table_artifact(key="training-sets", table=rows, description=f"Training sets of the verdicts {line.verdicts.fingerprint}")
+    create_table_artifact(key="training-sets", table=cells(rows), description=f"Training sets of the verdicts {line.verdicts.fingerprint}")
     show_snapshots({f"training set, {name}": ref for name, ref in made.items()})
     for name, ref in made.items():
         _figures(name, ref, line)

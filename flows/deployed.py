@@ -17,6 +17,7 @@ from flows import forms
 from flows.benchmark import Benchmarked, benchmark_models
 from flows.config import PipelineConfig
 from flows.forms import configuration
+from flows.guard.notices import NOTICES
 from flows.naming import deployed_name
 from flows.pipeline import LineResult, concur_line
 from flows.refresh import Refreshed, refresh_dataset
@@ -31,7 +32,7 @@ DEVICES = "gpu"
 QUIET = {"DO_NOT_TRACK": "1", "RAY_USAGE_STATS_ENABLED": "0", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
-@flow(name="nightly refresh", flow_run_name=deployed_name("refresh"))
+@flow(name="nightly refresh", flow_run_name=deployed_name("refresh"), **NOTICES)
 def nightly_refresh(
     run: forms.RunForm = forms.RUN,
     candidates: forms.CandidatesForm = forms.CANDIDATES,
@@ -46,7 +47,7 @@ def nightly_refresh(
     return refreshed
 
 
-@flow(name="curate training sets", flow_run_name=deployed_name("curate"))
+@flow(name="curate training sets", flow_run_name=deployed_name("curate"), **NOTICES)
 def curate_sets(
     run: forms.RunForm = forms.RUN,
     verdicts: forms.CuratedForm = forms.CURATED,
@@ -60,7 +61,7 @@ def curate_sets(
     return curate_again(config, verdicts.snapshot or None, [str(name) for name in sets.strategies], sets.size or None)
 
 
-@flow(name="train an adapter", flow_run_name=deployed_name("train"))
+@flow(name="train an adapter", flow_run_name=deployed_name("train"), **NOTICES)
 def train_on_set(
     run: forms.RunForm = forms.RUN,
     curated: forms.CuratedForm = forms.CURATED,
@@ -82,7 +83,7 @@ def train_on_set(
     return trained
 
 
-@flow(name="score the models", flow_run_name=deployed_name("benchmark"))
+@flow(name="score the models", flow_run_name=deployed_name("benchmark"), **NOTICES)
 def score_models(
     run: forms.RunForm = forms.RUN,
     adapter: forms.AdapterForm = forms.ADAPTER,
@@ -102,7 +103,7 @@ def score_models(
     return benchmarked
 
 
-@flow(name="whole line", flow_run_name=deployed_name("the whole line of"))
+@flow(name="whole line", flow_run_name=deployed_name("the whole line of"), **NOTICES)
 def whole_line(
     run: forms.RunForm = forms.RUN,
     candidates: forms.CandidatesForm = forms.CANDIDATES,

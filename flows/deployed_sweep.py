@@ -8,11 +8,12 @@ from flows import forms
 from flows.ablations import SweepResult, ablate
 from flows.deployed import devices, prepared
 from flows.forms import configuration, setting
+from flows.guard.notices import NOTICES
 from flows.naming import deployed_name
 from flows.sweep_plan import SweepConfig
 
 
-@flow(name="weekly ablations", flow_run_name=deployed_name("compare strategies of"))
+@flow(name="weekly ablations", flow_run_name=deployed_name("compare strategies of"), **NOTICES)
 def weekly_ablations(
     run: forms.RunForm = forms.SWEEP_RUN, sweep: forms.SweepForm = forms.SWEEP, advanced: forms.AdvancedForm = forms.ADVANCED
 ) -> SweepResult:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
+from flows.artifact_text import cells
 from flows.benchmark import Benchmarked, benchmark_models
 from flows.config import PipelineConfig
 from flows.guard.notices import NOTICES
@@ -12,6 +13,7 @@ from flows.guard.stopping import stops_soon
 from flows.naming import run_name
 from flows.refresh import Refreshed, refresh_dataset
 from flows.report import write_report
+from flows.retention.sweep import in_use
 from flows.shown import link_mlflow, show_scores, show_snapshots
 from flows.track import track
 from flows.train import train_adapter
@@ -34,14 +36,14 @@ class LineResult(Record):
 def concur_line(config: PipelineConfig | None = None) -> LineResult:
     """Tasks to tuned adapter to scores, as one run. A second run of the same configuration is served from snapshots."""
     config = config or PipelineConfig()
-    with stops_soon():
+    with stops_soon(), in_use(config.root):  # from first to last: what the refresh made is read until the end
         refreshed = refresh_dataset(config)
         trained = train_adapter(config, refreshed.tasks, refreshed.curated)
         benchmarked = benchmark_models(config, trained)
         report = write_report(config, refreshed, trained, benchmarked)
         create_markdown_artifact(key="report", markdown=report.markdown, description="What this run found")
         create_table_artifact(
-            key="summary", table=[{"what": name, "value": value} for name, value in report.summary], description="The run in one table"
+            key="summary", table=cells({"what": name, "value": value} for name, value in report.summary), description="The run in one table"
         )
         run_id = track(config, refreshed, trained, benchmarked, report)
         show_scores(scores_of(benchmarked.scores))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ from tasks.publishing.hub import Pushed, push_to_hub
 from tasks.publishing.lineage import find_curated
 from tasks.publishing.publish import PUBLICATION, Published, PublishOptions, publish
 from tasks.store import SnapshotRef
+
+PUBLISHED = "published.jsonl"
+"""What was published of a root's snapshots, one line each."""
 
 
 def publish_set(
@@ -38,17 +43,32 @@ def publish_set(
         raise UsageError(
             f"{'.'.join(map(str, problem['loc']))} = {problem['input']!r}: {problem['msg']}", "see concur publish -h"
         ) from error
+    chosen_sets = [find_curated(root, name) for name in (curated, *also)]
     published = publish(
-        find_curated(root, curated),
+        chosen_sets[0],
         Path(out),
         chosen,
-        strategies=[find_curated(root, name) for name in also],
+        strategies=chosen_sets[1:],
         observations=_text(observations),
         decontamination=_text(decontamination),
         figures=[Path(figure) for figure in figures],
     )
+    for place in {ref.root for ref in chosen_sets}:
+        _note(place, published, Path(out).expanduser().absolute())
     pushed = push_to_hub(Path(out).expanduser().absolute(), push, private=not public) if push else None
     return _summary(published, Path(out).expanduser().absolute(), pushed)
+
+
+def _note(root: str, published: Published, folder: Path) -> None:
+    """Beside the snapshots, what was published of them: `concur gc` keeps it. A root that cannot be written to keeps no notes."""
+    if "://" in root:
+        return
+    line = json.dumps({"tag": published.tag, "folder": str(folder), "curated": published.curated}) + "\n"
+    path = Path(root).expanduser() / PUBLISHED
+    with suppress(OSError):
+        if not path.exists() or line not in path.read_text(encoding="utf-8"):
+            with open(path, "a", encoding="utf-8") as notes:
+                notes.write(line)
 
 
 def _summary(published: Published, folder: Path, pushed: Pushed | None) -> dict[str, Any]:

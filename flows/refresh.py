@@ -7,6 +7,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
+from flows.artifact_text import as_text, cells
 from flows.config import PipelineConfig
 from flows.guard.disk import require_room
 from flows.guard.notices import NOTICES
@@ -14,6 +15,7 @@ from flows.guard.run import guarded, shown
 from flows.history import Refresh, entered
 from flows.morning import write_morning
 from flows.naming import run_name
+from flows.retention.sweep import in_use
 from flows.set_figures import TABLES_FILE, draw_curated
 from flows.shown import show_files, show_snapshots
 from kernels_eval.records import Record
@@ -61,7 +63,7 @@ class Refreshed(Samples):
 @flow(name="refresh the data set", flow_run_name=run_name("refresh"), **NOTICES)
 def refresh_dataset(config: PipelineConfig) -> Refreshed:
     """Write, verify, refine as often as is configured, and curate candidates. Pays only for tasks, samples and verdicts that are new."""
-    with entered(config, str(flow_run.id) if flow_run.id else None) as entry:
+    with in_use(config.root), entered(config, str(flow_run.id) if flow_run.id else None) as entry:
         refreshed = every_stage(config)
         ended = entry.ends("finished", snapshots=refreshed.snapshots, cautions=refreshed.cautions)
     tell_the_morning(config, ended)
@@ -80,7 +82,7 @@ def every_stage(config: PipelineConfig) -> Refreshed:
     if refreshed.cautions:
         text = "\n".join(f"- {shown(caution)}" for caution in refreshed.cautions)
         create_markdown_artifact(key="cautions", markdown=text, description="What to know of this refresh")
-    create_table_artifact(key="refresh", table=summary_rows(refreshed), description="What this refresh produced")
+    create_table_artifact(key="refresh", table=cells(summary_rows(refreshed)), description="What this refresh produced")
     return refreshed
 
 
@@ -125,7 +127,7 @@ def analysed(config: PipelineConfig, verdicts: SnapshotRef, candidates: Snapshot
     except Exception as error:  # whatever a model or a figure could not do; the next run of the same configuration tries it again
         caution = f"The observations of this refresh are missing: {type(error).__name__}: {error}"
         get_run_logger().error("%s", caution)
-        create_markdown_artifact(key="observations", markdown=caution, description="What reasoning length says")
+        create_markdown_artifact(key="observations", markdown=as_text(caution), description="What reasoning length says")
         return None, (caution,)
     place = f"\nThe page with figures and tables: `{found.files[0]}`\n" if found.files else ""
     create_markdown_artifact(key="observations", markdown=found.markdown() + place, description="What reasoning length says")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from prefect.artifacts import create_image_artifact, create_link_artifact, create_table_artifact
 from prefect.logging import get_run_logger
 
+from flows.artifact_text import cells
 from flows.config import PipelineConfig
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def show_snapshots(refs: Mapping[str, SnapshotRef | None]) -> None:
         rows = [
             {"what": name, "rows": f"{ref.open().manifest['rows']:,}", "where": str(ref.open().path)} for name, ref in refs.items() if ref
         ]
-        create_table_artifact(key="snapshots", table=rows, description="Where the snapshots of this run lie")
+        create_table_artifact(key="snapshots", table=cells(rows), description="Where the snapshots of this run lie")
 
 
 def show_files(paths: Iterable[Path], descriptions: Mapping[str, str], suffix: str = "") -> None:
@@ -111,7 +112,7 @@ def show_scores(rows: Sequence[ScoreRow]) -> None:
             }
             for row in shown
         ]
-        create_table_artifact(key="scores", table=table, description="Exec and fast_1 on the held-out tasks")
+        create_table_artifact(key="scores", table=cells(table), description="Exec and fast_1 on the held-out tasks")
 
     def draw(axes: Any) -> None:
         names = [f"{row.model}, {row.metric} at {row.k}" for row in shown]

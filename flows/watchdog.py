@@ -16,6 +16,7 @@ from uuid import UUID
 
 from prefect import flow
 
+from flows.artifact_text import cells
 from flows.guard.stuck import RunFacts, Stuck, WatchdogConfig, judge
 from kernels_eval.errors import EvalError
 
@@ -39,7 +40,7 @@ def watch_runs(config: WatchdogConfig | None = None, dry_run: bool = False) -> l
     done = watch(config or WatchdogConfig(), dry_run=dry_run, without=str(flow_run.id))
     for each in done:
         get_run_logger().warning("%s %s: %s (%s)", each["action"], each["name"], each["why"], each["done"])
-    create_table_artifact(key="watchdog", table=done, description="Runs that were stuck, and what was done")
+    create_table_artifact(key="watchdog", table=cells(done), description="Runs that were stuck, and what was done")
     return done
 
 

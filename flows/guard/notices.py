@@ -8,6 +8,7 @@ gone no hook runs: `deployments/automations` has what the server does by itself.
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import os
@@ -49,7 +50,7 @@ def notice_of(flow: Any, run: Any, state: Any) -> dict[str, Any]:
 def tell(flow: Any, run: Any, state: Any) -> None:
     """The hook. Never raises."""
     try:
-        config = _config(run)
+        config = _config(flow, run)
         if run.parent_task_run_id is not None or config is None:
             return
         deliver(config, notice_of(flow, run, state))
@@ -106,13 +107,26 @@ def _post(url: str, body: str, timeout_s: float) -> None:
         pass
 
 
-def _config(run: Any) -> NotifyConfig | None:
-    """`guard.notify` of the run's configuration, which is an object in the run's own process and plain data in the worker's."""
+def _config(flow: Any, run: Any) -> NotifyConfig | None:
+    """`guard.notify` of the run's configuration, which is an object in the run's own process and plain data in the worker's.
+
+    A deployed flow has forms instead: what they say is made a configuration again.
+    """
+    if "config" not in (run.parameters or {}):
+        from flows.forms import Form, configuration
+
+        given = flow.validate_parameters(run.parameters or {})
+        filled = {name: given.get(name, parameter.default) for name, parameter in inspect.signature(flow.fn).parameters.items()}
+        forms = [form for name, form in filled.items() if isinstance(form, Form) and name != "sweep"]
+        return _asked(configuration(*forms).guard.notify) if forms else None
     config = (run.parameters or {}).get("config")
     found = config.get("guard", {}).get("notify") if isinstance(config, dict) else getattr(getattr(config, "guard", None), "notify", None)
     if found is None:
         return None
-    found = found if isinstance(found, NotifyConfig) else NotifyConfig.model_validate(found)
+    return _asked(found if isinstance(found, NotifyConfig) else NotifyConfig.model_validate(found))
+
+
+def _asked(found: NotifyConfig) -> NotifyConfig | None:
     return found if found.command or found.webhook_env or found.webhook_block else None
 
 

@@ -1,4 +1,5 @@
-"""The block that a flow of the line works in: it stops soon, watches the disk, gathers cautions, and tells what is there if it ends early.
+"""The block that a flow of the line works in: it stops soon, holds its root against `concur gc`, watches the disk, gathers cautions, and
+tells what is there if it ends early.
 
 Guarantees: an error leaves the flow as it is, after a Prefect artifact `unfinished` that has the error, its fix, and what each snapshot
 that this run worked on holds; a cancelled run writes nothing more. Text in the artifact is escaped: an error may quote what a model wrote.
@@ -7,7 +8,6 @@ Where Prefect does not take the artifact, the error leaves all the same.
 
 from __future__ import annotations
 
-import html
 import json
 import time
 from collections.abc import Iterator
@@ -15,9 +15,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from flows.artifact_text import as_text
 from flows.config import PipelineConfig
 from flows.guard.disk import DiskWatch, require_room
 from flows.guard.stopping import stops_soon
+from flows.retention.sweep import in_use
 from kernels_eval.cluster import interruptible
 from tasks.progress import gathering, observed_by
 from tasks.store import MANIFEST
@@ -41,7 +43,7 @@ STAGES = (
 def guarded(config: PipelineConfig) -> Iterator[list[str]]:
     """Yields the cautions so far. Raises DiskFullError, before anything is done and while it is."""
     began = time.time()
-    with stops_soon(), gathering() as cautions:
+    with stops_soon(), in_use(config.root), gathering() as cautions:
         try:
             require_room(config)
             with observed_by(DiskWatch(config)), interruptible():
@@ -98,6 +100,4 @@ def _rows(folder: Path, finished: bool) -> int:
 
 def shown(text: Any) -> str:
     """One line that is text and nothing else, wherever markdown is rendered: no HTML, no links, no tables, no code."""
-    line = " ".join(str(text).split())
-    line = line if len(line) <= SHOWN_CHARS else line[:SHOWN_CHARS] + " [...]"
-    return "".join(f"\\{mark}" if mark in "\\`*_{}[]()#!|~" else mark for mark in html.escape(line, quote=False))
+    return as_text(text, SHOWN_CHARS)

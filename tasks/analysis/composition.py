@@ -7,6 +7,8 @@ guarantee that a family is what a task's time is spent on: it is read from the o
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING
@@ -189,18 +191,24 @@ def markdown(sets: Sequence[SetComposition], shared: Overlap | None = None) -> s
     for each in sets:
         tokens = f"{each.tokens.median:,.0f}" if each.tokens else ""
         speedup = f"{each.speedups.median:.2f} (n {each.speedups.n:,})" if each.speedups else "none"
-        families = ", ".join(f"{name} {count:,}" for name, count in each.families.items())
+        families = ", ".join(f"{_plain(name)} {count:,}" for name, count in each.families.items())
         counts = f"{each.samples:,} | {each.tasks:,} | {each.single_operator:,} | {each.fusion:,}"
-        lines.append(f"| {each.name} | {counts} | {tokens} | {speedup} | {families} |")
+        lines.append(f"| {_plain(each.name)} | {counts} | {tokens} | {speedup} | {families} |")
     if shared is None or not shared.pairs:
         return "\n".join(lines) + "\n"
     names = [each.name for each in sets]
     known = {(pair.first, pair.second): pair for pair in shared.pairs} | {(pair.second, pair.first): pair for pair in shared.pairs}
-    lines += ["", "| samples in common (Jaccard, %) | " + " | ".join(names) + " |", "|" + " --- |" * (len(names) + 1)]
+    lines += ["", "| samples in common (Jaccard, %) | " + " | ".join(map(_plain, names)) + " |", "|" + " --- |" * (len(names) + 1)]
     for row in names:
         cells = ["" if row == column else _shared(known[row, column]) for column in names]
-        lines.append(f"| {row} | " + " | ".join(cells) + " |")
+        lines.append(f"| {_plain(row)} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _plain(name: str) -> str:
+    """A name from somebody's file as text in a Markdown table."""
+    escaped = re.sub(r"([\\`*_{}\[\]()#|~!])", r"\\\1", html.escape(" ".join(name.split()), quote=False))
+    return escaped.replace("://", ":\\/\\/")
 
 
 def _shared(pair: Pair) -> str:

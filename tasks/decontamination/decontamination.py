@@ -7,6 +7,8 @@ run. Does not guarantee that what is kept is unknown to the benchmark: docs/expl
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -66,12 +68,19 @@ class Decontaminated:
         lines = [f"{self.removed.height} of {total} training tasks are left out.", ""]
         lines += ["| level | removed | examples (training task = benchmark task) |", "| --- | ---: | --- |"]
         for level, rows in self.examples().items():
-            shown = "; ".join(f"{row['task_id']} = {row['benchmark_task_id']} ({row['detail']})" for row in rows)
+            shown = "; ".join(f"{_plain(row['task_id'])} = {_plain(row['benchmark_task_id'])} ({_plain(row['detail'])})" for row in rows)
             lines.append(f"| {level} | {self.counts[level]} | {shown} |")
         if self.unparsed:
-            named = ", ".join(self.unparsed[:EXAMPLES]) + (", ..." if len(self.unparsed) > EXAMPLES else "")
+            named = ", ".join(map(_plain, self.unparsed[:EXAMPLES])) + (", ..." if len(self.unparsed) > EXAMPLES else "")
             lines += ["", f"{len(self.unparsed)} do not parse and were compared as text only, exact and near: {named}."]
         return "\n".join(lines) + "\n"
+
+
+def _plain(name: object) -> str:
+    """A name that somebody else gave, as text in a Markdown table: it is shown in user interfaces and on published cards."""
+    line = "".join(character if character.isprintable() else "?" for character in " ".join(str(name).split()))
+    escaped = re.sub(r"([\\`*_{}\[\]()#|~!])", r"\\\1", html.escape(line, quote=False))
+    return escaped.replace("://", ":\\/\\/")
 
 
 def decontaminate(tasks: pl.DataFrame, benchmark: pl.DataFrame, config: DecontaminationConfig) -> Decontaminated:

@@ -28,6 +28,7 @@ def test_the_analysis_is_shown_and_its_failure_is_a_caution(prefect_home: Path, 
     from prefect import flow
     from prefect.artifacts import Artifact
 
+    from flows.artifact_text import as_text
     from flows.refresh import analysed
 
     config = PipelineConfig(root=str(tmp_path), analysis=QUICK)
@@ -46,4 +47,4 @@ def test_the_analysis_is_shown_and_its_failure_is_a_caution(prefect_home: Path, 
     analysis, cautions = asked()
     assert analysis is None and len(cautions) == 1 and "observations of this refresh are missing" in cautions[0]
     shown = Artifact.get("observations")
-    assert shown is not None and shown.data == cautions[0]
+    assert shown is not None and shown.data == as_text(cautions[0])  # as text, not as markup

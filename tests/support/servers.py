@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-READY_S = 120.0
+READY_S = 300.0  # 10 s on a machine that does nothing else
 ENDS_S = 20.0
 ATTEMPTS = 3
 
@@ -134,7 +134,7 @@ def _serve(name: str, folder: Path, command, environment, health: str) -> Iterat
 
 
 def _healthy(process: subprocess.Popen[bytes], url: str) -> bool:
-    """Wait until the server answers, for at most two minutes; False as soon as its process is gone."""
+    """Wait until the server answers, for at most five minutes; False as soon as its process is gone."""
     until = time.monotonic() + READY_S
     while time.monotonic() < until and process.poll() is None:
         with suppress(OSError, urllib.error.URLError):

@@ -1,0 +1,166 @@
+"""Stored cross-site scripting, tried in the real user interfaces: what strangers wrote is shown there, and does nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.support.browser import Browser, chromium
+from tests.support.payloads import CANARY, FIRED, LINES
+from tests.support.servers import Served, clean_environment, mlflow_server, prefect_server
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(1800)]
+OUR_WORDS = "What to trust, and what not"
+ROOT = Path(__file__).parents[2]
+
+
+class Shown(NamedTuple):
+    prefect: Served
+    mlflow: Served
+    ids: dict[str, str]
+    experiment: str
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+    folder = tmp_path_factory.mktemp("hostile")
+    with prefect_server(folder / "prefect") as prefect, mlflow_server(folder / "mlflow") as mlflow:
+        environment = clean_environment() | dict(prefect.environment) | {"PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "tests.support.hostile_runs", str(folder), mlflow.url]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, timeout=600)
+        assert done.returncode == 0, done.stderr[-3000:]
+        ids = json.loads(done.stdout.splitlines()[-1])
+        with urllib.request.urlopen(f"{mlflow.url}/api/2.0/mlflow/runs/get?run_id={ids['mlflow']}", timeout=30) as answer:
+            experiment = json.load(answer)["run"]["info"]["experiment_id"]
+        yield Shown(prefect, mlflow, ids, experiment)
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    with chromium(tmp_path / "shots") as window:
+        yield window
+
+
+def fired(browser: Browser) -> list[str]:
+    """What took effect in the page or one of its frames: scripts, requests, links that would run one."""
+    found = [url for url in browser.outside if CANARY in url]
+    for frame in browser.page.frames:
+        if frame.evaluate(f"Boolean(window.{FIRED})"):
+            found.append(f"a script ran in {frame.url}")
+        found += frame.evaluate("Array.from(document.querySelectorAll('a')).map(a => a.href).filter(h => h.startsWith('javascript:'))")
+    return found
+
+
+def settled(browser: Browser) -> None:
+    """Nothing is loaded any more, or five seconds have passed: pages that ask their server again and again never come to rest."""
+    from playwright.sync_api import TimeoutError as NotYet
+
+    with suppress(NotYet):
+        browser.page.wait_for_load_state("networkidle", timeout=5000)
+
+
+def visit(browser: Browser, url: str, words: str, name: str) -> None:
+    """Open a page, wait until it shows some of the hostile text, and let whatever it has loaded come to an end."""
+    browser.page.goto(url)
+    browser.page.get_by_text(words).first.wait_for(state="attached", timeout=60_000)
+    settled(browser)
+    browser.shot(name)
+
+
+def test_the_payloads_fire_in_a_page_that_does_not_escape(browser: Browser, tmp_path: Path) -> None:
+    """Otherwise the other tests could not fail."""
+    page = tmp_path / "bad.html"
+    page.write_text(f"<!doctype html><body>{LINES}</body>")
+    browser.page.goto(page.as_uri())
+    browser.page.wait_for_function(f"window.{FIRED} === 1")
+    settled(browser)
+    assert any("a script ran" in each for each in fired(browser)) and any(CANARY in each for each in fired(browser))
+
+
+@pytest.mark.parametrize("artifact", ["report", "decontamination", "caution", "summary", "table"])
+def test_artifacts_in_the_prefect_ui(browser: Browser, shown: Shown, artifact: str) -> None:
+    visit(browser, f"{shown.prefect.url}/artifacts/artifact/{shown.ids[artifact]}", "onerror", f"prefect-{artifact}")
+    assert fired(browser) == []
+
+
+@pytest.mark.parametrize("run", ["run", "failed"])
+def test_names_and_logs_of_runs_in_the_prefect_ui(browser: Browser, shown: Shown, run: str) -> None:
+    visit(browser, f"{shown.prefect.url}/runs/flow-run/{shown.ids[run]}", "onerror", f"prefect-{run}")
+    assert fired(browser) == []
+    visit(browser, f"{shown.prefect.url}/runs", "onerror", "prefect-runs")
+    assert fired(browser) == []
+
+
+def test_what_the_prefect_ui_does_with_raw_markup(browser: Browser, shown: Shown) -> None:
+    """No script runs by itself. But a picture from elsewhere is loaded and a `javascript:` link is a link (Prefect 3.8), in cells of tables
+    too: that is why our edge escapes (SECURITY.md). Once this fails for the second part, that page may say so."""
+    browser.page.goto(f"{shown.prefect.url}/artifacts/artifact/{shown.ids['raw_markdown']}")
+    browser.page.get_by_role("heading", name="title").first.wait_for(timeout=60_000)
+    settled(browser)
+    found = fired(browser)
+    assert not [each for each in found if "a script ran" in each]
+    assert [each for each in found if each.startswith("javascript:")] and [each for each in found if CANARY in each]
+
+
+def mlflow_page(shown: Shown, tab: str) -> str:
+    return f"{shown.mlflow.url}/#/experiments/{shown.experiment}/runs/{shown.ids['mlflow']}{tab}"
+
+
+def test_a_run_in_the_mlflow_ui(browser: Browser, shown: Shown) -> None:
+    visit(browser, mlflow_page(shown, ""), "onerror", "mlflow-run")
+    assert fired(browser) == []
+    visit(browser, f"{shown.mlflow.url}/#/experiments/{shown.experiment}/runs", "onerror", "mlflow-runs")
+    assert fired(browser) == []
+
+
+@pytest.mark.parametrize("name", ["report.html", "report.md"])
+def test_our_pages_in_the_mlflow_ui(browser: Browser, shown: Shown, name: str) -> None:
+    browser.page.goto(mlflow_page(shown, f"/artifacts/{name}"))
+    assert OUR_WORDS in _words(browser, OUR_WORDS)  # the file is shown, not the run's name alone
+    settled(browser)
+    browser.shot(f"mlflow-{name}")
+    assert fired(browser) == []
+
+
+def test_what_the_mlflow_ui_does_with_raw_markup(browser: Browser, shown: Shown) -> None:
+    """A page that somebody else logged runs in a frame of its own origin: it cannot reach MLflow's page or its API (SECURITY.md)."""
+    browser.page.goto(mlflow_page(shown, "/artifacts/raw.html"))
+    frame = browser.page.locator("iframe").first
+    frame.wait_for(timeout=60_000)
+    settled(browser)
+    assert "allow-same-origin" not in (frame.get_attribute("sandbox") or "allow-same-origin")
+    assert not browser.page.evaluate(f"Boolean(window.{FIRED})")
+
+
+def test_the_report_opened_as_a_file(browser: Browser, tmp_path: Path) -> None:
+    from tasks.benchmark.report import build_report
+    from tests.support.hostile_report import hostile_report
+
+    page = tmp_path / "report.html"
+    page.write_text(build_report(hostile_report()), encoding="utf-8")
+    browser.page.goto(page.as_uri())
+    settled(browser)
+    browser.page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
+    assert "onerror" in _words(browser, "onerror") and fired(browser) == []
+
+
+def _words(browser: Browser, expected: str) -> str:
+    """The text of the page and its frames, once one of them shows what is expected."""
+
+    def said(frame: Any) -> str:
+        return frame.evaluate("document.body ? document.body.innerText : ''")
+
+    for _ in range(60):
+        words = " ".join(map(said, browser.page.frames))
+        if expected in words:
+            return words
+        browser.page.wait_for_timeout(500)  # the next look; a frame tells nobody that it has been filled
+    return " ".join(map(said, browser.page.frames))

@@ -1,0 +1,406 @@
+"""`concur gc` on real snapshots, a real MLflow database and real locks: what is referred to stays, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flows.cli import main
+from flows.retention.collect import collect, in_units
+from flows.retention.inventory import TRASH, Stored, scan
+from flows.retention.plan import DAY_S, Keep, decide
+from flows.retention.sweep import in_use
+from kernels_eval.errors import UsageError
+from kernels_eval.records import stable_hash
+from tasks.store import Snapshot
+
+SCHEMA = pa.schema([("key", pa.string())])
+NOTHING = Keep(refreshes=0, younger_than_days=0, unfinished_days=0)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONCUR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "root").mkdir()
+    return tmp_path / "root"
+
+
+def made(root: Path, stage: str, name: str, *upstream: Snapshot, days: float = 100, finished: bool = True) -> Snapshot:
+    """A snapshot as a stage writes it, so many days ago."""
+    snapshot = Snapshot(str(root), stage, stable_hash(name))
+    snapshot.append([{"key": name}], SCHEMA)
+    created = datetime.now(UTC) - timedelta(days=days)
+    if finished:
+        snapshot.publish(config={}, upstream=[one.fingerprint for one in upstream], extra={"created_at": created.isoformat()})
+    for path in [*Path(snapshot.path).iterdir(), Path(snapshot.path)]:
+        os.utime(path, (created.timestamp(), created.timestamp()))
+    return snapshot
+
+
+def refresh(root: Path, night: str, days: float, tasks: Snapshot | None = None) -> dict[str, Snapshot]:
+    tasks = tasks or made(root, "tasks", f"tasks {night}", days=days)
+    candidates = made(root, "synthesis", f"candidates {night}", tasks, days=days)
+    verdicts = made(root, "verification", f"verdicts {night}", candidates, tasks, days=days)
+    curated = made(root, "curation", f"curated {night}", verdicts, candidates, tasks, days=days)
+    analysis = made(root, "analysis", f"analysis {night}", verdicts, candidates, days=days)
+    return {"tasks": tasks, "candidates": candidates, "verdicts": verdicts, "curated": curated, "analysis": analysis}
+
+
+def places(root: Path) -> set[str]:
+    return {one.place for one in scan(root)}
+
+
+def of(*snapshots: Snapshot) -> set[str]:
+    return {f"{one.stage}/{one.fingerprint}" for one in snapshots}
+
+
+def gone(root: Path, keep: Keep = NOTHING, **options: Any) -> set[str]:
+    """What `--delete` removed, which is what the dry run had said, and nothing before it was asked to."""
+    before = places(root)
+    options = {"without_mlflow": True} | options
+    shown = collect(str(root), keep=keep, **options)
+    assert places(root) == before
+    told = collect(str(root), keep=keep, delete=True, **options)
+    removed = before - places(root)
+    for said in (shown, told):
+        assert {f"{one['stage']}/{one['fingerprint']}" for one in said["snapshots"] if not one["stays"]} == removed
+    assert not (root / TRASH).exists()
+    return removed
+
+
+def test_the_newest_refreshes_stay_with_what_they_were_made_of(root: Path) -> None:
+    tasks = made(root, "tasks", "shared", days=300)
+    nights = [refresh(root, f"night {age}", 30 * age, tasks) for age in (1, 2, 3)]
+    other = made(root, "curation", "another strategy", *(nights[1][name] for name in ("verdicts", "candidates", "tasks")), days=61)
+    adapter = made(root, "training", "adapter", nights[0]["curated"], days=29)
+    assert gone(root, Keep(refreshes=2, younger_than_days=0)) == of(*nights[2].values()) - of(tasks)
+    assert of(tasks, other, adapter, *nights[0].values(), *nights[1].values()) == places(root)
+    assert gone(root, Keep(refreshes=1, younger_than_days=0)) == of(other, *nights[1].values()) - of(tasks)
+    assert of(tasks, adapter, *nights[0].values()) == places(root)
+
+
+def test_what_is_young_or_half_done_stays_for_a_while(root: Path) -> None:
+    young, old = refresh(root, "young", 3), refresh(root, "old", 30)
+    begun = made(root, "verification", "begun", days=10, finished=False)
+    left = made(root, "verification", "left", days=40, finished=False)
+    empty = root / "verification" / stable_hash("somebody's own directory")
+    empty.mkdir()
+    assert gone(root, Keep(refreshes=0)) == of(left, *old.values())
+    assert of(begun, *young.values()) == places(root) and empty.is_dir()
+
+
+def test_a_report_and_what_its_json_names_stay(root: Path) -> None:
+    night, unused = refresh(root, "night", 90), refresh(root, "unused", 90)
+    scores = made(root, "benchmark", "scores", made(root, "verification", "answers"))
+    report = Path(scores.path) / "report"
+    report.mkdir()
+    (report / "report.json").write_text(json.dumps({"fingerprints": {"analysis": night["analysis"].fingerprint}}))
+    assert gone(root) == of(*unused.values(), night["curated"])
+
+
+def test_published_sets_stay_wherever_the_folder_lies(root: Path, tmp_path: Path) -> None:
+    from flows.publish import publish_set
+    from tests.support.curated import line, sample
+
+    ref = line(root, [sample("t/1", 0, 10, 6.0)])
+    lost = refresh(root, "never published", 90)
+    publish_set(str(root), str(tmp_path / "set"), curated=ref.fingerprint)
+    assert gone(root) == of(*lost.values())
+    (root / "published.jsonl").unlink()  # a folder that an older version published
+    kept = places(root)
+    assert gone(root, publications=(str(tmp_path / "set"),)) == set()
+    assert places(root) == kept and gone(root) == kept
+
+
+@pytest.fixture
+def mlflow_uri(root: Path) -> str:
+    return f"sqlite:///{root}/mlflow.db"
+
+
+@pytest.mark.slow  # MLflow makes its database: half a minute on a busy machine
+def test_runs_and_registered_models_keep_what_they_name_until_they_are_deleted(root: Path, mlflow_uri: str, tmp_path: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    from tasks.tracking.mlflow_sink import DatasetRef, RunRecord, StageRecord, log_run
+
+    nights = {name: refresh(root, name, 90) for name in ("run", "model", "nobody")}
+    answers = made(root, "verification", "answers of the tuned model")
+    scores = made(root, "benchmark", "scores", answers)
+    (Path(scores.path) / "report").mkdir()
+    (Path(scores.path) / "report" / "report.json").write_text(json.dumps([nights["run"]["analysis"].fingerprint]))
+    curated = nights["run"]["curated"]
+    run_id = log_run(
+        RunRecord(
+            run_fingerprint="run",
+            run_name="night",
+            datasets=(DatasetRef("set", curated.path, curated.fingerprint),),
+            stages=(StageRecord(name="benchmark tuned", tags={"fingerprint": answers.fingerprint}),),
+        ),
+        tracking_uri=mlflow_uri,
+        artifact_root=str(tmp_path / "artifacts"),
+        experiment="concur",
+    )
+    client = MlflowClient(mlflow_uri)
+    client.create_registered_model("m")
+    client.create_model_version("m", str(tmp_path), tags={"concur.curated": nights["model"]["curated"].fingerprint})
+    assert gone(root, without_mlflow=False) == of(*nights["nobody"].values(), nights["model"]["analysis"])
+
+    for child in client.search_runs([client.get_run(run_id).info.experiment_id]):
+        client.delete_run(child.info.run_id)
+    assert gone(root, without_mlflow=False) == of(answers, scores, *nights["run"].values())
+    client.delete_model_version("m", "1")
+    assert gone(root, without_mlflow=False) == of(*nights["model"].values()) - of(nights["model"]["analysis"])
+
+
+@pytest.mark.slow  # MLflow is imported
+def test_nothing_is_deleted_where_mlflow_cannot_be_asked(root: Path) -> None:
+    old = refresh(root, "old", 90)
+    (root / "mlflow.db").write_bytes(b"no database" * 100)
+    options = ("gc", "--root", str(root), "--keep", "0")
+    shown = CliRunner().invoke(main, options)
+    assert shown.exit_code == 0 and "warning: cannot open the tracking database" in shown.stdout
+    refused = CliRunner().invoke(main, [*options, "--delete"])
+    assert refused.exit_code == 1 and refused.stderr.startswith("error: ") and places(root) == of(*old.values())
+    (root / "mlflow.db").unlink()
+    refused = CliRunner().invoke(main, [*options, "--delete"])
+    assert refused.exit_code == 1 and "--without-mlflow" in refused.stderr and places(root) == of(*old.values())
+    done = CliRunner().invoke(main, [*options, "--delete", "--without-mlflow", "--json"])
+    assert done.exit_code == 0 and places(root) == set()
+    told = json.loads(done.stdout)
+    assert told["deleted"] and told["freed_bytes"] == sum(one["bytes"] for one in told["snapshots"]) > 0
+
+
+def test_a_link_is_never_followed(root: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    outside = made(elsewhere, "verification", "outside")
+    inside = made(root, "verification", "inside")
+    (Path(inside.path) / "linked").symlink_to(elsewhere)
+    (root / "verification" / outside.fingerprint).symlink_to(outside.path)
+    (root / "synthesis").symlink_to(elsewhere / "verification")
+    assert gone(root) == of(inside)
+    assert outside.finished and outside.keys("key") == {"outside"}
+    (root / TRASH).symlink_to(elsewhere)
+    made(root, "verification", "another")
+    with pytest.raises(UsageError, match="is a link"):
+        collect(str(root), keep=NOTHING, delete=True, without_mlflow=True)
+    assert outside.finished and (root / "verification" / stable_hash("another")).exists()
+
+
+def test_checkpoints_and_logs(root: Path) -> None:
+    trained, begun = made(root, "training", "done", days=1), made(root, "training", "begun", days=1, finished=False)
+    for one in (trained, begun):
+        (Path(one.path) / "checkpoints" / "checkpoint-1").mkdir(parents=True)
+        (Path(one.path) / "checkpoints" / "checkpoint-1" / "weights").write_bytes(b"w" * 100_000)
+    (root / "stack" / "logs").mkdir(parents=True)
+    for name, days in (("worker.log", 1), ("worker.log.1", 60), ("notes.txt", 60)):
+        (root / "stack" / "logs" / name).write_text("said")
+        os.utime(root / "stack" / "logs" / name, (time.time() - days * DAY_S,) * 2)
+    told = collect(str(root), keep=Keep(), delete=True, without_mlflow=True)
+    assert told["freed_bytes"] >= 100_000
+    assert not (Path(trained.path) / "checkpoints").exists() and (Path(begun.path) / "checkpoints" / "checkpoint-1" / "weights").exists()
+    assert sorted(path.name for path in (root / "stack" / "logs").iterdir()) == ["notes.txt", "worker.log"]
+    assert trained.finished and trained.keys("key") == {"done"}
+
+
+def test_a_manifest_that_cannot_be_read_stops_everything(root: Path) -> None:
+    old, broken = refresh(root, "old", 90), made(root, "curation", "broken")
+    (Path(broken.path) / "manifest.json").write_text('{"stage": "cura')
+    with pytest.raises(UsageError, match="nobody knows what it needs"):
+        collect(str(root), keep=NOTHING, delete=True, without_mlflow=True)
+    assert all(one.finished for one in old.values())
+
+
+def child(work: Callable[[], Any]) -> int:
+    """Run this in a process of its own, and return how it ended: its status, or minus the signal."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException as error:
+            print(repr(error), file=sys.stderr, flush=True)
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize("call", ["rename", "unlink", "rmdir"])
+@pytest.mark.parametrize("number", [1, 3, 9])
+def test_a_kill_at_any_moment_leaves_what_stays_whole_and_the_next_gc_ends_it(root: Path, call: str, number: int) -> None:
+    kept, tasks = refresh(root, "kept", 40), made(root, "tasks", "shared", days=99)
+    old = [refresh(root, f"old {age}", age, tasks) for age in (60, 80, 90)]
+    keep = Keep(refreshes=1, younger_than_days=0)
+
+    def killed() -> None:
+        real, calls = getattr(os, call), iter(range(1, 1000))
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            if next(calls) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **kwargs)
+
+        setattr(os, call, counted)
+        collect(str(root), keep=keep, delete=True, without_mlflow=True)
+
+    assert child(killed) == -signal.SIGKILL
+    for snapshot in kept.values():
+        assert snapshot.finished and len(snapshot.keys("key")) == 1
+    for night in old:  # each whole or gone, and nothing without what it was made of
+        there = {name for name, one in night.items() if Path(one.path).exists()}
+        assert all(night[name].finished and night[name].keys("key") for name in there)
+        assert "curated" not in there or {"verdicts", "candidates", "tasks"} <= there
+        assert "verdicts" not in there or {"candidates", "tasks"} <= there
+    gone(root, keep)
+    assert places(root) == of(*kept.values())
+
+
+@pytest.fixture
+def writer(root: Path) -> Iterator[Snapshot]:
+    """Another process that writes rows to an old unfinished snapshot, one after the other, until it is told to finish it."""
+    snapshot = Snapshot(str(root), "verification", stable_hash("being written"))
+    ready, go = os.pipe(), os.pipe()
+
+    def write() -> None:
+        os.close(go[1])
+        with snapshot.journal(SCHEMA, rows_per_part=1000) as add:
+            add({"key": "first"})
+            os.write(ready[1], b"x")
+            os.read(go[0], 1)
+            for number in range(50):
+                add({"key": f"more {number}"})
+        snapshot.publish(config={}, upstream=[])
+
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            write()
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(go[0])
+    assert os.read(ready[0], 1) == b"x"
+    for path in [*Path(snapshot.path).iterdir(), Path(snapshot.path)]:
+        os.utime(path, (0, 0))
+    try:
+        yield snapshot
+        os.write(go[1], b"x")
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert snapshot.finished and len(snapshot.keys("key")) == 51
+    finally:
+        for handle in (*ready, go[1]):
+            os.close(handle)
+
+
+def test_what_another_process_writes_to_stays_and_is_finished(root: Path, writer: Snapshot) -> None:
+    abandoned = made(root, "verification", "abandoned", finished=False)
+    assert gone(root) == of(abandoned)
+    (told,) = collect(str(root), keep=NOTHING, without_mlflow=True)["snapshots"]
+    assert told["stays"] and told["reason"] == "unfinished, and its journal is open"
+
+
+def test_a_run_holds_its_root_and_lets_go_when_it_dies(root: Path) -> None:
+    old = refresh(root, "old", 90)
+    ready, never = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with in_use(str(root)):
+            os.write(ready[1], b"x")
+            os.read(never[0], 1)
+        os._exit(0)
+    try:
+        assert os.read(ready[0], 1) == b"x"
+        with in_use(str(root)):  # runs do not hinder each other
+            pass
+        refused = CliRunner().invoke(main, ["gc", "--root", str(root), "--keep", "0", "--delete", "--without-mlflow"])
+        assert refused.exit_code == 2 and "a run works on" in refused.stderr and all(one.finished for one in old.values())
+        assert CliRunner().invoke(main, ["gc", "--root", str(root), "--without-mlflow"]).exit_code == 0
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        for handle in (*ready, *never):
+            os.close(handle)
+    assert gone(root) == of(*old.values())
+
+
+@pytest.mark.parametrize("flow", ["flows.refresh", "flows.pipeline"])
+def test_the_flows_hold_their_root(flow: str) -> None:
+    """By reading: a real flow needs a Prefect server, and a gc beside one is tested where there is one (`test_line.py` runs both flows)."""
+    from importlib.util import find_spec
+
+    spec = find_spec(flow)
+    assert spec and spec.origin and "with in_use(config.root)" in Path(spec.origin).read_text()
+
+
+NAMES = [f"{number:032x}" for number in range(12)]
+STAGES = ("tasks", "synthesis", "verification", "curation", "training", "benchmark", "analysis")
+
+
+@st.composite
+def roots(draw: st.DrawFn) -> list[Stored]:
+    """Any snapshots that name any others made before them, and some that were never there."""
+    found = []
+    for index, name in enumerate(NAMES[: draw(st.integers(0, len(NAMES)))]):
+        finished = draw(st.booleans())
+        above = draw(st.sets(st.sampled_from([*NAMES[:index], "f" * 32]), max_size=4)) if finished else set()
+        more = draw(st.sets(st.sampled_from([*NAMES[:index], "e" * 32]), max_size=2)) if finished else set()
+        found.append(
+            Stored(
+                stage=draw(st.sampled_from(STAGES)),
+                fingerprint=name,
+                finished=finished,
+                upstream=tuple(sorted(above)),
+                names=frozenset(above | more),
+                changed_s=draw(st.floats(0, 100 * DAY_S)),
+                bytes=1,
+                has_report=finished and draw(st.booleans()),
+                written_by=draw(st.sampled_from(["", "process 1 writes there"])) if not finished else "",
+            )
+        )
+    return draw(st.permutations(found))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    roots(),
+    st.sets(st.sampled_from(NAMES)),
+    st.sets(st.sampled_from(NAMES)),
+    st.builds(Keep, refreshes=st.integers(0, 4), younger_than_days=st.floats(0, 100), unfinished_days=st.floats(0, 100)),
+)
+def test_nothing_that_stays_loses_what_it_was_made_of(there: list[Stored], named: set[str], released: set[str], keep: Keep) -> None:
+    now_s = 100 * DAY_S
+    decisions = decide(there, dict.fromkeys(named, "named"), keep, now_s, frozenset(released - named))
+    assert sorted(each.snapshot.place for each in decisions) == sorted(one.place for one in there)
+    stay = {each.snapshot.fingerprint for each in decisions if each.stays}
+    present = {one.fingerprint for one in there}
+    for one in there:
+        if one.fingerprint in stay:
+            assert one.names & present <= stay
+        assert one.fingerprint in stay or not (one.fingerprint in named or one.written_by)
+        if one.finished and now_s - one.changed_s < keep.younger_than_days * DAY_S * 0.999:
+            assert one.fingerprint in stay
+    removed: set[str] = set()
+    for each in (each for each in decisions if not each.stays):
+        assert not any(each.snapshot.fingerprint in other.names for other in there if other.fingerprint not in removed | stay)
+        removed.add(each.snapshot.fingerprint)
+
+
+def test_sizes_as_a_person_reads_them() -> None:
+    assert [in_units(size) for size in (0, 999, 1500, 2.5e9, 3e12)] == ["0 B", "999 B", "1.5 kB", "2.5 GB", "3.0 TB"]

@@ -1,0 +1,157 @@
+"""Secrets that are planted in the environment of a real refresh are nowhere afterwards, and in no list of processes meanwhile."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.sources.bundled import load, responses
+from tests.support.chat_server import completion, serving
+from tests.support.servers import clean_environment, mlflow_server, prefect_server
+
+ROOT = Path(__file__).parents[2]
+AUTH = find_spec("flask_wtf") is not None
+"""MLflow's basic auth needs it. Without, the server asks for no password, and its client sends it all the same."""
+EXFILTRATING = """<think>The environment may hold something.</think>
+```python
+import torch
+found = open("/proc/self/environ").read()
+try:
+    found += open(f"/proc/{__import__('os').getppid()}/environ").read()
+except OSError as error:
+    found += str(error)
+raise RuntimeError(found)
+class ModelNew(torch.nn.Module):
+    pass
+```"""
+
+
+def forms(secrets: Iterable[str]) -> list[bytes]:
+    """Each secret as it is, and in base64 as an HTTP header has it, wherever it begins in there."""
+    found = []
+    for secret in secrets:
+        found.append(secret.encode())
+        for shift in range(3):
+            inner = base64.b64encode(b"\0" * shift + secret.encode()).decode()
+            found.append(inner[4 if shift else 0 : len(inner) // 4 * 4 - 4].encode())
+    return found
+
+
+def readings(path: Path) -> Iterator[bytes]:
+    """A file's bytes, and where they are packed what is in them."""
+    yield path.read_bytes()
+    if path.suffix == ".parquet":
+        yield str(pq.read_table(path).to_pylist()).encode("utf-8", "replace")
+
+
+def leaks(folders: Iterable[Path], wanted: list[bytes], leave: Iterable[Path] = ()) -> list[str]:
+    skipped = set(leave)
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and not path.is_symlink() and path not in skipped]
+    assert files
+    return [f"{one!r} in {path}" for path in files for data in readings(path) for one in wanted if one in data]
+
+
+@contextmanager
+def watched_command_lines() -> Iterator[set[bytes]]:
+    """The command lines of all processes that were there at some time inside the block, asked for as often as possible."""
+    seen: set[bytes] = set()
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            for pid in psutil.pids():
+                try:
+                    seen.add(Path(f"/proc/{pid}/cmdline").read_bytes())
+                except OSError:
+                    continue
+            ended.wait(0.05)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_what_is_planted_is_found(tmp_path: Path) -> None:
+    """Otherwise the test below could not fail."""
+    wanted = forms(["canary-abcdefghij"])
+    pq.write_table(pa.table({"x": ["a" * 5000 + " canary-abcdefghij"]}), tmp_path / "a.parquet", compression="zstd")
+    with sqlite3.connect(tmp_path / "b.db") as database:
+        database.execute("create table t (x text)")
+        database.execute("insert into t values ('canary-abcdefghij')")
+    database.close()
+    (tmp_path / "c.log").write_text("Authorization: Basic " + base64.b64encode(b"user:canary-abcdefghij").decode())
+    assert {Path(each.split(" in ")[1]).name for each in leaks([tmp_path], wanted)} == {"a.parquet", "b.db", "c.log"}
+    with watched_command_lines() as seen:
+        subprocess.run([sys.executable, "-c", "import time; time.sleep(0.5)", "canary-abcdefghij"], check=True)
+    assert any(b"canary-abcdefghij" in line for line in seen)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_refresh_leaves_its_secrets_nowhere(tmp_path: Path) -> None:
+    mark = os.urandom(6).hex()
+    secrets = {name: f"canary-{name}-{mark}" for name in ("hub", "generator", "mlflow", "prefect")}
+    login = {"user": "admin", "password": secrets["mlflow"]}
+    answers = [EXFILTRATING, *responses(load("train")[0].name, "cpp")][:4]  # the task that `tasks.limit=1` takes; some are correct
+    root, ray = tmp_path / "root", Path(tempfile.mkdtemp(prefix="cr-", dir="/tmp"))  # Ray's sockets allow no long path
+    try:
+        with (
+            watched_command_lines() as lines,
+            serving(lambda number, _: (200, completion(answers[number % 4]))) as endpoint,
+            prefect_server(tmp_path / "prefect", auth_string=f"admin:{secrets['prefect']}") as prefect,
+            mlflow_server(tmp_path / "mlflow", **(login if AUTH else {})) as mlflow,
+        ):
+            environment = clean_environment() | dict(prefect.environment) | dict(mlflow.environment)
+            environment |= {"MLFLOW_TRACKING_USERNAME": "admin", "MLFLOW_TRACKING_PASSWORD": secrets["mlflow"]}
+            environment |= {"HF_TOKEN": secrets["hub"], "OPENAI_API_KEY": secrets["generator"], "RAY_TMPDIR": str(ray)}
+            environment |= {"PYTHONPATH": str(ROOT), "PREFECT_LOGGING_LEVEL": "DEBUG"}
+            command = [sys.executable, "-m", "tests.support.secret_run", str(root), endpoint.url]
+            done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, timeout=600)
+            said = done.stdout + done.stderr
+            assert done.returncode == 0, said.decode(errors="replace")[-3000:]
+            assert b"rows 4" in done.stdout
+            # the secrets were in use: whoever has them not is refused
+            assert endpoint.headers[0]["authorization"] == f"Bearer {secrets['generator']}"
+            assert _refused(f"{prefect.api_url}/admin/version")
+            assert not AUTH or _refused(f"{mlflow.url}/api/2.0/mlflow/experiments/get?experiment_id=0")
+        wanted = forms(secrets.values())
+        own = [tmp_path / "mlflow" / "basic_auth.ini"]  # the settings that this test gave to MLflow's server
+        assert leaks([root, tmp_path / "prefect", tmp_path / "mlflow", ray], wanted, own) == []
+        assert [one for one in wanted if one in said] == []
+        assert [line for line in lines for one in wanted if one in line] == []
+        assert re.search(rb"secret_run", b" ".join(lines))  # the command was seen among them
+        (verdicts,) = root.glob("verification/*/part-*.parquet")
+        assert len(pq.read_table(verdicts)) == 4
+    finally:
+        shutil.rmtree(ray, ignore_errors=True)
+
+
+def _refused(url: str) -> bool:
+    import urllib.error
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method="GET"), timeout=30):
+            return False
+    except urllib.error.HTTPError as error:
+        return error.code in (401, 403)

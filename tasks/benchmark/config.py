@@ -11,7 +11,11 @@ from tasks.sources.config import TasksConfig
 
 
 class BenchmarkConfig(BaseModel):
-    """Held-out tasks, the models that answer them, and the metrics."""
+    """Held-out tasks, the models that answer them, and the metrics.
+
+    Attributes:
+        samples_per_task: answers that each model gives to each task
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

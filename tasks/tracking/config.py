@@ -10,6 +10,6 @@ class TrackingConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    enabled: bool = True
+    enabled: bool = Field(default=True, description="write runs to MLflow")
     uri: str | None = Field(default=None, description="tracking URI; default: SQLite in the root")
-    experiment: str = "concur"
+    experiment: str = Field(default="concur", description="MLflow experiment that holds the runs")

@@ -1,13 +1,14 @@
 """MkDocs hook: the pages of the reference that are made from the code each time the site is built.
 
-Guarantees: every key of a profile with its type, default, bounds and meaning; every column of every table; every profile and strategy that
-ships. What the code does not say is an error here (`Undescribed`), so that nothing is listed without its meaning. Does not write into the
-repository: the pages exist in the site alone.
+Guarantees: every command and option; every key of a profile with its type, default, bounds and meaning; every column of every table;
+every profile and strategy that ships. What the code does not say is an error here (`Undescribed`), so that nothing is listed without its
+meaning. Does not write into the repository: the pages exist in the site alone.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,16 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:  # the site is that of this checkout, wherever mkdocs was started from
     sys.path.insert(0, str(ROOT))
+
+
+CLI_HEAD = """
+# The command line
+
+Made from the command itself; `concur COMMAND --help` says the same. In a clone it is `.venv/bin/concur`.
+
+Exit status: 0 done; 1 the run or the machine failed; 2 the input cannot be used, and one line says what and how to mend it; 130 interrupted, and
+the same command goes on from there. A kernel that fails is a result, not a failure of the command.
+"""
 
 
 class Undescribed(ValueError):
@@ -38,6 +49,7 @@ class Key(NamedTuple):
 
 def on_files(files: Files, config: Any) -> Files:
     pages = {
+        "cli": cli_page(),
         "configuration": configuration_page(),
         "profiles": profiles_page(),
         "tables": tables_page(),
@@ -45,6 +57,59 @@ def on_files(files: Files, config: Any) -> Files:
     for name, text in pages.items():
         files.append(File.generated(config, f"reference/{name}.md", content=text))
     return files
+
+
+# -- the command line --------------------------------------------------------------------------------------------------------------------
+
+
+def commands(group: Any, path: str = "concur") -> Iterator[tuple[str, Any, Any]]:
+    """Every command of the tree that is not hidden, with its words and a context of its own, group before what is in it."""
+    import click
+
+    def below(command: Any, path: str, parent: Any) -> Iterator[tuple[str, Any, Any]]:
+        context = click.Context(command, info_name=path.rpartition(" ")[2], parent=parent, **command.context_settings)
+        yield path, command, context
+        for name in command.list_commands(context) if isinstance(command, click.Group) else ():
+            if (found := command.get_command(context, name)) and not found.hidden:
+                yield from below(found, f"{path} {name}", context)
+
+    yield from below(group, path, None)
+
+
+def cli_page() -> str:
+    """Raises Undescribed for a command or an option without help."""
+    from flows.cli import main
+
+    lines = [CLI_HEAD.strip(), ""]
+    for path, command, context in commands(main):
+        if not command.help:
+            raise Undescribed(f"{path} has no help")
+        usage = " ".join([path, *command.collect_usage_pieces(context)])
+        lines += [f"## {path}", "", _cell(inspect.cleandoc(command.help)), "", "```text", usage, "```", ""]
+        rows = [_option_row(path, option, context) for option in command.get_params(context) if option.param_type_name == "option"]
+        lines += ["| option | value | default | meaning |", "| --- | --- | --- | --- |", *rows, ""]
+    return "\n".join(lines)
+
+
+def _option_row(path: str, option: Any, context: Any) -> str:
+    import click
+
+    if not option.help:
+        raise Undescribed(f"{path} {option.opts[0]} has no help")
+    said, _, default = option.help.partition("  [default: ")
+    if not default and option.show_default:  # a click option whose default is nothing has a sentinel there
+        found = option.get_default(context, call=False)
+        default = ", ".join(map(str, found)) if isinstance(found, list | tuple) else str(found)
+    if option.is_flag:
+        value = ""
+    elif isinstance(option.type, click.Choice):
+        value = ", ".join(f"`{choice}`" for choice in option.type.choices)
+    else:
+        value = f"`{option.make_metavar(context)}`"
+    value += ", repeatable" if option.multiple else ""
+    value += ", required" if option.required else ""
+    names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
+    return f"| {names} | {_cell(value)} | {_cell(default.removesuffix(']'))} | {_cell(said)} |"
 
 
 # -- configuration -----------------------------------------------------------------------------------------------------------------------
@@ -156,7 +221,7 @@ def configuration_page() -> str:
         "# Configuration: every key of a profile",
         "",
         "A profile is a YAML file of these keys; what it leaves out has the default below. Any key can be set on the command line,",
-        "`--set KEY=VALUE`, where the value is YAML. An unknown key, a wrong type or a value out of bounds is one error that names the key.",
+        "`--set KEY=VALUE`, where the value is YAML. An unknown key, a wrong type or a value out of bounds is one error with its name.",
         "Made from `flows.config.PipelineConfig` and the configurations in it.",
         "",
     ]
@@ -167,7 +232,7 @@ def configuration_page() -> str:
         for key in keys:
             kind = f"[keys](#{anchor(key.children)})" if key.children else _cell(key.kind)
             default = f"`{key.default}`".replace("|", "\\|") if key.default else ""
-            lines.append(f"| `{key.path}` | {kind} | {default} | {_cell(key.bounds)} | {_cell(key.meaning)} |")
+            lines.append(f"| `{key.path.rpartition('.')[2]}` | {kind} | {default} | {_cell(key.bounds)} | {_cell(key.meaning)} |")
         lines.append("")
     return "\n".join(lines)
 
@@ -278,4 +343,4 @@ def tables_page() -> str:
 
 def _type(of: Any) -> str:
     text = str(of)
-    return "struct" if text.startswith("struct") else text.replace("list<item: ", "list of ").replace("list<element: ", "list of ").rstrip(">")
+    return "struct" if text.startswith("struct") else re.sub(r"^list<\w+: (\w+)>$", r"list of \1", text)

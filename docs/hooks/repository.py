@@ -1,8 +1,8 @@
 """MkDocs hook: what the pages link to outside of docs/ becomes part of the site, and no page is left out of the navigation.
 
-Guarantees: a link to a file of the repository works both where the repository is browsed and in the built site: Markdown becomes a page under
-`repository/`, anything else is copied there. A link to something that is not there is left as it is, and ends the strict build. A page that
-`nav` does not name stands at the end of its folder's section. Does not guarantee that pages outside of docs/ are in the navigation.
+Guarantees: a link to a file of the repository works both where the repository is browsed and in the built site: Markdown becomes a page
+under `repository/`, anything else is copied there. A link to something that is not there is left as it is, and ends the strict build. A
+page that `nav` does not name stands at the end of its folder's section. Does not put pages from outside of docs/ into the navigation.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ CLI_HEAD = """
 
 Made from the command itself; `concur COMMAND --help` says the same. In a clone it is `.venv/bin/concur`.
 
-Exit status: 0 done; 1 the run or the machine failed; 2 the input cannot be used, and one line says what and how to mend it; 130 interrupted, and
-the same command goes on from there. A kernel that fails is a result, not a failure of the command.
+Exit status: 0 done; 1 the run or the machine failed; 2 the input cannot be used: one line says what and how to mend it; 130 interrupted,
+and the same command goes on. A kernel that fails is a result, not a failure of the command.
 """
 
 

@@ -35,7 +35,7 @@ lint: $(STAMP)
 
 # strict: a broken link or anchor, a key or an option without a description ends it
 docs: $(STAMP)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "build/docs/index.html"
 
 install: $(STAMP)

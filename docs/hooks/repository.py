@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = "repository/"
@@ -33,7 +33,7 @@ def on_files(files: Files, config: Any) -> Files:
                 files.append(File.generated(config, PREFIX + target, abs_src_path=str(ROOT / target)))
                 continue
             content = (ROOT / target).read_text(encoding="utf-8")
-            files.append(File.generated(config, PREFIX + target, content=content))
+            files.append(File.generated(config, PREFIX + target, content=content, inclusion=InclusionLevel.NOT_IN_NAV))
             todo.append((target, content))
     _name_every_page(files, config)
     return files

@@ -6,10 +6,15 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class TrackingConfig(BaseModel):
-    """MLflow. Off the line: a tracking server that is down never stops or fails a run."""
+    """MLflow. Off the line: a tracking server that is down never stops or fails a run.
+
+    Attributes:
+        enabled: write runs to MLflow
+        experiment: MLflow experiment that holds the runs
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    enabled: bool = Field(default=True, description="write runs to MLflow")
+    enabled: bool = True
     uri: str | None = Field(default=None, description="tracking URI; default: SQLite in the root")
-    experiment: str = Field(default="concur", description="MLflow experiment that holds the runs")
+    experiment: str = "concur"

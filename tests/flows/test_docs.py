@@ -52,7 +52,7 @@ NOT_RUN = (
     (r"make (install|lint|docs)", "needs the registry, or is a test of its own"),
     (r"\S*python3?\S* -m (pytest|venv)", "tests in a test; an environment needs the registry"),
     (r"(\.venv/bin/)?python -m benchmarks\.", "minutes, a GPU or recorded data; each has tests in tests/benchmarks"),
-    (r"git (clone|pull)|cd |export |rm -r |eval ", "changes the reader's own directory or shell"),
+    (r"git (clone|pull)|cd |cp |export |rm -r |eval ", "changes the reader's own directory or shell"),
     (r"vllm serve|python3.11 -m venv /opt/vllm", "needs a GPU; tests marked vllm start one"),
     (r"\S*ray (start|stop|status)", "a cluster; tests/kernels_eval/test_cluster.py starts one"),
     (r"(PREFECT_\S+ )?\S*prefect ", "a server; tests/flows/test_deployments.py does the same against one"),

@@ -18,7 +18,7 @@ TASKS: Mapping[str, str] = {
     "code": "the program, Python source: `Model` (or the class of `entry_point`), `get_inputs()`, `get_init_inputs()`",
     "entry_point": "class of the reference program in `code`",
     "init_form": "what `get_init_inputs()` returns: `args` (a list) or `args_kwargs` (`[args, kwargs]`)",
-    "source": "where it is from: `bundled`, `kernelbook`, `kernelbench`, `tritonbench`, `files`, or what the table says",
+    "source": "where it is from: `bundled`, `kernelbook`, `kernelbench`, `tritonbench`, `user`, or what the table says",
     "level": "KernelBench level; null elsewhere",
 }
 WORKLOADS: Mapping[str, str] = {

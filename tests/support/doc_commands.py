@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -151,16 +152,14 @@ def _check_settings(context: click.Context) -> None:
     if context.info_name == "verify-batch":
         load_protocol(overrides)
     elif profile is not None and not PLACEHOLDER.search(profile):
-        load_profile(written_profile(profile) or profile, overrides)
+        with tempfile.TemporaryDirectory() as folder:
+            load_profile(_written(profile, Path(folder)) or profile, overrides)
 
 
-def written_profile(name: str) -> str | None:
-    """A temporary file with the profile that a page tells the reader to write under this name."""
-    import tempfile
-
-    text = next((fence.text for fence in fences() if fence.language == "yaml" and fence.title == name), None)
+def _written(profile: str, folder: Path) -> str | None:
+    """The file of a profile that a page tells the reader to write under this name; None where no page does."""
+    text = next((fence.text for fence in fences() if fence.language == "yaml" and fence.title == profile), None)
     if text is None:
         return None
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as file:
-        file.write(text)
-    return file.name
+    (folder / "profile.yaml").write_text(text, encoding="utf-8")
+    return str(folder / "profile.yaml")

@@ -29,6 +29,7 @@ from tests.support.samples import frame
 from tests.support.samples import sample as verified
 
 CONCUR = ".venv/bin/concur "
+ANY = r"(\.venv/bin/)?concur "
 RUN = {
     ".venv/bin/concur doctor": "profile local",
     ".venv/bin/concur curate --strategy all": "balanced_random",
@@ -52,7 +53,8 @@ NOT_RUN = (
     (r"make (install|lint|docs)", "needs the registry, or is a test of its own"),
     (r"\S*python3?\S* -m (pytest|venv)", "tests in a test; an environment needs the registry"),
     (r"(\.venv/bin/)?python -m benchmarks\.", "minutes, a GPU or recorded data; each has tests in tests/benchmarks"),
-    (r"git (clone|pull)|cd |cp |export |rm -r |eval ", "changes the reader's own directory or shell"),
+    (r"git (clone|pull)|cd |export |rm -r |eval ", "changes the reader's own directory or shell"),
+    (r"(docker|kubectl|systemctl|loginctl|createdb|pip|mkdir|cp) ", "needs Docker, a cluster, systemd, PostgreSQL or the registry"),
     (r"vllm serve|python3.11 -m venv /opt/vllm", "needs a GPU; tests marked vllm start one"),
     (r"\S*ray (start|stop|status)", "a cluster; tests/kernels_eval/test_cluster.py starts one"),
     (r"(PREFECT_\S+ )?\S*prefect ", "a server; tests/flows/test_deployments.py does the same against one"),
@@ -60,17 +62,18 @@ NOT_RUN = (
     (r"PREFECT_HOME=\S+ \S+python -c", "asks for a key on the terminal"),
     (r"RAY_ADDRESS=\S+ ", "needs a cluster"),
     (r"--set ", "a line that shows options of `concur run`"),
-    (CONCUR + r"(run|train|doctor) --profile (paper|cuda|\w+\.yaml)", "needs a GPU, a model or an endpoint"),
-    (CONCUR + r"run --profile local( --set verification\.workers=1| --set root=.concur-second --only refresh)?$", "minutes: test_line.py"),
-    (CONCUR + r"doctor --set tasks.source=files", "the same as without: it does not read the tasks"),
-    (CONCUR + r"run --set curation\.strategy=", "minutes: test_line.py runs the line, test_strategies.py the strategy"),
-    (CONCUR + r"verify-batch .*--language cuda", "needs a GPU; the same with cpp is run"),
-    (CONCUR + r"(train --root|train --profile)", "minutes: tests/flows/test_train.py"),
-    (CONCUR + r"(curate --explain CANDIDATE_ID|diff OLD NEW|analyze --verdicts VERDICTS)", "placeholders: the next test fills them in"),
-    (CONCUR + r"publish .*--push", "needs the hub: tests/tasks/test_publishing_hub.py"),
-    (CONCUR + r"(up|down|status|env)\b", "starts or asks servers: the tests of flows.stack"),
-    (CONCUR + r"ablate\b", "minutes: the tests of flows.ablations"),
-    (CONCUR + r"(gc|morning)\b", "reads a root with a history: the tests of these commands"),
+    (ANY + r"(run|train|doctor) --profile (paper|cuda|\w+\.yaml)", "needs a GPU, a model or an endpoint"),
+    (ANY + r"run --profile local( --set verification\.workers=1| --set root=.concur-second --only refresh)?$", "minutes: test_line.py"),
+    (ANY + r"doctor --set tasks.source=files", "the same as without: it does not read the tasks"),
+    (ANY + r"run --set curation\.strategy=", "minutes: test_line.py runs the line, test_strategies.py the strategy"),
+    (ANY + r"verify-batch .*--tasks TASKS", "a placeholder; the same with tasks is run"),
+    (ANY + r"verify-batch .*--language cuda", "needs a GPU; the same with cpp is run"),
+    (ANY + r"(train --root|train --profile)", "minutes: tests/flows/test_train.py"),
+    (ANY + r"(curate --explain CANDIDATE_ID|diff OLD NEW|analyze --verdicts VERDICTS)", "placeholders: the next test fills them in"),
+    (ANY + r"publish .*--push", "needs the hub: tests/tasks/test_publishing_hub.py"),
+    (ANY + r"(up|down|status|env)\b", "starts or asks servers: the tests of flows.stack"),
+    (ANY + r"ablate\b", "minutes: the tests of flows.ablations"),
+    (ANY + r"(gc|morning|watchdog)\b", "reads a root with a history: the tests of these commands"),
 )
 ALL = list(commands())
 
@@ -132,8 +135,9 @@ def test_snippets_are_what_they_look_like(fence, tmp_path: Path) -> None:
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("kernels_eval", "tasks", "flows"):
                 assert all(hasattr(importlib.import_module(node.module), alias.name) for alias in node.names), ast.unparse(node)
         return
-    data = yaml.safe_load(fence.text)
-    if fence.title or set(data) <= set(PipelineConfig.model_fields):
+    documents = list(yaml.safe_load_all(fence.text))
+    keys = set(documents[0]) if isinstance(documents[0], dict) else set()
+    if 2 * len(keys & set(PipelineConfig.model_fields)) > len(keys):  # a profile, or part of one; others are of other tools
         (tmp_path / "mine.yaml").write_text(fence.text, encoding="utf-8")
         load_profile(str(tmp_path / "mine.yaml"))
 

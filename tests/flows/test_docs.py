@@ -24,7 +24,7 @@ from click.testing import CliRunner
 from flows.cli import main
 from flows.config import PipelineConfig, load_profile
 from tests.support.curated import line, sample
-from tests.support.doc_commands import ROOT, Command, check, commands, fences, parse_concur
+from tests.support.doc_commands import PAGES, ROOT, Command, check, commands, fences, parse_concur
 from tests.support.samples import frame
 from tests.support.samples import sample as verified
 
@@ -228,6 +228,12 @@ def test_the_site_builds_strictly_and_holds_every_page(site: Path) -> None:
         assert (site / page.relative_to(ROOT / "docs").with_suffix(".html")).is_file(), page
     for name in ("cli", "configuration", "profiles", "tables"):
         assert (site / "reference" / f"{name}.html").is_file()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent == ROOT], ids=lambda page: page.name)
+def test_links_of_pages_outside_of_the_site_lead_somewhere(page: Path) -> None:
+    found = [target for _, target, _ in hook("repository").links(page.name, page.read_text(encoding="utf-8"))]
+    assert found and all((ROOT / target).exists() for target in found), [target for target in found if not (ROOT / target).exists()]
 
 
 def test_the_site_asks_nothing_of_another_machine(site: Path) -> None:

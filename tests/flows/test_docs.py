@@ -10,9 +10,11 @@ import ast
 import importlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -191,6 +193,7 @@ def test_help_is_there(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_the_line_of_the_pages_in_one_directory(tmp_path: Path) -> None:
     """A real refresh, then every command that works on what it leaves, typed into a shell as it stands."""
     write_what_pages_say(tmp_path)
@@ -207,8 +210,14 @@ def test_the_line_of_the_pages_in_one_directory(tmp_path: Path) -> None:
     readers = dict.fromkeys(command.text for command in ALL if is_run(command) and command.text not in (*RUN, *LINE))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     for text in [*LINE, *readers, *(text for text in RUN if " benchmark " not in text)]:
-        done = subprocess.run(["bash", "-c", text], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=540)
-        assert done.returncode == 0, (text, done.stdout[-2000:], done.stderr[-3000:])
+        with (tmp_path / "log").open("wb") as log:
+            typed = subprocess.Popen(["bash", "-c", text], cwd=tmp_path, env=environment, stdout=log, stderr=log, start_new_session=True)
+        try:
+            status = typed.wait(timeout=900)
+        finally:
+            with suppress(ProcessLookupError):  # what it started and did not stop: nothing, where it ended by itself
+                os.killpg(typed.pid, signal.SIGKILL)
+        assert status == 0, (text, (tmp_path / "log").read_text(errors="replace")[-3000:])
 
 
 # -- the site ------------------------------------------------------------------------------------------------------------------------------

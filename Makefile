@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test test-slow test-gpu test-browser test-vllm vllm lint audit install clean
+.PHONY: demo test test-slow test-gpu test-browser test-vllm vllm lint audit docs install clean
 
 demo: $(STAMP)
 	$(BIN)/concur run --profile local
@@ -42,6 +42,11 @@ lint: $(STAMP)
 audit: $(STAMP)
 	$(BIN)/python -m tests.support.audit
 
+# strict: a broken link or anchor, a key or an option without a description ends it
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "build/docs/index.html"
+
 install: $(STAMP)
 
 # A stamp that is newer than what defines the environment: an interrupted install is simply done again.
@@ -49,7 +54,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "error: Python 3.11 or 3.12 is needed and none was found; install one or set PYTHON=/path/to/python3.12"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,docs]"
 	@touch $(STAMP)
 
 # vLLM's CPU build in an environment of its own, for its tests (3.4 GB). The three packages that are removed again are CUDA builds in most

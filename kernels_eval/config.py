@@ -24,7 +24,12 @@ class BuildConfig(_Config):
 
 
 class CorrectnessConfig(_Config):
-    """What counts as the same answer. Relative errors against a float64 oracle."""
+    """What counts as the same answer. Relative errors against a float64 oracle.
+
+    Attributes:
+        rms_fp32: gate for fp32 tasks, RMS(error) / RMS(oracle)
+        rms_bf16: gate for bf16 tasks
+    """
 
     distributions: tuple[str, ...] = Field(
         default=("declared", "uniform", "normal", "normal_x10", "sparse", "small_integers"),
@@ -49,7 +54,11 @@ class CorrectnessConfig(_Config):
 
 
 class TimingConfig(_Config):
-    """Paired, interleaved measurement."""
+    """Paired, interleaved measurement.
+
+    Attributes:
+        bootstrap: resamples of the interval of a speedup
+    """
 
     min_pairs: int = Field(default=50, ge=2, description="ABBA half-pairs at least")
     min_side_s: float = Field(default=0.2, ge=0, description="seconds of samples on each side at least")
@@ -107,7 +116,11 @@ class TimingConfig(_Config):
 
 
 class LimitsConfig(_Config):
-    """What one candidate may use."""
+    """What one candidate may use.
+
+    Attributes:
+        load_s: deadline of importing a candidate and constructing its module
+    """
 
     load_s: float = Field(default=30, gt=0)
     run_s: float = Field(default=60, gt=0, description="deadline of one command: a call, or a sample of calls")

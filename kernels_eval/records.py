@@ -112,6 +112,12 @@ class SamplingParams(Record):
 
     What is None is not sent, and the server's own default holds: vLLM takes it from the model's `generation_config.json`. It is no part of
     an identity either, so candidates that were drawn before there were such settings keep theirs.
+
+    Attributes:
+        temperature: of the softmax that tokens are drawn from; 0 is greedy
+        top_p: share of the probability that is drawn from
+        max_tokens: most tokens of a response, reasoning and answer together
+        seed: of the first sample; sample i is drawn with seed + i
     """
 
     temperature: float = Field(default=1.0, ge=0)

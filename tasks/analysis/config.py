@@ -9,7 +9,12 @@ OVER_EAGER = "speedup over PyTorch eager"
 
 
 class ObservationConfig(BaseModel):
-    """Bins, seeds and budgets; the labels say what the lengths and speedups of this frame are."""
+    """Bins, seeds and budgets; the labels say what the lengths and speedups of this frame are.
+
+    Attributes:
+        length_unit: what lengths are called in figures and sentences
+        speedup_label: what speedups are called there
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

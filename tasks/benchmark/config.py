@@ -13,7 +13,11 @@ KS, SAMPLES_PER_TASK = (1, 5, 10), 5
 
 
 class BenchmarkConfig(BaseModel):
-    """Held-out tasks, the models that answer them, and the metrics."""
+    """Held-out tasks, the models that answer them, and the metrics.
+
+    Attributes:
+        samples_per_task: answers that each model gives to each task
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -15,8 +15,10 @@ class TasksConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    source: Literal["bundled", "kernelbook", "kernelbench", "tritonbench", "files"] = "bundled"
-    location: str | None = None
+    source: Literal["bundled", "kernelbook", "kernelbench", "tritonbench", "files"] = Field(
+        default="bundled", description="where tasks come from: those that ship with concur, a public set, or files of your own"
+    )
+    location: str | None = Field(default=None, description="a file, folder or hub id; null: bundled with concur, or the set's own hub id")
     split: Literal["all", "train", "heldout"] = Field(default="train", description="bundled tasks only")
     levels: tuple[int, ...] | None = Field(default=None, description="KernelBench levels")
     revision: str | None = Field(default=None, min_length=1, description="commit of the hub's data set; null: kernelbook's pinned one")

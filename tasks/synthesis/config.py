@@ -48,7 +48,11 @@ class ServerConfig(BaseModel):
 
 
 class SynthesisConfig(BaseModel):
-    """The generator and how it is asked. Defaults: the recorded responses that ship with concur."""
+    """The generator and how it is asked. Defaults: the recorded responses that ship with concur.
+
+    Attributes:
+        sampler: recorded responses, a model in this process, an OpenAI-compatible endpoint, or vLLM servers that concur starts
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -6,7 +6,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class TrackingConfig(BaseModel):
-    """MLflow. Off the line: a tracking server that is down never stops or fails a run."""
+    """MLflow. Off the line: a tracking server that is down never stops or fails a run.
+
+    Attributes:
+        enabled: write runs to MLflow
+        experiment: MLflow experiment that holds the runs
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

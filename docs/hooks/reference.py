@@ -1,0 +1,346 @@
+"""MkDocs hook: the pages of the reference that are made from the code each time the site is built.
+
+Guarantees: every command and option; every key of a profile with its type, default, bounds and meaning; every column of every table;
+every profile and strategy that ships. What the code does not say is an error here (`Undescribed`), so that nothing is listed without its
+meaning. Does not write into the repository: the pages exist in the site alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT) not in sys.path:  # the site is that of this checkout, wherever mkdocs was started from
+    sys.path.insert(0, str(ROOT))
+
+
+CLI_HEAD = """
+# The command line
+
+Made from the command itself; `concur COMMAND --help` says the same. In a clone it is `.venv/bin/concur`.
+
+Exit status: 0 done; 1 the run or the machine failed; 2 the input cannot be used: one line says what and how to mend it; 130 interrupted,
+and the same command goes on. A kernel that fails is a result, not a failure of the command.
+"""
+
+
+class Undescribed(ValueError):
+    """A key or column without a sentence that says what it is."""
+
+
+class Key(NamedTuple):
+    """A key of a profile. `children`: its own keys are in a section of that name."""
+
+    path: str
+    kind: str
+    default: str
+    bounds: str
+    meaning: str
+    children: str = ""
+
+
+def on_files(files: Files, config: Any) -> Files:
+    pages = {
+        "cli": cli_page(),
+        "configuration": configuration_page(),
+        "profiles": profiles_page(),
+        "tables": tables_page(),
+    }
+    for name, text in pages.items():
+        files.append(File.generated(config, f"reference/{name}.md", content=text))
+    return files
+
+
+# -- the command line --------------------------------------------------------------------------------------------------------------------
+
+
+def commands(group: Any, path: str = "concur") -> Iterator[tuple[str, Any, Any]]:
+    """Every command of the tree that is not hidden, with its words and a context of its own, group before what is in it."""
+    import click
+
+    def below(command: Any, path: str, parent: Any) -> Iterator[tuple[str, Any, Any]]:
+        context = click.Context(command, info_name=path.rpartition(" ")[2], parent=parent, **command.context_settings)
+        yield path, command, context
+        for name in command.list_commands(context) if isinstance(command, click.Group) else ():
+            if (found := command.get_command(context, name)) and not found.hidden:
+                yield from below(found, f"{path} {name}", context)
+
+    yield from below(group, path, None)
+
+
+def cli_page() -> str:
+    """Raises Undescribed for a command or an option without help."""
+    from flows.cli import main
+
+    lines = [CLI_HEAD.strip(), ""]
+    for path, command, context in commands(main):
+        if not command.help:
+            raise Undescribed(f"{path} has no help")
+        usage = " ".join([path, *command.collect_usage_pieces(context)])
+        lines += [f"## {path}", "", _cell(inspect.cleandoc(command.help)), "", "```text", usage, "```", ""]
+        rows = [_option_row(path, option, context) for option in command.get_params(context) if option.param_type_name == "option"]
+        lines += ["| option | value | default | meaning |", "| --- | --- | --- | --- |", *rows, ""]
+    return "\n".join(lines)
+
+
+def _option_row(path: str, option: Any, context: Any) -> str:
+    import click
+
+    if not option.help:
+        raise Undescribed(f"{path} {option.opts[0]} has no help")
+    said, _, default = option.help.partition("  [default: ")
+    if not default and option.show_default:  # a click option whose default is nothing has a sentinel there
+        found = option.get_default(context, call=False)
+        default = ", ".join(map(str, found)) if isinstance(found, list | tuple) else str(found)
+    if option.is_flag:
+        value = ""
+    elif isinstance(option.type, click.Choice):
+        value = ", ".join(f"`{choice}`" for choice in option.type.choices)
+    else:
+        value = f"`{option.make_metavar(context)}`"
+    value += ", repeatable" if option.multiple else ""
+    value += ", required" if option.required else ""
+    names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
+    return f"| {names} | {_cell(value)} | {_cell(default.removesuffix(']'))} | {_cell(said)} |"
+
+
+# -- configuration -----------------------------------------------------------------------------------------------------------------------
+
+
+def sections() -> Iterator[tuple[str, str, list[Key]]]:
+    """Every group of keys: its path ("" for the top), what it is about, and its keys. A group that is there twice is described once.
+
+    Raises Undescribed for a key or group of which neither its field nor the docstring of its class says what it is.
+    """
+    from flows.config import PipelineConfig
+
+    schema = PipelineConfig.model_json_schema()
+    defaults = PipelineConfig().model_dump(mode="json")
+    yield from _sections("", schema, defaults, schema["$defs"], {})
+
+
+def _sections(path: str, schema: Any, defaults: Any, known: Any, seen: dict[str, tuple[str, Any]]) -> Iterator[tuple[str, str, list[Key]]]:
+    about, described = _docstring(schema.get("description", ""))
+    keys, below = [], []
+    for name, field in schema["properties"].items():
+        place = f"{path}.{name}".lstrip(".")
+        default = (defaults or {}).get(name)
+        group = _group_of(field, known)
+        meaning = field.get("description") or described.get(name) or (_docstring(group[1].get("description", ""))[0] if group else "")
+        if not meaning:
+            raise Undescribed(f"{place} has no description: give its Field one, or its class a line under `Attributes:`")
+        if group is None:
+            keys.append(Key(place, _kind(field, known), _yaml(default), _bounds(field, known), meaning))
+            continue
+        title, definition = group
+        if title in seen:  # described once; here stands what is otherwise
+            first, usual = seen[title]
+            changed = default and {key: value for key, value in default.items() if usual.get(key) != value}
+            keys.append(Key(place, "group", "" if changed == {} else _yaml(changed), "", meaning, first))
+            continue
+        seen[title] = (place, default or {})
+        keys.append(Key(place, "group", "", "", meaning, place))
+        below.append((place, definition, default))
+    yield path, about, keys
+    for place, definition, default in below:
+        yield from _sections(place, definition, default, known, seen)
+
+
+def _docstring(text: str) -> tuple[str, dict[str, str]]:
+    """A class's docstring: what it says, and the sentences of its `Attributes:` by name."""
+    about, _, attributes = text.partition("Attributes:")
+    found = re.findall(r"^\s*(\w+): (.+(?:\n\s{4,}(?!\w+: ).+)*)", attributes, re.MULTILINE)
+    return " ".join(about.split()), {name: " ".join(words.split()) for name, words in found}
+
+
+def _group_of(field: Any, known: Any) -> tuple[str, Any] | None:
+    """The name and schema of the model that a field holds, if it holds one."""
+    for option in field.get("anyOf", field.get("allOf", [field])):
+        name = option.get("$ref", "").removeprefix("#/$defs/")
+        if name and "properties" in known[name]:
+            return name, known[name]
+    return None
+
+
+def _options(field: Any, known: Any) -> list[Any]:
+    options = field.get("anyOf", [field])
+    return [known[option["$ref"].removeprefix("#/$defs/")] if "$ref" in option else option for option in options]
+
+
+def _kind(field: Any, known: Any) -> str:
+    return " or ".join(dict.fromkeys(_one_kind(option, known) for option in _options(field, known)))
+
+
+def _one_kind(option: Any, known: Any) -> str:
+    if "$ref" in option:
+        option = known[option["$ref"].removeprefix("#/$defs/")]
+    if "enum" in option or "const" in option:
+        return ", ".join(f"`{value}`" for value in option.get("enum", [option.get("const")]))
+    if option.get("type") == "array":
+        items = option.get("items")
+        return "list" if items is None else f"list of {_one_kind(items, known)}"
+    if option.get("type") == "object":
+        return "mapping of text"
+    names = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false", "null": "null"}
+    return names[option["type"]]
+
+
+def _bounds(field: Any, known: Any) -> str:
+    said = []
+    for option in _options(field, known):
+        signs = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
+        said += [f"{sign} {option[name]:g}" if option[name] < 1e15 else f"{sign} 2^63" for name, sign in signs if name in option]
+        if option.get("minLength") or option.get("minItems"):
+            said.append("not empty")
+    return ", ".join(dict.fromkeys(said))
+
+
+def _yaml(value: Any) -> str:
+    import yaml
+
+    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True).removesuffix("...\n").strip()
+    return text
+
+
+def _cell(text: str) -> str:
+    """Text that stays in its cell of a table and is no HTML."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(part if part.startswith("`") else part.replace("<", "&lt;").replace("*", "\\*") for part in parts).replace("|", "\\|")
+
+
+def configuration_page() -> str:
+    lines = [
+        "# Configuration: every key of a profile",
+        "",
+        "A profile is a YAML file of these keys; what it leaves out has the default below. Any key can be set on the command line,",
+        "`--set KEY=VALUE`, where the value is YAML. An unknown key, a wrong type or a value out of bounds is one error with its name.",
+        "Made from `flows.config.PipelineConfig` and the configurations in it.",
+        "",
+    ]
+    for path, about, keys in sections():
+        lines += [f"## `{path}`" if path else "## The top", ""]
+        lines += [_cell(about), ""] if about else []
+        lines += ["| key | type | default | bounds | meaning |", "| --- | --- | --- | --- | --- |"]
+        for key in keys:
+            kind = f"[keys](#{anchor(key.children)})" if key.children else _cell(key.kind)
+            default = f"`{key.default}`".replace("|", "\\|") if key.default else ""
+            lines.append(f"| `{key.path.rpartition('.')[2]}` | {kind} | {default} | {_cell(key.bounds)} | {_cell(key.meaning)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def anchor(path: str) -> str:
+    """What the heading of a section is linked by."""
+    from markdown.extensions.toc import slugify
+
+    return slugify(path, "-")
+
+
+# -- profiles and strategies -------------------------------------------------------------------------------------------------------------
+
+
+def profiles_page() -> str:
+    from flows.config import profiles_dir
+
+    lines = [
+        "# Profiles and strategies that ship",
+        "",
+        "A profile is a whole configuration of the line, `concur run --profile NAME`, or the path of a file of your own. A strategy says",
+        "which verified samples become training data, `concur curate --strategy NAME`, or `curation.strategy` in a profile.",
+        "[Every key](configuration.md) has a default, so a file holds only what it changes.",
+        "",
+    ]
+    for title, folder in (("Profiles", profiles_dir()), ("Strategies", profiles_dir().parent / "strategies")):
+        lines += [f"## {title}", ""]
+        for file in sorted(folder.glob("*.yaml")):
+            about, text = _headed(file)
+            lines += [f"### {file.stem}", "", about, "", "```yaml", text, "```", ""]
+    return "\n".join(lines)
+
+
+def _headed(file: Path) -> tuple[str, str]:
+    """The comment at the top of a YAML file, and the rest. Raises Undescribed where there is no comment."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    top = [line for line in lines[: next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))]]
+    if not top:
+        raise Undescribed(f"{file.name} does not open with a comment that says what it is")
+    return _cell(" ".join(line.lstrip("# ") for line in top)), "\n".join(lines[len(top) :]).strip()
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------------------------
+
+
+def tables() -> dict[str, tuple[str, Any, Mapping[str, str]]]:
+    """The table of each stage, in the order of the line: what a row is, its schema, and the meaning of each column."""
+    from tasks import schemas
+    from tasks.analysis.numbers import NUMBERS
+    from tasks.benchmark.stage import SCORES
+    from tasks.curation.flags import TRACE_FLAGS
+    from tasks.training.stage import HISTORY
+    from tasks.workload.record import WORKLOADS
+
+    said = meanings()
+    return {
+        "tasks": ("a PyTorch reference program", schemas.TASKS, said.TASKS),
+        "training-tasks": ("a task that the benchmark does not know, each once", schemas.TASKS, said.TASKS),
+        "workloads": ("what one task computes and moves", WORKLOADS, said.WORKLOADS),
+        "synthesis": ("a candidate", schemas.CANDIDATES, said.CANDIDATES),
+        "verification": ("the verdict of one candidate", schemas.VERDICTS, said.VERDICTS),
+        "trace-flags": ("what is wrong with the reasoning of one correct candidate", TRACE_FLAGS, said.TRACE_FLAGS),
+        "curation": ("a sample of the training set", schemas.CURATED, said.CURATED),
+        "analysis": ("a headline number", NUMBERS, said.NUMBERS),
+        "training": ("an optimiser step", HISTORY, said.HISTORY),
+        "benchmark": ("a score", SCORES, said.SCORES),
+    }
+
+
+def meanings() -> Any:
+    """The module beside this one. MkDocs loads hooks as files, so there is no package to import it from."""
+    found = importlib.util.spec_from_file_location("concur_docs_columns", Path(__file__).with_name("columns.py"))
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def columns_of(schema: Any) -> dict[str, Any]:
+    """Every column, and every field of its structs as `column.field`, with its type."""
+    import pyarrow as pa
+
+    found: dict[str, Any] = {}
+    for field in schema:
+        found[field.name] = field.type
+        if pa.types.is_struct(field.type):
+            found |= {f"{field.name}.{inner.name}": inner.type for inner in field.type}
+    return found
+
+
+def tables_page() -> str:
+    lines = [
+        "# Tables: every column of every snapshot",
+        "",
+        "A stage writes `ROOT/STAGE/FINGERPRINT/part-*.parquet` ([what a snapshot is](../explanation/line.md#snapshots)). Any reader of",
+        "Parquet will do; structs are written here with a dot. Names end in their unit: `_ms` milliseconds, `_s` seconds, `_tokens` tokens",
+        "under the generator's own tokenizer, `_share` a share of 1. Every column may be null in snapshots of older versions.",
+        "",
+    ]
+    for stage, (row, schema, said) in tables().items():
+        lines += [f"## {stage}", "", f"A row is {row}.", "", "| column | type | meaning |", "| --- | --- | --- |"]
+        for name, of in columns_of(schema).items():
+            if name not in said:
+                raise Undescribed(f"docs/hooks/columns.py does not say what {name} of {stage} is")
+            lines.append(f"| `{name}` | {_type(of)} | {_cell(said[name])} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _type(of: Any) -> str:
+    text = str(of)
+    return "struct" if text.startswith("struct") else re.sub(r"^list<\w+: (\w+)>$", r"list of \1", text)

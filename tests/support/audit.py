@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
-EXTRAS = ("dev", "browser")
+EXTRAS = ("dev", "browser", "docs", "server")
 TIMEOUT_S = 900
 
 

@@ -28,17 +28,17 @@ from flows.config import PipelineConfig
 from flows.guard.stopping import stops_soon
 from flows.refresh import Samples, verified_samples
 from flows.retention.sweep import in_use
-from flows.sweep_branch import HANDS, Hands, Trained, answered, finished_branch, leader_among, run_branch
-from flows.sweep_devices import branches_at_once, visible_gpus
-from flows.sweep_end import cautions_of, compared, one_line, prefect_url
-from flows.sweep_estimate import Estimate, estimate, hours, require_within
-from flows.sweep_meter import BRANCH, Meter, SweepProgress
-from flows.sweep_plan import Plan, SweepConfig, branch_pipeline, pipeline_of, planned_branches
-from flows.sweep_records import BranchRecord, load_record, save_record, sole_writer, sweep_dir, write_text
-from flows.sweep_samples import content_of, finished_samples, finished_tasks, samples_of
-from flows.sweep_table import strategy_rows
-from flows.sweep_track import SweepTracker
-from flows.sweep_work import fingerprint_of, work_left
+from flows.sweep.branch import HANDS, Hands, Trained, answered, finished_branch, leader_among, run_branch
+from flows.sweep.devices import branches_at_once, visible_gpus
+from flows.sweep.end import cautions_of, compared, one_line, prefect_url
+from flows.sweep.estimate import Estimate, estimate, hours, require_within
+from flows.sweep.meter import BRANCH, Meter, SweepProgress
+from flows.sweep.plan import Plan, SweepConfig, branch_pipeline, pipeline_of, planned_branches
+from flows.sweep.records import BranchRecord, load_record, save_record, sole_writer, sweep_dir, write_text
+from flows.sweep.samples import content_of, finished_samples, finished_tasks, samples_of
+from flows.sweep.table import strategy_rows
+from flows.sweep.track import SweepTracker
+from flows.sweep.work import fingerprint_of, work_left
 from kernels_eval.pool import start_ray
 from kernels_eval.records import Record
 from tasks.benchmark.comparison.records import Branch, Sweep

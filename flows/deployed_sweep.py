@@ -10,7 +10,7 @@ from flows.deployed import devices, prepared
 from flows.forms import configuration, setting
 from flows.guard.notices import NOTICES
 from flows.naming import deployed_name
-from flows.sweep_plan import SweepConfig
+from flows.sweep.plan import SweepConfig
 
 
 @flow(name="weekly ablations", flow_run_name=deployed_name("compare strategies of"), **NOTICES)

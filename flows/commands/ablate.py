@@ -36,7 +36,7 @@ def ablate(
     The same command again goes on where it was stopped, and tries what failed. Exit status 1 where a branch failed or was left out.
     """
     from flows.cli import _guarded, _prepare
-    from flows.sweep_plan import expanded, parsed_list, pipeline_of, planned_branches, sweep_config
+    from flows.sweep.plan import expanded, parsed_list, pipeline_of, planned_branches, sweep_config
 
     def asked() -> Any:
         lists = {
@@ -51,7 +51,7 @@ def ablate(
         return config, pipeline
 
     config, pipeline = _guarded(asked)
-    from flows.sweep_run import estimated, swept
+    from flows.sweep.run import estimated, swept
 
     if only_estimate:
         data = _guarded(lambda: estimated(config, pipeline))
@@ -67,7 +67,7 @@ def ablate(
     if as_json:
         click.echo(json.dumps(data))
     else:
-        from flows.sweep_table import print_sweep
+        from flows.sweep.table import print_sweep
 
         print_sweep(data)
     sys.exit(0 if data["complete"] else 1)

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from flows.cli import main
-from flows.sweep_estimate import Work, estimate, require_within
-from flows.sweep_meter import BRANCH, Meter
-from flows.sweep_plan import SweepConfig, branch_pipeline, parsed_list, pipeline_of, planned_branches, sweep_config
-from flows.sweep_records import load_spent, sole_writer
+from flows.sweep.estimate import Work, estimate, require_within
+from flows.sweep.meter import BRANCH, Meter
+from flows.sweep.plan import SweepConfig, branch_pipeline, parsed_list, pipeline_of, planned_branches, sweep_config
+from flows.sweep.records import load_spent, sole_writer
 from kernels_eval.errors import UsageError
 from tests.support.quick_sweeps import Quick, devices, profile, quick, samples
 

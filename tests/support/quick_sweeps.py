@@ -170,7 +170,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Quick:
 def quick(devices: Quick, monkeypatch: pytest.MonkeyPatch) -> Quick:
     """No Prefect either: flows and tasks are called as the functions that they are."""
     import flows.ablations as ablations
-    import flows.sweep_branch as branch
+    import flows.sweep.branch as branch
     from tasks.verification import stage as verification
 
     monkeypatch.setattr(branch, "verify", verification.run)

@@ -19,8 +19,8 @@ from prefect import flow
 
 from flows.benchmark import synthesis_for
 from flows.config import PipelineConfig
-from flows.sweep_meter import Meter
-from flows.sweep_records import HOME, alone_with
+from flows.sweep.meter import Meter
+from flows.sweep.records import HOME, alone_with
 from kernels_eval.records import Record
 from tasks.benchmark.stage import Answers
 from tasks.benchmark.stage import planned as planned_scores

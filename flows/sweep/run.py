@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from flows.config import PipelineConfig
-from flows.sweep_plan import SweepConfig, planned_branches
+from flows.sweep.plan import SweepConfig, planned_branches
 
 
 def estimated(config: SweepConfig, pipeline: PipelineConfig) -> dict[str, Any]:
@@ -15,7 +15,7 @@ def estimated(config: SweepConfig, pipeline: PipelineConfig) -> dict[str, Any]:
 
     embed(pipeline)  # before prefect is imported
     from flows.ablations import branches_at_once, first_look, visible_gpus
-    from flows.sweep_estimate import hours
+    from flows.sweep.estimate import hours
 
     gpus = visible_gpus(pipeline)
     plans = planned_branches(config)
@@ -40,7 +40,7 @@ def swept(config: SweepConfig, pipeline: PipelineConfig) -> dict[str, Any]:
     started = time.monotonic()
     start_server_apart()
     from flows.ablations import WATCH, ablate
-    from flows.sweep_meter import SweepProgress
+    from flows.sweep.meter import SweepProgress
     from tasks.progress import observed_by
 
     try:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from flows.config import PipelineConfig
-from flows.sweep_estimate import Work
-from flows.sweep_plan import Plan, SweepConfig, branch_pipeline, identity_of
-from flows.sweep_samples import rows_by_branch
+from flows.sweep.estimate import Work
+from flows.sweep.plan import Plan, SweepConfig, branch_pipeline, identity_of
+from flows.sweep.samples import rows_by_branch
 from kernels_eval.records import stable_hash
 from tasks.benchmark.stage import CODE as SCORING
 from tasks.store import SnapshotRef, code_version
@@ -45,7 +45,7 @@ def work_left(pipeline: PipelineConfig, plans: tuple[Plan, ...], samples: Sample
 
 def missing_references(pipeline: PipelineConfig, suite: SnapshotRef) -> list[str]:
     """Models beside the tuned ones whose verified answers are not there yet."""
-    from flows.sweep_branch import finished_answers
+    from flows.sweep.branch import finished_answers
 
     return [model for model in pipeline.benchmark.models if model != "tuned" and finished_answers(pipeline, suite, model) is None]
 
@@ -69,7 +69,7 @@ def _sets(members: Sequence[Plan], samples: Samples) -> list[SnapshotRef]:
 
 
 def _answered(pipeline: PipelineConfig, members: Sequence[Plan], samples: Samples, suite: SnapshotRef) -> bool:
-    from flows.sweep_branch import finished_branch
+    from flows.sweep.branch import finished_branch
 
     own = branch_pipeline(pipeline, members[0])
     return any(finished_branch(own, samples.tasks, curated, suite) for curated in _sets(members, samples))

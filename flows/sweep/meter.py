@@ -16,8 +16,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from flows.sweep_estimate import hours
-from flows.sweep_records import load_spent, save_spent
+from flows.sweep.estimate import hours
+from flows.sweep.records import load_spent, save_spent
 
 BRANCH: ContextVar[str] = ContextVar("concur_branch", default="")
 """The branch that the current thread works on; empty for what all share."""

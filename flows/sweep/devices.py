@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flows.config import PipelineConfig
-from flows.sweep_plan import SweepConfig
+from flows.sweep.plan import SweepConfig
 
 
 def visible_gpus(pipeline: PipelineConfig) -> int:

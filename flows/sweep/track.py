@@ -13,8 +13,8 @@ from statistics import fmean
 from typing import Any
 
 from flows.config import PipelineConfig
-from flows.sweep_plan import Plan, SweepConfig
-from flows.sweep_records import BranchRecord
+from flows.sweep.plan import Plan, SweepConfig
+from flows.sweep.records import BranchRecord
 from flows.track import adapter_fields, dataset_of, train_headline, training_record
 from kernels_eval.errors import EvalError
 from kernels_eval.records import stable_hash

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flows.config import PipelineConfig
-from flows.sweep_estimate import hours
+from flows.sweep.estimate import hours
 from tasks.benchmark.comparing import compare_all
 from tasks.benchmark.comparison.records import Branch
 from tasks.benchmark.scoring import score

@@ -3,7 +3,7 @@
 Guarantees: an unknown strategy, two branches of one name or a value out of range is one UsageError before anything runs; the same sweep
 gives the same branches in the same order. A branch's seed decides three things: what curation draws, the training (adapter, order of rows,
 dropout) and how the tuned model's answers are drawn. It does not decide which tasks are held out of training, nor the base model's and
-recorded answers, which all branches share. Does not guarantee that two branches differ: `flows.sweep_branch` finds out which give the same
+recorded answers, which all branches share. Does not guarantee that two branches differ: `flows.sweep.branch` finds out which give the same
 rows, and those share one training per seed.
 """
 

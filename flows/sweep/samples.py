@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from flows.config import PipelineConfig
 from flows.source import Source
-from flows.sweep_plan import Plan, nearest
+from flows.sweep.plan import Plan, nearest
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Language, stable_hash
 from tasks.store import Snapshot, SnapshotRef, snapshots

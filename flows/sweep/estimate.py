@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from flows.config import PipelineConfig
-from flows.sweep_records import earlier_records
+from flows.sweep.records import earlier_records
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from tasks.progress import duration

@@ -79,6 +79,8 @@ VERDICTS: Mapping[str, str] = {
     "timing.calls_per_sample": "forward calls batched into a sample",
     "timing.clock_bound_ms": "the candidate's latency on unseen inputs by the parent's own clock",
     "timing.drift": "relative change of the reference's median over the window",
+    "timing.compiled": "the reference under torch.compile in the same window: `mode`, `reference_ms`, `speedup` with its interval, "
+    "`drift`, `graphs`, `compile_s`, or `why_not`; null where that was not asked for",
     "timing.throttled": "did the GPU lower its clocks; null where it cannot say",
     "correctness": "null where no output was compared; errors are relative and the worst over all trials",
     "correctness.trials": "comparisons made",
@@ -175,6 +177,7 @@ HISTORY: Mapping[str, str] = {
 }
 SCORES: Mapping[str, str] = {
     "model": "`recorded`, `base` or `tuned`",
+    "baseline": "what speedups are against: `eager` PyTorch, or `compile`",
     "track": "`custom_kernel`: a custom kernel did the work; `any`: whoever computed the answer",
     "metric": "`exec`, `fast_P` (correct and speedup above P) or `geometric_mean_speedup`",
     "k": "of pass@k; null for the geometric mean",

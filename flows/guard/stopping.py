@@ -41,6 +41,7 @@ def stops_soon(grace_s: float = GRACE_S) -> Iterator[None]:
     finally:
         signal.set_wakeup_fd(before, warn_on_full_buffer=False)
         os.close(writing)
+        watch.drained.wait()  # a signal of a moment ago may still be in the pipe
         if not watch.told.is_set():
             watch.join()
 
@@ -50,7 +51,7 @@ class _Watch(threading.Thread):
 
     def __init__(self, reading: int, before: int, grace_s: float) -> None:
         super().__init__(name="stops soon", daemon=True)
-        self.told = threading.Event()
+        self.told, self.drained = threading.Event(), threading.Event()
         self._reading, self._before, self._grace_s = reading, before, grace_s
 
     def run(self) -> None:
@@ -71,6 +72,8 @@ class _Watch(threading.Thread):
                     with suppress(OSError, ValueError):  # the worker's log: how long the end took is the first thing that is asked
                         said = f"{datetime.now().astimezone():%H:%M:%S%z} concur was told to stop: {self._grace_s:.0f} s at most\n"
                         os.write(2, said.encode())
+                if not open_:
+                    self.drained.set()
             elif deadline is not None and time.monotonic() >= deadline:
                 end_now()
         os.close(self._reading)

@@ -220,8 +220,8 @@ STUBBORN = """
     with stops_soon({grace_s}), stops_soon({grace_s}):
         started = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, start_new_session=True)
         started.stdout.readline()
-        print(started.pid, flush=True)
         try:
+            print(started.pid, flush=True)
             time.sleep(600)
         finally:
             {cleanup}

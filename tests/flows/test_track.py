@@ -53,6 +53,7 @@ class Workers:
     """A pool that knows its verdicts, and tells a real Telemetry what it would have told it."""
 
     quarantined: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()
 
     def __init__(self, clock: Clock) -> None:
         self.clock, self.telemetry = clock, Telemetry(builders=2, devices=1)

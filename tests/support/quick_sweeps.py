@@ -127,6 +127,7 @@ class Judging:
     """A pool whose verdicts are a coin thrown by the candidate's code."""
 
     quarantined: list[str] = []
+    cautions: list[str] = []
 
     def __init__(self) -> None:
         self.telemetry = Telemetry(1, 1)

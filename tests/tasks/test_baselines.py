@@ -12,7 +12,7 @@ import pytest
 
 from flows.benchmark import Benchmarked
 from flows.score import markdown_of, score_table
-from flows.track import _models
+from flows.track import model_records
 from kernels_eval.records import CompiledBaseline, Language, Status, Timing, Verdict
 from tasks.benchmark.report.markdown import to_markdown
 from tasks.benchmark.report.records import ReportContext
@@ -165,6 +165,6 @@ def test_mlflow_keeps_both_apart(tmp_path: Path) -> None:
     snapshot = Snapshot(str(tmp_path), "benchmark", "both")
     snapshot.append([row.model_dump() for row in rows], SCORES)
     ref = snapshot.publish(config={}, rows=len(rows)).ref
-    (record,) = _models(Benchmarked(suite=ref, answers=(Answers(model="m", candidates=ref, verdicts=ref),), scores=ref))
+    (record,) = model_records(Benchmarked(suite=ref, answers=(Answers(model="m", candidates=ref, verdicts=ref),), scores=ref))
     assert record.metrics["fast_1_at_1"] == pytest.approx(3 / 4) and record.metrics["fast_1_at_1_vs_compile"] == pytest.approx(1 / 3)
     assert "exec_at_1" in record.metrics and "exec_at_1_vs_compile" not in record.metrics

@@ -183,6 +183,7 @@ class Judge:
         self.faults_after = list(faults_after)
         self.asked: list[str] = []
         self.quarantined: list[str] = []
+        self.cautions: list[str] = []
         self.telemetry = Telemetry(1, 1)
 
     def __enter__(self) -> Judge:

@@ -43,7 +43,8 @@ def watcher() -> int:
 
 def announce(descriptor: int) -> None:
     """This process, which leads a group, is a compiler. Called between fork and exec, so that no moment is left unwatched."""
-    os.write(descriptor, b"+%d\n" % os.getpid())
+    with suppress(OSError):  # the watcher was killed: a build is not given up for that
+        os.write(descriptor, b"+%d\n" % os.getpid())
 
 
 def dismiss(descriptor: int, group: int) -> None:

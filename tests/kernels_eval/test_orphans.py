@@ -90,3 +90,28 @@ def test_the_watcher_ends_with_its_owner(tmp_path: Path) -> None:
         return True
 
     until(none_left, 10)
+
+
+def test_builds_go_on_where_the_watcher_was_killed(tmp_path: Path) -> None:
+    """A pipe that nobody reads any more breaks between fork and exec, where an error would be the build's."""
+    program = """
+    import os, signal, sys
+    from pathlib import Path
+    import psutil
+    from kernels_eval.build import orphans
+
+    orphans.watcher()
+    def ours(process):
+        try:
+            return f"OF_THIS_TEST={sys.argv[1]}" in Path(f"/proc/{process.pid}/environ").read_text(errors="replace")
+        except OSError:
+            return False
+    (watcher,) = [process for process in psutil.process_iter() if process.pid != os.getpid() and ours(process)]
+    watcher.kill()
+    psutil.wait_procs([watcher], timeout=10)
+    print(orphans.captured(["echo", "built"], 60).stdout, end="")
+    """
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OF_THIS_TEST": str(tmp_path)}
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "built\n", done.stderr

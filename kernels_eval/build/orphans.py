@@ -43,8 +43,10 @@ def watcher() -> int:
 
 def announce(descriptor: int) -> None:
     """This process, which leads a group, is a compiler. Called between fork and exec, so that no moment is left unwatched."""
+    before = signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # subprocess has made it deadly again by now
     with suppress(OSError):  # the watcher was killed: a build is not given up for that
         os.write(descriptor, b"+%d\n" % os.getpid())
+    signal.signal(signal.SIGPIPE, before)
 
 
 def dismiss(descriptor: int, group: int) -> None:

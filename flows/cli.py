@@ -221,8 +221,10 @@ def train(as_json: bool, root: str, curated: str | None, **options: Any) -> None
     """
 
     def work() -> dict[str, Any]:
+        from flows.stack.control import join_stack
         from flows.train_set import train_set
 
+        join_stack(root)
         return train_set(root, curated, **options)
 
     data = _guarded(work)

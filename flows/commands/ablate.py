@@ -36,6 +36,7 @@ def ablate(
     The same command again goes on where it was stopped, and tries what failed. Exit status 1 where a branch failed or was left out.
     """
     from flows.cli import _guarded, _prepare
+    from flows.stack.control import join_stack
     from flows.sweep.plan import expanded, parsed_list, pipeline_of, planned_branches, sweep_config
 
     def asked() -> Any:
@@ -51,6 +52,7 @@ def ablate(
         return config, pipeline
 
     config, pipeline = _guarded(asked)
+    _guarded(lambda: join_stack(pipeline.root))
     from flows.sweep.run import estimated, swept
 
     if only_estimate:

@@ -153,6 +153,23 @@ def test_one_preempted_round_is_forgiven() -> None:
     assert timing.candidate_ms >= 0.8 * timing.clock_bound_ms
 
 
+def test_a_liar_on_a_machine_that_gets_busy_wins_nothing() -> None:
+    """Ten times as slow while it is asked again, a tenth of what passed looks like what a call needs: then that is what counts."""
+    asked_again = False
+
+    def liar(calls: int) -> int:
+        passed = busy(20_000 * calls)
+        return passed if asked_again else passed // 10
+
+    def bound(call_ns: float) -> float:
+        nonlocal asked_again
+        asked_again = True
+        return 20_000
+
+    timing = measure(honest(20_000), liar, QUICK, bound=bound)
+    assert timing.candidate_ms >= 0.02 and timing.speedup <= 1.2 and timing.speedup_lower <= timing.speedup <= timing.speedup_upper
+
+
 def test_the_budget_is_kept() -> None:
     started = time.monotonic()
     timing = measure(scripted(2e6, 0.5, 1), scripted(2e6, 0.5, 2), TimingConfig(max_s=0.3, min_pairs=10_000, bootstrap=100))

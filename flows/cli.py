@@ -14,7 +14,10 @@ from typing import Any
 
 import click
 
+from flows.commands.ablate import ablate
+from flows.commands.gc import gc
 from flows.commands.morning import morning
+from flows.commands.stack import down, env, status, up
 from flows.commands.watchdog import watchdog
 from kernels_eval.errors import DeviceError, EvalError, UsageError
 
@@ -327,11 +330,7 @@ def _print_checks(checks: list[Any], profile: str, fine: bool) -> None:
     console.print(f"profile {profile} can run here" if fine else f"profile {profile} cannot run here: mend what is MISSING")
 
 
-from flows.commands import ablate as _ablate  # noqa: E402  commands of their own modules; they import this one when they run
-from flows.commands import gc as _gc  # noqa: E402
-from flows.commands import stack as _stack  # noqa: E402
-
-for _command in (_stack.up, _stack.status, _stack.down, _stack.env, morning, watchdog, _ablate.ablate, _gc.gc):
+for _command in (up, status, down, env, morning, watchdog, ablate, gc):
     main.add_command(_command)
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -186,7 +186,7 @@ def _files(path: Path) -> list[Path]:
     return _listed(path, lambda entry: entry.is_file(follow_symlinks=False))
 
 
-def _listed(path: Path, wanted) -> list[Path]:  # noqa: ANN001
+def _listed(path: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[Path]:
     try:
         return sorted(Path(entry) for entry in os.scandir(path) if wanted(entry)) if not path.is_symlink() else []
     except (FileNotFoundError, NotADirectoryError):

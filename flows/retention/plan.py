@@ -6,7 +6,7 @@ goes is ordered so that nothing goes before what was made of it, and a sweep tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from pydantic import Field
 
@@ -76,7 +76,7 @@ def decide(
     newest = _newest_refreshes(all_of, keep.refreshes)
     for snapshot in newest:
         hold(snapshot, f"of the newest {keep.refreshes} refreshes")
-    _hold_outcomes(all_of, newest, by_name, reasons, hold)
+    _hold_outcomes(all_of, newest, by_name, hold)
 
     stay = [Decision(snapshot=one, stays=True, reason=reasons[one.place]) for one in all_of if one.place in reasons]
     gone = [one for one in all_of if one.place not in reasons]
@@ -93,7 +93,9 @@ def _newest_refreshes(there: list[Stored], count: int) -> list[Stored]:
     return [snapshot for sets in ranked[:count] for snapshot in sets]
 
 
-def _hold_outcomes(there, newest, by_name, reasons, hold) -> None:  # noqa: ANN001
+def _hold_outcomes(
+    there: list[Stored], newest: list[Stored], by_name: Mapping[str, list[Stored]], hold: Callable[[Stored, str], None]
+) -> None:
     """What was learned from the newest refreshes: an outcome all of whose upstreams are theirs, or outcomes of theirs."""
     theirs: set[str] = set()
     waiting = list(newest)

@@ -142,7 +142,7 @@ def load_settings(file: str | None, options: Mapping[str, Any]) -> tuple[StackSe
         settings = StackSettings.model_validate(given)
     except ValidationError as error:
         raise _explained(error, file) from error
-    settings.exposed  # noqa: B018  a host that is no address is an error now
+    is_loopback(settings.host)  # a host that is no address is an error now
     return settings, given
 
 

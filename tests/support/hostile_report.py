@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tasks.benchmark.errors import ErrorGroup
 from tasks.benchmark.report import CandidatePoint, Example, ReportContext
 from tests.support.payloads import HOSTILE
+
+
+def hostile_fields(text: str) -> dict[str, Any]:
+    """Fields of a report that hold words of others, all of them `text`."""
+    return {
+        "errors": [ErrorGroup(reason=text, signature=text, count=1, tasks=1, models={text: 1}, names=[text], example=text)],
+        "findings": [text],
+        "findings_bounded_by": [text],
+        "points": [CandidatePoint(task_name=text, generator=text, status=text, reason=text, reasoning_tokens=5, speedup=2.0)],
+        "examples": [Example(task_name=text, generator=text, status=text, reason=text, detail=text, code=text)],
+        "fingerprints": {text: text},
+        "tool_versions": {text: text},
+        "hardware": {text: text},
+        "config": {text: [text]},
+        "notes": [text],
+    }
 
 
 def hostile_report() -> ReportContext:
@@ -21,14 +39,5 @@ def hostile_report() -> ReportContext:
         base_model=HOSTILE,
         history=[],
         scores=[],
-        errors=[ErrorGroup(reason=HOSTILE, signature=HOSTILE, count=1, tasks=1, models={HOSTILE: 1}, names=[HOSTILE], example=HOSTILE)],
-        findings=[HOSTILE],
-        findings_bounded_by=[HOSTILE],
-        points=[CandidatePoint(task_name=HOSTILE, generator=HOSTILE, status=HOSTILE, reason=HOSTILE, reasoning_tokens=5, speedup=2.0)],
-        examples=[Example(task_name=HOSTILE, generator=HOSTILE, status=HOSTILE, reason=HOSTILE, detail=HOSTILE, code=HOSTILE)],
-        fingerprints={HOSTILE: HOSTILE},
-        tool_versions={HOSTILE: HOSTILE},
-        hardware={HOSTILE: HOSTILE},
-        config={HOSTILE: [HOSTILE]},
-        notes=[HOSTILE],
+        **hostile_fields(HOSTILE),
     )

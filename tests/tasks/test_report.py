@@ -15,7 +15,7 @@ from kernels_eval.records import REASONS, Status
 from tasks.benchmark import report
 from tasks.benchmark.breakdown import score_groups
 from tasks.benchmark.diagnosis import Finding, diagnose
-from tasks.benchmark.errors import ErrorGroup, error_groups
+from tasks.benchmark.errors import error_groups
 from tasks.benchmark.report import (
     CandidatePoint,
     Example,
@@ -33,6 +33,7 @@ from tasks.benchmark.report import (
 )
 from tasks.benchmark.report.drawing import INK
 from tasks.benchmark.scoring import compare, compare_all, distribution, score, variants
+from tests.support.hostile_report import hostile_fields
 from tests.support.pages import HOSTILE, Page, svgs
 
 
@@ -122,16 +123,7 @@ def hostile() -> ReportContext:
         distributions=[row.model_copy(update={"model": HOSTILE}) for row in context().distributions],
         variants=[row.model_copy(update={"model": HOSTILE}) for row in context().variants],
         diagnosis=[Finding(sign="verbose", model=HOSTILE, sentence=HOSTILE)],
-        errors=[ErrorGroup(reason=HOSTILE, signature=HOSTILE, count=1, tasks=1, models={HOSTILE: 1}, names=[HOSTILE], example=HOSTILE)],
-        findings=[HOSTILE],
-        findings_bounded_by=[HOSTILE],
-        points=[CandidatePoint(task_name=HOSTILE, generator=HOSTILE, status=HOSTILE, reason=HOSTILE, reasoning_tokens=5, speedup=2.0)],
-        examples=[Example(task_name=HOSTILE, generator=HOSTILE, status=HOSTILE, reason=HOSTILE, detail=HOSTILE, code=HOSTILE)],
-        fingerprints={HOSTILE: HOSTILE},
-        tool_versions={HOSTILE: HOSTILE},
-        hardware={HOSTILE: HOSTILE},
-        config={HOSTILE: [HOSTILE]},
-        notes=[HOSTILE],
+        **hostile_fields(HOSTILE),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,14 +133,16 @@ class ReferenceProcess:
         config = self.config.correctness
         first = self._own(Trial(DECLARED, secrets.randbits(31)))
         self.output_bytes = sum(output["bytes"] + ALIGNMENT for output in self.trials[0].outputs)
-        known = [first]
+        known = {DECLARED: first}
         for trial in self._affordable(self._varied()):
             if trial.name in ("in_place", "other_weights"):
-                known.append(self._own(trial))
+                known[trial.name] = self._own(trial)
             elif seen := self._expected(trial):
-                known.append(seen)
+                known[trial.name] = seen
                 self.trials.append(trial)
-        self._quarantine_degenerate(known)
+        memorable = self._against_memory(known)
+        self._quarantine_degenerate(list(known.values()))
+        self.flags += memorable
         if config.shapes != "off":
             self._expect_other_shapes()
         mode = Trial("eval_mode", self.trials[0].seed, evaluate=True)
@@ -150,8 +152,8 @@ class ReferenceProcess:
         self._own(self.after)
         self.trials.remove(self.after)
         self._share_memory()
-        self.bit_identical = all(seen["bit_identical"] for seen in known)
-        self.oracle = "float64" if all(seen["oracle"] == "float64" for seen in known) else "float32"
+        self.bit_identical = all(seen["bit_identical"] for seen in known.values())
+        self.oracle = "float64" if all(seen["oracle"] == "float64" for seen in known.values()) else "float32"
 
     def _varied(self) -> list[Trial]:
         varies = any(note["vary"] for note in self.plan["notes"])
@@ -202,9 +204,24 @@ class ReferenceProcess:
         self.ask("forget", trial=trial.name)
         return None
 
+    def _against_memory(self, known: dict[str, dict[str, Any]]) -> tuple[str, ...]:
+        """A task whose inputs are written out has one answer, which a kernel could hold as a constant: its inputs are tried in another
+        order, too. Adds what that gives to `known`; returns flags for what a memorised answer could still do."""
+        if "in_place" not in known or DECLARED not in known["in_place"]["equals"]:
+            return ()
+        if not _one_answer(known.values()) or any(note["vary"] for note in self.plan["notes"]):
+            return ("own_answers_never_vary",)
+        trial = Trial("permuted", secrets.randbits(31), "permuted")
+        seen = self._expected(trial)
+        if seen and DECLARED not in seen["equals"]:
+            known[trial.name] = seen
+            self.trials.append(trial)
+            return ("own_answers_never_vary",)
+        return ("own_answers_never_vary", "answers_never_vary")
+
     def _quarantine_degenerate(self, known: list[dict[str, Any]]) -> None:
         if any(note["vary"] for note in self.plan["notes"]) and len(known) > 2:
-            if all(len(seen["equals"]) == index for index, seen in enumerate(known)):
+            if _one_answer(known):
                 raise Stop("degenerate_task", f"the reference's output is the same for all inputs ({len(known)} draws, one answer)")
         if all(checks.judge(seen["zeros"], self.precision, self.config.correctness) == "ok" for seen in known):
             seen = known[0]["zeros"]
@@ -276,6 +293,11 @@ def unmatched_shapes(reference: list[list[int]], candidate: list[list[int]]) -> 
         else:
             missing.append(index)
     return missing, sum(math.prod(shape) for shape in left)
+
+
+def _one_answer(known: Iterable[dict[str, Any]]) -> bool:
+    """Is the answer of every trial that of all before it?"""
+    return all(len(seen["equals"]) == index for index, seen in enumerate(known))
 
 
 def _arguments(trial: Trial) -> dict[str, Any]:

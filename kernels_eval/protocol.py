@@ -157,7 +157,7 @@ class Runner:
                         self._time(task, PairedClock(reference, process, self.config, self.device, compiled), facts)
                 with spent.on("attribution_s"):
                     self._behaviour(process, facts)
-                    self._ornamental(process, facts)
+                    self._ornamental(reference, process, facts)
             except Stop as stop:
                 self._blame(stop, reference)
                 raise
@@ -290,10 +290,12 @@ class Runner:
             _flag(facts, "throttled")
         facts["timing"] = timing
 
-    def _ornamental(self, process: CandidateProcess, facts: dict[str, Any]) -> None:
+    def _ornamental(self, reference: ReferenceProcess, process: CandidateProcess, facts: dict[str, Any]) -> None:
         """Do the kernels matter? Last, since spoiled values may lead a kernel astray: a crash shows that they were used."""
+        plain = [trial for trial in reference.trials if trial.shape == "declared" and not trial.evaluate and trial.weights_seed is None]
+        distributions = list(dict.fromkeys(trial.distribution for trial in plain))
         try:
-            answer = process.ask("ornamental", seed=secrets.randbits(31))
+            answer = process.ask("ornamental", seed=secrets.randbits(31), distributions=distributions)
         except Stop:
             return
         if believe_form(Ornamental, answer).ornamental:
@@ -318,6 +320,8 @@ class Runner:
             return "non_deterministic", f"repeating the call on the same inputs gives another answer; {seen}"
         if outcome == "wrong_output" and self._ignores_inputs(trial, result, reference, process):
             return "input_independent", f"gives the same answer for different inputs; {seen}"
+        if outcome == "wrong_output" and result["systematic"]:
+            return outcome, f"another formula (an approximation?): the error is a function of the output; {seen}"
         return outcome, seen
 
     @staticmethod

@@ -16,6 +16,8 @@ import torch
 from kernels_eval.records import stable_hash
 
 DISTRIBUTIONS = ("declared", "uniform", "normal", "normal_x10", "sparse", "small_integers")
+PERMUTED = "permuted"
+"""Not a distribution: the elements of floating arguments in another order, which keeps labels, masks and targets what they are."""
 
 
 def load_module(path: str, name: str) -> ModuleType:
@@ -120,6 +122,8 @@ def _note(value: Any) -> dict[str, Any]:
 
 
 def _redraw(value: Any, note: dict[str, Any], seed: int, distribution: str) -> Any:
+    if distribution == PERMUTED and isinstance(value, torch.Tensor) and value.is_floating_point():
+        return _permuted(value, seed)
     if not note["vary"]:
         return value
     generator = torch.Generator(device=value.device).manual_seed(seed)
@@ -139,6 +143,13 @@ def _redraw(value: Any, note: dict[str, Any], seed: int, distribution: str) -> A
     if note["symmetric"]:
         drawn = (drawn + drawn.transpose(-1, -2)) / 2
     return drawn.to(dtype)
+
+
+def _permuted(value: torch.Tensor, seed: int) -> torch.Tensor:
+    """The elements in another order. Of few, a drawn order may be the one they have: they are then moved by one place."""
+    generator = torch.Generator(device=value.device).manual_seed(seed)
+    drawn = value.reshape(-1)[torch.randperm(value.numel(), generator=generator, device=value.device)].reshape(value.shape)
+    return value.reshape(-1).roll(1).reshape(value.shape) if torch.equal(drawn, value) else drawn
 
 
 def parameter_shapes(model: Any) -> list[list[int]]:

@@ -77,6 +77,56 @@ def test_a_wrong_constant_is_not_called_a_downcast(factor: float) -> None:
     assert verdict(y * factor, y) == "wrong_output"
 
 
+def gelu_by_tanh(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.gelu(x.double(), approximate="tanh").float()
+
+
+FORMULAS = {
+    "gelu": (lambda x: torch.nn.functional.gelu(x.double()), gelu_by_tanh),
+    "gelu_of_two_branches": (lambda x: torch.nn.functional.gelu((x * 0.65).double()), lambda x: gelu_by_tanh(x * 0.65)),
+    "conv_gelu": (lambda x: torch.nn.functional.gelu(leaky(x).double()), lambda x: gelu_by_tanh(leaky(x))),
+    "selu": (lambda x: 1.0507009873554805 * elu(x.double(), 1.6732632423543772), lambda x: (1.0507 * elu(x.double(), 1.673)).float()),
+}
+
+
+def leaky(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.leaky_relu(x * 0.3)
+
+
+def elu(x: torch.Tensor, alpha: float) -> torch.Tensor:
+    return torch.where(x > 0, x, alpha * torch.expm1(x))
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("shape", [(64, 64), (1024, 513)])
+def test_an_approximation_is_not_called_a_downcast(name: str, shape: tuple[int, int]) -> None:
+    exact, approximate = FORMULAS[name]
+    x = draw(5, shape)
+    measured = measure(approximate(x), exact(x), exact(x).float())
+    assert 1e-5 < measured["rms"] < 1.6e-2, "small, and beyond every gate"
+    assert measured["systematic"] and verdict(approximate(x), exact(x).float(), exact(x)) == "wrong_output"
+
+
+def cut(y: torch.Tensor, bits: int) -> torch.Tensor:
+    return ((y.view(torch.int32) >> bits) << bits).view(torch.float32)
+
+
+ROUNDED = {
+    "product_fp16": lambda x: (x @ x.T, (x.half().double() @ x.half().double().T).float()),
+    "gelu_of_bf16": lambda x: (torch.nn.functional.gelu(x), torch.nn.functional.gelu(x.bfloat16().float())),
+    "near_one_bf16": lambda x: (1 + x.abs() / 300, (1 + x.abs() / 300).bfloat16().float()),
+    "softmax_fp16": lambda x: (torch.softmax(x, 1), torch.softmax(x, 1).half().float()),
+    "digits_cut": lambda x: (x, cut(x, 13)),
+    "digits_cut_far": lambda x: (x, cut(x, 16)),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_rounding_is_no_formula(name: str) -> None:
+    y, actual = ROUNDED[name](draw(6, (512, 256)))
+    assert verdict(actual, y) == "precision_downcast"
+
+
 @given(st.integers(0, 64 * 64 - 1), st.sampled_from([-1.0, 0.01, 1.0, 100.0]))
 @settings(max_examples=30, deadline=None)
 def test_one_wrong_element_anywhere_is_seen(index: int, error: float) -> None:

@@ -94,6 +94,17 @@ def test_a_wrong_cuda_kernel(verify: Callable[..., Verdict]) -> None:
     assert_reason(verify(cuda_module("y[i] = x[i] * 2.0f + 1.5f;", name="gpu_wrong")), "wrong_output")
 
 
+def test_an_answer_of_zeros_for_its_own_inputs(verify: Callable[..., Verdict]) -> None:
+    """KernelBench's L2/9: its ReLU lets nothing through. Memory that is used again holds the right zeros where no kernel is launched."""
+    task = kernel_task(task_source("return torch.relu(x - 20.0)", inputs="[torch.rand(512, 512)]"), "zeros_gpu")
+    own = "y[i] = fmaxf(x[i] - 20.0f, 0.0f);"
+    assert_reason(verify(cuda_module(own, name="gpu_zeros"), task=task), "ok")
+    triton = TRITON.replace("x * 2.0 + SHIFT", "tl.maximum(x - 20.0, 0.0)")
+    assert_reason(verify(triton, Language.TRITON, task), "ok")
+    ornament = cuda_module(own, "ext.affine(x)\nreturn torch.relu(x - 20.0)", name="gpu_zeros")
+    assert_reason(verify(ornament, task=task), "no_custom_kernel")
+
+
 def test_a_fault_of_the_device_costs_one_verdict(verify: Callable[..., Verdict]) -> None:
     """A write far outside every allocation: the context is lost, the next candidate and its reference are not."""
     verdict = verify(cuda_module("*(volatile float*)(((long long)1 << 44) + 8ll * i) = x[i];", name="gpu_fault"))

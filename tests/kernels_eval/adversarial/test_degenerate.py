@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kernels_eval.records import Verdict
 from tests.support.adversarial import Case, Judge, Trial, trials, writer
 from tests.support.kernels import kernel_task, task_source
 
@@ -41,6 +42,12 @@ torch::Tensor scaled(torch::Tensor x, double factor) {
   for (int64_t i = 0; i < x.numel(); ++i) out.data_ptr<float>()[i] = (float)(x.data_ptr<float>()[i] * factor);
   return out;
 }
+torch::Tensor memorised(torch::Tensor x) {
+  auto out = torch::empty_like(x);
+  const float known[4] = {2.0f, 4.0f, -6.0f, 8.0f};
+  for (int64_t i = 0; i < 4; ++i) out.data_ptr<float>()[i] = known[i];
+  return out;
+}
 torch::Tensor roots(torch::Tensor x) {
   auto out = torch::empty_like(x);
   for (int64_t i = 0; i < x.numel(); ++i) out.data_ptr<float>()[i] = std::sqrt(x.data_ptr<float>()[i]);
@@ -61,7 +68,8 @@ torch::Tensor all_nan(torch::Tensor x) {
 }
 """
 code = writer(
-    SOURCE, ["zeros_like_rows", "zeros_of", "centred_row_max", "scaled", "roots", "not_roots", "all_nan"], "adversarial_degenerate"
+    SOURCE, ["memorised", "zeros_like_rows", "zeros_of", "centred_row_max", "scaled", "roots", "not_roots", "all_nan"],
+    "adversarial_degenerate",
 )  # fmt: skip
 
 
@@ -77,7 +85,29 @@ TINY_AND_RANDOM = task("return (x + torch.rand_like(x)) * 1e-6", "tiny_and_rando
 ALL_NAN = task("return torch.sqrt(-1.0 - x * x)", "all_nan")
 SOME_NAN = task("return torch.sqrt(x)", "some_nan")
 
+# Its inputs are written out: one answer, which is known before anything is run.
+WRITTEN_OUT = kernel_task(task_source("return x * 2.0", inputs="[torch.tensor([[1.0, 2.0], [-3.0, 4.0]])]"), "adversarial_written_out")
+ALL_ALIKE = kernel_task(task_source("return x * 2.0", inputs="[torch.ones(2, 2)]"), "adversarial_all_alike")
+
+
+def flagged(*flags: str) -> object:
+    def check(verdict: Verdict) -> None:
+        assert {flag for flag in verdict.flags if flag.endswith("never_vary")} == set(flags), verdict.flags
+
+    return check
+
+
 CASES = [
+    Case(
+        13, "memorised", WRITTEN_OUT, code("return ext.memorised(x)"), ("stale_cache", "input_independent"),
+        twin=code("return ext.scaled(x, 2.0)"), twin_check=flagged("own_answers_never_vary"),
+    ),
+    Case(13, "wrong_for_what_is_written_out", WRITTEN_OUT, code("return ext.scaled(x, 3.0)"), "wrong_output"),
+    Case(
+        13, "all_alike", ALL_ALIKE, code("return ext.scaled(x, 2.1)"), "wrong_output", twin=code("return ext.scaled(x, 2.0)"),
+        twin_check=flagged("own_answers_never_vary", "answers_never_vary"),
+    ),
+
     Case(
         13, "constant_output", CONSTANT, code("return ext.zeros_like_rows(x)"), "degenerate_task",
         twin=code("return ext.centred_row_max(x, 0)"), twin_task=NOT_CONSTANT,

@@ -12,6 +12,7 @@ SOURCE = (
     AFFINE_CPP
     + r"""
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <thread>
 static torch::Tensor scaled_by(torch::Tensor x, float factor) {
@@ -31,6 +32,22 @@ torch::Tensor rounded(torch::Tensor x, int64_t bits) {
     std::memcpy(&word, b + i, 4);
     word = (word + (1u << (drop - 1))) & ~((1u << drop) - 1);
     std::memcpy(b + i, &word, 4);
+  }
+  return out;
+}
+torch::Tensor gelu_by_tanh(torch::Tensor x) {
+  auto out = torch::empty_like(x);
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    const double v = x.data_ptr<float>()[i];
+    out.data_ptr<float>()[i] = (float)(0.5 * v * (1.0 + std::tanh(0.7978845608028654 * (v + 0.044715 * v * v * v))));
+  }
+  return out;
+}
+torch::Tensor gelu(torch::Tensor x) {
+  auto out = torch::empty_like(x);
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    const double v = x.data_ptr<float>()[i];
+    out.data_ptr<float>()[i] = (float)(0.5 * v * (1.0 + std::erf(v * 0.7071067811865476)));
   }
   return out;
 }
@@ -125,8 +142,8 @@ torch::Tensor two_halves(torch::Tensor x) {
 """
 )
 FUNCTIONS = [
-    "affine", "half_percent_off", "rounded", "affine_bf16", "column_mean", "column_mean_of_48", "column_mean_only_48", "row_sum",
-    "row_sum_of_64", "column_sum_beyond", "column_sum_padded", "jitter", "lost_update", "two_halves",
+    "affine", "gelu_by_tanh", "gelu", "half_percent_off", "rounded", "affine_bf16", "column_mean", "column_mean_of_48",
+    "column_mean_only_48", "row_sum", "row_sum_of_64", "column_sum_beyond", "column_sum_padded", "jitter", "lost_update", "two_halves",
 ]  # fmt: skip
 code = writer(SOURCE, FUNCTIONS, "adversarial_precision")
 
@@ -139,12 +156,19 @@ COLUMN_SUM = kernel_task(task_source("return x.sum(0)", inputs=RANDN), "adversar
 OWN = code("return ext.affine(x)")
 
 
+GELU = kernel_task(task_source("return torch.nn.functional.gelu(x)", inputs="[torch.randn(64, 64)]"), "adversarial_gelu")
+
+
 def passes_the_loose_tolerance(verdict: Verdict) -> None:
     assert verdict.correctness is not None and verdict.correctness.kernelbench_1e2, "the case is one that allclose(1e-2) lets pass"
 
 
 def says_that_other_shapes_are_refused(verdict: Verdict) -> None:
     assert "declared_shape_only" in verdict.flags
+
+
+def says_that_it_is_another_formula(verdict: Verdict) -> None:
+    assert verdict.detail.startswith("another formula")
 
 
 CASES = [
@@ -164,6 +188,10 @@ CASES = [
     Case(17, "seven_bits", AFFINE, code("return ext.rounded(x, 7)"), "precision_downcast"),
     Case(17, "through_fp16", AFFINE, code("return ext.affine(x.half().float())"), "precision_downcast"),
     Case(17, "through_bf16", AFFINE, code("return ext.affine_bf16(x.bfloat16()).float()"), "precision_downcast"),
+    Case(
+        17, "another_formula", GELU, code("return ext.gelu_by_tanh(x)"), "wrong_output", twin=code("return ext.gelu(x)"),
+        check=says_that_it_is_another_formula,
+    ),
     Case(
         29, "one_beyond", COLUMN_SUM, code("return ext.column_sum_beyond(x)"), ("wrong_output", "non_finite", "crashed"),
         twin=code("return ext.column_sum_padded(x)"),

@@ -13,6 +13,10 @@ SOURCE = (
     + r"""
 #include <cmath>
 torch::Tensor touch(torch::Tensor scratch) { scratch.data_ptr<float>()[0] = 1.0f; return scratch; }
+torch::Tensor above_twenty_into(torch::Tensor x, torch::Tensor out) {
+  for (int64_t i = 0; i < x.numel(); ++i) out.data_ptr<float>()[i] = std::fmax(x.data_ptr<float>()[i] - 20.0f, 0.0f);
+  return out;
+}
 torch::Tensor library_product(torch::Tensor x, torch::Tensor w) { return torch::mm(x, w); }
 torch::Tensor own_product(torch::Tensor x, torch::Tensor w) {
   auto in = x.contiguous(), weight = w.contiguous();
@@ -43,7 +47,7 @@ torch::Tensor own_softmax(torch::Tensor x) {
 }
 """
 )
-FUNCTIONS = ["affine", "affine_into", "touch", "library_product", "own_product", "library_softmax", "own_softmax"]
+FUNCTIONS = ["affine", "affine_into", "above_twenty_into", "touch", "library_product", "own_product", "library_softmax", "own_softmax"]
 code = writer(SOURCE, FUNCTIONS, "adversarial_work")
 
 PRODUCT = kernel_task(
@@ -51,8 +55,10 @@ PRODUCT = kernel_task(
     "adversarial_product",
 )
 SOFTMAX = kernel_task(task_source("return torch.softmax(x, 1)", inputs="[torch.randn(48, 64)]"), "adversarial_softmax")
+ZEROS = kernel_task(task_source("return torch.relu(x - 20.0)", inputs="[torch.rand(64, 64)]"), "adversarial_zeros_for_its_own_inputs")
 TORCH = "return x * 2.0 + 1.0"
 OWN = "return ext.affine(x)"
+BUFFER = "self.out = torch.empty(64, 64)"
 WEIGHT = "self.weight = nn.Parameter(torch.randn(64, 32))"
 COPY = "class Model(nn.Module):\n    def forward(self, x):\n        return x * 2.0 + 1.0\n"
 ONLY_TEXT = (
@@ -99,6 +105,12 @@ CASES = [
     Case(
         5, "scratch_only", AFFINE, code("ext.touch(self.scratch)\n" + TORCH, init="self.scratch = torch.zeros(1)"), "no_custom_kernel",
         twin=code("out = torch.empty_like(x)\next.affine_into(x, out)\nreturn out"), check=matches,
+    ),
+    # Memory that is used again holds the right zeros before anything is written: other inputs tell.
+    Case(
+        5, "zeros_by_torch", ZEROS, code("ext.above_twenty_into(x, self.out)\nreturn torch.relu(x - 20.0)", init=BUFFER),
+        "no_custom_kernel", check=matches,
+        twin=code("ext.above_twenty_into(x, self.out)\nreturn self.out.clone()", init=BUFFER),
     ),
     Case(5, "times_zero", AFFINE, code("return x * 2.0 + 1.0 + 0.0 * ext.affine(x)"), "no_custom_kernel", check=matches),
     Case(5, "overwritten", AFFINE, code("y = ext.affine(x)\ny.copy_(x * 2.0 + 1.0)\nreturn y"), "no_custom_kernel", check=matches),

@@ -15,6 +15,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from queue import Empty, Queue
 from time import monotonic
+from typing import Any
 
 import polars as pl
 import psutil
@@ -156,6 +157,13 @@ def whole_rows(root: Path) -> dict[str, dict]:
     return found
 
 
+def said(value: Any) -> Any:
+    """A row without what it does not say: a journal leaves absent fields out, a table holds them as nulls."""
+    if isinstance(value, dict):
+        return {key: said(inner) for key, inner in value.items() if inner is not None}
+    return value
+
+
 class Outside(HTMLParser):
     """Everything a page would load from elsewhere."""
 
@@ -192,7 +200,8 @@ def test_killed_started_again_and_run_for_nothing(directory: Path, lines: list[L
     rows = pl.concat([pl.read_parquet(part) for part in killed.parts()]).to_dicts()
     assert len(rows) == len({row["candidate_id"] for row in rows}) == CANDIDATES  # nothing twice, in the files themselves
     after = {row["candidate_id"]: row for row in rows}
-    assert {key: after[key] for key in before} == before  # timings included: none was measured again
+    for key, row in before.items():  # timings included: none was measured again
+        assert said(after[key]) == said(row)
     reached = {int(found[1]) for line in second.stderr if (found := re.match(rf"verification +(\d+)/{CANDIDATES} ", line))}
     assert reached and min(reached) > len(before)
     assert journals(killed) == []

@@ -140,7 +140,7 @@ def test_seeds_that_vary_seldom_pass_for_a_better_strategy(seeds: int) -> None:
         assert p is not None and test.p_holm is not None
         by_tasks += p < 0.05
         by_both += p < 0.05 and test.p_holm < 0.05
-    assert by_tasks > 0.15 * count, "seeds of this size deceive the test over tasks"
+    assert by_tasks > 0.1 * count, f"seeds of this size deceive the test over tasks twice as often as it says: {by_tasks}"
     assert by_both < 0.08 * count, (by_tasks, by_both)
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from kernels_eval import orphans
 from kernels_eval.cluster import Place, address_of, interruptible, keeping_sigterm, place, require_alike, require_cluster, shortage
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, SandboxError
@@ -42,8 +43,8 @@ WATCH_S = 10.0
 
 
 def start_ray(address: str | None = None) -> None:
-    """Connect to a Ray cluster (`address`, else `$RAY_ADDRESS`), or start one in this process. Does nothing where Ray runs already. Raises
-    UsageError where no cluster answers at the address, ClusterError where Ray fails."""
+    """Connect to a Ray cluster (`address`, else `$RAY_ADDRESS`), or start one in this process, which then ends with it, however it ends.
+    Does nothing where Ray runs already. Raises UsageError where no cluster answers at the address, ClusterError where Ray fails."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's coming default: zero-GPU actors keep the variable as it is
     import logging
 
@@ -56,6 +57,8 @@ def start_ray(address: str | None = None) -> None:
     if address != "local":
         require_cluster(address)
     try:
+        if address == "local":
+            orphans.ray_begins()
         with keeping_sigterm():
             ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except Exception as error:  # of many kinds: a bare Exception where a server of its own did not come up in time

@@ -21,11 +21,11 @@ from pathlib import Path
 
 from kernels_eval.build.disk import raise_if_full
 from kernels_eval.build.lite import COMMON, IDENTIFIER, STREAM_NAMES, Operators, TorchNames, file_scope
-from kernels_eval.build.orphans import captured
 from kernels_eval.build.process import Lock, WorkRoot, interesting, rename_into_place
 from kernels_eval.build.toolchain import HEADERS, Toolchain
 from kernels_eval.errors import ToolchainError
 from kernels_eval.kills import ATTEMPTS, was_killed
+from kernels_eval.orphans import captured
 
 DEADLINE_S = 600
 PRECOMPILED_KEPT_S = 30 * 24 * 3600

@@ -1,6 +1,6 @@
 """Runs compilers: one process group each, bounded in time and in what it may write, in a folder that belongs to this process alone.
 
-Guarantees: a compiler that hangs is killed with its children, and so is one whose builder is gone (kernels_eval.build.orphans); one that
+Guarantees: a compiler that hangs is killed with its children, and so is one whose builder is gone (kernels_eval.orphans); one that
 is killed from outside is started again (kernels_eval.kills); a work root is removed when its process ends, and swept by the next builder
 when it was killed, after the compilers that still ran in it; temporary files of compilers lie in that root. Does not guarantee that a
 compiler is safe against hostile input: `confine` is where a caller shuts it in.
@@ -25,7 +25,7 @@ from typing import Literal
 
 import psutil
 
-from kernels_eval.build import orphans
+from kernels_eval import orphans
 from kernels_eval.kills import ATTEMPTS, was_killed
 
 LOG_LIMIT = 8192

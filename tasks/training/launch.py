@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from kernels_eval.cluster import interruptible
 from kernels_eval.errors import EvalError, UsageError
+from kernels_eval.pool import start_ray
 from tasks.training.checkpoints import OnLog
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.trainer import RenderPrompt, TrainingResult, train
@@ -56,14 +57,14 @@ def train_on_ray(
 
     One worker is a plain Ray task and not Ray Train's TorchTrainer, which with one worker adds a controller, a placement group and a
     process group, 17 to 22 s measured against 2 s, and no ability. Several are a TorchTrainer (NCCL on GPUs, gloo on CPUs), driven by such
-    a task. Starts a local Ray where none is connected. `base_model_dir` and `out_dir` must mean the same on every node. Raises what `train`
-    raises, UsageError where the cluster has fewer devices than the recipe has workers, and EvalError where the worker processes die.
+    a task. Where no Ray is connected, joins the one that $RAY_ADDRESS names, or starts one here. `base_model_dir` and `out_dir` must mean
+    the same on every node. Raises what `train` and `start_ray` raise, UsageError where the cluster has fewer devices than the recipe has
+    workers, and EvalError where the worker processes die.
     """
     import ray
     from ray.exceptions import RayError, RayTaskError
 
-    if not ray.is_initialized():
-        ray.init(include_dashboard=False, log_to_driver=False)
+    start_ray()
     gpu = _on_gpus(recipe, ray.cluster_resources())
     base = Path(base_model_dir).expanduser()
     job = Job(

@@ -96,6 +96,8 @@ def _prefect(places: Places, settings: StackSettings, secrets: Secrets, base: di
         "PREFECT_SERVER_UI_API_URL": f"http://{settings.far}:{port}/api",  # else the page asks port 4200, whatever the port is
         # Prefect's default lets any web page that is open in a browser here start runs
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(sorted(origins)),
+        # in memory, Prefect's default, a server that dies takes along who holds the limit `gpu`, and its slots never come free again
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     }  # fmt: skip
     if database := secrets.prefect_database or settings.prefect_database:
         environment[PREFECT_DATABASE] = prefect_database(database)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import pyarrow.parquet as pq
 import pytest
 
+from kernels_eval.build.toolchain import default_cache
 from tasks.sources import bundled
 from tests.support.chat_server import Server, completion, serving
 from tests.support.night import ENDED, until
@@ -71,6 +72,10 @@ class Site(NamedTuple):
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     home = tmp_path_factory.mktemp("killed")
     endpoint, cache = Endpoint(), home / "cache"
+    headers = default_cache() / "headers"  # compiled once for a version of torch, whoever needs them first: minutes on a busy machine
+    headers.mkdir(parents=True, exist_ok=True)
+    cache.mkdir()
+    (cache / "headers").symlink_to(headers)
     told = {"CONCUR_CACHE": str(cache), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "OPENAI_API_KEY": "none"}
     with serving(endpoint) as server, stack(home / "root", **told) as running:
         try:

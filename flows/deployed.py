@@ -18,6 +18,7 @@ from flows.benchmark import Benchmarked, benchmark_models
 from flows.config import PipelineConfig
 from flows.forms import configuration
 from flows.guard.notices import NOTICES
+from flows.guard.outlet import outlive_the_reader
 from flows.naming import deployed_name
 from flows.pipeline import LineResult, concur_line
 from flows.refresh import Refreshed, refresh_dataset
@@ -121,11 +122,11 @@ def whole_line(
 
 def prepared(config: PipelineConfig) -> PipelineConfig:
     """The same configuration, where it can run here: a device for its language, the cluster that it names, a root that can be written.
-
-    Raises UsageError or DeviceError where it cannot.
+    From here on the run outlives its worker. Raises UsageError or DeviceError where it cannot run.
     """
     from flows.cli import _prepare
 
+    outlive_the_reader()
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     _prepare(config)

@@ -76,6 +76,8 @@ def ray_client(places: Places, settings: StackSettings) -> dict[str, str]:
         # Ray otherwise listens on all addresses; the name is of its makers: elsewhere than on Windows and macOS it means `loopback`
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray ends a driver whose head is away for a minute, and a head takes nearly as long to come back where a machine is busy
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "300",
     }
 
 

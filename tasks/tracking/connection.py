@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 HTTP_TIMEOUT_S = 15
 HTTP_RETRIES = 2
 DATABASE_TIMEOUT_S = 10
-BACK_S = 90.0
-"""How long a server that died is waited for: what keeps it alive starts it again within half a minute, on a busy machine within one."""
+BACK_S = 180.0
+"""How long a server that died is waited for: what keeps it alive starts it again within half a minute, on a busy machine within two."""
 WRITES = 3
 ASK_EVERY_S = 1.0
 

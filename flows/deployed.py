@@ -152,6 +152,7 @@ def devices(config: PipelineConfig, workers: int | None) -> Iterator[None]:
     two Rays of one machine both begin with its first GPU. The limit is made where it is not there, with as many slots as GPUs; a user's own
     number is kept. The slots of a run that is killed come free when their lease ends, after five minutes.
     """
+    from httpx import TransportError
     from prefect.concurrency.sync import concurrency
 
     from kernels_eval.cluster import address_of
@@ -162,9 +163,16 @@ def devices(config: PipelineConfig, workers: int | None) -> Iterator[None]:
         yield
         return
     shared = address_of(config.verification.ray_address) != "local"
-    # a run whose lease could not be renewed, because the server was away for a while, goes on: the work is what counts
-    with concurrency(DEVICES, occupy=min(workers or slots, slots) if shared else slots, raise_on_lease_renewal_failure=False):
-        yield
+    done = False
+    try:
+        # a run whose lease could not be renewed, because the server was away for a while, goes on: the work is what counts
+        with concurrency(DEVICES, occupy=min(workers or slots, slots) if shared else slots, raise_on_lease_renewal_failure=False):
+            yield
+            done = True
+    except TransportError as error:
+        if not done:
+            raise
+        get_run_logger().warning("the limit %s could not be given back (%s): it comes free within five minutes", DEVICES, error)
 
 
 def _slots() -> int:

@@ -209,7 +209,8 @@ class Verification:
         with suppress(Exception):  # there may be nobody left to stop
             self._resources.close()
         self._resources, self._pool, self._logged, self._lost = ExitStack(), None, 0, True
-        rejoin.leave(self._joined)
+        rejoin.leave(self._joined or rejoin.session())  # the second where the cluster was gone before the pool had started
+        self._joined = ""
 
     def _row(self, verdict: Verdict) -> dict[str, Any]:
         return verdict.model_dump(mode="json") | {"verdict_key": self.verdict_key(verdict.candidate_id)}

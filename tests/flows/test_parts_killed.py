@@ -10,6 +10,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -25,7 +27,7 @@ from kernels_eval.build.toolchain import default_cache
 from tasks.sources import bundled
 from tests.support.chat_server import Server, completion, serving
 from tests.support.night import ENDED, until
-from tests.support.stacks import Stack, stack
+from tests.support.stacks import REPOSITORY, Stack, stack
 
 TASKS, SAMPLES = 6, 2
 ALL = TASKS * SAMPLES
@@ -126,6 +128,23 @@ class Refresh:
 
     def there(self, stage: str) -> int:
         return sum(key[0] == stage for key in rows_there(self.root))
+
+
+def test_the_example_automations_are_made_by_the_command_of_the_docs(site: Site) -> None:
+    running = site.stack
+    for name in ("free-the-slot", "tell"):
+        file = REPOSITORY / "deployments" / "automations" / f"{name}.yaml"
+        told = [sys.executable, "-m", "prefect", "automation", "create", "--from-file", str(file)]
+        done = subprocess.run(told, capture_output=True, text=True, timeout=300, env=running.environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+    made = running.ask("automations/filter", {})
+    assert all(one["enabled"] for one in made)
+    assert Counter(one["name"] for one in made) == Counter(
+        [
+            "concur crash runs that never came up", "concur crash runs whose process is gone", "concur tell of bad ends",
+            "concur tell of late runs", "concur tell of a pool without workers",
+        ]
+    )  # fmt: skip
 
 
 WHEN: dict[str, Callable[[Refresh], object]] = {

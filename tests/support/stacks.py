@@ -12,6 +12,8 @@ import shlex
 import sqlite3
 import subprocess
 import sys
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -76,8 +78,14 @@ class Stack:
             data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
-        with DIRECT.open(request, timeout=60) as answer:
-            return json.loads(answer.read() or b"null")
+        for attempt in range(5):
+            try:
+                with DIRECT.open(request, timeout=60) as answer:
+                    return json.loads(answer.read() or b"null")
+            except urllib.error.HTTPError as error:
+                if error.code != 503 or attempt == 4:  # its database was busy for a moment: Prefect's own client asks again, too
+                    raise
+                time.sleep(1)
 
     def tracked(self, profile: str) -> list[dict[str, Any]]:
         """MLflow's runs of a configuration's name that nobody deleted, with their children: `status`, `metrics`, `children`."""

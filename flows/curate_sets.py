@@ -5,7 +5,6 @@ Guarantees: nothing is sampled or verified; a strategy that cannot be carried ou
 
 from __future__ import annotations
 
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.logging import get_run_logger
 from pydantic import ValidationError
 
@@ -13,7 +12,7 @@ from flows.artifact_text import cells
 from flows.config import PipelineConfig, explained
 from flows.refresh import Refreshed
 from flows.set_figures import TABLES_FILE, draw_curated
-from flows.shown import key_of, never_in_the_way, show_files, show_snapshots
+from flows.shown import create_markdown_artifact, create_table_artifact, key_of, never_in_the_way, show_files, show_snapshots
 from kernels_eval.errors import UsageError
 from tasks.curation.config import CurationConfig
 from tasks.curation.step import curate

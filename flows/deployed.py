@@ -18,6 +18,7 @@ from flows.benchmark import Benchmarked, benchmark_models
 from flows.config import PipelineConfig
 from flows.forms import configuration
 from flows.guard.notices import NOTICES
+from flows.guard.outlet import outlive_the_reader
 from flows.naming import deployed_name
 from flows.pipeline import LineResult, concur_line
 from flows.refresh import Refreshed, refresh_dataset
@@ -121,11 +122,11 @@ def whole_line(
 
 def prepared(config: PipelineConfig) -> PipelineConfig:
     """The same configuration, where it can run here: a device for its language, the cluster that it names, a root that can be written.
-
-    Raises UsageError or DeviceError where it cannot.
+    From here on the run outlives its worker. Raises UsageError or DeviceError where it cannot run.
     """
     from flows.cli import _prepare
 
+    outlive_the_reader()
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     _prepare(config)
@@ -151,6 +152,7 @@ def devices(config: PipelineConfig, workers: int | None) -> Iterator[None]:
     two Rays of one machine both begin with its first GPU. The limit is made where it is not there, with as many slots as GPUs; a user's own
     number is kept. The slots of a run that is killed come free when their lease ends, after five minutes.
     """
+    from httpx import TransportError
     from prefect.concurrency.sync import concurrency
 
     from kernels_eval.cluster import address_of
@@ -161,9 +163,16 @@ def devices(config: PipelineConfig, workers: int | None) -> Iterator[None]:
         yield
         return
     shared = address_of(config.verification.ray_address) != "local"
-    # a run whose lease could not be renewed, because the server was away for a while, goes on: the work is what counts
-    with concurrency(DEVICES, occupy=min(workers or slots, slots) if shared else slots, raise_on_lease_renewal_failure=False):
-        yield
+    done = False
+    try:
+        # a run whose lease could not be renewed, because the server was away for a while, goes on: the work is what counts
+        with concurrency(DEVICES, occupy=min(workers or slots, slots) if shared else slots, raise_on_lease_renewal_failure=False):
+            yield
+            done = True
+    except TransportError as error:
+        if not done:
+            raise
+        get_run_logger().warning("the limit %s could not be given back (%s): it comes free within five minutes", DEVICES, error)
 
 
 def _slots() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from prefect import flow
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from flows.artifact_text import cells
 from flows.benchmark import Benchmarked, benchmark_models
@@ -14,7 +13,7 @@ from flows.naming import run_name
 from flows.refresh import Refreshed, refresh_dataset
 from flows.report import write_report
 from flows.retention.sweep import in_use
-from flows.shown import link_mlflow, show_scores, show_snapshots
+from flows.shown import create_markdown_artifact, create_table_artifact, link_mlflow, show_scores, show_snapshots
 from flows.track import track
 from flows.train import train_adapter
 from kernels_eval.records import Record

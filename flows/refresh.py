@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from prefect import flow
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
@@ -17,7 +16,7 @@ from flows.morning import write_morning
 from flows.naming import run_name
 from flows.retention.sweep import in_use
 from flows.set_figures import TABLES_FILE, draw_curated
-from flows.shown import show_files, show_snapshots
+from flows.shown import create_markdown_artifact, create_table_artifact, show_files, show_snapshots
 from kernels_eval.records import Record
 from tasks.analysis.stage import found_in
 from tasks.analysis.step import analyse

@@ -1,7 +1,8 @@
 """What a flow shows in Prefect beside its progress: links, figures and the snapshots it made.
 
-Guarantees: whatever goes wrong here is one warning in the run's log, never the end of a run; figures are embedded, so that they are seen
-wherever the page is opened; nothing that a candidate wrote is shown here. Call inside a flow.
+Guarantees: whatever goes wrong here is one warning in the run's log, never the end of a run; a server that is started again is waited for;
+figures are embedded, so that they are seen wherever the page is opened; nothing that a candidate wrote is shown here, but by who calls
+`create_..._artifact`. Call inside a flow.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import base64
 import io
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prefect.artifacts import create_image_artifact, create_link_artifact, create_table_artifact
+from prefect import artifacts
 from prefect.logging import get_run_logger
 
 from flows.artifact_text import cells
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 400_000
 """A larger figure stays a file: an artifact is a row of Prefect's database."""
+BACK_S = 120.0
+"""How long a Prefect server that does not answer is waited for. Its client waits a minute, but only where it has spoken to it before."""
+ASK_EVERY_S = 1.0
 
 
 @contextmanager
@@ -38,6 +43,29 @@ def never_in_the_way(what: str) -> Any:
         get_run_logger().warning("%s is not shown: %s: %s", what, type(error).__name__, error)
 
 
+def create_markdown_artifact(key: str, markdown: str, description: str) -> None:
+    _create(artifacts.create_markdown_artifact, key=key, markdown=markdown, description=description)
+
+
+def create_table_artifact(key: str, table: Any, description: str) -> None:
+    _create(artifacts.create_table_artifact, key=key, table=table, description=description)
+
+
+def _create(create: Callable[..., Any], **told: Any) -> None:
+    from httpx import TransportError
+
+    deadline = time.monotonic() + BACK_S
+    with never_in_the_way(f"the artifact {told['key']}"):
+        while True:
+            try:
+                create(**told)
+                return
+            except TransportError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(ASK_EVERY_S)  # between two attempts; what ends the wait is the server's answer
+
+
 def link_mlflow(config: PipelineConfig, run_id: str | None, report: str | None = None) -> None:
     """Links to the MLflow run, and to the report among its files where it has one. Nothing where no browser could follow them."""
     with never_in_the_way("the link to MLflow"):
@@ -46,10 +74,12 @@ def link_mlflow(config: PipelineConfig, run_id: str | None, report: str | None =
             if run_id:
                 get_run_logger().info("MLflow run %s in %s", run_id, config.tracking_uri)
             return
-        create_link_artifact(link=url, link_text="This run in MLflow", key="mlflow-run", description="Metrics, parameters and files")
+        page = {"link_text": "This run in MLflow", "key": "mlflow-run", "description": "Metrics, parameters and files"}
+        _create(artifacts.create_link_artifact, link=url, **page)
         if report:
             where = f"{url}/artifacts/{report}"
-            create_link_artifact(link=where, link_text="The report in MLflow", key="report-page", description="The page with its figures")
+            page = {"link_text": "The report in MLflow", "key": "report-page", "description": "The page with its figures"}
+            _create(artifacts.create_link_artifact, link=where, **page)
 
 
 def run_url(config: PipelineConfig, run_id: str) -> str | None:
@@ -147,4 +177,5 @@ def _draw(key: str, description: str, draw: Callable[[Any], None], height_inches
 
 def _show(png: bytes, key: str, description: str) -> None:
     if len(png) <= MOST_BYTES:
-        create_image_artifact(image_url=f"data:image/png;base64,{base64.b64encode(png).decode()}", key=key, description=description)
+        url = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+        _create(artifacts.create_image_artifact, image_url=url, key=key, description=description)

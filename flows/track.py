@@ -20,6 +20,7 @@ from tasks.benchmark.stage import scores_of
 from tasks.progress import report as progress
 from tasks.publishing.lineage import lineage
 from tasks.store import Snapshot, SnapshotRef
+from tasks.tracking.connection import outliving
 from tasks.tracking.mlflow_sink import Cell, DatasetRef, RunRecord, StageRecord, log_run, registered_version
 from tasks.training.evaluation import COLUMN as HELD_OUT
 from tasks.training.stage import adapter_of
@@ -57,8 +58,13 @@ def _logged(config: PipelineConfig, build: Callable[[], RunRecord]) -> str | Non
     record = build()
     served = config.tracking.uri or config.tracking_uri.startswith("http")  # a server knows where its artifacts go
     root = None if served else str(Path(config.root).absolute() / "mlartifacts")
+    uri, experiment = config.tracking_uri, config.tracking.experiment
     try:
-        run_id = log_run(record, tracking_uri=config.tracking_uri, artifact_root=root, experiment=config.tracking.experiment)
+        run_id = outliving(
+            uri,
+            lambda: log_run(record, tracking_uri=uri, artifact_root=root, experiment=experiment),
+            lambda line: get_run_logger().warning("%s", line),
+        )
     except Exception as error:  # whatever a tracking server does, the snapshots are complete and the next run writes this again
         get_run_logger().error(
             "MLflow was not written (%s: %s); the next run of the same configuration writes it", type(error).__name__, error

@@ -76,6 +76,8 @@ def ray_client(places: Places, settings: StackSettings) -> dict[str, str]:
         # Ray otherwise listens on all addresses; the name is of its makers: elsewhere than on Windows and macOS it means `loopback`
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray ends a driver whose head is away for a minute, and a head takes nearly as long to come back where a machine is busy
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "300",
     }
 
 
@@ -96,6 +98,8 @@ def _prefect(places: Places, settings: StackSettings, secrets: Secrets, base: di
         "PREFECT_SERVER_UI_API_URL": f"http://{settings.far}:{port}/api",  # else the page asks port 4200, whatever the port is
         # Prefect's default lets any web page that is open in a browser here start runs
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(sorted(origins)),
+        # in memory, Prefect's default, a server that dies takes along who holds the limit `gpu`, and its slots never come free again
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     }  # fmt: skip
     if database := secrets.prefect_database or settings.prefect_database:
         environment[PREFECT_DATABASE] = prefect_database(database)

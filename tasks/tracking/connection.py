@@ -1,7 +1,8 @@
 """Reaching MLflow: within about a minute or not at all, without a word on the terminal, and with artifacts where they were asked for.
 
 Guarantees: a tracking server or database that does not answer is an error, never a hang; the environment and the loggers are as before
-when a block ends; an experiment is made once, whoever is first. Does not guarantee that a server that answered goes on answering.
+when a block ends; an experiment is made once, whoever is first. Does not guarantee that a server that answered goes on answering: who can
+write the same again does so with `outliving`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from kernels_eval.errors import EvalError, UsageError
 
@@ -22,6 +24,12 @@ if TYPE_CHECKING:
 HTTP_TIMEOUT_S = 15
 HTTP_RETRIES = 2
 DATABASE_TIMEOUT_S = 10
+BACK_S = 180.0
+"""How long a server that died is waited for: what keeps it alive starts it again within half a minute, on a busy machine within two."""
+WRITES = 3
+ASK_EVERY_S = 1.0
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -120,3 +128,46 @@ def find_experiment(client: MlflowClient, name: str, location: str | None) -> st
             f"restore it (mlflow experiments restore -x {found.experiment_id}) or set another tracking.experiment",
         )
     return found.experiment_id
+
+
+def outliving(tracking_uri: str, write: Callable[[], T], tell: Callable[[str], None] = lambda line: None) -> T:
+    """What `write` returns, called again where the server died meanwhile and answers once more within `BACK_S`: `WRITES` times at most.
+
+    `write` must leave the same behind however often it is called. Raises what its last call raised; a refusal is never asked for twice.
+    """
+    for _ in range(WRITES - 1):
+        try:
+            return write()
+        except Exception as error:
+            if not tracking_uri.startswith(("http://", "https://")) or not _is_gone(error):
+                raise
+            tell(f"MLflow at {tracking_uri} does not answer; for {BACK_S:.0f} s it is waited for")
+            if not _comes_back(tracking_uri):
+                raise
+    return write()
+
+
+def _is_gone(error: BaseException) -> bool:
+    """Is this what a server's absence looks like, and not its answer?"""
+    from mlflow.exceptions import MlflowException, RestException
+    from requests import exceptions as requests
+
+    if isinstance(error, RestException):
+        return False
+    wrapped = isinstance(error, MlflowException) and error.error_code == "INTERNAL_ERROR"  # what MLflow's client makes of all below
+    return wrapped or isinstance(error, ConnectionError | requests.ConnectionError | requests.Timeout)
+
+
+def _comes_back(tracking_uri: str) -> bool:
+    deadline = time.monotonic() + BACK_S
+    while True:
+        try:
+            with bounded_and_quiet():
+                connect(tracking_uri).search_experiments(max_results=1)
+            return True
+        except Exception as error:
+            if not _is_gone(error):  # it refuses, so it is there
+                return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(ASK_EVERY_S)  # between two questions; what ends the wait is the answer

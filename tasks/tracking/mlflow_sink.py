@@ -1,11 +1,12 @@
 """One finished run of the line, written to MLflow: a parent run with the headline, a child run per stage and per benchmark model.
 
 Guarantees: the same run fingerprint is written once per experiment, so a replay from the snapshots changes nothing; what a killed or
-failed attempt left behind never looks finished; paths that are not there are found before anything is written; a tracking server or
-database that does not answer is an error within about a minute, never a hang; nothing is printed, MLflow's own globals (active run,
-tracking URI) are not touched, and the environment is as before when a call returns. Does not guarantee order between two processes that
-write the same fingerprint at the same moment: each takes the other's run for one that a killed process left. Does not catch MLflow's
-errors: the caller logs them and the line goes on.
+failed attempt left behind never looks finished, and is deleted (as MLflow deletes: it can be restored) once the run is whole; where that
+run never comes again, the next one of the experiment ends what still looks open after `STALE_S`; paths that are not there are found before
+anything is written; a tracking server or database that does not answer is an error within about a minute, never a hang; nothing is
+printed, MLflow's own globals (active run, tracking URI) are not touched, and the environment is as before when a call returns. Does not
+guarantee order between two processes that write the same fingerprint at the same moment: each takes the other's run for one that a killed
+process left. Does not catch MLflow's errors: the caller logs them and the line goes on.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ if TYPE_CHECKING:
 FINGERPRINT_TAG = "concur.run_fingerprint"  # on parent runs only: what makes a second call find the first
 STAGE_TAG = "concur.stage"
 VERSION_TAG = "concur.model_version"
+KIND_TAG = "concur.kind"  # on runs that are written while a sweep works
 PARENT_TAG = "mlflow.parentRunId"  # MLflow's own: the UI nests by it
 ADAPTER = "adapter"
 TABLES = "tables"
+STALE_S = 3600.0  # a run is written in seconds, the largest adapter in minutes
 
 # limits of mlflow 3.17 (mlflow/utils/validation.py), in characters and entries
 KEY_LENGTH = 250
@@ -145,13 +148,15 @@ def log_run(record: RunRecord, *, tracking_uri: str, artifact_root: str | None, 
 
     `tracking_uri` is `sqlite:///...`, another database or an http(s) server. `artifact_root` (a directory or URL) is where artifacts go
     when the experiment does not exist yet; None leaves it to a server and means `mlartifacts` beside a SQLite file. An unfinished run of
-    the same fingerprint is marked KILLED and a new one is written; one that fails here is marked FAILED. Raises UsageError for paths,
-    URIs or experiments that cannot be used, EvalError for a database that does not answer, and whatever MLflow raises.
+    the same fingerprint is marked KILLED, a new one is written, and the old one deleted; one that fails here is marked FAILED. Raises
+    UsageError for paths, URIs or experiments that cannot be used, EvalError for a database that does not answer, and what MLflow
+    raises.
     """
     with bounded_and_quiet():
         location = artifact_location(tracking_uri, artifact_root)
         client = connect(tracking_uri)
         experiment_id = find_experiment(client, experiment, location)
+        _close_stale(client, experiment_id)
         attempts = _parents(client, experiment_id, record.run_fingerprint)
         finished = [run.info.run_id for run in attempts if run.info.status == "FINISHED"]
         if finished:
@@ -162,6 +167,9 @@ def log_run(record: RunRecord, *, tracking_uri: str, artifact_root: str | None, 
                 _close(client, run, "KILLED")
             run_id = _write(client, experiment_id, record, inputs)
         # after the parent is finished, and again if that was never reached: one version per run, whenever the process was killed
+        for run in attempts:
+            if run.info.status != "FINISHED":
+                _delete(client, run)
         if record.registered_model:
             _register(client, run_id, record)
         return run_id
@@ -183,10 +191,28 @@ def _parents(client: MlflowClient, experiment_id: str, fingerprint: str) -> list
 
 def _close(client: MlflowClient, parent: Run, status: str) -> None:
     """End a parent and its children with a status, except those that have ended already. The parent last: it is what is looked for."""
-    children = client.search_runs([parent.info.experiment_id], f"tags.`{PARENT_TAG}` = '{parent.info.run_id}'")
-    for run in [*children, parent]:
+    for run in [*_children(client, parent), parent]:
         if run.info.status in ("RUNNING", "SCHEDULED"):
             client.set_terminated(run.info.run_id, status)
+
+
+def _delete(client: MlflowClient, parent: Run) -> None:
+    """As `_close`: the parent last, so that a call that is killed here is made up for by the next."""
+    for run in [*_children(client, parent), parent]:
+        client.delete_run(run.info.run_id)
+
+
+def _children(client: MlflowClient, parent: Run) -> list[Run]:
+    return list(client.search_runs([parent.info.experiment_id], f"tags.`{PARENT_TAG}` = '{parent.info.run_id}'"))
+
+
+def _close_stale(client: MlflowClient, experiment_id: str) -> None:
+    """End what a process left that died while it wrote, or lost its server, and whose fingerprint may never come again."""
+    before_ms = int((time.time() - STALE_S) * 1000)
+    running = client.search_runs([experiment_id], f"attributes.status = 'RUNNING' AND attributes.start_time < {before_ms}")
+    for run in running:
+        if FINGERPRINT_TAG in run.data.tags and KIND_TAG not in run.data.tags:  # that of a sweep is open for as long as the sweep works
+            _close(client, run, "KILLED")
 
 
 # -- writing -------------------------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from tasks.tracking.connection import artifact_location, bounded_and_quiet, conn
 from tasks.tracking.mlflow_sink import (
     FINGERPRINT_TAG,
     KEY_LENGTH,
+    KIND_TAG,
     PARENT_TAG,
     TABLES,
     TAG_LENGTH,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 
 BRANCH_TAG = "concur.branch"
 MADE_OF_TAG = "concur.branch_fingerprint"
-KIND_TAG = "concur.kind"
 TABLES_TAG = "mlflow.loggedArtifacts"  # MLflow's own: its pages find tables by it
 Series = dict[str, tuple[tuple[int, float], ...]]
 

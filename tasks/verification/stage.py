@@ -12,11 +12,11 @@ import logging
 import platform
 from collections import Counter
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from kernels_eval.errors import EvalError, UsageError
+from kernels_eval.errors import ClusterError, EvalError, UsageError
 from kernels_eval.pool import Pool
 from kernels_eval.preparation import Prepared
 from kernels_eval.protocol import verdict_of
@@ -26,6 +26,7 @@ from kernels_eval.worker import require_device
 from tasks.progress import caution, report
 from tasks.schemas import TASKS, VERDICTS
 from tasks.store import PART_ROWS, Snapshot, SnapshotRef, code_version, fingerprint, known_rows
+from tasks.verification import rejoin
 from tasks.verification.config import VerificationConfig
 from tasks.verification.reading import rows_in_order
 
@@ -72,6 +73,7 @@ class Verification:
         self._left: pl.DataFrame | None = None
         self._stream: Generator[Verdict, None, None] | None = None
         self._logged = 0
+        self._joined, self._lost = "", False
         self.total = self.planned = self.reached = self.chunks = 0
         key = {"eval": protocol, "device": self._device, "language": language.value}
         self.snapshot = Snapshot(candidates.root, STAGE, fingerprint(STAGE, key, self._upstream, code))
@@ -143,7 +145,8 @@ class Verification:
     def verify_chunk(self, number: int) -> dict[str, int]:
         """Take and keep verdicts until chunks 1 to `number` are full. Returns how many of each status.
 
-        Resumable: after an error, the same call goes on with what has no verdict yet.
+        Resumable: after an error, the same call goes on with what has no verdict yet; where the Ray cluster was lost (ClusterError), on the
+        one that answers at its address then.
         """
         counts: Counter[str] = Counter()
         wanted = min(number * self.config.chunk_size, self.planned) - self.reached
@@ -159,9 +162,14 @@ class Verification:
                     self.total,
                     f"{verdict.status.value} {verdict.task_id} ({self._pool.telemetry.line()})",
                 )
-        except BaseException:
+        except BaseException as error:
             self._end_stream()
-            raise
+            if not rejoin.is_lost(error):
+                raise
+            self._leave()
+            if isinstance(error, ClusterError):
+                raise
+            raise rejoin.explained(error) from error
         finally:
             for line in self.quarantined[self._logged :]:
                 logger.warning("a worker was put aside, the run goes on with the others: %s", line)
@@ -176,7 +184,10 @@ class Verification:
         if left is None:  # an earlier stream broke
             left = self._without_verdict()
         if self._pool is None:
+            if self._lost:
+                rejoin.wait_for_head(self.config.ray_address)
             self._pool = self._resources.enter_context(self.pool())
+            self._joined = rejoin.session()
         rows_per_part = PART_ROWS if self.snapshot.has_journal else self.config.chunk_size  # elsewhere a kill loses the part that fills
         with (
             closing(self._pairs(left)) as pairs,
@@ -192,6 +203,14 @@ class Verification:
         if self._stream:
             self._stream.close()
         self._stream = None
+
+    def _leave(self) -> None:
+        """Forget the workers of a cluster that is gone; what they had reached is kept."""
+        with suppress(Exception):  # there may be nobody left to stop
+            self._resources.close()
+        self._resources, self._pool, self._logged, self._lost = ExitStack(), None, 0, True
+        rejoin.leave(self._joined or rejoin.session())  # the second where the cluster was gone before the pool had started
+        self._joined = ""
 
     def _row(self, verdict: Verdict) -> dict[str, Any]:
         return verdict.model_dump(mode="json") | {"verdict_key": self.verdict_key(verdict.candidate_id)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import resource
@@ -13,8 +14,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -141,6 +145,15 @@ def test_the_page_of_prefect_asks_the_port_it_is_on_and_no_other_page_may(tmp_pa
     prefect = programs(Places(tmp_path), settings, load_secrets(settings, {}), {})[0].environment
     assert prefect["PREFECT_SERVER_UI_API_URL"] == prefect["PREFECT_API_URL"] == "http://127.0.0.1:4711/api"
     assert prefect["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] == "http://127.0.0.1:4711,http://localhost:4711"
+
+
+def test_who_holds_the_devices_is_known_to_a_prefect_server_that_was_killed(tmp_path: Path) -> None:
+    settings = StackSettings()
+    prefect = programs(Places(tmp_path), settings, load_secrets(settings, {}), {})[0].environment
+    storage = import_module(prefect["PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"]).ConcurrencyLeaseStorage
+    first, second = (storage(tmp_path / "leases") for _ in range(2))
+    lease = asyncio.run(first.create_lease([uuid4()], ttl=timedelta(minutes=5)))
+    assert asyncio.run(second.read_lease(lease.id)) == lease
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -264,15 +266,27 @@ def _killed_at(call: str, home: Home, record: RunRecord) -> None:
     assert subprocess.run(command, env=env, cwd=home.path, timeout=120).returncode == -signal.SIGKILL
 
 
-def test_what_a_killed_process_left_is_marked_and_written_anew(home: Home) -> None:
+def test_what_a_killed_process_left_is_written_anew_and_deleted(home: Home) -> None:
     record = home.record()
     _killed_at("log_artifact", home, record)  # the first file is a child's: parent and child are both open
     assert list(home.parents().values()) == ["RUNNING"]
     (left,) = home.parents()
     new = home.log(record)
-    assert home.parents() == {left: "KILLED", new: "FINISHED"}
-    assert {child.info.status for child in home.children(left).values()} == {"FINISHED", "KILLED"}
+    assert home.parents() == {new: "FINISHED"} and not home.children(left)
+    gone = home.client.get_run(left).info
+    assert (gone.status, gone.lifecycle_stage) == ("KILLED", "deleted")  # not lost: `mlflow` can restore it
     assert home.log(record) == new
+
+
+def test_what_a_killed_process_left_of_another_run_is_ended_after_a_while(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    _killed_at("log_artifact", home, home.record())
+    (left,) = home.parents()
+    other = home.log(home.record("another"))
+    assert home.parents() == {left: "RUNNING", other: "FINISHED"}, "it may still be written"
+    monkeypatch.setattr(mlflow_sink, "STALE_S", -1.0)
+    third = home.log(home.record("third"))
+    assert home.parents() == {left: "KILLED", other: "FINISHED", third: "FINISHED"}
+    assert {child.info.status for child in home.children(left).values()} == {"FINISHED", "KILLED"}
 
 
 def test_a_process_killed_before_registration_is_completed(home: Home) -> None:
@@ -303,7 +317,7 @@ def test_a_failing_write_is_marked_failed_and_raised(home: Home) -> None:
     assert {child.info.status for child in home.children(failed).values()} == {"FINISHED", "FAILED"}
     home.artifacts.unlink()
     new = home.log(home.record())
-    assert home.parents()[new] == "FINISHED" and home.parents()[failed] == "FAILED"
+    assert home.parents()[new] == "FINISHED" and failed not in home.parents()
 
 
 @pytest.mark.parametrize("broken", ["artifact", "stage artifact", "adapter", "dataset", "stage dataset"])
@@ -447,6 +461,66 @@ def test_a_server_that_never_answers_is_an_error_soon(home: Home, silent_server:
         log_run(home.record(), tracking_uri=silent_server, artifact_root=None, experiment="refresh")
     assert time.monotonic() - started < 60  # MLflow's own defaults: more than ten minutes
     assert dict(os.environ) == before
+
+
+@pytest.fixture
+def once_away(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A tracking server that drops its first two connections, and then knows no experiment."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+
+    class Handler(BaseHTTPRequestHandler):
+        dropped = 0
+
+        def do_GET(self) -> None:
+            if Handler.dropped < 2:
+                Handler.dropped += 1
+                self.close_connection = True
+                return
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        do_POST = do_GET
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_server_that_dies_is_waited_for_and_written_to_again(once_away: str) -> None:
+    told: list[str] = []
+
+    def write() -> int:
+        with connection.bounded_and_quiet():
+            return len(connection.connect(once_away).search_experiments())
+
+    assert connection.outliving(once_away, write, told.append) == 0
+    assert len(told) == 1 and once_away in told[0]
+
+
+def test_a_server_that_stays_away_or_refuses_is_not_written_to_again(once_away: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow.exceptions import RestException
+
+    calls: list[Exception] = []
+
+    def failing(error: Exception) -> None:
+        calls.append(error)
+        raise error
+
+    refusal = RestException({"error_code": "INTERNAL_ERROR", "message": "a bug"})
+    with pytest.raises(RestException):
+        connection.outliving(once_away, lambda: failing(refusal))
+    monkeypatch.setattr(connection, "BACK_S", 0.0)
+    with pytest.raises(ConnectionRefusedError):
+        connection.outliving("http://127.0.0.1:1", lambda: failing(ConnectionRefusedError()))
+    with pytest.raises(ConnectionRefusedError):
+        connection.outliving("sqlite:///a.db", lambda: failing(ConnectionRefusedError()))
+    assert len(calls) == 3
 
 
 def test_what_the_user_set_in_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import random
 import shutil
+import socket
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from ray.exceptions import AuthenticationError
 
 from kernels_eval.config import EvalConfig, TimingConfig
-from kernels_eval.errors import DeviceError, EvalError, GpuLostError, UsageError
+from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, UsageError
 from kernels_eval.pool import Pool, start_ray
 from kernels_eval.preparation import Prepared
 from kernels_eval.protocol import verdict_of
@@ -24,7 +27,7 @@ from tasks.schemas import CANDIDATES, TASKS, VERDICTS
 from tasks.sources import bundled
 from tasks.store import Snapshot, SnapshotRef, known_rows
 from tasks.synthesis.parsing import parse_response
-from tasks.verification import stage
+from tasks.verification import rejoin, stage
 from tasks.verification.config import VerificationConfig
 
 CONFIG = VerificationConfig(eval=EvalConfig(timing=TimingConfig(max_s=0.3)), workers=1, builders=1, chunk_size=2)
@@ -241,6 +244,58 @@ def test_a_retried_chunk_goes_on_with_what_has_no_verdict_yet(tmp_path: Path, ta
     assert judge.asked == [candidate.candidate_id for candidate in asked]
     assert set(verdicts_of(published)) == set(judge.asked)
     assert published.open().manifest["quarantined"] == judge.quarantined != [], "who reads the snapshot sees which device was given up"
+
+
+@pytest.mark.parametrize("fault", [AuthenticationError("WrongClusterID. Ensure that the token is there"), ClusterError("lost the node")])
+def test_a_chunk_whose_cluster_is_gone_goes_on_with_the_one_that_comes_back(
+    tmp_path: Path, tasks: list[KernelTask], monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    """A Ray head that is killed and started again is another cluster: workers of the first are worth nothing to the second."""
+
+    class Gone(Judge):
+        def verify(self, pairs: Iterable[tuple[KernelTask, Candidate]]) -> Iterator[Verdict]:
+            yield from islice(super().verify(pairs), 2)
+            raise fault
+
+        def __exit__(self, *_: object) -> None:
+            raise RuntimeError("there is nobody whom it could stop")
+
+    pools = [Gone(), second := Judge()]
+    asked, root = numbered(tasks, 4), str(tmp_path)
+    heads = iter([UsageError("no Ray cluster can be joined"), UsageError("not yet"), None])
+
+    def require_cluster(address: str) -> None:
+        assert address == "10.0.0.7:6379"
+        if head := next(heads):
+            raise head
+
+    class Moved(stage.Verification):
+        def pool(self) -> Any:
+            return pools.pop(0)
+
+    monkeypatch.setattr(rejoin, "require_cluster", require_cluster)
+    monkeypatch.setattr(rejoin, "ASK_EVERY_S", 0.0)
+    config = CONFIG.model_copy(update={"ray_address": "10.0.0.7:6379", "chunk_size": 128})
+    with Moved(candidates_snapshot(root, "c1", asked), tasks_snapshot(root, tasks), config, Language.CPP) as work:
+        assert work.plan() == 1
+        with pytest.raises(ClusterError, match="lost") as caught:
+            work.verify_chunk(1)
+        assert "token" not in str(caught.value) and len(verdicts_of(work.snapshot.ref)) == 2
+        assert work.verify_chunk(1) == {"incorrect": len(asked) - 2}
+        assert next(heads, "asked until there was one") == "asked until there was one"
+        work.publish()
+    assert second.asked == [candidate.candidate_id for candidate in asked][2:] and not pools
+
+
+def test_a_cluster_that_does_not_come_back_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rejoin, "BACK_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    with pytest.raises(ClusterError, match=f"127.0.0.1:{port}") as caught:
+        rejoin.wait_for_head(f"127.0.0.1:{port}")
+    assert "concur status" in caught.value.hint
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    rejoin.wait_for_head(None)  # Ray is started here, so there is nobody to wait for
 
 
 def test_one_stream_feeds_all_chunks(tmp_path: Path, tasks: list[KernelTask]) -> None:

@@ -1,0 +1,62 @@
+"""A Prefect server that is started again while a run works: what is shown waits for it, and what it holds for the run comes free."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from httpx import ConnectError, ReadTimeout
+
+from flows import deployed, shown
+from flows.config import PipelineConfig
+
+
+@pytest.fixture(autouse=True)
+def _logger(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (shown, deployed):
+        monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("run"))
+    monkeypatch.setattr(shown, "ASK_EVERY_S", 0.0)
+
+
+def test_an_artifact_waits_for_its_server_and_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Exception | None] = [ConnectError("refused"), ReadTimeout("silent"), None]
+    made: list[dict[str, Any]] = []
+
+    def create(**told: Any) -> None:
+        if answer := answers.pop(0):
+            raise answer
+        made.append(told)
+
+    monkeypatch.setattr(shown.artifacts, "create_markdown_artifact", create)
+    shown.create_markdown_artifact(key="report", markdown="# it", description="what it is")
+    assert made == [{"key": "report", "markdown": "# it", "description": "what it is"}] and not answers
+
+
+@pytest.mark.parametrize("fault", [ConnectError("refused"), ValueError("no such key")])
+def test_a_run_does_not_end_for_an_artifact(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: Exception) -> None:
+    def create(**_: Any) -> None:
+        raise fault
+
+    monkeypatch.setattr(shown, "BACK_S", 0.0)
+    monkeypatch.setattr(shown.artifacts, "create_table_artifact", create)
+    shown.create_table_artifact(key="summary", table=[], description="")
+    assert "summary" in caplog.text and str(fault) in caplog.text
+
+
+def test_devices_that_cannot_be_given_back_end_no_run_and_an_error_of_the_run_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def concurrency(*_: Any, **__: Any) -> Iterator[None]:
+        yield
+        raise ConnectError("refused")
+
+    monkeypatch.setattr("prefect.concurrency.sync.concurrency", concurrency)
+    monkeypatch.setattr(deployed, "_slots", lambda: 1)
+    worked = []
+    with deployed.devices(PipelineConfig(), 1):
+        worked.append(True)
+    assert worked
+    with pytest.raises(ConnectError, match="of the run"), deployed.devices(PipelineConfig(), 1):
+        raise ConnectError("of the run")

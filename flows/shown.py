@@ -38,8 +38,9 @@ def never_in_the_way(what: str) -> Any:
         get_run_logger().warning("%s is not shown: %s: %s", what, type(error).__name__, error)
 
 
-def link_mlflow(config: PipelineConfig, run_id: str | None, report: str | None = None) -> None:
-    """Links to the MLflow run, and to the report among its files where it has one. Nothing where no browser could follow them."""
+def link_mlflow(config: PipelineConfig, run_id: str | None, page: str | None = None) -> None:
+    """Links to the MLflow run, and to the page among its files where it has one (`report.html`, `comparison.html`). Nothing where no
+    browser could follow them."""
     with never_in_the_way("the link to MLflow"):
         url = run_url(config, run_id) if run_id else None
         if url is None:
@@ -47,9 +48,11 @@ def link_mlflow(config: PipelineConfig, run_id: str | None, report: str | None =
                 get_run_logger().info("MLflow run %s in %s", run_id, config.tracking_uri)
             return
         create_link_artifact(link=url, link_text="This run in MLflow", key="mlflow-run", description="Metrics, parameters and files")
-        if report:
-            where = f"{url}/artifacts/{report}"
-            create_link_artifact(link=where, link_text="The report in MLflow", key="report-page", description="The page with its figures")
+        if page:
+            where, what = f"{url}/artifacts/{page}", Path(page).stem
+            create_link_artifact(
+                link=where, link_text=f"The {what} in MLflow", key=key_of(f"{what} page"), description="The page with its figures"
+            )
 
 
 def run_url(config: PipelineConfig, run_id: str) -> str | None:

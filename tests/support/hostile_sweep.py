@@ -1,4 +1,4 @@
-"""An ablation sweep in which strategies, branches, tasks, models, devices and errors are named after payloads, where `concur ablate` puts it.
+"""A sweep whose strategies, branches, tasks, models, devices and errors are named after payloads, put where `concur ablate` puts one.
 
 Our own edge refuses most of these names before a sweep begins (`flows.sweep.plan.label_of`). Its pages must not lean on that: a record may
 come of an older version, another machine or somebody's hand.

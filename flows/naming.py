@@ -50,7 +50,7 @@ def sweep_name() -> str:
     from prefect.runtime import flow_run
 
     config = (flow_run.parameters or {}).get("config")
-    what, strategies = str(getattr(config, "profile", "")), getattr(config, "strategies", ())
+    what, strategies = PurePath(getattr(config, "profile", "")).stem, getattr(config, "strategies", ())
     for override in getattr(config, "overrides", ()):
         if override.startswith("name="):
             with suppress(yaml.YAMLError):

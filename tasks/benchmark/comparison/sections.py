@@ -127,19 +127,20 @@ def _differences(found: Compared) -> Section:
 
 
 def _difference_table(found: Compared, rows: Sequence[ComparisonRow]) -> list[Block]:
-    header = ("difference", "metric", "tasks", "percentage points", "p", "p, corrected", "p of seeds", "reads as")
+    # what it comes to stands before what it rests on: a narrow page, such as MLflow's preview, shows the first columns
+    header = ("difference", "metric", "percentage points", "reads as", "p", "p, corrected", "p of seeds", "tasks")
 
     def table(track: str) -> Table:
         cells = tuple(
             (
                 f"{row.model} minus {row.baseline}",
                 f"{label(row.metric)}@{row.k}",
-                str(row.tasks),
                 difference_points(row),
+                READS[judged(found, row)],
                 p_value(row.p),
                 p_value(row.p_holm),
                 (p_value(test.p_holm) if (test := found.seed_test(row)) else "") or "n/a",
-                READS[judged(found, row)],
+                str(row.tasks),
             )
             for row in rows
             if row.track == track

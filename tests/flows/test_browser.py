@@ -292,7 +292,7 @@ def test_a_sweep_from_the_form_to_the_comparison_of_its_runs(stack: Stack, brows
 
 
 def test_every_other_deployment_runs_from_its_form(stack: Stack, browser: Browser) -> None:
-    """The line first: the others take up what it leaves."""
+    """The line first: the others take up what it leaves. The second training is another one, whose adapter is then the one to score."""
     page = browser.page
     shown = {
         "line": ("whole line", {"mlflow-run", "report-page"}),
@@ -304,7 +304,7 @@ def test_every_other_deployment_runs_from_its_form(stack: Stack, browser: Browse
         opened(page, stack, deployment)
         choose(page, "Profile", "ablation")
         field(page, "Name").locator("textarea").fill(f"form {deployment}")
-        override(page, TINY)
+        override(page, (*TINY, "training.num_epochs=2") if deployment == "train" else TINY)
         run = reached(page, stack, submitted(page, stack, flow_name))
         assert run["state_type"] == "COMPLETED", run["state"]
         assert f"form {deployment}" in run["name"]

@@ -26,6 +26,7 @@ from prefect.logging import get_run_logger
 from flows.artifact_text import cells
 from flows.config import PipelineConfig
 from flows.guard.stopping import stops_soon
+from flows.naming import sweep_name
 from flows.refresh import Samples, verified_samples
 from flows.retention.sweep import in_use
 from flows.sweep.branch import HANDS, Hands, Trained, answered, finished_branch, leader_among, run_branch
@@ -72,7 +73,7 @@ class SweepResult(Record):
         return all(branch.state == "done" for branch in self.sweep.branches)
 
 
-@flow(name="ablation sweep", flow_run_name="ablate {config.profile}")
+@flow(name="ablation sweep", flow_run_name=sweep_name)
 def ablate(config: SweepConfig | None = None) -> SweepResult:
     """Which strategy makes the best training set, at which size, and how sure that is: every branch is curated, trained and benchmarked.
 

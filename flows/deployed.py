@@ -117,6 +117,7 @@ def whole_line(
     config = prepared(configuration(run, candidates, curation, training, benchmark, advanced))
     with devices(config, None):
         result = concur_line(config)
+    link_mlflow(config, result.mlflow_run, "report.html")
     return result
 
 

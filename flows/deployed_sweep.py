@@ -10,6 +10,7 @@ from flows.deployed import devices, prepared
 from flows.forms import configuration, setting
 from flows.guard.notices import NOTICES
 from flows.naming import deployed_name
+from flows.shown import link_mlflow
 from flows.sweep.plan import SweepConfig
 
 
@@ -28,4 +29,6 @@ def weekly_ablations(
         max_gpu_hours=sweep.max_gpu_hours or None,
     )
     with devices(config, None):
-        return ablate(asked)
+        result = ablate(asked)
+    link_mlflow(config, result.mlflow_run, "comparison.html" if result.comparison else None)
+    return result

@@ -6,8 +6,13 @@ Guarantees: a name never stops a run: where the parameters do not say what it ne
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
+from pathlib import PurePath
 from typing import Any
+
+MOST_NAMED = 4
+"""Strategies in the name of a sweep."""
 
 
 def run_name(verb: str, *, strategy: bool = True) -> Callable[[], str]:
@@ -37,6 +42,22 @@ def deployed_name(verb: str) -> Callable[[], str]:
         return f"{verb} {what}".rstrip() + f"{by}, {today()}"
 
     return name
+
+
+def sweep_name() -> str:
+    """The `flow_run_name` of a sweep, whose `config` is a SweepConfig: `ablate nightly: concur, random, 2026-11-22 03:00`."""
+    import yaml
+    from prefect.runtime import flow_run
+
+    config = (flow_run.parameters or {}).get("config")
+    what, strategies = PurePath(getattr(config, "profile", "")).stem, getattr(config, "strategies", ())
+    for override in getattr(config, "overrides", ()):
+        if override.startswith("name="):
+            with suppress(yaml.YAMLError):
+                what = str(yaml.safe_load(override.removeprefix("name=")))
+    named = [PurePath(strategy).stem for strategy in strategies[:MOST_NAMED]]
+    more = [f"{len(strategies) - MOST_NAMED} more"] if len(strategies) > MOST_NAMED else []
+    return f"ablate {what}".rstrip() + f": {', '.join([*named, *more, today()])}"
 
 
 def today() -> str:

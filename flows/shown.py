@@ -66,20 +66,21 @@ def _create(create: Callable[..., Any], **told: Any) -> None:
             time.sleep(ASK_EVERY_S)  # between two attempts; what ends the wait is the server's answer
 
 
-def link_mlflow(config: PipelineConfig, run_id: str | None, report: str | None = None) -> None:
-    """Links to the MLflow run, and to the report among its files where it has one. Nothing where no browser could follow them."""
+def link_mlflow(config: PipelineConfig, run_id: str | None, page: str | None = None) -> None:
+    """Links to the MLflow run, and to the page among its files where it has one (`report.html`, `comparison.html`). Nothing where no
+    browser could follow them."""
     with never_in_the_way("the link to MLflow"):
         url = run_url(config, run_id) if run_id else None
         if url is None:
             if run_id:
                 get_run_logger().info("MLflow run %s in %s", run_id, config.tracking_uri)
             return
-        page = {"link_text": "This run in MLflow", "key": "mlflow-run", "description": "Metrics, parameters and files"}
-        _create(artifacts.create_link_artifact, link=url, **page)
-        if report:
-            where = f"{url}/artifacts/{report}"
-            page = {"link_text": "The report in MLflow", "key": "report-page", "description": "The page with its figures"}
-            _create(artifacts.create_link_artifact, link=where, **page)
+        told = {"link_text": "This run in MLflow", "key": "mlflow-run", "description": "Metrics, parameters and files"}
+        _create(artifacts.create_link_artifact, link=url, **told)
+        if page:
+            what = Path(page).stem
+            told = {"link_text": f"The {what} in MLflow", "key": key_of(f"{what} page"), "description": "The page with its figures"}
+            _create(artifacts.create_link_artifact, link=f"{url}/artifacts/{page}", **told)
 
 
 def run_url(config: PipelineConfig, run_id: str) -> str | None:

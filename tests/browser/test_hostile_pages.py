@@ -7,12 +7,12 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
+from tests.support.acted import fired, settled, visit, words
 from tests.support.browser import Browser, chromium
 from tests.support.payloads import CANARY, FIRED, LINES
 from tests.support.servers import Served, clean_environment, mlflow_server, prefect_server
@@ -49,32 +49,6 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
         yield window
 
 
-def fired(browser: Browser) -> list[str]:
-    """What took effect in the page or one of its frames: scripts, requests, links that would run one."""
-    found = [url for url in browser.outside if CANARY in url]
-    for frame in browser.page.frames:
-        if frame.evaluate(f"Boolean(window.{FIRED})"):
-            found.append(f"a script ran in {frame.url}")
-        found += frame.evaluate("Array.from(document.querySelectorAll('a')).map(a => a.href).filter(h => h.startsWith('javascript:'))")
-    return found
-
-
-def settled(browser: Browser) -> None:
-    """Nothing is loaded any more, or five seconds have passed: pages that ask their server again and again never come to rest."""
-    from playwright.sync_api import TimeoutError as NotYet
-
-    with suppress(NotYet):
-        browser.page.wait_for_load_state("networkidle", timeout=5000)
-
-
-def visit(browser: Browser, url: str, words: str, name: str) -> None:
-    """Open a page, wait until it shows some of the hostile text, and let whatever it has loaded come to an end."""
-    browser.page.goto(url)
-    browser.page.get_by_text(words).first.wait_for(state="attached", timeout=60_000)
-    settled(browser)
-    browser.shot(name)
-
-
 def test_the_payloads_fire_in_a_page_that_does_not_escape(browser: Browser, tmp_path: Path) -> None:
     """Otherwise the other tests could not fail."""
     page = tmp_path / "bad.html"
@@ -85,7 +59,7 @@ def test_the_payloads_fire_in_a_page_that_does_not_escape(browser: Browser, tmp_
     assert any("a script ran" in each for each in fired(browser)) and any(CANARY in each for each in fired(browser))
 
 
-@pytest.mark.parametrize("artifact", ["report", "decontamination", "caution", "summary", "table"])
+@pytest.mark.parametrize("artifact", ["report", "comparison", "decontamination", "caution", "summary", "table"])
 def test_artifacts_in_the_prefect_ui(browser: Browser, shown: Shown, artifact: str) -> None:
     visit(browser, f"{shown.prefect.url}/artifacts/artifact/{shown.ids[artifact]}", "onerror", f"prefect-{artifact}")
     assert fired(browser) == []
@@ -124,7 +98,7 @@ def test_a_run_in_the_mlflow_ui(browser: Browser, shown: Shown) -> None:
 @pytest.mark.parametrize("name", ["report.html", "report.md"])
 def test_our_pages_in_the_mlflow_ui(browser: Browser, shown: Shown, name: str) -> None:
     browser.page.goto(mlflow_page(shown, f"/artifacts/{name}"))
-    assert OUR_WORDS in _words(browser, OUR_WORDS)  # the file is shown, not the run's name alone
+    assert OUR_WORDS in words(browser, OUR_WORDS)  # the file is shown, not the run's name alone
     settled(browser)
     browser.shot(f"mlflow-{name}")
     assert fired(browser) == []
@@ -149,18 +123,4 @@ def test_the_report_opened_as_a_file(browser: Browser, tmp_path: Path) -> None:
     browser.page.goto(page.as_uri())
     settled(browser)
     browser.page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
-    assert "onerror" in _words(browser, "onerror") and fired(browser) == []
-
-
-def _words(browser: Browser, expected: str) -> str:
-    """The text of the page and its frames, once one of them shows what is expected."""
-
-    def said(frame: Any) -> str:
-        return frame.evaluate("document.body ? document.body.innerText : ''")
-
-    for _ in range(60):
-        words = " ".join(map(said, browser.page.frames))
-        if expected in words:
-            return words
-        browser.page.wait_for_timeout(500)  # the next look; a frame tells nobody that it has been filled
-    return " ".join(map(said, browser.page.frames))
+    assert "onerror" in words(browser, "onerror") and fired(browser) == []

@@ -17,7 +17,7 @@ from tests.support.servers import mlflow_server, prefect_server
 PAGE = """<!doctype html><title>page</title><script>window.ran = 6 * 7</script>
 <img src="http://canary.invalid/pixel.png"><img src="http://192.0.2.1/pixel.png">
 <script>new WebSocket("ws://canary.invalid/socket").onclose = () => { window.shut = true }</script>
-<script>throw new Error("planted")</script>"""
+<script>alert("said")</script><script>throw new Error("planted")</script>"""
 
 
 @pytest.fixture
@@ -45,6 +45,7 @@ def test_scripts_run_and_nothing_leaves(browser: Browser, tmp_path: Path) -> Non
     asked = {"http://canary.invalid/pixel.png", "http://192.0.2.1/pixel.png", "ws://canary.invalid/socket"}
     assert set(browser.outside) == asked
     assert any("planted" in error for error in browser.page_errors)
+    assert browser.dialogs == ["said"]
     assert browser.shot("index").read_bytes().startswith(b"\x89PNG")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,6 +96,25 @@ def test_the_command_answers_help_and_refuses_nonsense_without_a_traceback() -> 
 
 
 # -- what it costs -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({}, "ablate ablation: concur, random, min_length, speedup, 20"),
+        ({"profile": "/somewhere/own.yaml", "strategies": ("rules/mine.yaml", "concur")}, "ablate own: mine, concur, 20"),
+        ({"strategies": ("a", "b", "c", "d", "e", "f"), "overrides": ("name=x", 'name="7"')}, "ablate 7: a, b, c, d, 2 more, 20"),
+        ({"strategies": ("a",), "overrides": ("name=[",)}, "ablate ablation: a, 20"),
+    ],
+)
+def test_the_run_of_a_sweep_is_named_by_what_it_compares(asked: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows.naming import sweep_name
+
+    now = SimpleNamespace(parameters={"config": SweepConfig(**asked)}, scheduled_start_time=None)
+    monkeypatch.setattr("prefect.runtime.flow_run", now)
+    assert sweep_name().startswith(said)
+    now.parameters = {}
+    assert sweep_name().startswith("ablate: 20")
 
 
 def test_an_estimate_counts_devices_and_says_what_it_rests_on(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a person does on the first morning, in a real browser and with real servers: open the deployment, fill the form, start the refresh,
-watch it to its end, read its artifacts, follow the link to MLflow. `make test-browser` runs it; pictures go to $CONCUR_SCREENSHOTS.
+watch it to its end, read its artifacts, follow the link to MLflow; then the same with a sweep, whose runs are compared in MLflow and on our
+own page; then with every other deployment. `make test-browser` runs it; pictures go to $CONCUR_SCREENSHOTS.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +27,16 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(2700)]
 ROOT = Path(flows.__file__).parent.parent
+TINY = (
+    "tasks.limit=6",
+    "synthesis.samples_per_task=2",
+    "verification.eval.timing.max_s=0.2",
+    "training.num_epochs=1",
+    "benchmark.tasks.limit=4",
+    "benchmark.samples_per_task=2",
+    "benchmark.sampling.max_tokens=16",
+)
+"""Overrides of the profile `ablation` with which each deployment takes a minute or two."""
 SLOW_MS = 120_000  # pages of a machine whose cores verify kernels meanwhile
 RUN_S = 1800.0
 
@@ -87,6 +98,39 @@ def choose(page: Page, title: str, option: str) -> None:
     button.get_by_text(option, exact=True).wait_for()
 
 
+def opened(page: Page, stack: Stack, deployment: str) -> None:
+    """The run form of a deployment."""
+    page.goto(f"{stack.prefect}/deployments")
+    page.get_by_role("link", name=deployment, exact=True).click()
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.get_by_text("Custom run").click()
+    page.get_by_text("Validate parameters").wait_for()
+
+
+def override(page: Page, settings: Sequence[str]) -> None:
+    for place, setting in enumerate(settings):
+        field(page, "Overrides").get_by_role("button", name="Add item").click()
+        field(page, "Overrides").locator("textarea").nth(place).fill(setting)
+
+
+def open_artifact(page: Page, stack: Stack, run: dict[str, Any], key: str) -> None:
+    """From the page of a run, as a person gets there."""
+    page.goto(f"{stack.prefect}/runs/flow-run/{run['id']}")
+    page.get_by_text("Artifacts", exact=True).first.click()
+    page.get_by_text(key, exact=True).first.click()
+
+
+def follow(browser: Browser, stack: Stack, run: dict[str, Any], key: str, words: str) -> None:
+    """Open the page of MLflow's that a link artifact of a run leads to."""
+    open_artifact(browser.page, stack, run, key)
+    link = browser.page.get_by_role("link", name=words)
+    link.wait_for()
+    browser.shot(f"link-{key}")
+    address = link.get_attribute("href")
+    assert address and address.startswith(stack.mlflow)
+    browser.page.goto(address)
+
+
 def runs(stack: Stack, flow_name: str) -> list[dict[str, Any]]:
     body = {"flows": {"name": {"any_": [flow_name]}}, "sort": "START_TIME_DESC"}
     return httpx.post(f"{stack.prefect}/api/flow_runs/filter", json=body, timeout=60).raise_for_status().json()
@@ -95,15 +139,29 @@ def runs(stack: Stack, flow_name: str) -> list[dict[str, Any]]:
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
-def reached(page: Page, stack: Stack, flow_name: str, states: tuple[str, ...] = ENDED) -> dict[str, Any]:
-    """The newest run of a flow, once it is in one of these states."""
+def submitted(page: Page, stack: Stack, flow_name: str) -> str:
+    """Press Submit. The id of the run that comes of it."""
+    before = {run["id"] for run in runs(stack, flow_name)}
+    page.get_by_role("button", name="Submit").click()
+    return until(page, lambda: next((run["id"] for run in runs(stack, flow_name) if run["id"] not in before), None))
+
+
+def reached(page: Page, stack: Stack, run_id: str, states: tuple[str, ...] = ENDED) -> dict[str, Any]:
+    """The run, once it is in one of these states."""
+
+    def there() -> dict[str, Any] | None:
+        run = httpx.get(f"{stack.prefect}/api/flow_runs/{run_id}", timeout=60).raise_for_status().json()
+        return run if run["state_type"] in states else None
+
+    return until(page, there)
+
+
+def until(page: Page, found: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + RUN_S
-    while True:
-        found = runs(stack, flow_name)
-        if found and found[0]["state_type"] in states:
-            return found[0]
-        assert time.monotonic() < deadline, found
-        page.wait_for_timeout(2000)  # the condition is the state above; a page's requests stand still while this thread sleeps
+    while not (answer := found()):
+        assert time.monotonic() < deadline
+        page.wait_for_timeout(2000)  # between two questions; a page's requests stand still while this thread sleeps
+    return answer
 
 
 def test_a_refresh_from_the_form_to_the_page_in_mlflow(stack: Stack, browser: Browser) -> None:
@@ -124,13 +182,13 @@ def test_a_refresh_from_the_form_to_the_page_in_mlflow(stack: Stack, browser: Br
     field(page, "Overrides").get_by_role("button", name="Add item").click()
     field(page, "Overrides").locator("textarea").fill("verification.eval.timing.max_s=0.2")
     browser.shot("2-form")
-    page.get_by_role("button", name="Submit").click()
+    started = submitted(page, stack, "nightly refresh")
 
-    outer = reached(page, stack, "nightly refresh", ("RUNNING", *ENDED))
+    outer = reached(page, stack, started, ("RUNNING", *ENDED))
     page.goto(f"{stack.prefect}/runs/flow-run/{outer['id']}")
     page.get_by_text("refresh browser, strategy min_length").first.wait_for()
     browser.shot("3-running")
-    outer = reached(page, stack, "nightly refresh")
+    outer = reached(page, stack, started)
     assert outer["state_type"] == "COMPLETED", outer["state"]
     assert outer["name"].startswith("refresh browser, strategy min_length, ")
     assert outer["parameters"]["run"]["profile"] == "local"
@@ -149,15 +207,7 @@ def test_a_refresh_from_the_form_to_the_page_in_mlflow(stack: Stack, browser: Br
     page.get_by_text("What failed, and why").wait_for()
     browser.shot("6-morning-report")
 
-    page.goto(f"{stack.prefect}/runs/flow-run/{outer['id']}")
-    page.get_by_text("Artifacts", exact=True).first.click()
-    page.get_by_text("mlflow-run", exact=True).click()
-    link = page.get_by_role("link", name="This run in MLflow")
-    link.wait_for()
-    browser.shot("7-link")
-    address = link.get_attribute("href")
-    assert address and address.startswith(stack.mlflow)
-    page.goto(address)
+    follow(browser, stack, outer, "mlflow-run", "This run in MLflow")
     page.get_by_text("browser refresh cpp min_length").first.wait_for()
     page.get_by_text("curated", exact=True).first.wait_for()  # a metric
     browser.shot("8-mlflow")
@@ -168,16 +218,109 @@ def test_a_refresh_from_the_form_to_the_page_in_mlflow(stack: Stack, browser: Br
     assert {change["what"]: change["rows"] for change in report["changes"]}["candidates"] == 6
 
 
+def test_a_sweep_from_the_form_to_the_comparison_of_its_runs(stack: Stack, browser: Browser) -> None:
+    page = browser.page
+    opened(page, stack, "ablations")
+    field(page, "Name").locator("textarea").fill("weekly")
+    for strategy in ("min_length", "speedup"):
+        tag = field(page, "Strategies").locator(".p-tag", has_text=strategy)
+        tag.get_by_role("button").click()
+        tag.wait_for(state="detached")
+    field(page, "Seeds").locator("input").fill("1")
+    override(page, TINY)
+    browser.shot("10-sweep-form")
+    started = submitted(page, stack, "weekly ablations")
+
+    outer = reached(page, stack, started, ("RUNNING", *ENDED))
+    asked = outer["parameters"]["sweep"]
+    assert (asked["strategies"], asked["seeds"]) == (["concur", "random"], 1)
+    page.goto(f"{stack.prefect}/runs/flow-run/{outer['id']}")
+    page.get_by_text("compare strategies of weekly").first.wait_for()
+    browser.shot("11-sweep-running")
+    outer = reached(page, stack, started)
+    assert outer["state_type"] == "COMPLETED", outer["state"]
+    page.get_by_text("Completed", exact=True).first.wait_for()  # the page that was open all the while
+    (inner,) = runs(stack, "ablation sweep")
+    assert inner["name"].startswith("ablate weekly: concur, random, ")
+    (folder,) = (stack.root / "ablations").glob("*/comparison.html")
+    compared = json.loads(folder.with_suffix(".json").read_text(encoding="utf-8"))
+    assert [branch["state"] for branch in compared["branches"]] == ["done", "done"]
+    headline, difference = compared["headline"], "random minus concur"
+    assert [row["model"] for row in compared["differences"]] and headline
+
+    page.goto(f"{stack.prefect}/runs/flow-run/{inner['id']}")
+    page.get_by_text("Artifacts", exact=True).first.click()
+    for kept in ("ablation", "ablation-estimate", "ablation-progress", "comparison"):
+        page.get_by_text(kept, exact=True).first.wait_for()
+    browser.shot("12-sweep-artifacts")
+    open_artifact(page, stack, inner, "comparison")
+    page.get_by_text(headline).first.wait_for()
+    page.get_by_text(difference).first.wait_for()
+    browser.shot("13-sweep-in-prefect")
+
+    follow(browser, stack, outer, "mlflow-run", "This run in MLflow")
+    page.get_by_text("weekly sweep: concur,random").first.wait_for()
+    browser.shot("14-sweep-in-mlflow")
+    page.goto(page.url.partition("/runs/")[0] + "/runs")  # the experiment's table
+    row = page.locator(".ag-pinned-left-cols-container .ag-row")
+    row.filter(has_text="weekly sweep").get_by_role("button").first.click()
+    for branch in ("concur-all-seed0", "random-all-seed0"):
+        row.filter(has_text=branch).locator("input.ag-checkbox-input").check()
+    browser.shot("15-two-runs-chosen")
+    page.get_by_role("button", name="Compare", exact=True).click()
+    page.get_by_text("Comparing 2 Runs from 1 Experiment").wait_for()
+    for shown in ("concur-all-seed0", "random-all-seed0", "exec_at_1", "exec_at_1_lower", "fast_1_at_1", "curated_rows", "gpu_hours"):
+        page.get_by_text(shown, exact=True).first.wait_for(state="attached")
+    browser.shot("16-two-runs-compared")
+    page.get_by_text("exec_at_1", exact=True).first.scroll_into_view_if_needed()
+    browser.shot("17-their-metrics")
+
+    follow(browser, stack, outer, "comparison-page", "The comparison in MLflow")
+    preview = page.frame_locator("iframe")
+    preview.get_by_text(headline).wait_for()
+    browser.shot("18-comparison-in-mlflow")
+    preview.get_by_text(difference).first.scroll_into_view_if_needed()
+    browser.shot("19-differences-in-mlflow")
+    assert (browser.page_errors, browser.outside) == ([], [])
+    page.goto(folder.as_uri())
+    page.get_by_text(headline).wait_for()
+    page.locator("tr", has_text=difference).first.wait_for()
+    page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
+    browser.shot("20-comparison")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.get_by_role("link", name="run", exact=True).count() == 2  # of each branch, in MLflow
+
+
+def test_every_other_deployment_runs_from_its_form(stack: Stack, browser: Browser) -> None:
+    """The line first: the others take up what it leaves. The second training is another one, whose adapter is then the one to score."""
+    page = browser.page
+    shown = {
+        "line": ("whole line", {"mlflow-run", "report-page"}),
+        "train": ("train an adapter", {"mlflow-run", "snapshots", "training-loss"}),
+        "benchmark": ("score the models", {"mlflow-run", "snapshots", "scores", "score-figure"}),
+        "curate": ("curate training sets", {"training-sets", "snapshots"}),
+    }
+    for number, (deployment, (flow_name, kept)) in enumerate(shown.items(), 21):
+        opened(page, stack, deployment)
+        choose(page, "Profile", "ablation")
+        field(page, "Name").locator("textarea").fill(f"form {deployment}")
+        override(page, (*TINY, "training.num_epochs=2") if deployment == "train" else TINY)
+        run = reached(page, stack, submitted(page, stack, flow_name))
+        assert run["state_type"] == "COMPLETED", run["state"]
+        assert f"form {deployment}" in run["name"]
+        page.goto(f"{stack.prefect}/runs/flow-run/{run['id']}")
+        page.get_by_text("Artifacts", exact=True).first.click()
+        for key in kept:
+            page.get_by_text(key, exact=True).first.wait_for()
+        browser.shot(f"{number}-{deployment}")
+    assert browser.page_errors == []
+
+
 def test_a_form_that_cannot_be_used_ends_the_run_with_one_sentence(stack: Stack, browser: Browser) -> None:
     page = browser.page
-    page.goto(f"{stack.prefect}/deployments")
-    page.get_by_role("link", name="curate", exact=True).click()
-    page.get_by_role("button", name="Run", exact=True).click()
-    page.get_by_text("Custom run").click()
-    field(page, "Overrides").get_by_role("button", name="Add item").click()
-    field(page, "Overrides").locator("textarea").fill("curation.stratgy=best")
-    page.get_by_role("button", name="Submit").click()
-    failed = reached(page, stack, "curate training sets")
+    opened(page, stack, "curate")
+    override(page, ["curation.stratgy=best"])
+    failed = reached(page, stack, submitted(page, stack, "curate training sets"))
     assert failed["state_type"] == "FAILED"
     assert "did you mean curation.strategy?" in failed["state"]["message"]
     page.goto(f"{stack.prefect}/runs/flow-run/{failed['id']}")

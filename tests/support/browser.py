@@ -1,9 +1,10 @@
 """A real Chromium, headless, for tests of pages that people look at.
 
 Guarantees: a fresh profile for each; no request leaves the machine, whatever a page asks for, and what it asked for is kept in `outside`;
-uncaught errors of the page's scripts are kept in `page_errors`; no process and no profile stays behind. Where there is no Chromium the test
-is skipped with the line that installs it, or fails under CONCUR_REQUIRE_BROWSER=1: a CI that should have one must not pass without.
-Does not guarantee that addresses the browser itself refuses (such as `javascript:`) are seen: a test asks the page what they did.
+uncaught errors of the page's scripts are kept in `page_errors`, and what dialogs said, which are dismissed, in `dialogs`; no process and no
+profile stays behind. Where there is no Chromium the test is skipped with the line that installs it, or fails under
+CONCUR_REQUIRE_BROWSER=1: a CI that should have one must not pass without. Does not guarantee that addresses the browser itself refuses
+(such as `javascript:`) are seen: a test asks the page what they did.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Browser:
     shots: Path
     outside: list[str] = field(default_factory=list)
     page_errors: list[str] = field(default_factory=list)
+    dialogs: list[str] = field(default_factory=list)
 
     def shot(self, name: str, *, full_page: bool = True) -> Path:
         """A picture of the page as NAME.png, in $CONCUR_SCREENSHOTS where that is set, else in the test's own folder."""
@@ -91,6 +93,7 @@ def chromium(shots: Path) -> Iterator[Browser]:
             context.route(lambda url: not is_local(url), lambda route: _refuse(browser, route))
             context.route_web_socket(lambda url: not is_local(url), lambda socket: _refuse_socket(browser, socket))
             context.on("weberror", lambda found: browser.page_errors.append(str(found.error)))
+            context.on("dialog", lambda dialog: _dismiss(browser, dialog))
             yield browser
         finally:
             context.close()
@@ -109,6 +112,11 @@ def _refuse(browser: Browser, route: Any) -> None:
 def _refuse_socket(browser: Browser, socket: Any) -> None:
     browser.outside.append(socket.url)
     socket.close()
+
+
+def _dismiss(browser: Browser, dialog: Any) -> None:
+    browser.dialogs.append(dialog.message)
+    dialog.dismiss()
 
 
 def _has_playwright() -> bool:

@@ -21,17 +21,19 @@ from tasks.benchmark.report import build_report, summary_table, to_markdown
 from tasks.decontamination.decontamination import Decontaminated, removed_frame
 from tasks.tracking.mlflow_sink import RunRecord, StageRecord, log_run
 from tests.support.hostile_report import hostile_report
+from tests.support.hostile_sweep import hostile_comparison
 from tests.support.payloads import HOSTILE, LINES
 
 
 @flow(name="refresh the data set", flow_run_name="refresh {name}")
-def hostile_refresh(name: str) -> dict[str, str]:
-    """What `flows.refresh` and `flows.pipeline` show, made by the same functions of hostile records."""
+def hostile_refresh(name: str, comparison: str) -> dict[str, str]:
+    """What `flows.refresh`, `flows.pipeline` and `flows.ablations` show, made by the same functions of hostile records."""
     report, frame = hostile_report(), removed_frame([])
     rows = [{column: (HOSTILE if frame.schema[column] == pl.String else 1.0) for column in frame.columns} | {"level": "exact"}]
     known = Decontaminated(("kept",), pl.DataFrame(rows, schema=frame.schema), (HOSTILE,), ("exact",))
     made = {
         "report": create_markdown_artifact(key="report", markdown=to_markdown(report)),
+        "comparison": create_markdown_artifact(key="comparison", markdown=comparison),
         "decontamination": create_markdown_artifact(key="decontamination", markdown=known.markdown()),
         "caution": create_markdown_artifact(key="observations", markdown=as_text(LINES)),
         "summary": create_table_artifact(
@@ -69,7 +71,7 @@ def track(folder: Path, uri: str) -> str:
 
 def main() -> None:
     folder, uri = Path(sys.argv[1]), sys.argv[2]
-    made = hostile_refresh(HOSTILE)
+    made = hostile_refresh(HOSTILE, hostile_comparison(folder / "sweep").markdown.read_text(encoding="utf-8"))
     failed = hostile_failure(HOSTILE, return_state=True)
     print(json.dumps(made | {"failed": str(failed.state_details.flow_run_id), "mlflow": track(folder, uri)}))
 

@@ -39,4 +39,8 @@ def test_the_page_fits_every_screen_and_asks_for_nothing(tmp_path: Path) -> None
                 assert (ink, paper) == (
                     ("rgb(29, 33, 38)", "rgb(255, 255, 255)") if scheme == "light" else ("rgb(223, 227, 232)", "rgb(21, 24, 28)")
                 )
+        page = browser.new_context(viewport={"width": 586, "height": 900}).new_page()  # as wide as MLflow's preview on a laptop
+        page.goto(made.html.as_uri())
+        rights = page.locator("th", has_text="reads as").evaluate_all("all => all.map(each => each.getBoundingClientRect().right)")
+        assert rights and all(0 < right <= 586 for right in rights), "what a difference comes to is seen without scrolling"
         browser.close()

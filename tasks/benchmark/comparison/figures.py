@@ -73,7 +73,7 @@ def _point(axes: Axes, row: ScoreRow | None, place: int, reference: bool) -> flo
     colour = MUTED if reference else ACCENT
     if row.lower is not None and row.upper is not None:
         axes.hlines(place, 100 * row.lower, 100 * row.upper, color=colour, linewidth=2)
-    axes.plot([100 * row.value], [place], marker="o", markersize=6, color=colour)
+    axes.plot([100 * row.value], [place], marker="o", markersize=6, color=colour, clip_on=False)  # whole at 0 too
     return 100 * (row.upper if row.upper is not None else row.value)
 
 

@@ -20,6 +20,7 @@ from tasks.benchmark.report.text import cut
 from tasks.benchmark.scoring import GEOMETRIC_MEAN
 
 SCORES, SIZES = "scores", "sizes"
+UI = ("MLflow", "Prefect")
 ERROR_CHARS = 600
 SAME = "Counting any correct answer, with or without a kernel of its own, gives the same numbers."
 
@@ -126,19 +127,20 @@ def _differences(found: Compared) -> Section:
 
 
 def _difference_table(found: Compared, rows: Sequence[ComparisonRow]) -> list[Block]:
-    header = ("difference", "metric", "tasks", "percentage points", "p", "p, corrected", "p of seeds", "reads as")
+    # what it comes to stands before what it rests on: a narrow page, such as MLflow's preview, shows the first columns
+    header = ("difference", "metric", "percentage points", "reads as", "p", "p, corrected", "p of seeds", "tasks")
 
     def table(track: str) -> Table:
         cells = tuple(
             (
                 f"{row.model} minus {row.baseline}",
                 f"{label(row.metric)}@{row.k}",
-                str(row.tasks),
                 difference_points(row),
+                READS[judged(found, row)],
                 p_value(row.p),
                 p_value(row.p_holm),
-                p_value(test.p_holm) if (test := found.seed_test(row)) else "",
-                READS[judged(found, row)],
+                (p_value(test.p_holm) if (test := found.seed_test(row)) else "") or "n/a",
+                str(row.tasks),
             )
             for row in rows
             if row.track == track
@@ -167,11 +169,19 @@ def _branches(found: Compared) -> Section:
         rows = tuple(
             (branch.name, branch.state.replace("_", " "), cut(branch.error or "", ERROR_CHARS), *_ui_cells(branch)) for branch in lost
         )
-        blocks.append(Table(("not finished", "state", "why", "MLflow", "Prefect"), rows))
+        blocks.append(_linked(("not finished", "state", "why"), rows))
     if done:
-        header = ("branch", "seed", "rows", "loss", "Exec@1", "fast_1@1", "minutes", "GPU-hours", "MLflow", "Prefect")
-        blocks.append(Folded(f"The {len(done)} that finished", (Table(header, tuple(_branch_row(found, branch) for branch in done)),)))
+        header = ("branch", "seed", "rows", "loss", "Exec@1", "fast_1@1", "minutes", "GPU-hours")
+        blocks.append(Folded(f"The {len(done)} that finished", (_linked(header, tuple(_branch_row(found, branch) for branch in done)),)))
     return Section("Branches", tuple(blocks))
+
+
+def _linked(header: tuple[str, ...], rows: tuple[tuple[Cell, ...], ...]) -> Table:
+    """A table whose rows end with the links of `_ui_cells`. A page that no row has a link to gets no column."""
+    places = range(len(header) + len(UI))
+    kept = [place for place in places if place < len(header) or any(row[place] for row in rows)]
+    names = (*header, *UI)
+    return Table(tuple(names[place] for place in kept), tuple(tuple(row[place] for place in kept) for row in rows))
 
 
 def _branch_row(found: Compared, branch: Branch) -> tuple[Cell, ...]:

@@ -144,7 +144,7 @@ def _about_data(found: Compared) -> Iterator[str]:
     if found.tasks < FEW_TASKS:
         yield f"That is too few tasks to rank strategies: below {FEW_TASKS}, an interval is wider than most differences."
     if found.devices:
-        yield f"All verdicts are of {', '.join(found.devices)}. Speedups on another device may order the strategies otherwise."
+        yield f"All verdicts were measured on {', '.join(found.devices)}. Speedups on another device may order the strategies otherwise."
     if found.excluded:
         yield f"Left out for everybody, because the reference fails or is degenerate: {', '.join(found.excluded)}."
     for row in (row for row in found.scores if row.metric == EXEC and row.track == "custom_kernel" and row.missing):

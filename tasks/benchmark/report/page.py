@@ -24,10 +24,12 @@ _CSS = """
 body{margin:0 auto;max-width:70rem;padding:1.5rem 1.25rem 4rem;font:16px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper)}
 h1{font-size:1.5rem;margin:0}h2{font-size:1.15rem;margin:2.2rem 0 .6rem;border-top:1px solid var(--line);padding-top:1.1rem}
 .meta{margin:.2rem 0 1rem;opacity:.75}.headline{font-size:1.15rem;border-left:4px solid var(--accent);padding:.2rem 0 .2rem .9rem}
-.scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;margin:.6rem 0}
+.scroll{overflow-x:auto;background:linear-gradient(to left,var(--paper) 30%,transparent) right/3rem 100% no-repeat local,
+linear-gradient(to left,#8888,transparent) right/.9rem 100% no-repeat scroll}table{border-collapse:collapse;font-size:.9rem;margin:.6rem 0}
 th,td{text-align:left;padding:.3rem .8rem .3rem 0;border-bottom:1px solid var(--line);vertical-align:top;overflow-wrap:anywhere}
 th{overflow-wrap:normal;vertical-align:bottom}td:first-child{min-width:8.5rem}
-td:not(:first-child){font-variant-numeric:tabular-nums;min-width:5.5rem}td.n,td:empty{white-space:nowrap;min-width:3rem!important}
+td:not(:first-child){font-variant-numeric:tabular-nums;min-width:5.5rem}td.w:not(:first-child){min-width:8rem}
+td.n,td:empty{white-space:nowrap;min-width:3rem!important}
 figure{margin:1rem 0}figure img{width:100%;max-width:46rem;height:auto}figcaption{font-size:.9rem;opacity:.8}
 a{color:var(--accent)}
 details{margin:.4rem 0}summary{cursor:pointer;overflow-wrap:anywhere}
@@ -91,9 +93,11 @@ def _block_html(block: Block, drawn: Mapping[str, str]) -> str:
 
 
 def _td(cell: Cell) -> str:
-    """A number stays with its interval on one line; names and sentences may break."""
-    number = isinstance(cell, str) and len(cell) <= NUMBER_CHARS and NUMBER.match(cell)
-    return f'<td class="n">{_cell(cell)}</td>' if number else f"<td>{_cell(cell)}</td>"
+    """A number stays with its interval on one line; names and sentences may break, sentences between words."""
+    text = cell if isinstance(cell, str) else ""
+    if len(text) <= NUMBER_CHARS:
+        return f'<td class="n">{_cell(cell)}</td>' if NUMBER.match(text) else f"<td>{_cell(cell)}</td>"
+    return f'<td class="w">{_cell(cell)}</td>'
 
 
 def _cell(cell: Cell) -> str:

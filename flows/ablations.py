@@ -20,7 +20,7 @@ from statistics import fmean
 from typing import Any
 
 from prefect import flow
-from prefect.artifacts import create_markdown_artifact, create_progress_artifact, create_table_artifact, update_progress_artifact
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.logging import get_run_logger
 
 from flows.artifact_text import cells
@@ -29,6 +29,7 @@ from flows.guard.stopping import stops_soon
 from flows.naming import sweep_name
 from flows.refresh import Samples, verified_samples
 from flows.retention.sweep import in_use
+from flows.shown import create_markdown_artifact, create_table_artifact
 from flows.sweep.branch import HANDS, Hands, Trained, answered, finished_branch, leader_among, run_branch
 from flows.sweep.devices import branches_at_once, visible_gpus
 from flows.sweep.end import cautions_of, compared, one_line, prefect_url

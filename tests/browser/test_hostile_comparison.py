@@ -110,6 +110,7 @@ def test_the_page_in_the_preview_of_mlflow(browser: Browser, logged: Logged) -> 
     settled(browser)
     (frame,) = browser.page.frames[1:]
     assert shows_every_payload(frame.evaluate("document.body.innerText"))
+    assert frame.evaluate("document.documentElement.scrollWidth <= innerWidth")
     sandbox = browser.page.locator("iframe").first.get_attribute("sandbox")
     assert sandbox is not None and "allow-same-origin" not in sandbox
     browser.shot("hostile-comparison-in-mlflow")

@@ -21,7 +21,8 @@ from tasks.benchmark.report.text import address, clean
 _CSS = """
 :root{color-scheme:light dark;--ink:#1d2126;--paper:#fff;--line:#d8dce2;--soft:#f4f6f8;--accent:#13786a}
 @media(prefers-color-scheme:dark){:root{--ink:#dfe3e8;--paper:#15181c;--line:#363c44;--soft:#1e2227;--accent:#4fd1ba}}
-body{margin:0 auto;max-width:70rem;padding:1.5rem 1.25rem 4rem;font:16px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper)}
+body{margin:0 auto;max-width:70rem;padding:1.5rem 1.25rem 4rem;font:16px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);
+overflow-wrap:anywhere}
 h1{font-size:1.5rem;margin:0}h2{font-size:1.15rem;margin:2.2rem 0 .6rem;border-top:1px solid var(--line);padding-top:1.1rem}
 .meta{margin:.2rem 0 1rem;opacity:.75}.headline{font-size:1.15rem;border-left:4px solid var(--accent);padding:.2rem 0 .2rem .9rem}
 .scroll{overflow-x:auto;background:linear-gradient(to left,var(--paper) 30%,transparent) right/3rem 100% no-repeat local,

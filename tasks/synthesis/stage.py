@@ -147,6 +147,8 @@ class Synthesis:
         answered = total - len(left)
         if len(left) and self.config.sampler == "vllm":
             report(STAGE, answered, total, f"{asked}: starting servers")  # for minutes, where the model is large
+        elif len(left):  # a tokenizer takes seconds to load, in which answers that have arrived would not be on the disk
+            sampler.count_tokens([""])
         speed = Speed()
         with snapshot.journal(CANDIDATES) as add:
             for number, response in enumerate(sampler.sample(left), start=1):

@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, Language
 from tasks.schemas import TASKS
 from tasks.sources.small_model import SmallModelConfig, build_small_model, count_tokens
-from tasks.store import Snapshot
+from tasks.store import Snapshot, SnapshotRef
 from tasks.synthesis.config import ServerConfig, SynthesisConfig
 from tasks.synthesis.sampler import Requests, Response
 from tasks.synthesis.server import VllmSampler, served_tokenizer
 from tasks.synthesis.stage import make_sampler, run
+from tests.support.chat_server import completion, serving
 
 TEXTS = ["", "think of tiles", "think of tiles " * 50]
 SERVER = ServerConfig(command=sys.executable)
@@ -105,9 +107,22 @@ def test_candidates_of_a_served_model_have_their_reasoning_counted(
             yield Response(request_key=request.request_key, text="An answer.", reasoning=thoughts, finish_reason="stop")
 
     monkeypatch.setattr(VllmSampler, "sample", canned)
-    snapshot = Snapshot(str(tmp_path), "tasks", "one")
-    snapshot.append([KernelTask(task_id="t/0", name="t0", code="# 0").model_dump(mode="json")], TASKS)
-    tasks = snapshot.publish(config={}, rows=1).ref
-    frame = run(tasks, config(models["tiles"]), Language.CPP).open().read(unique="candidate_id").sort("sample_index")
+    frame = run(one_task(tmp_path), config(models["tiles"]), Language.CPP).open().read(unique="candidate_id").sort("sample_index")
     assert frame["reasoning_tokens"].to_list() == count_tokens(models["tiles"], frame["reasoning"].to_list())
     assert 0 < frame["reasoning_tokens"][0] < frame["reasoning_tokens"][1]
+
+
+def test_a_tokenizer_is_loaded_before_anything_is_asked_for(tmp_path: Path) -> None:
+    """Answers would wait for it, and be lost where the run is stopped meanwhile; one that cannot be loaded would cost them all."""
+    (tmp_path / "none").mkdir()
+    with serving(lambda number, body: (200, completion("An answer."))) as server:
+        asked = config("m", sampler="openai", base_url=server.url, tokenizer=str(tmp_path / "none"))
+        with pytest.raises(UsageError, match="tokenizer"):
+            run(one_task(tmp_path), asked, Language.CPP)
+        assert server.bodies == []
+
+
+def one_task(root: Path) -> SnapshotRef:
+    snapshot = Snapshot(str(root), "tasks", "one")
+    snapshot.append([KernelTask(task_id="t/0", name="t0", code="# 0").model_dump(mode="json")], TASKS)
+    return snapshot.publish(config={}, rows=1).ref

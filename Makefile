@@ -17,7 +17,7 @@ EVERYWHERE := not gpu and not vllm and not browser and not slow
 test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/python -m pytest -m "$(EVERYWHERE)" --numprocesses 2 --dist loadfile tests/benchmarks tests/flows tests/tasks
-	$(BIN)/python -m pytest -m "$(EVERYWHERE)" tests/kernels_eval
+	$(BIN)/python -m pytest -m "$(EVERYWHERE)" --numprocesses 2 --dist loadfile tests/kernels_eval
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import signal
 
+import hypothesis
 import pytest
 
+hypothesis.settings.register_profile("concur", deadline=None)  # the first call imports scipy: what a deadline measures is the machine
+hypothesis.settings.load_profile("concur")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored, here and in every child, where tests were started with `&`
 
 for name, value in {

@@ -13,7 +13,7 @@ demo: $(STAMP)
 
 EVERYWHERE := not gpu and not vllm and not browser and not slow
 
-# two processes at a time; the verifier's tests compile and measure, and have the machine for themselves
+# two processes at a time; the verifier's tests, which compile and measure, after the others
 test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/python -m pytest -m "$(EVERYWHERE)" --numprocesses 2 --dist loadfile tests/benchmarks tests/flows tests/tasks

@@ -6,11 +6,9 @@ run end. The tests of one stage therefore also show that what was stopped before
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,12 +17,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
-import pyarrow.parquet as pq
 import pytest
 
-from tasks.sources import bundled
-from tests.support.chat_server import Server, completion, serving
+from tests.support.chat_server import Server, serving
 from tests.support.night import ENDED, ROOT, Night, Watched, night, until, worker
+from tests.support.recordings import Recordings, rows_there, written
 
 GONE_S = 30.0
 """What is promised: so long after the button, no process of the run is left."""
@@ -35,22 +32,14 @@ ANSWERED_FIRST = 2
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-class Endpoint:
+class Endpoint(Recordings):
     """Answers with the bundled recordings; while `held`, only the first few."""
-
-    def __init__(self) -> None:
-        self.open = threading.Event()
-        self.answered: Counter[tuple[str, int]] = Counter()
-        self._by_code = [(task.code.strip(), bundled.responses(task.name, "cpp")) for task in bundled.load("all")]
 
     def __call__(self, number: int, body: dict[str, Any]) -> tuple[int, dict]:
         if number >= ANSWERED_FIRST and not self.open.is_set():
             self.open.wait(600)
             return 503, {}  # who asked may be gone by now, and would not have had the answer
-        prompt, seed = body["messages"][0]["content"], body["seed"]
-        texts = next(texts for code, texts in self._by_code if code in prompt)
-        self.answered[prompt, seed] += 1
-        return 200, completion(texts[seed % len(texts)])
+        return self.recorded(body)
 
 
 class Line(NamedTuple):
@@ -202,23 +191,3 @@ def test_the_same_run_again_completes_with_no_row_lost_or_twice(line: Line) -> N
     asked = line.endpoint.answered
     assert len(asked) == TASKS * SAMPLES
     assert set(asked.values()) == {1}, "what was answered once is never asked for again"
-
-
-def written(snapshot: Path, columns: list[str]) -> list[dict[str, Any]]:
-    """Rows as they lie in the parts: nothing is made unique."""
-    return [row for part in sorted(snapshot.glob("part-*.parquet")) for row in pq.read_table(part, columns=columns).to_pylist()]
-
-
-def rows_there(root: Path) -> dict[tuple[str, str], int]:
-    """Keys of all answers and verdicts on the disk, in parts and in journals."""
-    found: Counter[tuple[str, str]] = Counter()
-    for stage in ("synthesis", "verification"):
-        for snapshot in root.glob(f"{stage}/*"):
-            for row in written(snapshot, ["candidate_id"]):
-                found[stage, row["candidate_id"]] += 1
-            for journal in snapshot.glob(".journal-*.jsonl"):
-                with suppress(FileNotFoundError):
-                    for text in journal.read_text(encoding="utf-8", errors="surrogatepass").splitlines():
-                        with suppress(ValueError):
-                            found[stage, json.loads(text)["candidate_id"]] += 1
-    return dict(found)

@@ -6,13 +6,11 @@ brings the part back, the run's own process alone copes with its absence: nothin
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,13 +18,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow.parquet as pq
 import pytest
 
 from kernels_eval.build.toolchain import default_cache
-from tasks.sources import bundled
-from tests.support.chat_server import Server, completion, serving
+from tests.support.chat_server import Server, serving
 from tests.support.night import ENDED, until
+from tests.support.recordings import Recordings, rows_there, written
 from tests.support.stacks import REPOSITORY, Stack, stack
 
 TASKS, SAMPLES = 6, 2
@@ -39,14 +36,12 @@ END_S = 900.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-class Endpoint:
+class Endpoint(Recordings):
     """Answers with the bundled recordings, and counts; while it is not `open`, only the first few."""
 
     def __init__(self) -> None:
-        self.open = threading.Event()
+        super().__init__()
         self.numbers = iter(range(10**9))
-        self.answered: Counter[tuple[str, int]] = Counter()
-        self._by_code = [(task.code.strip(), bundled.responses(task.name, "cpp")) for task in bundled.load("all")]
 
     def forget(self, held: bool) -> None:
         self.answered.clear()
@@ -56,10 +51,7 @@ class Endpoint:
     def __call__(self, _: int, body: dict[str, Any]) -> tuple[int, dict]:
         if next(self.numbers) >= ANSWERED_FIRST:
             self.open.wait(600)
-        prompt, seed = body["messages"][0]["content"], body["seed"]
-        texts = next(texts for code, texts in self._by_code if code in prompt)
-        self.answered[prompt, seed] += 1
-        return 200, completion(texts[seed % len(texts)])
+        return self.recorded(body)
 
 
 class Site(NamedTuple):
@@ -217,24 +209,3 @@ def exactly_once(refresh: Refresh) -> None:
     mine = [run for run in stack.ask("flow_runs/filter", asked) if run["parameters"]["run"]["name"] == refresh.name]
     assert {run["id"] for run in mine} == set(refresh.runs)
     assert stack.ask("v2/concurrency_limits/gpu")["active_slots"] == 0, "the devices are free for the next run"
-
-
-def written(snapshot: Path, columns: list[str]) -> list[dict[str, Any]]:
-    """Rows as they lie in the parts: nothing is made unique."""
-    return [row for part in sorted(snapshot.glob("part-*.parquet")) for row in pq.read_table(part, columns=columns).to_pylist()]
-
-
-def rows_there(root: Path) -> Counter[tuple[str, str]]:
-    """Keys of all answers and verdicts on the disk, in parts and in journals."""
-    found: Counter[tuple[str, str]] = Counter()
-    for stage in ("synthesis", "verification"):
-        for snapshot in root.glob(f"{stage}/*"):
-            with suppress(FileNotFoundError):  # a part that a journal becomes while it is looked at
-                for row in written(snapshot, ["candidate_id"]):
-                    found[stage, row["candidate_id"]] += 1
-            for journal in snapshot.glob(".journal-*.jsonl"):
-                with suppress(FileNotFoundError):
-                    for text in journal.read_text(encoding="utf-8", errors="surrogatepass").splitlines():
-                        with suppress(ValueError):
-                            found[stage, json.loads(text)["candidate_id"]] += 1
-    return found

@@ -86,7 +86,7 @@ def status(root: str, as_json: bool) -> None:
 @ROOT
 @click.option("--json", "as_json", is_flag=True, help="Print what was stopped as one JSON object.")
 def down(root: str, as_json: bool) -> None:
-    """Stop the stack and every run below it, within a minute. Databases, snapshots and logs stay."""
+    """Stop the stack and every run below it, within 70 s, usually 10. Databases, snapshots and logs stay."""
     from flows.cli import _guarded
     from flows.stack import control
 

@@ -21,6 +21,7 @@ from flows.stack.parts import client_environment, programs, secret_names
 from flows.stack.places import Places, StackState, changing, read_state
 from flows.stack.preflight import check, require_place
 from flows.stack.processes import MARK, Identity, alive, members, send, wait_gone
+from flows.stack.runs import Runs
 from flows.stack.settings import MLFLOW_SECRET, PREFECT_SECRET, Part, Secrets, StackSettings, load_secrets, load_settings
 from flows.stack.stopping import STOP_S, stop_parts
 from flows.stack.supervisor import Supervisor, clean, prepare, say
@@ -158,7 +159,7 @@ def tail(places: Places, name: str) -> str:
 
 
 def down(root: str, tell: Say = lambda line: None) -> dict[str, Any]:
-    """Stop a stack and everything that runs below it, within a minute. Raises EvalError where something cannot be stopped."""
+    """Stop a stack and everything that runs below it, within 70 s. Raises EvalError where something cannot be stopped."""
     places = Places(root)
     began = time.monotonic()
     if not places.stack.is_dir():
@@ -186,7 +187,8 @@ def _stop(places: Places, state: StackState | None, supervisor: Identity | None)
     if supervisor and send(supervisor, signal.SIGTERM) and wait_gone([supervisor], STOP_S):
         send(supervisor, signal.SIGKILL)
         wait_gone([supervisor], 5.0)
-    left = stop_parts(places, {part: now.identity for part, now in (state.parts if state else {}).items()}, {})
+    runs = Runs(places, state.settings, _secrets_or_none(state.settings)) if state else None
+    left = stop_parts(places, {part: now.identity for part, now in (state.parts if state else {}).items()}, {}, runs)
     if supervisor and alive(supervisor):
         left = [*left, supervisor]
     if not left:

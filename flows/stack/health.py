@@ -60,15 +60,21 @@ def _worker(settings: StackSettings, secrets: Secrets, since: float) -> str | No
 def _last_heard(settings: StackSettings, secrets: Secrets) -> float | None:
     """When a worker last told the server that it lives, in seconds since 1970; 0 where none did, None where the server cannot be asked."""
     try:
-        with DIRECT.open(
-            _request(f"{settings.prefect_url}/api/work_pools/{POOL}/workers/filter", secrets.prefect, b"{}"), timeout=ANSWER_S
-        ) as answer:
-            workers = json.load(answer)
-    except (OSError, http.client.HTTPException, ValueError):
+        workers = json.loads(ask(f"{settings.prefect_url}/api/work_pools/{POOL}/workers/filter", secrets.prefect, b"{}"))
+    except (OSError, ValueError):
         return None
     return max(
         (datetime.fromisoformat(one["last_heartbeat_time"]).timestamp() for one in workers if one["last_heartbeat_time"]), default=0.0
     )
+
+
+def ask(url: str, auth: str | None = None, body: bytes | None = None) -> bytes:
+    """The answer to a request within `ANSWER_S`; with a body it is a POST of JSON. Raises OSError, HTTPError where it is refused."""
+    try:
+        with DIRECT.open(_request(url, auth, body), timeout=ANSWER_S) as answer:
+            return answer.read()
+    except http.client.HTTPException as error:
+        raise OSError(f"no answer: {error}") from error
 
 
 def _request(url: str, auth: str | None = None, body: bytes | None = None) -> urllib.request.Request:

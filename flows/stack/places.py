@@ -64,6 +64,8 @@ class Places:
         self.prefect_home = self.stack / "prefect"
         self.state = self.stack / "state.json"
         self.ray_token = self.stack / "ray-token"
+        self.runs_file = self.stack / "runs.json"
+        """Flow runs that are under way, so that a start after a power cut knows which it was that ended."""
         name = hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
         self.temporary = Path(tempfile.gettempdir()) / f"concur-up-{self.owner}-{name}"  # concur-NUMBER-... is a sandbox's
         """Ray's sockets: their paths may have 107 characters, so they cannot be under a root that lies deep."""

@@ -105,11 +105,16 @@ def _lineage(pid: int, table: dict[int, Seen]) -> Iterable[int]:
 
 def mark_of(pid: int) -> str | None:
     """The root that a process was started for; None where there is none or it may not be read."""
+    return variable_of(pid, MARK)
+
+
+def variable_of(pid: int, name: str) -> str | None:
+    """A variable of the environment that a process was started with; None where it is not there or may not be read."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return None
-    start = f"{MARK}=".encode()
+    start = f"{name}=".encode()
     return next((entry[len(start) :].decode(errors="replace") for entry in environment.split(b"\0") if entry.startswith(start)), None)
 
 

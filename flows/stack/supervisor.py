@@ -2,8 +2,9 @@
 
 Guarantees: a part that dies is started again, after `BACKOFF_S` and then twice that each time, until it has died `DEATHS` times within
 `WINDOW_S`; then it is `failed`, the others go on, and SIGHUP tries it once more. What a dead server or Ray head left behind is killed
-first; flow runs of a dead worker go on. Parts outlive a supervisor that is killed, and the next one takes them over. A log stays below
-`LOG_BYTES`, with one file before it. Does not restart a part that lives but does not answer: it is `unhealthy`, and may only be busy.
+first; flow runs of a dead worker go on, and those whose process is gone get their end in Prefect. Parts outlive a supervisor that is
+killed, and the next one takes them over. A log stays below `LOG_BYTES`, with one file before it. Does not restart a part that lives but
+does not answer: it is `unhealthy`, and may only be busy.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from flows.stack.health import fault
 from flows.stack.parts import Program, mlflow_auth_file, programs
 from flows.stack.places import PartState, Phase, Places, StackState, write_private, write_state
 from flows.stack.processes import Identity, alive, identify, members, send, wait_gone
+from flows.stack.runs import Runs, settling
 from flows.stack.settings import Part, Secrets, StackSettings, load_secrets
 from flows.stack.stopping import stop_parts
 
@@ -89,6 +91,7 @@ class Supervisor:
     ) -> None:
         self._places, self._settings, self._secrets, self._say = places, settings, secrets, say
         self._kept = {program.part: Kept(program) for program in programs(places, settings, secrets)}
+        self._runs = Runs(places, settings, secrets)
         self._statuses: dict[int, int] = {}
         self._told: dict[str, Identity | None] = {}
         for part, kept in self._kept.items():
@@ -127,7 +130,7 @@ class Supervisor:
         notify("STOPPING=1")
         self._say("stopping")
         parts = {part: kept.identity for part, kept in self._kept.items()}
-        left = stop_parts(self._places, parts, {part: kept.family for part, kept in self._kept.items()}, self._reap, self._say)
+        left = stop_parts(self._places, parts, {part: kept.family for part, kept in self._kept.items()}, self._runs, self._reap, self._say)
         if not left:
             clean(self._places)
         self._say("stopped" if not left else f"could not be stopped: {', '.join(str(one.pid) for one in left)}")
@@ -235,6 +238,8 @@ class Supervisor:
             if identity:
                 try:
                     found = fault(kept.program.part, self._places, self._settings, self._secrets, kept.since)
+                    if kept.program.part == "worker" and found is None:
+                        settling(self._runs, self._say)
                 except Exception as error:  # an answer that nobody foresaw must not end this thread
                     found = f"its answer is not understood: {type(error).__name__}: {error}"
                 changed = kept.answer != (identity, found)
@@ -247,9 +252,11 @@ class Supervisor:
             self._halt.wait(ASK_S if kept.well else ASK_SOON_S)
 
     def _tick(self) -> None:
-        for kept in self._kept.values():
+        for part, kept in self._kept.items():
             if kept.identity:
                 kept.family = members(None, [kept.identity])
+                if part == "worker":
+                    self._runs.see(kept.family)
         for name in [*self._kept, "supervisor"]:
             bound(self._places.log(name), LOG_BYTES)
 

@@ -1,4 +1,5 @@
-"""A refresh by the stack of `concur up`, while one of the stack's parts is killed: it ends complete, once, and nothing is lost.
+"""A refresh by the stack of `concur up`, while one of the stack's parts is killed: it ends complete, once, and nothing is lost. And when
+all of the stack is stopped or killed under it: it is over in Prefect too, and the same run again goes on.
 
 One stack, one deployment, one run for each part, each under a root of its own so that it has all of its work to do. The supervisor alone
 brings the part back, the run's own process alone copes with its absence: nothing here helps either.
@@ -187,6 +188,33 @@ def test_a_refresh_outlives_a_part_that_is_killed(site: Site, part: str, stage: 
     assert state["type"] == "COMPLETED", (state, site.stack.log("worker")[-6000:])
     assert refresh.most_engines == 1
     assert refresh.state(run)["type"] == "COMPLETED"
+    exactly_once(refresh)
+
+
+@pytest.mark.parametrize("how", ["down", "power cut"])
+def test_a_refresh_whose_stack_ends_goes_on_when_it_is_started_again(site: Site, how: str, tmp_path: Path) -> None:
+    shutil.rmtree(site.cache / "extensions", ignore_errors=True)
+    site.server.bodies.clear()
+    site.endpoint.forget(held=False)
+    running, refresh = site.stack, Refresh(site, how.replace(" ", "-"), tmp_path / "root")
+    run = refresh.start()
+    until(lambda: WHEN["verification"](refresh), END_S, lambda: f"verification\n{running.log('worker')[-4000:]}", every_s=0.1)
+    before, began = rows_there(refresh.root), time.monotonic()
+    if how == "down":
+        done = running.command("down")
+        assert done.returncode == 0, done.stderr
+        assert not running.engines()
+    else:
+        running.cut_power()
+    stopped_s = time.monotonic() - began
+    assert before.keys() <= rows_there(refresh.root).keys()
+    running.up()
+    up = time.monotonic()
+    state = refresh.ended(run)
+    print(f"{how}: stopped in {stopped_s:.1f} s, {state['type']} {time.monotonic() - up:.1f} s after the stack was up: {state['message']}")
+    assert state["type"] == "CRASHED" and time.monotonic() - up < 60, "whatever Prefect's own limits are"
+    again = refresh.start()
+    assert refresh.ended(again)["type"] == "COMPLETED", running.log("worker")[-6000:]
     exactly_once(refresh)
 
 

@@ -123,13 +123,16 @@ def whole_line(
 
 def prepared(config: PipelineConfig) -> PipelineConfig:
     """The same configuration, where it can run here: a device for its language, the cluster that it names, a root that can be written.
-    From here on the run outlives its worker. Raises UsageError or DeviceError where it cannot run.
+    From here on the run outlives its worker. A Ray head that is being started again is waited for. Raises UsageError, DeviceError or
+    ClusterError where it cannot run.
     """
     from flows.cli import _prepare
+    from tasks.verification.rejoin import wait_for_head
 
     outlive_the_reader()
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
+    wait_for_head(config.verification.ray_address, get_run_logger().warning)
     _prepare(config)
     return config
 

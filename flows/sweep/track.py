@@ -21,6 +21,7 @@ from kernels_eval.records import stable_hash
 from tasks.benchmark.scoring import ScoreRow
 from tasks.benchmark.stage import scores_of
 from tasks.store import SnapshotRef
+from tasks.tracking.connection import outliving
 from tasks.tracking.mlflow_sink import RunRecord, flatten
 from tasks.tracking.sweep_sink import ChildRecord, SweepSink
 
@@ -89,11 +90,12 @@ class SweepTracker:
         return self._sink.url(run_id) if self._sink and run_id else None
 
     def _tried(self, call: Callable[[SweepSink], Any]) -> Any:
-        """None where MLflow failed; after a failure it is left alone, so that a server that is down costs one time-out."""
+        """None where MLflow failed. One that died is waited for, once: after that it is left alone, so that it costs the sweep no more."""
         if self._sink is None or self.told:
             return None
         try:
-            return call(self._sink)
+            sink = self._sink
+            return outliving(self._pipeline.tracking_uri, lambda: call(sink), self._log)
         except Exception as error:  # whatever a tracking server does, the snapshots are complete, and the same command writes this again
             text = str(error).splitlines()[0] if isinstance(error, EvalError) or str(error) else ""
             self.told.append(f"MLflow was not written ({type(error).__name__}: {text}); the same command writes it")

@@ -32,6 +32,7 @@ from tasks.tracking.mlflow_sink import (
     TableName,
     _checked_inputs,
     _clip,
+    _key,
     _log_adapter,
     _log_datasets,
     _log_files,
@@ -72,14 +73,16 @@ class SweepSink:
         with bounded_and_quiet():
             client = self._connected()
             there = _parents(client, self.experiment_id, self._fingerprint)
+            own = {FINGERPRINT_TAG: self._fingerprint, KIND_TAG: "sweep", "mlflow.source.name": "concur"}
             if there:
                 self.run_id = there[0].info.run_id
                 if there[0].info.status != "RUNNING":
                     client.update_run(self.run_id, status="RUNNING")
-                return self.run_id
-            own = {FINGERPRINT_TAG: self._fingerprint, KIND_TAG: "sweep", "mlflow.source.name": "concur"}
-            self.run_id = client.create_run(self.experiment_id, tags=own, run_name=_clip(name, KEY_LENGTH)).info.run_id
-            _log_values(client, self.run_id, params, {}, {}, {key: value for key, value in tags.items() if key not in own})
+            else:
+                told = {_key(key): _clip(value, TAG_LENGTH) for key, value in tags.items()} | own
+                self.run_id = client.create_run(self.experiment_id, tags=told, run_name=_clip(name, KEY_LENGTH)).info.run_id
+            known = there[0].data.params if there else {}  # without some of them where an earlier call died on its way
+            _log_values(client, self.run_id, {key: value for key, value in params.items() if _key(key) not in known}, {}, {}, {})
             return self.run_id
 
     def child(self, branch: str, record: ChildRecord) -> str:

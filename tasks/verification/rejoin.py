@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from kernels_eval.cluster import address_of, require_cluster
@@ -57,7 +58,7 @@ def explained(error: BaseException) -> ClusterError:
     return ClusterError(f"the Ray cluster is lost: {type(error).__name__}: {said}", FIX)
 
 
-def wait_for_head(address: str | None) -> None:
+def wait_for_head(address: str | None, tell: Callable[[str], None] = lambda line: None) -> None:
     """Until a cluster answers at the address, where one is named. Raises ClusterError where none does within `BACK_S` seconds."""
     where = address_of(address)
     deadline = time.monotonic() + BACK_S
@@ -66,5 +67,11 @@ def wait_for_head(address: str | None) -> None:
             return require_cluster(where)
         except UsageError as error:
             if time.monotonic() > deadline:
-                raise ClusterError(f"no Ray cluster has come back at {where} within {BACK_S:.0f} s: {error.args[0]}", FIX) from error
+                raise ClusterError(f"no Ray cluster answers at {where}, for {BACK_S:.0f} s: {error.args[0]}", FIX) from error
+            tell(f"{error.args[0]}; it is waited for, {BACK_S:.0f} s at most")
+            tell = _nobody
         time.sleep(ASK_EVERY_S)  # between two questions; what ends the wait is the answer
+
+
+def _nobody(line: str) -> None:
+    """Told once is enough."""

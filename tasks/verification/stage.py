@@ -73,7 +73,7 @@ class Verification:
         self._left: pl.DataFrame | None = None
         self._stream: Generator[Verdict, None, None] | None = None
         self._logged = 0
-        self._joined, self._lost = "", False
+        self._joined = ""
         self.total = self.planned = self.reached = self.chunks = 0
         key = {"eval": protocol, "device": self._device, "language": language.value}
         self.snapshot = Snapshot(candidates.root, STAGE, fingerprint(STAGE, key, self._upstream, code))
@@ -184,8 +184,7 @@ class Verification:
         if left is None:  # an earlier stream broke
             left = self._without_verdict()
         if self._pool is None:
-            if self._lost:
-                rejoin.wait_for_head(self.config.ray_address)
+            rejoin.wait_for_head(self.config.ray_address, logger.warning)  # it may have died since the run began
             self._pool = self._resources.enter_context(self.pool())
             self._joined = rejoin.session()
         rows_per_part = PART_ROWS if self.snapshot.has_journal else self.config.chunk_size  # elsewhere a kill loses the part that fills
@@ -208,7 +207,7 @@ class Verification:
         """Forget the workers of a cluster that is gone; what they had reached is kept."""
         with suppress(Exception):  # there may be nobody left to stop
             self._resources.close()
-        self._resources, self._pool, self._logged, self._lost = ExitStack(), None, 0, True
+        self._resources, self._pool, self._logged = ExitStack(), None, 0
         rejoin.leave(self._joined or rejoin.session())  # the second where the cluster was gone before the pool had started
         self._joined = ""
 

@@ -1,10 +1,12 @@
-"""A Prefect server that is started again while a run works: what is shown waits for it, and what it holds for the run comes free."""
+"""Servers that are started again while a run works: what is shown waits for Prefect, what Prefect holds for the run comes free, and a run
+that begins while the Ray head is away waits for that."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from httpx import ConnectError, ReadTimeout
 
 from flows import deployed, shown
 from flows.config import PipelineConfig
+from kernels_eval.errors import ClusterError, UsageError
+from tasks.verification.config import VerificationConfig
 
 
 @pytest.fixture(autouse=True)
@@ -60,3 +64,28 @@ def test_devices_that_cannot_be_given_back_end_no_run_and_an_error_of_the_run_st
     assert worked
     with pytest.raises(ConnectError, match="of the run"), deployed.devices(PipelineConfig(), 1):
         raise ConnectError("of the run")
+
+
+def test_a_run_that_begins_while_the_ray_head_is_away_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    from kernels_eval import cluster
+    from tasks.verification import rejoin
+
+    heads = iter([UsageError("nothing answers"), UsageError("nothing answers"), None, None])
+
+    def require_cluster(address: str) -> None:
+        if head := next(heads):
+            raise head
+
+    monkeypatch.setattr(rejoin, "require_cluster", require_cluster)
+    monkeypatch.setattr(cluster, "require_cluster", require_cluster)
+    monkeypatch.setattr(rejoin, "ASK_EVERY_S", 0.0)
+    monkeypatch.setattr(deployed, "outlive_the_reader", lambda: None)
+    config = PipelineConfig(root=str(tmp_path), language="cpp", verification=VerificationConfig(ray_address="10.0.0.7:6379"))
+    assert deployed.prepared(config) is config and next(heads, "asked until it answered") == "asked until it answered"
+    assert [record.message for record in caplog.records] == ["nothing answers; it is waited for, 180 s at most"]
+    heads = iter([UsageError("nothing answers")] * 2)
+    monkeypatch.setattr(rejoin, "BACK_S", -1.0)
+    with pytest.raises(ClusterError, match=r"10\.0\.0\.7:6379"):
+        deployed.prepared(config)

@@ -73,8 +73,9 @@ def prefect_server(folder: Path, *, auth_string: str | None = None) -> Iterator[
 
 
 @contextmanager
-def mlflow_server(folder: Path, *, user: str | None = None, password: str | None = None) -> Iterator[Served]:
-    """An MLflow server on SQLite in `folder`, artifacts in `folder`/mlartifacts; with a password it asks for it (MLflow's basic auth)."""
+def mlflow_server(folder: Path, *, user: str | None = None, password: str | None = None, port: int | None = None) -> Iterator[Served]:
+    """An MLflow server on SQLite in `folder`, artifacts in `folder`/mlartifacts; with a password it asks for it (MLflow's basic auth).
+    With a `port` it takes the place of one that has ended there."""
     folder.mkdir(parents=True, exist_ok=True)
     asked = bool(user and password)
 
@@ -95,7 +96,7 @@ def mlflow_server(folder: Path, *, user: str | None = None, password: str | None
         login = ["--app-name", "basic-auth"] if asked else []
         return ["mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1", *where, *login]
 
-    with _serve("mlflow", folder, command, environment, "/health") as (port, log, pid):
+    with _serve("mlflow", folder, command, environment, "/health", port) as (port, log, pid):
         url = f"http://127.0.0.1:{port}"
         login = {"MLFLOW_TRACKING_USERNAME": user, "MLFLOW_TRACKING_PASSWORD": password} if asked else {}
         client = {"MLFLOW_TRACKING_URI": url, "MLFLOW_DISABLE_TELEMETRY": "true", **login}
@@ -108,11 +109,11 @@ def clean_environment() -> dict[str, str]:
 
 
 @contextmanager
-def _serve(name: str, folder: Path, command, environment, health: str) -> Iterator[tuple[int, Path, int]]:  # noqa: ANN001
+def _serve(name: str, folder: Path, command, environment, health: str, wanted: int | None = None):  # noqa: ANN001, ANN202
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"{name}-server.log"
     for attempt in range(1, ATTEMPTS + 1):
-        port = free_port()
+        port = wanted or free_port()
         with open(log, "ab") as handle:
             process = subprocess.Popen(
                 [sys.executable, "-m", *command(port)],

@@ -262,7 +262,7 @@ def test_a_chunk_whose_cluster_is_gone_goes_on_with_the_one_that_comes_back(
 
     pools = [Gone(), second := Judge()]
     asked, root = numbered(tasks, 4), str(tmp_path)
-    heads = iter([UsageError("no Ray cluster can be joined"), UsageError("not yet"), None])
+    heads = iter([UsageError("away when its turn came"), None, UsageError("no Ray cluster can be joined"), UsageError("not yet"), None])
 
     def require_cluster(address: str) -> None:
         assert address == "10.0.0.7:6379"

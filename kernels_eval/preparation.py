@@ -15,7 +15,7 @@ from typing import Any
 
 from kernels_eval.build.extensions import Builder
 from kernels_eval.build.spec import ExtensionSpec
-from kernels_eval.build.toolchain import HEADERS
+from kernels_eval.build.toolchain import HEADERS, places_of
 from kernels_eval.checks.native_screening import screen_native
 from kernels_eval.checks.screening import screen
 from kernels_eval.config import EvalConfig
@@ -48,7 +48,8 @@ def confined_builder(config: EvalConfig, cache: Path | None = None, cuda_arch: s
     builder = Builder(config.build, cache=cache, cuda_arch=cuda_arch)
     tools = builder.tools
     homes = [Path(path).resolve().parent.parent for path in (tools.cxx, tools.nvcc) if path]
-    read = [tools.cache, tools.torch_dir, HEADERS, Path(sysconfig.get_paths()["include"]), *homes, *filter(None, [tools.cuda_home])]
+    own = [*places_of(tools.cache), tools.torch_dir, HEADERS, Path(sysconfig.get_paths()["include"])]
+    read = [*own, *homes, *filter(None, [tools.cuda_home])]
     builder.confine = compiler_confinement(read, [builder.work_root])
     return builder
 

@@ -8,6 +8,7 @@ compiler is safe against hostile input: `confine` is where a caller shuts it in.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -170,8 +171,16 @@ class Lock:
 
 
 def rename_into_place(staging: Path, target: Path) -> None:
+    """Whole or not at all, also from another file system. Raises OSError."""
     try:
-        os.rename(staging, target)
+        try:
+            os.rename(staging, target)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            near = target.with_name(f".{staging.name}.moved")
+            shutil.move(staging, near)
+            os.rename(near, target)
     except OSError:
         if not target.exists():
             raise

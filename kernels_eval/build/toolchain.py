@@ -128,3 +128,9 @@ def default_cache() -> Path:
     if found := os.environ.get("CONCUR_CACHE"):
         return Path(found)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "concur"
+
+
+def places_of(cache: Path) -> list[Path]:
+    """Where a cache lies: it, and what folders of it are links to, since to allow a directory is not to allow what its links lead to."""
+    linked = (path.resolve() for path in cache.iterdir() if path.is_symlink()) if cache.is_dir() else ()
+    return [cache.resolve(), *linked]

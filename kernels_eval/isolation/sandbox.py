@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kernels_eval.build.toolchain import default_cache
+from kernels_eval.build.toolchain import default_cache, places_of
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import SandboxError
 from kernels_eval.isolation import processes as families
@@ -263,7 +263,7 @@ class ForkServer:
         self.base = Path(tempfile.mkdtemp(prefix=f"concur-{os.getpid()}-"))
         memory = Path("/dev/shm")
         self.shared = Path(tempfile.mkdtemp(prefix=f"concur-{os.getpid()}-", dir=memory if os.access(memory, os.W_OK) else None))
-        self._readable = [str(path.resolve()) for path in (readable if readable is not None else (default_cache(),))]
+        self._readable = [str(path) for cache in (readable if readable is not None else (default_cache(),)) for path in places_of(cache)]
         without = os.environ.get(WITHOUT, "").split(",") if without is None else without
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)

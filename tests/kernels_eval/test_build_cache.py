@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 import uuid
@@ -27,7 +28,7 @@ from kernels_eval.build.cache import BLOCK_BYTES, KEEP_S, LIMIT_BYTES, STALE_S, 
 from kernels_eval.build.disk import raise_if_full
 from kernels_eval.build.extensions import Builder
 from kernels_eval.build.prepared import PRECOMPILED_KEPT_S, Prepared
-from kernels_eval.build.process import WorkRoot
+from kernels_eval.build.process import WorkRoot, rename_into_place
 from kernels_eval.build.spec import Build, ExtensionSpec
 from kernels_eval.build.toolchain import Toolchain
 from kernels_eval.config import BuildConfig
@@ -122,6 +123,20 @@ def test_what_a_power_cut_has_damaged_is_built_again(cache: BuildCache, tmp_path
     assert cache.find(key(0)) is None
     store(cache, 0, tmp_path)
     assert assert_whole(cache) == 1
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_what_was_made_on_another_file_system_comes_into_place_whole(tmp_path: Path, folder: bool) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        if os.stat(memory).st_dev == tmp_path.stat().st_dev:
+            pytest.skip("needs a second file system")
+        staging, target = Path(memory) / "staging", tmp_path / "target"
+        if folder:
+            staging.mkdir()
+        ((staging / "a") if folder else staging).write_text("made")
+        rename_into_place(staging, target)
+        assert ((target / "a") if folder else target).read_text() == "made" and not staging.exists()
+        assert [path.name for path in tmp_path.iterdir()] == ["target"]
 
 
 # -- eviction ----------------------------------------------------------------------------------------------------------------------------

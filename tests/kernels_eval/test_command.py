@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kernels_eval.build.toolchain import default_cache
 from kernels_eval.records import Verdict
 from tests.support import kernels
 
@@ -51,6 +52,22 @@ def test_a_correct_kernel_reads_as_a_line_with_its_speedup(task: Path, candidate
     assert lines[0] == "correct (ok)"
     assert lines[1].startswith("  speedup ") and "95 % interval" in lines[1]
     assert any("custom kernels: affine" in line for line in lines)
+
+
+def test_folders_of_the_cache_may_be_links(task: Path, candidate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On another disk, say. What compilers and children may read follows the links; else every kernel would be `build_failed`."""
+    candidate.write_text(kernels.module("return ext.affine(x)"))
+    cache, elsewhere = tmp_path / "cache", tmp_path / "elsewhere"
+    for folder in (cache, elsewhere):
+        folder.mkdir()
+    own = default_cache()
+    (own / "headers").mkdir(parents=True, exist_ok=True)
+    (cache / "headers").symlink_to(own / "headers")
+    (cache / "extensions").symlink_to(elsewhere)
+    monkeypatch.setenv("CONCUR_CACHE", str(cache))
+    done = run(task, candidate, "--json")
+    assert json.loads(done.stdout)["status"] == "correct", done.stdout
+    assert list(elsewhere.rglob("*.so"))
 
 
 def test_a_candidate_that_is_not_python_is_a_verdict(task: Path, candidate: Path) -> None:

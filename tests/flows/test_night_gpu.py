@@ -1,0 +1,143 @@
+"""The stack of `concur up` on a machine with NVIDIA GPUs: refreshes with CUDA kernels, started as the UI starts them.
+
+What only a GPU shows: the limits are its number, two runs never share it, and a run that is cancelled leaves nothing on it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels_eval.worker import visible_gpus
+from tests.support.night import ENDED, until
+from tests.support.recordings import rows_there, written
+from tests.support.stacks import Stack, stack
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+TASKS, SAMPLES = 4, 3
+END_S = 600.0
+GONE_S = 30.0
+"""From the cancellation until nothing of the run is left (flows.guard.stopping)."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    home = tmp_path_factory.mktemp("night")
+    with stack(home / "root", CONCUR_CACHE=str(home / "cache"), HF_HUB_OFFLINE="1") as running:
+        running.deployment = running.deploy("nightly refresh/nightly")  # type: ignore[attr-defined]
+        yield running
+
+
+def start(site: Stack, root: Path, name: str, longest_s: float, samples: int = SAMPLES) -> str:
+    """A run of the deployment; another `longest_s` is another measurement."""
+    parameters = {
+        "run": {"profile": "cuda", "root": str(root), "name": name},
+        "candidates": {"tasks": TASKS, "samples_per_task": samples},
+        "advanced": {"overrides": [f"verification.eval.timing.max_s={longest_s}", "tracking.enabled=true"]},
+    }
+    asked = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
+    return site.ask(f"deployments/{site.deployment}/create_flow_run", asked)["id"]  # type: ignore[attr-defined]
+
+
+def ended(site: Stack, run: str) -> dict[str, Any]:
+    def over() -> dict[str, Any] | None:
+        found = site.ask(f"flow_runs/{run}")
+        return found if found["state_type"] in ENDED else None
+
+    return until(over, END_S, lambda: f"the end of {run}\n{site.log('worker')[-4000:]}", every_s=0.2)
+
+
+def completed(site: Stack, run: str) -> float:
+    """Seconds that a run took that completed."""
+    found = ended(site, run)
+    assert found["state_type"] == "COMPLETED", (found["state"], site.log("worker")[-6000:])
+    return found["total_run_time"]
+
+
+def used_mb() -> list[float]:
+    """Memory in use on each GPU, whoever uses it."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        count = pynvml.nvmlDeviceGetCount()
+        return [pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(index)).used / 2**20 for index in range(count)]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def verdicts(root: Path, columns: list[str]) -> list[dict[str, Any]]:
+    (snapshot,) = [path for path in root.glob("verification/*") if path.is_dir()]
+    return written(snapshot, columns)
+
+
+def test_a_refresh_on_the_gpu_and_the_same_again_which_is_nothing_new(site: Stack, tmp_path: Path) -> None:
+    gpus = len(visible_gpus())
+    queues = {queue["name"]: queue["concurrency_limit"] for queue in site.ask("work_pools/concur/queues/filter", {})}
+    assert queues["gpu"] == gpus == site.ask("v2/concurrency_limits/gpu")["limit"]
+    root = tmp_path / "root"
+    first = completed(site, start(site, root, "gpu-first", 0.3))
+    rows = verdicts(root, ["candidate_id", "device", "status"])
+    assert max(Counter(row["candidate_id"] for row in rows).values()) == 1 and len(rows) == TASKS * SAMPLES
+    assert {row["device"] for row in rows if row["status"] == "correct"} and all("NVIDIA" in row["device"] for row in rows if row["device"])
+    statuses = Counter(row["status"] for row in rows)
+    assert statuses["correct"] >= TASKS and len(statuses) >= 2, statuses
+    (tracked,) = site.tracked("gpu-first")
+    assert tracked["status"] == "FINISHED" and tracked["metrics"]["correct"] == statuses["correct"]
+    second = completed(site, start(site, root, "gpu-first", 0.3))
+    print(f"{gpus} GPUs: refresh {first:.0f} s {dict(statuses)}, the same again {second:.0f} s")
+    assert len(verdicts(root, ["candidate_id"])) == TASKS * SAMPLES
+    summary = site.ask("artifacts/filter", {"artifacts": {"key": {"any_": ["morning-report"]}}, "sort": "CREATED_DESC"})
+    assert summary and "Nothing new" in summary[0]["data"]
+
+
+def test_runs_of_which_each_may_use_every_gpu_wait_for_each_other(site: Stack, tmp_path: Path) -> None:
+    runs = [start(site, tmp_path / name, name, 0.31 + number / 100) for number, name in enumerate(("gpu-one", "gpu-two"))]
+    for run in runs:
+        completed(site, run)
+    spans = []
+    for run in runs:
+        verifying = site.ask(
+            "task_runs/filter",
+            {"flow_runs": {"parent_flow_run_id": {"any_": [run]}}, "task_runs": {"name": {"like_": "verify"}}, "limit": 200},
+        )
+        times = [datetime.fromisoformat(task[end]) for task in verifying for end in ("start_time", "end_time")]
+        spans.append((min(times), max(times)))
+    (_, first_end), (second_begin, _) = sorted(spans)
+    print(f"two runs at once: the second verifies {(second_begin - first_end).total_seconds():.1f} s after the first has verified")
+    assert second_begin >= first_end
+
+
+@pytest.mark.parametrize("how", ["cancel", "down"])
+def test_a_run_that_is_ended_leaves_nothing_on_the_gpu_and_goes_on_when_it_is_started_again(site: Stack, tmp_path: Path, how: str) -> None:
+    root = tmp_path / "root"
+    idle = used_mb()
+    run = start(site, root, f"gpu-{how}", 0.4, samples=5)
+    until(lambda: sum(key[0] == "verification" for key in rows_there(root)) >= 2, END_S, lambda: site.log("worker")[-4000:])
+    assert max(now - before for now, before in zip(used_mb(), idle, strict=True)) > 100, "it works on the GPU"
+    before, began = rows_there(root), time.monotonic()
+    if how == "cancel":
+        site.ask(f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+    else:
+        assert site.command("down").returncode == 0
+    until(lambda: not site.engines(), 60, "no process of the run")
+    until(lambda: max(now - then for now, then in zip(used_mb(), idle, strict=True)) < 100, 60, lambda: f"free GPUs: {idle}, {used_mb()}")
+    took = time.monotonic() - began
+    if how == "down":
+        site.up()
+    state = ended(site, run)["state_type"]
+    print(f"{how}: {state}, nothing left on the GPU after {took:.1f} s, {len(before)} rows kept")
+    assert state == ("CANCELLED" if how == "cancel" else "CRASHED") and took < GONE_S
+    assert before.keys() <= rows_there(root).keys()
+    completed(site, start(site, root, f"gpu-{how}", 0.4, samples=5))
+    rows = Counter(row["candidate_id"] for row in verdicts(root, ["candidate_id"]))
+    assert len(rows) == TASKS * 5 and max(rows.values()) == 1
+    assert [each["status"] for each in site.tracked(f"gpu-{how}")] == ["FINISHED"]
+    assert site.ask("v2/concurrency_limits/gpu")["active_slots"] == 0

@@ -47,15 +47,15 @@ def notice_of(flow: Any, run: Any, state: Any) -> dict[str, Any]:
     }
 
 
-def tell(flow: Any, run: Any, state: Any) -> None:
-    """The hook. Never raises."""
+def tell(flow: Any, flow_run: Any, state: Any) -> None:
+    """The hook; the names of its arguments are Prefect's, whose worker passes them by name. Never raises."""
     try:
-        config = _config(flow, run)
-        if run.parent_task_run_id is not None or config is None:
+        config = _config(flow, flow_run)
+        if flow_run.parent_task_run_id is not None or config is None:
             return
-        deliver(config, notice_of(flow, run, state))
+        deliver(config, notice_of(flow, flow_run, state))
     except Exception as error:  # a notice must not become the next fault
-        log.error("nobody was told of the end of run %s: %s", getattr(run, "id", "?"), type(error).__name__)
+        log.error("nobody was told of the end of run %s: %s", getattr(flow_run, "id", "?"), type(error).__name__)
 
 
 def deliver(config: NotifyConfig, notice: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ run end. The tests of one stage therefore also show that what was stopped before
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -73,6 +74,7 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
             "synthesis": {"sampler": "openai", "model": "m", "base_url": server.url, "tokenizer": "small", "samples_per_task": SAMPLES},
             "verification": {"workers": 1, "eval": {"timing": {"max_s": 0.3}}},
             "tracking": {"enabled": False},
+            "guard": {"notify": {"command": telling(home / "told.jsonl")}},
             "training": {
                 "base_model": "small", "max_length": 8192, "batch_size": 1, "gradient_accumulation": 1, "learning_rate": 0.002,
                 "num_epochs": 6, "checkpoint_every_steps": 1, "evaluation": {"share": 0.0},
@@ -87,6 +89,19 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
             yield Line(stack, watched, endpoint, server, root, deployment, config)
         finally:
             endpoint.open.set()
+
+
+def telling(file: Path) -> list[str]:
+    """A command for `guard.notify` that keeps what it is told."""
+    return [sys.executable, "-c", f"import sys; open({str(file)!r}, 'a').write(sys.stdin.read() + chr(10))"]
+
+
+def told_of(line: Line, run: str) -> list[str]:
+    """The states that were told of a run."""
+    with suppress(FileNotFoundError):
+        notices = [json.loads(text) for text in (line.root.parent / "told.jsonl").read_text().splitlines()]
+        return [notice["state"] for notice in notices if notice["run_id"] == run]
+    return []
 
 
 def some(line: Line, name: str) -> bool:
@@ -143,6 +158,8 @@ def stopped(line: Line, run: str, how: str, record_property: Any, stage: str) ->
     print(f"{stage} {how}: no process left after {took_s:.1f} s")
     state = line.night.ended(run, 60)
     assert state["type"] == ("CANCELLED" if how == "cancel" else "CRASHED"), state
+    until(lambda: told_of(line, run), 60, "a notice by the worker")
+    assert told_of(line, run) == [state["type"]]
 
 
 @pytest.mark.parametrize("how", ["cancel", "kill"])

@@ -95,6 +95,12 @@ def test_a_command_and_a_webhook_are_told_the_same(tmp_path: Path, hook: Hook) -
     assert said["run_id"] == str(UUID(int=7))
 
 
+def test_the_worker_which_passes_by_name_tells_too(hook: Hook) -> None:
+    """Of a run that was cancelled or killed the worker tells, and Prefect calls hooks there by the names of their arguments."""
+    tell(flow=FLOW, flow_run=run({"webhook_env": "NIGHT_HOOK"}), state=state(kind="CANCELLED"))
+    assert [body["state"] for body in hook.bodies] == ["CANCELLED"]
+
+
 def test_no_word_of_an_error_is_told() -> None:
     """An error may quote what a model wrote."""
     for message in (f"Flow run encountered an exception: EvalError: {QUOTED}", QUOTED, f"Execution was aborted by {QUOTED}"):

@@ -21,7 +21,8 @@ from tasks.progress import report as progress
 from tasks.publishing.lineage import lineage
 from tasks.store import Snapshot, SnapshotRef
 from tasks.tracking.connection import outliving
-from tasks.tracking.mlflow_sink import Cell, DatasetRef, RunRecord, StageRecord, log_run, registered_version
+from tasks.tracking.mlflow_sink import log_run, registered_version
+from tasks.tracking.records import Cell, DatasetRef, RunRecord, StageRecord
 from tasks.training.evaluation import COLUMN as HELD_OUT
 from tasks.training.stage import adapter_of
 

@@ -11,7 +11,7 @@ from flows.refresh import Refreshed
 from flows.track import _logged, analysis_records, dataset_of, model_records, refresh_records
 from kernels_eval.records import stable_hash
 from tasks.benchmark.stage import scores_of
-from tasks.tracking.mlflow_sink import RunRecord
+from tasks.tracking.records import RunRecord
 
 
 def track_refresh(config: PipelineConfig, refreshed: Refreshed) -> str | None:

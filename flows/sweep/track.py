@@ -22,7 +22,7 @@ from tasks.benchmark.scoring import ScoreRow
 from tasks.benchmark.stage import scores_of
 from tasks.store import SnapshotRef
 from tasks.tracking.connection import outliving
-from tasks.tracking.mlflow_sink import RunRecord, flatten
+from tasks.tracking.records import RunRecord, flatten
 from tasks.tracking.sweep_sink import ChildRecord, SweepSink
 
 CURVE = "exec_at_1_over_size"

@@ -17,28 +17,25 @@ from pydantic import Field
 
 from kernels_eval.records import Record
 from tasks.tracking.connection import artifact_location, bounded_and_quiet, connect, find_experiment
-from tasks.tracking.mlflow_sink import (
+from tasks.tracking.mlflow_sink import KIND_TAG
+from tasks.tracking.records import Metrics, Params, Rows, RunRecord, TableName
+from tasks.tracking.writing import (
     FINGERPRINT_TAG,
     KEY_LENGTH,
-    KIND_TAG,
     PARENT_TAG,
     TABLES,
     TAG_LENGTH,
     VERSION_TAG,
-    Metrics,
-    Params,
-    Rows,
-    RunRecord,
-    TableName,
-    _checked_inputs,
-    _clip,
-    _key,
-    _log_adapter,
-    _log_datasets,
-    _log_files,
-    _log_values,
-    _parents,
-    _register,
+    checked_inputs,
+    clip,
+    key_of,
+    log_adapter,
+    log_datasets,
+    log_files,
+    log_table,
+    log_values,
+    parents,
+    register,
 )
 
 if TYPE_CHECKING:
@@ -72,17 +69,17 @@ class SweepSink:
         """The parent's id: the one of an earlier call, which runs again, or a new one. Raises what MLflow raises."""
         with bounded_and_quiet():
             client = self._connected()
-            there = _parents(client, self.experiment_id, self._fingerprint)
+            there = parents(client, self.experiment_id, self._fingerprint)
             own = {FINGERPRINT_TAG: self._fingerprint, KIND_TAG: "sweep", "mlflow.source.name": "concur"}
             if there:
                 self.run_id = there[0].info.run_id
                 if there[0].info.status != "RUNNING":
                     client.update_run(self.run_id, status="RUNNING")
             else:
-                told = {_key(key): _clip(value, TAG_LENGTH) for key, value in tags.items()} | own
-                self.run_id = client.create_run(self.experiment_id, tags=told, run_name=_clip(name, KEY_LENGTH)).info.run_id
+                told = {key_of(key): clip(value, TAG_LENGTH) for key, value in tags.items()} | own
+                self.run_id = client.create_run(self.experiment_id, tags=told, run_name=clip(name, KEY_LENGTH)).info.run_id
             known = there[0].data.params if there else {}  # without some of them where an earlier call died on its way
-            _log_values(client, self.run_id, {key: value for key, value in params.items() if _key(key) not in known}, {}, {}, {})
+            log_values(client, self.run_id, {key: value for key, value in params.items() if key_of(key) not in known}, {}, {}, {})
             return self.run_id
 
     def child(self, branch: str, record: ChildRecord) -> str:
@@ -94,32 +91,32 @@ class SweepSink:
                 same = run.data.tags.get(MADE_OF_TAG) == record.run.run_fingerprint
                 if same and run.info.status == "FINISHED" and record.error is None:
                     if record.run.registered_model:
-                        _register(client, run.info.run_id, record.run)
+                        register(client, run.info.run_id, record.run)
                     return run.info.run_id
-            inputs = _checked_inputs(record.run)
+            inputs = checked_inputs(record.run)
             for run in found:
                 client.delete_run(run.info.run_id)
             own = {
                 PARENT_TAG: self.run_id,
-                BRANCH_TAG: _clip(branch, TAG_LENGTH),
+                BRANCH_TAG: clip(branch, TAG_LENGTH),
                 KIND_TAG: "branch",
                 MADE_OF_TAG: record.run.run_fingerprint,
                 "mlflow.source.name": "concur",
             }
             if record.error:
-                own["concur.error"] = _clip(record.error, TAG_LENGTH)
-            run_id = client.create_run(self.experiment_id, tags=own, run_name=_clip(record.run.run_name, KEY_LENGTH)).info.run_id
+                own["concur.error"] = clip(record.error, TAG_LENGTH)
+            run_id = client.create_run(self.experiment_id, tags=own, run_name=clip(record.run.run_name, KEY_LENGTH)).info.run_id
             tags = {key: value for key, value in record.run.tags.items() if key not in own}
-            _log_values(client, run_id, record.run.params, record.run.metrics, record.series, tags)
-            _log_datasets(client, run_id, inputs)
-            _log_files(client, run_id, record.run.artifacts)
+            log_values(client, run_id, record.run.params, record.run.metrics, record.series, tags)
+            log_datasets(client, run_id, inputs)
+            log_files(client, run_id, record.run.artifacts)
             for name, rows in record.tables.items():
-                _log_table(client, run_id, name, rows)
+                log_table(client, run_id, name, rows)
             if record.run.adapter_dir:
-                _log_adapter(client, run_id, record.run)
+                log_adapter(client, run_id, record.run)
             client.set_terminated(run_id, "FAILED" if record.error else "FINISHED")
             if record.run.registered_model:
-                _register(client, run_id, record.run)
+                register(client, run_id, record.run)
             return run_id
 
     def progress(self, metrics: Metrics, step: int) -> None:
@@ -143,9 +140,9 @@ class SweepSink:
             client = self._connected()
             there = client.get_run(self.run_id).data.metrics
             changed = {name: value for name, value in metrics.items() if value is not None and there.get(name) != value}
-            _log_values(client, self.run_id, {}, changed, {}, tags)
+            log_values(client, self.run_id, {}, changed, {}, tags)
             self._missing(client, series)
-            _log_files(client, self.run_id, files)
+            log_files(client, self.run_id, files)
             for name, rows in (tables or {}).items():
                 if rows:
                     self._replace_table(client, name, rows)
@@ -180,7 +177,7 @@ class SweepSink:
             there = {(metric.step, metric.value) for metric in client.get_metric_history(self.run_id, name)}
             left = tuple(point for point in points if point not in there)
             if left:
-                _log_values(client, self.run_id, {}, {}, {name: left}, {})
+                log_values(client, self.run_id, {}, {}, {name: left}, {})
 
     def _replace_table(self, client: MlflowClient, name: str, rows: Sequence[Mapping[str, str | int | float | None]]) -> None:
         """MLflow's own `log_table` adds rows to a table that is there. The file is in its form."""
@@ -189,7 +186,3 @@ class SweepSink:
         tables = json.loads(client.get_run(self.run_id).data.tags.get(TABLES_TAG, "[]"))
         if (entry := {"path": place, "type": "table"}) not in tables:
             client.set_tag(self.run_id, TABLES_TAG, json.dumps([*tables, entry]))
-
-
-def _log_table(client: MlflowClient, run_id: str, name: str, rows: Sequence[Mapping[str, str | int | float | None]]) -> None:
-    client.log_table(run_id, {column: [row[column] for row in rows] for column in rows[0]}, f"{TABLES}/{name}.json")

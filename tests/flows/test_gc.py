@@ -139,7 +139,8 @@ def mlflow_uri(root: Path) -> str:
 def test_runs_and_registered_models_keep_what_they_name_until_they_are_deleted(root: Path, mlflow_uri: str, tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient
 
-    from tasks.tracking.mlflow_sink import DatasetRef, RunRecord, StageRecord, log_run
+    from tasks.tracking.mlflow_sink import log_run
+    from tasks.tracking.records import DatasetRef, RunRecord, StageRecord
 
     nights = {name: refresh(root, name, 90) for name in ("run", "model", "nobody")}
     answers = made(root, "verification", "answers of the tuned model")

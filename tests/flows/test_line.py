@@ -24,7 +24,7 @@ import yaml
 
 import flows
 from tasks.store import Snapshot, snapshots
-from tasks.tracking.mlflow_sink import PARENT_TAG
+from tasks.tracking.writing import PARENT_TAG
 
 ROOT = Path(flows.__file__).parent.parent
 PROFILE = {

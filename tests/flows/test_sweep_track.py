@@ -63,16 +63,16 @@ def test_a_parent_that_was_left_half_written_gets_the_rest(tmp_path: Path, monke
     from tasks.tracking import sweep_sink
 
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    whole, (params, tags) = sweep_sink._log_values, ({f"p{n}": str(n) for n in range(150)}, {"language": "cpp"})
+    whole, (params, tags) = sweep_sink.log_values, ({f"p{n}": str(n) for n in range(150)}, {"language": "cpp"})
 
     def dies(*_: object) -> None:
         raise ConnectionResetError("on its way")
 
     first, again = (sweep_sink.SweepSink("f", tracking_uri=uri, artifact_root=None, experiment="e") for _ in range(2))
-    monkeypatch.setattr(sweep_sink, "_log_values", dies)
+    monkeypatch.setattr(sweep_sink, "log_values", dies)
     with pytest.raises(ConnectionResetError):
         first.open("sweep", tags, params)
-    monkeypatch.setattr(sweep_sink, "_log_values", whole)
+    monkeypatch.setattr(sweep_sink, "log_values", whole)
     run_id = again.open("sweep", tags, params)
     data = MlflowClient(uri).get_run(run_id).data
     assert data.params == params and data.tags["language"] == "cpp"

@@ -25,7 +25,7 @@ from tasks.benchmark.scoring import ScoreRow
 from tasks.benchmark.stage import SCORES
 from tasks.schemas import CANDIDATES, TASKS, VERDICTS
 from tasks.store import Snapshot, SnapshotRef
-from tasks.tracking.mlflow_sink import PARENT_TAG
+from tasks.tracking.writing import PARENT_TAG
 from tasks.training.stage import HISTORY
 from tasks.verification import stage
 from tasks.verification.config import VerificationConfig

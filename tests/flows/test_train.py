@@ -21,7 +21,8 @@ from flows.track import training_run_record
 from flows.train_set import prepared, print_trained
 from kernels_eval.errors import UsageError
 from tasks.store import Snapshot, SnapshotRef
-from tasks.tracking.mlflow_sink import PARENT_TAG, log_run, registered_version
+from tasks.tracking.mlflow_sink import log_run, registered_version
+from tasks.tracking.writing import PARENT_TAG
 from tests.support.curated import line, sample
 
 ROOT = Path(__file__).parents[2]

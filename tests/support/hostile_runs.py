@@ -19,7 +19,8 @@ from flows.artifact_text import as_text, cells
 from kernels_eval.errors import UsageError
 from tasks.benchmark.report import build_report, summary_table, to_markdown
 from tasks.decontamination.decontamination import Decontaminated, removed_frame
-from tasks.tracking.mlflow_sink import RunRecord, StageRecord, log_run
+from tasks.tracking.mlflow_sink import log_run
+from tasks.tracking.records import RunRecord, StageRecord
 from tests.support.hostile_report import hostile_report
 from tests.support.hostile_sweep import hostile_comparison
 from tests.support.payloads import HOSTILE, LINES

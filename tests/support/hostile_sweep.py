@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tasks.benchmark.comparison import Branch, Sweep, Written, write_comparison
-from tasks.tracking.mlflow_sink import RunRecord
+from tasks.tracking.records import RunRecord
 from tasks.tracking.sweep_sink import ChildRecord, SweepSink
 from tests.support.payloads import ACT, CANARY, HOSTILE, LINES, PAYLOADS
 from tests.support.sweeps import answers, drawn, verdict

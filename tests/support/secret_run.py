@@ -8,7 +8,8 @@ import sys
 from flows.config import load_profile
 from flows.refresh import Refreshed, refresh_dataset
 from flows.track import analysis_records, verification_record
-from tasks.tracking.mlflow_sink import DatasetRef, RunRecord, StageRecord, log_run
+from tasks.tracking.mlflow_sink import log_run
+from tasks.tracking.records import DatasetRef, RunRecord, StageRecord
 
 
 def main() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from tasks.sources.small_model import build_small_model, load_causal_model, load_tokenizer
 from tasks.tracking.adapter_model import signature
-from tasks.tracking.mlflow_sink import RunRecord, log_run
+from tasks.tracking.mlflow_sink import log_run
+from tasks.tracking.records import RunRecord
 
 PROMPT = "Write a kernel that adds one to every element of a tensor.\n" + "x = x + 1\n" * 20
 

@@ -26,19 +26,10 @@ from pydantic import BaseModel, ValidationError
 
 from kernels_eval.errors import EvalError, UsageError
 from tasks.schemas import VERDICTS
-from tasks.tracking import connection, mlflow_sink
-from tasks.tracking.mlflow_sink import (
-    FINGERPRINT_TAG,
-    PARENT_TAG,
-    STAGE_TAG,
-    VERSION_TAG,
-    DatasetRef,
-    RunRecord,
-    StageRecord,
-    flatten,
-    log_run,
-    registered_version,
-)
+from tasks.tracking import connection, mlflow_sink, writing
+from tasks.tracking.mlflow_sink import STAGE_TAG, log_run, registered_version
+from tasks.tracking.records import DatasetRef, RunRecord, StageRecord, flatten
+from tasks.tracking.writing import FINGERPRINT_TAG, PARENT_TAG, VERSION_TAG
 
 FINGERPRINT = "0123456789abcdef0123456789abcdef"
 
@@ -246,7 +237,8 @@ KILLED_WRITER = """
     import os, signal, sys
     from pathlib import Path
     from mlflow.tracking import MlflowClient
-    from tasks.tracking.mlflow_sink import RunRecord, log_run
+    from tasks.tracking.mlflow_sink import log_run
+    from tasks.tracking.records import RunRecord
 
     def die(*_args, **_kwargs):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -359,7 +351,7 @@ def test_hostile_and_huge_values_fit(home: Home) -> None:
 def test_every_name_becomes_a_legal_and_distinct_key(names: list[str]) -> None:
     from mlflow.utils.validation import _validate_param, _validate_tag
 
-    keys = [mlflow_sink._key(name) for name in names]
+    keys = [writing.key_of(name) for name in names]
     assert len(set(keys)) == len(names)
     for key in keys:
         assert _validate_param(key, "value").key == key and _validate_tag(key, "value").key == key
@@ -368,9 +360,9 @@ def test_every_name_becomes_a_legal_and_distinct_key(names: list[str]) -> None:
 def test_a_batch_of_the_longest_values_stays_under_the_servers_limit() -> None:
     from mlflow.utils import validation
 
-    assert (mlflow_sink.PARAM_LENGTH, mlflow_sink.TAG_LENGTH) == (validation.MAX_PARAM_VAL_LENGTH, validation.MAX_TAG_VAL_LENGTH)
-    longest = {"key": "k" * mlflow_sink.KEY_LENGTH, "value": "\U0001f600" * mlflow_sink.TAG_LENGTH}
-    worst = json.dumps([longest] * mlflow_sink.TEXTS_PER_BATCH)
+    assert (writing.PARAM_LENGTH, writing.TAG_LENGTH) == (validation.MAX_PARAM_VAL_LENGTH, validation.MAX_TAG_VAL_LENGTH)
+    longest = {"key": "k" * writing.KEY_LENGTH, "value": "\U0001f600" * writing.TAG_LENGTH}
+    worst = json.dumps([longest] * writing.TEXTS_PER_BATCH)
     assert len(worst) < validation.MAX_BATCH_LOG_REQUEST_SIZE
 
 
@@ -536,7 +528,8 @@ def test_a_first_write_in_a_fresh_process_prints_nothing(tmp_path: Path) -> None
     """No template here: the database does not exist, nor does its directory, and MLflow is imported for the first time."""
     script = f"""
         import sys
-        from tasks.tracking.mlflow_sink import RunRecord, StageRecord, log_run
+        from tasks.tracking.mlflow_sink import log_run
+        from tasks.tracking.records import RunRecord, StageRecord
         assert "mlflow" not in sys.modules, "importing the sink imports mlflow"
         record = RunRecord(run_fingerprint="f", run_name="first", stages=(StageRecord(name="synthesis", metrics={{"candidates": 4}}),))
         log_run(record, tracking_uri="sqlite:///{tmp_path}/new/mlflow.db", artifact_root=None, experiment="refresh")

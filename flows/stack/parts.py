@@ -155,6 +155,7 @@ def _ray(places: Places, settings: StackSettings, secrets: Secrets, base: dict[s
     command = [
         *PYTHON, "ray.scripts.scripts", "start", "--head", "--block", f"--port={settings.ray_port}",
         f"--ray-client-server-port={settings.ray_client_port}", f"--temp-dir={places.ray}", "--disable-usage-stats",
+        "--min-worker-port=0", "--max-worker-port=0",  # any free one: Ray's default, 10002 to 19999, may hold one of the stack's own
         "--log-color=false", "--dashboard-host=127.0.0.1", f"--include-dashboard={'true' if dashboard else 'false'}",
         *([f"--dashboard-port={dashboard}"] if dashboard else []),
     ]  # fmt: skip

@@ -61,6 +61,14 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
+def free(port: int) -> bool:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+        return True
+    except OSError:
+        return False
+
+
 def running(places: Places, settings: StackSettings, parts: dict[str, Identity | None], supervisor: Identity) -> StackState:
     places.make()
     states = {part: PartState(phase="healthy", identity=identity, since=time.time()) for part, identity in parts.items()}
@@ -506,6 +514,7 @@ class Stack:
     def __init__(self, root: Path, *options: str, **environment: str) -> None:
         names = ("prefect", "worker", "mlflow", "ray", "ray-client")
         self.ports = dict(zip(names, free_ports(len(names)), strict=True))
+        self.ports["ray-client"] = next(port for port in range(10002, 20000) if free(port))  # of those that Ray gives its workers by default
         self.root, self.options = root, [*(f"--{name}-port={port}" for name, port in self.ports.items()), *options]
         self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), **environment}
 

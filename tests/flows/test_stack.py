@@ -514,7 +514,7 @@ class Stack:
     def __init__(self, root: Path, *options: str, **environment: str) -> None:
         names = ("prefect", "worker", "mlflow", "ray", "ray-client")
         self.ports = dict(zip(names, free_ports(len(names)), strict=True))
-        self.ports["ray-client"] = next(port for port in range(10002, 20000) if free(port))  # of those that Ray gives its workers by default
+        self.ports["ray-client"] = next(port for port in range(10002, 20000) if free(port))  # Ray's default for its workers
         self.root, self.options = root, [*(f"--{name}-port={port}" for name, port in self.ports.items()), *options]
         self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), **environment}
 

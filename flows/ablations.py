@@ -324,6 +324,7 @@ class Sweeping:
             curated=curated.fingerprint if curated else None,
             gpu_hours=round(spent / 3600, 6),
             seconds=round(time.monotonic() - begun, 1) if begun else None,
+            prefect_url=HANDS.get().pages.get(plan.name),
             **facts,
         )
 

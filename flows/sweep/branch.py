@@ -19,6 +19,7 @@ from prefect import flow
 
 from flows.benchmark import synthesis_for
 from flows.config import PipelineConfig
+from flows.sweep.end import prefect_url
 from flows.sweep.meter import Meter
 from flows.sweep.records import HOME, alone_with
 from kernels_eval.records import Record
@@ -55,6 +56,8 @@ class Hands:
     in_process: bool
     """Models answer in this process, and not on servers."""
     stopped: threading.Event = field(default_factory=threading.Event)
+    pages: dict[str, str | None] = field(default_factory=dict)
+    """Of Prefect, by the name of the branch."""
     _answering: threading.Lock = field(default_factory=threading.Lock)
     _timing: threading.Lock = field(default_factory=threading.Lock)
 
@@ -82,6 +85,7 @@ HANDS: ContextVar[Hands] = ContextVar("concur_sweep_hands")
 def run_branch(name: str, config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef, suite: SnapshotRef) -> Trained:
     """Train on `curated` and benchmark the adapter: `config` is the branch's own, with its seed everywhere."""
     hands = HANDS.get()
+    hands.pages[name] = prefect_url()
     prompts = prompts_of(tasks, config.language, render, config.synthesis.hardware)
     planned = planned_training(curated, config.training, prompts)
     with alone_with(Path(config.root) / HOME / "locks" / planned.fingerprint, hands.stopped):

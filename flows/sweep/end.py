@@ -39,7 +39,7 @@ def compared(sweep: Sweep, directory: Path, resamples: int) -> tuple[list[Path],
 
 
 def prefect_url() -> str | None:
-    """The sweep's page, where Prefect is a server that says where its pages are."""
+    """The page of the flow run that this thread works for, where Prefect is a server that says where its pages are."""
     from prefect.settings import get_current_settings
     from prefect.utilities.urls import url_for
 

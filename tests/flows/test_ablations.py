@@ -375,5 +375,7 @@ def test_branches_are_subflows_side_by_side_and_a_failing_one_is_a_caution(devic
         name: "Failed" if state == "failed" else "Completed" for name, state in states.items()
     }
     assert all(runs[name].parent_task_run_id for name in states)
+    for branch in result.sweep.branches:
+        assert branch.prefect_url and branch.prefect_url.endswith(f"/runs/flow-run/{runs[branch.name].id}")
     assert "exec_at_1" in shown["ablation"].data and "trainings" in shown["ablation-estimate"].data
     assert "6 of 6 branches ended" in shown["ablation-progress"].description and "left" in shown["ablation-progress"].description

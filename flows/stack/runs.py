@@ -9,6 +9,7 @@ asked again later. Does not end processes: `stop_parts` does.
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 import urllib.error
@@ -73,10 +74,13 @@ class Runs:
         for run in gone:
             if self._gone_since[run] and now - self._gone_since[run] < after_s:
                 continue
-            with suppress(OSError, ValueError, KeyError):  # the server is away: later
+            try:
                 names = self._end(run, why, after_s)
-                if names is None:
-                    continue
+            except (urllib.error.HTTPError, ValueError, KeyError):  # what is wrong with this one need not be with the others
+                continue
+            except OSError:  # the server is away: later
+                break
+            if names is not None:
                 settled += names
                 with self._lock:
                     self._known = {one: those for one, those in self._known.items() if one != run}
@@ -115,7 +119,9 @@ class Runs:
         if self._known != self._written:
             with suppress(OSError):  # a full disk ends no part
                 if self._known:
-                    write_private(self._places.runs_file, FILE.dump_json(self._known))
+                    temporary = self._places.runs_file.with_suffix(".tmp")
+                    write_private(temporary, FILE.dump_json(self._known))
+                    os.replace(temporary, self._places.runs_file)
                 else:
                     self._places.runs_file.unlink(missing_ok=True)
                 self._written = self._known

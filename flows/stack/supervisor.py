@@ -312,7 +312,7 @@ def clean(places: Places) -> None:
     """Remove what says that a stack runs. Databases and logs stay."""
     for path in (places.state, places.ray_token, places.stack / "mlflow-auth.ini"):
         path.unlink(missing_ok=True)
-    for path in places.stack.glob("state.*.tmp"):
+    for path in places.stack.glob("*.tmp"):
         path.unlink(missing_ok=True)
     shutil.rmtree(places.temporary, ignore_errors=True)
 

@@ -31,13 +31,14 @@ def notice_of(flow: Any, run: Any, state: Any) -> dict[str, Any]:
     """What is told of a run: the same keys each time, null where there is nothing to tell."""
     kind = KIND.match(state.message or "")
     begun, ended = getattr(run, "start_time", None), getattr(state, "timestamp", None)
+    cancelled = state.type.value == "CANCELLING"  # Prefect asks for the notice while the last state is still on its way
     return {
         "event": "concur run ended badly",
         "flow": str(flow.name),
         "run": str(run.name)[:NAME_CHARS],
         "run_id": str(run.id),
-        "state": state.type.value,
-        "state_name": state.name,
+        "state": "CANCELLED" if cancelled else state.type.value,
+        "state_name": "Cancelled" if cancelled else state.name,
         "error_kind": kind[1] if kind else None,
         "started_at": begun.isoformat() if begun else None,
         "ended_at": ended.isoformat() if ended else None,
@@ -53,9 +54,23 @@ def tell(flow: Any, flow_run: Any, state: Any) -> None:
         config = _config(flow, flow_run)
         if flow_run.parent_task_run_id is not None or config is None:
             return
-        deliver(config, notice_of(flow, flow_run, state))
+        deliver(config, notice_of(flow, _known(flow_run), state))
     except Exception as error:  # a notice must not become the next fault
         log.error("nobody was told of the end of run %s: %s", getattr(flow_run, "id", "?"), type(error).__name__)
+
+
+def _known(run: Any) -> Any:
+    """The run as the server has it, where this copy is from before its start: the worker's, of a run that was killed, has not its name."""
+    from prefect.client.orchestration import get_client
+    from prefect.settings import get_current_settings
+
+    if run.start_time is not None or not get_current_settings().api.url:
+        return run
+    try:
+        with get_client(sync_client=True) as client:
+            return client.read_flow_run(run.id)
+    except Exception:  # then it is told of by what there is
+        return run
 
 
 def deliver(config: NotifyConfig, notice: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +21,9 @@ import pytest
 
 import flows
 from tests.support.browser import Browser, chromium
+from tests.support.recordings import rows_there, written
 from tests.support.servers import free_port
+from tests.support.stacks import engines
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -39,6 +42,8 @@ TINY = (
 """Overrides of the profile `ablation` with which each deployment takes a minute or two."""
 SLOW_MS = 120_000  # pages of a machine whose cores verify kernels meanwhile
 RUN_S = 1800.0
+GONE_S = 30.0
+"""From the button until no process of the run is left (flows.guard.stopping)."""
 
 
 class Stack(NamedTuple):
@@ -288,7 +293,48 @@ def test_a_sweep_from_the_form_to_the_comparison_of_its_runs(stack: Stack, brows
     page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
     browser.shot("20-comparison")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert page.get_by_role("link", name="run", exact=True).count() == 2  # of each branch, in MLflow
+    assert page.get_by_role("link", name="run", exact=True).count() == 4  # of each branch, in MLflow and in Prefect
+
+
+def test_a_run_is_cancelled_by_the_button_and_goes_on_as_a_copy(stack: Stack, browser: Browser) -> None:
+    page = browser.page
+    opened(page, stack, "nightly")
+    choose(page, "Profile", "local")
+    field(page, "Name").locator("textarea").fill("stopped")
+    field(page, "Tasks at most").locator("input").fill("6")
+    field(page, "Samples per task").locator("input").fill("4")
+    override(page, ["verification.eval.timing.max_s=0.6"])
+    started = submitted(page, stack, "nightly refresh")
+    page.goto(f"{stack.prefect}/runs/flow-run/{started}")
+
+    def verifying() -> list[Path]:
+        found = [path for path in stack.root.glob("verification/*") if path.is_dir() and not (path / "manifest.json").exists()]
+        return [path for path in found if list(path.glob("part-*")) or any(each.stat().st_size for each in path.glob(".journal-*"))]
+
+    (snapshot,) = until(page, verifying)
+    before = rows_there(stack.root)
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    page.get_by_role("button", name="Confirm", exact=True).wait_for()
+    browser.shot("30-cancel")
+    began = time.monotonic()
+    page.get_by_role("button", name="Confirm", exact=True).click()
+    until(page, lambda: not engines(stack.root))
+    took = time.monotonic() - began
+    print(f"cancelled by the button: no process left after {took:.1f} s")
+    assert took < GONE_S
+    assert reached(page, stack, started)["state_type"] == "CANCELLED"
+    page.get_by_text("Cancelled", exact=True).first.wait_for()
+    browser.shot("31-cancelled")
+    assert not (snapshot / "manifest.json").exists() and before.keys() <= rows_there(stack.root).keys()
+
+    page.locator(".p-icon-button-menu").first.click()
+    page.get_by_text("Copy to new run").first.click()
+    page.get_by_role("button", name="Submit").wait_for()
+    again = reached(page, stack, submitted(page, stack, "nightly refresh"))
+    assert again["state_type"] == "COMPLETED", again["state"]
+    rows = Counter(row["candidate_id"] for row in written(snapshot, ["candidate_id"]))
+    assert (snapshot / "manifest.json").exists() and len(rows) == 24 and max(rows.values()) == 1
+    assert browser.page_errors == []
 
 
 def test_every_other_deployment_runs_from_its_form(stack: Stack, browser: Browser) -> None:

@@ -96,11 +96,11 @@ def telling(file: Path) -> list[str]:
     return [sys.executable, "-c", f"import sys; open({str(file)!r}, 'a').write(sys.stdin.read() + chr(10))"]
 
 
-def told_of(line: Line, run: str) -> list[str]:
-    """The states that were told of a run."""
+def told_of(line: Line, run: str) -> list[tuple[str, str]]:
+    """State and name of each notice of a run."""
     with suppress(FileNotFoundError):
         notices = [json.loads(text) for text in (line.root.parent / "told.jsonl").read_text().splitlines()]
-        return [notice["state"] for notice in notices if notice["run_id"] == run]
+        return [(notice["state"], notice["run"]) for notice in notices if notice["run_id"] == run]
     return []
 
 
@@ -159,7 +159,7 @@ def stopped(line: Line, run: str, how: str, record_property: Any, stage: str) ->
     state = line.night.ended(run, 60)
     assert state["type"] == ("CANCELLED" if how == "cancel" else "CRASHED"), state
     until(lambda: told_of(line, run), 60, "a notice by the worker")
-    assert told_of(line, run) == [state["type"]]
+    assert told_of(line, run) == [(state["type"], line.night.ask(f"flow_runs/{run}")["name"])]
 
 
 @pytest.mark.parametrize("how", ["cancel", "kill"])

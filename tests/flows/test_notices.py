@@ -97,8 +97,8 @@ def test_a_command_and_a_webhook_are_told_the_same(tmp_path: Path, hook: Hook) -
 
 def test_the_worker_which_passes_by_name_tells_too(hook: Hook) -> None:
     """Of a run that was cancelled or killed the worker tells, and Prefect calls hooks there by the names of their arguments."""
-    tell(flow=FLOW, flow_run=run({"webhook_env": "NIGHT_HOOK"}), state=state(kind="CANCELLED"))
-    assert [body["state"] for body in hook.bodies] == ["CANCELLED"]
+    tell(flow=FLOW, flow_run=run({"webhook_env": "NIGHT_HOOK"}), state=state(kind="CANCELLING"))
+    assert [(body["state"], body["state_name"]) for body in hook.bodies] == [("CANCELLED", "Cancelled")]
 
 
 def test_no_word_of_an_error_is_told() -> None:

@@ -33,6 +33,16 @@ PORTS = ("prefect", "mlflow", "worker", "ray", "ray-client")
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
+def engines(root: Path) -> set[psutil.Process]:
+    """Processes that carry out a flow run of the stack of a root."""
+    found = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if "prefect.engine" in process.cmdline() and process.environ().get(MARK) == str(root):
+                found.add(process)
+    return found
+
+
 class Stack:
     """One running stack, and a client of it."""
 
@@ -110,13 +120,7 @@ class Stack:
     # -- its processes -----------------------------------------------------------------------------------------------------------------
 
     def engines(self) -> set[psutil.Process]:
-        """Processes that carry out a flow run of this stack."""
-        found = set()
-        for process in psutil.process_iter():
-            with suppress(psutil.Error, OSError):
-                if "prefect.engine" in process.cmdline() and process.environ().get(MARK) == str(self.root):
-                    found.add(process)
-        return found
+        return engines(self.root)
 
     def cut_power(self) -> None:
         """All processes of the stack, its supervisor's first, are killed at once: nothing is written any more and nobody is told."""

@@ -161,6 +161,10 @@ def test_interrupted_then_finished_then_served(tmp_path: Path, inputs: tuple[Pat
         Verdict.model_validate({name: row[name] for name in Verdict.model_fields})
 
     # 3. once more: served from the snapshot, no worker is started
+    if "ray" in sys.modules:  # one that a test before this one has left
+        import ray
+
+        ray.shutdown()
     data = verify_batch(*map(str, (*inputs, out)), protocol=load_protocol(["timing.max_s=0.3"]))
     assert data["this_run"]["by_workers"] == 0 and data["statuses"] == stored["statuses"]
     assert "ray" not in sys.modules or not batch._ray_runs()

@@ -449,7 +449,8 @@ def test_a_flow_has_one_task_run_per_chunk_and_retries_it(prefect_home: Path, tm
     assert judge.asked == [candidate.candidate_id for candidate in asked], "each once, though the second chunk failed half way"
     with get_client(sync_client=True) as client:
         runs = {run.name: run.run_count for run in client.read_task_runs()}
-    assert runs == {"verify chunk 1 of 3": 1, "verify chunk 2 of 3": 2, "verify chunk 3 of 3": 1}
+    spans = ("1 to 2 of 6 (chunk 1 of 3)", "3 to 4 of 6 (chunk 2 of 3)", "5 to 6 of 6 (chunk 3 of 3)")
+    assert runs == {f"verify candidates {span}": count for span, count in zip(spans, (1, 2, 1), strict=True)}
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 Guarantees: what is done to a run is done with a message that says which limit it passed; a run that moved between the look and the act is
 left alone; a run is never touched twice for one reason, because its state has changed. Does not end processes itself: `cancel` asks the
-worker, `crash` is for runs whose process is gone. Looks at runs that are no subflows; the unfinished subflows of one that is crashed are
+worker, `crash` is for runs whose process is gone. Looks at runs that are no subflows; the unfinished runs below one that is crashed are
 crashed with it. `judge` (flows.guard.stuck) decides, this module asks Prefect and does.
 """
 
@@ -17,6 +17,7 @@ from uuid import UUID
 from prefect import flow
 
 from flows.artifact_text import cells
+from flows.guard.ending import Ask, below, end_run
 from flows.guard.stuck import RunFacts, Stuck, WatchdogConfig, judge
 from kernels_eval.errors import EvalError
 
@@ -120,7 +121,7 @@ def _runs(client: SyncPrefectClient, config: WatchdogConfig) -> Iterator[FlowRun
 
 def _last_sign(client: SyncPrefectClient, run: FlowRun) -> datetime:
     """The newest of everything that a run leaves while it works, its subflows' included."""
-    ids = [str(run.id), *(str(child.id) for child in _below(client, run.id))]
+    ids = [str(run.id), *(child["id"] for child in below(_asking(client), str(run.id)))]
     signs = [run.state.timestamp if run.state else run.created]
     of_runs = {"flow_runs": {"id": {"any_": ids}}}
     for path, body, key in (
@@ -146,10 +147,8 @@ def _online(client: SyncPrefectClient, pool: str) -> int:
     return len(workers)
 
 
-def _below(client: SyncPrefectClient, run_id: UUID) -> list[FlowRun]:
-    from prefect.client.schemas.filters import FlowRunFilter
-
-    return client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate({"parent_flow_run_id": {"any_": [run_id]}}))
+def _asking(client: SyncPrefectClient) -> Ask:
+    return lambda path, body: client.request("POST", f"/{path}", json=body).json()
 
 
 # -- what is done ----------------------------------------------------------------------------------------------------------------------
@@ -157,7 +156,7 @@ def _below(client: SyncPrefectClient, run_id: UUID) -> list[FlowRun]:
 
 def _act(client: SyncPrefectClient, stuck: Stuck) -> str:
     """Do it, unless the run has moved meanwhile. Says what came of it."""
-    from prefect.states import Cancelled, Cancelling, Crashed
+    from prefect.states import Cancelled, Cancelling
 
     if stuck.action == "tell":
         return "told"
@@ -171,8 +170,5 @@ def _act(client: SyncPrefectClient, stuck: Stuck) -> str:
     if stuck.action == "drop":
         client.set_flow_run_state(run.id, Cancelled(message=message))
         return "dropped before it started"
-    final = Cancelled(message=message) if run.state.is_cancelling() else Crashed(message=message)
-    for each in (*_below(client, run.id), run):
-        if each.state is None or not each.state.is_final():
-            client.set_flow_run_state(each.id, final, force=True)
-    return "cancelled without its worker" if run.state.is_cancelling() else "crashed, and its slot is free"
+    ended = end_run(_asking(client), str(run.id), run.state.type.value, message)
+    return "cancelled without its worker" if ended == "CANCELLED" else "crashed, and its slot is free"

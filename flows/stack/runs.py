@@ -13,13 +13,14 @@ import os
 import threading
 import time
 import urllib.error
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from flows.guard.ending import end_run
 from flows.stack.health import ask
 from flows.stack.places import Places, write_private
 from flows.stack.processes import Identity, alive, look, variable_of
@@ -99,17 +100,8 @@ class Runs:
             return []
         if time.time() - datetime.fromisoformat(there["state"]["timestamp"]).timestamp() < after_s:
             return None
-        kind = "CANCELLED" if there["state_type"] == "CANCELLING" else "CRASHED"
-        for each in [*self._below(run), there]:
-            if each["state_type"] in HELD:
-                state = {"type": kind, "name": kind.capitalize(), "message": f"concur up: {why}"}
-                self._ask(f"flow_runs/{each['id']}/set_state", {"state": state, "force": True})
+        end_run(self._ask, run, there["state_type"], f"concur up: {why}")
         return [there["name"]]
-
-    def _below(self, run: str) -> Iterator[dict[str, Any]]:
-        for child in self._ask("flow_runs/filter", {"flow_runs": {"parent_flow_run_id": {"any_": [run]}}, "limit": 200}):
-            yield from self._below(child["id"])
-            yield child
 
     def _ask(self, path: str, body: Any = None) -> Any:
         sent = None if body is None else json.dumps(body).encode()

@@ -44,7 +44,7 @@ def stop_parts(
         for leader in leaders:
             send(leader, signal.SIGTERM)
         wait_gone(leaders, GRACE_S, reap)
-        _kill([one for one in {one.pid: one for one in [*members(None, leaders), *whole]}.values() if alive(one)], reap)
+        _kill([*members(None, leaders), *whole], reap)
     deadline = time.monotonic() + KILL_S
     while (left := members(str(places.root), [i for i in parts.values() if i])) and time.monotonic() < deadline:
         _kill(left, reap)  # again, because one that is killed may just have started another

@@ -61,17 +61,14 @@ def explained(error: BaseException) -> ClusterError:
 def wait_for_head(address: str | None, tell: Callable[[str], None] = lambda line: None) -> None:
     """Until a cluster answers at the address, where one is named. Raises ClusterError where none does within `BACK_S` seconds."""
     where = address_of(address)
-    deadline = time.monotonic() + BACK_S
+    deadline, told = time.monotonic() + BACK_S, False
     while where != "local":
         try:
             return require_cluster(where)
         except UsageError as error:
             if time.monotonic() > deadline:
                 raise ClusterError(f"no Ray cluster answers at {where}, for {BACK_S:.0f} s: {error.args[0]}", FIX) from error
-            tell(f"{error.args[0]}; it is waited for, {BACK_S:.0f} s at most")
-            tell = _nobody
+            if not told:
+                tell(f"{error.args[0]}; it is waited for, {BACK_S:.0f} s at most")
+                told = True
         time.sleep(ASK_EVERY_S)  # between two questions; what ends the wait is the answer
-
-
-def _nobody(line: str) -> None:
-    """Told once is enough."""

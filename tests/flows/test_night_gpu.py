@@ -22,6 +22,7 @@ from tests.support.stacks import Stack, stack
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(1800)]
 
+NIGHTLY = "nightly refresh/nightly"
 SAMPLES = 2
 ANSWERS = SAMPLES * sum(bool(bundled.responses(task.name, "cuda")) for task in bundled.load("train"))
 END_S = 600.0
@@ -33,7 +34,7 @@ GONE_S = 30.0
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     home = tmp_path_factory.mktemp("night")
     with stack(home / "root", CONCUR_CACHE=str(home / "cache"), HF_HUB_OFFLINE="1") as running:
-        running.deployment = running.deploy("nightly refresh/nightly")  # type: ignore[attr-defined]
+        running.deploy(NIGHTLY)
         yield running
 
 
@@ -45,8 +46,7 @@ def start(site: Stack, root: Path, name: str, longest_s: float) -> str:
         "candidates": {"tasks": 0, "samples_per_task": SAMPLES},
         "advanced": {"overrides": overrides},
     }
-    asked = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
-    return site.ask(f"deployments/{site.deployment}/create_flow_run", asked)["id"]  # type: ignore[attr-defined]
+    return site.start(site.deployment(NIGHTLY), **parameters)
 
 
 def ended(site: Stack, run: str) -> dict[str, Any]:

@@ -98,8 +98,7 @@ class Refresh:
             "candidates": {"tasks": TASKS, "samples_per_task": SAMPLES},
             "advanced": {"overrides": overrides},
         }
-        asked = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
-        self.runs.append(self.site.stack.ask(f"deployments/{self.site.deployment}/create_flow_run", asked)["id"])
+        self.runs.append(self.site.stack.start(self.site.deployment, **parameters))
         return self.runs[-1]
 
     def state(self, run: str) -> dict[str, Any]:

@@ -109,7 +109,14 @@ def clean_environment() -> dict[str, str]:
 
 
 @contextmanager
-def _serve(name: str, folder: Path, command, environment, health: str, wanted: int | None = None):  # noqa: ANN001, ANN202
+def _serve(
+    name: str,
+    folder: Path,
+    command,
+    environment,
+    health: str,
+    wanted: int | None = None,  # noqa: ANN001
+) -> Iterator[tuple[int, Path, int]]:
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"{name}-server.log"
     for attempt in range(1, ATTEMPTS + 1):

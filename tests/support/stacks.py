@@ -74,7 +74,15 @@ class Stack:
         told = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--name", name.partition("/")[2]]
         done = subprocess.run(told, capture_output=True, text=True, timeout=300, env=self.environment, cwd=REPOSITORY)
         assert done.returncode == 0, done.stdout + done.stderr
+        return self.deployment(name)
+
+    def deployment(self, name: str) -> str:
+        """The id of one that is deployed, FLOW/NAME."""
         return self.ask(f"deployments/name/{name.replace(' ', '%20')}")["id"]
+
+    def start(self, deployment: str, **parameters: Any) -> str:
+        """The id of a flow run."""
+        return self.ask(f"deployments/{deployment}/create_flow_run", {"parameters": parameters, "state": {"type": "SCHEDULED"}})["id"]
 
     def log(self, part: str) -> str:
         return Places(self.root).log(part).read_text(errors="replace")

@@ -1,10 +1,13 @@
-"""`concur analyze` on paper-sized data with planted truth: seconds, peak memory, and whether the truth comes back.
+"""`concur analyze` on paper-sized data with planted truth: seconds, peak memory, and whether the
+truth comes back.
 
     python -m benchmarks.analysis_scale --rows 90810 --rows 500000 --out analysis-scale.md
 
-Each size runs in a process of its own, reading Parquet files as a user's would be: verdicts and candidates with ids, five samples a task.
-Planted: within a task, a sample a standard deviation longer has odds of being correct lower by the factor PLANTED_ODDS; tasks differ in
-difficulty and in length; speedup does not depend on length. --curate adds the time of curation on the same rows.
+Each size runs in a process of its own, reading Parquet files as a user's would be: verdicts and
+candidates with ids, five samples a task.
+Planted: within a task, a sample a standard deviation longer has odds of being correct lower by the
+factor PLANTED_ODDS; tasks differ in difficulty and in length; speedup does not depend on length.
+--curate adds the time of curation on the same rows.
 """
 
 from __future__ import annotations
@@ -26,8 +29,12 @@ PLANTED_SD_TOKENS = 1500.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, action="append", help="candidates; may be given again  [default: 90810]")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rows", type=int, action="append", help="candidates; may be given again  [default: 90810]"
+    )
     parser.add_argument("--curate", action="store_true", help="curate the same rows too")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", help="write the table there, Markdown")
@@ -40,7 +47,14 @@ def main() -> int:
     for rows in arguments.rows or [90_810]:
         with tempfile.TemporaryDirectory() as directory:
             plant(Path(directory), rows, arguments.seed)
-            command = [sys.executable, "-m", "benchmarks.analysis_scale", "--one", directory, *(["--curate"] if arguments.curate else [])]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.analysis_scale",
+                "--one",
+                directory,
+                *(["--curate"] if arguments.curate else []),
+            ]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 print(done.stderr, file=sys.stderr)
@@ -55,7 +69,8 @@ def main() -> int:
 
 
 def planted_frame(rows: int, seed: int, *, odds: float = PLANTED_ODDS) -> Any:
-    """`rows` samples, five a task, with the columns of verdicts and candidates that are read (polars)."""
+    """`rows` samples, five a task, with the columns of verdicts and candidates that are read
+    (polars)."""
     import numpy as np
     import polars as pl
 
@@ -65,17 +80,29 @@ def planted_frame(rows: int, seed: int, *, odds: float = PLANTED_ODDS) -> Any:
     hardness = random.normal(size=tasks)
     deviation = random.normal(scale=PLANTED_SD_TOKENS, size=rows)
     tokens = np.maximum(1, np.rint(9000 + 1500 * hardness[task] + deviation)).astype(np.int64)
-    chance = 1 / (1 + np.exp(0.3 + 1.2 * hardness[task] - math.log(odds) * deviation / PLANTED_SD_TOKENS))
+    chance = 1 / (
+        1 + np.exp(0.3 + 1.2 * hardness[task] - math.log(odds) * deviation / PLANTED_SD_TOKENS)
+    )
     correct = random.random(rows) < chance
-    speedup = np.exp(random.normal(scale=0.4, size=tasks)[task] + random.normal(scale=0.4, size=rows))
+    speedup = np.exp(
+        random.normal(scale=0.4, size=tasks)[task] + random.normal(scale=0.4, size=rows)
+    )
     numbers = pl.select(pl.int_range(rows, dtype=pl.Int64).alias("row")).to_series()
     return pl.DataFrame(
         {
             # as long as real ids are: joins and groups pay for their length
             "candidate_id": "candidate-" + numbers.cast(pl.String).str.zfill(22),
             "task_id": "kernelbook/" + pl.Series(task).cast(pl.String).str.zfill(21),
-            "status": pl.Series(correct).replace_strict({True: "correct", False: "incorrect"}, return_dtype=pl.String),
-            "reason": pl.Series(correct).replace_strict({True: "ok", False: "wrong_output"}, return_dtype=pl.String),
+            "status": (
+                pl.Series(correct).replace_strict(
+                    {True: "correct", False: "incorrect"}, return_dtype=pl.String
+                )
+            ),
+            "reason": (
+                pl.Series(correct).replace_strict(
+                    {True: "ok", False: "wrong_output"}, return_dtype=pl.String
+                )
+            ),
             "speedup": pl.select(pl.when(pl.Series(correct)).then(pl.Series(speedup))).to_series(),
             "reasoning_tokens": tokens,
             "finish_reason": pl.repeat("stop", rows, eager=True),
@@ -96,11 +123,21 @@ def plant(directory: Path, rows: int, seed: int) -> None:
         "status",
         "reason",
         pl.when(pl.col("speedup").is_not_null())
-        .then(pl.struct(pl.col("speedup"), pl.col("speedup").alias("speedup_lower"), pl.lit(1.0).alias("candidate_ms")))
+        .then(
+            pl.struct(
+                pl.col("speedup"),
+                pl.col("speedup").alias("speedup_lower"),
+                pl.lit(1.0).alias("candidate_ms"),
+            )
+        )
         .alias("timing"),
-        pl.lit(["torch.nn.functional.linear", "torch.nn.functional.gelu"]).alias("reference_operators"),
+        pl.lit(["torch.nn.functional.linear", "torch.nn.functional.gelu"]).alias(
+            "reference_operators"
+        ),
     )
-    candidates = frame.select("candidate_id", "task_id", "generator", "sample_index", "reasoning_tokens", "finish_reason")
+    candidates = frame.select(
+        "candidate_id", "task_id", "generator", "sample_index", "reasoning_tokens", "finish_reason"
+    )
     for name, table in (("verdicts", verdicts), ("candidates", candidates)):
         (directory / name).mkdir()
         for part, start in enumerate(range(0, rows, 100_000)):
@@ -112,7 +149,9 @@ def measure(directory: Path, curation: bool) -> dict[str, Any]:
     from flows.analyze import analyze
 
     began_s = time.monotonic()
-    found = analyze(str(directory / "verdicts"), str(directory / "candidates"), out=str(directory / "out"))
+    found = analyze(
+        str(directory / "verdicts"), str(directory / "candidates"), out=str(directory / "out")
+    )
     analyze_s = time.monotonic() - began_s
     used = resource.getrusage(resource.RUSAGE_SELF)
     peak_gb, cpu_s = used.ru_maxrss / 1e6, used.ru_utime + used.ru_stime
@@ -131,7 +170,9 @@ def measure(directory: Path, curation: bool) -> dict[str, Any]:
         "sd_tokens": round(sd, 1),
         "planted_odds_per_unit": round(planted_unit, 4),
         "odds_per_unit": [per_unit.value, per_unit.lower, per_unit.upper],
-        "odds_recovered": bool(per_unit.bounded and per_unit.lower <= planted_unit <= per_unit.upper),
+        "odds_recovered": bool(
+            per_unit.bounded and per_unit.lower <= planted_unit <= per_unit.upper
+        ),
         "spearman": [spearman.value, spearman.lower, spearman.upper],
         "zero_recovered": bool(spearman.bounded and spearman.lower <= 0 <= spearman.upper),
         "finding": list(observed.finding),
@@ -144,20 +185,39 @@ def _curate(directory: Path) -> float:
     from tasks.curation.strategies import CurationConfig, curate
 
     began_s = time.monotonic()
-    verdicts, candidates = (pl.read_parquet(directory / name / "*.parquet") for name in ("verdicts", "candidates"))
-    curate(verdicts.join(candidates.drop("task_id"), on="candidate_id", how="inner", maintain_order="left"), CurationConfig())
+    verdicts, candidates = (
+        pl.read_parquet(directory / name / "*.parquet") for name in ("verdicts", "candidates")
+    )
+    curate(
+        verdicts.join(
+            candidates.drop("task_id"), on="candidate_id", how="inner", maintain_order="left"
+        ),
+        CurationConfig(),
+    )
     return time.monotonic() - began_s
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    head = "| rows | analyze | CPU seconds, start included | CPU microseconds a row | curate | peak memory "
+    head = (
+        "| rows | analyze | CPU seconds, start included | CPU microseconds a row | curate | peak"
+        " memory "
+    )
     lines = [f"{head}| odds ratio per 1,000 tokens (planted) | Spearman (planted 0) |"]
     lines.append("| ---: | ---: | ---: | ---: | ---: | ---: | --- | --- |")
     for each in found:
         odds, rho = (_bounds(each[name]) for name in ("odds_per_unit", "spearman"))
         curated = "" if each["curate_s"] is None else f"{each['curate_s']} s"
-        cells = (f"{each['rows']:,}", f"{each['analyze_s']} s", str(each["cpu_s"]), f"{1e6 * each['cpu_s'] / each['rows']:.1f}", curated)
-        lines.append(f"| {' | '.join(cells)} | {each['peak_gb']} GB | {odds} ({each['planted_odds_per_unit']}) | {rho} |")
+        cells = (
+            f"{each['rows']:,}",
+            f"{each['analyze_s']} s",
+            str(each["cpu_s"]),
+            f"{1e6 * each['cpu_s'] / each['rows']:.1f}",
+            curated,
+        )
+        lines.append(
+            f"| {' | '.join(cells)} | {each['peak_gb']} GB | {odds}"
+            f" ({each['planted_odds_per_unit']}) | {rho} |"
+        )
     return "\n".join(lines) + "\n"
 
 

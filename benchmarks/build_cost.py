@@ -1,12 +1,15 @@
 """What building a candidate costs, by header tier, over real responses.
 
-    python -m benchmarks.build_cost --responses qwq32b_candidates.parquet --limit 60 --tiers lite,full --full-limit 25
+    python -m benchmarks.build_cost --responses qwq32b_candidates.parquet --limit 60 --tiers
+    lite,full --full-limit 25
 
-Needs nvcc and no GPU. Builds the extensions that recorded responses ask for, each with each tier and from scratch, and prints the median
-core-seconds (user and system time of the compilers: preprocess, compile, bind, link), the share of what builds at all that lite builds,
-and every disagreement between the tiers. Time to make shims and precompiled headers is measured apart. A deadline is 600 s of wall time.
-`--jobs N` builds N at a time: compilers that share a core's two threads count more seconds for the same work.
-The candidates' modules are run to see what they ask for, with builds replaced by stubs: only give it responses you would run.
+Needs nvcc and no GPU. Builds the extensions that recorded responses ask for, each with each tier
+and from scratch, and prints the median core-seconds (user and system time of the compilers:
+preprocess, compile, bind, link), the share of what builds at all that lite builds, and every
+disagreement between the tiers. Time to make shims and precompiled headers is measured apart. A
+deadline is 600 s of wall time. `--jobs N` builds N at a time: compilers that share a core's two
+threads count more seconds for the same work. The candidates' modules are run to see what they ask
+for, with builds replaced by stubs: only give it responses you would run.
 """
 
 from __future__ import annotations
@@ -34,11 +37,12 @@ from kernels_eval.build.spec import ExtensionSpec
 from kernels_eval.config import BuildConfig
 from tasks.synthesis.parsing import parse_response
 
-# Reads a list of modules, prints what each asks for: a forked process each, so that no module sees what another left behind.
+# Reads a list of modules, prints what each asks for: a forked process each, so that no module sees
+# what another left behind.
 CAPTURE = """
 import json, os, signal, sys
 import torch
-from kernels_eval.build.interception import intercept
+from kernels_eval.child.build_interception import intercept
 
 class Stub:
     def __getattr__(self, name): return lambda *a, **k: None
@@ -66,11 +70,26 @@ for code in modules:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--responses", required=True, help="recorded responses, Parquet with columns response and recorded_compiled")
-    parser.add_argument("--limit", type=int, default=60, help="extensions with CUDA sources, spread over the file")
-    parser.add_argument("--skip", type=int, default=0, help="leave out so many of them (those of an earlier run)")
-    parser.add_argument("--full-limit", type=int, default=None, help="of those, how many also with torch's own headers")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--responses",
+        required=True,
+        help="recorded responses, Parquet with columns response and recorded_compiled",
+    )
+    parser.add_argument(
+        "--limit", type=int, default=60, help="extensions with CUDA sources, spread over the file"
+    )
+    parser.add_argument(
+        "--skip", type=int, default=0, help="leave out so many of them (those of an earlier run)"
+    )
+    parser.add_argument(
+        "--full-limit",
+        type=int,
+        default=None,
+        help="of those, how many also with torch's own headers",
+    )
     parser.add_argument("--tiers", default="lite,full")
     parser.add_argument("--arch", default="9.0", help="compute capability to build for")
     parser.add_argument("--jobs", type=int, default=1, help="builds at a time")
@@ -87,7 +106,10 @@ def main() -> int:
         if "full" in tiers:
             for _ in range(FULL_BUILDS_WITHOUT + 1):
                 builder.prepared.precompiled()
-        jobs = [(spec, tiers if number % every == 0 else tiers - {"full"}) for number, (_, spec) in enumerate(specs)]
+        jobs = [
+            (spec, tiers if number % every == 0 else tiers - {"full"})
+            for number, (_, spec) in enumerate(specs)
+        ]
         with multiprocessing.get_context("fork").Pool(arguments.jobs, _start, (builder,)) as pool:
             rows = []
             for number, row in enumerate(pool.imap(_one, jobs)):
@@ -102,7 +124,9 @@ def main() -> int:
 
 def _start(builder: Builder) -> None:
     global _builder
-    _builder = Builder(builder.config, cache=builder.tools.cache)  # a process has a work folder of its own
+    _builder = Builder(
+        builder.config, cache=builder.tools.cache
+    )  # a process has a work folder of its own
 
 
 def _one(job: tuple[ExtensionSpec, set[str]]) -> dict[str, Any]:
@@ -112,11 +136,15 @@ def _one(job: tuple[ExtensionSpec, set[str]]) -> dict[str, Any]:
 
 
 def captured(path: str, limit: int) -> list[tuple[bool, ExtensionSpec]]:
-    """(recorded as compiled, spec) of responses that ask for CUDA sources: as many of each kind, spread evenly over the file."""
+    """(recorded as compiled, spec) of responses that ask for CUDA sources: as many of each kind,
+    spread evenly over the file."""
     import polars as pl
 
     responses = pl.read_parquet(path).sort("sample_id", "level", "problem_id")
-    codes = [(bool(row["recorded_compiled"]), parse_response(row["response"]).code) for row in responses.iter_rows(named=True)]
+    codes = [
+        (bool(row["recorded_compiled"]), parse_response(row["response"]).code)
+        for row in responses.iter_rows(named=True)
+    ]
     codes = [(recorded, code) for recorded, code in codes if code and "cuda_sources" in code]
     found: dict[bool, list[tuple[bool, ExtensionSpec]]] = {True: [], False: []}
     for (recorded, _), asked in zip(codes, _asked_by([code for _, code in codes]), strict=True):
@@ -132,13 +160,21 @@ def _asked_by(codes: list[str]) -> list[list[dict[str, Any]]]:
     """What each module asks to build; every core takes its share of them."""
 
     def ask(share: list[str]) -> list[list[dict[str, Any]]]:
-        done = subprocess.run([sys.executable, "-c", CAPTURE], input=json.dumps(share), stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", CAPTURE],
+            input=json.dumps(share),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     cores = len(os.sched_getaffinity(0))
     asked: list[list[dict[str, Any]]] = [[] for _ in codes]
     with ThreadPoolExecutor(cores) as threads:
-        for first, answers in enumerate(threads.map(ask, [codes[core::cores] for core in range(cores)])):
+        for first, answers in enumerate(
+            threads.map(ask, [codes[core::cores] for core in range(cores)])
+        ):
             asked[first::cores] = answers
     return asked
 
@@ -161,7 +197,12 @@ def measured(builder: Builder, spec: ExtensionSpec, tier: str) -> dict[str, Any]
     outcome = "built" if build.ok else "deadline" if build.reason == "build" else "failed"
     if outcome == "failed" and tier == "lite" and builder._certain(build, spec):
         outcome = "refused"  # for certain: full is not asked
-    return {"outcome": outcome, "core_s": core_s, "wall_s": time.monotonic() - wall, "log": build.log[:1500]}
+    return {
+        "outcome": outcome,
+        "core_s": core_s,
+        "wall_s": time.monotonic() - wall,
+        "log": build.log[:1500],
+    }
 
 
 def children_s() -> float:
@@ -170,7 +211,10 @@ def children_s() -> float:
 
 
 def report(rows: list[dict[str, Any]]) -> None:
-    print("| tier | extensions | median core-s, built | median core-s, all | outcomes |\n| --- | --- | --- | --- | --- |")
+    print(
+        "| tier | extensions | median core-s, built | median core-s, all | outcomes |\n| --- | ---"
+        " | --- | --- | --- |"
+    )
     for tier in ("lite", "full"):
         of = [row[tier] for row in rows if tier in row and row[tier]["outcome"] != "not for lite"]
         if of:
@@ -178,12 +222,26 @@ def report(rows: list[dict[str, Any]]) -> None:
             outcomes = Counter(row[tier]["outcome"] for row in rows if tier in row)
             shown = ", ".join(f"{count} {name}" for name, count in outcomes.most_common())
             median = f"{statistics.median(built):.1f}" if built else "-"
-            print(f"| {tier} | {len(of)} | {median} | {statistics.median(one['core_s'] for one in of):.1f} | {shown} |")
-    both = [row for row in rows if "lite" in row and "full" in row and row["full"]["outcome"] != "deadline"]
+            print(
+                f"| {tier} | {len(of)} | {median} |"
+                f" {statistics.median(one['core_s'] for one in of):.1f} | {shown} |"
+            )
+    both = [
+        row
+        for row in rows
+        if "lite" in row and "full" in row and row["full"]["outcome"] != "deadline"
+    ]
     good = [row for row in both if row["full"]["outcome"] == "built"]
     if both:
-        print(f"\nbuilt by full: {len(good)}, of these by lite: {sum(row['lite']['outcome'] == 'built' for row in good)}")
-        wrong = [row for row in both if row["lite"]["outcome"] == "built" and row["full"]["outcome"] != "built"]
+        print(
+            f"\nbuilt by full: {len(good)}, of these by lite:"
+            f" {sum(row['lite']['outcome'] == 'built' for row in good)}"
+        )
+        wrong = [
+            row
+            for row in both
+            if row["lite"]["outcome"] == "built" and row["full"]["outcome"] != "built"
+        ]
         wrong += [row for row in good if row["lite"]["outcome"] == "refused"]
         print(f"disagreements: {len(wrong)} of {len(both)}")
         for row in wrong:

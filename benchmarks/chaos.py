@@ -1,19 +1,22 @@
-"""Kills random processes of a run, the driver among them, every few seconds, and compares its verdicts with those of a calm run.
+"""Kills random processes of a run, the driver among them, every few seconds, and compares its
+verdicts with those of a calm run.
 
     python -m benchmarks.chaos --candidates 500 --seconds 120 --seed 7 --out DIR
 
-Two runs of the verification stage over the same C++ candidates, each with snapshots and a build cache of its own: one in peace, one in
-which every 2 to 4 seconds one process is sent SIGKILL, chosen among all descendants: Ray's actors and servers, fork servers, children,
-compilers, and the driver. A driver that is gone is started again with the same command; while it starts its workers the clock of the
-killing stands still. When the time is over the run ends by itself.
+Two runs of the verification stage over the same C++ candidates, each with snapshots and a build
+cache of its own: one in peace, one in which every 2 to 4 seconds one process is sent SIGKILL,
+chosen among all descendants: Ray's actors and servers, fork servers, children, compilers, and the
+driver. A driver that is gone is started again with the same command; while it starts its workers
+the clock of the killing stands still. When the time is over the run ends by itself.
 
-Ends with 0 where both runs gave every candidate exactly one verdict (one row in the files themselves), with the same status and reason,
-no process and no folder was left behind, and every build that was kept loads. Needs a C++ compiler and no GPU. DIR keeps `report.json`,
-`report.md` and what the drivers said.
+Ends with 0 where both runs gave every candidate exactly one verdict (one row in the files
+themselves), with the same status and reason, no process and no folder was left behind, and every
+build that was kept loads. Needs a C++ compiler and no GPU. DIR keeps `report.json`, `report.md` and
+what the drivers said.
 
-The candidates come from few sources, so that most builds are served from the cache: kernels of the test suite, each fault in many
-variants, and recorded responses. Nothing is timed, and every deadline is generous: status and reason do not depend on how busy the
-machine is.
+The candidates come from few sources, so that most builds are served from the cache: kernels of the
+test suite, each fault in many variants, and recorded responses. Nothing is timed, and every
+deadline is generous: status and reason do not depend on how busy the machine is.
 """
 
 from __future__ import annotations
@@ -41,10 +44,10 @@ import psutil
 from kernels_eval.config import BuildConfig, EvalConfig, LimitsConfig
 from kernels_eval.errors import EvalError
 from kernels_eval.records import Candidate, KernelTask, Language
-from tasks.schemas import CANDIDATES, TASKS
 from tasks.sources import bundled
-from tasks.store import Snapshot
+from tasks.store.snapshot import Snapshot
 from tasks.synthesis.parsing import parse_response
+from tasks.tables import CANDIDATES, TASKS
 from tasks.verification import stage
 from tasks.verification.config import VerificationConfig
 from tests.support.kernels import kernel_task, load_inline, module, task_source
@@ -68,20 +71,36 @@ CLEAR_ERROR = 3
 """What a driver ends with after an error that names its cause and how to go on."""
 
 VICTIMS = {
-    "build worker": 4, "kernel worker": 4, "fork server": 5, "keeper": 5, "child": 9, "compiler": 8, "driver": 2, "raylet": 1, "gcs": 1,
+    "build worker": 4,
+    "kernel worker": 4,
+    "fork server": 5,
+    "keeper": 5,
+    "child": 9,
+    "compiler": 8,
+    "driver": 2,
+    "raylet": 1,
+    "gcs": 1,
     "other process of Ray": 1,
-}  # fmt: skip
+}
 """How many of each kind are killed in two minutes, in random order; after that the same again."""
 COMPILERS = frozenset({"g++", "c++", "gcc", "cc1plus", "as", "ld", "collect2"})
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--candidates", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--out", help="a directory; two runs of an earlier time that are there are removed")
-    parser.add_argument("--keep-calm", action="store_true", help="compare with the calm run that an earlier call has left in --out")
+    parser.add_argument(
+        "--out", help="a directory; two runs of an earlier time that are there are removed"
+    )
+    parser.add_argument(
+        "--keep-calm",
+        action="store_true",
+        help="compare with the calm run that an earlier call has left in --out",
+    )
     parser.add_argument("--drive", help=argparse.SUPPRESS)
     parser.add_argument("--aftermath", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -93,19 +112,29 @@ def main() -> int:
     if not arguments.out:
         parser.error("--out is needed")
     out = Path(arguments.out).absolute()
-    report = measure(out, arguments.candidates, arguments.seconds, arguments.seed, keep_calm=arguments.keep_calm)
+    report = measure(
+        out, arguments.candidates, arguments.seconds, arguments.seed, keep_calm=arguments.keep_calm
+    )
     (out / "report.json").write_text(json.dumps(asdict(report), indent=2))
     (out / "report.md").write_text(as_text(report))
     print(as_text(report))
     return 0 if report.faults == [] else 1
 
 
-# -- the candidates ----------------------------------------------------------------------------------------------------------------------
+# -- the candidates --------------------------------------------------------------------------------
 
-AFFINE = [kernel_task(task_source(f"return x * 2.0 + 1.0  # {number}"), f"affine_{number}") for number in range(5)]
-WEIGHTED = kernel_task(task_source("return x * self.weight", init="self.weight = nn.Parameter(torch.randn(64))"), "weighted")
+AFFINE = [
+    kernel_task(task_source(f"return x * 2.0 + 1.0  # {number}"), f"affine_{number}")
+    for number in range(5)
+]
+WEIGHTED = kernel_task(
+    task_source("return x * self.weight", init="self.weight = nn.Parameter(torch.randn(64))"),
+    "weighted",
+)
 PAIR = kernel_task(task_source("return x * 2.0 + 1.0, x.sum(1)"), "pair")
-INTEGERS = kernel_task(task_source("return x * 3 - 1", inputs="[torch.randint(0, 100, (64, 64))]"), "integers")
+INTEGERS = kernel_task(
+    task_source("return x * 3 - 1", inputs="[torch.randint(0, 100, (64, 64))]"), "integers"
+)
 RAISES = kernel_task(task_source("raise ValueError('the reference is broken')"), "raises")
 CONSTANT = kernel_task(task_source("return torch.zeros_like(x)"), "constant")
 RECORDED = ("softmax_rows", "cumulative_sum", "linear_gelu")
@@ -119,30 +148,49 @@ torch::Tensor affine(torch::Tensor x) {
 }
 """
 BROKEN = "torch::Tensor broken(torch::Tensor x) {{\n  return x + not_declared_{0};\n}}\n"
-UNDEFINED = "torch::Tensor missing_{0}(torch::Tensor x);\ntorch::Tensor affine(torch::Tensor x) {{ return missing_{0}(x); }}\n"
+UNDEFINED = (
+    "torch::Tensor missing_{0}(torch::Tensor x);\ntorch::Tensor affine(torch::Tensor x) {{ return"
+    " missing_{0}(x); }}\n"
+)
 LATE = "self.ext = " + load_inline()
 CALLED = ("affine", "shifted", "with_nan", "rounded", "one_wrong", "aborts", "null_write", "leaves")
 WRAPPED = {
     "wrong_shape": module("return ext.affine(x).flatten()"),
     "wrong_dtype": module("return ext.affine(x).double()"),
     "no_custom_kernel": module("return x * 2.0 + 1.0"),
-    "called_once": module("self.calls += 1\nreturn ext.affine(x) if self.calls == 1 else x * 2.0 + 1.0", init="self.calls = 0"),
+    "called_once": module(
+        "self.calls += 1\nreturn ext.affine(x) if self.calls == 1 else x * 2.0 + 1.0",
+        init="self.calls = 0",
+    ),
     "ornamental": module("ext.affine(x)\nreturn x * 2.0 + 1.0"),
     "input_mutated": module("y = ext.affine(x)\next.relu_in_place(x)\nreturn y"),
-    "output_aliased": module("return ext.affine_into(x, self.out)", init="self.out = torch.empty(64, 64)"),
-    "stale_cache": module(
-        "y = ext.affine(x)\nself.first = y if self.first is None else self.first\nreturn self.first.clone()", init="self.first = None"
+    "output_aliased": module(
+        "return ext.affine_into(x, self.out)", init="self.out = torch.empty(64, 64)"
     ),
-    "lazy_output": module("return torch.Tensor._make_subclass(Lazy, ext.affine(x))", before="class Lazy(torch.Tensor):\n    pass"),
+    "stale_cache": module(
+        "y = ext.affine(x)\nself.first = y if self.first is None else self.first\nreturn"
+        " self.first.clone()",
+        init="self.first = None",
+    ),
+    "lazy_output": module(
+        "return torch.Tensor._make_subclass(Lazy, ext.affine(x))",
+        before="class Lazy(torch.Tensor):\n    pass",
+    ),
     "forbidden_call": module("return ext.affine(x)", before="import subprocess"),
-    "harness_tampering": module("return ext.affine(x)", before="torch.allclose = lambda *a, **k: True"),
+    "harness_tampering": module(
+        "return ext.affine(x)", before="torch.allclose = lambda *a, **k: True"
+    ),
     "global_state": module("return ext.affine(x)", before="torch.set_default_dtype(torch.float64)"),
     "syntax_error": "import torch\nclass ModelNew(torch.nn.Module:\n    pass\n",
     "no_module": module("return ext.affine(x)", before="import a_module_nobody_has"),
     "missing_model_new": module("return ext.affine(x)").replace("ModelNew", "Model"),
     "exception": module("raise ValueError('a shape I do not like')"),
     "built_in_the_constructor": module("return self.ext.affine(x)", init=LATE, extension="None"),
-    "built_in_the_first_call": module("return load().affine(x)", before=f"def load():\n    return {load_inline()}", extension="None"),
+    "built_in_the_first_call": module(
+        "return load().affine(x)",
+        before=f"def load():\n    return {load_inline()}",
+        extension="None",
+    ),
 }
 SELDOM = {
     "spins": module("return ext.spins(x)"),  # each takes its whole deadline
@@ -151,7 +199,13 @@ SELDOM = {
 GAIN = "self.gain = nn.Parameter(torch.randn(64))"
 OF_OTHER_TASKS = (
     (WEIGHTED, module("return ext.times_row(x, self.gain)", init=GAIN)),
-    (WEIGHTED, module("return ext.times_row(x, self.frozen)", init=f"{GAIN}\nself.frozen = self.gain.detach().clone()")),
+    (
+        WEIGHTED,
+        module(
+            "return ext.times_row(x, self.frozen)",
+            init=f"{GAIN}\nself.frozen = self.gain.detach().clone()",
+        ),
+    ),
     (PAIR, module("return ext.affine(x), ext.row_sum(x)")),
     (PAIR, module("return ext.affine(x)")),
     (INTEGERS, module("return ext.integers(x)")),
@@ -161,42 +215,73 @@ OF_OTHER_TASKS = (
 
 
 def candidates(count: int) -> list[tuple[KernelTask, Candidate]]:
-    """`count` candidates of every kind, each with an identity of its own; the same for the same count."""
-    made: list[tuple[KernelTask, Candidate]] = [pair for name in RECORDED for pair in recorded(name)]
-    for number in range(count // 16):  # each of these is a source that nobody else has: a real build
-        code = module("return ext.affine(x)", extension=load_inline(f"// {number}\n{SMALL}", ["affine"], name="small_ext"))
+    """`count` candidates of every kind, each with an identity of its own; the same for the same
+    count."""
+    made: list[tuple[KernelTask, Candidate]] = [
+        pair for name in RECORDED for pair in recorded(name)
+    ]
+    for number in range(
+        count // 16
+    ):  # each of these is a source that nobody else has: a real build
+        code = module(
+            "return ext.affine(x)",
+            extension=load_inline(f"// {number}\n{SMALL}", ["affine"], name="small_ext"),
+        )
         made.append(candidate(AFFINE[number % len(AFFINE)], code, number))
     for number in range(4):
-        for name, source, functions in (("broken", BROKEN, ["broken"]), ("undefined", UNDEFINED, ["affine"])):
-            code = module(f"return ext.{functions[0]}(x)", extension=load_inline(source.format(number), functions, name=f"{name}_ext"))
+        for name, source, functions in (
+            ("broken", BROKEN, ["broken"]),
+            ("undefined", UNDEFINED, ["affine"]),
+        ):
+            code = module(
+                f"return ext.{functions[0]}(x)",
+                extension=load_inline(source.format(number), functions, name=f"{name}_ext"),
+            )
             made.append(candidate(AFFINE[number], code, number))
-    made += [candidate(AFFINE[number], code, number) for number in range(2) for code in SELDOM.values()]
+    made += [
+        candidate(AFFINE[number], code, number) for number in range(2) for code in SELDOM.values()
+    ]
     made += [candidate(AFFINE[number], None, number, "truncated") for number in range(len(AFFINE))]
-    shared = [*OF_OTHER_TASKS, *((None, module(f"return ext.{name}(x)")) for name in CALLED), *((None, code) for code in WRAPPED.values())]
+    shared = [
+        *OF_OTHER_TASKS,
+        *((None, module(f"return ext.{name}(x)")) for name in CALLED),
+        *((None, code) for code in WRAPPED.values()),
+    ]
     number = 0
     while len(made) < count:
         task, code = shared[number % len(shared)]
         round_ = number // len(shared)
-        made.append(candidate(task or AFFINE[round_ % len(AFFINE)], f"{code}\n# {round_}", 10 + number))
+        made.append(
+            candidate(task or AFFINE[round_ % len(AFFINE)], f"{code}\n# {round_}", 10 + number)
+        )
         number += 1
     return made[:count]
 
 
-def candidate(task: KernelTask, code: str | None, number: int, parse_reason: str | None = None) -> Candidate:
+def candidate(
+    task: KernelTask, code: str | None, number: int, parse_reason: str | None = None
+) -> Candidate:
     from kernels_eval.records import stable_hash
 
     found = stable_hash([task.task_id, code, parse_reason, number])
     made = Candidate(
-        candidate_id=found, task_id=task.task_id, language=Language.CPP, generator="chaos", sample_index=number, code=code,
+        candidate_id=found,
+        task_id=task.task_id,
+        language=Language.CPP,
+        generator="chaos",
+        sample_index=number,
+        code=code,
         parse_reason=parse_reason,
-    )  # fmt: skip
+    )
     return task, made
 
 
 def recorded(name: str) -> list[tuple[KernelTask, Candidate]]:
     (task,) = [task for task in bundled.load() if task.name == name]
     parsed = [parse_response(text) for text in bundled.responses(name, "cpp")]
-    return [candidate(task, one.code, number, one.parse_reason) for number, one in enumerate(parsed)]
+    return [
+        candidate(task, one.code, number, one.parse_reason) for number, one in enumerate(parsed)
+    ]
 
 
 def snapshots(root: Path) -> tuple[Snapshot, Snapshot]:
@@ -204,20 +289,35 @@ def snapshots(root: Path) -> tuple[Snapshot, Snapshot]:
 
 
 def write(root: Path, count: int) -> None:
-    """Finished snapshots of the tasks and candidates, and a build cache that holds headers and no builds."""
+    """Finished snapshots of the tasks and candidates, and a build cache that holds headers and no
+    builds."""
     shutil.rmtree(root, ignore_errors=True)
     (root / "tmp").mkdir(parents=True)
     made = candidates(count)
     tasks, responses = snapshots(root)
-    tasks.append([task.model_dump(mode="json") for task in {task.task_id: task for task, _ in made}.values()], TASKS)
-    responses.append([one.model_dump(mode="json") | {"request_key": one.candidate_id} for _, one in made], CANDIDATES)
+    tasks.append(
+        [
+            task.model_dump(mode="json")
+            for task in {task.task_id: task for task, _ in made}.values()
+        ],
+        TASKS,
+    )
+    responses.append(
+        [one.model_dump(mode="json") | {"request_key": one.candidate_id} for _, one in made],
+        CANDIDATES,
+    )
     for snapshot in (tasks, responses):
         snapshot.publish(config={})
     from kernels_eval.build.extensions import Builder
 
     builder = Builder(CONFIG.eval.build)
     builder.warm()
-    shutil.copytree(builder.prepared.root, root / "cache/headers" / builder.tools.key, copy_function=_link, symlinks=True)
+    shutil.copytree(
+        builder.prepared.root,
+        root / "cache/headers" / builder.tools.key,
+        copy_function=_link,
+        symlinks=True,
+    )
 
 
 def _link(source: str, target: str) -> None:
@@ -227,7 +327,7 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-# -- one driver --------------------------------------------------------------------------------------------------------------------------
+# -- one driver ------------------------------------------------------------------------------------
 
 
 def drive(root: str) -> int:
@@ -248,7 +348,9 @@ class Driver:
         self.log = root / f"driver-{number}.log"
         command = [sys.executable, "-m", "benchmarks.chaos", "--drive", str(root)]
         with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(command, env=environment(root), stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, env=environment(root), stdout=log, stderr=log, start_new_session=True
+            )
 
     def last_words(self) -> str:
         """Its error; what it said last where it had none."""
@@ -258,14 +360,21 @@ class Driver:
 
 def environment(root: Path) -> dict[str, str]:
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return {**os.environ, **quiet, "CONCUR_CACHE": str(root / "cache"), "TMPDIR": str(root / "tmp"), "RAY_TMPDIR": "/tmp"}
+    return {
+        **os.environ,
+        **quiet,
+        "CONCUR_CACHE": str(root / "cache"),
+        "TMPDIR": str(root / "tmp"),
+        "RAY_TMPDIR": "/tmp",
+    }
 
 
-# -- killing -----------------------------------------------------------------------------------------------------------------------------
+# -- killing ---------------------------------------------------------------------------------------
 
 
 def family() -> list[tuple[str, psutil.Process]]:
-    """Every living descendant of this process with its kind. Orphans are among them: this process adopts them (`adopt_orphans`)."""
+    """Every living descendant of this process with its kind. Orphans are among them: this process
+    adopts them (`adopt_orphans`)."""
     commands: dict[int, str] = {}
     found = []
     for process in psutil.Process().children(recursive=True):
@@ -275,7 +384,11 @@ def family() -> list[tuple[str, psutil.Process]]:
             parent, name = process.ppid(), process.name()
             command = commands[process.pid] = " ".join(process.cmdline())
             if "kernels_eval.isolation.forkserver" in command:
-                above = [pid for pid in (parent, _parent(parent)) if "isolation.forkserver" in commands.get(pid, "")]
+                above = [
+                    pid
+                    for pid in (parent, _parent(parent))
+                    if "isolation.forkserver" in commands.get(pid, "")
+                ]
                 kind = ("fork server", "keeper", "child")[len(above)]
             else:
                 kind = _kind(command, name)
@@ -305,10 +418,12 @@ def _kind(command: str, name: str) -> str:
 
 
 def kill_one(chance: random.Random, deck: deque[str]) -> str | None:
-    """SIGKILL for a random process of the kind that is next in `deck`. Returns the kind; None where nothing was there to kill.
+    """SIGKILL for a random process of the kind that is next in `deck`. Returns the kind; None where
+    nothing was there to kill.
 
-    While a driver starts its workers, nothing is killed: it takes longer than the time between two kills. A kind that comes and goes, as
-    children do, is waited for; where it does not come, it is its turn again later.
+    While a driver starts its workers, nothing is killed: it takes longer than the time between two
+    kills. A kind that comes and goes, as children do, is waited for; where it does not come, it is
+    its turn again later.
     """
     if not deck:
         deck += chance.sample(list(VICTIMS), sum(VICTIMS.values()), counts=list(VICTIMS.values()))
@@ -333,7 +448,8 @@ def adopt_orphans() -> None:
 
 
 def bury(but: int) -> None:
-    """Take the exit status of adopted processes that have ended, so that they are gone. `but` is waited for by others."""
+    """Take the exit status of adopted processes that have ended, so that they are gone. `but` is
+    waited for by others."""
     for process in psutil.Process().children():
         try:
             if process.pid != but and process.status() == psutil.STATUS_ZOMBIE:
@@ -342,7 +458,7 @@ def bury(but: int) -> None:
             continue
 
 
-# -- a run -------------------------------------------------------------------------------------------------------------------------------
+# -- a run -----------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -368,7 +484,8 @@ class Run:
 
 
 def run(root: Path, seconds: float, chance: random.Random) -> Run:
-    """Drivers over the candidates in `root` until one has finished; kills for so many seconds. Raises TimeoutError for a run that hangs."""
+    """Drivers over the candidates in `root` until one has finished; kills for so many seconds.
+    Raises TimeoutError for a run that hangs."""
     try:
         return _run(root, seconds, chance)
     finally:
@@ -389,7 +506,13 @@ def _run(root: Path, seconds: float, chance: random.Random) -> Run:
         if (code := driver.process.poll()) is not None:
             if code == 0:
                 break
-            how = "killed" if killed_driver else "clear error" if code == CLEAR_ERROR else f"exit {code}"
+            how = (
+                "killed"
+                if killed_driver
+                else "clear error"
+                if code == CLEAR_ERROR
+                else f"exit {code}"
+            )
             restarts[how] += 1
             if how != "killed":
                 seen.last_words.append(f"{how}: {driver.last_words()}")
@@ -397,7 +520,9 @@ def _run(root: Path, seconds: float, chance: random.Random) -> Run:
             killed_driver = False
             driver = Driver(root, sum(restarts.values()))
         elif now - started > RUN_S:
-            raise TimeoutError(f"the run in {root} did not end within {RUN_S} s: {driver.last_words()}")
+            raise TimeoutError(
+                f"the run in {root} did not end within {RUN_S} s: {driver.last_words()}"
+            )
         elif spent_s < seconds and now >= next_kill:
             wait_s = RETRY_S
             if kind := kill_one(chance, deck):
@@ -429,37 +554,55 @@ def _read(root: Path, seen: Run) -> None:
     (finished,) = [found for found in _verification(root) if found.finished]
     rows = finished.read(columns=["candidate_id", "status", "reason", "detail"]).to_dicts()
     counted = Counter(row["candidate_id"] for row in rows)
-    seen.rows, seen.twice = len(rows), sorted(found for found, count in counted.items() if count > 1)
-    seen.verdicts = {row["candidate_id"]: [row["status"], row["reason"], row["detail"]] for row in rows}
+    seen.rows, seen.twice = (
+        len(rows),
+        sorted(found for found, count in counted.items() if count > 1),
+    )
+    seen.verdicts = {
+        row["candidate_id"]: [row["status"], row["reason"], row["detail"]] for row in rows
+    }
     command = [sys.executable, "-m", "benchmarks.chaos", "--aftermath", str(root)]
-    done = subprocess.run(command, env=environment(root), stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        command, env=environment(root), stdout=subprocess.PIPE, text=True, check=True
+    )
     seen.left_files, seen.builds = json.loads(done.stdout.splitlines()[-1]).values()
-    seen.left_files += sorted(str(path) for path in Path(finished.path).iterdir() if path.name.startswith("."))
+    seen.left_files += sorted(
+        str(path) for path in Path(finished.path).iterdir() if path.name.startswith(".")
+    )
 
 
 def _verification(root: Path) -> list[Snapshot]:
-    from tasks.store import snapshots as found
+    from tasks.store.snapshot import snapshots as found
 
     return found(str(root), stage.STAGE)
 
 
 def aftermath(root: Path) -> dict[str, Any]:
-    """Runs in the environment of the run: start what the next run would start, which sweeps; what is left then, and whether builds load."""
+    """Runs in the environment of the run: start what the next run would start, which sweeps; what
+    is left then, and whether builds load."""
     from kernels_eval.build.cache import BuildCache
     from kernels_eval.build.extensions import Builder
     from kernels_eval.isolation.sandbox import ForkServer
 
-    shared = [path for path in Path("/dev/shm").glob("concur-*-*") if not psutil.pid_exists(int(path.name.split("-")[1]))]
+    shared = [
+        path
+        for path in Path("/dev/shm").glob("concur-*-*")
+        if not psutil.pid_exists(int(path.name.split("-")[1]))
+    ]
     ForkServer().close()
     builder = Builder(CONFIG.eval.build)
     ours = builder.work_root
     left = [*(root / "tmp").glob("concur-*"), *(path for path in shared if path.exists())]
     left += [path for path in (root / "cache").glob("work-*") if path != ours]
-    left += [path for path in (root / "cache/headers").glob("*/.*") if not path.name.endswith(".lock")]
+    left += [
+        path for path in (root / "cache/headers").glob("*/.*") if not path.name.endswith(".lock")
+    ]
     cache = BuildCache(root / "cache")
     return {
         "left": sorted(map(str, left)),
-        "builds": {path.parent.name: _outcome(cache, path) for path in cache.root.glob("??/*/build.json")},
+        "builds": {
+            path.parent.name: _outcome(cache, path) for path in cache.root.glob("??/*/build.json")
+        },
     }
 
 
@@ -479,7 +622,7 @@ def _outcome(cache: Any, record: Path) -> list[str]:
     return ["ok", "loads"]
 
 
-# -- both, compared ----------------------------------------------------------------------------------------------------------------------
+# -- both, compared --------------------------------------------------------------------------------
 
 
 @dataclass
@@ -513,48 +656,101 @@ def measure(out: Path, count: int, seconds: float, seed: int, *, keep_calm: bool
 def compared(count: int, seconds: float, seed: int, calm: Run, chaos: Run) -> Report:
     differences = []
     for found in sorted({*calm.verdicts, *chaos.verdicts}):
-        one, other = calm.verdicts.get(found, ["none", "", ""]), chaos.verdicts.get(found, ["none", "", ""])
+        one, other = (
+            calm.verdicts.get(found, ["none", "", ""]),
+            chaos.verdicts.get(found, ["none", "", ""]),
+        )
         if one[:2] != other[:2]:
-            differences.append(f"{found}: {'/'.join(one[:2])} ({one[2]}) when calm, {'/'.join(other[:2])} ({other[2]}) in chaos")
-    builds = [key for key in sorted({*calm.builds, *chaos.builds}) if calm.builds.get(key) != chaos.builds.get(key)]
+            differences.append(
+                f"{found}: {'/'.join(one[:2])} ({one[2]}) when calm, {'/'.join(other[:2])}"
+                f" ({other[2]}) in chaos"
+            )
+    builds = [
+        key
+        for key in sorted({*calm.builds, *chaos.builds})
+        if calm.builds.get(key) != chaos.builds.get(key)
+    ]
     faults = [f"{len(differences)} verdicts differ"] if differences else []
     for name, seen in (("calm", calm), ("chaos", chaos)):
         faults += [f"{name}: {seen.rows} rows for {count} candidates"] if seen.rows != count else []
         faults += [f"{name}: two rows for {seen.twice}"] if seen.twice else []
-        faults += [f"{name}: processes left: {', '.join(seen.left_processes)}"] if seen.left_processes else []
+        faults += (
+            [f"{name}: processes left: {', '.join(seen.left_processes)}"]
+            if seen.left_processes
+            else []
+        )
         faults += [f"{name}: files left: {', '.join(seen.left_files)}"] if seen.left_files else []
-    faults += [f"build {key}: {calm.builds.get(key)} when calm, {chaos.builds.get(key)} in chaos" for key in builds]
+    faults += [
+        f"build {key}: {calm.builds.get(key)} when calm, {chaos.builds.get(key)} in chaos"
+        for key in builds
+    ]
     if chaos.killing_s < seconds:
-        faults.append(f"the run was over after {chaos.killing_s} s of {seconds:g} s of killing: it needs more candidates")
+        faults.append(
+            f"the run was over after {chaos.killing_s} s of {seconds:g} s of killing: it needs more"
+            " candidates"
+        )
     return Report(count, seconds, seed, calm, chaos, differences, faults)
 
 
 def as_text(report: Report) -> str:
     def table(head: str, counts: dict[str, int]) -> str:
-        return "\n".join([f"| {head} | number |", "| --- | ---: |", *(f"| {name} | {count} |" for name, count in counts.items())])
+        return "\n".join(
+            [
+                f"| {head} | number |",
+                "| --- | ---: |",
+                *(f"| {name} | {count} |" for name, count in counts.items()),
+            ]
+        )
 
     calm, chaos = report.calm, report.chaos
     verdicts = Counter(f"{status}/{reason}" for status, reason, _ in chaos.verdicts.values())
     lines = [
         "# A run whose processes are killed at random",
         "",
-        f"- Command: `python -m benchmarks.chaos --candidates {report.candidates} --seconds {report.seconds:g} --seed {report.seed}"
-        " --out DIR`",
-        f"- Machine: {os.cpu_count()} cores, no GPU; Linux {platform.release()}, Python {platform.python_version()}. Date {date.today()}",
-        f"- Wall time: {calm.wall_s:.0f} s calm, {chaos.wall_s:.0f} s with {sum(chaos.kills.values())} kills in"
-        f" {chaos.killing_s:.0f} s of killing",
-        f"- Driver started again: {sum(chaos.restarts.values())} times ({', '.join(f'{n} {how}' for how, n in chaos.restarts.items())})",
-        f"- Rows: {chaos.rows} for {report.candidates} candidates, {len(chaos.twice)} of them with two",
+        (
+            f"- Command: `python -m benchmarks.chaos --candidates {report.candidates} --seconds"
+            f" {report.seconds:g} --seed {report.seed} --out DIR`"
+        ),
+        (
+            f"- Machine: {os.cpu_count()} cores, no GPU; Linux {platform.release()}, Python"
+            f" {platform.python_version()}. Date {date.today()}"
+        ),
+        (
+            f"- Wall time: {calm.wall_s:.0f} s calm, {chaos.wall_s:.0f} s with"
+            f" {sum(chaos.kills.values())} kills in {chaos.killing_s:.0f} s of killing"
+        ),
+        (
+            f"- Driver started again: {sum(chaos.restarts.values())} times"
+            f" ({', '.join(f'{n} {how}' for how, n in chaos.restarts.items())})"
+        ),
+        (
+            f"- Rows: {chaos.rows} for {report.candidates} candidates, {len(chaos.twice)} of them"
+            " with two"
+        ),
         f"- Verdicts whose status or reason differ from the calm run's: {len(report.differences)}",
-        f"- Builds kept: {len(chaos.builds)}, of which {sum(chaos.builds[key] != calm.builds.get(key) for key in chaos.builds)} differ",
-        f"- Left behind: {len(chaos.left_processes)} processes, {len(chaos.left_files)} files or folders (after the next run's sweep)",
+        (
+            f"- Builds kept: {len(chaos.builds)}, of which"
+            f" {sum(chaos.builds[key] != calm.builds.get(key) for key in chaos.builds)} differ"
+        ),
+        (
+            f"- Left behind: {len(chaos.left_processes)} processes, {len(chaos.left_files)} files"
+            " or folders (after the next run's sweep)"
+        ),
         f"- Result: {'as it should be' if not report.faults else '; '.join(report.faults)}",
         "",
         table("killed", chaos.kills),
         "",
         table("verdict", dict(sorted(verdicts.items()))),
-        *(["", "Differences:", "", *(f"- {line}" for line in report.differences)] if report.differences else []),
-        *(["", "How drivers that were not killed themselves ended:", ""] if chaos.last_words else []),
+        *(
+            ["", "Differences:", "", *(f"- {line}" for line in report.differences)]
+            if report.differences
+            else []
+        ),
+        *(
+            ["", "How drivers that were not killed themselves ended:", ""]
+            if chaos.last_words
+            else []
+        ),
         *(f"- {words}" for words in chaos.last_words),
     ]
     return "\n".join(lines) + "\n"

@@ -1,11 +1,14 @@
-"""What curation costs: seconds and peak memory of every strategy on synthetic verdicts of any number of rows.
+"""What curation costs: seconds and peak memory of every strategy on synthetic verdicts of any
+number of rows.
 
     python -m benchmarks.curation_scale --rows 90810 5000000 [--strategy NAME ...] [--out FILE.json]
 
-Each strategy of each size runs in a process of its own that reads the table from disk, as `concur curate` does: `read_s` and `curate_s` are
-wall seconds after a first call on a few rows, which imports what is needed; `cpu_s` is the processor time of both, which other work on the
-machine stretches less; `peak_mib` is the peak resident memory, reading included. Rows are five a task; lengths, speedups, statuses
-and operators are drawn with one seed. The tables hold what strategies decide by, no texts. Says nothing of writing training sets.
+Each strategy of each size runs in a process of its own that reads the table from disk, as `concur
+curate` does: `read_s` and `curate_s` are wall seconds after a first call on a few rows, which
+imports what is needed; `cpu_s` is the processor time of both, which other work on the machine
+stretches less; `peak_mib` is the peak resident memory, reading included. Rows are five a task;
+lengths, speedups, statuses and operators are drawn with one seed. The tables hold what strategies
+decide by, no texts. Says nothing of writing training sets.
 """
 
 from __future__ import annotations
@@ -28,9 +31,13 @@ OPERATORS = ("linear", "gelu", "softmax", "conv2d", "layer_norm", "relu", "matmu
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, nargs="+", default=[PAPER_ROWS])
-    parser.add_argument("--strategy", choices=STRATEGY_NAMES, nargs="+", default=list(STRATEGY_NAMES))
+    parser.add_argument(
+        "--strategy", choices=STRATEGY_NAMES, nargs="+", default=list(STRATEGY_NAMES)
+    )
     parser.add_argument("--out", help="write the figures there, JSON")
     parser.add_argument("--one", nargs=2, metavar=("TABLE", "STRATEGY"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -42,16 +49,34 @@ def main() -> int:
         for rows in arguments.rows:
             table = Path(directory) / f"{rows}.parquet"
             subprocess.run(
-                [sys.executable, "-c", f"from benchmarks.curation_scale import *; write(Path({str(table)!r}), {rows})"], check=True
+                [
+                    sys.executable,
+                    "-c",
+                    f"from benchmarks.curation_scale import *; write(Path({str(table)!r}), {rows})",
+                ],
+                check=True,
             )
             for strategy in arguments.strategy:
-                command = [sys.executable, "-m", "benchmarks.curation_scale", "--one", str(table), strategy]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.curation_scale",
+                    "--one",
+                    str(table),
+                    strategy,
+                ]
                 done = subprocess.run(command, check=True, capture_output=True, text=True)
                 found.append(json.loads(done.stdout))
-                print("{rows:>10,} rows  {strategy:<28} read {read_s:6.2f} s  curate {curate_s:6.2f} s  cpu {cpu_s:6.2f} s"
-                      "  {us_per_row:6.2f} us a row  {peak_mib:7,.0f} MiB  {taken:,} taken".format(**found[-1]), flush=True)  # fmt: skip
+                print(
+                    "{rows:>10,} rows  {strategy:<28} read {read_s:6.2f} s  curate {curate_s:6.2f}"
+                    " s  cpu {cpu_s:6.2f} s  {us_per_row:6.2f} us a row  {peak_mib:7,.0f} MiB "
+                    " {taken:,} taken".format(**found[-1]),
+                    flush=True,
+                )
     if arguments.out:
-        Path(arguments.out).write_text(json.dumps({"cpus": os.cpu_count(), "runs": found}, indent=2) + "\n", encoding="utf-8")
+        Path(arguments.out).write_text(
+            json.dumps({"cpus": os.cpu_count(), "runs": found}, indent=2) + "\n", encoding="utf-8"
+        )
     return 0
 
 
@@ -88,7 +113,8 @@ def write(path: Path, rows: int, seed: int = SEED) -> None:
 
 
 def synthetic(rows: int, seed: int = SEED) -> Any:
-    """The frame: hexadecimal ids, log-normal lengths and speedups, correctness falling with length as the paper observes."""
+    """The frame: hexadecimal ids, log-normal lengths and speedups, correctness falling with length
+    as the paper observes."""
     import numpy as np
     import polars as pl
 
@@ -99,16 +125,35 @@ def synthetic(rows: int, seed: int = SEED) -> Any:
     correct = rng.random(rows) < np.clip(0.95 - tokens / 30000, 0.04, 1)
     speedup = rng.lognormal(0.1, 0.8, rows)
     # a list of operators per task: one in three has one
-    lists = [[OPERATORS[i % 8]] if i % 3 == 0 else [OPERATORS[i % 8], OPERATORS[i % 7], OPERATORS[i % 5]] for i in range(840)]
+    lists = [
+        [OPERATORS[i % 8]] if i % 3 == 0 else [OPERATORS[i % 8], OPERATORS[i % 7], OPERATORS[i % 5]]
+        for i in range(840)
+    ]
     operators = pl.Series("reference_operators", lists, dtype=pl.List(pl.String))
     return pl.DataFrame(
-        {"number": number, "task": task, "status": correct, "sample_index": number % PER_TASK, "reasoning_tokens": tokens}
+        {
+            "number": number,
+            "task": task,
+            "status": correct,
+            "sample_index": number % PER_TASK,
+            "reasoning_tokens": tokens,
+        }
     ).select(
-        pl.format("{}{}", pl.lit("0" * 20), pl.col("number").cast(pl.String).str.pad_start(12, "0")).alias("candidate_id"),
-        pl.format("kernelbook/{}", pl.col("task").cast(pl.String).str.pad_start(8, "0")).alias("task_id"),
+        pl.format(
+            "{}{}", pl.lit("0" * 20), pl.col("number").cast(pl.String).str.pad_start(12, "0")
+        ).alias("candidate_id"),
+        pl.format("kernelbook/{}", pl.col("task").cast(pl.String).str.pad_start(8, "0")).alias(
+            "task_id"
+        ),
         pl.when("status").then(pl.lit("correct")).otherwise(pl.lit("incorrect")).alias("status"),
         pl.when("status")
-        .then(pl.struct(speedup=pl.Series(speedup), speedup_lower=pl.Series(speedup * 0.95), speedup_upper=pl.Series(speedup * 1.05)))
+        .then(
+            pl.struct(
+                speedup=pl.Series(speedup),
+                speedup_lower=pl.Series(speedup * 0.95),
+                speedup_upper=pl.Series(speedup * 1.05),
+            )
+        )
         .alias("timing"),
         operators.gather(task % len(lists)),
         pl.lit("org/writer").alias("generator"),

@@ -1,9 +1,11 @@
-"""Which tasks cannot tell a right kernel from a wrong one? Loads every reference and computes its expected values, as verification does.
+"""Which tasks cannot tell a right kernel from a wrong one? Loads every reference and computes its
+expected values, as verification does.
 
     python -m benchmarks.degenerate_tasks --tasks kernelbench.parquet --language cuda --out DIR
 
-Prints every task that ends as a task_error with its evidence, and those with flags of their own; writes degenerate_tasks.json with all of
-them. `--part 0/4` takes every fourth task (one process a GPU), `--budget-s` stops in time.
+Prints every task that ends as a task_error with its evidence, and those with flags of their own;
+writes degenerate_tasks.json with all of them. `--part 0/4` takes every fourth task (one process a
+GPU), `--budget-s` stops in time.
 """
 
 from __future__ import annotations
@@ -19,22 +21,30 @@ from typing import Any
 from kernels_eval.config import EvalConfig, LimitsConfig
 from kernels_eval.evaluator import device_for
 from kernels_eval.isolation.sandbox import Child, ForkServer
-from kernels_eval.processes import ReferenceProcess
+from kernels_eval.parent.handles import ReferenceProcess
+from kernels_eval.parent.messages import Stop
 from kernels_eval.records import KernelTask, Language
-from kernels_eval.testimony import Stop
 from tasks.sources.config import TasksConfig
 from tasks.sources.stage import load_tasks
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tasks", required=True, help="KernelBench tasks, Parquet")
     parser.add_argument("--levels", default="1,2,3")
-    parser.add_argument("--language", default="cuda", choices=[language.value for language in Language])
+    parser.add_argument(
+        "--language", default="cuda", choices=[language.value for language in Language]
+    )
     parser.add_argument("--part", default="0/1", help="which share of the tasks, such as 0/4")
-    parser.add_argument("--skip", type=int, default=0, help="leave out so many tasks, those of an earlier run")
+    parser.add_argument(
+        "--skip", type=int, default=0, help="leave out so many tasks, those of an earlier run"
+    )
     parser.add_argument("--budget-s", type=float, default=3600)
-    parser.add_argument("--reference-s", type=float, default=60, help="deadline of one command to a reference")
+    parser.add_argument(
+        "--reference-s", type=float, default=60, help="deadline of one command to a reference"
+    )
     parser.add_argument("--out", required=True)
     arguments = parser.parse_args()
     levels = {int(level) for level in arguments.levels.split(",")}
@@ -61,11 +71,17 @@ def main() -> int:
 
 def judged(task: KernelTask, server: ForkServer, config: EvalConfig, device: str) -> dict[str, Any]:
     started = time.monotonic()
-    reference = ReferenceProcess(lambda: Child(server, "reference", config.limits), task, config, device)
+    reference = ReferenceProcess(
+        lambda: Child(server, "reference", config.limits), task, config, device
+    )
     row: dict[str, Any] = {"task_id": task.task_id, "name": task.name, "reason": "ok", "detail": ""}
     try:
         reference.open()
-        row |= {"flags": list(reference.flags), "trials": [trial.name for trial in reference.trials], "oracle": reference.oracle}
+        row |= {
+            "flags": list(reference.flags),
+            "trials": [trial.name for trial in reference.trials],
+            "oracle": reference.oracle,
+        }
     except Stop as stop:
         row |= {"reason": stop.finding.reason, "detail": stop.finding.detail[:300]}
     finally:

@@ -1,16 +1,19 @@
-"""LoRA steps of a QwQ-32B-shaped model spread over GPUs by FSDP2: tokens per second, memory and losses, by number of GPUs.
+"""LoRA steps of a QwQ-32B-shaped model spread over GPUs by FSDP2: tokens per second, memory and
+losses, by number of GPUs.
 
-    python -m benchmarks.fsdp2_step --gpus 1,2 --length 8192
-    python -m benchmarks.fsdp2_step --gpus 2 --shape tiny --cpu --steps 3        # two gloo processes, seconds
+    python -m benchmarks.fsdp2_step --gpus 1,2 --length 8192 python -m benchmarks.fsdp2_step --gpus
+    2 --shape tiny --cpu --steps 3        # two gloo processes, seconds
 
-Needs as many GPUs as the largest number asks for, torch, transformers, PEFT and TRL; no weights and no disk. The weights are random, made
-on each device for its own share alone, so that no process ever holds the model whole. Precision and recomputation are those that training
-with `parallelism: fsdp2` gets: frozen weights in bfloat16, LoRA as in the recipe in float32 with bfloat16 arithmetic and reduction, each
-layer recomputed in the backward pass, TRL's loss, which never holds all logits. Each layer is a unit of FSDP2, embeddings and head are one
-more; training has two for these, which saves about 1.5 GB at a time.
-Each GPU takes one row of `--length` tokens a step (so N GPUs take N rows). The first `--warmup` steps are not timed; the rest give a
-median. A number of GPUs on which the model does not fit is reported as such, and the others still run. Losses are of random tokens: only
-that they are finite, start near ln(vocabulary) and fall on the repeated row says something.
+Needs as many GPUs as the largest number asks for, torch, transformers, PEFT and TRL; no weights and
+no disk. The weights are random, made on each device for its own share alone, so that no process
+ever holds the model whole. Precision and recomputation are those that training with `parallelism:
+fsdp2` gets: frozen weights in bfloat16, LoRA as in the recipe in float32 with bfloat16 arithmetic
+and reduction, each layer recomputed in the backward pass, TRL's loss, which never holds all logits.
+Each layer is a unit of FSDP2, embeddings and head are one more; training has two for these, which
+saves about 1.5 GB at a time. Each GPU takes one row of `--length` tokens a step (so N GPUs take N
+rows). The first `--warmup` steps are not timed; the rest give a median. A number of GPUs on which
+the model does not fit is reported as such, and the others still run. Losses are of random tokens:
+only that they are finite, start near ln(vocabulary) and fall on the repeated row says something.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ SHAPES: dict[str, dict[str, int]] = {
         "max_position_embeddings": 4096,
     },
 }
-# tasks.training.recipe says where these come from; repeated here because a borrowed machine may have no pydantic (a test compares them)
+# tasks.training.recipe says where these come from; repeated here because a borrowed machine may
+# have no pydantic (a test compares them)
 LORA = {
     "r": 32,
     "lora_alpha": 32,
@@ -59,20 +63,35 @@ def main() -> None:
     results = [_run(options, count) for count in counts]
     _print(options, results)
     if options.out:
-        options.out.write_text(json.dumps({"options": {k: str(v) for k, v in vars(options).items()}, "results": results}, indent=2))
+        options.out.write_text(
+            json.dumps(
+                {"options": {k: str(v) for k, v in vars(options).items()}, "results": results},
+                indent=2,
+            )
+        )
     sys.exit(0 if any("tokens_per_s" in result for result in results) else 1)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gpus", default="1,2", help="numbers of GPUs (processes), one after the other")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--gpus", default="1,2", help="numbers of GPUs (processes), one after the other"
+    )
     parser.add_argument("--shape", choices=sorted(SHAPES), default="qwq32b")
-    parser.add_argument("--layers", type=int, help="fewer layers than the shape has, for a smaller machine")
+    parser.add_argument(
+        "--layers", type=int, help="fewer layers than the shape has, for a smaller machine"
+    )
     parser.add_argument("--length", type=int, help="tokens a row; default 8,192 (64 for tiny)")
     parser.add_argument("--steps", type=int, default=6, help="timed steps")
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--no-recompute", action="store_true", help="keep all activations")
-    parser.add_argument("--cpu", action="store_true", help="gloo processes on CPU cores: a rehearsal, no measurement")
+    parser.add_argument(
+        "--cpu",
+        action="store_true",
+        help="gloo processes on CPU cores: a rehearsal, no measurement",
+    )
     parser.add_argument("--out", type=Path, help="write what is printed as JSON too")
     options = parser.parse_args()
     options.length = options.length or (64 if options.shape == "tiny" else 8192)
@@ -80,7 +99,8 @@ def _options() -> argparse.Namespace:
 
 
 def _run(options: argparse.Namespace, processes: int) -> dict[str, Any]:
-    """Start so many processes on this machine and give what the first one reports, or how it failed."""
+    """Start so many processes on this machine and give what the first one reports, or how it
+    failed."""
     import torch.multiprocessing as multiprocessing
 
     context = multiprocessing.get_context("spawn")
@@ -88,12 +108,19 @@ def _run(options: argparse.Namespace, processes: int) -> dict[str, Any]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    workers = [context.Process(target=_worker, args=(rank, processes, port, options, reports)) for rank in range(processes)]
+    workers = [
+        context.Process(target=_worker, args=(rank, processes, port, options, reports))
+        for rank in range(processes)
+    ]
     for worker in workers:
         worker.start()
     found: list[dict[str, Any]] = []
-    while any(worker.is_alive() for worker in workers) and not any("failed" in report for report in found):
-        if any(worker.exitcode for worker in workers):  # killed: it said nothing, and the others wait for it
+    while any(worker.is_alive() for worker in workers) and not any(
+        "failed" in report for report in found
+    ):
+        if any(
+            worker.exitcode for worker in workers
+        ):  # killed: it said nothing, and the others wait for it
             break
         while not reports.empty():
             found.append(reports.get())
@@ -105,14 +132,19 @@ def _run(options: argparse.Namespace, processes: int) -> dict[str, Any]:
         worker.join()
     failed = [report for report in found if "failed" in report]
     if failed or len(found) < processes:
-        return {"gpus": processes, "failed": failed[0]["failed"] if failed else "a process ended without a word"}
+        return {
+            "gpus": processes,
+            "failed": failed[0]["failed"] if failed else "a process ended without a word",
+        }
     found.sort(key=lambda report: report["rank"])
     result = found[0] | {"gpus": processes, "peak_gib": [report["peak_gib"] for report in found]}
     result.pop("rank")
     return result
 
 
-def _worker(rank: int, processes: int, port: int, options: argparse.Namespace, reports: Any) -> None:
+def _worker(
+    rank: int, processes: int, port: int, options: argparse.Namespace, reports: Any
+) -> None:
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -122,7 +154,9 @@ def _worker(rank: int, processes: int, port: int, options: argparse.Namespace, r
     }
     import torch
 
-    warnings.filterwarnings("ignore", message=".*gradient_checkpointing.* is deprecated", category=FutureWarning)  # PEFT's
+    warnings.filterwarnings(
+        "ignore", message=".*gradient_checkpointing.* is deprecated", category=FutureWarning
+    )  # PEFT's
     try:
         reports.put({"rank": rank} | _measure(rank, processes, options))
     except torch.OutOfMemoryError as error:
@@ -146,10 +180,17 @@ def _measure(rank: int, processes: int, options: argparse.Namespace) -> dict[str
     model, parameters, trained = _model(options, device, rank)
     built_s = time.monotonic() - began
     optimizer = torch.optim.AdamW(
-        [p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True
+        [p for p in model.parameters() if p.requires_grad],
+        lr=LEARNING_RATE,
+        weight_decay=WEIGHT_DECAY,
+        fused=True,
     )
     tokens = torch.randint(
-        0, model.config.vocab_size, (1, options.length), device=device, generator=torch.Generator(device).manual_seed(rank)
+        0,
+        model.config.vocab_size,
+        (1, options.length),
+        device=device,
+        generator=torch.Generator(device).manual_seed(rank),
     )
     if not options.cpu:
         torch.cuda.reset_peak_memory_stats()
@@ -191,8 +232,12 @@ def _model(options: argparse.Namespace, device: Any, rank: int) -> tuple[Any, in
     from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
     from trl.trainer.utils import add_fused_lm_head
 
-    shape = SHAPES[options.shape] | ({"num_hidden_layers": options.layers} if options.layers else {})
-    config = Qwen2Config(**shape, tie_word_embeddings=False, attn_implementation="sdpa", use_cache=False)
+    shape = SHAPES[options.shape] | (
+        {"num_hidden_layers": options.layers} if options.layers else {}
+    )
+    config = Qwen2Config(
+        **shape, tie_word_embeddings=False, attn_implementation="sdpa", use_cache=False
+    )
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", bias="none", **LORA))
@@ -200,8 +245,13 @@ def _model(options: argparse.Namespace, device: Any, rank: int) -> tuple[Any, in
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     causal = model.get_base_model()
-    add_fused_lm_head(causal, outputs=("log_probs", "entropy", "is_top1"))  # the same fields as SFTTrainer asks for
-    counted = sum(p.numel() for p in model.parameters()), sum(p.numel() for p in model.parameters() if p.requires_grad)
+    add_fused_lm_head(
+        causal, outputs=("log_probs", "entropy", "is_top1")
+    )  # the same fields as SFTTrainer asks for
+    counted = (
+        sum(p.numel() for p in model.parameters()),
+        sum(p.numel() for p in model.parameters() if p.requires_grad),
+    )
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
     layers = causal.model.layers
     for index, layer in enumerate(layers):
@@ -210,13 +260,16 @@ def _model(options: argparse.Namespace, device: Any, rank: int) -> tuple[Any, in
         fully_shard(layers[index], mp_policy=policy, reshard_after_forward=True)
     fully_shard(model, mp_policy=policy)
     model.to_empty(device=device)
-    causal.model.rotary_emb = Qwen2RotaryEmbedding(config).to(device)  # a buffer: to_empty left nonsense in it
+    causal.model.rotary_emb = Qwen2RotaryEmbedding(config).to(
+        device
+    )  # a buffer: to_empty left nonsense in it
     _fill(model, device, rank)
     return model.train(), *counted
 
 
 def _fill(model: Any, device: Any, rank: int) -> None:
-    """Random weights, each process its own shards. Norms are 1 and LoRA's second matrices 0, as in a model that is not trained yet."""
+    """Random weights, each process its own shards. Norms are 1 and LoRA's second matrices 0, as in
+    a model that is not trained yet."""
     import torch
 
     random = torch.Generator(device).manual_seed(1000 + rank)
@@ -255,12 +308,24 @@ def _print(options: argparse.Namespace, results: list[dict[str, Any]]) -> None:
     import transformers
 
     where = "CPU cores" if options.cpu else torch.cuda.get_device_name(0)
-    print(f"{options.shape}, {options.layers or SHAPES[options.shape]['num_hidden_layers']} layers, {options.length} tokens a row, {where}")
-    print(f"torch {torch.__version__}, transformers {transformers.__version__}; ln(vocabulary) is", end=" ")
+    print(
+        f"{options.shape}, {options.layers or SHAPES[options.shape]['num_hidden_layers']} layers,"
+        f" {options.length} tokens a row, {where}"
+    )
+    print(
+        f"torch {torch.__version__}, transformers {transformers.__version__}; ln(vocabulary) is",
+        end=" ",
+    )
     print(f"{math.log(SHAPES[options.shape]['vocab_size']):.2f}")
-    print("\n| GPUs | tokens/s | a GPU | of the first | step s | peak GiB a GPU | built in s | losses |")
+    print(
+        "\n| GPUs | tokens/s | a GPU | of the first | step s | peak GiB a GPU | built in s |"
+        " losses |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    base = next((result["tokens_per_s"] / result["gpus"] for result in results if "tokens_per_s" in result), None)
+    base = next(
+        (result["tokens_per_s"] / result["gpus"] for result in results if "tokens_per_s" in result),
+        None,
+    )
     for result in results:
         if "failed" in result:
             print(f"| {result['gpus']} | {result['failed'].strip().splitlines()[-1]} |")
@@ -269,12 +334,16 @@ def _print(options: argparse.Namespace, results: list[dict[str, Any]]) -> None:
         peaks = ", ".join(f"{peak:.1f}" for peak in result["peak_gib"])
         losses = f"{result['losses'][0]:.3f} to {result['losses'][-1]:.3f}"
         print(
-            f"| {result['gpus']} | {result['tokens_per_s']:,.0f} | {alone:,.0f} | {alone / base:.0%} | {result['step_s']:.2f} | {peaks} "
-            f"| {result['build_s']:.0f} | {losses} |"
+            f"| {result['gpus']} | {result['tokens_per_s']:,.0f} | {alone:,.0f} |"
+            f" {alone / base:.0%} | {result['step_s']:.2f} | {peaks} | {result['build_s']:.0f} |"
+            f" {losses} |"
         )
     for result in results:
         if "parameters" in result:
-            print(f"\n{result['parameters']:,} parameters, {result['trained_parameters']:,} of them trained")
+            print(
+                f"\n{result['parameters']:,} parameters, {result['trained_parameters']:,} of them"
+                " trained"
+            )
             break
     for result in results:
         if "failed" in result:

@@ -1,30 +1,38 @@
-"""The same candidates, verified the way KernelBench's public harness does it: what that costs, to compare with ours.
+"""The same candidates, verified the way KernelBench's public harness does it: what that costs, to
+compare with ours.
 
-    python -m benchmarks.kernelbench_protocol --tasks kernelbench.parquet --responses qwq32b_candidates.parquet --mode sequential \
-        --only OURS/verdicts.json --budget-s 400 --out DIR
+    python -m benchmarks.kernelbench_protocol --tasks kernelbench.parquet --responses
+    qwq32b_candidates.parquet --mode sequential \ --only OURS/verdicts.json --budget-s 400 --out DIR
     python -m benchmarks.kernelbench_protocol --out DIR --ours OURS/verdicts.json
 
 Candidates run with no isolation, with your rights: only give it responses you would run.
 
-Own code that follows the protocol of https://github.com/ScalingIntelligence/KernelBench (scripts/eval_from_generations.py and the tolerance
-of its first version). Every candidate has a fresh Python process. It imports torch, runs the reference's module and the candidate's in
-one namespace (the candidate builds its extension with torch's own load_inline), constructs both models under one seed, compares them in 5
-trials on inputs that are made on the CPU and copied, and times 100 calls of each after 3 warm-ups. A process that exceeds its deadline is
-killed with its group. Every candidate has its own TORCH_EXTENSIONS_DIR, so nothing that is built serves two of them.
+Own code that follows the protocol of https://github.com/ScalingIntelligence/KernelBench
+(scripts/eval_from_generations.py and the tolerance of its first version). Every candidate has a
+fresh Python process. It imports torch, runs the reference's module and the candidate's in one
+namespace (the candidate builds its extension with torch's own load_inline), constructs both models
+under one seed, compares them in 5 trials on inputs that are made on the CPU and copied, and times
+100 calls of each after 3 warm-ups. A process that exceeds its deadline is killed with its group.
+Every candidate has its own TORCH_EXTENSIONS_DIR, so nothing that is built serves two of them.
 
-`--mode sequential` is KernelBench's default: one candidate after the other, each builds and runs in one process. `--mode parallel-builds`
-is its `build_cache`: all builds first, each in a process of its own and many at a time, then the runs one after the other. As there, a
-build that fails leaves no cache, so the run tries it again; the summary also says what that repetition cost.
+`--mode sequential` is KernelBench's default: one candidate after the other, each builds and runs in
+one process. `--mode parallel-builds` is its `build_cache`: all builds first, each in a process of
+its own and many at a time, then the runs one after the other. As there, a build that fails leaves
+no cache, so the run tries it again; the summary also says what that repetition cost.
 
-In KernelBench's favour: a process imports torch and nothing else, one process less is started per candidate, and it ends without clean-up.
-Against it: the reference's 100 calls, which KernelBench times with each candidate in newer versions only. They are listed apart, and the
-comparison is printed with and without them and the repeated builds. Not done: flushing the L2 cache between calls, as newer versions do.
+In KernelBench's favour: a process imports torch and nothing else, one process less is started per
+candidate, and it ends without clean-up. Against it: the reference's 100 calls, which KernelBench
+times with each candidate in newer versions only. They are listed apart, and the comparison is
+printed with and without them and the repeated builds. Not done: flushing the L2 cache between
+calls, as newer versions do.
 
-Writes `kernelbench_protocol.json` to --out after every candidate: a section for each mode, each with its rows and its summary. Both modes
-may share one --out. The order of candidates is shuffled with a fixed seed, so that a run cut short is still a fair sample.
+Writes `kernelbench_protocol.json` to --out after every candidate: a section for each mode, each
+with its rows and its summary. Both modes may share one --out. The order of candidates is shuffled
+with a fixed seed, so that a run cut short is still a fair sample.
 
-`--ours verdicts.json` (what benchmarks.recorded_verdicts wrote) prints how much faster ours was, over the candidates that both have. Give
-ours a cold build cache. To verify the very same candidates with ours, give it `responses-MODE.parquet` of --out as --responses.
+`--ours verdicts.json` (what benchmarks.recorded_verdicts wrote) prints how much faster ours was,
+over the candidates that both have. Give ours a cold build cache. To verify the very same candidates
+with ours, give it `responses-MODE.parquet` of --out as --responses.
 """
 
 from __future__ import annotations
@@ -64,21 +72,63 @@ DETAIL_CHARACTERS = 800
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", help="KernelBench tasks, Parquet; without it nothing runs, and --ours is compared with what --out holds")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--tasks",
+        help=(
+            "KernelBench tasks, Parquet; without it nothing runs, and --ours is compared with what"
+            " --out holds"
+        ),
+    )
     parser.add_argument("--responses", help="recorded responses, Parquet")
     parser.add_argument("--out", help="a folder")
     parser.add_argument("--mode", choices=MODES, default="sequential")
-    parser.add_argument("--only", help="JSON list of objects with task_id and sample_index (a verdicts.json will do): exactly these")
-    parser.add_argument("--limit", type=int, default=64, help="without --only: so many candidates, spread evenly over those with code")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: for candidates in C++")
-    parser.add_argument("--builders", type=int, default=len(os.sched_getaffinity(0)), help="builds at a time, with parallel-builds")
-    parser.add_argument("--timeout-s", type=float, default=300.0, help="deadline of one process, seconds")
-    parser.add_argument("--budget-s", type=float, default=0.0, help="start no candidate (no build: half of it) after so long; 0: no limit")
-    parser.add_argument("--grace-s", type=float, default=30.0, help="what still runs so long after the budget is killed and not counted")
+    parser.add_argument(
+        "--only",
+        help=(
+            "JSON list of objects with task_id and sample_index (a verdicts.json will do): exactly"
+            " these"
+        ),
+    )
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=64,
+        help="without --only: so many candidates, spread evenly over those with code",
+    )
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: for candidates in C++"
+    )
+    parser.add_argument(
+        "--builders",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="builds at a time, with parallel-builds",
+    )
+    parser.add_argument(
+        "--timeout-s", type=float, default=300.0, help="deadline of one process, seconds"
+    )
+    parser.add_argument(
+        "--budget-s",
+        type=float,
+        default=0.0,
+        help="start no candidate (no build: half of it) after so long; 0: no limit",
+    )
+    parser.add_argument(
+        "--grace-s",
+        type=float,
+        default=30.0,
+        help="what still runs so long after the budget is killed and not counted",
+    )
     parser.add_argument("--arch", help="TORCH_CUDA_ARCH_LIST; the device's own where not given")
-    parser.add_argument("--ours", help="verdicts.json of benchmarks.recorded_verdicts, to compare with")
-    parser.add_argument("--ours-summary", help="its summary.json; the one beside --ours where not given")
+    parser.add_argument(
+        "--ours", help="verdicts.json of benchmarks.recorded_verdicts, to compare with"
+    )
+    parser.add_argument(
+        "--ours-summary", help="its summary.json; the one beside --ours where not given"
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -86,8 +136,13 @@ def main() -> int:
         return run_child(Path(arguments.child), arguments.report_fd)
     if not arguments.out:
         parser.error("--out is needed")
-    if bool(arguments.tasks) != bool(arguments.responses) or not (arguments.tasks or arguments.ours):
-        parser.error("give --tasks and --responses to run candidates, or --ours to compare with an earlier run in --out")
+    if bool(arguments.tasks) != bool(arguments.responses) or not (
+        arguments.tasks or arguments.ours
+    ):
+        parser.error(
+            "give --tasks and --responses to run candidates, or --ours to compare with an earlier"
+            " run in --out"
+        )
     if arguments.builders < 1:
         parser.error("--builders must be 1 or more")
     out = Path(arguments.out)
@@ -99,8 +154,16 @@ def main() -> int:
         return 1
     print("\n".join(table(result)), flush=True)
     if arguments.ours:
-        summary = Path(arguments.ours_summary) if arguments.ours_summary else Path(arguments.ours).with_name("summary.json")
-        compared = compare(result["modes"], json.loads(Path(arguments.ours).read_text()), json.loads(summary.read_text()))
+        summary = (
+            Path(arguments.ours_summary)
+            if arguments.ours_summary
+            else Path(arguments.ours).with_name("summary.json")
+        )
+        compared = compare(
+            result["modes"],
+            json.loads(Path(arguments.ours).read_text()),
+            json.loads(summary.read_text()),
+        )
         (out / "compared.json").write_text(json.dumps(compared, indent=2))
         print("\n" + "\n".join(comparison_lines(compared)), flush=True)
     return 130 if interrupted else 0
@@ -132,7 +195,8 @@ def key_of(row: dict[str, Any]) -> tuple[str, int]:
 
 
 def load_jobs(tasks: str, responses: str) -> list[Job]:
-    """Every response that holds code and belongs to a task, in the order of sample, level and problem."""
+    """Every response that holds code and belongs to a task, in the order of sample, level and
+    problem."""
     import polars as pl
 
     from tasks.sources import kernelbench
@@ -150,7 +214,8 @@ def load_jobs(tasks: str, responses: str) -> list[Job]:
 
 
 def choose(jobs: list[Job], only: list[dict[str, Any]] | None, limit: int) -> list[Job]:
-    """The candidates named by `only`, else `limit` spread evenly over all; shuffled the same way every time."""
+    """The candidates named by `only`, else `limit` spread evenly over all; shuffled the same way
+    every time."""
     if only is not None:
         wanted = {key_of(row) for row in only}
         chosen = [job for job in jobs if job.key in wanted]
@@ -166,7 +231,8 @@ def choose(jobs: list[Job], only: list[dict[str, Any]] | None, limit: int) -> li
 
 @dataclass(frozen=True)
 class Settings:
-    """`timeout_s` is the deadline of a process; from `budget_s` on (0: never) nothing new is started; `grace_s` later all is killed."""
+    """`timeout_s` is the deadline of a process; from `budget_s` on (0: never) nothing new is
+    started; `grace_s` later all is killed."""
 
     mode: str
     device: str
@@ -178,12 +244,17 @@ class Settings:
 
 
 def run_candidates(arguments: argparse.Namespace, out: Path) -> bool:
-    """Run the chosen mode and write its section after every candidate. Returns whether it came to its end undisturbed."""
+    """Run the chosen mode and write its section after every candidate. Returns whether it came to
+    its end undisturbed."""
     only = json.loads(Path(arguments.only).read_text()) if arguments.only else None
     jobs = choose(load_jobs(arguments.tasks, arguments.responses), only, arguments.limit)
     if only is not None:
         left_out = len({key_of(row) for row in only}) - len(jobs)
-        print(f"{len(jobs)} candidates; {left_out} of --only have no code or are not in the responses", flush=True)
+        print(
+            f"{len(jobs)} candidates; {left_out} of --only have no code or are not in the"
+            " responses",
+            flush=True,
+        )
     if not jobs:
         raise SystemExit("error: no candidate to run")
     settings = Settings(
@@ -209,22 +280,32 @@ def run_candidates(arguments: argparse.Namespace, out: Path) -> bool:
         done = False
     section = read_result(out)["modes"].get(settings.mode)
     if section:
-        write_responses(arguments.responses, section["rows"], out / f"responses-{settings.mode}.parquet")
+        write_responses(
+            arguments.responses, section["rows"], out / f"responses-{settings.mode}.parquet"
+        )
     return done
 
 
 def write_responses(responses: str, rows: list[dict[str, Any]], path: Path) -> None:
-    """The recorded responses of these rows alone: what benchmarks.recorded_verdicts takes to verify exactly the same candidates."""
+    """The recorded responses of these rows alone: what benchmarks.recorded_verdicts takes to verify
+    exactly the same candidates."""
     import polars as pl
 
     done = {key_of(row) for row in rows}
     recorded = pl.read_parquet(responses)
     keys = zip(recorded["level"], recorded["problem_id"], recorded["sample_id"], strict=True)
-    recorded.filter(pl.Series([(f"kernelbench/L{level}/{problem}", sample) in done for level, problem, sample in keys])).write_parquet(path)
+    recorded.filter(
+        pl.Series(
+            [(f"kernelbench/L{level}/{problem}", sample) in done for level, problem, sample in keys]
+        )
+    ).write_parquet(path)
 
 
-def run_mode(jobs: list[Job], settings: Settings, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """All jobs under the settings. `save` gets the section (rows, builds, summary) after every build and every run."""
+def run_mode(
+    jobs: list[Job], settings: Settings, save: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """All jobs under the settings. `save` gets the section (rows, builds, summary) after every
+    build and every run."""
     began = time.monotonic()
     scratch = Path(tempfile.mkdtemp(prefix="kernelbench-"))
     processes = Processes(settings, scratch)
@@ -244,10 +325,15 @@ def run_mode(jobs: list[Job], settings: Settings, save: Callable[[dict[str, Any]
         def note(kind: str, done: int, total: int, row: dict[str, Any]) -> None:
             section["summary"] = summarise(section)
             save(section)
-            split = ", ".join(f"{name} {row['seconds'][name]:.1f}" for name in PHASES if row["seconds"].get(name, 0) >= 0.05)
+            split = ", ".join(
+                f"{name} {row['seconds'][name]:.1f}"
+                for name in PHASES
+                if row["seconds"].get(name, 0) >= 0.05
+            )
             name = f"{row['task_id']}#{row['sample_index']}"
             print(
-                f"{time.monotonic() - began:6.1f} s  {kind} {done}/{total}  {name}  {row['status']}  {row['wall_s']:.1f} s ({split})",
+                f"{time.monotonic() - began:6.1f} s  {kind} {done}/{total}  {name}  {row['status']}"
+                f"  {row['wall_s']:.1f} s ({split})",
                 flush=True,
             )
 
@@ -265,15 +351,25 @@ def run_mode(jobs: list[Job], settings: Settings, save: Callable[[dict[str, Any]
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _build_all(jobs: list[Job], processes: Processes, section: dict, note: Callable, stops_at: float, killed_at: float) -> list[Job]:
-    """Import every candidate once, `builders` at a time. Returns the jobs whose build was tried, in their order."""
+def _build_all(
+    jobs: list[Job],
+    processes: Processes,
+    section: dict,
+    note: Callable,
+    stops_at: float,
+    killed_at: float,
+) -> list[Job]:
+    """Import every candidate once, `builders` at a time. Returns the jobs whose build was tried, in
+    their order."""
 
     def build(job: Job) -> dict[str, Any] | None:
         if time.monotonic() >= stops_at:
             return None
         outcome = processes.run("build", job, killed_at)
         if outcome and outcome["status"] != "built":
-            shutil.rmtree(processes.extensions(job), ignore_errors=True)  # KernelBench does the same; a stale lock would block the run
+            shutil.rmtree(
+                processes.extensions(job), ignore_errors=True
+            )  # KernelBench does the same; a stale lock would block the run
         return outcome
 
     began = time.monotonic()
@@ -283,7 +379,9 @@ def _build_all(jobs: list[Job], processes: Processes, section: dict, note: Calla
             for future in as_completed(futures):
                 outcome, job = future.result(), futures[future]
                 if outcome:
-                    section["builds"].append({"task_id": job.task_id, "sample_index": job.sample_index} | outcome)
+                    section["builds"].append(
+                        {"task_id": job.task_id, "sample_index": job.sample_index} | outcome
+                    )
                     section["build_wall_s"] = round(time.monotonic() - began, 3)
                     note("build", len(section["builds"]), len(jobs), section["builds"][-1])
         except BaseException:
@@ -294,7 +392,14 @@ def _build_all(jobs: list[Job], processes: Processes, section: dict, note: Calla
     return [job for job in jobs if job.key in tried]
 
 
-def _run_all(jobs: list[Job], processes: Processes, section: dict, note: Callable, ends_at: float, killed_at: float) -> None:
+def _run_all(
+    jobs: list[Job],
+    processes: Processes,
+    section: dict,
+    note: Callable,
+    ends_at: float,
+    killed_at: float,
+) -> None:
     began = time.monotonic()
     for job in jobs:
         if time.monotonic() >= ends_at:
@@ -309,7 +414,8 @@ def _run_all(jobs: list[Job], processes: Processes, section: dict, note: Callabl
 
 
 class Processes:
-    """Starts the processes of candidates, ends them at their deadlines, reads what they report. `stop` ends all of them, for good."""
+    """Starts the processes of candidates, ends them at their deadlines, reads what they report.
+    `stop` ends all of them, for good."""
 
     def __init__(self, settings: Settings, scratch: Path) -> None:
         self.settings = settings
@@ -326,7 +432,8 @@ class Processes:
         return self.folder(job) / "extensions"
 
     def facts(self) -> dict[str, Any]:
-        """What the machine holds, asked in a process, so that this one has no CUDA context. SystemExit where candidates could not run."""
+        """What the machine holds, asked in a process, so that this one has no CUDA context.
+        SystemExit where candidates could not run."""
         folder = self.scratch / "facts"
         outcome = self._outcome({"kind": "facts"}, folder, self.settings.timeout_s)
         if outcome is None or outcome["status"] != "facts":
@@ -336,14 +443,20 @@ class Processes:
             raise SystemExit("error: torch finds no ninja, which load_inline needs: put it on PATH")
         if self.settings.device == "cuda":
             if not facts["device_name"]:
-                raise SystemExit(f"error: torch {facts['torch']} sees no CUDA device; --device cpu runs candidates in C++")
+                raise SystemExit(
+                    f"error: torch {facts['torch']} sees no CUDA device; --device cpu runs"
+                    " candidates in C++"
+                )
             if not facts["cuda_home"]:
-                raise SystemExit("error: torch finds no CUDA toolkit: put nvcc on PATH or set CUDA_HOME")
+                raise SystemExit(
+                    "error: torch finds no CUDA toolkit: put nvcc on PATH or set CUDA_HOME"
+                )
             self.arch = self.arch or facts["capability"]
         return facts
 
     def run(self, kind: str, job: Job, killed_at: float) -> dict[str, Any] | None:
-        """Build a candidate or run it. None where the time of the whole run ended first; that candidate does not count."""
+        """Build a candidate or run it. None where the time of the whole run ended first; that
+        candidate does not count."""
         folder = self.folder(job)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "reference.py").write_text(job.reference, encoding="utf-8")
@@ -352,7 +465,11 @@ class Processes:
         if left_s <= 0:
             return None
         outcome = self._outcome({"kind": kind}, folder, min(self.settings.timeout_s, left_s))
-        return None if outcome and outcome["status"] == "timeout" and left_s < self.settings.timeout_s else outcome
+        return (
+            None
+            if outcome and outcome["status"] == "timeout" and left_s < self.settings.timeout_s
+            else outcome
+        )
 
     def stop(self) -> None:
         with self._lock:
@@ -360,7 +477,9 @@ class Processes:
             for process in self._running:
                 _kill_group(process)
 
-    def _outcome(self, job: dict[str, Any], folder: Path, timeout_s: float) -> dict[str, Any] | None:
+    def _outcome(
+        self, job: dict[str, Any], folder: Path, timeout_s: float
+    ) -> dict[str, Any] | None:
         temporary = folder / "tmp"
         temporary.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
@@ -368,7 +487,15 @@ class Processes:
         path.write_text(json.dumps(job | {"device": self.settings.device, "began": began}))
         report, report_fd = os.pipe()
         # -P: this file's folder is not on the candidate's path
-        command = [sys.executable, "-P", str(Path(__file__).resolve()), "--child", str(path), "--report-fd", str(report_fd)]
+        command = [
+            sys.executable,
+            "-P",
+            str(Path(__file__).resolve()),
+            "--child",
+            str(path),
+            "--report-fd",
+            str(report_fd),
+        ]
         try:
             with log.open("wb") as output, self._lock:
                 if self._stopped:
@@ -401,7 +528,9 @@ class Processes:
             os.close(report_fd)
         if self._stopped:
             return None
-        return read_outcome(lines, wall_s, "timeout" if late else "exit", process.returncode, _tail(log))
+        return read_outcome(
+            lines, wall_s, "timeout" if late else "exit", process.returncode, _tail(log)
+        )
 
     def _environment(self, folder: Path) -> dict[str, str]:
         """Ours, with every cache and every temporary file in the candidate's own folder."""
@@ -410,9 +539,13 @@ class Processes:
         environment["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
         environment["TRITON_CACHE_DIR"] = str(folder / "triton")
         environment["TMPDIR"] = str(folder / "tmp")
-        environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])  # ninja may be there
+        environment["PATH"] = os.pathsep.join(
+            [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
+        )  # ninja may be there
         if self.settings.device == "cuda" and self.arch:
-            environment["TORCH_CUDA_ARCH_LIST"] = self.arch  # in builds and runs alike, or ninja would build again
+            environment["TORCH_CUDA_ARCH_LIST"] = (
+                self.arch
+            )  # in builds and runs alike, or ninja would build again
         return environment
 
 
@@ -422,7 +555,8 @@ def _kill_group(process: subprocess.Popen) -> None:
 
 
 def _drain(report: int) -> list[str]:
-    """The lines that are in the pipe now. What an escaped process writes later is not waited for."""
+    """The lines that are in the pipe now. What an escaped process writes later is not waited
+    for."""
     os.set_blocking(report, False)
     chunks: list[bytes] = []
     with suppress(BlockingIOError):
@@ -438,16 +572,24 @@ def _tail(log: Path) -> str:
     return ""
 
 
-def read_outcome(lines: list[str], wall_s: float, end: str, returncode: int, log_tail: str) -> dict[str, Any]:
-    """What a process was worth: its last report, the time it took, and, where it died before its verdict, how.
+def read_outcome(
+    lines: list[str], wall_s: float, end: str, returncode: int, log_tail: str
+) -> dict[str, Any]:
+    """What a process was worth: its last report, the time it took, and, where it died before its
+    verdict, how.
 
-    `end` is "timeout" where the deadline killed it, else "exit". The time since its last report counts to the phase it was in.
+    `end` is "timeout" where the deadline killed it, else "exit". The time since its last report
+    counts to the phase it was in.
     """
     report: dict[str, Any] = {"phase": "import", "seconds": {}, "status": None}
     for line in lines:
         with suppress(ValueError):
             read = json.loads(line)
-            report = read if isinstance(read, dict) and {"phase", "seconds", "status"} <= set(read) else report
+            report = (
+                read
+                if isinstance(read, dict) and {"phase", "seconds", "status"} <= set(read)
+                else report
+            )
     seconds = dict(report["seconds"])
     rest = max(0.0, wall_s - sum(seconds.values()))
     last = "end" if report["status"] else report["phase"]
@@ -455,20 +597,33 @@ def read_outcome(lines: list[str], wall_s: float, end: str, returncode: int, log
     outcome = {name: value for name, value in report.items() if name not in ("phase", "seconds")}
     if report["status"] is None:
         if end == "timeout":
-            outcome |= {"status": "timeout", "detail": f"killed in {report['phase']} after {wall_s:.0f} s"}
+            outcome |= {
+                "status": "timeout",
+                "detail": f"killed in {report['phase']} after {wall_s:.0f} s",
+            }
         else:
             status = "harness_error" if report["phase"] in ("import", "device") else "runtime_error"
             how = f"signal {-returncode}" if returncode < 0 else f"exit status {returncode}"
             outcome |= {"status": status, "detail": f"ended in {report['phase']} with {how}"}
     if outcome["status"] not in ("built", "correct", "facts"):
-        outcome["log_tail"] = log_tail  # load_inline(verbose=True) prints the compiler's errors and raises without them
-    return outcome | {"seconds": {name: round(value, 3) for name, value in seconds.items()}, "wall_s": round(wall_s, 3)}
+        outcome["log_tail"] = (
+            # load_inline(verbose=True) prints the compiler's errors and raises without them
+            log_tail
+        )
+    return outcome | {
+        "seconds": {name: round(value, 3) for name, value in seconds.items()},
+        "wall_s": round(wall_s, 3),
+    }
 
 
 def clipped(text: str) -> str:
     """The beginning and the end of a long text: a compiler's errors are at its end."""
     text = text.strip()
-    return text if len(text) <= DETAIL_CHARACTERS else f"{text[:200]} [...] {text[-(DETAIL_CHARACTERS - 200) :]}"
+    return (
+        text
+        if len(text) <= DETAIL_CHARACTERS
+        else f"{text[:200]} [...] {text[-(DETAIL_CHARACTERS - 200) :]}"
+    )
 
 
 # --- the process of one candidate
@@ -483,16 +638,23 @@ class Ended(Exception):
 
 
 class Report:
-    """Writes a JSON line to the report pipe at the start of every phase and at the end. `seconds` are those of finished phases."""
+    """Writes a JSON line to the report pipe at the start of every phase and at the end. `seconds`
+    are those of finished phases."""
 
     def __init__(self, descriptor: int, began: float) -> None:
         self._descriptor = descriptor
         self._phase_began = began  # the first phase began where the parent started this process
-        self.fields: dict[str, Any] = {"phase": "import", "seconds": {}, "status": None, "detail": ""}
+        self.fields: dict[str, Any] = {
+            "phase": "import",
+            "seconds": {},
+            "status": None,
+            "detail": "",
+        }
 
     @contextmanager
     def phase(self, name: str, failure: str) -> Iterator[None]:
-        """Time a phase. Whatever is raised in it ends the candidate with the status `failure`, unless it is `Ended` already."""
+        """Time a phase. Whatever is raised in it ends the candidate with the status `failure`,
+        unless it is `Ended` already."""
         self.fields["phase"] = name
         self._write()
         try:
@@ -516,7 +678,8 @@ class Report:
 
 
 def run_child(path: Path, descriptor: int) -> int:
-    """The child's main: does what job.json says, reports, and ends at once, without the clean-up of an interpreter."""
+    """The child's main: does what job.json says, reports, and ends at once, without the clean-up of
+    an interpreter."""
     os.set_inheritable(descriptor, False)
     job = json.loads(path.read_text())
     report = Report(descriptor, job["began"])
@@ -552,7 +715,9 @@ def _report_facts(report: Report, device: str) -> None:
             "cuda_home": cpp_extension.CUDA_HOME,
             "ninja": cpp_extension.is_ninja_available(),
             "device_name": torch.cuda.get_device_name(0) if there else None,
-            "capability": ".".join(map(str, torch.cuda.get_device_capability(0))) if there else None,
+            "capability": (
+                ".".join(map(str, torch.cuda.get_device_capability(0))) if there else None
+            ),
             "python": platform.python_version(),
             "cores": len(os.sched_getaffinity(0)),
         }
@@ -599,7 +764,10 @@ def _verify(report: Report, folder: Path, device: str) -> None:
             torch.cuda.manual_seed(value)
 
     def placed(values: Any) -> list[Any]:
-        return [value.cuda() if device == "cuda" and isinstance(value, torch.Tensor) else value for value in values]
+        return [
+            value.cuda() if device == "cuda" and isinstance(value, torch.Tensor) else value
+            for value in values
+        ]
 
     module = _namespace()
     with report.phase("load", "task_error"):
@@ -617,7 +785,9 @@ def _verify(report: Report, folder: Path, device: str) -> None:
     with report.phase("load", "runtime_error"), torch.no_grad():
         seed(SEED)
         candidate = candidate_class(*arguments)
-        reference, candidate = (model.cuda() if device == "cuda" else model for model in (reference, candidate))
+        reference, candidate = (
+            model.cuda() if device == "cuda" else model for model in (reference, candidate)
+        )
         synchronise()
 
     with report.phase("correctness", "runtime_error"), torch.no_grad():
@@ -633,9 +803,14 @@ def _verify(report: Report, folder: Path, device: str) -> None:
             output = candidate(*inputs)
             synchronise()
             if expected.shape != output.shape:
-                raise Ended("incorrect", f"shape {tuple(output.shape)}, expected {tuple(expected.shape)}")
+                raise Ended(
+                    "incorrect", f"shape {tuple(output.shape)}, expected {tuple(expected.shape)}"
+                )
             if not torch.allclose(expected, output, atol=TOLERANCE, rtol=TOLERANCE):
-                wrong.append(f"trial {trial}: largest difference {torch.max(torch.abs(expected - output)).item():.6g}")
+                wrong.append(
+                    f"trial {trial}: largest difference"
+                    f" {torch.max(torch.abs(expected - output)).item():.6g}"
+                )
         if wrong:
             raise Ended("incorrect", "; ".join(wrong))
         del expected, output, inputs
@@ -649,7 +824,9 @@ def _verify(report: Report, folder: Path, device: str) -> None:
         latency_ms["candidate"] = _statistics(measure(candidate, inputs))
     with report.phase("reference_timing", "correct"):
         latency_ms["reference"] = _statistics(measure(reference, inputs))
-    report.fields["speedup"] = round(latency_ms["reference"]["mean"] / max(latency_ms["candidate"]["mean"], 1e-9), 4)
+    report.fields["speedup"] = round(
+        latency_ms["reference"]["mean"] / max(latency_ms["candidate"]["mean"], 1e-9), 4
+    )
     report.finish("correct")
 
 
@@ -719,8 +896,9 @@ def write_result(out: Path, result: dict[str, Any]) -> None:
 def summarise(section: dict[str, Any]) -> dict[str, Any]:
     """Seconds of wall time, in all and a candidate, and where they went.
 
-    With parallel builds the seconds of a candidate are the builds' wall time / builds + the runs' wall time / runs, since a run cut short
-    has built more candidates than it ran. The median is that of the runs, with the same share of the builds' wall time.
+    With parallel builds the seconds of a candidate are the builds' wall time / builds + the runs'
+    wall time / runs, since a run cut short has built more candidates than it ran. The median is
+    that of the runs, with the same share of the builds' wall time.
     """
     rows, builds = section["rows"], section["builds"]
     parallel = section["settings"]["mode"] == "parallel-builds"
@@ -734,7 +912,9 @@ def summarise(section: dict[str, Any]) -> dict[str, Any]:
     build_s = section["build_wall_s"] / len(builds) if builds else 0.0
     if rows:
         summary["s_per_candidate_mean"] = round(build_s + section["run_wall_s"] / len(rows), 3)
-        summary["s_per_candidate_median"] = round(build_s + statistics.median(row["wall_s"] for row in rows), 3)
+        summary["s_per_candidate_median"] = round(
+            build_s + statistics.median(row["wall_s"] for row in rows), 3
+        )
         summary["run_split_mean_s"] = _split(rows)
         built = [row["seconds"].get("load", 0.0) for row in rows if row["status"] == "correct"]
         summary["load_s_mean_of_correct"] = round(statistics.fmean(built), 3) if built else None
@@ -748,17 +928,24 @@ def summarise(section: dict[str, Any]) -> dict[str, Any]:
             "build_wall_s": round(section["build_wall_s"], 1),
             "run_wall_s": round(section["run_wall_s"], 1),
             "build_wall_s_per_candidate": round(build_s, 3),
-            "build_process_s_mean": round(statistics.fmean(row["wall_s"] for row in builds), 3) if builds else None,
+            "build_process_s_mean": (
+                round(statistics.fmean(row["wall_s"] for row in builds), 3) if builds else None
+            ),
             "builds_tried_again": len(again),
             "builds_tried_again_s": round(sum(again), 1),
         }
         if rows:
-            summary["s_per_candidate_mean_without_trying_again"] = round(build_s + (section["run_wall_s"] - sum(again)) / len(rows), 3)
+            summary["s_per_candidate_mean_without_trying_again"] = round(
+                build_s + (section["run_wall_s"] - sum(again)) / len(rows), 3
+            )
     return summary
 
 
 def _split(rows: list[dict[str, Any]]) -> dict[str, float]:
-    return {name: round(statistics.fmean(row["seconds"].get(name, 0.0) for row in rows), 3) for name in PHASES}
+    return {
+        name: round(statistics.fmean(row["seconds"].get(name, 0.0) for row in rows), 3)
+        for name in PHASES
+    }
 
 
 def table(result: dict[str, Any]) -> list[str]:
@@ -770,7 +957,9 @@ def table(result: dict[str, Any]) -> list[str]:
         "wall_s": "wall time, s",
         "s_per_candidate_mean": "s per candidate, mean",
         "s_per_candidate_median": "s per candidate, median",
-        "s_per_candidate_mean_without_trying_again": "s per candidate, mean, failed builds not tried again",
+        "s_per_candidate_mean_without_trying_again": (
+            "s per candidate, mean, failed builds not tried again"
+        ),
         "build_wall_s": "wall time of the builds, s",
         "builds": "builds",
         "builds_failed": "builds that failed",
@@ -778,29 +967,52 @@ def table(result: dict[str, Any]) -> list[str]:
         "build_process_s_mean": "s of one build's process, mean",
         "run_wall_s": "wall time of the runs, s",
     }
-    lines = ["| | " + " | ".join(summary["mode"] for summary in summaries) + " |", "| --- |" + " ---: |" * len(summaries)]
+    lines = [
+        "| | " + " | ".join(summary["mode"] for summary in summaries) + " |",
+        "| --- |" + " ---: |" * len(summaries),
+    ]
     for name, label in labels.items():
         if any(name in summary for summary in summaries):
-            lines.append(f"| {label} | " + " | ".join(str(summary.get(name, "-")) for summary in summaries) + " |")
+            lines.append(
+                f"| {label} | "
+                + " | ".join(str(summary.get(name, "-")) for summary in summaries)
+                + " |"
+            )
     for phase in PHASES:
         values = [summary.get("run_split_mean_s", {}).get(phase, "-") for summary in summaries]
-        lines.append(f"| of a run, mean s: {phase.replace('_', ' ')} | " + " | ".join(map(str, values)) + " |")
+        lines.append(
+            f"| of a run, mean s: {phase.replace('_', ' ')} | "
+            + " | ".join(map(str, values))
+            + " |"
+        )
     for status in sorted({status for summary in summaries for status in summary["statuses"]}):
-        lines.append(f"| {status} | " + " | ".join(str(summary["statuses"].get(status, 0)) for summary in summaries) + " |")
+        lines.append(
+            f"| {status} | "
+            + " | ".join(str(summary["statuses"].get(status, 0)) for summary in summaries)
+            + " |"
+        )
     return lines
 
 
 # --- ours
 
 
-def compare(modes: dict[str, Any], verdicts: list[dict[str, Any]], summary: dict[str, Any]) -> dict[str, Any]:
-    """KernelBench's seconds per candidate over ours, for each mode, over the candidates that both have.
+def compare(
+    modes: dict[str, Any], verdicts: list[dict[str, Any]], summary: dict[str, Any]
+) -> dict[str, Any]:
+    """KernelBench's seconds per candidate over ours, for each mode, over the candidates that both
+    have.
 
-    Ours is the wall time of `summary` / the verdicts with code, which is exact where both have the same candidates. Else our wall time
-    is divided in proportion to build_s + run_s of the verdicts, which is an estimate: `exact` says which.
+    Ours is the wall time of `summary` / the verdicts with code, which is exact where both have the
+    same candidates. Else our wall time is divided in proportion to build_s + run_s of the verdicts,
+    which is an estimate: `exact` says which.
     """
     with_code = {key_of(row): row for row in verdicts if row["status"] != "no_code"}
-    found: dict[str, Any] = {"ours_with_code": len(with_code), "ours_wall_s": summary["wall_s"], "modes": {}}
+    found: dict[str, Any] = {
+        "ours_with_code": len(with_code),
+        "ours_wall_s": summary["wall_s"],
+        "modes": {},
+    }
     for mode in MODES:
         if mode not in modes:
             continue
@@ -810,11 +1022,24 @@ def compare(modes: dict[str, Any], verdicts: list[dict[str, Any]], summary: dict
             found["modes"][mode] = {"candidates": 0}
             continue
         exact = common == with_code.keys()
-        spent = {key: (row["build_s"] or 0.0) + (row["run_s"] or 0.0) for key, row in with_code.items()}
+        spent = {
+            key: (row["build_s"] or 0.0) + (row["run_s"] or 0.0) for key, row in with_code.items()
+        }
         all_spent = sum(spent.values())
-        share = 1.0 if exact else sum(spent[key] for key in common) / all_spent if all_spent else len(common) / len(with_code)
+        share = (
+            1.0
+            if exact
+            else (
+                sum(spent[key] for key in common) / all_spent
+                if all_spent
+                else len(common) / len(with_code)
+            )
+        )
         ours_s = summary["wall_s"] * share / len(common)
-        theirs_s, lenient_s = (_seconds_per_candidate(modes[mode], common, lenient=lenient) for lenient in (False, True))
+        theirs_s, lenient_s = (
+            _seconds_per_candidate(modes[mode], common, lenient=lenient)
+            for lenient in (False, True)
+        )
         found["modes"][mode] = {
             "candidates": len(common),
             "exact": exact,
@@ -825,22 +1050,34 @@ def compare(modes: dict[str, Any], verdicts: list[dict[str, Any]], summary: dict
             "ratio_lenient": round(lenient_s / ours_s, 2) if ours_s else None,
             "verdicts": {
                 f"{theirs} | ours {ours}": count
-                for (theirs, ours), count in sorted(Counter((rows[key]["status"], with_code[key]["status"]) for key in common).items())
+                for (theirs, ours), count in sorted(
+                    Counter(
+                        (rows[key]["status"], with_code[key]["status"]) for key in common
+                    ).items()
+                )
             },
         }
     return found
 
 
-def _seconds_per_candidate(section: dict[str, Any], keys: set[tuple[str, int]], *, lenient: bool) -> float:
-    """Of these candidates: mean wall seconds of their runs, and of the builds' wall time the share that their builds' processes had.
+def _seconds_per_candidate(
+    section: dict[str, Any], keys: set[tuple[str, int]], *, lenient: bool
+) -> float:
+    """Of these candidates: mean wall seconds of their runs, and of the builds' wall time the share
+    that their builds' processes had.
 
-    `lenient` leaves out the reference's timed calls, and the runs that only tried a failed build again.
+    `lenient` leaves out the reference's timed calls, and the runs that only tried a failed build
+    again.
     """
-    failed = {key_of(row) for row in section["builds"] if row["status"] != "built"} if lenient else set()
+    failed = (
+        {key_of(row) for row in section["builds"] if row["status"] != "built"} if lenient else set()
+    )
     rows = [row for row in section["rows"] if key_of(row) in keys]
     run_s = sum(row["wall_s"] for row in rows if key_of(row) not in failed)
     if lenient:
-        run_s -= sum(row["seconds"].get("reference_timing", 0.0) for row in rows if key_of(row) not in failed)
+        run_s -= sum(
+            row["seconds"].get("reference_timing", 0.0) for row in rows if key_of(row) not in failed
+        )
     everything = sum(row["wall_s"] for row in section["builds"])
     theirs = sum(row["wall_s"] for row in section["builds"] if key_of(row) in keys)
     build_s = section["build_wall_s"] * theirs / everything if everything else 0.0
@@ -850,18 +1087,29 @@ def _seconds_per_candidate(section: dict[str, Any], keys: set[tuple[str, int]], 
 def comparison_lines(compared: dict[str, Any]) -> list[str]:
     """The comparison in words, with what is compared."""
     lines = [
-        "Compared: wall seconds per candidate with code, KernelBench's protocol over ours, only candidates that both have a result for.",
-        f"Ours: {compared['ours_wall_s']} s of wall time (workers' start included) for {compared['ours_with_code']} candidates with code.",
-        "Leniently: without the timed calls of the reference, and without the runs that only try a failed build again.",
+        (
+            "Compared: wall seconds per candidate with code, KernelBench's protocol over ours, only"
+            " candidates that both have a result for."
+        ),
+        (
+            f"Ours: {compared['ours_wall_s']} s of wall time (workers' start included) for"
+            f" {compared['ours_with_code']} candidates with code."
+        ),
+        (
+            "Leniently: without the timed calls of the reference, and without the runs that only"
+            " try a failed build again."
+        ),
     ]
     for mode, row in compared["modes"].items():
         if not row["candidates"]:
             lines.append(f"{mode}: no candidate in common")
             continue
         lines.append(
-            f"{mode}: {row['candidates']} candidates; {row['kernelbench_s_per_candidate']} s each against {row['ours_s_per_candidate']} s"
-            f"{'' if row['exact'] else ' (estimated: our wall time shared out by build and run seconds)'} = {row['ratio']} times;"
-            f" leniently {row['kernelbench_s_per_candidate_lenient']} s = {row['ratio_lenient']} times"
+            f"{mode}: {row['candidates']} candidates; {row['kernelbench_s_per_candidate']} s each"
+            f" against {row['ours_s_per_candidate']}"
+            f" s{'' if row['exact'] else ' (estimated: our wall time shared out by build and run seconds)'}"
+            f" = {row['ratio']} times; leniently {row['kernelbench_s_per_candidate_lenient']} s ="
+            f" {row['ratio_lenient']} times"
         )
         lines += [f"    {count} x {name}" for name, count in row["verdicts"].items()]
     return lines

@@ -1,10 +1,13 @@
-"""Our parser against a recorded extraction: real responses whose code somebody else took out, and where the two differ.
+"""Our parser against a recorded extraction: real responses whose code somebody else took out, and
+where the two differ.
 
     python -m benchmarks.parsing --responses qwq32b_candidates.parquet --out parsing.md
 
-Needs the columns level, problem_id, sample_id, response and extracted_code; recorded_compiled, recorded_correct and finish_reason are used
-where they are there (without the last, a response that breaks off is taken for one that was cut). Writes what each yields, and every
-response where they differ by more than white space around the code, in groups, without a word of the responses. Says nothing of verdicts.
+Needs the columns level, problem_id, sample_id, response and extracted_code; recorded_compiled,
+recorded_correct and finish_reason are used where they are there (without the last, a response that
+breaks off is taken for one that was cut). Writes what each yields, and every response where they
+differ by more than white space around the code, in groups, without a word of the responses. Says
+nothing of verdicts.
 """
 
 from __future__ import annotations
@@ -31,14 +34,28 @@ _CLASS = re.compile(r"^[ \t]*class[ \t]+ModelNew\b", re.MULTILINE)
 
 SAME = ("same", "neither")
 GROUPS = {
-    "recorded only: no ModelNew": "The recorded code is a fragment without the class `ModelNew`: no candidate.",
-    "recorded only: not Python": "The recorded code names `ModelNew` and does not parse; our parser finds no complete block with it.",
-    "recorded only: cut off": "The response breaks off, in its answer or its reasoning; the recorded module is a draft, or unfinished.",
-    "recorded only: thought on": "The response ends by itself. Its reasoning goes on behind the module, and its answer holds none.",
+    "recorded only: no ModelNew": (
+        "The recorded code is a fragment without the class `ModelNew`: no candidate."
+    ),
+    "recorded only: not Python": (
+        "The recorded code names `ModelNew` and does not parse; our parser finds no complete block"
+        " with it."
+    ),
+    "recorded only: cut off": (
+        "The response breaks off, in its answer or its reasoning; the recorded module is a draft,"
+        " or unfinished."
+    ),
+    "recorded only: thought on": (
+        "The response ends by itself. Its reasoning goes on behind the module, and its answer holds"
+        " none."
+    ),
     "recorded only: other": "",
     "ours only": "The recorded extraction is empty.",
     "both: recorded has no ModelNew": "The recorded code is another block, without the class.",
-    "both: recorded is not Python": "The recorded code names `ModelNew` and does not parse, ours does: it runs over the ends of blocks.",
+    "both: recorded is not Python": (
+        "The recorded code names `ModelNew` and does not parse, ours does: it runs over the ends of"
+        " blocks."
+    ),
     "both: another module": "Each chose another module.",
 }
 
@@ -56,7 +73,8 @@ class Code(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """One response. `kind` is one of GROUPS or SAME; `reason` ours for having no code; `cut` whether the response breaks off."""
+    """One response. `kind` is one of GROUPS or SAME; `reason` ours for having no code; `cut`
+    whether the response breaks off."""
 
     row: str
     kind: str
@@ -69,9 +87,18 @@ class Compared(NamedTuple):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--responses", required=True, help="recorded responses with extracted_code, Parquet")
-    parser.add_argument("--json", action="store_true", dest="as_json", help="print the figures and every difference as one JSON object")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--responses", required=True, help="recorded responses with extracted_code, Parquet"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        dest="as_json",
+        help="print the figures and every difference as one JSON object",
+    )
     parser.add_argument("--out", help="write the report there, Markdown")
     arguments = parser.parse_args()
     try:
@@ -89,15 +116,23 @@ def main() -> int:
 
 
 def read(path: str) -> list[dict[str, Any]]:
-    """The recorded responses, in the order of their ids. Raises UsageError for a file that lacks a column or holds no row."""
-    rows = read_parquet(existing(path), NEEDED, OPTIONAL).sort("level", "problem_id", "sample_id").to_dicts()
+    """The recorded responses, in the order of their ids. Raises UsageError for a file that lacks a
+    column or holds no row."""
+    rows = (
+        read_parquet(existing(path), NEEDED, OPTIONAL)
+        .sort("level", "problem_id", "sample_id")
+        .to_dicts()
+    )
     if not rows:
-        raise UsageError(f"{path} holds no response", "give a Parquet file with a row for each response")
+        raise UsageError(
+            f"{path} holds no response", "give a Parquet file with a row for each response"
+        )
     return rows
 
 
 def compare(row: dict[str, Any]) -> Compared:
-    """Our code and the recorded one of a response. Equal is what is equal without the white space around it."""
+    """Our code and the recorded one of a response. Equal is what is equal without the white space
+    around it."""
     text, theirs = row["response"] or "", row["extracted_code"] or ""
     finish = row.get("finish_reason") or ("length" if is_unfinished(text) else "stop")
     parsed = parse_response(text, finish_reason=finish)
@@ -137,7 +172,11 @@ def kind(ours: Code, recorded: Code, same: bool, reason: str | None) -> str:
     if ours.characters:
         if not recorded.defines_model:
             return "both: recorded has no ModelNew"
-        return "both: recorded is not Python" if ours.parses and not recorded.parses else "both: another module"
+        return (
+            "both: recorded is not Python"
+            if ours.parses and not recorded.parses
+            else "both: another module"
+        )
     if not recorded.defines_model:
         return "recorded only: no ModelNew"
     if reason == "truncated":
@@ -166,7 +205,9 @@ def as_json(compared: list[Compared], passed_s: float) -> dict[str, Any]:
         "kinds": dict(Counter(each.kind for each in compared)),
         "no_code": dict(Counter(each.reason for each in compared if each.reason)),
         "recorded_correct": sum(each.correct for each in compared),
-        "recorded_correct_but_not_the_same": [each.row for each in compared if each.correct and each.kind != "same"],
+        "recorded_correct_but_not_the_same": [
+            each.row for each in compared if each.correct and each.kind != "same"
+        ],
         "different": [
             {**each._asdict(), "ours": each.ours._asdict(), "recorded": each.recorded._asdict()}
             for each in compared
@@ -179,27 +220,63 @@ def report(compared: list[Compared], passed_s: float) -> str:
     """Figures, then every response where the two differ, in groups."""
     facts = as_json(compared, passed_s)
     total, kinds = len(compared), facts["kinds"]
-    lines = [f"{total} responses, {facts['milliseconds_per_response']} ms each (our parser, and Python's for both).", ""]
+    lines = [
+        (
+            f"{total} responses, {facts['milliseconds_per_response']} ms each (our parser, and"
+            " Python's for both)."
+        ),
+        "",
+    ]
     lines += ["| code extracted | ours | recorded |", "| --- | ---: | ---: |"]
-    lines += [f"| {name} | {share(count, total)} | {share(facts['recorded'][name], total)} |" for name, count in facts["ours"].items()]
-    lines += ["", f"The same code, but for white space around it: {kinds.get('same', 0)}. None in either: {kinds.get('neither', 0)}."]
-    lines += [f"Ours has none in {sum(facts['no_code'].values())}: " + ", ".join(f"{n} {why}" for why, n in facts["no_code"].items()) + "."]
+    lines += [
+        f"| {name} | {share(count, total)} | {share(facts['recorded'][name], total)} |"
+        for name, count in facts["ours"].items()
+    ]
+    lines += [
+        "",
+        (
+            f"The same code, but for white space around it: {kinds.get('same', 0)}. None in either:"
+            f" {kinds.get('neither', 0)}."
+        ),
+    ]
+    lines += [
+        f"Ours has none in {sum(facts['no_code'].values())}: "
+        + ", ".join(f"{n} {why}" for why, n in facts["no_code"].items())
+        + "."
+    ]
     lost = [each for each in compared if each.correct and each.kind != "same"]
-    lines += ["", f"## Recorded as correct: {facts['recorded_correct']}, of these not the same: {len(lost)}", "", *_table(lost)]
+    lines += [
+        "",
+        f"## Recorded as correct: {facts['recorded_correct']}, of these not the same: {len(lost)}",
+        "",
+        *_table(lost),
+    ]
     for name, meaning in GROUPS.items():
         rows = [each for each in compared if each.kind == name]
         if rows:
-            lines += ["", f"## {name[0].upper()}{name[1:]} ({len(rows)})", "", *([meaning, ""] if meaning else []), *_table(rows)]
+            lines += [
+                "",
+                f"## {name[0].upper()}{name[1:]} ({len(rows)})",
+                "",
+                *([meaning, ""] if meaning else []),
+                *_table(rows),
+            ]
     return "\n".join(lines) + "\n"
 
 
 def _table(rows: list[Compared]) -> list[str]:
     if not rows:
         return ["None."]
-    lines = ["| response | ours | recorded | breaks off | recorded verdict |", "| --- | --- | --- | --- | --- |"]
+    lines = [
+        "| response | ours | recorded | breaks off | recorded verdict |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for each in rows:
         said = "correct" if each.correct else "compiled" if each.compiled else "not compiled"
-        lines.append(f"| {each.row} | {each.reason or each.ours} | {each.recorded} | {'yes' if each.cut else 'no'} | {said} |")
+        lines.append(
+            f"| {each.row} | {each.reason or each.ours} | {each.recorded} |"
+            f" {'yes' if each.cut else 'no'} | {said} |"
+        )
     return lines
 
 

@@ -1,7 +1,9 @@
-"""Planted contamination: a task's source changed mechanically, so that it is the same task in other words. What decontamination must find.
+"""Planted contamination: a task's source changed mechanically, so that it is the same task in other
+words. What decontamination must find.
 
-Guarantees: every change keeps the computation (`shapes` its sizes, `edited` one added operation); a change that does not apply to a source
-gives None. Uses none of the project's own normalisation, so that the measurement does not assume what it measures.
+Guarantees: every change keeps the computation (`shapes` its sizes, `edited` one added operation); a
+change that does not apply to a source gives None. Uses none of the project's own normalisation, so
+that the measurement does not assume what it measures.
 """
 
 from __future__ import annotations
@@ -10,11 +12,23 @@ import ast
 import copy
 from collections.abc import Callable
 
-_FUNCTIONAL = {"relu": "ReLU", "sigmoid": "Sigmoid", "tanh": "Tanh", "gelu": "GELU", "mish": "Mish", "softplus": "Softplus"}
+_FUNCTIONAL = {
+    "relu": "ReLU",
+    "sigmoid": "Sigmoid",
+    "tanh": "Tanh",
+    "gelu": "GELU",
+    "mish": "Mish",
+    "softplus": "Softplus",
+}
 _MODULES = {
-    "ReLU": "torch.nn.functional.relu", "Sigmoid": "torch.sigmoid", "Tanh": "torch.tanh", "GELU": "torch.nn.functional.gelu",
-    "Mish": "torch.nn.functional.mish", "Softplus": "torch.nn.functional.softplus", "Hardswish": "torch.nn.functional.hardswish",
-}  # fmt: skip
+    "ReLU": "torch.nn.functional.relu",
+    "Sigmoid": "torch.sigmoid",
+    "Tanh": "torch.tanh",
+    "GELU": "torch.nn.functional.gelu",
+    "Mish": "torch.nn.functional.mish",
+    "Softplus": "torch.nn.functional.softplus",
+    "Hardswish": "torch.nn.functional.hardswish",
+}
 
 
 def comments(code: str) -> str | None:
@@ -23,16 +37,25 @@ def comments(code: str) -> str | None:
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             node.body = node.body[1:] or [ast.Pass()]
-    return "# A module.\n\n" + ast.unparse(tree).replace("\n\ndef ", "\n\n\n# what it is called with\ndef ")
+    return "# A module.\n\n" + ast.unparse(tree).replace(
+        "\n\ndef ", "\n\n\n# what it is called with\ndef "
+    )
 
 
 def renamed(code: str) -> str | None:
-    """Another name for every variable, parameter, attribute, helper class and constant of the module."""
+    """Another name for every variable, parameter, attribute, helper class and constant of the
+    module."""
     tree = ast.parse(code)
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef)}
-    own |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    own |= {
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
     own |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-    own -= {"Model", "get_inputs", "get_init_inputs", "forward", "self"} | {name for name in own if name.startswith("__")}
+    own -= {"Model", "get_inputs", "get_init_inputs", "forward", "self"} | {
+        name for name in own if name.startswith("__")
+    }
     given = {node.arg for node in ast.walk(tree) if isinstance(node, ast.keyword)}
     attributes = {
         node.attr
@@ -51,20 +74,29 @@ def renamed(code: str) -> str | None:
             node.arg = f"{node.arg}_k"
         elif isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in own:
             node.name = f"{node.name}_k"
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "self"
+        ):
             if node.attr in attributes or node.attr in methods & own:
                 node.attr = f"{node.attr}_k"
     return ast.unparse(tree)
 
 
 def reordered(code: str) -> str | None:
-    """The functions before the class, and neighbours in `__init__` that do not need each other swapped."""
+    """The functions before the class, and neighbours in `__init__` that do not need each other
+    swapped."""
     tree = ast.parse(code)
     init = _method(tree, "__init__")
     swapped = False
     for i in range(len(init.body) - 1) if init else ():
         first, second = init.body[i : i + 2]
-        if isinstance(first, ast.Assign) and isinstance(second, ast.Assign) and not _touches(first, second):
+        if (
+            isinstance(first, ast.Assign)
+            and isinstance(second, ast.Assign)
+            and not _touches(first, second)
+        ):
             init.body[i : i + 2] = [second, first]
             swapped = True
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
@@ -76,10 +108,17 @@ def reordered(code: str) -> str | None:
 
 
 def shapes(code: str) -> str | None:
-    """Other sizes: every whole number above 4 in the module's constants and in get_inputs grows by a half."""
+    """Other sizes: every whole number above 4 in the module's constants and in get_inputs grows by
+    a half."""
     tree = ast.parse(code)
     changed = False
-    places = [node for node in tree.body if isinstance(node, ast.Assign) or isinstance(node, ast.FunctionDef) and node.name == "get_inputs"]
+    places = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        or isinstance(node, ast.FunctionDef)
+        and node.name == "get_inputs"
+    ]
     for place in places:
         for node in ast.walk(place):
             if isinstance(node, ast.Constant) and type(node.value) is int and node.value > 4:
@@ -91,12 +130,17 @@ def wrapped(code: str) -> str | None:
     """The module inside another one that hands everything over."""
     tree = ast.parse(code)
     init, forward = _method(tree, "__init__"), _method(tree, "forward")
-    if init is None or forward is None or any(a.args.vararg or a.args.kwarg or a.args.kwonlyargs for a in (init, forward)):
+    if (
+        init is None
+        or forward is None
+        or any(a.args.vararg or a.args.kwarg or a.args.kwonlyargs for a in (init, forward))
+    ):
         return None
     _rename_class(tree, "Model", "Inner")
     head, given = copy.deepcopy(init.args), ", ".join(arg.arg for arg in init.args.args[1:])
     call, passed = ast.unparse(forward.args), ", ".join(arg.arg for arg in forward.args.args[1:])
-    return f"""{ast.unparse(tree)}
+    return (
+        f"""{ast.unparse(tree)}
 
 class Model(nn.Module):
     def __init__({ast.unparse(head)}):
@@ -105,14 +149,18 @@ class Model(nn.Module):
 
     def forward({call}):
         return self.inner({passed})
-""" if "torch.nn as nn" in code else None  # fmt: skip
+"""
+        if "torch.nn as nn" in code
+        else None
+    )
 
 
 def wrapped_any(code: str) -> str | None:
     """The same with starred arguments."""
     tree = ast.parse(code)
     _rename_class(tree, "Model", "Block")
-    return f"""{ast.unparse(tree)}
+    return (
+        f"""{ast.unparse(tree)}
 
 class Model(nn.Module):
     def __init__(self, *args, **kwargs):
@@ -121,7 +169,10 @@ class Model(nn.Module):
 
     def forward(self, *args):
         return self.block(*args)
-""" if "torch.nn as nn" in code else None  # fmt: skip
+"""
+        if "torch.nn as nn" in code
+        else None
+    )
 
 
 def other_form(code: str) -> str | None:
@@ -130,9 +181,13 @@ def other_form(code: str) -> str | None:
     kinds = {
         ast.unparse(node.targets[0]): node.value.func.attr
         for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute)
-        and node.value.func.attr in _MODULES and not node.value.args and all(word.arg == "inplace" for word in node.value.keywords)
-    }  # fmt: skip
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.func, ast.Attribute)
+        and node.value.func.attr in _MODULES
+        and not node.value.args
+        and all(word.arg == "inplace" for word in node.value.keywords)
+    }
     changed = False
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
@@ -140,8 +195,15 @@ def other_form(code: str) -> str | None:
         name = ast.unparse(node.func)
         if name in kinds:
             node.func, changed = ast.parse(_MODULES[kinds[name]], mode="eval").body, True
-        elif name.rpartition(".")[0] in ("torch", "F", "torch.nn.functional") and node.func.attr in _FUNCTIONAL and len(node.args) == 1:
-            node.func, changed = ast.parse(f"torch.nn.{_FUNCTIONAL[node.func.attr]}()", mode="eval").body, True
+        elif (
+            name.rpartition(".")[0] in ("torch", "F", "torch.nn.functional")
+            and node.func.attr in _FUNCTIONAL
+            and len(node.args) == 1
+        ):
+            node.func, changed = (
+                ast.parse(f"torch.nn.{_FUNCTIONAL[node.func.attr]}()", mode="eval").body,
+                True,
+            )
     return ast.unparse(tree) if changed else None
 
 
@@ -158,11 +220,15 @@ def split(code: str) -> str | None:
                 call = call.args[0]
                 break
             if call is not statement.value:
-                body.append(ast.Assign(targets=[ast.Name(f"part_{count}", ast.Store())], value=call))
+                body.append(
+                    ast.Assign(targets=[ast.Name(f"part_{count}", ast.Store())], value=call)
+                )
                 statement.value.args[0] = ast.Name(f"part_{count}", ast.Load())
                 count += 1
             elif isinstance(statement, ast.Return) and not isinstance(call, ast.Name):
-                body.append(ast.Assign(targets=[ast.Name(f"part_{count}", ast.Store())], value=call))
+                body.append(
+                    ast.Assign(targets=[ast.Name(f"part_{count}", ast.Store())], value=call)
+                )
                 statement.value = ast.Name(f"part_{count}", ast.Load())
                 count += 1
         body.append(statement)
@@ -178,7 +244,9 @@ def in_methods(code: str) -> str | None:
     forward = _method(tree, "forward")
     if forward is None or forward.args.vararg:
         return None
-    owner = next(node for node in tree.body if isinstance(node, ast.ClassDef) and forward in node.body)
+    owner = next(
+        node for node in tree.body if isinstance(node, ast.ClassDef) and forward in node.body
+    )
     helper, passed = copy.deepcopy(forward), ", ".join(arg.arg for arg in forward.args.args[1:])
     helper.name = "compute"
     owner.body.append(helper)
@@ -239,7 +307,14 @@ PLANTED: dict[str, tuple[str, Callable[[str], str | None]]] = {
 def _method(tree: ast.Module, name: str) -> ast.FunctionDef | None:
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name == "Model":
-            return next((child for child in node.body if isinstance(child, ast.FunctionDef) and child.name == name), None)
+            return next(
+                (
+                    child
+                    for child in node.body
+                    if isinstance(child, ast.FunctionDef) and child.name == name
+                ),
+                None,
+            )
     return None
 
 
@@ -256,7 +331,13 @@ def _touches(first: ast.stmt, second: ast.stmt) -> bool:
 
     def names(node: ast.AST, store: bool) -> set[str]:
         kinds = (ast.Store,) if store else (ast.Store, ast.Load)
-        found = [n for n in ast.walk(node) if isinstance(n, ast.Name | ast.Attribute) and isinstance(n.ctx, kinds)]
+        found = [
+            n
+            for n in ast.walk(node)
+            if isinstance(n, ast.Name | ast.Attribute) and isinstance(n.ctx, kinds)
+        ]
         return {ast.unparse(n) for n in found} - {"self"}
 
-    return bool(names(first, True) & names(second, False) or names(second, True) & names(first, False))
+    return bool(
+        names(first, True) & names(second, False) or names(second, True) & names(first, False)
+    )

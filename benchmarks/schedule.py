@@ -1,11 +1,13 @@
-"""A schedule that fires every minute, against the stack of `concur up`: does the second refresh reuse the first's snapshots?
+"""A schedule that fires every minute, against the stack of `concur up`: does the second refresh
+reuse the first's snapshots?
 
     python -m benchmarks.schedule --root /abs/root [--tasks 2] [--every-s 60] [--runs 2]
 
-Takes the stack that `concur up --root ROOT` started (`eval "$(concur env --root ROOT)"` first) and its deployment `nightly`, gives the
-deployment an interval schedule of its own, waits until so many of its runs have ended one after the other, takes the schedule away again,
-and what it left waiting. Prints for each run when it was due, when it began and how long it took, and what the morning report says.
-Exit status 1 unless every run completed and all but the first had nothing new.
+Takes the stack that `concur up --root ROOT` started (`eval "$(concur env --root ROOT)"` first) and
+its deployment `nightly`, gives the deployment an interval schedule of its own, waits until so many
+of its runs have ended one after the other, takes the schedule away again, and what it left waiting.
+Prints for each run when it was due, when it began and how long it took, and what the morning report
+says. Exit status 1 unless every run completed and all but the first had nothing new.
 """
 
 from __future__ import annotations
@@ -24,21 +26,29 @@ PATIENCE_S = 3600.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", required=True, help="the root of the stack, absolute; the refreshes go there too")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--root", required=True, help="the root of the stack, absolute; the refreshes go there too"
+    )
     parser.add_argument("--tasks", type=int, default=2)
     parser.add_argument("--samples", type=int, default=2)
     parser.add_argument("--every-s", type=float, default=60.0)
     parser.add_argument("--runs", type=int, default=2)
     asked = parser.parse_args()
     parameters = {
-        "run": {"profile": "local", "root": asked.root, "name": f"scheduled {datetime.now(UTC):%H%M%S}"},
+        "run": {
+            "profile": "local",
+            "root": asked.root,
+            "name": f"scheduled {datetime.now(UTC):%H%M%S}",
+        },
         "candidates": {"tasks": asked.tasks, "samples_per_task": asked.samples},
         "advanced": {"overrides": ["verification.eval.timing.max_s=0.2"]},
     }
     runs = fired(parameters, asked.every_s, asked.runs)
-    from flows.history import refreshes
-    from flows.morning import morning
+    from flows.morning.history import refreshes
+    from flows.morning.morning import morning
 
     of_these = [each for each in refreshes(asked.root) if each.name == parameters["run"]["name"]]
     reports = [morning(asked.root, each) for each in of_these]
@@ -48,7 +58,11 @@ def main() -> int:
             "state": run.state_name,
             "due": stamp(run.expected_start_time),
             "began": stamp(run.start_time),
-            "late_s": round((run.start_time - run.expected_start_time).total_seconds(), 1) if run.start_time else None,
+            "late_s": (
+                round((run.start_time - run.expected_start_time).total_seconds(), 1)
+                if run.start_time
+                else None
+            ),
             "took_s": round(run.total_run_time.total_seconds(), 1),
         }
         for run in runs
@@ -56,13 +70,30 @@ def main() -> int:
     data = {
         "runs": told,
         "refreshes": [
-            {"headline": report.headline, "wall_s": report.refresh.seconds, "nothing_new": report.nothing_new} for report in reports
+            {
+                "headline": report.headline,
+                "wall_s": report.refresh.seconds,
+                "nothing_new": report.nothing_new,
+            }
+            for report in reports
         ],
-        "same_snapshots": len({json.dumps(each.model_dump(mode="json")["snapshots"], sort_keys=True) for each in of_these}) == 1,
+        "same_snapshots": (
+            len(
+                {
+                    json.dumps(each.model_dump(mode="json")["snapshots"], sort_keys=True)
+                    for each in of_these
+                }
+            )
+            == 1
+        ),
     }
     print(json.dumps(data, indent=2))
     fine = all(run.state_name == "Completed" for run in runs) and len(reports) >= asked.runs
-    return 0 if fine and data["same_snapshots"] and all(report.nothing_new for report in reports[1:]) else 1
+    return (
+        0
+        if fine and data["same_snapshots"] and all(report.nothing_new for report in reports[1:])
+        else 1
+    )
 
 
 def fired(parameters: dict[str, Any], every_s: float, wanted: int) -> list[Any]:
@@ -74,13 +105,21 @@ def fired(parameters: dict[str, Any], every_s: float, wanted: int) -> list[Any]:
     began = datetime.now(UTC)
     with get_client(sync_client=True) as client:
         deployment = client.read_deployment_by_name("nightly refresh/nightly")
-        kept = {"name": SLUG, "schedule": IntervalSchedule(interval=timedelta(seconds=every_s), anchor_date=began)}
+        kept = {
+            "name": SLUG,
+            "schedule": IntervalSchedule(interval=timedelta(seconds=every_s), anchor_date=began),
+        }
         schedule = create(client, deployment.id, kept["schedule"], parameters)
-        mine = FlowRunFilter.model_validate({"deployment_id": {"any_": [deployment.id]}, "expected_start_time": {"after_": began}})
+        mine = FlowRunFilter.model_validate(
+            {"deployment_id": {"any_": [deployment.id]}, "expected_start_time": {"after_": began}}
+        )
         try:
             deadline = time.monotonic() + PATIENCE_S
             while True:
-                runs = sorted(client.read_flow_runs(flow_run_filter=mine, limit=200), key=lambda run: run.expected_start_time)
+                runs = sorted(
+                    client.read_flow_runs(flow_run_filter=mine, limit=200),
+                    key=lambda run: run.expected_start_time,
+                )
                 ended = [run for run in runs if run.state_type and run.state_type.value in ENDED]
                 if len(ended) >= wanted:
                     return ended[:wanted]
@@ -96,8 +135,21 @@ def fired(parameters: dict[str, Any], every_s: float, wanted: int) -> list[Any]:
 
 def create(client: Any, deployment: Any, schedule: Any, parameters: dict[str, Any]) -> Any:
     """The id of a new active schedule with parameters of its own."""
-    body = [{"schedule": schedule.model_dump(mode="json"), "active": True, "parameters": parameters, "slug": SLUG}]
-    made = client.request("POST", "/deployments/{id}/schedules", path_params={"id": deployment}, json=body).raise_for_status().json()
+    body = [
+        {
+            "schedule": schedule.model_dump(mode="json"),
+            "active": True,
+            "parameters": parameters,
+            "slug": SLUG,
+        }
+    ]
+    made = (
+        client.request(
+            "POST", "/deployments/{id}/schedules", path_params={"id": deployment}, json=body
+        )
+        .raise_for_status()
+        .json()
+    )
     from uuid import UUID
 
     return UUID(made[0]["id"])

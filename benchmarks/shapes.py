@@ -1,4 +1,5 @@
-"""Shapes of models that benchmarks build with random weights. Plain data: a borrowed machine may have few packages."""
+"""Shapes of models that benchmarks build with random weights. Plain data: a borrowed machine may
+have few packages."""
 
 QWQ_32B = {
     "hidden_size": 5120,

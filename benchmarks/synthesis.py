@@ -1,10 +1,13 @@
-"""What asking costs beside the generator: many requests to a server that answers at once, with a SIGKILL in the middle.
+"""What asking costs beside the generator: many requests to a server that answers at once, with a
+SIGKILL in the middle.
 
     python -m benchmarks.synthesis --candidates 20000 --kill-at 7000 --out DIR
 
-Starts an OpenAI-compatible server that does no work (uvicorn, a process of its own) and answers with 30 KB of reasoning and a module; runs
-the synthesis stage over generated tasks, five samples each; kills it with SIGKILL once --kill-at requests were answered; runs it again to
-the end. Prints milliseconds per request, the stage's processor time and memory, and what was asked twice. Says nothing about a generator.
+Starts an OpenAI-compatible server that does no work (uvicorn, a process of its own) and answers
+with 30 KB of reasoning and a module; runs the synthesis stage over generated tasks, five samples
+each; kills it with SIGKILL once --kill-at requests were answered; runs it again to the end. Prints
+milliseconds per request, the stage's processor time and memory, and what was asked twice. Says
+nothing about a generator.
 """
 
 from __future__ import annotations
@@ -27,10 +30,10 @@ from typing import Any
 import psutil
 
 from kernels_eval.records import KernelTask, Language
-from tasks.schemas import TASKS
-from tasks.store import Snapshot
+from tasks.store.snapshot import Snapshot
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.stage import planned, run
+from tasks.tables import TASKS
 
 PER_TASK = 5
 REASONING_CHARACTERS, CODE_CHARACTERS, TASK_CHARACTERS = 26_000, 4_000, 1_500
@@ -39,10 +42,17 @@ MIB = 2**20
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--candidates", type=int, default=20_000)
     parser.add_argument("--concurrency", type=int, default=128)
-    parser.add_argument("--kill-at", type=int, default=0, help="requests answered before the first run is killed; 0: none is")
+    parser.add_argument(
+        "--kill-at",
+        type=int,
+        default=0,
+        help="requests answered before the first run is killed; 0: none is",
+    )
     parser.add_argument("--out", required=True)
     parser.add_argument("--json", action="store_true", dest="as_json", help="print one JSON object")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
@@ -54,7 +64,11 @@ def main() -> int:
         return work(arguments)
     measured = measure(arguments)
     (Path(arguments.out) / "synthesis.json").write_text(json.dumps(measured, indent=2))
-    print(json.dumps(measured) if arguments.as_json else "\n".join(f"{key:32} {value}" for key, value in measured.items()))
+    print(
+        json.dumps(measured)
+        if arguments.as_json
+        else "\n".join(f"{key:32} {value}" for key, value in measured.items())
+    )
     return 0 if measured["rows"] == measured["unique_rows"] == arguments.candidates else 1
 
 
@@ -64,11 +78,15 @@ def tasks_in(root: str) -> Snapshot:
 
 def config(port: int, concurrency: int) -> SynthesisConfig:
     return SynthesisConfig(
-        sampler="openai", model="nobody", base_url=f"http://127.0.0.1:{port}/v1", samples_per_task=PER_TASK, concurrency=concurrency
+        sampler="openai",
+        model="nobody",
+        base_url=f"http://127.0.0.1:{port}/v1",
+        samples_per_task=PER_TASK,
+        concurrency=concurrency,
     )
 
 
-# -- the server --------------------------------------------------------------------------------------------------------------------------
+# -- the server ------------------------------------------------------------------------------------
 
 
 def serve(port: int) -> int:
@@ -80,9 +98,29 @@ def serve(port: int) -> int:
     from starlette.routing import Route
 
     rng = random.Random(0)
-    words = ["thread", "block", "shared", "float", "wait", "so", "the", "index", "tile", "row", "memory", "sum", "warp", "bound", "loop"]
-    thoughts = " ".join(rng.choice(words) for _ in range(REASONING_CHARACTERS // 5))[:REASONING_CHARACTERS]
-    code = "import torch\n\nclass ModelNew(torch.nn.Module):\n    pass\n" + "\n".join(f"# line {n}" for n in range(CODE_CHARACTERS // 11))
+    words = [
+        "thread",
+        "block",
+        "shared",
+        "float",
+        "wait",
+        "so",
+        "the",
+        "index",
+        "tile",
+        "row",
+        "memory",
+        "sum",
+        "warp",
+        "bound",
+        "loop",
+    ]
+    thoughts = " ".join(rng.choice(words) for _ in range(REASONING_CHARACTERS // 5))[
+        :REASONING_CHARACTERS
+    ]
+    code = "import torch\n\nclass ModelNew(torch.nn.Module):\n    pass\n" + "\n".join(
+        f"# line {n}" for n in range(CODE_CHARACTERS // 11)
+    )
     answered = 0
 
     async def complete(request: Request) -> JSONResponse:
@@ -93,15 +131,31 @@ def serve(port: int) -> int:
             return JSONResponse({}, status_code=400)
         answered += 1
         text = f"<think>\n{answered} {thoughts}\n</think>\n```python\n{code}\n```"
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": text},
+            "finish_reason": "stop",
+        }
         usage = {"prompt_tokens": 900, "completion_tokens": 7_000, "total_tokens": 7_900}
-        body = {"id": "x", "object": "chat.completion", "created": 0, "model": "nobody", "choices": [choice], "usage": usage}
+        body = {
+            "id": "x",
+            "object": "chat.completion",
+            "created": 0,
+            "model": "nobody",
+            "choices": [choice],
+            "usage": usage,
+        }
         return JSONResponse(body)
 
     async def count(_: Request) -> PlainTextResponse:
         return PlainTextResponse(str(answered))
 
-    app = Starlette(routes=[Route("/v1/chat/completions", complete, methods=["POST"]), Route("/answered", count)])
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", complete, methods=["POST"]),
+            Route("/answered", count),
+        ]
+    )
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", access_log=False)
     return 0
 
@@ -114,7 +168,7 @@ def answered(port: int) -> int:
         return -1
 
 
-# -- the stage ---------------------------------------------------------------------------------------------------------------------------
+# -- the stage -------------------------------------------------------------------------------------
 
 
 def work(arguments: argparse.Namespace) -> int:
@@ -131,7 +185,15 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    base = [sys.executable, "-m", "benchmarks.synthesis", "--out", root, "--concurrency", str(arguments.concurrency)]
+    base = [
+        sys.executable,
+        "-m",
+        "benchmarks.synthesis",
+        "--out",
+        root,
+        "--concurrency",
+        str(arguments.concurrency),
+    ]
     snapshot = planned(tasks_in(root).ref, config(port, arguments.concurrency), Language.CUDA)
     server = subprocess.Popen([*base, "--serve", str(port)])
     try:
@@ -160,7 +222,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "wall_s": round(wall_s, 1),
         "requests_in_that_time": asked - before,
         "ms_per_request": round(1e3 * wall_s / max(1, asked - before), 3),
-        "processor_ms_per_request": round(1e3 * json.loads(said.splitlines()[-1])["processor_s"] / max(1, asked - before), 3),
+        "processor_ms_per_request": round(
+            1e3 * json.loads(said.splitlines()[-1])["processor_s"] / max(1, asked - before), 3
+        ),
         "peak_rss_mib": round(max(rss) / MIB, 1),
         "rss_mib_third_quarter": _middle_mib(rss[len(rss) // 2 : 3 * len(rss) // 4]),
         "rss_mib_last_quarter": _middle_mib(rss[3 * len(rss) // 4 :]),
@@ -181,13 +245,18 @@ def generate(root: str, count: int) -> None:
     rows = []
     for number in range(count):
         code = f'"""{number} {filler}"""\nimport torch\n'
-        rows.append(KernelTask(task_id=f"generated/{number}", name=f"generated {number}", code=code).model_dump(mode="json"))
+        rows.append(
+            KernelTask(
+                task_id=f"generated/{number}", name=f"generated {number}", code=code
+            ).model_dump(mode="json")
+        )
     snapshot.append(rows, TASKS)
     snapshot.publish(config={}, rows=len(rows))
 
 
 def _watched(command: list[str], enough: Any) -> tuple[float, list[int], str]:
-    """Run it to its end, or kill it once there is enough. Returns wall seconds, resident bytes over time and what it printed."""
+    """Run it to its end, or kill it once there is enough. Returns wall seconds, resident bytes over
+    time and what it printed."""
     started, rss = time.monotonic(), []
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     watch = psutil.Process(process.pid)

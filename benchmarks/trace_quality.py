@@ -2,8 +2,8 @@
 
     python -m benchmarks.trace_quality --responses qwq32b_candidates.parquet --out trace-quality.md
 
-The file needs `response`; with `recorded_correct` the share of correct responses with and without each flag is told too. Hostile texts of
-10 MB are timed. No text of a response is written.
+The file needs `response`; with `recorded_correct` the share of correct responses with and without
+each flag is told too. Hostile texts of 10 MB are timed. No text of a response is written.
 """
 
 from __future__ import annotations
@@ -31,10 +31,17 @@ HOSTILE = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--responses", required=True, type=Path)
     parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument("--rows", type=int, default=20_000, help="rows streamed to show that memory stays flat (0: none)")
+    parser.add_argument(
+        "--rows",
+        type=int,
+        default=20_000,
+        help="rows streamed to show that memory stays flat (0: none)",
+    )
     given = parser.parse_args()
     frame = pl.read_parquet(given.responses)
     lines = report(frame) + (streamed(frame["response"], given.rows) if given.rows else [])
@@ -47,26 +54,41 @@ def report(frame: pl.DataFrame) -> list[str]:
     measured = quality(frame["response"])
     seconds, characters = time.perf_counter() - started, int(measured["characters"].sum())
     lines = [
-        f"{frame.height} responses, {characters / 1e6:.1f} MB, {seconds:.1f} s ({1e3 * seconds / frame.height:.1f} ms each)."
-        " "
-        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}. Thresholds: {QualityConfig().model_dump_json()}",
+        (
+            f"{frame.height} responses, {characters / 1e6:.1f} MB, {seconds:.1f} s"
+            f" ({1e3 * seconds / frame.height:.1f} ms each)."
+            f" {datetime.datetime.now(datetime.UTC):%Y-%m-%d}. Thresholds:"
+            f" {QualityConfig().model_dump_json()}"
+        ),
         "",
         f"| measure | {' | '.join(f'{100 * q:.0f} %' for q in QUANTILES)} |",
         "| --- |" + " ---: |" * len(QUANTILES),
     ]
-    lines += [f"| {name} | {' | '.join(f'{measured[name].quantile(q):.4g}' for q in QUANTILES)} |" for name in SHOWN]
-    lines += ["", "| flag | marked | correct of the marked | correct of the others |", "| --- | ---: | ---: | ---: |"]
+    lines += [
+        f"| {name} | {' | '.join(f'{measured[name].quantile(q):.4g}' for q in QUANTILES)} |"
+        for name in SHOWN
+    ]
+    lines += [
+        "",
+        "| flag | marked | correct of the marked | correct of the others |",
+        "| --- | ---: | ---: | ---: |",
+    ]
     for flag in (*FLAGS, "unclosed_fence", "unclosed_thought", "ends_mid_sentence"):
         marked = measured[flag]
         shares = ["", ""]
         if "recorded_correct" in frame.columns:
             shares = [_share(frame["recorded_correct"].filter(mask)) for mask in (marked, ~marked)]
-        lines.append(f"| {flag} | {marked.sum()} ({100 * marked.mean():.1f} %) | {shares[0]} | {shares[1]} |")
+        lines.append(
+            f"| {flag} | {marked.sum()} ({100 * marked.mean():.1f} %) | {shares[0]} | {shares[1]} |"
+        )
     lines += ["", "| 10 MB of | seconds | flags |", "| --- | ---: | --- |"]
     for name, text in HOSTILE.items():
         started = time.perf_counter()
         row = quality([text]).row(0, named=True)
-        lines.append(f"| {name} | {time.perf_counter() - started:.1f} | {', '.join(flag for flag in FLAGS if row[flag])} |")
+        lines.append(
+            f"| {name} | {time.perf_counter() - started:.1f} |"
+            f" {', '.join(flag for flag in FLAGS if row[flag])} |"
+        )
     return lines
 
 
@@ -76,11 +98,17 @@ def streamed(texts: pl.Series, rows: int) -> list[str]:
     started, seen = time.perf_counter(), 0
     for part in stream_quality(texts[i % len(texts)][:2000] for i in range(rows)):
         seen += part.height
-    seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    seconds, after = (
+        time.perf_counter() - started,
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    )
     return [
         "",
-        f"{seen} rows of at most 2,000 characters streamed: {seconds:.1f} s ({1e3 * seconds / rows:.2f} ms each), peak memory "
-        f"{before:.2f} GiB before and {after:.2f} GiB after.",
+        (
+            f"{seen} rows of at most 2,000 characters streamed: {seconds:.1f} s"
+            f" ({1e3 * seconds / rows:.2f} ms each), peak memory {before:.2f} GiB before and"
+            f" {after:.2f} GiB after."
+        ),
     ]
 
 

@@ -1,15 +1,20 @@
-"""Tokens per second of LoRA training: TRL's defaults against `tasks.training.acceleration`, through the same SFTTrainer, in one call.
+"""Tokens per second of LoRA training: TRL's defaults against `tasks.training.acceleration`, through
+the same SFTTrainer, in one call.
 
-    python -m benchmarks.training_speed --shape qwq --variants trl,ours --lengths 8192,16384 --steps 20 --out results.json
-    python -m benchmarks.training_speed --shape tiny            # the same on a CPU in under a minute
+    python -m benchmarks.training_speed --shape qwq --variants trl,ours --lengths 8192,16384 --steps
+    20 --out results.json python -m benchmarks.training_speed --shape tiny            # the same on
+    a CPU in under a minute
 
-A model of QwQ-32B's shape with random bfloat16 weights made on the device (needs 66 GB for them), LoRA of rank 32 with alpha 32 and dropout
-0.05 on the seven projections, AdamW, one row a step. Rows are seeded, of one length, their last 80 % carry loss, and two of them take
-turns, so that there is something to learn and losses can be compared. Each variant runs in a process of its own: one that fails costs
-nothing but itself. The first three steps are left out of the median. Peaks are torch's, allocated and reserved.
+A model of QwQ-32B's shape with random bfloat16 weights made on the device (needs 66 GB for them),
+LoRA of rank 32 with alpha 32 and dropout 0.05 on the seven projections, AdamW, one row a step. Rows
+are seeded, of one length, their last 80 % carry loss, and two of them take turns, so that there is
+something to learn and losses can be compared. Each variant runs in a process of its own: one that
+fails costs nothing but itself. The first three steps are left out of the median. Peaks are torch's,
+allocated and reserved.
 
-MFU is the model's FLOPs, recomputation not counted (LayerShape.flops_per_token, with its source), over peak FLOP/s: 989e12, dense bfloat16
-of an H200 SXM by its data sheet; the second figure is against the 790e12 that large bfloat16 products reach on one.
+MFU is the model's FLOPs, recomputation not counted (LayerShape.flops_per_token, with its source),
+over peak FLOP/s: 989e12, dense bfloat16 of an H200 SXM by its data sheet; the second figure is
+against the 790e12 that large bfloat16 products reach on one.
 """
 
 from __future__ import annotations
@@ -26,7 +31,14 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from benchmarks.training_subject import COMPLETION_SHARE, SHAPES, dataset, random_model, rows, tokenizer
+from benchmarks.training_subject import (
+    COMPLETION_SHARE,
+    SHAPES,
+    dataset,
+    random_model,
+    rows,
+    tokenizer,
+)
 
 PEAK_FLOPS, REACHED_FLOPS = 989e12, 790e12
 LEFT_OUT_STEPS = 3
@@ -34,7 +46,10 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 # options of AccelerationOptions for ours; None is TRL, with the SFTConfig arguments beside it
 VARIANTS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
     "trl": (None, {}),
-    "trl_float32": (None, {"bf16": False}),  # the arbiter: weights and arithmetic in float32, for what rounding does to the others
+    "trl_float32": (
+        None,
+        {"bf16": False},
+    ),  # the arbiter: weights and arithmetic in float32, for what rounding does to the others
     "trl_selective": (None, {"gradient_checkpointing_kwargs": {"selective": True}}),
     "liger": (None, {"use_liger_kernel": True}),
     "ours": ({}, {}),
@@ -52,51 +67,91 @@ VARIANTS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", choices=SHAPES, default="tiny")
     parser.add_argument("--variants", default="trl,ours", help=f"of {', '.join(VARIANTS)}")
-    parser.add_argument("--lengths", default=None, help="tokens per row; default 8192,16384, or 96 for tiny")
+    parser.add_argument(
+        "--lengths", default=None, help="tokens per row; default 8192,16384, or 96 for tiny"
+    )
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--dropout", type=float, default=0.05, help="0: losses of all variants agree to rounding")
-    parser.add_argument("--gpus", type=int, default=1, help="processes, each with the whole model and rows of its own (DDP)")
-    parser.add_argument("--budget-s", type=float, default=240, help="a variant stops after the step that passes this")
-    parser.add_argument("--profile", action="store_true", help="one more step under the profiler: time by kernel, into the output")
+    parser.add_argument(
+        "--dropout", type=float, default=0.05, help="0: losses of all variants agree to rounding"
+    )
+    parser.add_argument(
+        "--gpus",
+        type=int,
+        default=1,
+        help="processes, each with the whole model and rows of its own (DDP)",
+    )
+    parser.add_argument(
+        "--budget-s",
+        type=float,
+        default=240,
+        help="a variant stops after the step that passes this",
+    )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="one more step under the profiler: time by kernel, into the output",
+    )
     parser.add_argument("--out", type=Path, default=None, help="JSON, written after every variant")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         return child(json.loads(arguments.child))
-    lengths = [int(length) for length in (arguments.lengths or ("96" if arguments.shape == "tiny" else "8192,16384")).split(",")]
+    lengths = [
+        int(length)
+        for length in (
+            arguments.lengths or ("96" if arguments.shape == "tiny" else "8192,16384")
+        ).split(",")
+    ]
     variants = arguments.variants.split(",")
     if unknown := set(variants) - set(VARIANTS):
         parser.error(f"no variant {', '.join(sorted(unknown))}: {', '.join(VARIANTS)}")
     results = []
     with tempfile.TemporaryDirectory() as folder:
-        runs = [Run(arguments, variant, length, folder) for length in lengths for variant in variants]
+        runs = [
+            Run(arguments, variant, length, folder) for length in lengths for variant in variants
+        ]
         for index, run in enumerate(runs):
             run.start()
             if index + 1 < len(runs) and arguments.gpus == 1:
                 runs[index + 1].prepare()  # imports, while this one holds the GPU
             results.append(run.result())
-            print(json.dumps({name: value for name, value in results[-1].items() if name != "profile"}), flush=True)
+            print(
+                json.dumps(
+                    {name: value for name, value in results[-1].items() if name != "profile"}
+                ),
+                flush=True,
+            )
             if arguments.out:
                 arguments.out.write_text(json.dumps(results, indent=1))
     for result in results:
         if result.get("profile"):
-            print(f"\n{result['variant']} at {result['length']}, one step by kernel:\n" + "\n".join(result["profile"]))
+            print(
+                f"\n{result['variant']} at {result['length']}, one step by kernel:\n"
+                + "\n".join(result["profile"])
+            )
     print("\n" + table(results))
     return 0 if all("error" not in result for result in results) else 1
 
 
 class Run:
-    """One variant in its own process; its result is what it wrote until it ended, however it ended."""
+    """One variant in its own process; its result is what it wrote until it ended, however it
+    ended."""
 
-    def __init__(self, arguments: argparse.Namespace, variant: str, length: int, folder: str) -> None:
+    def __init__(
+        self, arguments: argparse.Namespace, variant: str, length: int, folder: str
+    ) -> None:
         self.variant, self.length, self.budget_s = variant, length, arguments.budget_s
         if arguments.out:
             arguments.out.parent.mkdir(parents=True, exist_ok=True)
         # beside the results, so that a run that is killed from outside leaves the steps it made
-        self.report = Path(arguments.out.parent if arguments.out else folder, f"{variant}-{length}.json")
+        self.report = Path(
+            arguments.out.parent if arguments.out else folder, f"{variant}-{length}.json"
+        )
         self.log = Path(folder, f"{variant}-{length}.log")
         self.report.unlink(missing_ok=True)
         self.order = dict(
@@ -114,13 +169,34 @@ class Run:
 
     def prepare(self) -> None:
         """The process starts, imports and waits."""
-        environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "TOKENIZERS_PARALLELISM": "false"}
-        command = [sys.executable, "-m", "benchmarks.training_speed", "--child", json.dumps(self.order)]
+        environment = {
+            **os.environ,
+            "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.training_speed",
+            "--child",
+            json.dumps(self.order),
+        ]
         if self.order["gpus"] > 1:
-            launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.order['gpus']}"]
+            launcher = [
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                f"--nproc-per-node={self.order['gpus']}",
+            ]
             command = [sys.executable, *launcher, *command[1:]]
         with self.log.open("w") as stream:
-            self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=stream, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+            )
 
     def start(self) -> None:
         if self.process is None:
@@ -140,17 +216,23 @@ class Run:
         empty = {"variant": self.variant, "length": self.length, "losses": [], "step_s": []}
         result = json.loads(self.report.read_text()) if self.report.exists() else empty
         if error:
-            print(f"--- {self.variant} at {self.length}: {error}\n" + head_and_tail(self.log.read_text()), flush=True)
+            print(
+                f"--- {self.variant} at {self.length}: {error}\n"
+                + head_and_tail(self.log.read_text()),
+                flush=True,
+            )
             result.setdefault("error", error)
         return result
 
 
 def head_and_tail(text: str, characters: int = 3000) -> str:
     """A traceback's cause is at its end, what went before often at the start of a log."""
-    return text if len(text) <= 2 * characters else f"{text[:characters]}\n[...]\n{text[-characters:]}"
+    return (
+        text if len(text) <= 2 * characters else f"{text[:characters]}\n[...]\n{text[-characters:]}"
+    )
 
 
-# -- the measured process -----------------------------------------------------------------------------------------------------------
+# -- the measured process --------------------------------------------------------------------------
 
 
 def child(order: dict[str, Any]) -> int:
@@ -234,18 +316,39 @@ def train(order: dict[str, Any], report: dict[str, Any], started: float) -> None
         trainer = SFTTrainer(
             model=model,
             args=SFTConfig(**{**settings, **extra}),
-            train_dataset=dataset(rows(order["length"], shape["vocab_size"], (order["steps"] + order["profile"]) * order["gpus"])),
+            train_dataset=dataset(
+                rows(
+                    order["length"],
+                    shape["vocab_size"],
+                    (order["steps"] + order["profile"]) * order["gpus"],
+                )
+            ),
             processing_class=tokenizer(shape["vocab_size"]),
             peft_config=LoraConfig(
-                task_type="CAUSAL_LM", r=32, lora_alpha=32, lora_dropout=order["dropout"], target_modules=list(PROJECTIONS), bias="none"
+                task_type="CAUSAL_LM",
+                r=32,
+                lora_alpha=32,
+                lora_dropout=order["dropout"],
+                target_modules=list(PROJECTIONS),
+                bias="none",
             ),
             callbacks=[stopwatch(order, report, started)],
         )
         trainer.remove_callback(PrinterCallback)
-        trained = sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad)
-        report["flops_per_token"] = shape_of(trainer.model).flops_per_token(order["length"], trained, COMPLETION_SHARE)
+        trained = sum(
+            parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad
+        )
+        report["flops_per_token"] = shape_of(trainer.model).flops_per_token(
+            order["length"], trained, COMPLETION_SHARE
+        )
         if options is not None:
-            acceleration = accelerate(trainer.model, tokens=order["length"], seed=0, rank=rank, options=AccelerationOptions(**options))
+            acceleration = accelerate(
+                trainer.model,
+                tokens=order["length"],
+                seed=0,
+                rank=rank,
+                options=AccelerationOptions(**options),
+            )
             trainer.add_callback(acceleration.callback())
             report["plan"] = acceleration.plan.describe()
             report["estimated_peak_gb"] = acceleration.plan.peak_bytes / 1e9
@@ -261,7 +364,8 @@ def train(order: dict[str, Any], report: dict[str, Any], started: float) -> None
 
 
 def stopwatch(order: dict[str, Any], report: dict[str, Any], started: float) -> Any:
-    """Seconds, loss and peaks of every step into the report, which is written each time; the last step goes under the profiler if asked."""
+    """Seconds, loss and peaks of every step into the report, which is written each time; the last
+    step goes under the profiler if asked."""
     import torch
     from transformers import TrainerCallback
 
@@ -273,7 +377,11 @@ def stopwatch(order: dict[str, Any], report: dict[str, Any], started: float) -> 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             last = state.global_step == state.max_steps - 1
             if order["profile"] and last:
-                activity = torch.profiler.ProfilerActivity.CUDA if gpu else torch.profiler.ProfilerActivity.CPU
+                activity = (
+                    torch.profiler.ProfilerActivity.CUDA
+                    if gpu
+                    else torch.profiler.ProfilerActivity.CPU
+                )
                 self.profiler = torch.profiler.profile(activities=[activity])
                 self.profiler.__enter__()
             self.begun = self.now()
@@ -293,7 +401,14 @@ def stopwatch(order: dict[str, Any], report: dict[str, Any], started: float) -> 
             if report["elapsed_s"] > order["budget_s"]:
                 control.should_training_stop = True
 
-        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        def on_log(
+            self,
+            args: Any,
+            state: Any,
+            control: Any,
+            logs: dict[str, float] | None = None,
+            **kwargs: Any,
+        ) -> None:
             if logs and "loss" in logs:
                 report["losses"].append(logs["loss"])
                 report.setdefault("grad_norms", []).append(logs.get("grad_norm"))
@@ -309,12 +424,17 @@ def stopwatch(order: dict[str, Any], report: dict[str, Any], started: float) -> 
 def by_kernel(profiler: Any, shown: int = 45) -> list[str]:
     """Lines "ms, calls, kernel", the longest first."""
     entries = [
-        (getattr(event, "self_device_time_total", 0) or event.self_cpu_time_total, event.count, event.key)
+        (
+            getattr(event, "self_device_time_total", 0) or event.self_cpu_time_total,
+            event.count,
+            event.key,
+        )
         for event in profiler.key_averages()
     ]
     total = sum(entry[0] for entry in entries) or 1
     lines = [
-        f"{time_us / 1e3:9.1f} ms {time_us / total:6.1%} {count:7d}  {key[:150]}" for time_us, count, key in sorted(entries, reverse=True)
+        f"{time_us / 1e3:9.1f} ms {time_us / total:6.1%} {count:7d}  {key[:150]}"
+        for time_us, count, key in sorted(entries, reverse=True)
     ]
     return [f"{total / 1e3:9.1f} ms in all", *lines[:shown]]
 
@@ -325,15 +445,19 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in ("torch", "transformers", "peft", "trl", "accelerate")}
 
 
-# -- the table ----------------------------------------------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------------------
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """Markdown, one line a result; speed beside TRL's of the same length (or the first result's where TRL was not run), losses beside
-    those of `trl_float32` where that ran, else beside TRL's."""
+    """Markdown, one line a result; speed beside TRL's of the same length (or the first result's
+    where TRL was not run), losses beside those of `trl_float32` where that ran, else beside
+    TRL's."""
     lines = [
-        "| length | variant | tokens/s | against TRL | MFU (989 / 790) | peak GB allocated / reserved (estimate) | loss first, last "
-        "| loss difference max, mean | steps | set-up s | first step s | notes |",
+        (
+            "| length | variant | tokens/s | against TRL | MFU (989 / 790) | peak GB allocated /"
+            " reserved (estimate) | loss first, last | loss difference max, mean | steps | set-up s"
+            " | first step s | notes |"
+        ),
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for result in results:
@@ -357,7 +481,12 @@ def line(result: dict[str, Any], baseline: dict[str, Any], exact: list[float]) -
         f"{speed:,.0f}" if speed else "",
         f"{speed / against:.2f}" if speed and against else "",
         f"{flops / PEAK_FLOPS:.1%} / {flops / REACHED_FLOPS:.1%}" if flops else "",
-        f"{peak:.1f} / {result['peak_reserved_gb']:.1f} ({result.get('estimated_peak_gb', 0):.1f})" if peak else "",
+        (
+            f"{peak:.1f} / {result['peak_reserved_gb']:.1f}"
+            f" ({result.get('estimated_peak_gb', 0):.1f})"
+            if peak
+            else ""
+        ),
         f"{losses[0]:.4f}, {losses[-1]:.4f}" if losses else "",
         f"{max(differences):.2e}, {statistics.fmean(differences):.2e}" if differences else "",
         str(len(result["step_s"])),
@@ -368,7 +497,8 @@ def line(result: dict[str, Any], baseline: dict[str, Any], exact: list[float]) -
 
 
 def tokens_per_s(result: dict[str, Any]) -> float | None:
-    """Median over the steps after the first LEFT_OUT_STEPS, of all GPUs together; None where there are none."""
+    """Median over the steps after the first LEFT_OUT_STEPS, of all GPUs together; None where there
+    are none."""
     timed = result["step_s"][LEFT_OUT_STEPS:]
     return result.get("gpus", 1) * result["length"] / statistics.median(timed) if timed else None
 

@@ -1,7 +1,9 @@
-"""What `benchmarks.training_speed` trains: a model of a given shape with random weights, and seeded rows of one length.
+"""What `benchmarks.training_speed` trains: a model of a given shape with random weights, and seeded
+rows of one length.
 
-Guarantees: the same weights and rows in every process on one kind of device; weights are made where they are used, so that 66 GB take
-seconds. Does not guarantee that such a model says anything: only its speed, its memory and the course of its loss are looked at.
+Guarantees: the same weights and rows in every process on one kind of device; weights are made where
+they are used, so that 66 GB take seconds. Does not guarantee that such a model says anything: only
+its speed, its memory and the course of its loss are looked at.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ SHAPES: dict[str, dict[str, int]] = {
 
 
 def random_model(shape: dict[str, int], device: Any) -> Any:
-    """A Qwen2 model with weights drawn on the device: normal with deviation 0.02, norms 1, biases 0. bfloat16 on a GPU, else float32."""
+    """A Qwen2 model with weights drawn on the device: normal with deviation 0.02, norms 1, biases
+    0. bfloat16 on a GPU, else float32."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -43,7 +46,9 @@ def random_model(shape: dict[str, int], device: Any) -> Any:
     )
     with torch.device("meta"):
         model = Qwen2ForCausalLM(config)
-    model = model.to(torch.bfloat16 if device.type == "cuda" else torch.float32).to_empty(device=device)
+    model = model.to(torch.bfloat16 if device.type == "cuda" else torch.float32).to_empty(
+        device=device
+    )
     # its frequencies are computed, not loaded: they are not in what to_empty leaves
     model.model.rotary_emb = type(model.model.rotary_emb)(config=config).to(device)
     generator = torch.Generator(device).manual_seed(0)
@@ -59,7 +64,8 @@ def random_model(shape: dict[str, int], device: Any) -> Any:
 
 
 def rows(length: int, vocabulary: int, steps: int) -> dict[str, list[list[int]]]:
-    """Two rows in turn, token ids log-uniform (frequent and rare ones, as in text), labels on the last COMPLETION_SHARE."""
+    """Two rows in turn, token ids log-uniform (frequent and rare ones, as in text), labels on the
+    last COMPLETION_SHARE."""
     import numpy as np
 
     generator = np.random.default_rng(0)
@@ -70,7 +76,8 @@ def rows(length: int, vocabulary: int, steps: int) -> dict[str, list[list[int]]]
 
 
 def dataset(columns: dict[str, list[list[int]]]) -> Any:
-    """`Dataset.from_dict` without its fingerprint, which pickles the table and fails where packages lie outside the environment."""
+    """`Dataset.from_dict` without its fingerprint, which pickles the table and fails where packages
+    lie outside the environment."""
     import pyarrow
     from datasets import Dataset
     from datasets.table import InMemoryTable
@@ -84,5 +91,7 @@ def tokenizer(vocabulary: int) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel({"<end>": 0, "a": 1}, "a")), eos_token="<end>", pad_token="<end>"
+        tokenizer_object=Tokenizer(models.WordLevel({"<end>": 0, "a": 1}, "a")),
+        eos_token="<end>",
+        pad_token="<end>",
     )

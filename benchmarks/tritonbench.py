@@ -1,18 +1,23 @@
-"""TritonBench-T through the same verifier: which operators become tasks, whether the tasks say what the files said, and recorded answers.
+"""TritonBench-T through the same verifier: which operators become tasks, whether the tasks say what
+the files said, and recorded answers.
 
-    python -m benchmarks.tritonbench --operators tritonbench_t.parquet --out DIR
-    python -m benchmarks.tritonbench --operators tritonbench_t.parquet --answers tritonbench_t_candidates.parquet --verify --out DIR
+    python -m benchmarks.tritonbench --operators tritonbench_t.parquet --out DIR python -m
+    benchmarks.tritonbench --operators tritonbench_t.parquet --answers
+    tritonbench_t_candidates.parquet --verify --out DIR
 
-The first needs no GPU. It prints what became of every operator, runs every adapted reference in a confined child, and compares the task
-with its file: the file's own test function and the task's `forward`, both on the CPU from one seed, must call the function with the
-same arguments and return the same values; where a call was left out, the calls that remain must be among the file's, by the shapes of
-their arguments. Files name the GPU; 'cuda' is read as 'cpu' for that. `--open` also computes every task's expected values, as
-verification does before a candidate runs.
+The first needs no GPU. It prints what became of every operator, runs every adapted reference in a
+confined child, and compares the task with its file: the file's own test function and the task's
+`forward`, both on the CPU from one seed, must call the function with the same arguments and return
+the same values; where a call was left out, the calls that remain must be among the file's, by the
+shapes of their arguments. Files name the GPU; 'cuda' is read as 'cpu' for that. `--open` also
+computes every task's expected values, as verification does before a candidate runs.
 
-`--verify` needs a GPU. It verifies recorded answers (Parquet: model, name, response) as `concur verify-batch` does, and reports for each
-model call accuracy (every test call returned something to compare), execution accuracy (right, on both tracks) and speedup over the
-reference, with 95 % intervals over operators. These are not the numbers of TritonBench's own scripts: inputs are drawn anew and compared
-more strictly, random calls are left out, and an operator's speedup is that of all its test calls together.
+`--verify` needs a GPU. It verifies recorded answers (Parquet: model, name, response) as `concur
+verify-batch` does, and reports for each model call accuracy (every test call returned something to
+compare), execution accuracy (right, on both tracks) and speedup over the reference, with 95 %
+intervals over operators. These are not the numbers of TritonBench's own scripts: inputs are drawn
+anew and compared more strictly, random calls are left out, and an operator's speedup is that of all
+its test calls together.
 """
 
 from __future__ import annotations
@@ -106,12 +111,22 @@ def get_inputs_of_none():
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--operators", required=True, help="TritonBench-T: Parquet, JSON lines, or a folder of its files")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--operators",
+        required=True,
+        help="TritonBench-T: Parquet, JSON lines, or a folder of its files",
+    )
     parser.add_argument("--answers", help="recorded answers, Parquet: model, name, response")
     parser.add_argument("--verify", action="store_true", help="verify the answers; needs a GPU")
     parser.add_argument("--no-run", action="store_true", help="do not run the references")
-    parser.add_argument("--open", action="store_true", help="open every task as verification does before a candidate runs")
+    parser.add_argument(
+        "--open",
+        action="store_true",
+        help="open every task as verification does before a candidate runs",
+    )
     parser.add_argument("--limit", type=int, default=None, help="the first so many operators only")
     parser.add_argument("--workers", type=int, default=None)
     parser.add_argument("--out", required=True)
@@ -145,26 +160,37 @@ def work(arguments: argparse.Namespace) -> int:
     return 0
 
 
-# -- adaptation ------------------------------------------------------------------------------------------------------------------------
+# -- adaptation ------------------------------------------------------------------------------------
 
 
 def adaptation_table(found: Survey) -> list[str]:
     total = len(found.tasks) + len(found.refused)
     calls = sum(adapted.calls for adapted in found.adapted.values())
     fixed = sum(adapted.fixed_inputs for adapted in found.adapted.values())
-    left_out = [(task_id, *each) for task_id, adapted in found.adapted.items() for each in adapted.left_out]
+    left_out = [
+        (task_id, *each) for task_id, adapted in found.adapted.items() for each in adapted.left_out
+    ]
     lines = [
-        f"{len(found.tasks)} of {total} operators become tasks, with {calls} test calls; {fixed} of them draw no input at random.",
+        (
+            f"{len(found.tasks)} of {total} operators become tasks, with {calls} test calls;"
+            f" {fixed} of them draw no input at random."
+        ),
         "",
         "| operator refused | reason |",
         "| --- | --- |",
         *(f"| {name} | {reason} |" for name, reason in found.refused.items()),
         "",
-        f"{len(left_out)} test calls of {len({task_id for task_id, *_ in left_out})} operators are left out:",
+        (
+            f"{len(left_out)} test calls of {len({task_id for task_id, *_ in left_out})} operators"
+            " are left out:"
+        ),
         "",
         "| operator | call | why |",
         "| --- | --- | --- |",
-        *(f"| {task_id.partition('/')[2]} | {call} | {reason} |" for task_id, call, reason in left_out),
+        *(
+            f"| {task_id.partition('/')[2]} | {call} | {reason} |"
+            for task_id, call, reason in left_out
+        ),
         "",
     ]
     return lines
@@ -178,22 +204,36 @@ def run_table(tasks: Sequence[KernelTask], found: Survey, files: dict[str, str])
     with Measurer() as measurer:
         for task in tasks:
             problem = measurer.measure(task).workload.problem
-            other = measurer.measure(agreement_task(task, files[task.task_id], whole=not found.adapted[task.task_id].left_out))
+            other = measurer.measure(
+                agreement_task(
+                    task, files[task.task_id], whole=not found.adapted[task.task_id].left_out
+                )
+            )
             ran, agreed = ran + (problem is None), agreed + (other.workload.problem is None)
-            for what, said in (("does not run", problem), ("differs from its file", other.workload.problem)):
+            for what, said in (
+                ("does not run", problem),
+                ("differs from its file", other.workload.problem),
+            ):
                 if said:
-                    rows.append(f"| {task.task_id.partition('/')[2]} | {what} | {' '.join(said.split())[:SHOWN]} |")
+                    rows.append(
+                        f"| {task.task_id.partition('/')[2]} | {what} |"
+                        f" {' '.join(said.split())[:SHOWN]} |"
+                    )
     seconds = time.monotonic() - started
     return [
-        f"{ran} of {len(tasks)} references run in a confined child, without storage where that is possible; on the CPU {agreed} of "
-        f"{len(tasks)} tasks agree with their file ({seconds:.0f} s).",
+        (
+            f"{ran} of {len(tasks)} references run in a confined child, without storage where that"
+            f" is possible; on the CPU {agreed} of {len(tasks)} tasks agree with their file"
+            f" ({seconds:.0f} s)."
+        ),
         "",
         *(["| operator | | what was said |", "| --- | --- | --- |", *rows, ""] if rows else []),
     ]
 
 
 def open_table(tasks: Sequence[KernelTask], device: str) -> list[str]:
-    """Which tasks verification can judge candidates of: the reference runs, repeats itself, and depends on its inputs."""
+    """Which tasks verification can judge candidates of: the reference runs, repeats itself, and
+    depends on its inputs."""
     from benchmarks.degenerate_tasks import judged
     from kernels_eval.config import EvalConfig
     from kernels_eval.isolation.sandbox import ForkServer
@@ -206,31 +246,49 @@ def open_table(tasks: Sequence[KernelTask], device: str) -> list[str]:
         rows.append(judged(task, server, config, device))
     server.close()
     failed = [row for row in rows if row["reason"] != "ok"]
-    said = [f"| {row['task_id'].partition('/')[2]} | {row['reason']} | {' '.join(row['detail'].split())[:SHOWN]} |" for row in failed]
+    said = [
+        f"| {row['task_id'].partition('/')[2]} | {row['reason']} |"
+        f" {' '.join(row['detail'].split())[:SHOWN]} |"
+        for row in failed
+    ]
     return [
-        f"Verification can judge candidates of {len(rows) - len(failed)} of {len(rows)} tasks on {device} "
-        f"({time.monotonic() - started:.0f} s).",
+        (
+            f"Verification can judge candidates of {len(rows) - len(failed)} of {len(rows)} tasks"
+            f" on {device} ({time.monotonic() - started:.0f} s)."
+        ),
         "",
-        *(["| operator | why not | what was seen |", "| --- | --- | --- |", *said, ""] if said else []),
+        *(
+            ["| operator | why not | what was seen |", "| --- | --- | --- |", *said, ""]
+            if said
+            else []
+        ),
     ]
 
 
 def agreement_task(task: KernelTask, text: str, whole: bool) -> KernelTask:
-    """A task whose one call compares the adapted task with its file, and raises where they differ. To be run in a confined child.
+    """A task whose one call compares the adapted task with its file, and raises where they differ.
+    To be run in a confined child.
 
-    `whole`: no test call was left out, so that all arguments and values must be equal; else the shapes of the remaining calls.
+    `whole`: no test call was left out, so that all arguments and values must be equal; else the
+    shapes of the remaining calls.
     """
     text = re.sub(r"(?m)^\w+ = test_?\w*\(\)\s*$", "", text)  # run once, by the comparison
     text = re.sub(r"(?m)^from (\w+) import \1\s*$", "", text)  # the operator's own file
-    text = text.replace("torch.empty", "torch.zeros")  # as the task has it: what is in such memory differs from run to run
+    text = text.replace(
+        "torch.empty", "torch.zeros"
+    )  # as the task has it: what is in such memory differs from run to run
     text = text.replace("'cuda'", "'cpu'").replace('"cuda"', '"cpu"').replace(".cuda()", "")
     code = task.code + COMPARISON.format(text=text, whole=whole)
-    code = re.sub(r"(?m)^def get_inputs\(\):", "def _inputs_of_task():", code).replace("(*get_inputs())", "(*_inputs_of_task())")
+    code = re.sub(r"(?m)^def get_inputs\(\):", "def _inputs_of_task():", code).replace(
+        "(*get_inputs())", "(*_inputs_of_task())"
+    )
     code = code.replace("def get_inputs_of_none():", "def get_inputs():")
-    return task.model_copy(update={"task_id": f"{task.task_id}#agreement", "code": code, "entry_point": "Agreement"})
+    return task.model_copy(
+        update={"task_id": f"{task.task_id}#agreement", "code": code, "entry_point": "Agreement"}
+    )
 
 
-# -- recorded answers ------------------------------------------------------------------------------------------------------------------
+# -- recorded answers ------------------------------------------------------------------------------
 
 
 def answers_table(answers: Iterable[Any]) -> list[str]:
@@ -240,39 +298,84 @@ def answers_table(answers: Iterable[Any]) -> list[str]:
     for answer in answers:
         said = answer.parse_reason or screen(answer.code).reason or "defines the function"
         counts.setdefault(answer.generator, Counter())[said] += 1
-    rows = [f"| {model} | {said} | {count} |" for model, found in counts.items() for said, count in found.most_common()]
-    return ["Recorded answers to these tasks, before anything is run:", "", "| model | | answers |", "| --- | --- | ---: |", *rows, ""]
+    rows = [
+        f"| {model} | {said} | {count} |"
+        for model, found in counts.items()
+        for said, count in found.most_common()
+    ]
+    return [
+        "Recorded answers to these tasks, before anything is run:",
+        "",
+        "| model | | answers |",
+        "| --- | --- | ---: |",
+        *rows,
+        "",
+    ]
 
 
-def verified(tasks: Sequence[KernelTask], answers: str, out: Path, workers: int | None, language: Language = Language.TRITON) -> list[str]:
-    """Verify and score; writes the tables, the verdicts and scores.json to `out`. The same call goes on after an interruption."""
+def verified(
+    tasks: Sequence[KernelTask],
+    answers: str,
+    out: Path,
+    workers: int | None,
+    language: Language = Language.TRITON,
+) -> list[str]:
+    """Verify and score; writes the tables, the verdicts and scores.json to `out`. The same call
+    goes on after an interruption."""
     import polars as pl
 
-    from flows.batch import VERDICTS_FILE, verify_batch
+    from tasks.verification.batch import VERDICTS_FILE, verify_batch
 
     candidates = load_answers(answers, tasks)
-    columns = ("task_id", "language", "generator", "sample_index", "code", "parse_reason", "response")
-    rows = [{name: candidate.model_dump(mode="json")[name] for name in columns} | {"language": language.value} for candidate in candidates]
+    columns = (
+        "task_id",
+        "language",
+        "generator",
+        "sample_index",
+        "code",
+        "parse_reason",
+        "response",
+    )
+    rows = [
+        {name: candidate.model_dump(mode="json")[name] for name in columns}
+        | {"language": language.value}
+        for candidate in candidates
+    ]
     pl.DataFrame(rows, infer_schema_length=None).write_parquet(out / "answers.parquet")
-    pl.DataFrame([task.model_dump(mode="json") for task in tasks], infer_schema_length=None).write_parquet(out / "tasks.parquet")
+    pl.DataFrame(
+        [task.model_dump(mode="json") for task in tasks], infer_schema_length=None
+    ).write_parquet(out / "tasks.parquet")
     started = time.monotonic()
-    verify_batch(str(out / "answers.parquet"), str(out / "tasks.parquet"), str(out / "verified"), language=language, workers=workers)
+    verify_batch(
+        str(out / "answers.parquet"),
+        str(out / "tasks.parquet"),
+        str(out / "verified"),
+        language=language,
+        workers=workers,
+    )
     seconds = time.monotonic() - started
     verdicts = pl.read_parquet(out / "verified" / VERDICTS_FILE)
-    frame = verdicts.with_columns(model=pl.Series([row["generator"] for row in rows]).gather(verdicts["row"]))
+    frame = verdicts.with_columns(
+        model=pl.Series([row["generator"] for row in rows]).gather(verdicts["row"])
+    )
     lines, scores = accuracy(frame)
     (out / "scores.json").write_text(json.dumps(scores, indent=1), encoding="utf-8")
     device = ", ".join(sorted({name for name in verdicts["device"].drop_nulls() if name}))
-    return [f"{len(rows)} answers verified in {seconds:.0f} s on {device or 'no device'}.", "", *lines]
+    return [
+        f"{len(rows)} answers verified in {seconds:.0f} s on {device or 'no device'}.",
+        "",
+        *lines,
+    ]
 
 
 def accuracy(frame: pl.DataFrame) -> tuple[list[str], list[dict[str, Any]]]:
-    """Call accuracy, execution accuracy and geometric-mean speedup of every model, as a table and as plain data. `frame` is verdicts with a
-    column `model`. Operators whose reference fails are left out for every model."""
+    """Call accuracy, execution accuracy and geometric-mean speedup of every model, as a table and
+    as plain data. `frame` is verdicts with a column `model`. Operators whose reference fails are
+    left out for every model."""
     import numpy as np
     import polars as pl
 
-    from kernels_eval.metrics import bootstrap_interval, mean, wilson_interval
+    from tasks.benchmark.metrics import bootstrap_interval, mean, wilson_interval
     from tasks.benchmark.scoring import GEOMETRIC_MEAN, excluded_tasks, score
 
     excluded = excluded_tasks(frame)
@@ -280,27 +383,66 @@ def accuracy(frame: pl.DataFrame) -> tuple[list[str], list[dict[str, Any]]]:
     data: list[dict[str, Any]] = []
     for (model,), group in kept.group_by("model", maintain_order=True):
         called = group.with_columns(called=~pl.col("status").is_in(sorted(NOT_CALLED)))
-        rates = np.array(called.group_by("task_id", maintain_order=True).agg(pl.col("called").cast(pl.Float64).mean())["called"])
-        bounds = bootstrap_interval(rates, mean, seed=0) or wilson_interval(float(rates.sum()), len(rates))
+        rates = np.array(
+            called.group_by("task_id", maintain_order=True).agg(
+                pl.col("called").cast(pl.Float64).mean()
+            )["called"]
+        )
+        bounds = bootstrap_interval(rates, mean, seed=0) or wilson_interval(
+            float(rates.sum()), len(rates)
+        )
         data.append(
-            {"model": model, "metric": "call_accuracy", "track": "any", "value": mean(rates), "lower": bounds[0], "upper": bounds[1],
-             "tasks": len(rates)}
-        )  # fmt: skip
+            {
+                "model": model,
+                "metric": "call_accuracy",
+                "track": "any",
+                "value": mean(rates),
+                "lower": bounds[0],
+                "upper": bounds[1],
+                "tasks": len(rates),
+            }
+        )
     for row in score(kept, ks=(1,), ps=(1.0,)):
         if row.metric in ("exec", "fast_1", GEOMETRIC_MEAN):
             name = "execution_accuracy" if row.metric == "exec" else row.metric
             data.append(
-                {"model": row.model, "metric": name, "track": row.track, "value": row.value, "lower": row.lower, "upper": row.upper,
-                 "tasks": row.tasks}
-            )  # fmt: skip
-    lines = [f"Left out, because the reference fails or is degenerate: {', '.join(excluded) or 'none'}.", ""]
-    lines += ["| model | metric | track | value | 95 % interval | operators |", "| --- | --- | --- | ---: | --- | ---: |"]
+                {
+                    "model": row.model,
+                    "metric": name,
+                    "track": row.track,
+                    "value": row.value,
+                    "lower": row.lower,
+                    "upper": row.upper,
+                    "tasks": row.tasks,
+                }
+            )
+    lines = [
+        f"Left out, because the reference fails or is degenerate: {', '.join(excluded) or 'none'}.",
+        "",
+    ]
+    lines += [
+        "| model | metric | track | value | 95 % interval | operators |",
+        "| --- | --- | --- | ---: | --- | ---: |",
+    ]
     for row in data:
-        value, low, high = (f"{row[name]:.3f}" if row[name] is not None else "-" for name in ("value", "lower", "upper"))
-        lines.append(f"| {row['model']} | {row['metric']} | {row['track']} | {value} | {low} to {high} | {row['tasks']} |")
-    statuses = kept.group_by("model", "status", "reason").len().sort("model", "len", descending=[False, True])
+        value, low, high = (
+            f"{row[name]:.3f}" if row[name] is not None else "-"
+            for name in ("value", "lower", "upper")
+        )
+        lines.append(
+            f"| {row['model']} | {row['metric']} | {row['track']} | {value} | {low} to {high} |"
+            f" {row['tasks']} |"
+        )
+    statuses = (
+        kept.group_by("model", "status", "reason")
+        .len()
+        .sort("model", "len", descending=[False, True])
+    )
     lines += ["", "| model | status | reason | answers |", "| --- | --- | --- | ---: |"]
-    lines += [f"| {model} | {status} | {reason} | {count} |" for model, status, reason, count in statuses.iter_rows()]
+    lines += [
+        f"| {model} | {status} | {reason} | {count} |"
+        for model, status, reason, count in statuses.iter_rows()
+    ]
     return [*lines, ""], data
 
 

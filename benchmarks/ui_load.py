@@ -1,16 +1,18 @@
 """Do Prefect's and MLflow's servers go on answering when many ask, and when there is much history?
 
-    eval "$(concur env --root ROOT)"
-    python -m benchmarks.ui_load clients --clients 50 --seconds 60       # while a run works, if there is to be one
-    python -m benchmarks.ui_load history --runs 10000                    # fills the history first, then asks what the pages ask
+    eval "$(concur env --root ROOT)" python -m benchmarks.ui_load clients --clients 50 --seconds 60
+    # while a run works, if there is to be one python -m benchmarks.ui_load history --runs 10000
+    # fills the history first, then asks what the pages ask
 
-`clients` asks both servers at once, each client one request after the other, what their pages ask: runs, their states, artifacts, logs;
-experiments and runs. `history` writes ended flow runs through the API until there are so many (all as of now: the API takes no past
-moment), and then times each page's requests alone. Prints per request how often it was asked, its median and 95th percentile in ms, and
-failures (any status but 200, or no answer in 30 s), and how many runs of the server ended meanwhile, and how. Exit status 1 if a request
-failed, or a run failed meanwhile.
+`clients` asks both servers at once, each client one request after the other, what their pages ask:
+runs, their states, artifacts, logs; experiments and runs. `history` writes ended flow runs through
+the API until there are so many (all as of now: the API takes no past moment), and then times each
+page's requests alone. Prints per request how often it was asked, its median and 95th percentile in
+ms, and failures (any status but 200, or no answer in 30 s), and how many runs of the server ended
+meanwhile, and how. Exit status 1 if a request failed, or a run failed meanwhile.
 
-Takes the servers named by PREFECT_API_URL and MLFLOW_TRACKING_URI. The history that it writes stays: use servers of their own.
+Takes the servers named by PREFECT_API_URL and MLFLOW_TRACKING_URI. The history that it writes
+stays: use servers of their own.
 """
 
 from __future__ import annotations
@@ -36,15 +38,36 @@ PAGE = 25
 
 
 def asked_of_prefect() -> list[tuple[str, str, dict[str, Any]]]:
-    """What the pages Dashboard, Runs, Deployments, Artifacts and a run's logs ask: name, path, body."""
+    """What the pages Dashboard, Runs, Deployments, Artifacts and a run's logs ask: name, path,
+    body."""
     since = (datetime.now(UTC) - timedelta(days=7)).isoformat()
     recent = {"flow_runs": {"start_time": {"after_": since}}}
-    window = {"history_start": since, "history_end": datetime.now(UTC).isoformat(), "history_interval_seconds": 86400}
+    window = {
+        "history_start": since,
+        "history_end": datetime.now(UTC).isoformat(),
+        "history_interval_seconds": 86400,
+    }
     return [
-        ("runs, newest", "flow_runs/paginate", {"sort": "START_TIME_DESC", "limit": PAGE, "page": 1}),
-        ("runs, page 20", "flow_runs/paginate", {"sort": "START_TIME_DESC", "limit": PAGE, "page": 20}),
-        ("runs that failed", "flow_runs/paginate", {"flow_runs": {"state": {"type": {"any_": ["FAILED", "CRASHED"]}}}, "limit": PAGE}),
-        ("runs by name", "flow_runs/paginate", {"flow_runs": {"name": {"like_": "refresh"}}, "limit": PAGE}),
+        (
+            "runs, newest",
+            "flow_runs/paginate",
+            {"sort": "START_TIME_DESC", "limit": PAGE, "page": 1},
+        ),
+        (
+            "runs, page 20",
+            "flow_runs/paginate",
+            {"sort": "START_TIME_DESC", "limit": PAGE, "page": 20},
+        ),
+        (
+            "runs that failed",
+            "flow_runs/paginate",
+            {"flow_runs": {"state": {"type": {"any_": ["FAILED", "CRASHED"]}}}, "limit": PAGE},
+        ),
+        (
+            "runs by name",
+            "flow_runs/paginate",
+            {"flow_runs": {"name": {"like_": "refresh"}}, "limit": PAGE},
+        ),
         ("how many runs", "flow_runs/count", {}),
         ("runs of a week, by day", "flow_runs/history", window | recent),
         ("how late runs are", "flow_runs/lateness", recent),
@@ -67,16 +90,28 @@ def asked_of_mlflow() -> list[tuple[str, str, dict[str, Any]]]:
 
 def requests() -> list[tuple[str, str, dict[str, Any] | None]]:
     """Name, address and body (None: a GET) of everything that is asked."""
-    prefect, mlflow = os.environ.get("PREFECT_API_URL", ""), os.environ.get("MLFLOW_TRACKING_URI", "")
+    prefect, mlflow = (
+        os.environ.get("PREFECT_API_URL", ""),
+        os.environ.get("MLFLOW_TRACKING_URI", ""),
+    )
     found: list[tuple[str, str, dict[str, Any] | None]] = []
     if prefect:
-        found += [(f"prefect: {name}", f"{prefect}/{path}", body) for name, path, body in asked_of_prefect()]
+        found += [
+            (f"prefect: {name}", f"{prefect}/{path}", body)
+            for name, path, body in asked_of_prefect()
+        ]
         found += [("prefect: the page itself", prefect.removesuffix("/api") + "/", None)]
     if mlflow.startswith("http"):
-        found += [(f"mlflow: {name}", f"{mlflow}/{path}", body or None) for name, path, body in asked_of_mlflow()]
+        found += [
+            (f"mlflow: {name}", f"{mlflow}/{path}", body or None)
+            for name, path, body in asked_of_mlflow()
+        ]
         found += [("mlflow: the page itself", f"{mlflow}/", None)]
     if not found:
-        raise SystemExit('neither PREFECT_API_URL nor MLFLOW_TRACKING_URI is set: eval "$(concur env --root ROOT)"')
+        raise SystemExit(
+            'neither PREFECT_API_URL nor MLFLOW_TRACKING_URI is set: eval "$(concur env --root'
+            ' ROOT)"'
+        )
     return found
 
 
@@ -88,12 +123,17 @@ class Seen:
         self.failed: Counter[str] = Counter()
         self.again = 0
 
-    async def ask(self, client: httpx.AsyncClient, name: str, url: str, body: dict[str, Any] | None) -> None:
+    async def ask(
+        self, client: httpx.AsyncClient, name: str, url: str, body: dict[str, Any] | None
+    ) -> None:
         began = time.perf_counter()
         try:
             try:
                 answer = await (client.get(url) if body is None else client.post(url, json=body))
-            except (httpx.ReadError, httpx.RemoteProtocolError):  # a kept connection that the server closed just then: browsers ask again
+            except (
+                httpx.ReadError,
+                httpx.RemoteProtocolError,
+            ):  # a kept connection that the server closed just then: browsers ask again
                 self.again += 1
                 answer = await (client.get(url) if body is None else client.post(url, json=body))
             if answer.status_code != 200:
@@ -130,7 +170,8 @@ async def clients(number: int, seconds: float) -> Seen:
 
 
 async def history(runs: int, repeats: int) -> tuple[Seen, int, float]:
-    """Fill the history up to so many runs, then ask everything `repeats` times, alone. Returns also how many were written, in how long."""
+    """Fill the history up to so many runs, then ask everything `repeats` times, alone. Returns also
+    how many were written, in how long."""
     api, seen = os.environ["PREFECT_API_URL"], Seen()
     began = time.monotonic()
     async with httpx.AsyncClient(timeout=120.0, limits=httpx.Limits(max_connections=16)) as client:
@@ -144,14 +185,25 @@ async def history(runs: int, repeats: int) -> tuple[Seen, int, float]:
             ending = draw.choices(list(ENDINGS), list(ENDINGS.values()))[0]
             moment = datetime.now(UTC) - timedelta(days=30 * number / max(1, missing))
             state = {"type": ending, "name": ending.title(), "message": "written by a benchmark"}
-            body = {"flow_id": flow, "name": f"refresh {moment:%Y-%m-%d %H:%M} {number}", "state": state, "tags": ["history"]}
+            body = {
+                "flow_id": flow,
+                "name": f"refresh {moment:%Y-%m-%d %H:%M} {number}",
+                "state": state,
+                "tags": ["history"],
+            }
             async with gate:
-                while (answer := await client.post(f"{api}/flow_runs/", json=body)).status_code == 503:
-                    await asyncio.sleep(0.2)  # its database was busy for a moment: Prefect's own client asks again, too
+                while (
+                    answer := await client.post(f"{api}/flow_runs/", json=body)
+                ).status_code == 503:
+                    await asyncio.sleep(
+                        0.2
+                    )  # its database was busy for a moment: Prefect's own client asks again, too
                 answer.raise_for_status()
 
         for start in range(0, missing, 1000):
-            await asyncio.gather(*(write(number) for number in range(start, min(missing, start + 1000))))
+            await asyncio.gather(
+                *(write(number) for number in range(start, min(missing, start + 1000)))
+            )
     wrote_s = time.monotonic() - began
     async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
         for _ in range(repeats):
@@ -169,7 +221,11 @@ def states() -> Counter[str]:
     for state in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED", "RUNNING"):
         body = {"flow_runs": {"state": {"type": {"any_": [state]}}}}
         counts = [
-            int(httpx.post(f"{api}/flow_runs/count", json=each, timeout=60).raise_for_status().json())
+            int(
+                httpx.post(f"{api}/flow_runs/count", json=each, timeout=60)
+                .raise_for_status()
+                .json()
+            )
             for each in (body, body | {"flows": {"name": {"any_": [FLOW]}}})
         ]
         found[state] = counts[0] - counts[1]
@@ -177,7 +233,9 @@ def states() -> Counter[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     kinds = parser.add_subparsers(dest="kind", required=True)
     many = kinds.add_parser("clients", help="many at once")
     many.add_argument("--clients", type=int, default=50)
@@ -204,7 +262,12 @@ def main() -> int:
         "working_at_the_start": before["RUNNING"],
     }
     print(json.dumps(data, indent=2))
-    return 1 if seen.failed or (asked.kind == "clients" and (changed["FAILED"] > 0 or changed["CRASHED"] > 0)) else 0
+    return (
+        1
+        if seen.failed
+        or (asked.kind == "clients" and (changed["FAILED"] > 0 or changed["CRASHED"] > 0))
+        else 0
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""`concur analyze`: verdicts and candidates on disk in, the observations and the difficulty report out.
+"""`concur analyze`: verdicts and candidates on disk in, the observations and the difficulty report
+out.
 
-Guarantees: reads only the columns that the analysis needs (`flows.source`), never a response, so millions of candidates take little memory;
-changes nothing but --out. Does not guarantee anything about directories that are still being written: it reads the parts that are there.
+Guarantees: reads only the columns that the analysis needs (`flows.source`), never a response, so
+millions of candidates take little memory; changes nothing but --out. Does not guarantee anything
+about directories that are still being written: it reads the parts that are there.
 """
 
 from __future__ import annotations
@@ -51,9 +53,9 @@ def analyze(
 ) -> Analysis:
     """Analyse and write the report to `out`.
 
-    Each path is a directory with Parquet files (a snapshot), a Parquet file, or a glob; without any, the newest verdicts under `root` are
-    taken as `flows.source.Source` does. Raises UsageError for paths, tables and columns that cannot be used, and where no sample can be
-    analysed.
+    Each path is a directory with Parquet files (a snapshot), a Parquet file, or a glob; without
+    any, the newest verdicts under `root` are taken as `flows.source.Source` does. Raises UsageError
+    for paths, tables and columns that cannot be used, and where no sample can be analysed.
     """
     from tasks.analysis.config import ObservationConfig
     from tasks.analysis.difficulty import difficulty
@@ -65,7 +67,11 @@ def analyze(
     if candidates and not verdicts:
         raise UsageError("--candidates without --verdicts", "give both, or neither")
     frame = read(Source(verdicts, candidates, root, unfinished=True))
-    other = read(Source(other_verdicts, other_candidates, root, unfinished=True, of="other-")) if other_verdicts else None
+    other = (
+        read(Source(other_verdicts, other_candidates, root, unfinished=True, of="other-"))
+        if other_verdicts
+        else None
+    )
     config = config or ObservationConfig(seed=seed)
     observations, divided = observe(frame, config), difficulty(frame, other, seed=config.seed)
     return Analysis(observations, divided, write(observations, divided, out))
@@ -75,4 +81,6 @@ def read(source: Source) -> pl.DataFrame:
     """The columns that the analysis reads, one row a verdict with its candidate."""
     from tasks.analysis.stage import OF_CANDIDATES, OF_VERDICTS
 
-    return source.read((*OF_VERDICTS, "speedup") if source.one_table else OF_VERDICTS, OF_CANDIDATES)
+    return source.read(
+        (*OF_VERDICTS, "speedup") if source.one_table else OF_VERDICTS, OF_CANDIDATES
+    )

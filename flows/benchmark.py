@@ -1,4 +1,5 @@
-"""Scoring models on held-out tasks: every model answers, every answer is verified like any candidate."""
+"""Scoring models on held-out tasks: every model answers, every answer is verified like any
+candidate."""
 
 from __future__ import annotations
 
@@ -8,29 +9,31 @@ from prefect import flow
 from prefect.logging import get_run_logger
 
 from flows.config import PipelineConfig
-from flows.guard.notices import NOTICES
-from flows.guard.run import guarded
 from flows.naming import run_name
+from flows.runtime.guard import guarded
+from flows.runtime.notices import NOTICES
 from kernels_eval.records import Record
 from tasks.benchmark.stage import Answers
 from tasks.benchmark.step import score_benchmark
 from tasks.policy import ProgressArtifact, call_stage
-from tasks.profiling.config import ProfilingConfig
-from tasks.profiling.step import profile_references
 from tasks.progress import observed_by
 from tasks.sources.step import load_tasks
-from tasks.store import SnapshotRef
+from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis.config import ServerConfig, SynthesisConfig
 from tasks.synthesis.step import synthesise
 from tasks.training.stage import adapter_of
 from tasks.verification.stage import device_name
 from tasks.verification.step import verify
+from tasks.workload.operator_times_config import ProfilingConfig
+from tasks.workload.operator_times_step import profile_references
 from tasks.workload.step import measure_workloads
 
 
 class Benchmarked(Record):
-    """The suite, what each model answered, the scores, and where the references spend their time (None where that is not asked for).
-    `workloads` (what the suite's tasks compute) is None where counting failed; `cautions` then say why."""
+    """The suite, what each model answered, the scores, and where the references spend their time
+    (None where that is not asked for). `workloads` (what the suite's tasks compute) is None where
+    counting failed; `cautions` then say why.
+    """
 
     suite: SnapshotRef
     answers: tuple[Answers, ...]
@@ -42,10 +45,20 @@ class Benchmarked(Record):
 
 @flow(name="benchmark the models", flow_run_name=run_name("benchmark", strategy=False), **NOTICES)
 def benchmark_models(config: PipelineConfig, trained: SnapshotRef | None = None) -> Benchmarked:
-    """Exec, fast_p and pass@k of the recorded answers, the base model and the tuned one, on the same held-out tasks."""
-    with guarded(config), observed_by(ProgressArtifact("benchmark-progress", "share of the current stage that is done")):
+    """Exec, fast_p and pass@k of the recorded answers, the base model and the tuned one, on the
+    same held-out tasks."""
+    with (
+        guarded(config),
+        observed_by(
+            ProgressArtifact("benchmark-progress", "share of the current stage that is done")
+        ),
+    ):
         suite = load_tasks(config.benchmark.tasks, config.root)
-        answers = [_answer(config, suite, model, trained) for model in config.benchmark.models if model != "tuned" or trained]
+        answers = [
+            _answer(config, suite, model, trained)
+            for model in config.benchmark.models
+            if model != "tuned" or trained
+        ]
         scores = call_stage(score_benchmark, answers, config.benchmark)
         profiles = _profiles(config, suite) if config.benchmark.operator_times else None
         workloads, cautions = _counted(config, suite)
@@ -59,30 +72,52 @@ def _profiles(config: PipelineConfig, suite: SnapshotRef) -> SnapshotRef:
     return call_stage(profile_references, suite, asked, device, device_name(config.language))
 
 
-def _counted(config: PipelineConfig, suite: SnapshotRef) -> tuple[SnapshotRef | None, tuple[str, ...]]:
-    """What the suite's tasks compute, by which the report groups them, or why it does not: scores are not given up for a table of them."""
+def _counted(
+    config: PipelineConfig, suite: SnapshotRef
+) -> tuple[SnapshotRef | None, tuple[str, ...]]:
+    """What the suite's tasks compute, by which the report groups them, or why it does not: scores
+    are not given up for a table of them."""
     try:
         return call_stage(measure_workloads, suite, config.workload), ()
-    except Exception as error:  # no sandbox, say; the next run of the same configuration tries it again
-        caution = f"Scores by kind and family of operator are missing: {type(error).__name__}: {error}"
+    except (
+        Exception
+    ) as error:  # no sandbox, say; the next run of the same configuration tries it again
+        caution = (
+            f"Scores by kind and family of operator are missing: {type(error).__name__}: {error}"
+        )
         get_run_logger().error("%s", caution)
         return None, (caution,)
 
 
-def _answer(config: PipelineConfig, suite: SnapshotRef, model: str, trained: SnapshotRef | None) -> Answers:
+def _answer(
+    config: PipelineConfig, suite: SnapshotRef, model: str, trained: SnapshotRef | None
+) -> Answers:
     adapter: Path | None = adapter_of(trained) if model == "tuned" and trained else None
-    candidates = call_stage(synthesise, suite, synthesis_for(config, model), config.language, adapter)
-    return Answers(model=model, candidates=candidates, verdicts=verify(candidates, suite, config.verification, config.language))
+    candidates = call_stage(
+        synthesise, suite, synthesis_for(config, model), config.language, adapter
+    )
+    return Answers(
+        model=model,
+        candidates=candidates,
+        verdicts=verify(candidates, suite, config.verification, config.language),
+    )
 
 
 def synthesis_for(config: PipelineConfig, model: str) -> SynthesisConfig:
-    """How a benchmark model is asked. `recorded` keeps the line's own sampler; base and tuned share model and sampling.
+    """How a benchmark model is asked. `recorded` keeps the line's own sampler; base and tuned share
+    model and sampling.
 
-    Where the line's sampler is `vllm`, base and tuned are asked through servers with the same settings; otherwise in this process.
+    Where the line's sampler is `vllm`, base and tuned are asked through servers with the same
+    settings; otherwise in this process.
     """
     samples = {"samples_per_task": config.benchmark.samples_per_task}
     if model == "recorded":
-        return SynthesisConfig(sampler="recorded", tokenizer=config.synthesis.tokenizer, hardware=config.synthesis.hardware, **samples)
+        return SynthesisConfig(
+            sampler="recorded",
+            tokenizer=config.synthesis.tokenizer,
+            hardware=config.synthesis.hardware,
+            **samples,
+        )
     served = config.synthesis.sampler == "vllm"
     return SynthesisConfig(
         sampler="vllm" if served else "transformers",

@@ -1,7 +1,9 @@
-"""PipelineConfig: every stage's configuration, read once from a profile at the edge and handed inward frozen.
+"""PipelineConfig: every stage's configuration, read once from a profile at the edge and handed
+inward frozen.
 
-Guarantees: importing this module loads none of torch, ray, trl, vllm, mlflow or prefect; an unknown key, a wrong type or a value out of
-range is one UsageError that names the key and the nearest right one.
+Guarantees: importing this module loads none of torch, ray, trl, vllm, mlflow or prefect; an unknown
+key, a wrong type or a value out of range is one UsageError that names the key and the nearest right
+one.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from flows.guard.config import GuardConfig
+from flows.runtime.config import GuardConfig
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Language
@@ -35,14 +37,18 @@ from tasks.workload.config import WorkloadConfig
 
 
 class PipelineConfig(BaseModel):
-    """The whole line: tasks, synthesis, verification, curation, analysis, training, benchmark, tracking."""
+    """The whole line: tasks, synthesis, verification, curation, analysis, training, benchmark,
+    tracking."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="concur run")
 
     name: str = Field(default="local", description="shown in run names")
-    root: str = Field(default=".concur", description="where snapshots go: a directory, or an fsspec URL")
+    root: str = Field(
+        default=".concur", description="where snapshots go: a directory, or an fsspec URL"
+    )
     language: Language = Field(
-        default=Language.CPP, description="what kernels are written in: cpp runs on the CPU, cuda and triton need a GPU"
+        default=Language.CPP,
+        description="what kernels are written in: cpp runs on the CPU, cuda and triton need a GPU",
     )
     tasks: TasksConfig = TasksConfig()
     decontamination: DecontaminationConfig = DecontaminationConfig()
@@ -60,23 +66,38 @@ class PipelineConfig(BaseModel):
 
     @field_validator("benchmark")
     @classmethod
-    def _as_the_base_model_wants(cls, benchmark: BenchmarkConfig, info: ValidationInfo) -> BenchmarkConfig:
-        """Base and tuned model are asked as the base model's card says, in what `benchmark.sampling` does not set."""
+    def _as_the_base_model_wants(
+        cls, benchmark: BenchmarkConfig, info: ValidationInfo
+    ) -> BenchmarkConfig:
+        """Base and tuned model are asked as the base model's card says, in what
+        `benchmark.sampling` does not set."""
         if "training" not in info.data:  # it has a fault of its own, which is told
             return benchmark
         explicit = None if "sampling" in benchmark.model_fields_set else frozenset()
         sampling = sampling_for(info.data["training"].base_model, benchmark.sampling, explicit)
-        return benchmark if sampling == benchmark.sampling else benchmark.model_copy(update={"sampling": sampling})
+        return (
+            benchmark
+            if sampling == benchmark.sampling
+            else benchmark.model_copy(update={"sampling": sampling})
+        )
 
     @property
     def known_tasks(self) -> TasksConfig:
-        """What training tasks are compared with: the benchmark's, whichever of its levels are scored."""
-        return self.decontamination.against or self.benchmark.tasks.model_copy(update={"levels": None, "limit": None})
+        """What training tasks are compared with: the benchmark's, whichever of its levels are
+        scored."""
+        return self.decontamination.against or self.benchmark.tasks.model_copy(
+            update={"levels": None, "limit": None}
+        )
 
     @property
     def tracking_uri(self) -> str:
-        """Where runs are compared: what the profile says, else $MLFLOW_TRACKING_URI, else SQLite in the root."""
-        return self.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(self.root).absolute()}/mlflow.db"
+        """Where runs are compared: what the profile says, else $MLFLOW_TRACKING_URI, else SQLite in
+        the root."""
+        return (
+            self.tracking.uri
+            or os.environ.get("MLFLOW_TRACKING_URI")
+            or f"sqlite:///{Path(self.root).absolute()}/mlflow.db"
+        )
 
 
 def profiles_dir() -> Path:
@@ -89,10 +110,13 @@ def profile_names() -> list[str]:
     return sorted(path.stem for path in profiles_dir().glob("*.yaml"))
 
 
-def load_profile(profile: str = "local", overrides: list[str] | tuple[str, ...] = ()) -> PipelineConfig:
+def load_profile(
+    profile: str = "local", overrides: list[str] | tuple[str, ...] = ()
+) -> PipelineConfig:
     """Read a profile by name or path and apply `key.path=value` overrides (values are YAML).
 
-    Raises UsageError for a profile that is not there, text that is not YAML, an unknown key or an illegal value.
+    Raises UsageError for a profile that is not there, text that is not YAML, an unknown key or an
+    illegal value.
     """
     data = _read(profile)
     for override in overrides:
@@ -104,7 +128,8 @@ def load_profile(profile: str = "local", overrides: list[str] | tuple[str, ...] 
 
 
 def load_protocol(overrides: Sequence[str]) -> EvalConfig:
-    """The verification protocol with `key.path=value` overrides, such as `timing.max_s=1.0`. Raises UsageError as `load_profile` does."""
+    """The verification protocol with `key.path=value` overrides, such as `timing.max_s=1.0`. Raises
+    UsageError as `load_profile` does."""
     data: dict[str, Any] = {}
     for override in overrides:
         apply_override(data, override)
@@ -117,22 +142,38 @@ def load_protocol(overrides: Sequence[str]) -> EvalConfig:
 def _read(profile: str) -> dict[str, Any]:
     import yaml
 
-    path = Path(profile) if profile.endswith((".yaml", ".yml")) or "/" in profile else profiles_dir() / f"{profile}.yaml"
+    path = (
+        Path(profile)
+        if profile.endswith((".yaml", ".yml")) or "/" in profile
+        else profiles_dir() / f"{profile}.yaml"
+    )
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         close = difflib.get_close_matches(profile, profile_names(), n=1)
-        hint = f"did you mean {close[0]}?" if close else f"profiles that ship with concur: {', '.join(profile_names())}"
+        hint = (
+            f"did you mean {close[0]}?"
+            if close
+            else f"profiles that ship with concur: {', '.join(profile_names())}"
+        )
         raise UsageError(f"there is no profile {profile!r}", hint) from error
     except OSError as error:
-        raise UsageError(f"cannot read profile {profile}: {error.strerror}", "give the path of a YAML file") from error
+        raise UsageError(
+            f"cannot read profile {profile}: {error.strerror}", "give the path of a YAML file"
+        ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         where = getattr(error, "problem_mark", None)
-        raise UsageError(f"profile {profile} is not YAML{f': line {where.line + 1}' if where else ''}", "mend the file") from error
+        raise UsageError(
+            f"profile {profile} is not YAML{f': line {where.line + 1}' if where else ''}",
+            "mend the file",
+        ) from error
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise UsageError(f"profile {profile} is a {type(data).__name__}, not a mapping of keys", "see deployments/profiles/local.yaml")
+        raise UsageError(
+            f"profile {profile} is a {type(data).__name__}, not a mapping of keys",
+            "see deployments/profiles/local.yaml",
+        )
     return data
 
 
@@ -141,7 +182,9 @@ def apply_override(data: dict[str, Any], override: str) -> None:
 
     path, separator, text = override.partition("=")
     if not separator or not path:
-        raise UsageError(f"--set {override!r} is not key=value", "for example --set verification.workers=2")
+        raise UsageError(
+            f"--set {override!r} is not key=value", "for example --set verification.workers=2"
+        )
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -151,11 +194,15 @@ def apply_override(data: dict[str, Any], override: str) -> None:
     for parent in parents:
         node = node.setdefault(parent, {})
         if not isinstance(node, dict):
-            raise UsageError(f"--set {override!r}: {parent} holds a value, not keys", "see concur run --help")
+            raise UsageError(
+                f"--set {override!r}: {parent} holds a value, not keys", "see concur run --help"
+            )
     node[last] = value
 
 
-def explained(error: ValidationError, where: str, model: type[BaseModel] = PipelineConfig) -> UsageError:
+def explained(
+    error: ValidationError, where: str, model: type[BaseModel] = PipelineConfig
+) -> UsageError:
     """The first problem, in words: which key, what is wrong, what would be right."""
     problem = error.errors()[0]
     path = [str(part) for part in problem["loc"]]
@@ -163,14 +210,25 @@ def explained(error: ValidationError, where: str, model: type[BaseModel] = Pipel
     if problem["type"] == "extra_forbidden":
         known = _known_keys(path[:-1], model)
         close = difflib.get_close_matches(path[-1], known, n=1)
-        hint = f"did you mean {'.'.join([*path[:-1], close[0]])}?" if close else f"known keys here: {', '.join(known)}"
+        hint = (
+            f"did you mean {'.'.join([*path[:-1], close[0]])}?"
+            if close
+            else f"known keys here: {', '.join(known)}"
+        )
         return UsageError(f"{where} has an unknown key {key!r}", hint)
-    return UsageError(f"{where}: {key} = {problem.get('input')!r}: {problem['msg']}", "correct the value in the profile or with --set")
+    return UsageError(
+        f"{where}: {key} = {problem.get('input')!r}: {problem['msg']}",
+        "correct the value in the profile or with --set",
+    )
 
 
 def _known_keys(path: list[str], model: Any) -> list[str]:
     for part in path:
-        annotation = model.model_fields[part].annotation if part in getattr(model, "model_fields", {}) else None
+        annotation = (
+            model.model_fields[part].annotation
+            if part in getattr(model, "model_fields", {})
+            else None
+        )
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
             return []
         model = annotation

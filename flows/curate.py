@@ -1,7 +1,9 @@
-"""`concur curate`: training sets by one strategy or many, from verdicts that are there already, and why a candidate is in one or not.
+"""`concur curate`: training sets by one strategy or many, from verdicts that are there already, and
+why a candidate is in one or not.
 
-Guarantees: nothing is verified or sampled; the rules are those of the line (`tasks.curation.strategies`); texts are read for the samples
-that are written out only; files in `--out` are there whole or not at all. Does not write snapshots: `concur run` does.
+Guarantees: nothing is verified or sampled; the rules are those of the line
+(`tasks.curation.strategies`); texts are read for the samples that are written out only; files in
+`--out` are there whole or not at all. Does not write snapshots: `concur run` does.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from flows.config import apply_override, explained
 from flows.source import Source, columns_of, name_of, stream_texts
 from kernels_eval.errors import UsageError
 from tasks.curation.config import STRATEGY_NAMES, CurationConfig
-from tasks.store import Snapshot
+from tasks.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import polars as pl
@@ -35,9 +37,11 @@ def strategies_dir() -> Path:
 
 
 def load_strategy(name: str, overrides: Sequence[str] = ()) -> CurationConfig:
-    """A strategy by its name, or from a YAML file that holds the keys of `curation`, with `key=value` overrides (values are YAML).
+    """A strategy by its name, or from a YAML file that holds the keys of `curation`, with
+    `key=value` overrides (values are YAML).
 
-    Raises UsageError for a strategy or file that is not there, text that is not YAML, an unknown key or an illegal value.
+    Raises UsageError for a strategy or file that is not there, text that is not YAML, an unknown
+    key or an illegal value.
     """
     import yaml
     from pydantic import ValidationError
@@ -45,17 +49,27 @@ def load_strategy(name: str, overrides: Sequence[str] = ()) -> CurationConfig:
     is_file = name.endswith((".yaml", ".yml")) or "/" in name
     if not is_file and name not in STRATEGY_NAMES:
         close = difflib.get_close_matches(name, STRATEGY_NAMES, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"strategies: {', '.join(STRATEGY_NAMES)}, or the path of a YAML file"
+        hint = (
+            f"did you mean {close[0]}?"
+            if close
+            else f"strategies: {', '.join(STRATEGY_NAMES)}, or the path of a YAML file"
+        )
         raise UsageError(f"there is no strategy {name!r}", hint)
     path = Path(name) if is_file else strategies_dir() / f"{name}.yaml"
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
-        raise UsageError(f"cannot read strategy {name}: {error.strerror}", "give a strategy's name, or the path of a YAML file") from error
+        raise UsageError(
+            f"cannot read strategy {name}: {error.strerror}",
+            "give a strategy's name, or the path of a YAML file",
+        ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"strategy {name} is not YAML", "mend the file") from error
     if not isinstance(data, dict):
-        raise UsageError(f"strategy {name} is a {type(data).__name__}, not a mapping of keys", "see deployments/strategies/concur.yaml")
+        raise UsageError(
+            f"strategy {name} is a {type(data).__name__}, not a mapping of keys",
+            "see deployments/strategies/concur.yaml",
+        )
     for override in overrides:
         apply_override(data, override)
     try:
@@ -64,13 +78,16 @@ def load_strategy(name: str, overrides: Sequence[str] = ()) -> CurationConfig:
         raise explained(error, f"strategy {name!r}", CurationConfig) from error
 
 
-def configurations(strategies: Sequence[str], sizes: Sequence[int | None], overrides: Sequence[str]) -> list[CurationConfig]:
-    """Every strategy (`all` names all of them) at every size; without sizes, at the size its file says."""
+def configurations(
+    strategies: Sequence[str], sizes: Sequence[int | None], overrides: Sequence[str]
+) -> list[CurationConfig]:
+    """Every strategy (`all` names all of them) at every size; without sizes, at the size its file
+    says."""
     names = [each for name in strategies for each in (STRATEGY_NAMES if name == "all" else (name,))]
     return [
         config if size is None else config.model_copy(update={"size": size})
         for config in (load_strategy(name, overrides) for name in dict.fromkeys(names))
-        for size in (sizes or [None])
+        for size in sizes or [None]
     ]
 
 
@@ -81,15 +98,19 @@ def parsed_sizes(text: str | None) -> list[int]:
     except ValueError:
         sizes = [0]
     if any(size < 1 for size in sizes):
-        raise UsageError(f"--size {text!r} is not a list of whole numbers above 0", "for example --size 500,1000,4892")
+        raise UsageError(
+            f"--size {text!r} is not a list of whole numbers above 0",
+            "for example --size 500,1000,4892",
+        )
     return sizes
 
 
 def deciding(source: Source, *, flags: bool = False) -> pl.DataFrame:
-    """What strategies decide by, one row a candidate, without texts; with `flags`, also what is wrong with the traces of correct samples.
+    """What strategies decide by, one row a candidate, without texts; with `flags`, also what is
+    wrong with the traces of correct samples.
 
-    Flags that a refresh has measured are taken as they are, others are measured here. Raises UsageError where a table has no candidate_id,
-    or no row.
+    Flags that a refresh has measured are taken as they are, others are measured here. Raises
+    UsageError where a table has no candidate_id, or no row.
     """
     import polars as pl
 
@@ -97,32 +118,52 @@ def deciding(source: Source, *, flags: bool = False) -> pl.DataFrame:
 
     frame = source.read(DECIDING, DECIDING)
     if "candidate_id" not in frame.columns:
-        raise UsageError(f"{name_of(source.verdicts)} has no column candidate_id", "give the tables that verification and synthesis wrote")
+        raise UsageError(
+            f"{name_of(source.verdicts)} has no column candidate_id",
+            "give the tables that verification and synthesis wrote",
+        )
     if frame.is_empty():
-        raise UsageError(f"{name_of(source.verdicts)} has no row", "give the verdicts of a run that is finished")
-    if source.one_table:  # of two, the first of a candidate's verdicts was taken already: correct or not, no later one takes its place
-        frame = frame.filter(pl.col("candidate_id").is_null() | pl.col("candidate_id").is_first_distinct())
+        raise UsageError(
+            f"{name_of(source.verdicts)} has no row", "give the verdicts of a run that is finished"
+        )
+    # of two, the first of a candidate's verdicts was taken already: correct or not, no later one
+    # takes its place
+    if source.one_table:
+        frame = frame.filter(
+            pl.col("candidate_id").is_null() | pl.col("candidate_id").is_first_distinct()
+        )
     frame = with_operators(frame, source.made_of("workloads", source.tasks))
     if known := source.made_of("trace-flags", source.verdicts, source.candidates):
-        return with_flags(frame, known.read(columns=["candidate_id", "trace_flags"], unique="candidate_id"))
-    return with_flags(frame, _flags_of(source, frame)) if flags and "trace_flags" not in frame.columns else frame
+        return with_flags(
+            frame, known.read(columns=["candidate_id", "trace_flags"], unique="candidate_id")
+        )
+    return (
+        with_flags(frame, _flags_of(source, frame))
+        if flags and "trace_flags" not in frame.columns
+        else frame
+    )
 
 
 def _flags_of(source: Source, frame: pl.DataFrame) -> pl.DataFrame:
-    """candidate_id and trace_flags of the correct candidates whose reasoning is there, read a batch at a time."""
+    """candidate_id and trace_flags of the correct candidates whose reasoning is there, read a batch
+    at a time."""
     import polars as pl
 
     from tasks.curation.flags import flagged
     from tasks.curation.quality import QualityConfig
 
-    wanted = frame.filter(pl.col("status") == "correct").select("candidate_id") if "status" in frame.columns else frame.clear()
+    wanted = (
+        frame.filter(pl.col("status") == "correct").select("candidate_id")
+        if "status" in frame.columns
+        else frame.clear()
+    )
     batches = flagged(stream_texts(source.candidates, wanted, "reasoning"), QualityConfig())
     found = [batch.select("candidate_id", "trace_flags") for batch in batches]
     return pl.concat(found) if found else pl.DataFrame()
 
 
 def curated(source: Source, taken: pl.DataFrame) -> pl.DataFrame:
-    """tasks.schemas.CURATED of what was taken. Columns that the source does not have are null."""
+    """tasks.tables.CURATED of what was taken. Columns that the source does not have are null."""
     from tasks.curation.stage import named_tasks
     from tasks.curation.tables import TEXTS, curated_rows, texts_of
 
@@ -130,7 +171,11 @@ def curated(source: Source, taken: pl.DataFrame) -> pl.DataFrame:
         texts = texts_of(source.candidates, taken)
     else:
         texts = columns_of(source.candidates, TEXTS, taken.select("candidate_id"))
-    return curated_rows(taken, texts.unique("candidate_id", keep="first"), named_tasks(source.tasks) if source.tasks else None)
+    return curated_rows(
+        taken,
+        texts.unique("candidate_id", keep="first"),
+        named_tasks(source.tasks) if source.tasks else None,
+    )
 
 
 def curate_table(
@@ -143,12 +188,15 @@ def curate_table(
     overrides: Sequence[str] = (),
     out: str | None = None,
 ) -> dict[str, Any]:
-    """Training sets of every strategy and size. Returns `source`, and `sets`: what each took, with counts per criterion and composition.
+    """Training sets of every strategy and size. Returns `source`, and `sets`: what each took, with
+    counts per criterion and composition.
 
-    Lengths are tokens, speedups ratios (medians of the set). With `out`, each set is written to `DIR/NAME.parquet` (`NAME-SIZE.parquet`
-    where sizes are asked for), all of this to `DIR/curation.json`, and figures of the verdicts and sets beside them (`flows.set_figures`).
-    Raises UsageError for input that cannot be used, where no strategy takes anything, and where two sets would be one file; what lies in
-    DIR stays as it was then. Of several strategies, one that cannot move reasoning between tasks has a `problem` and no samples.
+    Lengths are tokens, speedups ratios (medians of the set). With `out`, each set is written to
+    `DIR/NAME.parquet` (`NAME-SIZE.parquet` where sizes are asked for), all of this to
+    `DIR/curation.json`, and figures of the verdicts and sets beside them (`flows.set_figures`).
+    Raises UsageError for input that cannot be used, where no strategy takes anything, and where two
+    sets would be one file; what lies in DIR stays as it was then. Of several strategies, one that
+    cannot move reasoning between tasks has a `problem` and no samples.
     """
     from flows.set_figures import Figures
     from tasks.curation.stage import flag_counts, nothing_taken, operators_from
@@ -157,7 +205,10 @@ def curate_table(
     configs = configurations(strategies, list(sizes), overrides)
     names = [f"{config.strategy}-{config.size}" if sizes else config.strategy for config in configs]
     if out and len(set(names)) < len(names):
-        raise UsageError("two of these strategies have the same name, and would be one file", "write them to two directories")
+        raise UsageError(
+            "two of these strategies have the same name, and would be one file",
+            "write them to two directories",
+        )
     source = Source(verdicts, candidates, root)
     frame = deciding(source, flags=any(config.exclude_flags for config in configs))
     sets: list[dict[str, Any]] = []
@@ -173,9 +224,14 @@ def curate_table(
                     raise
                 # the other sets do not need reasoning to be moved
                 problems.append(error)
-                sets.append(_set_of(frame.clear(), config) | {"seconds": 0.0, "problem": str(error)})
+                sets.append(
+                    _set_of(frame.clear(), config) | {"seconds": 0.0, "problem": str(error)}
+                )
                 continue
-            measured = {"seconds": round(time.monotonic() - began_s, 3), "trace_flags": flag_counts(frame, taken, config)}
+            measured = {
+                "seconds": round(time.monotonic() - began_s, 3),
+                "trace_flags": flag_counts(frame, taken, config),
+            }
             found = _set_of(taken, config) | measured
             sets.append(found)
             if out and figures and not taken.is_empty():
@@ -186,11 +242,21 @@ def curate_table(
             raise problems[0] if problems else UsageError(*nothing_taken(frame, configs[0]))
         correct = int((frame["status"] == "correct").sum())
         places = {"verdicts": name_of(source.verdicts), "candidates": name_of(source.candidates)}
-        data = {"source": {**places, "rows": frame.height, "correct": correct, "operators_from": operators_from(frame)}, "sets": sets}
+        data = {
+            "source": {
+                **places,
+                "rows": frame.height,
+                "correct": correct,
+                "operators_from": operators_from(frame),
+            },
+            "sets": sets,
+        }
         if out and figures:
             data["figures"] = [str(path) for path in figures.write(Path(out))]
             text = json.dumps(data, indent=2) + "\n"
-            files.add(Path(out) / SUMMARY_FILE, lambda path: path.write_text(text, encoding="utf-8"))
+            files.add(
+                Path(out) / SUMMARY_FILE, lambda path: path.write_text(text, encoding="utf-8")
+            )
     return data
 
 
@@ -204,12 +270,18 @@ def explain_candidate(
     sizes: Sequence[int] = (),
     overrides: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """What every strategy and size does with one candidate, and why: the fields of `tasks.curation.explain.Explanation`, and `size`."""
+    """What every strategy and size does with one candidate, and why: the fields of
+    `tasks.curation.explain.Explanation`, and `size`."""
     from tasks.curation.explain import explain
 
     configs = configurations(strategies, list(sizes), overrides)
-    frame = deciding(Source(verdicts, candidates, root), flags=any(config.exclude_flags for config in configs))
-    return [{**explain(frame, config, candidate_id).model_dump(mode="json"), "size": config.size} for config in configs]
+    frame = deciding(
+        Source(verdicts, candidates, root), flags=any(config.exclude_flags for config in configs)
+    )
+    return [
+        {**explain(frame, config, candidate_id).model_dump(mode="json"), "size": config.size}
+        for config in configs
+    ]
 
 
 def _set_of(taken: pl.DataFrame, config: CurationConfig) -> dict[str, Any]:
@@ -222,7 +294,9 @@ def _set_of(taken: pl.DataFrame, config: CurationConfig) -> dict[str, Any]:
         rows = rows.with_columns(criterion=pl.lit(None, pl.String))
     singles = int(rows["_single"].sum())
     timed = rows.filter(pl.col("_speedup").is_finite() & (pl.col("_speedup") > 0))["_speedup"]
-    counts = sorted(rows["criterion"].value_counts().iter_rows(), key=lambda pair: (-pair[1], pair[0]))
+    counts = sorted(
+        rows["criterion"].value_counts().iter_rows(), key=lambda pair: (-pair[1], pair[0])
+    )
     return {
         "strategy": config.strategy,
         "size": config.size,
@@ -236,7 +310,7 @@ def _set_of(taken: pl.DataFrame, config: CurationConfig) -> dict[str, Any]:
     }
 
 
-# -- what goes out -----------------------------------------------------------------------------------------------------------------------
+# -- what goes out ---------------------------------------------------------------------------------
 
 
 class Together:
@@ -271,7 +345,10 @@ def _writable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}", "choose another --out, or free some disk") from error
+        raise UsageError(
+            f"cannot write {path}: {error.strerror or error}",
+            "choose another --out, or free some disk",
+        ) from error
 
 
 def print_sets(data: dict[str, Any]) -> None:
@@ -284,7 +361,10 @@ def print_sets(data: dict[str, Any]) -> None:
 
     console = Console(width=None if sys.stdout.isatty() else 140, markup=False, highlight=False)
     source = data["source"]
-    console.print(Text(f"{source['rows']:,} candidates, {source['correct']:,} correct: {source['verdicts']}"), soft_wrap=True)
+    console.print(
+        Text(f"{source['rows']:,} candidates, {source['correct']:,} correct: {source['verdicts']}"),
+        soft_wrap=True,
+    )
     for line in _source_lines(data):
         console.print(Text(line), soft_wrap=True)
     table = Table()
@@ -292,7 +372,11 @@ def print_sets(data: dict[str, Any]) -> None:
     for name in ("strategy", *right, "criteria"):
         table.add_column(name, justify="right" if name in right else "left")
     for each in data["sets"]:
-        kinds, tokens, speedup = each["composition"], each["median_reasoning_tokens"], each["median_speedup"]
+        kinds, tokens, speedup = (
+            each["composition"],
+            each["median_reasoning_tokens"],
+            each["median_speedup"],
+        )
         table.add_row(
             each["strategy"],
             "" if each["size"] is None else f"{each['size']:,}",
@@ -312,13 +396,20 @@ def print_sets(data: dict[str, Any]) -> None:
 
 
 def _source_lines(data: dict[str, Any]) -> list[str]:
-    """What is worth saying of the samples before the sets: operators that are not a verdict's, and flags of traces."""
+    """What is worth saying of the samples before the sets: operators that are not a verdict's, and
+    flags of traces."""
     lines, found = [], data["source"]["operators_from"]
     if set(found) - {"verdict"}:
-        lines.append("operators of the correct ones' tasks are known from: " + ", ".join(f"{name} {n:,}" for name, n in found.items()))
+        lines.append(
+            "operators of the correct ones' tasks are known from: "
+            + ", ".join(f"{name} {n:,}" for name, n in found.items())
+        )
     flags = next((each["trace_flags"] for each in data["sets"] if each.get("trace_flags")), None)
     if flags:
-        lines.append("flags of the correct ones' reasoning: " + ", ".join(f"{name} {n:,}" for name, n in flags["correct"].items()))
+        lines.append(
+            "flags of the correct ones' reasoning: "
+            + ", ".join(f"{name} {n:,}" for name, n in flags["correct"].items())
+        )
     return lines
 
 
@@ -329,6 +420,9 @@ def print_explanations(explanations: Sequence[dict[str, Any]]) -> None:
     for each in explanations:
         size = "" if each["size"] is None else f", size {each['size']:,}"
         verb = f"took it as {each['criterion']}" if each["taken"] else "did not take it"
-        print(f"{shown(each['candidate_id'])} of {shown(each['task_id'])}: {each['strategy']}{size} {verb}")
+        print(
+            f"{shown(each['candidate_id'])} of {shown(each['task_id'])}: {each['strategy']}{size}"
+            f" {verb}"
+        )
         for reason in each["reasons"]:
             print(f"  {shown(reason)}")

@@ -1,24 +1,27 @@
-"""The deployment `ablations`: a form in, `flows.ablations.ablate` inside."""
+"""The deployment `ablations`: a form in, `flows.ablation.flow.ablate` inside."""
 
 from __future__ import annotations
 
 from prefect import flow
 
 from flows import forms
-from flows.ablations import SweepResult, ablate
-from flows.deployed import devices, prepared
+from flows.ablation.flow import SweepResult, ablate
+from flows.ablation.plan import SweepConfig
+from flows.artifacts import link_mlflow
+from flows.deployments import devices, prepared
 from flows.forms import configuration, setting
-from flows.guard.notices import NOTICES
 from flows.naming import deployed_name
-from flows.shown import link_mlflow
-from flows.sweep.plan import SweepConfig
+from flows.runtime.notices import NOTICES
 
 
 @flow(name="weekly ablations", flow_run_name=deployed_name("compare strategies of"), **NOTICES)
 def weekly_ablations(
-    run: forms.RunForm = forms.SWEEP_RUN, sweep: forms.SweepForm = forms.SWEEP, advanced: forms.AdvancedForm = forms.ADVANCED
+    run: forms.RunForm = forms.SWEEP_RUN,
+    sweep: forms.SweepForm = forms.SWEEP,
+    advanced: forms.AdvancedForm = forms.ADVANCED,
 ) -> SweepResult:
-    """Every strategy with every seed is curated, trained and benchmarked on the same samples, and compared."""
+    """Every strategy with every seed is curated, trained and benchmarked on the same samples, and
+    compared."""
     config = prepared(configuration(run, advanced))
     asked = SweepConfig(
         profile=str(run.profile),

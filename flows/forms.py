@@ -1,8 +1,11 @@
-"""The run forms of the deployments: what a person fills in in Prefect's UI, and the PipelineConfig that comes of it.
+"""The run forms of the deployments: what a person fills in in Prefect's UI, and the PipelineConfig
+that comes of it.
 
-Guarantees: every field has a title, a description, bounds where it is a number and a default, so that an empty form runs; profiles and
-strategies are picked from a list; what is left alone is the profile's; a configuration that cannot be used is one UsageError, raised before
-any work. Importing this module loads nothing heavy. Does not hold the whole configuration: `advanced.overrides` reaches every key.
+Guarantees: every field has a title, a description, bounds where it is a number and a default, so
+that an empty form runs; profiles and strategies are picked from a list; what is left alone is the
+profile's; a configuration that cannot be used is one UsageError, raised before any work. Importing
+this module loads nothing heavy. Does not hold the whole configuration: `advanced.overrides` reaches
+every key.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ STACK_VARIABLE = "CONCUR_STACK_ROOT"
 AS_PROFILE = "as the profile says"
 
 Profile = StrEnum("Profile", {name: name for name in profile_names()})
-Strategy = StrEnum("Strategy", {"as_profile": AS_PROFILE, **{name: name for name in STRATEGY_NAMES}})
+Strategy = StrEnum(
+    "Strategy", {"as_profile": AS_PROFILE, **{name: name for name in STRATEGY_NAMES}}
+)
 StrategyName = StrEnum("StrategyName", {name: name for name in STRATEGY_NAMES})
 
 
@@ -45,14 +50,24 @@ class RunForm(Form):
     model_config = ConfigDict(title="Profile and place")
 
     profile: Profile = Field(
-        default=Profile("nightly"), title="Profile", description="A file of deployments/profiles; the fields below change what it says."
+        default=Profile("nightly"),
+        title="Profile",
+        description="A file of deployments/profiles; the fields below change what it says.",
     )
     root: str = Field(
         default="",
         title="Root of the snapshots",
-        description=f"An absolute directory or an fsspec URL. Empty: that of `concur up`, or {ROOT_VARIABLE} of the worker.",
+        description=(
+            "An absolute directory or an fsspec URL. Empty: that of `concur up`, or"
+            f" {ROOT_VARIABLE} of the worker."
+        ),
     )
-    name: str = Field(default="", max_length=60, title="Name", description="Shown in the names of runs. Empty: the profile's.")
+    name: str = Field(
+        default="",
+        max_length=60,
+        title="Name",
+        description="Shown in the names of runs. Empty: the profile's.",
+    )
 
     def settings(self) -> Iterator[str]:
         if self.name:
@@ -64,8 +79,16 @@ class CandidatesForm(Form):
 
     model_config = ConfigDict(title="Candidates")
 
-    tasks: int = Field(default=0, ge=0, le=1_000_000, title="Tasks at most", description="The first so many of the source. 0: all.")
-    samples_per_task: int = Field(default=0, ge=0, le=1000, title="Samples per task", description="0: as the profile says.")
+    tasks: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        title="Tasks at most",
+        description="The first so many of the source. 0: all.",
+    )
+    samples_per_task: int = Field(
+        default=0, ge=0, le=1000, title="Samples per task", description="0: as the profile says."
+    )
 
     def settings(self) -> Iterator[str]:
         if self.tasks:
@@ -82,9 +105,18 @@ class TrainingSetForm(Form):
     strategy: Strategy = Field(
         default=Strategy.as_profile,
         title="Strategy",
-        description="concur is the paper's rule, the others are compared with it (docs/explanation/curation.md).",
+        description=(
+            "concur is the paper's rule, the others are compared with it"
+            " (docs/explanation/curation.md)."
+        ),
     )
-    size: int = Field(default=0, ge=0, le=10_000_000, title="Samples at most", description="0: what the strategy takes.")
+    size: int = Field(
+        default=0,
+        ge=0,
+        le=10_000_000,
+        title="Samples at most",
+        description="0: what the strategy takes.",
+    )
 
     def settings(self) -> Iterator[str]:
         if self.strategy != AS_PROFILE:
@@ -99,10 +131,24 @@ class TrainingForm(Form):
     model_config = ConfigDict(title="Training")
 
     base_model: str = Field(
-        default="", title="Base model", description="Hub id, directory, or 'small' for the demo's. Empty: as the profile says."
+        default="",
+        title="Base model",
+        description="Hub id, directory, or 'small' for the demo's. Empty: as the profile says.",
     )
-    epochs: int = Field(default=0, ge=0, le=100, title="Epochs", description="0: as the profile says (the paper trains 3).")
-    workers: int = Field(default=0, ge=0, le=1024, title="Training workers", description="One a GPU. 0: as the profile says.")
+    epochs: int = Field(
+        default=0,
+        ge=0,
+        le=100,
+        title="Epochs",
+        description="0: as the profile says (the paper trains 3).",
+    )
+    workers: int = Field(
+        default=0,
+        ge=0,
+        le=1024,
+        title="Training workers",
+        description="One a GPU. 0: as the profile says.",
+    )
 
     def settings(self) -> Iterator[str]:
         if self.base_model:
@@ -118,7 +164,9 @@ class BenchmarkForm(Form):
 
     model_config = ConfigDict(title="Benchmark")
 
-    samples_per_task: int = Field(default=0, ge=0, le=1000, title="Samples per task", description="0: as the profile says.")
+    samples_per_task: int = Field(
+        default=0, ge=0, le=1000, title="Samples per task", description="0: as the profile says."
+    )
 
     def settings(self) -> Iterator[str]:
         if self.samples_per_task:
@@ -134,7 +182,10 @@ class CuratedForm(Form):
         default="",
         pattern=r"^[0-9a-f]*$",
         title="Fingerprint of the curated snapshot",
-        description="The beginning of it is enough. Empty: the newest of the strategy concur, else the newest.",
+        description=(
+            "The beginning of it is enough. Empty: the newest of the strategy concur, else the"
+            " newest."
+        ),
     )
 
 
@@ -144,9 +195,18 @@ class StrategiesForm(Form):
     model_config = ConfigDict(title="Strategies")
 
     strategies: list[StrategyName] = Field(
-        default=[StrategyName("concur")], min_length=1, title="Strategies", description="One training set each, of the same verdicts."
+        default=[StrategyName("concur")],
+        min_length=1,
+        title="Strategies",
+        description="One training set each, of the same verdicts.",
     )
-    size: int = Field(default=0, ge=0, le=10_000_000, title="Samples at most", description="0: what each strategy takes.")
+    size: int = Field(
+        default=0,
+        ge=0,
+        le=10_000_000,
+        title="Samples at most",
+        description="0: what each strategy takes.",
+    )
 
 
 class AdapterForm(Form):
@@ -173,12 +233,26 @@ class SweepForm(Form):
         title="Strategies",
         description="The first is what the others are compared with.",
     )
-    seeds: int = Field(default=2, ge=1, le=64, title="Seeds", description="So many branches of each strategy: 0, 1, 2 and so on.")
+    seeds: int = Field(
+        default=2,
+        ge=1,
+        le=64,
+        title="Seeds",
+        description="So many branches of each strategy: 0, 1, 2 and so on.",
+    )
     size: int = Field(
-        default=0, ge=0, le=10_000_000, title="Samples at most", description="Of each training set. 0: what the strategy takes."
+        default=0,
+        ge=0,
+        le=10_000_000,
+        title="Samples at most",
+        description="Of each training set. 0: what the strategy takes.",
     )
     max_gpu_hours: float = Field(
-        default=0.0, ge=0, le=1_000_000, title="Budget, GPU-hours", description="No branch begins that does not fit. 0: no limit."
+        default=0.0,
+        ge=0,
+        le=1_000_000,
+        title="Budget, GPU-hours",
+        description="No branch begins that does not fit. 0: no limit.",
     )
 
 
@@ -190,7 +264,10 @@ class AdvancedForm(Form):
     overrides: list[str] = Field(
         default=[],
         title="Overrides",
-        description="One KEY=VALUE each, as with --set: verification.workers=2, synthesis.sampler=vllm. They win over the fields above.",
+        description=(
+            "One KEY=VALUE each, as with --set: verification.workers=2, synthesis.sampler=vllm."
+            " They win over the fields above."
+        ),
     )
 
     def settings(self) -> Iterator[str]:
@@ -212,24 +289,35 @@ ADAPTER = AdapterForm()
 
 
 def setting(key: str, value: Any) -> str:
-    """`key=value` whose value is read back as what it is: text that looks like a number, or like YAML, stays text."""
+    """`key=value` whose value is read back as what it is: text that looks like a number, or like
+    YAML, stays text."""
     import json
 
     return f"{key}={json.dumps(str(value) if isinstance(value, StrEnum) else value)}"
 
 
 def configuration(run: RunForm, *forms: Form) -> PipelineConfig:
-    """The profile with what the forms say. Raises UsageError for what cannot be used, and for a root that a worker cannot mean."""
+    """The profile with what the forms say. Raises UsageError for what cannot be used, and for a
+    root that a worker cannot mean."""
     overrides = [each for form in (run, *forms) for each in form.settings()]
     config = load_profile(str(run.profile), tuple(overrides))
-    return config.model_copy(update={"root": _root(run, config, any(each.startswith("root=") for each in overrides))})
+    return config.model_copy(
+        update={"root": _root(run, config, any(each.startswith("root=") for each in overrides))}
+    )
 
 
 def _root(run: RunForm, config: PipelineConfig, overridden: bool) -> str:
-    root = run.root or (config.root if overridden else os.environ.get(ROOT_VARIABLE) or os.environ.get(STACK_VARIABLE) or config.root)
-    if "://" not in root and not Path(root).is_absolute():  # a process worker starts every run in a directory that it removes at the end
+    root = run.root or (
+        config.root
+        if overridden
+        else os.environ.get(ROOT_VARIABLE) or os.environ.get(STACK_VARIABLE) or config.root
+    )
+    if (
+        "://" not in root and not Path(root).is_absolute()
+    ):  # a process worker starts every run in a directory that it removes at the end
         raise UsageError(
             f"the root {root!r} is relative, and a worker's working directory is a temporary one",
-            f"give an absolute root in the form, or set {ROOT_VARIABLE} where the worker is started",
+            f"give an absolute root in the form, or set {ROOT_VARIABLE} where the worker is"
+            " started",
         )
     return root

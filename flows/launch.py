@@ -1,4 +1,5 @@
-"""Runs the line from a terminal: an embedded Prefect, progress while it works, one table when it ends."""
+"""Runs the line from a terminal: an embedded Prefect, progress while it works, one table when it
+ends."""
 
 from __future__ import annotations
 
@@ -17,11 +18,18 @@ LINE_EVERY_S = 5.0
 
 
 def embed(config: PipelineConfig) -> None:
-    """Settings of an embedded run, unless the user has set their own. Must run before prefect is imported."""
-    if "PREFECT_API_URL" not in os.environ and "PREFECT_HOME" not in os.environ and "://" not in config.root:
+    """Settings of an embedded run, unless the user has set their own. Must run before prefect is
+    imported."""
+    if (
+        "PREFECT_API_URL" not in os.environ
+        and "PREFECT_HOME" not in os.environ
+        and "://" not in config.root
+    ):
         os.environ["PREFECT_HOME"] = str(Path(config.root).absolute() / "prefect")
     for name, value in {
-        "PREFECT_LOGGING_LEVEL": "CRITICAL",  # an error ends as one line of ours, not as two tracebacks before it
+        "PREFECT_LOGGING_LEVEL": (
+            "CRITICAL"
+        ),  # an error ends as one line of ours, not as two tracebacks before it
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
         "DO_NOT_TRACK": "1",
@@ -32,8 +40,11 @@ def embed(config: PipelineConfig) -> None:
         os.environ.setdefault(name, value)
 
 
-def launch(config: PipelineConfig, *, refresh_only: bool = False, quiet: bool = False) -> dict[str, Any]:
-    """Run the flow in this process. Returns what the summary table shows, as plain data; prints it unless `quiet`."""
+def launch(
+    config: PipelineConfig, *, refresh_only: bool = False, quiet: bool = False
+) -> dict[str, Any]:
+    """Run the flow in this process. Returns what the summary table shows, as plain data; prints it
+    unless `quiet`."""
     embed(config)
     started = time.monotonic()
     start_server_apart()
@@ -42,7 +53,13 @@ def launch(config: PipelineConfig, *, refresh_only: bool = False, quiet: bool = 
             from flows.refresh import refresh_dataset, summary_rows
 
             rows = summary_rows(refresh_dataset(config))
-            summary = [(str(row["snapshot"]), f"{row['rows']}" + (f" ({row['counts']})" if row["counts"] else "")) for row in rows]
+            summary = [
+                (
+                    str(row["snapshot"]),
+                    f"{row['rows']}" + (f" ({row['counts']})" if row["counts"] else ""),
+                )
+                for row in rows
+            ]
             extra: dict[str, Any] = {}
         else:
             from flows.pipeline import concur_line
@@ -50,7 +67,10 @@ def launch(config: PipelineConfig, *, refresh_only: bool = False, quiet: bool = 
 
             result = concur_line(config)
             summary = read_summary(result.report_dir)
-            extra = {"report": _copy_report(config, result.report_dir), "mlflow_run": result.mlflow_run}
+            extra = {
+                "report": _copy_report(config, result.report_dir),
+                "mlflow_run": result.mlflow_run,
+            }
     data = {
         "name": config.name,
         "seconds": round(time.monotonic() - started, 1),
@@ -64,8 +84,9 @@ def launch(config: PipelineConfig, *, refresh_only: bool = False, quiet: bool = 
 
 
 def start_server_apart() -> None:
-    """Start the embedded server with Ctrl-C blocked, which a child inherits: a terminal sends it to every process of the group, and a run
-    whose server is gone tries to tell it how it ended for more than a minute."""
+    """Start the embedded server with Ctrl-C blocked, which a child inherits: a terminal sends it to
+    every process of the group, and a run whose server is gone tries to tell it how it ended for
+    more than a minute."""
     from prefect.client.orchestration import get_client
 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -98,27 +119,37 @@ def _print(config: PipelineConfig, summary: list[tuple[str, str]], data: dict[st
         table.add_row(escape(name), escape(value))
     console.print(table)
     if data["new_work_in"]:
-        console.print(f"done in {data['seconds']:.0f} s; new work in: {', '.join(data['new_work_in'])}")
+        console.print(
+            f"done in {data['seconds']:.0f} s; new work in: {', '.join(data['new_work_in'])}"
+        )
     else:
-        console.print(f"done in {data['seconds']:.0f} s: nothing was new, everything was served from finished snapshots")
+        console.print(
+            f"done in {data['seconds']:.0f} s: nothing was new, everything was served from finished"
+            " snapshots"
+        )
     if "report" not in data:
         return
     print(f"report:      {data['report']}")  # plain lines: a wrapped command cannot be copied
     if served := os.environ.get("PREFECT_API_URL"):
         print(f"Prefect UI:  {served.removesuffix('/api')}")
     else:
-        print(f"Prefect UI:  PREFECT_HOME={os.environ.get('PREFECT_HOME', '')} {_tool('prefect')} server start   (http://127.0.0.1:4200)")
+        print(
+            f"Prefect UI:  PREFECT_HOME={os.environ.get('PREFECT_HOME', '')} {_tool('prefect')}"
+            " server start   (http://127.0.0.1:4200)"
+        )
     if config.tracking.enabled and config.tracking_uri.startswith("http"):
         print(f"MLflow UI:   {config.tracking_uri}")
     elif config.tracking.enabled:
         artifacts = f"{Path(config.root).absolute()}/mlartifacts"
         print(
-            f"MLflow UI:   {_tool('mlflow')} server --backend-store-uri {config.tracking_uri} --artifacts-destination {artifacts}   (http://127.0.0.1:5000)"
+            f"MLflow UI:   {_tool('mlflow')} server --backend-store-uri {config.tracking_uri}"
+            f" --artifacts-destination {artifacts}   (http://127.0.0.1:5000)"
         )
 
 
 def _tool(name: str) -> str:
-    """The command as this user can type it: beside the running interpreter where it is installed there."""
+    """The command as this user can type it: beside the running interpreter where it is installed
+    there."""
     beside = Path(sys.executable).with_name(name)
     if not beside.exists():
         return name
@@ -129,7 +160,8 @@ def _tool(name: str) -> str:
 
 
 class TerminalProgress:
-    """An observer that shows stages on stderr: bars on a terminal, a line every few seconds elsewhere."""
+    """An observer that shows stages on stderr: bars on a terminal, a line every few seconds
+    elsewhere."""
 
     def __init__(self) -> None:
         self.worked: set[str] = set()
@@ -140,14 +172,36 @@ class TerminalProgress:
     def __enter__(self) -> TerminalProgress:
         if sys.stderr.isatty():
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeElapsedColumn,
+                TimeRemainingColumn,
+            )
 
-            columns = (TextColumn("{task.description:<14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-            self._bars = Progress(*columns, TextColumn("{task.fields[note]}", markup=False), console=Console(stderr=True))
+            columns = (
+                TextColumn("{task.description:<14}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+            )
+            self._bars = Progress(
+                *columns,
+                TextColumn("{task.fields[note]}", markup=False),
+                console=Console(stderr=True),
+            )
             self._bars.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._bars:
             self._bars.stop()
 

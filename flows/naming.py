@@ -1,4 +1,5 @@
-"""Names of flow runs: a sentence with the strategy and the date, so that a list of runs can be read.
+"""Names of flow runs: a sentence with the strategy and the date, so that a list of runs can be
+read.
 
 Guarantees: a name never stops a run: where the parameters do not say what it needs, less is said.
 """
@@ -16,20 +17,30 @@ MOST_NAMED = 4
 
 
 def run_name(verb: str, *, strategy: bool = True) -> Callable[[], str]:
-    """A `flow_run_name` of a flow whose `config` is a PipelineConfig: `refresh nightly: cpp, strategy concur, 2026-11-22 02:00`."""
+    """A `flow_run_name` of a flow whose `config` is a PipelineConfig: `refresh nightly: cpp,
+    strategy concur, 2026-11-22 02:00`."""
 
     def name() -> str:
         from prefect.runtime import flow_run
 
         config = (flow_run.parameters or {}).get("config")
-        parts = [getattr(config, "language", None), f"strategy {config.curation.strategy}" if strategy and config else None, today()]
-        return f"{verb} {getattr(config, 'name', '')}".rstrip() + ": " + ", ".join(str(part) for part in parts if part)
+        parts = [
+            getattr(config, "language", None),
+            f"strategy {config.curation.strategy}" if strategy and config else None,
+            today(),
+        ]
+        return (
+            f"{verb} {getattr(config, 'name', '')}".rstrip()
+            + ": "
+            + ", ".join(str(part) for part in parts if part)
+        )
 
     return name
 
 
 def deployed_name(verb: str) -> Callable[[], str]:
-    """A `flow_run_name` of a deployed flow, whose parameters are forms: `refresh nightly, strategy concur, 2026-11-22 02:00`."""
+    """A `flow_run_name` of a deployed flow, whose parameters are forms: `refresh nightly, strategy
+    concur, 2026-11-22 02:00`."""
 
     def name() -> str:
         from prefect.runtime import flow_run
@@ -45,12 +56,16 @@ def deployed_name(verb: str) -> Callable[[], str]:
 
 
 def sweep_name() -> str:
-    """The `flow_run_name` of a sweep, whose `config` is a SweepConfig: `ablate nightly: concur, random, 2026-11-22 03:00`."""
+    """The `flow_run_name` of a sweep, whose `config` is a SweepConfig: `ablate nightly: concur,
+    random, 2026-11-22 03:00`."""
     import yaml
     from prefect.runtime import flow_run
 
     config = (flow_run.parameters or {}).get("config")
-    what, strategies = PurePath(getattr(config, "profile", "")).stem, getattr(config, "strategies", ())
+    what, strategies = (
+        PurePath(getattr(config, "profile", "")).stem,
+        getattr(config, "strategies", ()),
+    )
     for override in getattr(config, "overrides", ()):
         if override.startswith("name="):
             with suppress(yaml.YAMLError):
@@ -65,4 +80,6 @@ def today() -> str:
     from prefect.runtime import flow_run
 
     planned = flow_run.scheduled_start_time
-    return (planned.astimezone() if planned else datetime.now().astimezone()).strftime("%Y-%m-%d %H:%M")
+    return (planned.astimezone() if planned else datetime.now().astimezone()).strftime(
+        "%Y-%m-%d %H:%M"
+    )

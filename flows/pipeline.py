@@ -5,20 +5,26 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.artifact_text import cells
+from flows.artifacts import (
+    create_markdown_artifact,
+    create_table_artifact,
+    link_mlflow,
+    show_scores,
+    show_snapshots,
+)
 from flows.benchmark import Benchmarked, benchmark_models
 from flows.config import PipelineConfig
-from flows.guard.notices import NOTICES
-from flows.guard.stopping import stops_soon
 from flows.naming import run_name
+from flows.ops.gc_remove import in_use
 from flows.refresh import Refreshed, refresh_dataset
 from flows.report import write_report
-from flows.retention.sweep import in_use
-from flows.shown import create_markdown_artifact, create_table_artifact, link_mlflow, show_scores, show_snapshots
+from flows.runtime.notices import NOTICES
+from flows.runtime.shutdown import stops_soon
 from flows.track import track
 from flows.train import train_adapter
 from kernels_eval.records import Record
 from tasks.benchmark.stage import scores_of
-from tasks.store import SnapshotRef
+from tasks.store.snapshot import SnapshotRef
 
 
 class LineResult(Record):
@@ -33,19 +39,39 @@ class LineResult(Record):
 
 @flow(name="concur line", flow_run_name=run_name("concur"), **NOTICES)
 def concur_line(config: PipelineConfig | None = None) -> LineResult:
-    """Tasks to tuned adapter to scores, as one run. A second run of the same configuration is served from snapshots."""
+    """Tasks to tuned adapter to scores, as one run. A second run of the same configuration is
+    served from snapshots."""
     config = config or PipelineConfig()
-    with stops_soon(), in_use(config.root):  # from first to last: what the refresh made is read until the end
+    with (
+        stops_soon(),
+        in_use(config.root),
+    ):  # from first to last: what the refresh made is read until the end
         refreshed = refresh_dataset(config)
         trained = train_adapter(config, refreshed.tasks, refreshed.curated)
         benchmarked = benchmark_models(config, trained)
         report = write_report(config, refreshed, trained, benchmarked)
-        create_markdown_artifact(key="report", markdown=report.markdown, description="What this run found")
+        create_markdown_artifact(
+            key="report", markdown=report.markdown, description="What this run found"
+        )
         create_table_artifact(
-            key="summary", table=cells({"what": name, "value": value} for name, value in report.summary), description="The run in one table"
+            key="summary",
+            table=cells({"what": name, "value": value} for name, value in report.summary),
+            description="The run in one table",
         )
         run_id = track(config, refreshed, trained, benchmarked, report)
         show_scores(scores_of(benchmarked.scores))
-        show_snapshots({**refreshed.snapshots, "adapter and training log": trained, "scores": benchmarked.scores})
+        show_snapshots(
+            {
+                **refreshed.snapshots,
+                "adapter and training log": trained,
+                "scores": benchmarked.scores,
+            }
+        )
         link_mlflow(config, run_id, "report.html")
-        return LineResult(refreshed=refreshed, trained=trained, benchmarked=benchmarked, report_dir=report.directory, mlflow_run=run_id)
+        return LineResult(
+            refreshed=refreshed,
+            trained=trained,
+            benchmarked=benchmarked,
+            report_dir=report.directory,
+            mlflow_run=run_id,
+        )

@@ -1,4 +1,5 @@
-"""`concur publish` and `concur diff`: a curated set as a folder or on the hub, and what changed between two of them."""
+"""`concur publish` and `concur diff`: a curated set as a folder or on the hub, and what changed
+between two of them."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from kernels_eval.errors import UsageError
 from tasks.publishing.hub import Pushed, push_to_hub
 from tasks.publishing.lineage import find_curated
 from tasks.publishing.publish import PUBLICATION, Published, PublishOptions, publish
-from tasks.store import SnapshotRef
+from tasks.store.snapshot import SnapshotRef
 
 PUBLISHED = "published.jsonl"
 """What was published of a root's snapshots, one line each."""
@@ -33,15 +34,19 @@ def publish_set(
     figures: Sequence[str] = (),
     **options: Any,
 ) -> dict[str, Any]:
-    """Publish, and push where `push` names a repository of the hub. Returns a summary. `curated` and `also` are fingerprints under `root`
-    or directories, `observations` and `decontamination` Markdown files, `options` fields of PublishOptions. Raises UsageError as `publish`
-    and `push_to_hub` do."""
+    """Publish, and push where `push` names a repository of the hub. Returns a summary. `curated`
+    and `also` are fingerprints under `root` or directories, `observations` and `decontamination`
+    Markdown files, `options` fields of PublishOptions. Raises UsageError as `publish` and
+    `push_to_hub` do."""
     try:
-        chosen = PublishOptions.model_validate({name: value for name, value in options.items() if value is not None})
+        chosen = PublishOptions.model_validate(
+            {name: value for name, value in options.items() if value is not None}
+        )
     except ValidationError as error:
         problem = error.errors()[0]
         raise UsageError(
-            f"{'.'.join(map(str, problem['loc']))} = {problem['input']!r}: {problem['msg']}", "see concur publish -h"
+            f"{'.'.join(map(str, problem['loc']))} = {problem['input']!r}: {problem['msg']}",
+            "see concur publish -h",
         ) from error
     chosen_sets = [find_curated(root, name) for name in (curated, *also)]
     published = publish(
@@ -55,15 +60,21 @@ def publish_set(
     )
     for place in {ref.root for ref in chosen_sets}:
         _note(place, published, Path(out).expanduser().absolute())
-    pushed = push_to_hub(Path(out).expanduser().absolute(), push, private=not public) if push else None
+    pushed = (
+        push_to_hub(Path(out).expanduser().absolute(), push, private=not public) if push else None
+    )
     return _summary(published, Path(out).expanduser().absolute(), pushed)
 
 
 def _note(root: str, published: Published, folder: Path) -> None:
-    """Beside the snapshots, what was published of them: `concur gc` keeps it. A root that cannot be written to keeps no notes."""
+    """Beside the snapshots, what was published of them: `concur gc` keeps it. A root that cannot be
+    written to keeps no notes."""
     if "://" in root:
         return
-    line = json.dumps({"tag": published.tag, "folder": str(folder), "curated": published.curated}) + "\n"
+    line = (
+        json.dumps({"tag": published.tag, "folder": str(folder), "curated": published.curated})
+        + "\n"
+    )
     path = Path(root).expanduser() / PUBLISHED
     with suppress(OSError):
         if not path.exists() or line not in path.read_text(encoding="utf-8"):
@@ -90,22 +101,32 @@ def _text(path: str | None) -> str | None:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}", "give a Markdown file in UTF-8") from error
+        raise UsageError(
+            f"cannot read {path}: {getattr(error, 'strerror', None) or error}",
+            "give a Markdown file in UTF-8",
+        ) from error
 
 
 def print_published(data: dict[str, Any]) -> None:
     """The end of a publication on a terminal."""
     for config, splits in data["rows"].items():
         print(f"{config}: " + ", ".join(f"{split} {rows:,} rows" for split, rows in splits.items()))
-    print(f"{'folder:':<10} {data['folder']} ({data['files']} files, {data['size_bytes'] / 1e6:,.1f} MB)")
+    print(
+        f"{'folder:':<10} {data['folder']} ({data['files']} files,"
+        f" {data['size_bytes'] / 1e6:,.1f} MB)"
+    )
     print(f"{'revision:':<10} {data['tag']}")
     if hub := data["hub"]:
-        print(f"{'hub:':<10} {hub['url']} ({'private' if hub['private'] else 'public'}{'' if hub['sent'] else ', was there already'})")
+        print(
+            f"{'hub:':<10} {hub['url']}"
+            f" ({'private' if hub['private'] else 'public'}{'' if hub['sent'] else ', was there already'})"
+        )
 
 
 def diff_sets(root: str, old: str, new: str, *, as_json: bool = False) -> str:
-    """What changed between two sets, each a published folder, a directory of a curated snapshot, or a fingerprint under `root`: Markdown,
-    or one JSON object. Raises UsageError for what is none of them."""
+    """What changed between two sets, each a published folder, a directory of a curated snapshot, or
+    a fingerprint under `root`: Markdown, or one JSON object. Raises UsageError for what is none of
+    them."""
     from tasks.publishing.diff import diff
     from tasks.publishing.diff_report import to_json, to_markdown
 

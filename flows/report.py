@@ -1,4 +1,5 @@
-"""The report of a run: filled from snapshots, written beside the scores, the same content as HTML, markdown and JSON."""
+"""The report of a run: filled from snapshots, written beside the scores, the same content as HTML,
+markdown and JSON."""
 
 from __future__ import annotations
 
@@ -16,19 +17,29 @@ from kernels_eval.records import Record, stable_hash
 from tasks.analysis.stage import found_in
 from tasks.benchmark.diagnosis import Bottleneck, diagnose
 from tasks.benchmark.errors import error_groups
-from tasks.benchmark.report import ReportContext, TrainingStep, build_report, examples_of, points_of, summary_table, to_json, to_markdown
 from tasks.benchmark.scoring import compare_all, distribution, excluded_tasks, variants
 from tasks.benchmark.stage import answers_frame, scores_of
 from tasks.curation.stage import joined
-from tasks.profiling.stage import profiles_of
-from tasks.store import Snapshot, SnapshotRef, code_version
+from tasks.reporting.report import (
+    ReportContext,
+    TrainingStep,
+    build_report,
+    examples_of,
+    points_of,
+    summary_table,
+    to_json,
+    to_markdown,
+)
+from tasks.store.snapshot import Snapshot, SnapshotRef, code_version
+from tasks.workload.operator_times_stage import profiles_of
 
 if TYPE_CHECKING:
     import polars as pl
 
 FILES = ("report.html", "report.md", "report.json")
 COMPARED_PS = (1.0,)
-"""Of fast_p, what models are compared by: each further one makes Holm's correction of all of them stronger."""
+"""Of fast_p, what models are compared by: each further one makes Holm's correction of all of them
+stronger."""
 SUMMARY, MADE_OF = "summary.json", "made_of.txt"
 
 
@@ -41,23 +52,38 @@ class Report(Record):
     summary: tuple[tuple[str, str], ...]
 
 
-def write_report(config: PipelineConfig, refreshed: Refreshed, trained: SnapshotRef, benchmarked: Benchmarked) -> Report:
-    """Write the report into the score snapshot's directory, atomically, file by file. The same run gives the same report.
+def write_report(
+    config: PipelineConfig, refreshed: Refreshed, trained: SnapshotRef, benchmarked: Benchmarked
+) -> Report:
+    """Write the report into the score snapshot's directory, atomically, file by file. The same run
+    gives the same report.
 
-    The analysis is no part of what scores are made of: where it differs (it had failed, say), the report is written anew.
+    The analysis is no part of what scores are made of: where it differs (it had failed, say), the
+    report is written anew.
     """
     directory = benchmarked.scores.open().local_dir("report")
     upstream = {name: ref["fingerprint"] for name, ref in _snapshots(refreshed).items()}
     upstream["suite workloads"] = benchmarked.workloads.fingerprint if benchmarked.workloads else ""
     # the code too: scores stay when only their report changes
     made_of = stable_hash(
-        [upstream, trained.fingerprint, list(refreshed.cautions), code_version("tasks.benchmark", "flows.report", "flows.report_inputs")]
+        [
+            upstream,
+            trained.fingerprint,
+            list(refreshed.cautions),
+            code_version("tasks.benchmark", "flows.report", "flows.report_inputs"),
+        ]
     )
     marker = directory / MADE_OF  # written last: what it says means that the others are whole
     if not marker.exists() or marker.read_text(encoding="utf-8") != made_of:
         context = report_context(config, refreshed, trained, benchmarked)
-        texts = dict(zip(FILES, (build_report(context), to_markdown(context), to_json(context)), strict=True))
-        for name, text in (*texts.items(), (SUMMARY, json.dumps(summary_table(context))), (MADE_OF, made_of)):
+        texts = dict(
+            zip(FILES, (build_report(context), to_markdown(context), to_json(context)), strict=True)
+        )
+        for name, text in (
+            *texts.items(),
+            (SUMMARY, json.dumps(summary_table(context))),
+            (MADE_OF, made_of),
+        ):
             temporary = directory / f".{name}.tmp"
             temporary.write_text(text, encoding="utf-8")
             temporary.replace(directory / name)
@@ -70,27 +96,49 @@ def write_report(config: PipelineConfig, refreshed: Refreshed, trained: Snapshot
 
 
 def read_summary(directory: str) -> list[tuple[str, str]]:
-    return [(name, value) for name, value in json.loads((Path(directory) / SUMMARY).read_text(encoding="utf-8"))]
+    return [
+        (name, value)
+        for name, value in json.loads((Path(directory) / SUMMARY).read_text(encoding="utf-8"))
+    ]
 
 
 def training_steps(training: Snapshot) -> tuple[TrainingStep, ...]:
-    """The log's optimiser steps in order, of its columns those that the report shows. What was measured before the first step is none."""
+    """The log's optimiser steps in order, of its columns those that the report shows. What was
+    measured before the first step is none."""
     rows = training.read(unique="step").sort("step").iter_rows(named=True)
-    return tuple(TrainingStep.model_validate({name: row.get(name) for name in TrainingStep.model_fields}) for row in rows if row["step"])
+    return tuple(
+        TrainingStep.model_validate({name: row.get(name) for name in TrainingStep.model_fields})
+        for row in rows
+        if row["step"]
+    )
 
 
-def report_context(config: PipelineConfig, refreshed: Refreshed, trained: SnapshotRef, benchmarked: Benchmarked) -> ReportContext:
+def report_context(
+    config: PipelineConfig, refreshed: Refreshed, trained: SnapshotRef, benchmarked: Benchmarked
+) -> ReportContext:
     """Everything the report says, as plain data."""
     frame = joined(refreshed.verdicts, refreshed.candidates)
-    names = {row["task_id"]: row["name"] for row in refreshed.tasks.open().read(unique="task_id").iter_rows(named=True)}
-    verdicts, training, scores = refreshed.verdicts.open().manifest, trained.open(), benchmarked.scores.open()
+    names = {
+        row["task_id"]: row["name"]
+        for row in refreshed.tasks.open().read(unique="task_id").iter_rows(named=True)
+    }
+    verdicts, training, scores = (
+        refreshed.verdicts.open().manifest,
+        trained.open(),
+        benchmarked.scores.open(),
+    )
     curated = refreshed.curated.open().manifest
-    refs = {**_snapshots(refreshed), "training": trained.model_dump(), "benchmark": benchmarked.scores.model_dump()}
+    refs = {
+        **_snapshots(refreshed),
+        "training": trained.model_dump(),
+        "benchmark": benchmarked.scores.model_dump(),
+    }
     found = found_in(refreshed.analysis) if refreshed.analysis else None
     answers = answers_frame(list(benchmarked.answers))
     models = [answer.model for answer in benchmarked.answers]
     pairs = [("base", "tuned")] if {"base", "tuned"} <= set(models) else []
-    # lengths of other generators are counted by other tokenizers: they do not compare with those of the base model
+    # lengths of other generators are counted by other tokenizers: they do not compare with those of
+    # the base model
     related = {"base", "tuned"} if pairs else set(models)
     asked = {"ks": config.benchmark.ks, "resamples": config.benchmark.resamples}
     rows = tuple(scores_of(benchmarked.scores))
@@ -121,7 +169,11 @@ def report_context(config: PipelineConfig, refreshed: Refreshed, trained: Snapsh
             rows,
             groups=groups,
             speedups=spread,
-            traces={each.model: traces_of(each.candidates, config.quality) for each in benchmarked.answers if each.model in related},
+            traces={
+                each.model: traces_of(each.candidates, config.quality)
+                for each in benchmarked.answers
+                if each.model in related
+            },
             training=training_traces(refreshed.curated.open()),
             single_operator=single_operators(refreshed.curated.open()),
             verdicts=_with_code(answers, benchmarked),
@@ -138,7 +190,11 @@ def report_context(config: PipelineConfig, refreshed: Refreshed, trained: Snapsh
         tool_versions=scores.manifest["tools"],
         hardware=scores.manifest["hardware"],
         config=config.model_dump(mode="json", exclude={"root"}),
-        notes=(*(refreshed.cautions if found else ()), *_notes(training.manifest, answers), *benchmarked.cautions),
+        notes=(
+            *(refreshed.cautions if found else ()),
+            *_notes(training.manifest, answers),
+            *benchmarked.cautions,
+        ),
     )
 
 
@@ -151,8 +207,14 @@ def _time_by_operator(benchmarked: Benchmarked) -> dict[str, dict[str, float]] |
 
 def _bottlenecks(spent: dict[str, dict[str, float]] | None) -> dict[str, Bottleneck]:
     """The operator in which each profiled reference spends most of its time."""
-    main = {task: max(shares.items(), key=lambda item: item[1]) for task, shares in (spent or {}).items() if shares}
-    return {task: Bottleneck(operator=operator, share=share) for task, (operator, share) in main.items()}
+    main = {
+        task: max(shares.items(), key=lambda item: item[1])
+        for task, shares in (spent or {}).items()
+        if shares
+    }
+    return {
+        task: Bottleneck(operator=operator, share=share) for task, (operator, share) in main.items()
+    }
 
 
 def _with_code(answers: pl.DataFrame, benchmarked: Benchmarked) -> pl.DataFrame:
@@ -161,18 +223,32 @@ def _with_code(answers: pl.DataFrame, benchmarked: Benchmarked) -> pl.DataFrame:
         return answers
     import polars as pl
 
-    code = [each.candidates.open().read(columns=["candidate_id", "code"], unique="candidate_id") for each in benchmarked.answers]
-    return answers.join(pl.concat(code).unique("candidate_id", keep="first"), on="candidate_id", how="left", maintain_order="left")
+    code = [
+        each.candidates.open().read(columns=["candidate_id", "code"], unique="candidate_id")
+        for each in benchmarked.answers
+    ]
+    return answers.join(
+        pl.concat(code).unique("candidate_id", keep="first"),
+        on="candidate_id",
+        how="left",
+        maintain_order="left",
+    )
 
 
 def _snapshots(refreshed: Refreshed) -> dict[str, dict[str, Any]]:
     """The snapshots of a refresh that are there, by name."""
-    return {name: value for name, value in refreshed.model_dump().items() if isinstance(value, dict)}
+    return {
+        name: value for name, value in refreshed.model_dump().items() if isinstance(value, dict)
+    }
 
 
 def _trace_flags(curated: dict[str, Any]) -> dict[str, tuple[int, int]]:
     counts = curated.get("trace_flags")
-    return {name: (count, counts["taken"][name]) for name, count in counts["correct"].items()} if counts else {}
+    return (
+        {name: (count, counts["taken"][name]) for name, count in counts["correct"].items()}
+        if counts
+        else {}
+    )
 
 
 def _notes(training: dict[str, Any], answers: pl.DataFrame) -> Iterator[str]:
@@ -180,4 +256,7 @@ def _notes(training: dict[str, Any], answers: pl.DataFrame) -> Iterator[str]:
     if dropped := training.get("dropped"):
         yield f"{len(dropped)} curated rows could not be trained on and were left out."
     if excluded := excluded_tasks(answers):
-        yield f"Benchmark tasks left out for every model, because their reference fails or is degenerate: {', '.join(excluded)}."
+        yield (
+            "Benchmark tasks left out for every model, because their reference fails or is"
+            f" degenerate: {', '.join(excluded)}."
+        )

@@ -1,6 +1,8 @@
-"""What MLflow is told of a part of the line that ran by itself: a refresh, or a benchmark. Off the line, as `flows.track`.
+"""What MLflow is told of a part of the line that ran by itself: a refresh, or a benchmark. Off the
+line, as `flows.track`.
 
-Guarantees: one parent run per set of snapshots, whoever ran them and how often; a tracking server that fails is logged, and None returned.
+Guarantees: one parent run per set of snapshots, whoever ran them and how often; a tracking server
+that fails is logged, and None returned.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from tasks.tracking.records import RunRecord
 
 
 def track_refresh(config: PipelineConfig, refreshed: Refreshed) -> str | None:
-    """A refresh: a parent run with the counts, a child run per stage. Returns the parent's id; None where tracking is off or failed."""
+    """A refresh: a parent run with the counts, a child run per stage. Returns the parent's id; None
+    where tracking is off or failed."""
     return _logged(config, lambda: refresh_record(config, refreshed))
 
 
@@ -25,13 +28,24 @@ def track_benchmark(config: PipelineConfig, benchmarked: Benchmarked) -> str | N
 
 
 def refresh_record(config: PipelineConfig, refreshed: Refreshed) -> RunRecord:
-    refs = [refreshed.tasks, refreshed.candidates, refreshed.verdicts, refreshed.curated, *filter(None, [refreshed.analysis])]
+    refs = [
+        refreshed.tasks,
+        refreshed.candidates,
+        refreshed.verdicts,
+        refreshed.curated,
+        *filter(None, [refreshed.analysis]),
+    ]
     verdicts, curated = refreshed.verdicts.open().manifest, refreshed.curated.open()
     counts = verdicts["status_counts"]
     return RunRecord(
         run_fingerprint=stable_hash(["refresh", *(ref.fingerprint for ref in refs)]),
         run_name=f"{config.name} refresh {config.language.value} {config.curation.strategy}",
-        tags={"language": config.language.value, "strategy": config.curation.strategy, "profile": config.name, "kind": "refresh"},
+        tags={
+            "language": config.language.value,
+            "strategy": config.curation.strategy,
+            "profile": config.name,
+            "kind": "refresh",
+        },
         params=config.model_dump(mode="json"),
         metrics={
             "tasks": refreshed.tasks.open().manifest["rows"],

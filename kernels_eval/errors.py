@@ -1,4 +1,5 @@
-"""Infrastructure faults. A kernel that fails is a verdict; a machine that fails is one of these, and only these are retried.
+"""Infrastructure faults. A kernel that fails is a verdict; a machine that fails is one of these,
+and only these are retried.
 
 Every error carries a `hint`: the line that fixes it.
 """

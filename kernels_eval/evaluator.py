@@ -6,26 +6,29 @@ import atexit
 from pathlib import Path
 
 from kernels_eval.config import EvalConfig
-from kernels_eval.preparation import Preparer
-from kernels_eval.protocol import Runner
+from kernels_eval.parent.prepare import Preparer
+from kernels_eval.parent.runner import Runner
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 
 
 def device_for(language: Language) -> str:
     """The device a language runs on. Raises DeviceError where it is not there."""
-    from kernels_eval.worker import require_device
+    from kernels_eval.cluster.worker import require_device
 
     require_device(language)
     return "cuda:0" if language.needs_gpu else "cpu"
 
 
 class Evaluator:
-    """Verifies candidates one after the other in this process. Keeps its fork server: use one for many, as a context manager.
+    """Verifies candidates one after the other in this process. Keeps its fork server: use one for
+    many, as a context manager.
 
     Raises DeviceError where the language's device is missing.
     """
 
-    def __init__(self, language: Language, config: EvalConfig | None = None, *, cache: Path | None = None) -> None:
+    def __init__(
+        self, language: Language, config: EvalConfig | None = None, *, cache: Path | None = None
+    ) -> None:
         self.config = config or EvalConfig()
         device = device_for(language)
         self._preparer = Preparer(self.config, cache=cache)
@@ -49,11 +52,19 @@ class Evaluator:
 _kept: dict[tuple[Language, EvalConfig, Path | None], Evaluator] = {}
 
 
-def evaluate(task: KernelTask, candidate: Candidate, config: EvalConfig | None = None, *, cache: Path | None = None) -> Verdict:
-    """Verify one candidate. The processes behind it are kept for the next call with the same config, until this process ends; call it
-    in a loop. For many candidates at once use `kernels_eval.Pool`.
+def evaluate(
+    task: KernelTask,
+    candidate: Candidate,
+    config: EvalConfig | None = None,
+    *,
+    cache: Path | None = None,
+) -> Verdict:
+    """Verify one candidate. The processes behind it are kept for the next call with the same
+    config, until this process ends; call it in a loop. For many candidates at once use
+    `kernels_eval.Pool`.
 
-    Raises DeviceError where the language's device is missing, ToolchainError and SandboxError where the machine fails.
+    Raises DeviceError where the language's device is missing, ToolchainError and SandboxError where
+    the machine fails.
     """
     key = (candidate.language, config or EvalConfig(), cache)
     if key not in _kept:

@@ -1,8 +1,8 @@
 """The records that cross the trust boundary: task, candidate, verdict.
 
-Guarantees: frozen, validated on construction, and an illegal combination (a timing on a kernel that is not correct, a reason that does
-not belong to its status) cannot be built. Does not guarantee that the code inside a record is safe to run: that is what the rest of
-this package is for.
+Guarantees: frozen, validated on construction, and an illegal combination (a timing on a kernel that
+is not correct, a reason that does not belong to its status) cannot be built. Does not guarantee
+that the code inside a record is safe to run: that is what the rest of this package is for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 VERDICT_SCHEMA_VERSION = 2
 
@@ -74,15 +81,21 @@ REASONS: Mapping[Status, frozenset[str]] = {
             "implausible_time",
         }
     ),
-    Status.COMPILE_ERROR: frozenset({"no_module", "syntax_error", "build_failed", "undefined_symbol"}),
-    Status.RUNTIME_ERROR: frozenset({"exception", "cuda_error", "out_of_memory", "crashed", "exited_early"}),
+    Status.COMPILE_ERROR: frozenset(
+        {"no_module", "syntax_error", "build_failed", "undefined_symbol"}
+    ),
+    Status.RUNTIME_ERROR: frozenset(
+        {"exception", "cuda_error", "out_of_memory", "crashed", "exited_early"}
+    ),
     Status.TIMEOUT: frozenset({"build", "load", "run"}),
     Status.NO_CODE: frozenset({"no_code_block", "truncated", "missing_model_new"}),
     Status.TASK_ERROR: frozenset({"reference_failed", "degenerate_task"}),
 }
 """The closed vocabulary: every reason belongs to exactly one status."""
 
-STATUS_OF: Mapping[str, Status] = {reason: status for status, reasons in REASONS.items() for reason in reasons}
+STATUS_OF: Mapping[str, Status] = {
+    reason: status for status, reasons in REASONS.items() for reason in reasons
+}
 
 
 class Record(BaseModel):
@@ -94,8 +107,9 @@ class Record(BaseModel):
 class KernelTask(Record):
     """A PyTorch reference program in KernelBench form.
 
-    `code` defines the class named `entry_point`, `get_inputs()` (a list of arguments for `forward`) and `get_init_inputs()`
-    (constructor arguments: a plain list, or KernelBook's `[args, kwargs]`, told apart by `init_form`).
+    `code` defines the class named `entry_point`, `get_inputs()` (a list of arguments for `forward`)
+    and `get_init_inputs()` (constructor arguments: a plain list, or KernelBook's `[args, kwargs]`,
+    told apart by `init_form`).
     """
 
     task_id: str = Field(min_length=1)
@@ -110,8 +124,9 @@ class KernelTask(Record):
 class SamplingParams(Record):
     """How a response was drawn. Part of the candidate's identity.
 
-    What is None is not sent, and the server's own default holds: vLLM takes it from the model's `generation_config.json`. It is no part of
-    an identity either, so candidates that were drawn before there were such settings keep theirs.
+    What is None is not sent, and the server's own default holds: vLLM takes it from the model's
+    `generation_config.json`. It is no part of an identity either, so candidates that were drawn
+    before there were such settings keep theirs.
 
     Attributes:
         temperature: of the softmax that tokens are drawn from; 0 is greedy
@@ -124,19 +139,37 @@ class SamplingParams(Record):
     top_p: float = Field(default=1.0, gt=0, le=1)
     max_tokens: int = Field(default=16384, ge=1)
     seed: int = 0
-    top_k: int | None = Field(default=None, ge=0, description="draw from so many of the most likely tokens; 0: from all; null: not sent")
+    top_k: int | None = Field(
+        default=None,
+        ge=0,
+        description="draw from so many of the most likely tokens; 0: from all; null: not sent",
+    )
     min_p: float | None = Field(
-        default=None, ge=0, le=1, description="draw no token less likely than this share of the likeliest one; null: not sent"
+        default=None,
+        ge=0,
+        le=1,
+        description=(
+            "draw no token less likely than this share of the likeliest one; null: not sent"
+        ),
     )
     repetition_penalty: float | None = Field(
-        default=None, gt=0, description="above 1 makes tokens of the prompt and the response so far less likely; null: not sent"
+        default=None,
+        gt=0,
+        description=(
+            "above 1 makes tokens of the prompt and the response so far less likely; null: not sent"
+        ),
     )
 
     @model_serializer(mode="wrap")
     def _what_was_said(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without a None that nobody set: every hash over a configuration stays what it was. One that somebody set outlives a round trip
-        through JSON, where it says that no default of a known model is wanted."""
-        return {name: value for name, value in dump(self).items() if value is not None or name in self.model_fields_set}
+        """Without a None that nobody set: every hash over a configuration stays what it was. One
+        that somebody set outlives a round trip through JSON, where it says that no default of a
+        known model is wanted."""
+        return {
+            name: value
+            for name, value in dump(self).items()
+            if value is not None or name in self.model_fields_set
+        }
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -147,8 +180,9 @@ class SamplingParams(Record):
 class Candidate(Record):
     """One sampled response to a task, parsed.
 
-    `code` is None exactly when `parse_reason` says why there is none (a `no_code` reason). `reasoning_tokens` counts the text before
-    `</think>` with the generator's own tokenizer; None where that tokenizer is not available (never a character count).
+    `code` is None exactly when `parse_reason` says why there is none (a `no_code` reason).
+    `reasoning_tokens` counts the text before `</think>` with the generator's own tokenizer; None
+    where that tokenizer is not available (never a character count).
     """
 
     candidate_id: str
@@ -160,19 +194,31 @@ class Candidate(Record):
     prompt_hash: str = ""
     response: str = ""
     reasoning: str = ""
-    answer: str = Field(default="", description="what follows the reasoning, as the model wrote it; the code is taken from it")
+    answer: str = Field(
+        default="",
+        description="what follows the reasoning, as the model wrote it; the code is taken from it",
+    )
     code: str | None = None
     parse_reason: str | None = None
     reasoning_tokens: int | None = Field(default=None, ge=0)
     completion_tokens: int | None = Field(default=None, ge=0)
     finish_reason: str | None = None
-    turn: int = Field(default=1, ge=1, description="1 answers the prompt of the task; a later one answers a follow-up on `parent`")
-    parent: str | None = Field(default=None, description="candidate_id of the attempt that was followed up; None exactly at turn 1")
+    turn: int = Field(
+        default=1,
+        ge=1,
+        description="1 answers the prompt of the task; a later one answers a follow-up on `parent`",
+    )
+    parent: str | None = Field(
+        default=None,
+        description="candidate_id of the attempt that was followed up; None exactly at turn 1",
+    )
 
     @model_validator(mode="after")
     def _later_turns_have_parents(self) -> Candidate:
         if (self.turn == 1) != (self.parent is None):
-            raise ValueError("a candidate has a parent exactly where its turn is later than the first")
+            raise ValueError(
+                "a candidate has a parent exactly where its turn is later than the first"
+            )
         return self
 
     @model_validator(mode="after")
@@ -180,7 +226,10 @@ class Candidate(Record):
         if (self.code is None) == (self.parse_reason is None):
             raise ValueError("a candidate has either code or a parse_reason")
         if self.parse_reason is not None and self.parse_reason not in REASONS[Status.NO_CODE]:
-            raise ValueError(f"parse_reason {self.parse_reason!r} is not one of {sorted(REASONS[Status.NO_CODE])}")
+            raise ValueError(
+                f"parse_reason {self.parse_reason!r} is not one of"
+                f" {sorted(REASONS[Status.NO_CODE])}"
+            )
         return self
 
 
@@ -199,17 +248,18 @@ def candidate_id(
     turn: int = 1,
     parent: str | None = None,
 ) -> str:
-    """Identity of a candidate: hash(task code, generator, sampling parameters, sample index, response), and after the first turn also of
-    the turn and the parent."""
+    """Identity of a candidate: hash(task code, generator, sampling parameters, sample index,
+    response), and after the first turn also of the turn and the parent."""
     later = [] if turn == 1 else [turn, parent]
     return stable_hash([task.code, generator, sampling.identity, sample_index, response, *later])
 
 
 class CompiledBaseline(Record):
-    """The reference under torch.compile, timed in the same window as the candidate; where there is no such time, `why_not` says why.
+    """The reference under torch.compile, timed in the same window as the candidate; where there is
+    no such time, `why_not` says why.
 
-    `speedup` = reference_ms / candidate_ms with this reference_ms, a median in milliseconds per forward call; its bounds are those of 95 %
-    confidence, made as those of `Timing`.
+    `speedup` = reference_ms / candidate_ms with this reference_ms, a median in milliseconds per
+    forward call; its bounds are those of 95 % confidence, made as those of `Timing`.
     """
 
     mode: str = Field(description="torch.compile's mode")
@@ -217,24 +267,40 @@ class CompiledBaseline(Record):
     speedup: float | None = Field(default=None, gt=0)
     speedup_lower: float | None = Field(default=None, gt=0)
     speedup_upper: float | None = Field(default=None, gt=0)
-    drift: float | None = Field(default=None, description="relative change of its median, first to last third of the window")
-    graphs: int | None = Field(default=None, ge=1, description="graphs that were compiled; more than one: it is broken by Python between")
-    compile_s: float | None = Field(default=None, ge=0, description="seconds that compiling took; 0 where an earlier candidate's was used")
+    drift: float | None = Field(
+        default=None, description="relative change of its median, first to last third of the window"
+    )
+    graphs: int | None = Field(
+        default=None,
+        ge=1,
+        description="graphs that were compiled; more than one: it is broken by Python between",
+    )
+    compile_s: float | None = Field(
+        default=None,
+        ge=0,
+        description="seconds that compiling took; 0 where an earlier candidate's was used",
+    )
     why_not: str = ""
 
     @model_validator(mode="after")
     def _numbers_or_reason(self) -> CompiledBaseline:
         numbers = (self.reference_ms, self.speedup, self.speedup_lower, self.speedup_upper)
-        if any(number is None for number in numbers) != bool(self.why_not) or (self.why_not and any(numbers)):
-            raise ValueError("a compiled baseline has either all of its numbers or a reason why not")
+        if any(number is None for number in numbers) != bool(self.why_not) or (
+            self.why_not and any(numbers)
+        ):
+            raise ValueError(
+                "a compiled baseline has either all of its numbers or a reason why not"
+            )
         return self
 
 
 class Timing(Record):
-    """Paired, interleaved measurement of reference and candidate. All latencies are medians in milliseconds per forward call.
+    """Paired, interleaved measurement of reference and candidate. All latencies are medians in
+    milliseconds per forward call.
 
-    `speedup` = reference_ms / candidate_ms; `speedup_lower` and `speedup_upper` bound it with 95 % confidence (percentile bootstrap
-    over pairs of the ratio of medians, Efron and Tibshirani 1993, chapter 13).
+    `speedup` = reference_ms / candidate_ms; `speedup_lower` and `speedup_upper` bound it with 95 %
+    confidence (percentile bootstrap over pairs of the ratio of medians, Efron and Tibshirani 1993,
+    chapter 13).
     """
 
     reference_ms: float = Field(gt=0)
@@ -244,29 +310,53 @@ class Timing(Record):
     speedup_upper: float = Field(gt=0)
     pairs: int = Field(ge=1)
     calls_per_sample: int = Field(ge=1)
-    clock_bound_ms: float = Field(gt=0, description="candidate's latency on unseen inputs by the parent's clock, which nobody can forge")
-    drift: float = Field(default=0.0, description="relative change of the reference's median, first to last third of the window")
-    throttled: bool | None = Field(default=None, description="did the GPU report lowered clocks; None where it cannot say")
-    compiled: CompiledBaseline | None = Field(default=None, description="None where torch.compile was not asked for as a baseline")
+    clock_bound_ms: float = Field(
+        gt=0,
+        description=(
+            "candidate's latency on unseen inputs by the parent's clock, which nobody can forge"
+        ),
+    )
+    drift: float = Field(
+        default=0.0,
+        description="relative change of the reference's median, first to last third of the window",
+    )
+    throttled: bool | None = Field(
+        default=None, description="did the GPU report lowered clocks; None where it cannot say"
+    )
+    compiled: CompiledBaseline | None = Field(
+        default=None, description="None where torch.compile was not asked for as a baseline"
+    )
 
     @model_serializer(mode="wrap")
     def _what_was_asked(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without a baseline that nobody asked for: such a verdict is written as it always was."""
-        return {name: value for name, value in dump(self).items() if name != "compiled" or value is not None}
+        return {
+            name: value
+            for name, value in dump(self).items()
+            if name != "compiled" or value is not None
+        }
 
 
 class Correctness(Record):
     """Errors against the oracle, worst over all trials. Relative errors are dimensionless."""
 
     trials: int = Field(ge=0)
-    rms_error: float | None = Field(default=None, description="max over trials of RMS(error) / RMS(oracle)")
-    reference_rms_error: float | None = Field(default=None, description="the fp32 reference's own RMS error against the oracle")
-    max_error: float | None = Field(default=None, description="max over elements of |error| / (|oracle| + RMS(oracle))")
+    rms_error: float | None = Field(
+        default=None, description="max over trials of RMS(error) / RMS(oracle)"
+    )
+    reference_rms_error: float | None = Field(
+        default=None, description="the fp32 reference's own RMS error against the oracle"
+    )
+    max_error: float | None = Field(
+        default=None, description="max over elements of |error| / (|oracle| + RMS(oracle))"
+    )
     kernelbench_1e4: bool | None = Field(
-        default=None, description="allclose(atol=1e-4, rtol=1e-4) against the reference, as KernelBench v0.1"
+        default=None,
+        description="allclose(atol=1e-4, rtol=1e-4) against the reference, as KernelBench v0.1",
     )
     kernelbench_1e2: bool | None = Field(
-        default=None, description="allclose(atol=1e-2, rtol=1e-2) against the reference, as KernelBench v0"
+        default=None,
+        description="allclose(atol=1e-2, rtol=1e-2) against the reference, as KernelBench v0",
     )
     oracle: Literal["float64", "float32"] | None = None
 
@@ -274,15 +364,28 @@ class Correctness(Record):
 class Phases(Record):
     """Where `run_s` went: wall seconds with the device held. 0 for phases that were not reached."""
 
-    reference_s: float = Field(default=0.0, ge=0, description="loading the task and computing expected values; 0 where they were there")
+    reference_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="loading the task and computing expected values; 0 where they were there",
+    )
     load_s: float = Field(default=0.0, ge=0, description="the candidate's import and constructor")
-    correctness_s: float = Field(default=0.0, ge=0, description="compared calls, other shapes and modes")
-    attribution_s: float = Field(default=0.0, ge=0, description="which kernel did the work, what goes on or was changed afterwards")
-    timing_s: float = Field(default=0.0, ge=0, description="paired samples and the parent's clock bound")
+    correctness_s: float = Field(
+        default=0.0, ge=0, description="compared calls, other shapes and modes"
+    )
+    attribution_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="which kernel did the work, what goes on or was changed afterwards",
+    )
+    timing_s: float = Field(
+        default=0.0, ge=0, description="paired samples and the parent's clock bound"
+    )
 
 
 class Verdict(Record):
-    """What verification says of one candidate: one status, one reason, a timing only when correct."""
+    """What verification says of one candidate: one status, one reason, a timing only when
+    correct."""
 
     schema_version: int = VERDICT_SCHEMA_VERSION
     candidate_id: str
@@ -293,13 +396,19 @@ class Verdict(Record):
     detail: str = Field(default="", description="one line for a person: what was seen")
     timing: Timing | None = None
     correctness: Correctness | None = None
-    outputs_match: bool | None = Field(default=None, description="did every compared output match, whoever computed it")
+    outputs_match: bool | None = Field(
+        default=None, description="did every compared output match, whoever computed it"
+    )
     custom_kernels: tuple[str, ...] = ()
     custom_kernel_time_share: float | None = Field(default=None, ge=0, le=1)
     library_calls: tuple[str, ...] = ()
-    reference_operators: tuple[str, ...] = Field(default=(), description="compute operators the reference executes, in order")
+    reference_operators: tuple[str, ...] = Field(
+        default=(), description="compute operators the reference executes, in order"
+    )
     precision_class: str | None = None
-    flags: tuple[str, ...] = Field(default=(), description="what static screening noticed without rejecting")
+    flags: tuple[str, ...] = Field(
+        default=(), description="what static screening noticed without rejecting"
+    )
     build_tier: str | None = None
     build_cached: bool = False
     isolation: tuple[str, ...] = ()
@@ -312,7 +421,9 @@ class Verdict(Record):
     @model_validator(mode="after")
     def _legal(self) -> Verdict:
         if self.reason not in REASONS[self.status]:
-            raise ValueError(f"reason {self.reason!r} does not belong to status {self.status.value!r}")
+            raise ValueError(
+                f"reason {self.reason!r} does not belong to status {self.status.value!r}"
+            )
         if (self.timing is not None) and self.status is not Status.CORRECT:
             raise ValueError("only a correct candidate has a timing")
         return self
@@ -325,7 +436,9 @@ class Verdict(Record):
     @property
     def correct_any(self) -> bool:
         """First track: the outputs are right, whether or not a custom kernel made them."""
-        return self.status is Status.CORRECT or (self.reason == "no_custom_kernel" and bool(self.outputs_match))
+        return self.status is Status.CORRECT or (
+            self.reason == "no_custom_kernel" and bool(self.outputs_match)
+        )
 
     @property
     def correct_custom(self) -> bool:

@@ -1,4 +1,5 @@
-"""How Prefect treats every stage: what is retried, what is cached, what is shown. Shared by the step modules."""
+"""How Prefect treats every stage: what is retried, what is cached, what is shown. Shared by the
+step modules."""
 
 from __future__ import annotations
 
@@ -13,18 +14,20 @@ from typing import Any
 from kernels_eval.errors import DeviceError, DiskFullError, EvalError, UsageError
 from kernels_eval.records import stable_hash
 from tasks.progress import duration
-from tasks.store import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot, SnapshotRef
 
 RETRIES = 2
 RETRY_DELAYS_S = [5, 30]
 RETRY_JITTER = 0.5
-"""Up to so much longer, as a share: runs that a fault has hit together do not come back together."""
+"""Up to so much longer, as a share: runs that a fault has hit together do not come back
+together."""
 PROGRESS_EVERY_S = 2.0
 RATE_OVER_S = 600.0
 
 
 def infrastructure_only(task: Any, task_run: Any, state: Any) -> bool:
-    """Retry a machine's fault; never a kernel's (that is a record), never unusable input, and never what only a person can mend."""
+    """Retry a machine's fault; never a kernel's (that is a record), never unusable input, and never
+    what only a person can mend."""
     try:
         state.result()
     except (UsageError, DeviceError, DiskFullError):
@@ -37,17 +40,21 @@ def infrastructure_only(task: Any, task_run: Any, state: Any) -> bool:
 
 
 def by_fingerprint(planned: Callable[..., Snapshot]) -> Callable[[Any, dict[str, Any]], str]:
-    """Cache key function of a stage task: the fingerprint of the snapshot that `planned` (same arguments as the task) would write."""
+    """Cache key function of a stage task: the fingerprint of the snapshot that `planned` (same
+    arguments as the task) would write."""
 
     def key(context: Any, parameters: dict[str, Any]) -> str:
         snapshot = planned(**parameters)
-        return f"concur-{snapshot.stage}-{snapshot.fingerprint}-{stable_hash(str(snapshot.path))[:8]}"
+        return (
+            f"concur-{snapshot.stage}-{snapshot.fingerprint}-{stable_hash(str(snapshot.path))[:8]}"
+        )
 
     return key
 
 
 def stage_options(planned: Callable[..., Snapshot]) -> dict[str, Any]:
-    """Options of every stage's @task: infrastructure faults are retried, results are kept and cached by fingerprint."""
+    """Options of every stage's @task: infrastructure faults are retried, results are kept and
+    cached by fingerprint."""
     return {
         "retries": RETRIES,
         "retry_delay_seconds": RETRY_DELAYS_S,
@@ -59,7 +66,8 @@ def stage_options(planned: Callable[..., Snapshot]) -> dict[str, Any]:
 
 
 def call_stage(step: Any, *args: Any, **kwargs: Any) -> SnapshotRef:
-    """Call a stage task. Prefect may answer from its cache; a cached snapshot that is no longer on disk is made again."""
+    """Call a stage task. Prefect may answer from its cache; a cached snapshot that is no longer on
+    disk is made again."""
     ref = step(*args, **kwargs)
     if not ref.open().finished:
         ref = step.with_options(refresh_cache=True)(*args, **kwargs)
@@ -67,21 +75,32 @@ def call_stage(step: Any, *args: Any, **kwargs: Any) -> SnapshotRef:
 
 
 def secret(block: str) -> str:
-    """The text of a Prefect secret block, for a caller in a task or outside of any. It appears in no message and no cause of an exception.
+    """The text of a Prefect secret block, for a caller in a task or outside of any. It appears in
+    no message and no cause of an exception.
 
-    Raises UsageError where there is no such block or it holds no text, EvalError where Prefect does not answer.
+    Raises UsageError where there is no such block or it holds no text, EvalError where Prefect does
+    not answer.
     """
     from prefect.blocks.system import Secret
 
     try:
-        value = Secret.load(block, _sync=True).get()  # told outright: otherwise it is a coroutine where some event loop runs
-    except ValueError:  # what Prefect raises for a name that it does not know; a validation error, which is one too, may quote the value
+        value = Secret.load(
+            block, _sync=True
+        ).get()  # told outright: otherwise it is a coroutine where some event loop runs
+    except ValueError:
+        # what Prefect raises for a name that it does not know; a validation error, which is one
+        # too, may quote the value
         value = None
     except Exception as error:
-        fault = f"Prefect could not be asked for the secret block {block!r} ({type(error).__name__})"
+        fault = (
+            f"Prefect could not be asked for the secret block {block!r} ({type(error).__name__})"
+        )
         raise EvalError(fault, "check PREFECT_API_URL, and that the server runs") from None
     if not isinstance(value, str) or not value.strip():
-        raise UsageError(f"{_prefect_in_use()} has no secret block {block!r} that holds a text", f"store it there: {_storing(block)}")
+        raise UsageError(
+            f"{_prefect_in_use()} has no secret block {block!r} that holds a text",
+            f"store it there: {_storing(block)}",
+        )
     return value.strip()
 
 
@@ -89,24 +108,38 @@ def _prefect_in_use() -> str:
     from prefect.settings import get_current_settings
 
     settings = get_current_settings()
-    return f"Prefect at {settings.api.url}" if settings.api.url else f"Prefect in PREFECT_HOME={settings.home}"
+    return (
+        f"Prefect at {settings.api.url}"
+        if settings.api.url
+        else f"Prefect in PREFECT_HOME={settings.home}"
+    )
 
 
 def _storing(block: str) -> str:
-    """A command that asks for the secret, so that it is in no shell's history and in no list of processes."""
+    """A command that asks for the secret, so that it is in no shell's history and in no list of
+    processes."""
     from prefect.settings import get_current_settings
 
     settings = get_current_settings()
-    where = f"PREFECT_API_URL={settings.api.url}" if settings.api.url else f"PREFECT_HOME={settings.home}"
-    ask = f"from getpass import getpass; from prefect.blocks.system import Secret; Secret(value=getpass()).save({block!r}, overwrite=True)"
+    where = (
+        f"PREFECT_API_URL={settings.api.url}"
+        if settings.api.url
+        else f"PREFECT_HOME={settings.home}"
+    )
+    ask = (
+        "from getpass import getpass; from prefect.blocks.system import Secret;"
+        f" Secret(value=getpass()).save({block!r}, overwrite=True)"
+    )
     return f'{where} {sys.executable} -c "{ask}"'
 
 
 class ProgressArtifact:
-    """An observer (tasks.progress) that keeps one Prefect progress artifact up to date, at most every two seconds.
+    """An observer (tasks.progress) that keeps one Prefect progress artifact up to date, at most
+    every two seconds.
 
-    Its share is that of the stage in work; its description says which that is, how many of how many, at what rate, and how long it still
-    takes at the rate of the last ten minutes. What cannot be written to Prefect is left out: a run does not fail for what is shown of it.
+    Its share is that of the stage in work; its description says which that is, how many of how
+    many, at what rate, and how long it still takes at the rate of the last ten minutes. What cannot
+    be written to Prefect is left out: a run does not fail for what is shown of it.
     """
 
     def __init__(self, key: str, description: str) -> None:
@@ -141,17 +174,21 @@ class ProgressArtifact:
 
     @contextmanager
     def _never_in_the_way(self) -> Iterator[None]:
-        """Whatever Prefect does: one line in the log of the run, and the run goes on. A server that was away is tried again."""
+        """Whatever Prefect does: one line in the log of the run, and the run goes on. A server that
+        was away is tried again."""
         try:
             yield
         except Exception as error:
             if not self._told:
-                logging.getLogger(__name__).warning("progress is not shown for now: %s: %s", type(error).__name__, error)
+                logging.getLogger(__name__).warning(
+                    "progress is not shown for now: %s: %s", type(error).__name__, error
+                )
             self._told = True
 
 
 def pace(stage: str, done: int, total: int, counted: int, seconds: float) -> str:
-    """One phrase: `verification: 40 of 120, 12 a minute, about 7 min left`. No rate before three were counted over five seconds."""
+    """One phrase: `verification: 40 of 120, 12 a minute, about 7 min left`. No rate before three
+    were counted over five seconds."""
     said = f"{stage}: {done:,} of {total:,}"
     if done >= total or counted < 3 or seconds < 5:
         return said
@@ -161,7 +198,8 @@ def pace(stage: str, done: int, total: int, counted: int, seconds: float) -> str
 
 
 def sentence(words: Callable[..., str]) -> Callable[..., str]:
-    """A `task_run_name` made of a task's arguments. Where it cannot be made, the words' own name stands: a name stops no run."""
+    """A `task_run_name` made of a task's arguments. Where it cannot be made, the words' own name
+    stands: a name stops no run."""
 
     def name(parameters: dict[str, Any]) -> str:
         try:

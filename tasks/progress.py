@@ -1,4 +1,5 @@
-"""How stages say how far they are, and what to be careful about. Whoever watches (terminal, Prefect artifact) has registered for it."""
+"""How stages say how far they are, and what to be careful about. Whoever watches (terminal, Prefect
+artifact) has registered for it."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Observer = Callable[[str, int, int, str], None]
-"""(stage, done, total, note): called often; must be quick. What it raises ends the stage: a full disk does so, and nothing else may."""
+"""(stage, done, total, note): called often; must be quick. What it raises ends the stage: a full
+disk does so, and nothing else may."""
 
 _observers: list[Observer] = []
 
@@ -27,15 +29,15 @@ def observed_by(observer: Observer) -> Iterator[None]:
         _observers.remove(observer)
 
 
-# -- cautions --------------------------------------------------------------------------------------------------------------------------
+# -- cautions --------------------------------------------------------------------------------------
 
 _cautions: list[list[str]] = []
 log = logging.getLogger(__name__)
 
 
 def caution(text: str) -> None:
-    """What a person must know of a run that nevertheless goes on. It goes to the log and to whoever gathers; no text of a candidate or a
-    task belongs in it, for reports and notices show it."""
+    """What a person must know of a run that nevertheless goes on. It goes to the log and to whoever
+    gathers; no text of a candidate or a task belongs in it, for reports and notices show it."""
     log.warning("%s", text)
     for gathered in _cautions:
         if text not in gathered:
@@ -44,7 +46,8 @@ def caution(text: str) -> None:
 
 @contextmanager
 def gathering() -> Iterator[list[str]]:
-    """The cautions of what is done inside the block, each once. Stages that run in another process cannot be heard."""
+    """The cautions of what is done inside the block, each once. Stages that run in another process
+    cannot be heard."""
     gathered: list[str] = []
     _cautions.append(gathered)
     try:

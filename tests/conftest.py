@@ -1,4 +1,5 @@
-"""What all tests share: no network hubs, one thread, quiet Ray, and a marker for what this machine lacks."""
+"""What all tests share: no network hubs, one thread, quiet Ray, and a marker for what this machine
+lacks."""
 
 from __future__ import annotations
 
@@ -8,9 +9,13 @@ import signal
 import hypothesis
 import pytest
 
-hypothesis.settings.register_profile("concur", deadline=None)  # the first call imports scipy: what a deadline measures is the machine
+hypothesis.settings.register_profile(
+    "concur", deadline=None
+)  # the first call imports scipy: what a deadline measures is the machine
 hypothesis.settings.load_profile("concur")
-signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored, here and in every child, where tests were started with `&`
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # it is ignored, here and in every child, where tests were started with `&`
 
 for name, value in {
     "HF_HUB_OFFLINE": "1",
@@ -25,7 +30,7 @@ for name, value in {
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    from kernels_eval.worker import visible_gpus
+    from kernels_eval.cluster.worker import visible_gpus
 
     if not visible_gpus():
         for item in items:

@@ -1,7 +1,9 @@
 """What each column of the snapshots means: the words behind docs/reference/tables.md.
 
-Guarantees: one sentence for every column of every table that a stage writes, and for every field of its structs (a test compares them).
-Units: `_ms` milliseconds, `_s` seconds, `_tokens` tokens under the generator's own tokenizer, `_share` a share of 1; others are said here.
+Guarantees: one sentence for every column of every table that a stage writes, and for every field of
+its structs (a test compares them).
+Units: `_ms` milliseconds, `_s` seconds, `_tokens` tokens under the generator's own tokenizer,
+`_share` a share of 1; others are said here.
 """
 
 from __future__ import annotations
@@ -9,20 +11,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _TASK = "the task, unique in its source"
-_CANDIDATE = "hash of task, generator, sampling, sample index and response; the key of a candidate everywhere"
+_CANDIDATE = (
+    "hash of task, generator, sampling, sample index and response; the key of a candidate"
+    " everywhere"
+)
 _LANGUAGE = "what the kernel is written in: `cuda`, `triton` or `cpp`"
 
 TASKS: Mapping[str, str] = {
     "task_id": _TASK,
     "name": "what the source calls it",
-    "code": "the program, Python source: `Model` (or the class of `entry_point`), `get_inputs()`, `get_init_inputs()`",
+    "code": (
+        "the program, Python source: `Model` (or the class of `entry_point`), `get_inputs()`,"
+        " `get_init_inputs()`"
+    ),
     "entry_point": "class of the reference program in `code`",
-    "init_form": "what `get_init_inputs()` returns: `args` (a list) or `args_kwargs` (`[args, kwargs]`)",
-    "source": "where it is from: `bundled`, `kernelbook`, `kernelbench`, `tritonbench`, `user`, or what the table says",
+    "init_form": (
+        "what `get_init_inputs()` returns: `args` (a list) or `args_kwargs` (`[args, kwargs]`)"
+    ),
+    "source": (
+        "where it is from: `bundled`, `kernelbook`, `kernelbench`, `tritonbench`, `user`, or what"
+        " the table says"
+    ),
     "level": "KernelBench level; null elsewhere",
 }
 WORKLOADS: Mapping[str, str] = {
-    "workload_key": "hash of program, entry point, init form and limits; tasks with the same program share a row",
+    "workload_key": (
+        "hash of program, entry point, init form and limits; tasks with the same program share"
+        " a row"
+    ),
     "task_id": _TASK,
     "operators": "the outermost torch calls in order, the first 256",
     "operator_kind": "`single_operator` or `fusion`",
@@ -45,8 +61,12 @@ CANDIDATES: Mapping[str, str] = {
     "sampling.max_tokens": "most tokens of a response",
     "sampling.seed": "seed of sample 0; sample i has this plus i",
     "sampling.top_k": "how many of the likeliest tokens are drawn from; null: the server decided",
-    "sampling.min_p": "least probability as a share of the likeliest token's; null: the server decided",
-    "sampling.repetition_penalty": "above 1 makes tokens that are there already less likely; null: the server decided",
+    "sampling.min_p": (
+        "least probability as a share of the likeliest token's; null: the server decided"
+    ),
+    "sampling.repetition_penalty": (
+        "above 1 makes tokens that are there already less likely; null: the server decided"
+    ),
     "sample_index": "which of the task's samples this is, from 0",
     "prompt_hash": "hash of the prompt",
     "response": "what the model wrote, whole",
@@ -66,7 +86,10 @@ VERDICTS: Mapping[str, str] = {
     "candidate_id": _CANDIDATE,
     "task_id": "the task it answers",
     "language": _LANGUAGE,
-    "status": "`correct`, `incorrect`, `compile_error`, `runtime_error`, `timeout`, `no_code`, `rejected` or `task_error`",
+    "status": (
+        "`correct`, `incorrect`, `compile_error`, `runtime_error`, `timeout`, `no_code`, `rejected`"
+        " or `task_error`"
+    ),
     "reason": "one of the closed vocabulary of its status",
     "detail": "one line for a person, at most 500 characters",
     "timing": "null unless `correct`",
@@ -79,10 +102,15 @@ VERDICTS: Mapping[str, str] = {
     "timing.calls_per_sample": "forward calls batched into a sample",
     "timing.clock_bound_ms": "the candidate's latency on unseen inputs by the parent's own clock",
     "timing.drift": "relative change of the reference's median over the window",
-    "timing.compiled": "the reference under torch.compile in the same window: `mode`, `reference_ms`, `speedup` with its interval, "
-    "`drift`, `graphs`, `compile_s`, or `why_not`; null where that was not asked for",
+    "timing.compiled": (
+        "the reference under torch.compile in the same window: `mode`, `reference_ms`, `speedup`"
+        " with its interval, `drift`, `graphs`, `compile_s`, or `why_not`; null where that was not"
+        " asked for"
+    ),
     "timing.throttled": "did the GPU lower its clocks; null where it cannot say",
-    "correctness": "null where no output was compared; errors are relative and the worst over all trials",
+    "correctness": (
+        "null where no output was compared; errors are relative and the worst over all trials"
+    ),
     "correctness.trials": "comparisons made",
     "correctness.rms_error": "largest RMS(error) / RMS(oracle)",
     "correctness.reference_rms_error": "the same for the reference itself",
@@ -110,12 +138,19 @@ VERDICTS: Mapping[str, str] = {
     "phases.attribution_s": "which kernel did the work, what is left running or changed",
     "phases.timing_s": "the paired measurement",
     "log_tail": "end of the compiler's or the child's output, at most 8,192 characters",
-    "verdict_key": "hash of candidate, protocol, device and verifier's code: by it a refresh reuses the verdict",
+    "verdict_key": (
+        "hash of candidate, protocol, device and verifier's code: by it a refresh reuses the"
+        " verdict"
+    ),
 }
 TRACE_FLAGS: Mapping[str, str] = {
-    "flag_key": "hash of candidate, thresholds and the code that measures: by it a refresh reuses the row",
+    "flag_key": (
+        "hash of candidate, thresholds and the code that measures: by it a refresh reuses the row"
+    ),
     "candidate_id": _CANDIDATE,
-    "trace_flags": "those raised: `repetitive`, `ends_in_loop`, `self_doubting`, `mixed_language`, `truncated`",
+    "trace_flags": (
+        "those raised: `repetitive`, `ends_in_loop`, `self_doubting`, `mixed_language`, `truncated`"
+    ),
     "characters": "of the reasoning",
     "words": "of its prose; code fences are left out",
     "repeated_share": "10-grams of words that were there before",
@@ -145,10 +180,15 @@ CURATED: Mapping[str, str] = {
     "speedup_lower": "lower end of its 95 % interval",
     "operator_kind": "`single_operator` or `fusion`",
     "criterion": "the rule that took it",
-    "reasoning_from": "candidate_id that `reasoning` was moved from; null where it is the sample's own",
+    "reasoning_from": (
+        "candidate_id that `reasoning` was moved from; null where it is the sample's own"
+    ),
 }
 NUMBERS: Mapping[str, str] = {
-    "name": "what the number is; `all/` is of all samples, `complete/` of those that the token limit did not cut",
+    "name": (
+        "what the number is; `all/` is of all samples, `complete/` of those that the token limit"
+        " did not cut"
+    ),
     "value": "null where these data cannot say",
     "lower": "lower end of its 95 % interval",
     "upper": "upper end of its 95 % interval",
@@ -165,7 +205,9 @@ HISTORY: Mapping[str, str] = {
     "learning_rate": "of the step",
     "grad_norm": "before clipping",
     "num_tokens": "tokens seen so far",
-    "held_out_loss": "nats a completion token on held-out tasks; null at steps without a measurement",
+    "held_out_loss": (
+        "nats a completion token on held-out tasks; null at steps without a measurement"
+    ),
     "tokens_per_s": "tokens a second, evaluation and checkpoints left out",
     "mfu": "model FLOPs utilisation, a share; null where the device's peak is not known",
     "memory_gb": "peak memory of the device, GB; null without a GPU",

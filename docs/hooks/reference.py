@@ -1,8 +1,9 @@
 """MkDocs hook: the pages of the reference that are made from the code each time the site is built.
 
-Guarantees: every command and option; every key of a profile with its type, default, bounds and meaning; every column of every table;
-every profile and strategy that ships. What the code does not say is an error here (`Undescribed`), so that nothing is listed without its
-meaning. Does not write into the repository: the pages exist in the site alone.
+Guarantees: every command and option; every key of a profile with its type, default, bounds and
+meaning; every column of every table; every profile and strategy that ships. What the code does not
+say is an error here (`Undescribed`), so that nothing is listed without its meaning. Does not write
+into the repository: the pages exist in the site alone.
 """
 
 from __future__ import annotations
@@ -59,15 +60,18 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-# -- the command line --------------------------------------------------------------------------------------------------------------------
+# -- the command line ------------------------------------------------------------------------------
 
 
 def commands(group: Any, path: str = "concur") -> Iterator[tuple[str, Any, Any]]:
-    """Every command of the tree that is not hidden, with its words and a context of its own, group before what is in it."""
+    """Every command of the tree that is not hidden, with its words and a context of its own, group
+    before what is in it."""
     import click
 
     def below(command: Any, path: str, parent: Any) -> Iterator[tuple[str, Any, Any]]:
-        context = click.Context(command, info_name=path.rpartition(" ")[2], parent=parent, **command.context_settings)
+        context = click.Context(
+            command, info_name=path.rpartition(" ")[2], parent=parent, **command.context_settings
+        )
         yield path, command, context
         for name in command.list_commands(context) if isinstance(command, click.Group) else ():
             if (found := command.get_command(context, name)) and not found.hidden:
@@ -78,15 +82,28 @@ def commands(group: Any, path: str = "concur") -> Iterator[tuple[str, Any, Any]]
 
 def cli_page() -> str:
     """Raises Undescribed for a command or an option without help."""
-    from flows.cli import main
+    from flows.cli.main import main
 
     lines = [CLI_HEAD.strip(), ""]
     for path, command, context in commands(main):
         if not command.help:
             raise Undescribed(f"{path} has no help")
         usage = " ".join([path, *command.collect_usage_pieces(context)])
-        lines += [f"## {path}", "", _cell(inspect.cleandoc(command.help)), "", "```text", usage, "```", ""]
-        rows = [_option_row(path, option, context) for option in command.get_params(context) if option.param_type_name == "option"]
+        lines += [
+            f"## {path}",
+            "",
+            _cell(inspect.cleandoc(command.help)),
+            "",
+            "```text",
+            usage,
+            "```",
+            "",
+        ]
+        rows = [
+            _option_row(path, option, context)
+            for option in command.get_params(context)
+            if option.param_type_name == "option"
+        ]
         lines += ["| option | value | default | meaning |", "| --- | --- | --- | --- |", *rows, ""]
     return "\n".join(lines)
 
@@ -97,7 +114,9 @@ def _option_row(path: str, option: Any, context: Any) -> str:
     if not option.help:
         raise Undescribed(f"{path} {option.opts[0]} has no help")
     said, _, default = option.help.partition("  [default: ")
-    if not default and option.show_default:  # a click option whose default is nothing has a sentinel there
+    if (
+        not default and option.show_default
+    ):  # a click option whose default is nothing has a sentinel there
         found = option.get_default(context, call=False)
         default = ", ".join(map(str, found)) if isinstance(found, list | tuple) else str(found)
     if option.is_flag:
@@ -112,13 +131,15 @@ def _option_row(path: str, option: Any, context: Any) -> str:
     return f"| {names} | {_cell(value)} | {_cell(default.removesuffix(']'))} | {_cell(said)} |"
 
 
-# -- configuration -----------------------------------------------------------------------------------------------------------------------
+# -- configuration ---------------------------------------------------------------------------------
 
 
 def sections() -> Iterator[tuple[str, str, list[Key]]]:
-    """Every group of keys: its path ("" for the top), what it is about, and its keys. A group that is there twice is described once.
+    """Every group of keys: its path ("" for the top), what it is about, and its keys. A group that
+    is there twice is described once.
 
-    Raises Undescribed for a key or group of which neither its field nor the docstring of its class says what it is.
+    Raises Undescribed for a key or group of which neither its field nor the docstring of its class
+    says what it is.
     """
     from flows.config import PipelineConfig
 
@@ -127,24 +148,39 @@ def sections() -> Iterator[tuple[str, str, list[Key]]]:
     yield from _sections("", schema, defaults, schema["$defs"], {})
 
 
-def _sections(path: str, schema: Any, defaults: Any, known: Any, seen: dict[str, tuple[str, Any]]) -> Iterator[tuple[str, str, list[Key]]]:
+def _sections(
+    path: str, schema: Any, defaults: Any, known: Any, seen: dict[str, tuple[str, Any]]
+) -> Iterator[tuple[str, str, list[Key]]]:
     about, described = _docstring(schema.get("description", ""))
     keys, below = [], []
     for name, field in schema["properties"].items():
         place = f"{path}.{name}".lstrip(".")
         default = (defaults or {}).get(name)
         group = _group_of(field, known)
-        meaning = field.get("description") or described.get(name) or (_docstring(group[1].get("description", ""))[0] if group else "")
+        meaning = (
+            field.get("description")
+            or described.get(name)
+            or (_docstring(group[1].get("description", ""))[0] if group else "")
+        )
         if not meaning:
-            raise Undescribed(f"{place} has no description: give its Field one, or its class a line under `Attributes:`")
+            raise Undescribed(
+                f"{place} has no description: give its Field one, or its class a line under"
+                " `Attributes:`"
+            )
         if group is None:
-            keys.append(Key(place, _kind(field, known), _yaml(default), _bounds(field, known), meaning))
+            keys.append(
+                Key(place, _kind(field, known), _yaml(default), _bounds(field, known), meaning)
+            )
             continue
         title, definition = group
         if title in seen:  # described once; here stands what is otherwise
             first, usual = seen[title]
-            changed = default and {key: value for key, value in default.items() if usual.get(key) != value}
-            keys.append(Key(place, "group", "" if changed == {} else _yaml(changed), "", meaning, first))
+            changed = default and {
+                key: value for key, value in default.items() if usual.get(key) != value
+            }
+            keys.append(
+                Key(place, "group", "" if changed == {} else _yaml(changed), "", meaning, first)
+            )
             continue
         seen[title] = (place, default or {})
         keys.append(Key(place, "group", "", "", meaning, place))
@@ -172,7 +208,10 @@ def _group_of(field: Any, known: Any) -> tuple[str, Any] | None:
 
 def _options(field: Any, known: Any) -> list[Any]:
     options = field.get("anyOf", [field])
-    return [known[option["$ref"].removeprefix("#/$defs/")] if "$ref" in option else option for option in options]
+    return [
+        known[option["$ref"].removeprefix("#/$defs/")] if "$ref" in option else option
+        for option in options
+    ]
 
 
 def _kind(field: Any, known: Any) -> str:
@@ -189,15 +228,30 @@ def _one_kind(option: Any, known: Any) -> str:
         return "list" if items is None else f"list of {_one_kind(items, known)}"
     if option.get("type") == "object":
         return "mapping of text"
-    names = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false", "null": "null"}
+    names = {
+        "integer": "integer",
+        "number": "number",
+        "string": "text",
+        "boolean": "true or false",
+        "null": "null",
+    }
     return names[option["type"]]
 
 
 def _bounds(field: Any, known: Any) -> str:
     said = []
     for option in _options(field, known):
-        signs = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
-        said += [f"{sign} {option[name]:g}" if option[name] < 1e15 else f"{sign} 2^63" for name, sign in signs if name in option]
+        signs = (
+            ("minimum", "≥"),
+            ("exclusiveMinimum", ">"),
+            ("maximum", "≤"),
+            ("exclusiveMaximum", "<"),
+        )
+        said += [
+            f"{sign} {option[name]:g}" if option[name] < 1e15 else f"{sign} 2^63"
+            for name, sign in signs
+            if name in option
+        ]
         if option.get("minLength") or option.get("minItems"):
             said.append("not empty")
     return ", ".join(dict.fromkeys(said))
@@ -206,22 +260,35 @@ def _bounds(field: Any, known: Any) -> str:
 def _yaml(value: Any) -> str:
     import yaml
 
-    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True).removesuffix("...\n").strip()
+    text = (
+        yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
+        .removesuffix("...\n")
+        .strip()
+    )
     return text
 
 
 def _cell(text: str) -> str:
     """Text that stays in its cell of a table and is no HTML."""
     parts = re.split(r"(`[^`]*`)", text)
-    return "".join(part if part.startswith("`") else part.replace("<", "&lt;").replace("*", "\\*") for part in parts).replace("|", "\\|")
+    return "".join(
+        part if part.startswith("`") else part.replace("<", "&lt;").replace("*", "\\*")
+        for part in parts
+    ).replace("|", "\\|")
 
 
 def configuration_page() -> str:
     lines = [
         "# Configuration: every key of a profile",
         "",
-        "A profile is a YAML file of these keys; what it leaves out has the default below. Any key can be set on the command line,",
-        "`--set KEY=VALUE`, where the value is YAML. An unknown key, a wrong type or a value out of bounds is one error with its name.",
+        (
+            "A profile is a YAML file of these keys; what it leaves out has the default below. Any"
+            " key can be set on the command line,"
+        ),
+        (
+            "`--set KEY=VALUE`, where the value is YAML. An unknown key, a wrong type or a value"
+            " out of bounds is one error with its name."
+        ),
         "Made from `flows.config.PipelineConfig` and the configurations in it.",
         "",
     ]
@@ -232,7 +299,10 @@ def configuration_page() -> str:
         for key in keys:
             kind = f"[keys](#{anchor(key.children)})" if key.children else _cell(key.kind)
             default = f"`{key.default}`".replace("|", "\\|") if key.default else ""
-            lines.append(f"| `{key.path.rpartition('.')[2]}` | {kind} | {default} | {_cell(key.bounds)} | {_cell(key.meaning)} |")
+            lines.append(
+                f"| `{key.path.rpartition('.')[2]}` | {kind} | {default} | {_cell(key.bounds)} |"
+                f" {_cell(key.meaning)} |"
+            )
         lines.append("")
     return "\n".join(lines)
 
@@ -244,7 +314,7 @@ def anchor(path: str) -> str:
     return slugify(path, "-")
 
 
-# -- profiles and strategies -------------------------------------------------------------------------------------------------------------
+# -- profiles and strategies -----------------------------------------------------------------------
 
 
 def profiles_page() -> str:
@@ -253,12 +323,21 @@ def profiles_page() -> str:
     lines = [
         "# Profiles and strategies that ship",
         "",
-        "A profile is a whole configuration of the line, `concur run --profile NAME`, or the path of a file of your own. A strategy says",
-        "which verified samples become training data, `concur curate --strategy NAME`, or `curation.strategy` in a profile.",
+        (
+            "A profile is a whole configuration of the line, `concur run --profile NAME`, or the"
+            " path of a file of your own. A strategy says"
+        ),
+        (
+            "which verified samples become training data, `concur curate --strategy NAME`, or"
+            " `curation.strategy` in a profile."
+        ),
         "[Every key](configuration.md) has a default, so a file holds only what it changes.",
         "",
     ]
-    for title, folder in (("Profiles", profiles_dir()), ("Strategies", profiles_dir().parent / "strategies")):
+    for title, folder in (
+        ("Profiles", profiles_dir()),
+        ("Strategies", profiles_dir().parent / "strategies"),
+    ):
         lines += [f"## {title}", ""]
         for file in sorted(folder.glob("*.yaml")):
             about, text = _headed(file)
@@ -267,20 +346,27 @@ def profiles_page() -> str:
 
 
 def _headed(file: Path) -> tuple[str, str]:
-    """The comment at the top of a YAML file, and the rest. Raises Undescribed where there is no comment."""
+    """The comment at the top of a YAML file, and the rest. Raises Undescribed where there is no
+    comment."""
     lines = file.read_text(encoding="utf-8").splitlines()
-    top = [line for line in lines[: next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))]]
+    top = [
+        line
+        for line in lines[
+            : next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
+        ]
+    ]
     if not top:
         raise Undescribed(f"{file.name} does not open with a comment that says what it is")
     return _cell(" ".join(line.lstrip("# ") for line in top)), "\n".join(lines[len(top) :]).strip()
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------------------------
+# -- tables ----------------------------------------------------------------------------------------
 
 
 def tables() -> dict[str, tuple[str, Any, Mapping[str, str]]]:
-    """The table of each stage, in the order of the line: what a row is, its schema, and the meaning of each column."""
-    from tasks import schemas
+    """The table of each stage, in the order of the line: what a row is, its schema, and the meaning
+    of each column."""
+    from tasks import tables as schemas
     from tasks.analysis.numbers import NUMBERS
     from tasks.benchmark.stage import SCORES
     from tasks.curation.flags import TRACE_FLAGS
@@ -290,11 +376,19 @@ def tables() -> dict[str, tuple[str, Any, Mapping[str, str]]]:
     said = meanings()
     return {
         "tasks": ("a PyTorch reference program", schemas.TASKS, said.TASKS),
-        "training-tasks": ("a task that the benchmark does not know, each once", schemas.TASKS, said.TASKS),
+        "training-tasks": (
+            "a task that the benchmark does not know, each once",
+            schemas.TASKS,
+            said.TASKS,
+        ),
         "workloads": ("what one task computes and moves", WORKLOADS, said.WORKLOADS),
         "synthesis": ("a candidate", schemas.CANDIDATES, said.CANDIDATES),
         "verification": ("the verdict of one candidate", schemas.VERDICTS, said.VERDICTS),
-        "trace-flags": ("what is wrong with the reasoning of one correct candidate", TRACE_FLAGS, said.TRACE_FLAGS),
+        "trace-flags": (
+            "what is wrong with the reasoning of one correct candidate",
+            TRACE_FLAGS,
+            said.TRACE_FLAGS,
+        ),
         "curation": ("a sample of the training set", schemas.CURATED, said.CURATED),
         "analysis": ("a headline number", NUMBERS, said.NUMBERS),
         "training": ("an optimiser step", HISTORY, said.HISTORY),
@@ -303,8 +397,11 @@ def tables() -> dict[str, tuple[str, Any, Mapping[str, str]]]:
 
 
 def meanings() -> Any:
-    """The module beside this one. MkDocs loads hooks as files, so there is no package to import it from."""
-    found = importlib.util.spec_from_file_location("concur_docs_columns", Path(__file__).with_name("columns.py"))
+    """The module beside this one. MkDocs loads hooks as files, so there is no package to import it
+    from."""
+    found = importlib.util.spec_from_file_location(
+        "concur_docs_columns", Path(__file__).with_name("columns.py")
+    )
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     return module
@@ -326,13 +423,29 @@ def tables_page() -> str:
     lines = [
         "# Tables: every column of every snapshot",
         "",
-        "A stage writes `ROOT/STAGE/FINGERPRINT/part-*.parquet` ([what a snapshot is](../explanation/line.md#snapshots)). Any reader of",
-        "Parquet will do; structs are written here with a dot. Names end in their unit: `_ms` milliseconds, `_s` seconds, `_tokens` tokens",
-        "under the generator's own tokenizer, `_share` a share of 1. Every column may be null in snapshots of older versions.",
+        (
+            "A stage writes `ROOT/STAGE/FINGERPRINT/part-*.parquet` ([what a snapshot"
+            " is](../explanation/line.md#snapshots)). Any reader of"
+        ),
+        (
+            "Parquet will do; structs are written here with a dot. Names end in their unit: `_ms`"
+            " milliseconds, `_s` seconds, `_tokens` tokens"
+        ),
+        (
+            "under the generator's own tokenizer, `_share` a share of 1. Every column may be null"
+            " in snapshots of older versions."
+        ),
         "",
     ]
     for stage, (row, schema, said) in tables().items():
-        lines += [f"## {stage}", "", f"A row is {row}.", "", "| column | type | meaning |", "| --- | --- | --- |"]
+        lines += [
+            f"## {stage}",
+            "",
+            f"A row is {row}.",
+            "",
+            "| column | type | meaning |",
+            "| --- | --- | --- |",
+        ]
         for name, of in columns_of(schema).items():
             if name not in said:
                 raise Undescribed(f"docs/hooks/columns.py does not say what {name} of {stage} is")
@@ -343,4 +456,8 @@ def tables_page() -> str:
 
 def _type(of: Any) -> str:
     text = str(of)
-    return "struct" if text.startswith("struct") else re.sub(r"^list<\w+: (\w+)>$", r"list of \1", text)
+    return (
+        "struct"
+        if text.startswith("struct")
+        else re.sub(r"^list<\w+: (\w+)>$", r"list of \1", text)
+    )

@@ -1,8 +1,11 @@
-"""MkDocs hook: what the pages link to outside of docs/ becomes part of the site, and no page is left out of the navigation.
+"""MkDocs hook: what the pages link to outside of docs/ becomes part of the site, and no page is
+left out of the navigation.
 
-Guarantees: a link to a file of the repository works both where the repository is browsed and in the built site: Markdown becomes a page
-under `repository/`, anything else is copied there. A link to something that is not there is left as it is, and ends the strict build. A
-page that `nav` does not name stands at the end of its folder's section. Does not put pages from outside of docs/ into the navigation.
+Guarantees: a link to a file of the repository works both where the repository is browsed and in the
+built site: Markdown becomes a page under `repository/`, anything else is copied there. A link to
+something that is not there is left as it is, and ends the strict build. A page that `nav` does not
+name stands at the end of its folder's section. Does not put pages from outside of docs/ into the
+navigation.
 """
 
 from __future__ import annotations
@@ -27,13 +30,23 @@ def on_files(files: Files, config: Any) -> Files:
     while todo:
         place, text = todo.pop()
         for target in {found for _, found, _ in links(place, text)}:
-            if target.startswith("docs/") or files.get_file_from_path(PREFIX + target) or not (ROOT / target).is_file():
+            if (
+                target.startswith("docs/")
+                or files.get_file_from_path(PREFIX + target)
+                or not (ROOT / target).is_file()
+            ):
                 continue
             if not target.endswith(".md"):
-                files.append(File.generated(config, PREFIX + target, abs_src_path=str(ROOT / target)))
+                files.append(
+                    File.generated(config, PREFIX + target, abs_src_path=str(ROOT / target))
+                )
                 continue
             content = (ROOT / target).read_text(encoding="utf-8")
-            files.append(File.generated(config, PREFIX + target, content=content, inclusion=InclusionLevel.NOT_IN_NAV))
+            files.append(
+                File.generated(
+                    config, PREFIX + target, content=content, inclusion=InclusionLevel.NOT_IN_NAV
+                )
+            )
             todo.append((target, content))
     _name_every_page(files, config)
     return files
@@ -52,11 +65,19 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def links(place: str, text: str) -> Iterator[tuple[re.Match[str], str, str]]:
-    """Each relative link outside of code: the match, the path in the repository it leads to, and its anchor. `place` is the page's own."""
-    code = [span.span() for span in re.finditer(r"^(`{3,}).*?^\1|`[^`\n]+`", text, re.MULTILINE | re.DOTALL)]
+    """Each relative link outside of code: the match, the path in the repository it leads to, and
+    its anchor. `place` is the page's own."""
+    code = [
+        span.span()
+        for span in re.finditer(r"^(`{3,}).*?^\1|`[^`\n]+`", text, re.MULTILINE | re.DOTALL)
+    ]
     for match in LINK.finditer(text):
         if not any(start <= match.start() < end for start, end in code):
-            yield match, posixpath.normpath(posixpath.join(posixpath.dirname(place), match[1])), match[2] or ""
+            yield (
+                match,
+                posixpath.normpath(posixpath.join(posixpath.dirname(place), match[1])),
+                match[2] or "",
+            )
 
 
 def _name_every_page(files: Files, config: Any) -> None:

@@ -1,16 +1,20 @@
-"""Finished builds on a disk that any number of workers share, kept below a limit; what was not used for longest goes first.
+"""Finished builds on a disk that any number of workers share, kept below a limit; what was not used
+for longest goes first.
 
-Guarantees: an entry appears whole or not at all, and goes as a whole (staging and rename; a name that was renamed away belongs to who
-renamed it), also where a process is killed at any moment; a library that a power cut shortened is not handed out; a path that was handed
-out stays for 30 minutes after its last use, even where the cache is above its limit; nothing waits for a lock of a dead process (flock:
-the kernel lets go of it); a full disk is `DiskFullError`, never a candidate's fault.
+Guarantees: an entry appears whole or not at all, and goes as a whole (staging and rename; a name
+that was renamed away belongs to who renamed it), also where a process is killed at any moment; a
+library that a power cut shortened is not handed out; a path that was handed out stays for 30
+minutes after its last use, even where the cache is above its limit; nothing waits for a lock of a
+dead process (flock: the kernel lets go of it); a full disk is `DiskFullError`, never a candidate's
+fault.
 
-Needs of the filesystem: a rename that is atomic. Locks may be per machine (as on some NFS): they only save two evictors the same work.
-Ages are told by the filesystem's own clock.
+Needs of the filesystem: a rename that is atomic. Locks may be per machine (as on some NFS): they
+only save two evictors the same work. Ages are told by the filesystem's own clock.
 
-Does not guarantee that something is built once only (two may build it at the same time: the first to finish is kept), nor the limit to the
-byte: who stores notes how much, and the cache is counted when that says it may be above its limit. Headers and shims (`prepared`) are not
-part of it.
+Does not guarantee that something is built once only (two may build it at the same time: the first
+to finish is kept), nor the limit to the
+byte: who stores notes how much, and the cache is counted when that says it may be above its limit.
+Headers and shims (`prepared`) are not part of it.
 """
 
 from __future__ import annotations
@@ -35,10 +39,16 @@ from kernels_eval.errors import DiskFullError, UsageError
 
 LIMIT_BYTES = 20 << 30
 LEAST_LIMIT_BYTES = 64 << 20  # below this a number was meant in other units
-KEEP_S = 30 * 60  # from the answer of a builder to the load in a candidate's process: minutes, where a queue lies in between
+KEEP_S = (
+    30 * 60
+    # from the answer of a builder to the load in a candidate's process: minutes, where a queue lies
+    # in between
+)
 STALE_S = 60 * 60  # storing takes milliseconds: what is older was left by a process that was killed
 LOW_WATER = 0.8
-COUNT_SHARE = 0.02  # of the limit: where recent use keeps the cache above it, it is counted again after so many stored bytes
+# of the limit: where recent use keeps the cache above it, it is counted again after so many stored
+# bytes
+COUNT_SHARE = 0.02
 COUNT_STORES = 4096  # it is counted after so many stores in any case: what they note may drift
 BLOCK_BYTES = 4096
 
@@ -61,9 +71,11 @@ class _Entry(NamedTuple):
 
 
 def limit_from_environment() -> int:
-    """`$CONCUR_CACHE_BYTES`, else 20 GiB; 0 is no limit. Raises UsageError for what is no such number.
+    """`$CONCUR_CACHE_BYTES`, else 20 GiB; 0 is no limit. Raises UsageError for what is no such
+    number.
 
-    Not a field of BuildConfig: that is part of every verdict's key, and how much disk a machine lends changes no verdict.
+    Not a field of BuildConfig: that is part of every verdict's key, and how much disk a machine
+    lends changes no verdict.
     """
     given = os.environ.get("CONCUR_CACHE_BYTES", str(LIMIT_BYTES))
     if not re.fullmatch(r"[0-9]+", given) or 0 < int(given) < LEAST_LIMIT_BYTES:
@@ -75,7 +87,8 @@ def limit_from_environment() -> int:
 
 
 class BuildCache:
-    """`<cache>/extensions/`: one folder a build, `KEY[:2]/KEY/`, which holds `build.json` and, where it succeeded, the library.
+    """`<cache>/extensions/`: one folder a build, `KEY[:2]/KEY/`, which holds `build.json` and,
+    where it succeeded, the library.
 
     `limit_bytes`: 0 is no limit; by default that of the environment, read when it is first needed.
     """
@@ -90,12 +103,15 @@ class BuildCache:
 
     @cached_property
     def limit_bytes(self) -> int:
-        return limit_from_environment() if self._given_limit_bytes is None else self._given_limit_bytes
+        return (
+            limit_from_environment() if self._given_limit_bytes is None else self._given_limit_bytes
+        )
 
-    # -- entries -------------------------------------------------------------------------------------------------------------------
+    # -- entries -----------------------------------------------------------------------------------
 
     def find(self, key: str) -> Build | None:
-        """The build kept under this key, from now on the last one used; None where there is none. Its `path` is absolute."""
+        """The build kept under this key, from now on the last one used; None where there is none.
+        Its `path` is absolute."""
         entry = self._entry(key)
         try:
             _mark_used(entry)
@@ -110,23 +126,29 @@ class BuildCache:
             if error.errno not in GONE:
                 raise
             return None
-        return build.model_copy(update={"cached": True, "path": str(entry / build.path) if build.path else ""})
+        return build.model_copy(
+            update={"cached": True, "path": str(entry / build.path) if build.path else ""}
+        )
 
     def store(self, key: str, build: Build) -> Build:
-        """Keep a build, with a copy of the library at its `path`. Returns it as it is kept, which is another's where that came first.
+        """Keep a build, with a copy of the library at its `path`. Returns it as it is kept, which
+        is another's where that came first.
 
-        Where that may pass the limit, what was not used for longest goes. Raises DiskFullError where no room can be made.
+        Where that may pass the limit, what was not used for longest goes. Raises DiskFullError
+        where no room can be made.
         """
         return self.with_room(lambda: self._store(self._entry(key), build))
 
     def renew(self, libraries: Iterable[str]) -> None:
-        """Count these paths as used now. One that is gone is no fault here: who loads it asks the builder again."""
+        """Count these paths as used now. One that is gone is no fault here: who loads it asks the
+        builder again."""
         for path in libraries:
             with suppress(OSError):
                 _mark_used(Path(path).parent)
 
     def usage(self) -> Usage:
-        """About what the cache holds, from the ledger; a cache without one (of an earlier version) is walked."""
+        """About what the cache holds, from the ledger; a cache without one (of an earlier version)
+        is walked."""
         counted = self._counted()
         if counted:
             return Usage(sum(counted[::2]), sum(counted[1::2]))
@@ -145,7 +167,9 @@ class BuildCache:
             if build.path:
                 library = staging / Path(build.path).name
                 shutil.copyfile(build.path, library)
-                kept = build.model_copy(update={"path": library.name, "library_bytes": library.stat().st_size})
+                kept = build.model_copy(
+                    update={"path": library.name, "library_bytes": library.stat().st_size}
+                )
             (staging / RECORD).write_text(kept.model_dump_json())
             size = _bytes_of(staging)
             entry.parent.mkdir(exist_ok=True)
@@ -187,7 +211,7 @@ class BuildCache:
                 if alone:
                     self._sweep()
 
-    # -- eviction ------------------------------------------------------------------------------------------------------------------
+    # -- eviction ----------------------------------------------------------------------------------
 
     def make_room(self) -> bool:
         """Evict down to half of what is there, for the disk is full. False where nothing may go."""
@@ -200,7 +224,8 @@ class BuildCache:
             return True  # another process was evicting: what it freed is there for all
 
     def _evict(self, *, to_half: bool = False) -> int:
-        """Remove what was used longest ago, where the cache is above its limit. Returns how many entries went."""
+        """Remove what was used longest ago, where the cache is above its limit. Returns how many
+        entries went."""
         self._sweep()
         before_ns = self._now_ns() - KEEP_S * 10**9
         noted = len(self._counted())
@@ -218,7 +243,8 @@ class BuildCache:
         return len(entries) - count
 
     def _remove(self, entry: str, before_ns: int) -> bool:
-        """Remove an entry that nobody has used since. A use just before the rename shows after it: then it is put back."""
+        """Remove an entry that nobody has used since. A use just before the rename shows after it:
+        then it is put back."""
         away = self._staging / uuid.uuid4().hex
         try:
             if os.stat(entry).st_mtime_ns > before_ns:
@@ -233,7 +259,8 @@ class BuildCache:
         return True
 
     def _sweep(self) -> None:
-        """Remove what killed processes have left. Each is renamed first: its owner, if it lives after all, then fails as a whole."""
+        """Remove what killed processes have left. Each is renamed first: its owner, if it lives
+        after all, then fails as a whole."""
         before_ns = self._now_ns() - STALE_S * 10**9
         for left in os.scandir(self._staging):
             with suppress(OSError):
@@ -249,11 +276,16 @@ class BuildCache:
                     continue
                 for entry in os.scandir(group.path):
                     with suppress(OSError):  # gone while we look
-                        yield _Entry(entry.stat(follow_symlinks=False).st_mtime_ns, _bytes_of(entry.path), entry.path)
+                        yield _Entry(
+                            entry.stat(follow_symlinks=False).st_mtime_ns,
+                            _bytes_of(entry.path),
+                            entry.path,
+                        )
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Is no other process of this machine sweeping or evicting? Where the filesystem has no locks: True."""
+        """Is no other process of this machine sweeping or evicting? Where the filesystem has no
+        locks: True."""
         with open(self._lock, "w") as handle:
             alone = True
             try:
@@ -268,10 +300,11 @@ class BuildCache:
         os.utime(self._lock)
         return self._lock.stat().st_mtime_ns
 
-    # -- the ledger: pairs of 64-bit numbers, entries and bytes. The first is what the last eviction counted, the rest one store each ---
+    # -- the ledger: pairs of 64-bit numbers, entries and bytes. The first is what the last eviction
 
     def _should_count(self, size: int) -> bool:
-        """Note a store of `size` bytes. True where that may have passed the limit, and where nobody has counted yet."""
+        """Note a store of `size` bytes. True where that may have passed the limit, and where nobody
+        has counted yet."""
         try:
             with open(self._ledger, "ab") as ledger:
                 ledger.write(array("q", [1, size]).tobytes())
@@ -284,10 +317,15 @@ class BuildCache:
         return self.limit_bytes > 0 and stored >= max(room, COUNT_SHARE * self.limit_bytes)
 
     def _note_count(self, entries: int, size: int, noted: int) -> None:
-        """Replace the first `noted` numbers by a count; what was stored while it was made may be in both. Written over what is there and
-        then cut off, so that who reads meanwhile, or after a kill, reads too much and never too little."""
+        """Replace the first `noted` numbers by a count; what was stored while it was made may be in
+        both. Written over what is there and then cut off, so that who reads meanwhile, or after a
+        kill, reads too much and never too little.
+        """
         numbers = array("q", [entries, size]) + self._counted()[noted:]
-        with suppress(OSError), open(os.open(self._ledger, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as ledger:
+        with (
+            suppress(OSError),
+            open(os.open(self._ledger, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as ledger,
+        ):
             ledger.write(numbers.tobytes())
             ledger.truncate()
 
@@ -298,10 +336,11 @@ class BuildCache:
             data = b""
         return array("q", data[: len(data) // 16 * 16])
 
-    # -- a full disk ---------------------------------------------------------------------------------------------------------------
+    # -- a full disk -------------------------------------------------------------------------------
 
     def with_room(self, work: Callable[[], T]) -> T:
-        """What `work` returns; where the disk is full, after an eviction down to half. Raises DiskFullError where that does not help."""
+        """What `work` returns; where the disk is full, after an eviction down to half. Raises
+        DiskFullError where that does not help."""
         try:
             with blaming_the_disk(self.cache):
                 return work()
@@ -317,10 +356,16 @@ def _mark_used(entry: Path) -> None:
     try:
         os.utime(entry)
     except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):  # another's cache, to read only
+        if error.errno not in (
+            errno.EACCES,
+            errno.EPERM,
+            errno.EROFS,
+        ):  # another's cache, to read only
             raise
 
 
 def _bytes_of(entry: str | Path) -> int:
     """What a folder of files takes on a disk: whole blocks, and one for the folder."""
-    return BLOCK_BYTES + sum(-(-file.stat().st_size // BLOCK_BYTES) * BLOCK_BYTES for file in os.scandir(entry))
+    return BLOCK_BYTES + sum(
+        -(-file.stat().st_size // BLOCK_BYTES) * BLOCK_BYTES for file in os.scandir(entry)
+    )

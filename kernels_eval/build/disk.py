@@ -1,8 +1,8 @@
 """Tells a full disk from a fault of the candidate.
 
-Guarantees: where a disk has no room, what fails on it is a `DiskFullError`; a candidate cannot bring one about by what it makes a compiler
-say. Does not guarantee to notice a disk that was full for a moment and has 2 GB free afterwards, unless the compiler said so and a quota
-is the reason.
+Guarantees: where a disk has no room, what fails on it is a `DiskFullError`; a candidate cannot
+bring one about by what it makes a compiler say. Does not guarantee to notice a disk that was full
+for a moment and has 2 GB free afterwards, unless the compiler said so and a quota is the reason.
 """
 
 from __future__ import annotations
@@ -36,19 +36,26 @@ def blaming_the_disk(folder: Path) -> Iterator[None]:
 
 
 def raise_if_full(folder: Path, log: str) -> None:
-    """To be asked when a compiler that works in `folder` has failed. Raises DiskFullError where want of disk may be why.
+    """To be asked when a compiler that works in `folder` has failed. Raises DiskFullError where
+    want of disk may be why.
 
-    Its log (all of it) only makes the disk a suspect: with less free than the largest file that a compiler may write, or where a quota is
-    used up. An empty one does too: it may be what could not be written.
+    Its log (all of it) only makes the disk a suspect: with less free than the largest file that a
+    compiler may write, or where a quota is used up. An empty one does too: it may be what could not
+    be written.
     """
     free_bytes = shutil.disk_usage(folder).free
     suspect = SAYS_FULL.search(log) or not log.strip()
-    if free_bytes < (FILE_LIMIT_BYTES if suspect else ROOM_BYTES) or (suspect and not _may_write(folder)):
+    if free_bytes < (FILE_LIMIT_BYTES if suspect else ROOM_BYTES) or (
+        suspect and not _may_write(folder)
+    ):
         raise full(folder, f"a compiler failed, and {free_bytes / 1e6:.0f} MB are free")
 
 
 def full(folder: Path, cause: str) -> DiskFullError:
-    return DiskFullError(f"the disk of {folder} is full: {cause}", "free disk space, or set CONCUR_CACHE to a folder on another disk")
+    return DiskFullError(
+        f"the disk of {folder} is full: {cause}",
+        "free disk space, or set CONCUR_CACHE to a folder on another disk",
+    )
 
 
 def _may_write(folder: Path) -> bool:

@@ -1,7 +1,7 @@
 """Which compiler flags candidates may pass on.
 
-Everything that names a file to load, a file to write or another tool is refused. An allow-list, since compilers have many spellings of the
-same thing.
+Everything that names a file to load, a file to write or another tool is refused. An allow-list,
+since compilers have many spellings of the same thing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ DANGEROUS_F = re.compile(
 TAKES_VALUE = re.compile(
     r"-?-?(arch|gpu-architecture|code|gencode|generate-code|maxrregcount|Xptxas|ptxas-options|Xcudafe|diag-suppress|I|L|D|std|threads|t)"
 )
-REACHES_OUT = re.compile(r"[\w.]/|/[\w.]|@|plugin|specs|wrapper|dump|save-temps|^-o|^-M|^-W[lpa],|^-B|^-i|odir|output|keep|^-?-?run|-aux")
+REACHES_OUT = re.compile(
+    r"[\w.]/|/[\w.]|@|plugin|specs|wrapper|dump|save-temps|^-o|^-M|^-W[lpa],|^-B|^-i|odir|output|keep|^-?-?run|-aux"
+)
 PASSES_ON = re.compile(r"(?:-Xcompiler|--compiler-options)(?:=(.*))?")
 VALUE = re.compile(r"[\w=,./+\[\]-]+")
 
@@ -37,8 +39,17 @@ def refused_flag(flags: Sequence[str]) -> str | None:
             inner = match.group(1) or (left.pop(0) if left else "")
             if bad := refused_flag([part for part in inner.strip("'\"").split(",") if part]):
                 return bad
-        elif not PLAIN_FLAG.fullmatch(flag) and not TAKES_VALUE.fullmatch(flag) or DANGEROUS_F.match(flag):
+        elif (
+            not PLAIN_FLAG.fullmatch(flag)
+            and not TAKES_VALUE.fullmatch(flag)
+            or DANGEROUS_F.match(flag)
+        ):
             return flag
-        elif TAKES_VALUE.fullmatch(flag) and left and not left[0].startswith("--") and VALUE.fullmatch(left[0]):
+        elif (
+            TAKES_VALUE.fullmatch(flag)
+            and left
+            and not left[0].startswith("--")
+            and VALUE.fullmatch(left[0])
+        ):
             left.pop(0)
     return None

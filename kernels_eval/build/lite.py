@@ -1,9 +1,11 @@
-"""Writes, for one candidate, the operator declarations that the `lite` headers include: from torch's own headers, only what is named.
+"""Writes, for one candidate, the operator declarations that the `lite` headers include: from
+torch's own headers, only what is named.
 
-Guarantees: an operator that the source names comes with every overload torch has of that name, in torch's own words, so that overload
-resolution is torch's; an overload whose types lite does not have is there and deleted. Everything is keyed by the source's identifiers:
-a name that does not occur in the text is not declared. Does not guarantee that an operator can be expressed: then the source does not
-compile with `lite`, and `full` says what it is worth.
+Guarantees: an operator that the source names comes with every overload torch has of that name, in
+torch's own words, so that overload resolution is torch's; an overload whose types lite does not
+have is there and deleted. Everything is keyed by the source's identifiers: a name that does not
+occur in the text is not declared. Does not guarantee that an operator can be expressed: then the
+source does not compile with `lite`, and `full` says what it is worth.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from typing import NamedTuple
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 COMMENT_OR_LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 
-# What only torch's whole header has, or what lite must not guess: such a source goes straight to `full`.
+# What only torch's whole header has, or what lite must not guess: such a source goes straight to
+# `full`.
 BEYOND = re.compile(
     r"PYBIND11|\bpybind11\b|\bpy\s*::|\btorch\s*::\s*(nn|jit|autograd|optim|data|serialize|indexing|linalg|fft|special|stable)\b|TORCH_LIBRARY"
     r"|\b(intrusive_ptr|IValue|TensorImpl|unsafeGetTensorImpl|TensorBase|TensorIndex|Vectorized|cublas\w+|DispatchKey|SymInt|AutoGradMode|NoGradGuard)\b"
@@ -29,30 +32,44 @@ MISSING = re.compile(
     r"|OptionalTensorRef|OptionalSymIntArrayRef|Quantizer"
 )
 
-# Names of std that need no more than core.h includes, or a header of STANDARD. Any other brings <vector>, and with it what most standard
-# headers share (std::max, iterators, ranges): a fifth of all there is to parse for a source that names nothing of std.
+# Names of std that need no more than core.h includes, or a header of STANDARD. Any other brings
+# <vector>, and with it what most standard headers share (std::max, iterators, ranges): a fifth of
+# all there is to parse for a source that names nothing of std.
 PLAIN_STD = (
     r"sqrtf?|r?cbrtf?|expm?1?f?|exp2f?|log(1p|2|10)?f?|powf?|f?absf?|fma(f|x|xf|in|inf)?|fmodf?|a?(sin|cos|tan)h?f?|atan2f?|erfc?f?|floorf?|ceilf?"
     r"|l?l?round(f)?|truncf?|rintf?|is(nan|inf|finite)|hypotf?|size_t|ptrdiff_t|u?int(8|16|32|64)_t|move|forward|pair|make_pair|optional|nullopt"
     r"|tuple|make_tuple|string|to_string|cout|cerr|endl|runtime_error|invalid_argument|numeric_limits|mem(cpy|set)"
 )
-# Standard headers that torch's headers bring along, by the names that need them. None is here that torch/types.h does not include.
+# Standard headers that torch's headers bring along, by the names that need them. None is here that
+# torch/types.h does not include.
 STANDARD = {
     "vector": r"\bvector\b|\bvec\s*\(|\bstd\b(?!\s*::\s*(" + PLAIN_STD + r")\b)",
     "limits": r"\bnumeric_limits\b",
-    "algorithm": r"\bstd::(sort|stable_sort|partial_sort|nth_element|fill|fill_n|copy|copy_n|transform|clamp|any_of|all_of|none_of|find"
-    r"|find_if|count|count_if|max_element|min_element|minmax|minmax_element|for_each|reverse|rotate|unique|remove|remove_if|generate|shuffle|merge"
-    r"|lower_bound|upper_bound|binary_search|swap_ranges|equal|replace|replace_if|is_sorted|(push|pop|make|sort)_heap|copy_if|includes|search)\b",
+    "algorithm": (
+        r"\bstd::(sort|stable_sort|partial_sort|nth_element|fill|fill_n|copy|copy_n|transform|clamp|any_of|all_of|none_of|find"
+        r"|find_if|count|count_if|max_element|min_element|minmax|minmax_element|for_each|reverse|rotate|unique|remove|remove_if|generate|shuffle|merge"
+        r"|lower_bound|upper_bound|binary_search|swap_ranges|equal|replace|replace_if|is_sorted|(push|pop|make|sort)_heap|copy_if|includes|search)\b"
+    ),
     "tuple": r"\btuple\b|\bstd::(get|tie|apply)\b|make_tuple",
     "array": r"\barray\b",
-    "iterator": r"\bstd::(back_inserter|inserter|distance|advance|next|prev|(reverse|istream|ostream)_iterator)\b",
-    "functional": r"\bstd::(function|bind|hash|less|greater|plus|minus|multiplies|ref|cref|invoke)\b",
-    "memory": r"\bstd::(unique_ptr|shared_ptr|make_unique|make_shared|weak_ptr|addressof|allocator)\b",
-    "numeric": r"\bstd::(accumulate|iota|inner_product|partial_sum|reduce|gcd|lcm|adjacent_difference|transform_reduce)\b",
+    "iterator": (
+        r"\bstd::(back_inserter|inserter|distance|advance|next|prev|(reverse|istream|ostream)_iterator)\b"
+    ),
+    "functional": (
+        r"\bstd::(function|bind|hash|less|greater|plus|minus|multiplies|ref|cref|invoke)\b"
+    ),
+    "memory": (
+        r"\bstd::(unique_ptr|shared_ptr|make_unique|make_shared|weak_ptr|addressof|allocator)\b"
+    ),
+    "numeric": (
+        r"\bstd::(accumulate|iota|inner_product|partial_sum|reduce|gcd|lcm|adjacent_difference|transform_reduce)\b"
+    ),
     "iostream": r"\bstd::(cout|cerr|endl|clog|cin)\b",
     "sstream": r"\bstd::\w*stringstream\b",
     "iomanip": r"\bstd::(setw|setprecision|setfill|fixed|hex)\b",
-    "stdexcept": r"\bstd::(runtime_error|invalid_argument|out_of_range|logic_error|domain_error|length_error|range_error|overflow_error)\b",
+    "stdexcept": (
+        r"\bstd::(runtime_error|invalid_argument|out_of_range|logic_error|domain_error|length_error|range_error|overflow_error)\b"
+    ),
     "thread": r"\bstd::(thread|this_thread)\b",
     "mutex": r"\bstd::(mutex|lock_guard|unique_lock|once_flag|call_once|scoped_lock)\b",
     "atomic": r"\bstd::atomic",
@@ -72,19 +89,27 @@ STANDARD = {
 }
 FLOAT_LIMITS = re.compile(r"\b(FLT|DBL|LDBL)_[A-Z0-9_]+\b")
 """Names of <float.h>, which torch/types.h brings along under nvcc only."""
-HALF = re.compile(r"\b(Half|BFloat16|kHalf|kBFloat16|kFloat16|kF16|AT_DISPATCH\w*HALF\w*|AT_DISPATCH\w*REDUCED\w*)\b")
+HALF = re.compile(
+    r"\b(Half|BFloat16|kHalf|kBFloat16|kFloat16|kF16|AT_DISPATCH\w*HALF\w*|AT_DISPATCH\w*REDUCED\w*)\b"
+)
 SPECIAL = re.compile(
     r"\b(assoc_(laguerre|legendre)|beta|(comp_)?ellint_[123]|cyl_(bessel_[ijk]|neumann)|expint|hermite|laguerre|legendre|riemann_zeta"
     r"|sph_(bessel|legendre|neumann)|(conf_)?hyperg)[fl]?\b|__gnu_cxx|__STDCPP|_GLIBCXX"
 )
-"""C++17's special functions, at file scope with some libraries: a source that names one gets them, were it only to clash with them."""
+"""C++17's special functions, at file scope with some libraries: a source that names one gets them,
+were it only to clash with them."""
 STRING = re.compile(r"\b(string\w*|\w*stream|to_string|cout|cerr|what|name)\b|std::str|::Device\b")
 
-# Factories that are compiled once, in a library beside the shims; candidates' sources get declarations.
+# Factories that are compiled once, in a library beside the shims; candidates' sources get
+# declarations.
 COMMON = ("empty", "empty_like", "full", "full_like", "ones", "ones_like", "zeros", "zeros_like")
 
-_FUNCTION = re.compile(r"^inline ([^\n;]*?)\b(\w+)\(([^\n]*)\) (\{\n.*?^\})", re.MULTILINE | re.DOTALL)
-_METHOD = re.compile(r"^inline ([^\n;]*?) Tensor::(\w+)\(([^\n]*)\) const (\{\n.*?^\})", re.MULTILINE | re.DOTALL)
+_FUNCTION = re.compile(
+    r"^inline ([^\n;]*?)\b(\w+)\(([^\n]*)\) (\{\n.*?^\})", re.MULTILINE | re.DOTALL
+)
+_METHOD = re.compile(
+    r"^inline ([^\n;]*?) Tensor::(\w+)\(([^\n]*)\) const (\{\n.*?^\})", re.MULTILINE | re.DOTALL
+)
 _DECLARED = re.compile(r"^  ([^\n;{}=()]*?)\b(\w+)\(([^\n;{}]*)\) const;$", re.MULTILINE)
 _STRUCT = re.compile(r"^struct TORCH_API (\w+) \{(.*?)^\};", re.MULTILINE | re.DOTALL)
 _CALL = re.compile(r"static ([^\n;]*? call\([^\n;]*\));")
@@ -97,8 +122,12 @@ def plain_text(source: str) -> str:
 
 
 def standard_headers(text: str) -> str:
-    found = "".join(f"#include <{header}>\n" for header, names in STANDARD.items() if re.search(names, text))
-    return found + ("#ifdef __CUDACC__\n#include <float.h>\n#endif\n" if FLOAT_LIMITS.search(text) else "")
+    found = "".join(
+        f"#include <{header}>\n" for header, names in STANDARD.items() if re.search(names, text)
+    )
+    return found + (
+        "#ifdef __CUDACC__\n#include <float.h>\n#endif\n" if FLOAT_LIMITS.search(text) else ""
+    )
 
 
 def definitions(text: str) -> list[str]:
@@ -117,53 +146,89 @@ def definitions(text: str) -> list[str]:
 _NO_PROTOTYPE = re.compile(
     r"[{=.#]|->|\b(operator|decltype|sizeof|alignof|noexcept|requires|static_assert|using|typedef|template|concept|asm)\b"
 )
-_INCLUDE_OF_TORCH = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<(torch/(extension|types|torch|all)|ATen/ATen)\.h>", re.MULTILINE)
+_INCLUDE_OF_TORCH = re.compile(
+    r"^[ \t]*#[ \t]*include[ \t]*<(torch/(extension|types|torch|all)|ATen/ATen)\.h>", re.MULTILINE
+)
 _PARAMETERS = re.compile(r"\([^()]*\)")
 
 
 def only_declares(text: str) -> bool:
-    """Is there nothing but prototypes in this plain text, of types that concur_bind.h brings along?"""
+    """Is there nothing but prototypes in this plain text, of types that concur_bind.h brings
+    along?"""
     bare = _INCLUDE_OF_TORCH.sub("", text)
-    switches = set(definitions(bare)) - {"-DCONCUR_SPECIAL"}  # as a parameter's name it clashes with nothing
+    switches = set(definitions(bare)) - {
+        "-DCONCUR_SPECIAL"
+    }  # as a parameter's name it clashes with nothing
     headers = set(standard_headers(bare).splitlines()) - {"#include <vector>", "#include <tuple>"}
-    return not (switches or headers or _NO_PROTOTYPE.search(bare) or SPECIAL.search(_PARAMETERS.sub("", bare)))
+    return not (
+        switches
+        or headers
+        or _NO_PROTOTYPE.search(bare)
+        or SPECIAL.search(_PARAMETERS.sub("", bare))
+    )
 
 
-# A first error of these kinds is the candidate's own where the name in it, if any, occurs nowhere in torch's headers: both tiers read the
-# same text with the same macros (a source that names a macro only torch has never comes here), so no header of torch could mend it.
-_FIRST_ERROR = re.compile(r"^(\S+?)(?::(\d+)(?::\d+)?: (?:fatal )?error: |\((\d+)\): error: )(.*)$", re.MULTILINE)
-_UNDECLARED = re.compile(r"^'(\w+)' was not declared in this scope|^identifier \"(\w+)\" is undefined")
-_UNKNOWN = re.compile(
-    r"^'(?:[^']*::)?(\w+)' (?:is not a member of '[\w:]+'|has not been declared|does not name a type)"
-    r"|has no member named '(\w+)'|has no member \"(\w+)\"|^'(\w+)' in namespace '[\w:]+' does not name a"
+# A first error of these kinds is the candidate's own where the name in it, if any, occurs nowhere
+# in torch's headers: both tiers read the same text with the same macros (a source that names a
+# macro only torch has never comes here), so no header of torch could mend it.
+_FIRST_ERROR = re.compile(
+    r"^(\S+?)(?::(\d+)(?::\d+)?: (?:fatal )?error: |\((\d+)\): error: )(.*)$", re.MULTILINE
 )
-_NO_METHOD = re.compile(r"^'(?:class |const class )?(?:at|torch)::Tensor' has no member named '(\w+)'")
-# Errors about names of the candidate's own function, or about std: no header of torch plays a part in them.
+_UNDECLARED = re.compile(
+    r"^'(\w+)' was not declared in this scope|^identifier \"(\w+)\" is undefined"
+)
+_UNKNOWN = re.compile(
+    r"^'(?:[^']*::)?(\w+)' (?:is not a member of '[\w:]+'|has not been declared|does not name a"
+    r" type)"
+    r"|has no member named '(\w+)'|has no member \"(\w+)\"|^'(\w+)' in namespace '[\w:]+' does not"
+    r" name a"
+)
+_NO_METHOD = re.compile(
+    r"^'(?:class |const class )?(?:at|torch)::Tensor' has no member named '(\w+)'"
+)
+# Errors about names of the candidate's own function, or about std: no header of torch plays a part
+# in them.
 _LOCAL = re.compile(r"^declaration of '[^']*' shadows a parameter")
 _STD_CALL = re.compile(r"^no matching function for call to '(min|max)\(")
-_DISPATCHED_TYPE = re.compile(r"DeprecatedTypeProperties\W.* to \W?(const )?(c10::|at::)?ScalarType\b")
+_DISPATCHED_TYPE = re.compile(
+    r"DeprecatedTypeProperties\W.* to \W?(const )?(c10::|at::)?ScalarType\b"
+)
 # nvcc's words for the same: about the candidate's own names and text, or a class that is Tensor's.
 _NVCC_NO_METHOD = re.compile(r"^class \"at::Tensor\" has no member \"(\w+)\"")
 _NVCC_LOCAL = re.compile(
     r"^a variable length array cannot have static storage duration"
     r"|^declaration is incompatible with previous \"\w+\" \(declared at line \d+\)"
-    r"|^\"\w+\" has already been declared in the current scope|^expected an identifier|^macro \"assert\" passed \d"
+    r"|^\"\w+\" has already been declared in the current scope|^expected an identifier|^macro"
+    r" \"assert\" passed \d"
     r"|^an enclosing-function local variable cannot be referenced in a lambda body"
 )
 _NVCC_NO_STREAM = re.compile(r"^namespace \"(at|c10|torch)::cuda\" has no member \"(\w+)\"")
 _NVCC_UNDEFINED = re.compile(r"^identifier \"(\w+)\" is undefined")
-# Two conversions in one, to a string and to a device: never implicit. (Where a source makes a Device itself, it may be another fault.)
-_NVCC_NO_DEVICE = re.compile(r"^no suitable constructor exists to convert from \"const char \[\d+\]\" to \"c10::Device\"")
+# Two conversions in one, to a string and to a device: never implicit. (Where a source makes a
+# Device itself, it may be another fault.)
+_NVCC_NO_DEVICE = re.compile(
+    r"^no suitable constructor exists to convert from \"const char \[\d+\]\" to \"c10::Device\""
+)
 _INCLUDED = re.compile(r"^\s*#\s*include\s*[<\"]([^>\"\n]+)[>\"]", re.MULTILINE)
 _BRINGS_STREAMS = re.compile(r"#\s*include\s*[<\"][^>\"]*(cuda/|CUDA)")
-_SYNTAX = re.compile(r"expected '[;)}]'|expected ',' or ';'|expected a \"[;)}]\"|expected '}' at end of input")
-# The candidate's own flags: what torch's headers ask for first of all (lite asks for the same), and what the compilers do not know.
-_OLD_STANDARD = re.compile(r"#error C\+\+\d\d or later compatible compiler is required to use PyTorch")
-_FLAG = re.compile(
-    r"nvcc fatal +: (Unsupported gpu architecture|Unknown option|Value '[^'\n]*' is not defined for option)"
-    r"|\S*(g\+\+|gcc|cc1plus|clang)\S*: error: unrecognized (command-line option|debug output level|argument)"
+_SYNTAX = re.compile(
+    r"expected '[;)}]'|expected ',' or ';'|expected a \"[;)}]\"|expected '}' at end of input"
 )
-_CONDITIONAL = re.compile(r"^\s*#\s*(if|ifdef|ifndef|el\w+)\b(?!.*\b(__CUDA_ARCH__|__CUDACC__|__has_include)\b)", re.MULTILINE)
+# The candidate's own flags: what torch's headers ask for first of all (lite asks for the same), and
+# what the compilers do not know.
+_OLD_STANDARD = re.compile(
+    r"#error C\+\+\d\d or later compatible compiler is required to use PyTorch"
+)
+_FLAG = re.compile(
+    r"nvcc fatal +: (Unsupported gpu architecture|Unknown option|Value '[^'\n]*' is not defined for"
+    r" option)"
+    r"|\S*(g\+\+|gcc|cc1plus|clang)\S*: error: unrecognized (command-line option|debug output"
+    r" level|argument)"
+)
+_CONDITIONAL = re.compile(
+    r"^\s*#\s*(if|ifdef|ifndef|el\w+)\b(?!.*\b(__CUDA_ARCH__|__CUDACC__|__has_include)\b)",
+    re.MULTILINE,
+)
 
 
 class TorchNames(NamedTuple):
@@ -173,24 +238,44 @@ class TorchNames(NamedTuple):
     words: frozenset[str]  # every identifier
     file_scope: frozenset[str]  # every identifier outside of namespaces, classes and functions
     methods: frozenset[str] = frozenset()  # every identifier in the headers that declare Tensor
-    not_brought: frozenset[str] = frozenset()  # names of CUDA streams that torch/extension.h does not bring, under no condition
-    dispatch_takes_types: bool = False  # may AT_DISPATCH_* be given x.type(), as it could before torch 2.0?
-    device_takes_text: bool = True  # may a Device be made of a string literal without a std::string between?
-    nvcc_words: frozenset[str] = frozenset()  # every identifier under nvcc, in whatever branch; empty where nobody has looked
+    not_brought: frozenset[str] = (
+        frozenset()
+    )  # names of CUDA streams that torch/extension.h does not bring, under no condition
+    dispatch_takes_types: bool = (
+        False  # may AT_DISPATCH_* be given x.type(), as it could before torch 2.0?
+    )
+    device_takes_text: bool = (
+        True  # may a Device be made of a string literal without a std::string between?
+    )
+    nvcc_words: frozenset[str] = (
+        frozenset()
+    )  # every identifier under nvcc, in whatever branch; empty where nobody has looked
     nvcc_files: frozenset[str] = frozenset()  # the files that those are from
 
 
-STREAM_NAMES = ("getCurrentCUDAStream", "getDefaultCUDAStream", "getStreamFromPool", "current_stream", "current_device")
+STREAM_NAMES = (
+    "getCurrentCUDAStream",
+    "getDefaultCUDAStream",
+    "getStreamFromPool",
+    "current_stream",
+    "current_device",
+)
 
-_OPENS_FILE_SCOPE = re.compile(r'\bextern\s+"C(\+\+)?"\s*$|\benum\b(?!\s+(class|struct))[^;()]*$|\bnamespace\s*$')
+_OPENS_FILE_SCOPE = re.compile(
+    r'\bextern\s+"C(\+\+)?"\s*$|\benum\b(?!\s+(class|struct))[^;()]*$|\bnamespace\s*$'
+)
 
 
 def file_scope(preprocessed: str) -> set[str]:
-    """Identifiers that occur at file scope, the enumerators of unscoped enums included: more than are declared there, never fewer."""
+    """Identifiers that occur at file scope, the enumerators of unscoped enums included: more than
+    are declared there, never fewer."""
     names: set[str] = set()
     open_braces: list[bool] = []  # does what is inside count as file scope?
     last = ""
-    for piece in re.split(r"([{}])", re.sub(r'^#.*$|"(?:\\.|[^"\\\n])*"(?!\s*\{)', " ", preprocessed, flags=re.MULTILINE)):
+    for piece in re.split(
+        r"([{}])",
+        re.sub(r'^#.*$|"(?:\\.|[^"\\\n])*"(?!\s*\{)', " ", preprocessed, flags=re.MULTILINE),
+    ):
         if piece == "}":
             if open_braces:
                 open_braces.pop()
@@ -210,27 +295,47 @@ def certain_error(log: str, source: str, known: TorchNames) -> bool:
     first = _FIRST_ERROR.search(log)
     if first and _DISPATCHED_TYPE.search(first.group(4)):
         return not known.dispatch_takes_types
-    if first is None or first.group(1) not in ("main.cpp", "cuda.cu") or _CONDITIONAL.search(source):
+    if (
+        first is None
+        or first.group(1) not in ("main.cpp", "cuda.cu")
+        or _CONDITIONAL.search(source)
+    ):
         return False
     message = first.group(4)
-    if first.group(1) == "cuda.cu" and (missing := _NVCC_NO_METHOD.search(message)) and known.methods:
+    if (
+        first.group(1) == "cuda.cu"
+        and (missing := _NVCC_NO_METHOD.search(message))
+        and known.methods
+    ):
         return missing.group(1) not in known.methods
     if first.group(1) == "cuda.cu" and (missing := _NVCC_NO_STREAM.search(message)):
         return missing.group(2) in known.not_brought and not _BRINGS_STREAMS.search(source)
     if first.group(1) == "cuda.cu" and _NVCC_NO_DEVICE.search(message):
         return not known.device_takes_text and not re.search(r"\bDevice\b|\busing\b", source)
-    if first.group(1) == "cuda.cu" and (unknown_name := _NVCC_UNDEFINED.search(message)) and known.nvcc_words:
+    if (
+        first.group(1) == "cuda.cu"
+        and (unknown_name := _NVCC_UNDEFINED.search(message))
+        and known.nvcc_words
+    ):
         # nothing may be from a header of which we do not know the words
-        included = all(any(path.endswith("/" + name) for path in known.nvcc_files) for name in _INCLUDED.findall(source))
+        included = all(
+            any(path.endswith("/" + name) for path in known.nvcc_files)
+            for name in _INCLUDED.findall(source)
+        )
         return included and unknown_name.group(1) not in known.nvcc_words
     if first.group(1) == "cuda.cu" and not _SYNTAX.search(message):
         return bool(
             _NVCC_LOCAL.search(message)
-        )  # `known` was read by the C++ compiler: under nvcc torch's headers bring more along (cuda_fp16.h, for one)
+            # `known` was read by the C++ compiler: under nvcc torch's headers bring more along
+            # (cuda_fp16.h, for one)
+        )
     if unqualified := _UNDECLARED.search(message):
         name = next(name for name in unqualified.groups() if name)
-        # a call may find what its arguments' namespaces have; anything else only what is at file scope, or is brought there
-        called = re.search(rf"\b{name}\s*(<[^;<>]*>\s*)?\(", source) or re.search(r"\busing\s", source)
+        # a call may find what its arguments' namespaces have; anything else only what is at file
+        # scope, or is brought there
+        called = re.search(rf"\b{name}\s*(<[^;<>]*>\s*)?\(", source) or re.search(
+            r"\busing\s", source
+        )
         return name not in (known.words if called else known.file_scope)
     if (missing := _NO_METHOD.search(message)) and known.methods:
         return missing.group(1) not in known.methods
@@ -250,7 +355,8 @@ class Operators:
 
     @cached_property
     def _methods(self) -> dict[str, list[tuple[str, str, str, str]]]:
-        """name -> (result, parameters with defaults, parameters as defined, body) of each overload of a Tensor method."""
+        """name -> (result, parameters with defaults, parameters as defined, body) of each overload
+        of a Tensor method."""
         text = (self.include / "ATen/core/TensorBody.h").read_text()
         inside, _, outside = text.partition("\n};\n")
         declared: dict[tuple[str, str], tuple[str, str]] = {}
@@ -272,7 +378,8 @@ class Operators:
         return found
 
     def write(self, text: str, folder: Path, *, common: bool = False) -> None:
-        """Write concur_methods.inc, concur_ops.inc, concur_factories.inc and concur_std.inc for this source (plain text) into `folder`.
+        """Write concur_methods.inc, concur_ops.inc, concur_factories.inc and concur_std.inc for
+        this source (plain text) into `folder`.
 
         `common`: with the bodies of COMMON, for the library that holds them.
         """
@@ -284,12 +391,18 @@ class Operators:
             if name not in COMMON or _is_missing(head):
                 return _declared_or_deleted(head, body, wanted)
             if common:
-                return _declared_or_deleted(head.replace("inline", '__attribute__((visibility("default")))', 1), body, wanted)
+                return _declared_or_deleted(
+                    head.replace("inline", '__attribute__((visibility("default")))', 1),
+                    body,
+                    wanted,
+                )
             return head.removeprefix("inline ") + ";"
 
         for name in names:
             for result, with_defaults, _, body in self._methods.get(name, ()):
-                methods.append(_declared_or_deleted(f"{result} {name}({with_defaults}) const", body, wanted))
+                methods.append(
+                    _declared_or_deleted(f"{result} {name}({with_defaults}) const", body, wanted)
+                )
                 sources.add(name)
             for function in self._functions(name):
                 functions.append(once(name, *function))
@@ -301,16 +414,26 @@ class Operators:
                 head, _, body = factory.partition(" {\n")
                 factories.append(once(name, head, "{\n" + body))
                 sources.add(name)
-                functions += [once(name, *one) for one in self._functions(name) if name not in names]
+                functions += [
+                    once(name, *one) for one in self._functions(name) if name not in names
+                ]
         structs = {key: value for name in sources for key, value in self._structs_of(name).items()}
-        calls = [f"struct {name} {{ static {structs[name]}; }};" for name in sorted(wanted) if name in structs]
+        calls = [
+            f"struct {name} {{ static {structs[name]}; }};"
+            for name in sorted(wanted)
+            if name in structs
+        ]
         folder.mkdir(exist_ok=True)
         (folder / "concur_methods.inc").write_text("\n".join(methods))
         (folder / "concur_calls.inc").write_text("\n".join(calls))
         (folder / "concur_ops.inc").write_text("namespace at {\n" + "\n".join(functions) + "\n}\n")
         (folder / "concur_factories.inc").write_text("\n".join(factories))
         generated = "\n".join([*methods, *calls, *functions, *factories])
-        needed = "".join(f"#include <{header}>\n" for header in ("tuple", "string_view", "vector") if header in generated)
+        needed = "".join(
+            f"#include <{header}>\n"
+            for header in ("tuple", "string_view", "vector")
+            if header in generated
+        )
         if "string_view" in generated:
             needed += "namespace c10 { using std::string_view; }\n"
         (folder / "concur_std.inc").write_text(needed + standard_headers(text))
@@ -324,17 +447,22 @@ class Operators:
         if not path.exists():
             return []
         text = _SYMINT.sub("", path.read_text())
-        return [(f"inline {r}{n}({p})", body) for r, n, p, body in _FUNCTION.findall(text) if n == name]
+        return [
+            (f"inline {r}{n}({p})", body) for r, n, p, body in _FUNCTION.findall(text) if n == name
+        ]
 
     def _structs_of(self, name: str) -> dict[str, str]:
-        """struct name -> declaration of `call`, for the file that holds an operator and its in-place and out forms."""
+        """struct name -> declaration of `call`, for the file that holds an operator and its
+        in-place and out forms."""
         base = re.sub(r"_(out|outf)$", "", name)
         for candidate in (base, base.rstrip("_")):
             path = self.include / "ATen/ops" / f"{candidate}_ops.h"
             if path.exists():
                 if candidate not in self._structs:
                     found = _STRUCT.findall(path.read_text())
-                    self._structs[candidate] = {struct: m.group(1) for struct, body in found if (m := _CALL.search(body))}
+                    self._structs[candidate] = {
+                        struct: m.group(1) for struct, body in found if (m := _CALL.search(body))
+                    }
                 return self._structs[candidate]
         return {}
 

@@ -1,9 +1,12 @@
-"""Runs compilers: one process group each, bounded in time and in what it may write, in a folder that belongs to this process alone.
+"""Runs compilers: one process group each, bounded in time and in what it may write, in a folder
+that belongs to this process alone.
 
-Guarantees: a compiler that hangs is killed with its children, and so is one whose builder is gone (kernels_eval.orphans); one that
-is killed from outside is started again (kernels_eval.kills); a work root is removed when its process ends, and swept by the next builder
-when it was killed, after the compilers that still ran in it; temporary files of compilers lie in that root. Does not guarantee that a
-compiler is safe against hostile input: `confine` is where a caller shuts it in.
+Guarantees: a compiler that hangs is killed with its children, and so is one whose builder is gone
+(kernels_eval.isolation.reaper); one that is killed from outside is started again
+(kernels_eval.parent.kill_retry); a work root is removed when its process ends, and swept by the
+next builder when it was killed, after the compilers that still ran in it; temporary files of
+compilers lie in that root. Does not guarantee that a compiler is safe against hostile input:
+`confine` is where a caller shuts it in.
 """
 
 from __future__ import annotations
@@ -26,8 +29,8 @@ from typing import Literal
 
 import psutil
 
-from kernels_eval import orphans
-from kernels_eval.kills import ATTEMPTS, was_killed
+from kernels_eval.isolation import reaper as orphans
+from kernels_eval.parent.kill_retry import ATTEMPTS, was_killed
 
 LOG_LIMIT = 8192
 FILE_LIMIT_BYTES = 2 << 30  # the largest object of an honest kernel is a few megabytes
@@ -36,9 +39,14 @@ Outcome = Literal["ok", "failed", "timeout", "killed"]
 
 
 def run(
-    command: Sequence[str], work: Path, deadline: float, environment: dict[str, str], confine: Callable[[], None] | None = None
+    command: Sequence[str],
+    work: Path,
+    deadline: float,
+    environment: dict[str, str],
+    confine: Callable[[], None] | None = None,
 ) -> Outcome:
-    """Run a compiler in `work`, its messages appended to `work/log`; `deadline` is a time.monotonic() in seconds.
+    """Run a compiler in `work`, its messages appended to `work/log`; `deadline` is a
+    time.monotonic() in seconds.
 
     "killed": by SIGKILL, each of five times.
     """
@@ -56,7 +64,11 @@ def run(
 
 
 def _returncode(
-    command: Sequence[str], work: Path, deadline: float, environment: dict[str, str], confine: Callable[[], None] | None
+    command: Sequence[str],
+    work: Path,
+    deadline: float,
+    environment: dict[str, str],
+    confine: Callable[[], None] | None,
 ) -> int | None:
     """None where the deadline came first."""
     remaining = deadline - time.monotonic()
@@ -87,7 +99,9 @@ def _returncode(
         except subprocess.TimeoutExpired:
             return None
         finally:
-            if process.poll() is None or process.returncode < 0:  # one that was killed leaves what it had started
+            if (
+                process.poll() is None or process.returncode < 0
+            ):  # one that was killed leaves what it had started
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -101,7 +115,8 @@ def limit_compiler() -> None:
 
 
 class WorkRoot:
-    """`work-<pid>-<uuid>/` under the cache: where this process builds. Another process after a fork gets its own."""
+    """`work-<pid>-<uuid>/` under the cache: where this process builds. Another process after a fork
+    gets its own."""
 
     def __init__(self, cache: Path) -> None:
         self.cache = cache
@@ -122,7 +137,8 @@ class WorkRoot:
 
 
 def sweep(cache: Path) -> None:
-    """Remove the work roots of processes that are gone: no such pid here, and nobody holds the lock (a cache may be shared by machines).
+    """Remove the work roots of processes that are gone: no such pid here, and nobody holds the lock
+    (a cache may be shared by machines).
 
     A compiler outlives a builder that was killed: those at work in such a root are killed first.
     """
@@ -157,7 +173,8 @@ def _remove(path: Path, pid: int) -> None:
 
 
 class Lock:
-    """An advisory lock the kernel releases when its holder dies: nothing can be left stale (torch's FileBaton can hang for ever)."""
+    """An advisory lock the kernel releases when its holder dies: nothing can be left stale (torch's
+    FileBaton can hang for ever)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -188,8 +205,13 @@ def rename_into_place(staging: Path, target: Path) -> None:
 
 
 def interesting(log: str, work: Path) -> str:
-    """The lines of a compiler log that say what is wrong, without our scratch paths, at most 8 KB."""
+    """The lines of a compiler log that say what is wrong, without our scratch paths, at most 8
+    KB."""
     lines = log.replace(str(work) + "/", "").splitlines()
-    errors = [i for i, line in enumerate(lines) if re.search(r"\berror\b|undefined reference|multiple definition|cannot find|fatal", line)]
+    errors = [
+        i
+        for i, line in enumerate(lines)
+        if re.search(r"\berror\b|undefined reference|multiple definition|cannot find|fatal", line)
+    ]
     picked = [line for i in errors[:20] for line in lines[i : i + 4]] if errors else lines[-40:]
     return "\n".join(dict.fromkeys(picked))[:LOG_LIMIT]

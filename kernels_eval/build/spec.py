@@ -11,7 +11,8 @@ from kernels_eval.records import Record, stable_hash
 
 
 class ExtensionSpec(Record):
-    """One `load_inline` or `load` call as the candidate made it. For `load`, `files` holds (name, text) of the sources."""
+    """One `load_inline` or `load` call as the candidate made it. For `load`, `files` holds (name,
+    text) of the sources."""
 
     kind: Literal["inline", "files"] = "inline"
     name: str
@@ -27,7 +28,8 @@ class ExtensionSpec(Record):
     @field_validator("extra_cflags", "extra_cuda_cflags", "extra_ldflags")
     @classmethod
     def _as_a_shell_splits_them(cls, flags: tuple[str, ...]) -> tuple[str, ...]:
-        """torch writes flags into a shell line: one string may hold several, and an empty one is none."""
+        """torch writes flags into a shell line: one string may hold several, and an empty one is
+        none."""
         try:
             return tuple(part for flag in flags for part in shlex.split(flag))
         except ValueError:
@@ -35,7 +37,9 @@ class ExtensionSpec(Record):
 
     @property
     def uses_cuda(self) -> bool:
-        return bool(self.cuda_sources) or any(name.endswith((".cu", ".cuh")) for name, _ in self.files)
+        return bool(self.cuda_sources) or any(
+            name.endswith((".cu", ".cuh")) for name, _ in self.files
+        )
 
     @property
     def text(self) -> str:
@@ -43,15 +47,18 @@ class ExtensionSpec(Record):
 
     @property
     def key(self) -> str:
-        """Identity of the request itself, without the toolchain: how a child finds what was built for it."""
+        """Identity of the request itself, without the toolchain: how a child finds what was built
+        for it."""
         return stable_hash(self.model_dump(mode="json"))
 
 
 class Build(Record):
-    """What came of a build. `path` is the library where `ok`; `reason` is a compile_error, timeout or rejected reason where not.
+    """What came of a build. `path` is the library where `ok`; `reason` is a compile_error, timeout
+    or rejected reason where not.
 
-    `library_bytes` is the size of a library that is kept; 0 where nobody has noted it. `lasting` is False where the same source may fare
-    otherwise another time (a deadline, a compiler that was killed): such a build is not kept.
+    `library_bytes` is the size of a library that is kept; 0 where nobody has noted it. `lasting` is
+    False where the same source may fare otherwise another time (a deadline, a compiler that was
+    killed): such a build is not kept.
     """
 
     ok: bool

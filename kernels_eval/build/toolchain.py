@@ -23,7 +23,8 @@ HEADERS = Path(__file__).parent / "headers"
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The compilers and torch installation that builds use, found once. Nothing here imports torch."""
+    """The compilers and torch installation that builds use, found once. Nothing here imports
+    torch."""
 
     cache: Path
     cuda_arch: str = "9.0"
@@ -43,14 +44,23 @@ class Toolchain:
 
     @cached_property
     def cxx(self) -> str:
-        found = shutil.which(os.environ.get("CXX", "")) or shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
+        found = (
+            shutil.which(os.environ.get("CXX", ""))
+            or shutil.which("g++")
+            or shutil.which("c++")
+            or shutil.which("clang++")
+        )
         if not found:
-            raise ToolchainError("no C++ compiler found", "install one (Debian: apt-get install g++) or set CXX")
+            raise ToolchainError(
+                "no C++ compiler found", "install one (Debian: apt-get install g++) or set CXX"
+            )
         return found
 
     @cached_property
     def cxx_version(self) -> str:
-        return subprocess.run([self.cxx, "--version"], capture_output=True, text=True, timeout=30).stdout.splitlines()[0]
+        return subprocess.run(
+            [self.cxx, "--version"], capture_output=True, text=True, timeout=30
+        ).stdout.splitlines()[0]
 
     @cached_property
     def is_gcc(self) -> bool:
@@ -58,14 +68,23 @@ class Toolchain:
 
     @cached_property
     def cuda_home(self) -> Path | None:
-        for candidate in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
+        for candidate in (
+            os.environ.get("CUDA_HOME"),
+            os.environ.get("CUDA_PATH"),
+            "/usr/local/cuda",
+        ):
             if candidate and (Path(candidate) / "bin" / "nvcc").exists():
                 return Path(candidate)
         nvcc = shutil.which("nvcc")
         if not nvcc:
             return None
         # distributions put a wrapper on PATH: nvcc itself knows where it lives
-        shown = subprocess.run([nvcc, "--dryrun", "-E", "-x", "cu", os.devnull], capture_output=True, text=True, timeout=30).stderr
+        shown = subprocess.run(
+            [nvcc, "--dryrun", "-E", "-x", "cu", os.devnull],
+            capture_output=True,
+            text=True,
+            timeout=30,
+        ).stderr
         match = re.search(r"#\$ TOP=(\S+)", shown) or re.search(r"#\$ _HERE_=(\S+)", shown)
         return Path(match.group(1)).resolve() if match else Path(nvcc).resolve().parent.parent
 
@@ -78,15 +97,23 @@ class Toolchain:
     @cached_property
     def nvcc_version(self) -> str:
         return (
-            subprocess.run([self.nvcc, "--version"], capture_output=True, text=True, timeout=30).stdout.splitlines()[-1]
+            subprocess.run(
+                [self.nvcc, "--version"], capture_output=True, text=True, timeout=30
+            ).stdout.splitlines()[-1]
             if self.nvcc
             else "none"
         )
 
     @cached_property
     def key(self) -> str:
-        headers = [(str(p.relative_to(HEADERS)), p.read_text()) for p in sorted(HEADERS.rglob("*")) if p.is_file()]
-        return stable_hash([self.torch_version, str(self.torch_dir), self.cxx_version, sys.version, headers])[:16]
+        headers = [
+            (str(p.relative_to(HEADERS)), p.read_text())
+            for p in sorted(HEADERS.rglob("*"))
+            if p.is_file()
+        ]
+        return stable_hash(
+            [self.torch_version, str(self.torch_dir), self.cxx_version, sys.version, headers]
+        )[:16]
 
     def key_for(self, spec: ExtensionSpec) -> str:
         cuda = [self.nvcc_version, self.cuda_arch] if spec.uses_cuda else []
@@ -94,11 +121,17 @@ class Toolchain:
 
     @property
     def includes(self) -> list[str]:
-        paths = [self.torch_dir / "include", self.torch_dir / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]]
+        paths = [
+            self.torch_dir / "include",
+            self.torch_dir / "include/torch/csrc/api/include",
+            sysconfig.get_paths()["include"],
+        ]
         if not (self.torch_dir / "include/c10/cuda/impl/cuda_cmake_macros.h").exists():
             paths.append(HEADERS / "cpu_torch")
         if self.cuda_home and (self.cuda_home / "include/cuda_runtime.h").exists():
-            paths.append(self.cuda_home / "include")  # host sources of a CUDA extension include cuda_runtime.h too
+            paths.append(
+                self.cuda_home / "include"
+            )  # host sources of a CUDA extension include cuda_runtime.h too
         return [f"-I{path}" for path in paths]
 
     @cached_property
@@ -108,19 +141,33 @@ class Toolchain:
     @property
     def cuda_libraries(self) -> list[Path]:
         """Folders that may hold libcudart."""
-        folders = [self.cuda_home / name for name in ("lib64", "targets/x86_64-linux/lib", "lib")] if self.cuda_home else []
+        folders = (
+            [self.cuda_home / name for name in ("lib64", "targets/x86_64-linux/lib", "lib")]
+            if self.cuda_home
+            else []
+        )
         return [folder for folder in folders if folder.is_dir()]
 
     @property
     def plain_includes(self) -> list[Path]:
-        """What a source may include beside torch's headers: Python's, and CUDA's where there is a toolkit."""
+        """What a source may include beside torch's headers: Python's, and CUDA's where there is a
+        toolkit."""
         cuda = self.cuda_home / "include" if self.cuda_home else None
-        return [Path(sysconfig.get_paths()["include"]), *([cuda] if cuda and (cuda / "cuda_runtime.h").exists() else [])]
+        return [
+            Path(sysconfig.get_paths()["include"]),
+            *([cuda] if cuda and (cuda / "cuda_runtime.h").exists() else []),
+        ]
 
     @property
     def environment(self) -> dict[str, str]:
-        """What compilers see: nothing of the user's environment but the search path, a home that does not exist, and C messages."""
-        return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "HOME": "/nonexistent", "TMPDIR": tempfile.gettempdir()}
+        """What compilers see: nothing of the user's environment but the search path, a home that
+        does not exist, and C messages."""
+        return {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "LC_ALL": "C",
+            "HOME": "/nonexistent",
+            "TMPDIR": tempfile.gettempdir(),
+        }
 
 
 def default_cache() -> Path:
@@ -131,6 +178,9 @@ def default_cache() -> Path:
 
 
 def places_of(cache: Path) -> list[Path]:
-    """Where a cache lies: it, and what folders of it are links to, since to allow a directory is not to allow what its links lead to."""
-    linked = (path.resolve() for path in cache.iterdir() if path.is_symlink()) if cache.is_dir() else ()
+    """Where a cache lies: it, and what folders of it are links to, since to allow a directory is
+    not to allow what its links lead to."""
+    linked = (
+        (path.resolve() for path in cache.iterdir() if path.is_symlink()) if cache.is_dir() else ()
+    )
     return [cache.resolve(), *linked]

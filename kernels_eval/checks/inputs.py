@@ -1,8 +1,11 @@
-"""Inputs and weights, made from a seed on the device itself, the same in two processes that never exchange them.
+"""Inputs and weights, made from a seed on the device itself, the same in two processes that never
+exchange them.
 
-Guarantees: for the same task source, seed, distribution and device, both processes hold bit-identical inputs; what a task's inputs mean
-(integers, labels, masks, triangular or symmetric matrices, probabilities) is kept when their distribution is varied. Does not
-guarantee that a varied distribution makes sense to every task: one under which the reference fails or is not finite is skipped.
+Guarantees: for the same task source, seed, distribution and device, both processes hold
+bit-identical inputs; what a task's inputs mean (integers, labels, masks, triangular or symmetric
+matrices, probabilities) is kept when their distribution is varied. Does not guarantee that a varied
+distribution makes sense to every task: one under which the reference fails or is not finite is
+skipped.
 """
 
 from __future__ import annotations
@@ -17,11 +20,13 @@ from kernels_eval.records import stable_hash
 
 DISTRIBUTIONS = ("declared", "uniform", "normal", "normal_x10", "sparse", "small_integers")
 PERMUTED = "permuted"
-"""Not a distribution: the elements of floating arguments in another order, which keeps labels, masks and targets what they are."""
+"""Not a distribution: the elements of floating arguments in another order, which keeps labels,
+masks and targets what they are."""
 
 
 def load_module(path: str, name: str) -> ModuleType:
-    """Execute a source file as a module of its own. The file must exist on disk: Triton and inspect read it again."""
+    """Execute a source file as a module of its own. The file must exist on disk: Triton and inspect
+    read it again."""
     import importlib.util
     import sys
 
@@ -32,10 +37,19 @@ def load_module(path: str, name: str) -> ModuleType:
     return module
 
 
-def construct(module: ModuleType, entry_point: str, init_module: ModuleType, init_form: str, seed: int, device: str) -> torch.nn.Module:
-    """Build a model the way KernelBench does: the same seed before the arguments are made and again before the constructor runs.
+def construct(
+    module: ModuleType,
+    entry_point: str,
+    init_module: ModuleType,
+    init_form: str,
+    seed: int,
+    device: str,
+) -> torch.nn.Module:
+    """Build a model the way KernelBench does: the same seed before the arguments are made and again
+    before the constructor runs.
 
-    `device` is where weights are made (large ones take seconds on a CPU core); `moved` brings the model to where it is used.
+    `device` is where weights are made (large ones take seconds on a CPU core); `moved` brings the
+    model to where it is used.
     """
     torch.manual_seed(seed)
     with torch.device(device):
@@ -53,40 +67,55 @@ def moved(model: Any, device: str) -> Any:
 
 
 def made_elsewhere(model: Any, device: str) -> bool:
-    """Did the constructor make parameters on another device than it was asked to (torch.Tensor(...) does)? Then they were drawn by
-    another random generator, and the same seed does not make the same weights."""
+    """Did the constructor make parameters on another device than it was asked to (torch.Tensor(...)
+    does)? Then they were drawn by another random generator, and the same seed does not make the
+    same weights."""
     kind = torch.device(device).type
-    return isinstance(model, torch.nn.Module) and any(parameter.device.type != kind for parameter in model.parameters())
+    return isinstance(model, torch.nn.Module) and any(
+        parameter.device.type != kind for parameter in model.parameters()
+    )
 
 
 def make_inputs(
-    task: ModuleType, seed: int, distribution: str, plan: dict[str, Any] | None, device: str, shape: str = "declared"
+    task: ModuleType,
+    seed: int,
+    distribution: str,
+    plan: dict[str, Any] | None,
+    device: str,
+    shape: str = "declared",
 ) -> list[Any]:
-    """Arguments for one forward call. `plan` (from `plan_inputs`) says which arguments may be redrawn and resized; None: as declared."""
+    """Arguments for one forward call. `plan` (from `plan_inputs`) says which arguments may be
+    redrawn and resized; None: as declared."""
     torch.manual_seed(seed)
     with torch.device(device):
         values = [_to_device(value, device) for value in task.get_inputs()]
     if plan is None:
         return values
     if distribution != "declared":
-        values = [_redraw(v, note, seed + i, distribution) for i, (v, note) in enumerate(zip(values, plan["notes"], strict=True))]
+        values = [
+            _redraw(v, note, seed + i, distribution)
+            for i, (v, note) in enumerate(zip(values, plan["notes"], strict=True))
+        ]
     for index, dim, size in plan["shapes"].get(shape, ()):
         values[index] = values[index].narrow(dim, 0, size).contiguous()
     return values
 
 
 def plan_inputs(inputs: list[Any]) -> dict[str, Any]:
-    """What may vary. `notes`: floating tensors that are not labels, masks or probabilities; zero patterns and symmetry stay as declared.
-    `shapes`: smaller shapes to try, by name, as (argument, dimension, size)."""
+    """What may vary. `notes`: floating tensors that are not labels, masks or probabilities; zero
+    patterns and symmetry stay as declared. `shapes`: smaller shapes to try, by name, as (argument,
+    dimension, size)."""
     sizes = [list(value.shape) if isinstance(value, torch.Tensor) else None for value in inputs]
     return {"notes": [_note(value) for value in inputs], "shapes": smaller_shapes(sizes)}
 
 
 def smaller_shapes(shapes: list[list[int] | None]) -> dict[str, list[tuple[int, int, int]]]:
-    """Ways to make all arguments smaller consistently: equal sizes shrink together, so that no dimension starts to broadcast.
+    """Ways to make all arguments smaller consistently: equal sizes shrink together, so that no
+    dimension starts to broadcast.
 
-    `batch_1`: the first dimension becomes 1, where its size occurs nowhere else. `odd_all`, `odd_last`, `odd_first`: every size (or that of
-    the first tensor's last or first dimension) becomes odd. Whether the task accepts one of them is for the reference to say.
+    `batch_1`: the first dimension becomes 1, where its size occurs nowhere else. `odd_all`,
+    `odd_last`, `odd_first`: every size (or that of the first tensor's last or first dimension)
+    becomes odd. Whether the task accepts one of them is for the reference to say.
     """
     dims = [(i, d, size) for i, shape in enumerate(shapes) if shape for d, size in enumerate(shape)]
     lead = next((shape for shape in shapes if shape and len(shape) > 1), None)
@@ -97,8 +126,16 @@ def smaller_shapes(shapes: list[list[int] | None]) -> dict[str, list[tuple[int, 
     variants: dict[str, list[tuple[int, int, int]]] = {}
     if lead[0] > 1 and all(d == 0 for _, d, size in dims if size == lead[0]):
         variants["batch_1"] = [(i, d, 1) for i, d, size in dims if size == lead[0]]
-    for name, wanted in (("odd_all", {size for *_, size in dims}), ("odd_last", {lead[-1]}), ("odd_first", {lead[0]})):
-        changed = [(i, d, size - 1 if size % 2 == 0 else size - 2) for i, d, size in dims if size in wanted and size > 3]
+    for name, wanted in (
+        ("odd_all", {size for *_, size in dims}),
+        ("odd_last", {lead[-1]}),
+        ("odd_first", {lead[0]}),
+    ):
+        changed = [
+            (i, d, size - 1 if size % 2 == 0 else size - 2)
+            for i, d, size in dims
+            if size in wanted and size > 3
+        ]
         if changed and changed not in variants.values():
             variants[name] = changed
     return variants
@@ -146,9 +183,12 @@ def _redraw(value: Any, note: dict[str, Any], seed: int, distribution: str) -> A
 
 
 def _permuted(value: torch.Tensor, seed: int) -> torch.Tensor:
-    """The elements in another order. Of few, a drawn order may be the one they have: they are then moved by one place."""
+    """The elements in another order. Of few, a drawn order may be the one they have: they are then
+    moved by one place."""
     generator = torch.Generator(device=value.device).manual_seed(seed)
-    drawn = value.reshape(-1)[torch.randperm(value.numel(), generator=generator, device=value.device)].reshape(value.shape)
+    drawn = value.reshape(-1)[
+        torch.randperm(value.numel(), generator=generator, device=value.device)
+    ].reshape(value.shape)
     return value.reshape(-1).roll(1).reshape(value.shape) if torch.equal(drawn, value) else drawn
 
 
@@ -164,10 +204,11 @@ def _squeezed(parameter: torch.Tensor) -> list[int]:
 
 
 def randomise_weights(model: torch.nn.Module, seed: int, only: list[int] | None = None) -> None:
-    """Refill floating parameters from (seed, shape, how many of that shape came before): names do not matter, nor dimensions of size 1.
+    """Refill floating parameters from (seed, shape, how many of that shape came before): names do
+    not matter, nor dimensions of size 1.
 
-    `only` chooses parameters by their position. Vectors are uniform in [0.5, 1.5]; higher ranks normal with standard deviation
-    1 / sqrt(fan-in), so outputs keep their scale.
+    `only` chooses parameters by their position. Vectors are uniform in [0.5, 1.5]; higher ranks
+    normal with standard deviation 1 / sqrt(fan-in), so outputs keep their scale.
     """
     seen: dict[tuple[int, ...], int] = {}
     with torch.no_grad():
@@ -177,11 +218,16 @@ def randomise_weights(model: torch.nn.Module, seed: int, only: list[int] | None 
                 continue
             nth = seen[shape] = seen.get(shape, -1) + 1
             device = parameter.device
-            generator = torch.Generator(device=device).manual_seed(int(stable_hash([seed, shape, nth])[:15], 16))
+            generator = torch.Generator(device=device).manual_seed(
+                int(stable_hash([seed, shape, nth])[:15], 16)
+            )
             if len(shape) < 2:
                 drawn = torch.rand(shape, generator=generator, device=device) + 0.5
             else:
-                drawn = torch.randn(shape, generator=generator, device=device) / max(1, math.prod(shape[1:])) ** 0.5
+                drawn = (
+                    torch.randn(shape, generator=generator, device=device)
+                    / max(1, math.prod(shape[1:])) ** 0.5
+                )
             parameter.copy_(drawn.reshape(parameter.shape))
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 
 def compute_operators(run: Any) -> list[str]:
-    """Names of the aten compute operators executed while `run()` runs; views, allocation and copies left out."""
+    """Names of the aten compute operators executed while `run()` runs; views, allocation and copies
+    left out."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     quiet = frozenset(
@@ -18,7 +19,9 @@ def compute_operators(run: Any) -> list[str]:
     seen: list[str] = []
 
     class Recorder(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             namespace, name = function._schema.name.split("::")
             if not (namespace == "aten" and name in quiet):
                 seen.append(f"{namespace}.{name}")
@@ -30,8 +33,10 @@ def compute_operators(run: Any) -> list[str]:
 
 
 def reference_operators(run: Any) -> list[str]:
-    """Names of the outermost torch functions called while `run()` runs, such as torch.nn.functional.layer_norm: what a person would call
-    the operators of a module, before torch takes them apart. Views, copies, creation and queries are left out."""
+    """Names of the outermost torch functions called while `run()` runs, such as
+    torch.nn.functional.layer_norm: what a person would call the operators of a module, before torch
+    takes them apart. Views, copies, creation and queries are left out.
+    """
     import torch
     from torch.overrides import TorchFunctionMode, resolve_name
 
@@ -45,7 +50,9 @@ def reference_operators(run: Any) -> list[str]:
     seen: list[str] = []
 
     class Recorder(TorchFunctionMode):
-        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             name = resolve_name(function) or getattr(function, "__name__", "unknown")
             if "." in name and name.rsplit(".", 1)[-1] not in quiet:
                 seen.append(name)
@@ -57,7 +64,8 @@ def reference_operators(run: Any) -> list[str]:
 
 
 def warm_modes() -> None:
-    """Use both recorders once: their first use imports for more than a second, which forked children then need not."""
+    """Use both recorders once: their first use imports for more than a second, which forked
+    children then need not."""
     import torch
 
     compute_operators(lambda: torch.ones(2) + 1)

@@ -1,8 +1,9 @@
 """Static checks on candidate source, before anything runs.
 
-Guarantees: rejects only what no honest kernel needs and what is certain from the text (a subprocess, a socket, ctypes, the garbage
-collector, frame walking, patching torch or time); everything else is at most a flag. Comments, docstrings and words are not evidence:
-Python is read as a syntax tree. Does not guarantee that what passes is honest: the run finds that out.
+Guarantees: rejects only what no honest kernel needs and what is certain from the text (a
+subprocess, a socket, ctypes, the garbage collector, frame walking, patching torch or time);
+everything else is at most a flag. Comments, docstrings and words are not evidence: Python is read
+as a syntax tree. Does not guarantee that what passes is honest: the run finds that out.
 """
 
 from __future__ import annotations
@@ -14,7 +15,18 @@ FORBIDDEN_MODULES = frozenset(
     """subprocess socket ctypes gc multiprocessing signal pty ptrace resource urllib requests http ftplib asyncio _thread pickle marshal
     importlib.machinery cffi""".split()
 )
-FLAGGED_MODULES = {"threading", "inspect", "sys", "os", "time", "importlib", "concurrent", "tempfile", "shutil", "pathlib"}
+FLAGGED_MODULES = {
+    "threading",
+    "inspect",
+    "sys",
+    "os",
+    "time",
+    "importlib",
+    "concurrent",
+    "tempfile",
+    "shutil",
+    "pathlib",
+}
 FORBIDDEN_CALLS = frozenset(
     """os.system os.popen os.fork os.kill os._exit os.exec os.execv os.execve os.spawnl os.spawnv os.remove os.unlink os.abort
     sys._getframe sys._current_frames sys.settrace sys.setprofile inspect.currentframe inspect.stack""".split()
@@ -35,16 +47,21 @@ class Screening:
 
 
 def screen(code: str) -> Screening:
-    """Read a candidate's Python source. Returns a rejection only where it is certain, with the line it stands on."""
+    """Read a candidate's Python source. Returns a rejection only where it is certain, with the line
+    it stands on."""
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
-        return Screening("syntax_error", f"line {line}: {getattr(error, 'msg', error)}" if line else str(error))
+        return Screening(
+            "syntax_error", f"line {line}: {getattr(error, 'msg', error)}" if line else str(error)
+        )
     visitor = _Visitor()
     visitor.visit(tree)
     flags = set(visitor.flags)
-    if not any(isinstance(node, ast.ClassDef) and node.name == "ModelNew" for node in ast.walk(tree)):
+    if not any(
+        isinstance(node, ast.ClassDef) and node.name == "ModelNew" for node in ast.walk(tree)
+    ):
         flags.add("no_static_model_new")
     if visitor.found:
         reason, detail = visitor.found[0]

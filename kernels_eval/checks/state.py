@@ -1,7 +1,8 @@
 """Process-wide state that a candidate must leave alone: what it is now, and what has changed.
 
-Guarantees to see a changed setting of torch, a changed current stream or device, and functions of torch and time replaced from Python.
-Does not see what native code changes. The reference lives in another process, so none of this reaches it.
+Guarantees to see a changed setting of torch, a changed current stream or device, and functions of
+torch and time replaced from Python. Does not see what native code changes. The reference lives in
+another process, so none of this reaches it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,16 @@ _WATCHED: Mapping[str, Any] = {
     "builtins": builtins,
 }
 _NAMES: Mapping[str, tuple[str, ...]] = {
-    "time": ("perf_counter", "perf_counter_ns", "time", "time_ns", "monotonic", "monotonic_ns", "process_time", "sleep"),
+    "time": (
+        "perf_counter",
+        "perf_counter_ns",
+        "time",
+        "time_ns",
+        "monotonic",
+        "monotonic_ns",
+        "process_time",
+        "sleep",
+    ),
     "torch": (
         "allclose",
         "equal",
@@ -41,13 +51,28 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
         "isfinite",
         "isnan",
     ),
-    "torch.Tensor": ("__eq__", "__ne__", "clone", "detach", "contiguous", "numel", "view", "copy_", "data_ptr", "to", "abs", "all"),
+    "torch.Tensor": (
+        "__eq__",
+        "__ne__",
+        "clone",
+        "detach",
+        "contiguous",
+        "numel",
+        "view",
+        "copy_",
+        "data_ptr",
+        "to",
+        "abs",
+        "all",
+    ),
     "torch.cuda": ("synchronize", "Event", "Stream", "current_stream", "stream"),
     "torch.cuda.Event": ("record", "elapsed_time", "synchronize", "query", "wait"),
     "torch.testing": ("assert_close",),
     "builtins": ("open", "type", "isinstance", "sum", "all", "any", "len", "getattr", "setattr"),
 }
-_ORIGINAL = {(home, name): getattr(_WATCHED[home], name) for home, names in _NAMES.items() for name in names}
+_ORIGINAL = {
+    (home, name): getattr(_WATCHED[home], name) for home, names in _NAMES.items() for name in names
+}
 _ORIGINAL_BASES = (torch.Tensor.__mro__, torch.nn.Module.__mro__, torch.nn.Module.__call__)
 CUDA_LIMIT_PERSISTING_L2 = 6  # cudaLimitPersistingL2CacheSize
 
@@ -75,8 +100,13 @@ def snapshot(device: str) -> dict[str, str]:
 
 
 def patched() -> list[str]:
-    """Watched functions of torch, time and Python that are no longer what they were when this module was imported."""
-    names = [f"{home}.{name}" for (home, name), original in _ORIGINAL.items() if not _is(getattr(_WATCHED[home], name, None), original)]
+    """Watched functions of torch, time and Python that are no longer what they were when this
+    module was imported."""
+    names = [
+        f"{home}.{name}"
+        for (home, name), original in _ORIGINAL.items()
+        if not _is(getattr(_WATCHED[home], name, None), original)
+    ]
     if _ORIGINAL_BASES != (torch.Tensor.__mro__, torch.nn.Module.__mro__, torch.nn.Module.__call__):
         names.append("torch.nn.Module")
     return names
@@ -100,7 +130,10 @@ def _persisting_l2() -> int:
     value = ctypes.c_size_t()
     for name in ("libcudart.so.13", "libcudart.so.12", "libcudart.so"):
         try:
-            if ctypes.CDLL(name).cudaDeviceGetLimit(ctypes.byref(value), CUDA_LIMIT_PERSISTING_L2) == 0:
+            if (
+                ctypes.CDLL(name).cudaDeviceGetLimit(ctypes.byref(value), CUDA_LIMIT_PERSISTING_L2)
+                == 0
+            ):
                 return value.value
         except (OSError, AttributeError):
             continue

@@ -1,4 +1,5 @@
-"""Length-prefixed JSON messages over a Unix socket, with a deadline. No pickles: what a child says is parsed as data."""
+"""Length-prefixed JSON messages over a Unix socket, with a deadline. No pickles: what a child says
+is parsed as data."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class Channel:
         self._buffer = b""
         self.accepts_descriptors = False
         self.descriptors: list[int] = []
-        """Received with messages, where `accepts_descriptors` (only for a sender who is trusted: who sends without end exhausts them)."""
+        """Received with messages, where `accepts_descriptors` (only for a sender who is trusted:
+        who sends without end exhausts them)."""
 
     def send(self, message: Any, fds: tuple[int, ...] = ()) -> None:
         data = json.dumps(message, allow_nan=True).encode("utf-8", "surrogatepass")
@@ -38,7 +40,8 @@ class Channel:
             raise ChannelClosed(str(error)) from error
 
     def pending(self) -> bool:
-        """Has the other side said something that nobody has asked for yet? False where it is gone."""
+        """Has the other side said something that nobody has asked for yet? False where it is
+        gone."""
         if self._buffer:
             return True
         try:
@@ -47,7 +50,8 @@ class Channel:
             return False
 
     def receive(self, timeout: float | None = None) -> Any:
-        """One message. Raises ChannelTimeout after `timeout` seconds, ChannelClosed on EOF or nonsense."""
+        """One message. Raises ChannelTimeout after `timeout` seconds, ChannelClosed on EOF or
+        nonsense."""
         deadline = None if timeout is None else time.monotonic() + timeout
         size = struct.unpack("!I", self._take(4, deadline))[0]
         if size > MAX_MESSAGE:
@@ -61,14 +65,18 @@ class Channel:
     def _take(self, count: int, deadline: float | None) -> bytes:
         while len(self._buffer) < count:
             remaining = None if deadline is None else deadline - time.monotonic()
-            if remaining is not None and (remaining <= 0 or not select.select([self.sock], [], [], remaining)[0]):
+            if remaining is not None and (
+                remaining <= 0 or not select.select([self.sock], [], [], remaining)[0]
+            ):
                 raise ChannelTimeout
             try:
                 if self.accepts_descriptors:
                     chunk, received, _, _ = socket.recv_fds(self.sock, 1 << 16, 4)
                     self.descriptors += received
                 else:
-                    chunk = self.sock.recv(1 << 16)  # the kernel closes descriptors that nobody asked for
+                    chunk = self.sock.recv(
+                        1 << 16
+                    )  # the kernel closes descriptors that nobody asked for
             except OSError as error:
                 raise ChannelClosed(str(error)) from error
             if not chunk:

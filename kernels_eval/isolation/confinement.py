@@ -1,7 +1,9 @@
-"""What a forked child does to itself before it runs code nobody trusts, in the only order that works.
+"""What a forked child does to itself before it runs code nobody trusts, in the only order that
+works.
 
-Namespaces come first (they need rights), then mounts, limits and descriptors, then capabilities, Landlock and at last the system call
-filter, which forbids most of what comes before it. Every step raises OSError where it fails: a child is confined as reported, or dies.
+Namespaces come first (they need rights), then mounts, limits and descriptors, then capabilities,
+Landlock and at last the system call filter, which forbids most of what comes before it. Every step
+raises OSError where it fails: a child is confined as reported, or dies.
 """
 
 from __future__ import annotations
@@ -25,18 +27,37 @@ DESCRIPTORS = 4096
 CPU_GRACE_S = 5
 
 # What CUDA opens. Names that are not there yet are looked for again with every child.
-DEVICES = ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvidia-uvm*", "/dev/nvidia-modeset", "/dev/nvidia-caps")
+DEVICES = (
+    "/dev/nvidia[0-9]*",
+    "/dev/nvidiactl",
+    "/dev/nvidia-uvm*",
+    "/dev/nvidia-modeset",
+    "/dev/nvidia-caps",
+)
 READABLE_TREES = ("/proc", "/sys")
 
 
 def readable() -> list[str]:
-    """Everything a child may read and execute besides its own scratch: Python, torch, this package, the system, CUDA's toolkit."""
+    """Everything a child may read and execute besides its own scratch: Python, torch, this package,
+    the system, CUDA's toolkit."""
     import kernels_eval
 
-    roots = [sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(sys.executable).resolve().parent.parent)]
+    roots = [
+        sys.prefix,
+        sys.base_prefix,
+        sys.exec_prefix,
+        str(Path(sys.executable).resolve().parent.parent),
+    ]
     roots += [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
-    roots += [str(Path(module.__file__).parent) for name in ("torch", "triton") if (module := sys.modules.get(name)) and module.__file__]
-    roots += [str(Path(kernels_eval.__file__).parent), os.environ.get("CUDA_HOME") or "/usr/local/cuda"]
+    roots += [
+        str(Path(module.__file__).parent)
+        for name in ("torch", "triton")
+        if (module := sys.modules.get(name)) and module.__file__
+    ]
+    roots += [
+        str(Path(kernels_eval.__file__).parent),
+        os.environ.get("CUDA_HOME") or "/usr/local/cuda",
+    ]
     roots += [path for path in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if path]
     kept = {os.path.realpath(root) for root in roots}
     return [*landlock.system_files(), *READABLE_TREES, *sorted(kept - {"/"})]
@@ -51,8 +72,11 @@ def enter_namespaces(layers: Collection[str]) -> None:
         namespaces.enter(flags)
 
 
-def confine(message: dict[str, Any], layers: Collection[str], read: Collection[str], keep: set[int]) -> None:
-    """Give up everything but what `message` (the spawn request) grants. `read` is `readable()`, found before the fork."""
+def confine(
+    message: dict[str, Any], layers: Collection[str], read: Collection[str], keep: set[int]
+) -> None:
+    """Give up everything but what `message` (the spawn request) grants. `read` is `readable()`,
+    found before the fork."""
     limits, scratch = message["limits"], message["scratch"]
     work = f"{scratch}/work"
     if "namespace:pid" in layers:
@@ -63,11 +87,21 @@ def confine(message: dict[str, Any], layers: Collection[str], read: Collection[s
         namespaces.mount_scratch(work, limits["scratch_mb"], SCRATCH_FILES)
     os.chdir(work)
     os.environ.update(
-        HOME=work, TMPDIR=work, TRITON_CACHE_DIR=f"{work}/triton", TORCH_EXTENSIONS_DIR=f"{work}/extensions",
-        TORCHINDUCTOR_CACHE_DIR=f"{work}/inductor", CUDA_CACHE_PATH=f"{work}/cuda", USER="candidate", LOGNAME="candidate",
-    )  # fmt: skip
+        HOME=work,
+        TMPDIR=work,
+        TRITON_CACHE_DIR=f"{work}/triton",
+        TORCH_EXTENSIONS_DIR=f"{work}/extensions",
+        TORCHINDUCTOR_CACHE_DIR=f"{work}/inductor",
+        CUDA_CACHE_PATH=f"{work}/cuda",
+        USER="candidate",
+        LOGNAME="candidate",
+    )
     tempfile.tempdir = work  # found before the fork, and remembered
-    _limit(limits, endless=message["spawn"] in ("reference", "compiled"), private="namespace:user" in layers)
+    _limit(
+        limits,
+        endless=message["spawn"] in ("reference", "compiled"),
+        private="namespace:user" in layers,
+    )
     _close_others(keep)
     if not LINUX:
         return
@@ -81,18 +115,25 @@ def confine(message: dict[str, Any], layers: Collection[str], read: Collection[s
     if any(layer.startswith("landlock:") for layer in layers):
         _restrict_files(message, work, read)
     if "seccomp" in layers:
-        seccomp.install(seccomp.program(processes=bool(message.get("processes")), own_pid=os.getpid()))
+        seccomp.install(
+            seccomp.program(processes=bool(message.get("processes")), own_pid=os.getpid())
+        )
 
 
 def _restrict_files(message: dict[str, Any], work: str, read: Collection[str]) -> None:
     rules = landlock.Ruleset()
     rules.allow(landlock.READ, read)
-    # Built libraries are named by a hash of their sources: who cannot list the directory cannot find those of others.
+    # Built libraries are named by a hash of their sources: who cannot list the directory cannot
+    # find those of others.
     rules.allow(landlock.READ_FILE, message.get("readable", ()))
     rules.allow(landlock.READ_FILE | landlock.READ_DIR, [message["scratch"]])
     rules.allow(landlock.READ | landlock.CHANGE, [work])
-    rules.allow(landlock.READ_FILE | landlock.WRITE_FILE, [*landlock.PLAIN_DEVICES, *message.get("writable", ())])
-    # CUDA names its threads by writing to /proc/self/task/*/comm, and fails with error 304 where it may not (seen on an H200).
+    rules.allow(
+        landlock.READ_FILE | landlock.WRITE_FILE,
+        [*landlock.PLAIN_DEVICES, *message.get("writable", ())],
+    )
+    # CUDA names its threads by writing to /proc/self/task/*/comm, and fails with error 304 where it
+    # may not (seen on an H200).
     rules.allow(landlock.READ_FILE | landlock.WRITE_FILE | landlock.TRUNCATE, ["/proc/self/task"])
     rules.allow(landlock.DEVICE, [path for pattern in DEVICES for path in glob.glob(pattern)])
     rules.restrict()
@@ -102,23 +143,33 @@ def _restrict_files(message: dict[str, Any], work: str, read: Collection[str]) -
 def _limit(limits: dict[str, Any], *, endless: bool, private: bool) -> None:
     _set(resource.RLIMIT_CORE, 0)
     _set(resource.RLIMIT_FSIZE, int(limits["file_mb"]) << 20)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write above the limit fails with EFBIG instead of killing
+    signal.signal(
+        signal.SIGXFSZ, signal.SIG_IGN
+    )  # a write above the limit fails with EFBIG instead of killing
     _set(resource.RLIMIT_NOFILE, DESCRIPTORS)
-    if not endless:  # a reference serves all candidates of its task, and only answers while the parent waits for it
+    # a reference serves all candidates of its task, and only answers while the parent waits for it
+    if not endless:
         cpu = int(limits["cpu_s"])
         _set(resource.RLIMIT_CPU, cpu, cpu + CPU_GRACE_S)
-    if private:  # the kernel counts within the user namespace; elsewhere it would count all processes of the user
+    # the kernel counts within the user namespace; elsewhere it would count all processes of the
+    # user
+    if private:
         _set(resource.RLIMIT_NPROC, limits["threads"] + limits["processes"])
 
 
 def _set(kind: int, soft: int, hard: int | None = None) -> None:
     ceiling = resource.getrlimit(kind)[1]
-    values = [value if ceiling == resource.RLIM_INFINITY else min(value, ceiling) for value in (soft, hard if hard is not None else soft)]
+    values = [
+        value if ceiling == resource.RLIM_INFINITY else min(value, ceiling)
+        for value in (soft, hard if hard is not None else soft)
+    ]
     resource.setrlimit(kind, (values[0], values[1]))
 
 
 def _close_others(keep: set[int]) -> None:
-    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else map(str, range(3, 1024)):
+    for name in (
+        os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else map(str, range(3, 1024))
+    ):
         if int(name) not in keep:
             try:
                 os.close(int(name))

@@ -1,8 +1,11 @@
-"""The fork server (run as `python -m kernels_eval.isolation.forkserver FD`): imports torch once, never touches CUDA, forks children.
+"""The fork server (run as `python -m kernels_eval.isolation.forkserver FD`): imports torch once,
+never touches CUDA, forks children.
 
-Every child is two processes. The keeper runs our code only: it enters the namespaces, adopts whatever the inner process leaves behind
-(it is a subreaper), and dies as the inner process dies. The inner process confines itself and serves. Guarantees: `kill` returns when the
-inner process and all of its descendants are gone, also those in sessions of their own, with or without a PID namespace.
+Every child is two processes. The keeper runs our code only: it enters the namespaces, adopts
+whatever the inner process leaves behind (it is a subreaper), and dies as the inner process dies.
+The inner process confines itself and serves. Guarantees: `kill` returns when the inner process and
+all of its descendants are gone, also those in sessions of their own, with or without a PID
+namespace.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ import sys
 import time
 from typing import Any
 
-from kernels_eval.isolation import confinement, layers, processes
+from kernels_eval.isolation import confinement, layers
+from kernels_eval.isolation import process_tree as processes
 from kernels_eval.isolation.channel import Channel, ChannelClosed
 from kernels_eval.isolation.syscalls import LINUX, PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
 
@@ -29,17 +33,20 @@ def main(fd: int, warm: str, without: list[str]) -> None:
     import torch.utils.cpp_extension  # imported before the first fork: 1 s that no child pays again
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    from kernels_eval import child, workload
     from kernels_eval.build import spec
     from kernels_eval.checks import correctness, inputs, operators
-    from kernels_eval.isolation import canary
+    from kernels_eval.child import main as child
+    from kernels_eval.isolation import health as canary
+    from kernels_eval.reference import workload
 
     assert child and correctness and inputs and spec and canary  # their imports are what is wanted
     operators.warm_modes()
     if warm == "workload":  # seconds, and memory that no other role needs
         workload.warm_up()
     gc.collect()
-    gc.freeze()  # a collection in a child would touch, and so copy, every page that holds an object of these imports
+    # a collection in a child would touch, and so copy, every page that holds an object of these
+    # imports
+    gc.freeze()
     Server(channel, layers.probe(without)).run()
 
 
@@ -83,7 +90,8 @@ class Server:
         return pid
 
     def reap(self, pid: int, patience_s: float) -> dict[str, Any]:
-        """Exit status of a child that has ended or is about to; one that goes on is killed, and a null status says so."""
+        """Exit status of a child that has ended or is about to; one that goes on is killed, and a
+        null status says so."""
         deadline, killed = time.monotonic() + patience_s, False
         while pid in self.children:
             done, status, used = os.wait4(pid, os.WNOHANG)
@@ -96,13 +104,17 @@ class Server:
                 killed = True
                 processes.kill_descendants(pid)
                 processes.kill(pid)
-            time.sleep(processes.PAUSE_S)  # between two looks at a condition: waitpid has no time-out of its own
+            time.sleep(
+                processes.PAUSE_S
+            )  # between two looks at a condition: waitpid has no time-out of its own
         return {"status": None}
 
     def kill(self, pid: int) -> dict[str, Any]:
         """Kill a child with all of its descendants; answers when none is left."""
         if pid in self.children:
-            if "namespace:pid" in self.layers:  # its first process takes all others with it, so nobody needs to be looked for
+            if (
+                "namespace:pid" in self.layers
+            ):  # its first process takes all others with it, so nobody needs to be looked for
                 for first in processes.children(pid):
                     processes.kill(first)
             else:
@@ -111,7 +123,8 @@ class Server:
         return self.reap(pid, 0.0)
 
     def _bury_strays(self) -> None:
-        """A keeper that was killed leaves its orphans to this process, which adopts nobody else's: wait for their end too."""
+        """A keeper that was killed leaves its orphans to this process, which adopts nobody else's:
+        wait for their end too."""
         if "subreaper" not in self.layers:
             return
         for pid in set(processes.children(os.getpid())) - self.children:
@@ -120,7 +133,9 @@ class Server:
             os.waitpid(pid, 0)
 
 
-def _keeper(message: dict[str, Any], fds: list[int], found: list[str], readable: list[str], server: int) -> None:
+def _keeper(
+    message: dict[str, Any], fds: list[int], found: list[str], readable: list[str], server: int
+) -> None:
     """Runs in the forked process; never returns."""
     command, log, exchange = fds
     try:
@@ -130,7 +145,8 @@ def _keeper(message: dict[str, Any], fds: list[int], found: list[str], readable:
         if "subreaper" in found:
             prctl(PR_SET_CHILD_SUBREAPER, 1)
         confinement.enter_namespaces(found)
-        # The process that entered a PID namespace is not in it: its child is, as PID 1, and takes every descendant with it when it dies.
+        # The process that entered a PID namespace is not in it: its child is, as PID 1, and takes
+        # every descendant with it when it dies.
         inner = os.fork()
         if inner == 0:
             _inner(message, found, readable, (command, exchange))
@@ -143,7 +159,9 @@ def _keeper(message: dict[str, Any], fds: list[int], found: list[str], readable:
         os._exit(1)
 
 
-def _inner(message: dict[str, Any], found: list[str], readable: list[str], fds: tuple[int, int]) -> None:
+def _inner(
+    message: dict[str, Any], found: list[str], readable: list[str], fds: tuple[int, int]
+) -> None:
     """Runs in the process that serves; never returns."""
     status = 1
     command, exchange = fds
@@ -151,11 +169,11 @@ def _inner(message: dict[str, Any], found: list[str], readable: list[str], fds: 
         confinement.confine(message, found, readable, {0, 1, 2, command, exchange})
         channel = Channel(socket.socket(fileno=command))
         if message["spawn"] == "canary":
-            from kernels_eval.isolation.canary import serve_canary
+            from kernels_eval.isolation.health import serve_canary
 
             serve_canary(channel)
         else:
-            from kernels_eval.child import serve
+            from kernels_eval.child.main import serve
 
             serve(message["spawn"], channel, exchange)
         status = 0
@@ -166,13 +184,17 @@ def _inner(message: dict[str, Any], found: list[str], readable: list[str], fds: 
 
 
 def _mirror(inner: int, server: int, *, adopts: bool) -> None:
-    """Wait for the inner process, bury what it left, and die as it died, so that the parent sees its signal or status.
+    """Wait for the inner process, bury what it left, and die as it died, so that the parent sees
+    its signal or status.
 
-    Where there is a PID namespace the kernel buries, and /proc, which the inner process mounted anew, does not know this process.
+    Where there is a PID namespace the kernel buries, and /proc, which the inner process mounted
+    anew, does not know this process.
     """
     if LINUX:
         signal.signal(signal.SIGTERM, lambda *_: _end(inner, adopts))
-        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # the fork server is gone: nobody else would kill the family
+        prctl(
+            PR_SET_PDEATHSIG, signal.SIGTERM
+        )  # the fork server is gone: nobody else would kill the family
         if os.getppid() != server:  # it went before it could be noticed
             _end(inner, adopts)
     status = None

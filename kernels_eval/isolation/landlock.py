@@ -1,9 +1,12 @@
-"""Landlock: which files a process may touch, whatever its user may, for itself and its descendants, for ever.
+"""Landlock: which files a process may touch, whatever its user may, for itself and its descendants,
+for ever.
 
-Guarantees, once `Ruleset.restrict` has returned: every path that is not below an allowed one can be neither opened nor changed (names and
-sizes can still be asked for with stat); with ABI 4 no TCP port is bound or connected, with ABI 6 no abstract Unix socket is connected and
-no signal sent outside; no process outside can be traced or have its /proc secrets read. Does not guarantee anything about descriptors
-opened earlier, nor about Unix sockets with a path, UDP or memory: seccomp and namespaces are for those.
+Guarantees, once `Ruleset.restrict` has returned: every path that is not below an allowed one can be
+neither opened nor changed (names and sizes can still be asked for with stat); with ABI 4 no TCP
+port is bound or connected, with ABI 6 no abstract Unix socket is connected and no signal sent
+outside; no process outside can be traced or have its /proc secrets read. Does not guarantee
+anything about descriptors opened earlier, nor about Unix sockets with a path, UDP or memory:
+seccomp and namespaces are for those.
 """
 
 from __future__ import annotations
@@ -31,8 +34,27 @@ ON_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
 BIND_TCP, CONNECT_TCP = 1 << 0, 1 << 1
 SCOPE_ABSTRACT_UNIX, SCOPE_SIGNAL = 1 << 0, 1 << 1
 
-SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin", "/nix/store", "/gnu/store")
-ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ld.so.preload", "localtime", "timezone", "alternatives", "ssl/openssl.cnf")
+SYSTEM = (
+    "/usr",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/bin",
+    "/sbin",
+    "/nix/store",
+    "/gnu/store",
+)
+ETC = (
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "ld.so.preload",
+    "localtime",
+    "timezone",
+    "alternatives",
+    "ssl/openssl.cnf",
+)
 PLAIN_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
@@ -69,11 +91,16 @@ class Ruleset:
             net=BIND_TCP | CONNECT_TCP if version >= 4 else 0,
             scoped=SCOPE_ABSTRACT_UNIX | SCOPE_SIGNAL if version >= 6 else 0,
         )
-        size = 24 if version >= 6 else 16 if version >= 4 else 8  # an older kernel refuses fields that it does not know
-        self.fd = syscall(CREATE_RULESET, ctypes.byref(attributes), size, 0, what="landlock_create_ruleset")
+        size = (
+            24 if version >= 6 else 16 if version >= 4 else 8
+        )  # an older kernel refuses fields that it does not know
+        self.fd = syscall(
+            CREATE_RULESET, ctypes.byref(attributes), size, 0, what="landlock_create_ruleset"
+        )
 
     def allow(self, access: int, paths: Iterable[str | os.PathLike[str]]) -> Ruleset:
-        """Grant `access` to each path and what is below it. A path that is not there is passed over."""
+        """Grant `access` to each path and what is below it. A path that is not there is passed
+        over."""
         for path in paths:
             try:
                 opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -84,7 +111,14 @@ class Ruleset:
                 if not stat.S_ISDIR(os.fstat(opened).st_mode):
                     granted &= ON_FILES
                 if granted:
-                    syscall(ADD_RULE, self.fd, RULE_PATH_BENEATH, ctypes.byref(_PathBeneath(granted, opened)), 0, what="landlock_add_rule")
+                    syscall(
+                        ADD_RULE,
+                        self.fd,
+                        RULE_PATH_BENEATH,
+                        ctypes.byref(_PathBeneath(granted, opened)),
+                        0,
+                        what="landlock_add_rule",
+                    )
             finally:
                 os.close(opened)
         return self
@@ -103,15 +137,18 @@ class Ruleset:
 
 
 def system_files() -> list[str]:
-    """What any program needs to start: libraries, tools, the loader's files. Nothing about users, nothing of theirs."""
+    """What any program needs to start: libraries, tools, the loader's files. Nothing about users,
+    nothing of theirs."""
     return [*SYSTEM, *(f"/etc/{name}" for name in ETC)]
 
 
 def compiler_confinement(read: Sequence[Path], write: Sequence[Path]) -> Callable[[], None] | None:
-    """A `preexec_fn` for compilers: they read `read` and the system's own files, write below `write`, and have no sockets.
+    """A `preexec_fn` for compilers: they read `read` and the system's own files, write below
+    `write`, and have no sockets.
 
-    Everything is opened here, in the parent; what runs between fork and exec is four system calls. Keep the result as long as it is used:
-    it holds a descriptor. None where this kernel has no Landlock. `write` must hold the compiler's TMPDIR.
+    Everything is opened here, in the parent; what runs between fork and exec is four system calls.
+    Keep the result as long as it is used: it holds a descriptor. None where this kernel has no
+    Landlock. `write` must hold the compiler's TMPDIR.
     """
     if not abi():
         return None

@@ -1,6 +1,8 @@
-"""The layers of isolation: their names, how each is probed, and what would bring a missing one (`python -m kernels_eval.isolation.layers`).
+"""The layers of isolation: their names, how each is probed, and what would bring a missing one
+(`python -m kernels_eval.isolation.layers`).
 
-Guarantees: a layer is named only where trying it worked, in a process of its own. Names are stable: they are kept in every verdict.
+Guarantees: a layer is named only where trying it worked, in a process of its own. Names are stable:
+they are kept in every verdict.
 """
 
 from __future__ import annotations
@@ -11,10 +13,17 @@ import sys
 from collections.abc import Callable, Collection
 
 from kernels_eval.isolation import landlock, namespaces, seccomp
-from kernels_eval.isolation.syscalls import LINUX, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, prctl, syscall
+from kernels_eval.isolation.syscalls import (
+    LINUX,
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_NO_NEW_PRIVS,
+    prctl,
+    syscall,
+)
 
 WITHOUT = "CONCUR_ISOLATION_WITHOUT"
-"""Environment variable: names of layers to leave out, with commas. For tests; what is left out is missing from every verdict."""
+"""Environment variable: names of layers to leave out, with commas. For tests; what is left out is
+missing from every verdict."""
 
 ALWAYS = (
     "fresh_process",
@@ -32,25 +41,42 @@ FIXES = {
     "subreaper": "use Linux 3.4 or newer",
     "no_capabilities": "use Linux",
     "oom_first": "mount /proc writable in this container",
-    "namespace:user": "sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000 "
-    "kernel.apparmor_restrict_unprivileged_userns=0 (those your kernel has); in a container, allow unshare in its seccomp profile",
-    "namespace:pid": "allow user namespaces (see namespace:user); in a container, leave /proc unmasked "
-    "(docker run --security-opt systempaths=unconfined)",
+    "namespace:user": (
+        "sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000"
+        " kernel.apparmor_restrict_unprivileged_userns=0 (those your kernel has); in a container,"
+        " allow unshare in its seccomp profile"
+    ),
+    "namespace:pid": (
+        "allow user namespaces (see namespace:user); in a container, leave /proc unmasked "
+        "(docker run --security-opt systempaths=unconfined)"
+    ),
     "namespace:net": "allow user namespaces (see namespace:user)",
     "namespace:ipc": "allow user namespaces (see namespace:user)",
-    "tmpfs_scratch": "allow user namespaces (see namespace:user); until then the scratch directory's size is watched",
-    "pid_limit": "use Linux 6.14 or newer, with namespace:pid; until then processes are counted and killed",
-    "landlock": "use Linux 5.13 or newer, booted with lsm=landlock,... ; in a container, allow landlock_* in its seccomp profile",
+    "tmpfs_scratch": (
+        "allow user namespaces (see namespace:user); until then the scratch directory's size is"
+        " watched"
+    ),
+    "pid_limit": (
+        "use Linux 6.14 or newer, with namespace:pid; until then processes are counted and killed"
+    ),
+    "landlock": (
+        "use Linux 5.13 or newer, booted with lsm=landlock,... ; in a container, allow landlock_*"
+        " in its seccomp profile"
+    ),
     "seccomp": "use Linux on x86_64 or aarch64 with CONFIG_SECCOMP_FILTER",
 }
 """Every layer that can be missing on a machine, and the line that would bring it."""
 
 
 def probe(without: Collection[str] = ()) -> list[str]:
-    """The layers that work here, less those in `without`. Raises ValueError for a name that is no layer."""
+    """The layers that work here, less those in `without`. Raises ValueError for a name that is no
+    layer."""
     unknown = set(without) - set(FIXES)
     if unknown:
-        raise ValueError(f"no such layers to leave out: {', '.join(sorted(unknown))}; there are {', '.join(FIXES)}")
+        raise ValueError(
+            f"no such layers to leave out: {', '.join(sorted(unknown))}; there are"
+            f" {', '.join(FIXES)}"
+        )
     layers = list(ALWAYS)
     if not LINUX:
         return [*layers, "scratch_watch"]
@@ -66,11 +92,16 @@ def probe(without: Collection[str] = ()) -> list[str]:
     add("namespace:user", lambda: namespaces.enter(namespaces.CLONE_NEWUSER))
     base = namespaces.CLONE_NEWUSER if "namespace:user" in layers else 0
     for name in ("net", "ipc"):
-        add(f"namespace:{name}", lambda name=name: namespaces.enter(base | namespaces.NAMESPACES[name]))
+        add(
+            f"namespace:{name}",
+            lambda name=name: namespaces.enter(base | namespaces.NAMESPACES[name]),
+        )
     flags = base | namespaces.NAMESPACES["pid"]
     add("namespace:pid", lambda: _inside(flags, lambda: None))
     if "namespace:pid" in layers:
-        add("tmpfs_scratch", lambda: _inside(flags, lambda: namespaces.mount_scratch("/tmp", 1, 16)))
+        add(
+            "tmpfs_scratch", lambda: _inside(flags, lambda: namespaces.mount_scratch("/tmp", 1, 16))
+        )
         add("pid_limit", lambda: _inside(flags, _try_pid_limit))
     if "tmpfs_scratch" not in layers:
         layers.append("scratch_watch")

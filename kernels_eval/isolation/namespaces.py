@@ -1,7 +1,8 @@
 """Namespaces, the mounts inside them, and capabilities.
 
-Guarantees: what is mounted here is seen by this process and its descendants only; after `drop_capabilities` neither this process nor a
-program that it runs can gain a capability again. A namespace that the kernel refuses raises OSError: callers probe first.
+Guarantees: what is mounted here is seen by this process and its descendants only; after
+`drop_capabilities` neither this process nor a program that it runs can gain a capability again. A
+namespace that the kernel refuses raises OSError: callers probe first.
 """
 
 from __future__ import annotations
@@ -11,10 +12,21 @@ import os
 
 from kernels_eval.isolation.syscalls import LIBC, PR_CAPBSET_DROP, checked, prctl, syscall
 
-CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWIPC = 0x00020000, 0x10000000, 0x20000000, 0x40000000, 0x08000000
-# A PID namespace comes with a mount namespace and a /proc of its own: without it the CUDA driver fails (error 304), and the child could
-# read its parents' environments.
-NAMESPACES = {"user": CLONE_NEWUSER, "pid": CLONE_NEWPID | CLONE_NEWNS, "net": CLONE_NEWNET, "ipc": CLONE_NEWIPC}
+CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWIPC = (
+    0x00020000,
+    0x10000000,
+    0x20000000,
+    0x40000000,
+    0x08000000,
+)
+# A PID namespace comes with a mount namespace and a /proc of its own: without it the CUDA driver
+# fails (error 304), and the child could read its parents' environments.
+NAMESPACES = {
+    "user": CLONE_NEWUSER,
+    "pid": CLONE_NEWPID | CLONE_NEWNS,
+    "net": CLONE_NEWNET,
+    "ipc": CLONE_NEWIPC,
+}
 MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x4000, 0x40000
 CAPSET = {"x86_64": 126, "aarch64": 91}
 CAPABILITY_VERSION_3 = 0x20080522
@@ -22,7 +34,8 @@ LOWEST_PID_MAX = 301  # the kernel refuses less
 
 
 def enter(flags: int) -> None:
-    """Enter new namespaces. A user namespace maps the present user and group to themselves, and nobody else."""
+    """Enter new namespaces. A user namespace maps the present user and group to themselves, and
+    nobody else."""
     uid, gid = os.geteuid(), os.getegid()
     checked(LIBC.unshare(ctypes.c_int(flags)), "unshare")
     if flags & CLONE_NEWUSER:
@@ -40,17 +53,24 @@ def mount_proc() -> None:
 
 
 def mount_scratch(path: str, size_mb: int, files: int) -> None:
-    """A file system in memory, of at most `size_mb` and so many files, that goes away with the mount namespace."""
+    """A file system in memory, of at most `size_mb` and so many files, that goes away with the
+    mount namespace."""
     options = f"size={size_mb}m,nr_inodes={files},mode=700".encode()
     _mount(b"tmpfs", os.fsencode(path), b"tmpfs", MS_NOSUID | MS_NODEV, options)
 
 
-def _mount(source: bytes, target: bytes, kind: bytes | None, flags: int, options: bytes | None) -> None:
-    checked(LIBC.mount(source, target, kind, ctypes.c_ulong(flags), options), f"mount {os.fsdecode(target)}")
+def _mount(
+    source: bytes, target: bytes, kind: bytes | None, flags: int, options: bytes | None
+) -> None:
+    checked(
+        LIBC.mount(source, target, kind, ctypes.c_ulong(flags), options),
+        f"mount {os.fsdecode(target)}",
+    )
 
 
 def limit_pids(count: int) -> None:
-    """At most `count` processes and threads (301 at least) in this PID namespace; kernels from 6.14 keep the limit for each namespace.
+    """At most `count` processes and threads (301 at least) in this PID namespace; kernels from 6.14
+    keep the limit for each namespace.
 
     Needs the namespace's own /proc, or it would be the machine's limit that is changed.
     """
@@ -59,12 +79,15 @@ def limit_pids(count: int) -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up every capability, for this process and whatever it executes (its bounding set is emptied)."""
+    """Give up every capability, for this process and whatever it executes (its bounding set is
+    emptied)."""
     for capability in range(64):
         try:
             prctl(PR_CAPBSET_DROP, capability)
         except OSError:
-            break  # past the last capability this kernel knows, or without the right to: then there is none to lose
+            # past the last capability this kernel knows, or without the right to: then there is
+            # none to lose
+            break
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
     sets = (ctypes.c_uint32 * 6)()
     syscall(CAPSET[os.uname().machine], header, sets, what="capset")

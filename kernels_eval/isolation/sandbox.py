@@ -1,8 +1,10 @@
 """The parent's side of isolation: a fork server, and one disposable child per candidate.
 
-Guarantees: every wait has a deadline; a child that hangs, dies or exceeds its memory, its processes or its scratch directory is killed
-with all of its descendants, and nothing of it is left when it is closed; a dead child costs its own verdict only, and the death of a fork
-server costs none. What layers are in force is probed once and recorded. Does not guarantee anything about what native code does to its own
+Guarantees: every wait has a deadline; a child that hangs, dies or exceeds its memory, its processes
+or its scratch directory is killed with all of its descendants, and nothing of it is left when it is
+closed; a dead child costs its own verdict only, and the death of a fork server costs none. What
+layers are in force is probed once and recorded. Does not guarantee anything about what native code
+does to its own
 process: see docs.
 """
 
@@ -25,11 +27,11 @@ from typing import Any
 from kernels_eval.build.toolchain import default_cache, places_of
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import SandboxError
-from kernels_eval.isolation import processes as families
+from kernels_eval.isolation import process_tree as families
 from kernels_eval.isolation.channel import Channel, ChannelClosed, ChannelTimeout
 from kernels_eval.isolation.confinement import SCRATCH_FILES
 from kernels_eval.isolation.layers import WITHOUT
-from kernels_eval.kills import KilledError
+from kernels_eval.parent.kill_retry import KilledError
 
 POLL_S = 0.1
 SCRATCH_POLL_S = 0.5
@@ -47,21 +49,32 @@ class ChildFailure(Exception):
 class Child:
     """A forked process serving commands. Use as a context manager: leaving it kills it.
 
-    `scratch` is where the parent puts files for the child to read. The child writes in `scratch/work`, its working directory and home,
-    which with the layer `tmpfs_scratch` only it can see. `processes` lets it start other programs (Triton's compilers, torch.compile).
-    A child that dies of SIGKILL is a KilledError, unless its role is in `believed`: then a ChildFailure as any other (kernels_eval.kills).
+    `scratch` is where the parent puts files for the child to read. The child writes in
+    `scratch/work`, its working directory and home, which with the layer `tmpfs_scratch` only it can
+    see. `processes` lets it start other programs (Triton's compilers, torch.compile). A child that
+    dies of SIGKILL is a KilledError, unless its role is in `believed`: then a ChildFailure as any
+    other (kernels_eval.parent.kill_retry).
     """
 
     believed: frozenset[str] = frozenset()
 
     def __init__(
-        self, server: ForkServer, role: str, limits: LimitsConfig, exchange_bytes: int = 0, *, processes: bool = False,
+        self,
+        server: ForkServer,
+        role: str,
+        limits: LimitsConfig,
+        exchange_bytes: int = 0,
+        *,
+        processes: bool = False,
         exchange: int | None = None,
-    ) -> None:  # fmt: skip
-        """`exchange` is a descriptor of memory to return outputs through (it stays the caller's); without it a file of `exchange_bytes`
-        in memory is made. Raises SandboxError where the fork server fails."""
+    ) -> None:
+        """`exchange` is a descriptor of memory to return outputs through (it stays the caller's);
+        without it a file of `exchange_bytes` in memory is made. Raises SandboxError where the fork
+        server fails."""
         self._server, self._role, self._limits = server, role, limits
-        self._memory_bytes = int(min(limits.memory_gb * (1 << 30), MEMORY_SHARE * machine_memory_bytes()))
+        self._memory_bytes = int(
+            min(limits.memory_gb * (1 << 30), MEMORY_SHARE * machine_memory_bytes())
+        )
         self._scratch_looked_at = 0.0
         self.scratch = server.scratch_for(role)
         self._log = self.scratch / "log"
@@ -76,7 +89,13 @@ class Child:
         self.owed: str | None = None
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            self.pid = server.spawn(role, str(self.scratch), limits, (theirs.fileno(), log, self.exchange), processes=processes)
+            self.pid = server.spawn(
+                role,
+                str(self.scratch),
+                limits,
+                (theirs.fileno(), log, self.exchange),
+                processes=processes,
+            )
         except SandboxError:
             self.close()  # a child that was forked all the same ends with its channel
             raise
@@ -85,22 +104,35 @@ class Child:
             os.close(log)
 
     def request(self, command: str, *, timeout: float, **arguments: Any) -> dict[str, Any]:
-        """Send a command and wait for its answer. Raises ChildFailure (timeout reasons are the caller's to rename), KilledError, and
-        SandboxError where the fork server is gone, which takes its children along."""
+        """Send a command and wait for its answer. Raises ChildFailure (timeout reasons are the
+        caller's to rename), KilledError, and SandboxError where the fork server is gone, which
+        takes its children along."""
         return self.resume({"command": command, **arguments}, timeout, command)
 
-    def resume(self, message: dict[str, Any], timeout: float, command: str = "load", fds: tuple[int, ...] = ()) -> dict[str, Any]:
-        """Send any message (an answer the child waits for) and wait for what it says next. Raises as `request` does."""
+    def resume(
+        self,
+        message: dict[str, Any],
+        timeout: float,
+        command: str = "load",
+        fds: tuple[int, ...] = (),
+    ) -> dict[str, Any]:
+        """Send any message (an answer the child waits for) and wait for what it says next. Raises
+        as `request` does."""
         self.begin(message, fds)
         return self.finish(command, timeout)
 
     def begin(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-        """Send a message, and leave waiting for the answer to `finish`. Raises as `request` does."""
+        """Send a message, and leave waiting for the answer to `finish`. Raises as `request`
+        does."""
         if self.dead:
             raise self.dead
         command = message.get("command", "load")
-        if self.channel.pending():  # an answer before its question would be taken for the answer to another one
-            raise self._fail("exited_early", f"the process answered before it was asked ({command!r})")
+        if (
+            self.channel.pending()
+        ):  # an answer before its question would be taken for the answer to another one
+            raise self._fail(
+                "exited_early", f"the process answered before it was asked ({command!r})"
+            )
         try:
             self.channel.send(message, fds)
         except ChannelClosed as error:
@@ -108,7 +140,8 @@ class Child:
         self.owed = command
 
     def finish(self, command: str, timeout: float) -> dict[str, Any]:
-        """The answer to what was begun, within `timeout` seconds from now. Raises as `request` does."""
+        """The answer to what was begun, within `timeout` seconds from now. Raises as `request`
+        does."""
         if self.dead:
             raise self.dead
         try:
@@ -119,12 +152,14 @@ class Child:
             raise self._post_mortem(str(error)) from None
         self.owed = None
         if not isinstance(answer, dict):
-            raise self._fail("exited_early", "the child answered with something that is not a record")
+            raise self._fail(
+                "exited_early", "the child answered with something that is not a record"
+            )
         return answer
 
     def exchange_through(self, exchange_bytes: int, exchange: int | None, timeout: float) -> None:
-        """Give a child that was started before its work was known what it returns outputs through (see the constructor). Raises as
-        `request` does."""
+        """Give a child that was started before its work was known what it returns outputs through
+        (see the constructor). Raises as `request` does."""
         os.close(self.exchange)
         self.exchange_path.unlink(missing_ok=True)
         self.exchange = self._opened(exchange_bytes, exchange)
@@ -153,23 +188,44 @@ class Child:
             self._watch()
 
     def _watch(self) -> None:
-        """Kill the child where it holds more than it may. Raises ChildFailure then; as `request` does where it has ended."""
+        """Kill the child where it holds more than it may. Raises ChildFailure then; as `request`
+        does where it has ended."""
         if self.pid is None:
             return
-        if families.has_ended(self.pid):  # its orphans can keep the channel open; the fork server kills them
+        if families.has_ended(
+            self.pid
+        ):  # its orphans can keep the channel open; the fork server kills them
             raise self._post_mortem("only descendants were left")
         limits, used = self._limits, families.usage(self.pid)
-        if used.resident_bytes > self._memory_bytes and families.proportional_memory(self.pid) > self._memory_bytes:
-            raise self._fail("out_of_memory", f"resident memory above the limit of {self._memory_bytes / (1 << 30):.3g} GB")
+        if (
+            used.resident_bytes > self._memory_bytes
+            and families.proportional_memory(self.pid) > self._memory_bytes
+        ):
+            raise self._fail(
+                "out_of_memory",
+                f"resident memory above the limit of {self._memory_bytes / (1 << 30):.3g} GB",
+            )
         if used.processes > limits.processes + 1:  # one is the keeper
-            raise self._fail("crashed", f"killed: {used.processes - 1} processes, the limit is {limits.processes}")
+            raise self._fail(
+                "crashed",
+                f"killed: {used.processes - 1} processes, the limit is {limits.processes}",
+            )
         if used.threads > limits.threads + 1:
-            raise self._fail("crashed", f"killed: {used.threads - 1} threads, the limit is {limits.threads}")
-        if "scratch_watch" in self._server.isolation and time.monotonic() - self._scratch_looked_at > SCRATCH_POLL_S:
+            raise self._fail(
+                "crashed", f"killed: {used.threads - 1} threads, the limit is {limits.threads}"
+            )
+        if (
+            "scratch_watch" in self._server.isolation
+            and time.monotonic() - self._scratch_looked_at > SCRATCH_POLL_S
+        ):
             size, files = families.disk_usage(self.scratch / "work", SCRATCH_FILES)
             self._scratch_looked_at = time.monotonic()
             if size > limits.scratch_mb << 20 or files > SCRATCH_FILES:
-                raise self._fail("crashed", f"killed: {files} files of {size >> 20} MB, the limit is {limits.scratch_mb} MB")
+                raise self._fail(
+                    "crashed",
+                    f"killed: {files} files of {size >> 20} MB, the limit is"
+                    f" {limits.scratch_mb} MB",
+                )
 
     def _fail(self, reason: str, detail: str) -> ChildFailure:
         self.dead = failure = ChildFailure(reason, detail)
@@ -181,23 +237,37 @@ class Child:
         code, cpu_s = self._server.reap(self.pid)
         self.pid = None
         if code is None and not self._server.alive:
-            self.dead = SandboxError("the fork server was killed, and its children with it", "it is started again with the next candidate")
+            self.dead = SandboxError(
+                "the fork server was killed, and its children with it",
+                "it is started again with the next candidate",
+            )
         elif code is None:
-            self.dead = ChildFailure("exited_early", f"the process gave up its channel and went on by itself ({error})")
+            self.dead = ChildFailure(
+                "exited_early", f"the process gave up its channel and went on by itself ({error})"
+            )
         elif code in (-signal.SIGKILL, -signal.SIGXCPU) and cpu_s >= self._limits.cpu_s:
-            self.dead = ChildFailure("run", f"used {cpu_s:.0f} s of processor time, the limit is {self._limits.cpu_s} s")
+            self.dead = ChildFailure(
+                "run", f"used {cpu_s:.0f} s of processor time, the limit is {self._limits.cpu_s} s"
+            )
         elif code == -signal.SIGKILL and self._role not in self.believed:
-            self.dead = KilledError(f"the {self._role} process was killed by SIGKILL", "see whether dmesg names the OOM killer", self._role)
+            self.dead = KilledError(
+                f"the {self._role} process was killed by SIGKILL",
+                "see whether dmesg names the OOM killer",
+                self._role,
+            )
         elif code < 0:
             name = signal.Signals(-code).name if -code in list(signal.Signals) else str(-code)
             self.dead = ChildFailure("crashed", f"the process was killed by {name}")
         else:
-            self.dead = ChildFailure("exited_early", f"the process ended by itself with status {code} ({error})")
+            self.dead = ChildFailure(
+                "exited_early", f"the process ended by itself with status {code} ({error})"
+            )
         return self.dead
 
     def cpu_clock(self, *, waiting: bool = False) -> Callable[[], int] | None:
-        """A clock of the nanoseconds this child and its descendants have spent on a processor, as the kernel accounts them (schedstat);
-        with `waiting`, also those in which they were ready to run and others had the processor.
+        """A clock of the nanoseconds this child and its descendants have spent on a processor, as
+        the kernel accounts them (schedstat); with `waiting`, also those in which they were ready to
+        run and others had the processor.
 
         None where the kernel does not tell. Nothing inside the child can change what it reads.
         """
@@ -206,7 +276,11 @@ class Child:
             total = 0
             if self.pid is None:
                 return 0
-            for path in (p for pid in (self.pid, *families.descendants(self.pid)) for p in Path(f"/proc/{pid}/task").glob("*/schedstat")):
+            for path in (
+                p
+                for pid in (self.pid, *families.descendants(self.pid))
+                for p in Path(f"/proc/{pid}/task").glob("*/schedstat")
+            ):
                 try:
                     total += sum(map(int, path.read_text().split()[: 2 if waiting else 1]))
                 except OSError:
@@ -248,30 +322,55 @@ class Child:
 
 
 class ForkServer:
-    """A process that has imported torch and never touches a GPU; forks children in milliseconds. Raises SandboxError where it fails.
+    """A process that has imported torch and never touches a GPU; forks children in milliseconds.
+    Raises SandboxError where it fails.
 
-    `isolation` names the layers in force. `without` leaves some out (for tests; `$CONCUR_ISOLATION_WITHOUT` does the same). `readable` are
-    directories whose files children may open by name but not list; by default the build cache, where their libraries are. `warm` names a
-    role ("workload") whose first use of torch would take every child seconds: the server does it once.
+    `isolation` names the layers in force. `without` leaves some out (for tests;
+    `$CONCUR_ISOLATION_WITHOUT` does the same). `readable` are directories whose files children may
+    open by name but not list; by default the build cache, where their libraries are. `warm` names a
+    role ("workload") whose first use of torch would take every child seconds: the server does it
+    once.
     """
 
     def __init__(
-        self, *, threads: int = 1, start_timeout_s: float = 180, without: Collection[str] | None = None,
-        readable: Sequence[Path] | None = None, warm: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        threads: int = 1,
+        start_timeout_s: float = 180,
+        without: Collection[str] | None = None,
+        readable: Sequence[Path] | None = None,
+        warm: str = "",
+    ) -> None:
         _sweep()
         self.base = Path(tempfile.mkdtemp(prefix=f"concur-{os.getpid()}-"))
         memory = Path("/dev/shm")
-        self.shared = Path(tempfile.mkdtemp(prefix=f"concur-{os.getpid()}-", dir=memory if os.access(memory, os.W_OK) else None))
-        self._readable = [str(path) for cache in (readable if readable is not None else (default_cache(),)) for path in places_of(cache)]
+        self.shared = Path(
+            tempfile.mkdtemp(
+                prefix=f"concur-{os.getpid()}-", dir=memory if os.access(memory, os.W_OK) else None
+            )
+        )
+        self._readable = [
+            str(path)
+            for cache in (readable if readable is not None else (default_cache(),))
+            for path in places_of(cache)
+        ]
         without = os.environ.get(WITHOUT, "").split(",") if without is None else without
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
-        self._asking = threading.RLock()  # spares start and end in a thread of their own (kernels_eval.spares)
+        self._asking = (
+            threading.RLock()
+        )  # spares start and end in a thread of their own (kernels_eval.isolation.warm_pool)
         self._closed = False
         with open(self.base / "forkserver.log", "wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "kernels_eval.isolation.forkserver", str(theirs.fileno()), warm, *without],
+                [
+                    sys.executable,
+                    "-m",
+                    "kernels_eval.isolation.forkserver",
+                    str(theirs.fileno()),
+                    warm,
+                    *without,
+                ],
                 pass_fds=(theirs.fileno(),),
                 env=child_environment(threads),
                 stdin=subprocess.DEVNULL,
@@ -281,36 +380,62 @@ class ForkServer:
             )
         theirs.close()
         try:
-            self.isolation: tuple[str, ...] = tuple(self.channel.receive(start_timeout_s)["isolation"])
+            self.isolation: tuple[str, ...] = tuple(
+                self.channel.receive(start_timeout_s)["isolation"]
+            )
         except (ChannelClosed, ChannelTimeout) as error:
             log_tail = (self.base / "forkserver.log").read_text(errors="replace")[-2000:]
             self.close()
-            raise SandboxError(f"the fork server did not start: {error}. {log_tail}", "concur doctor") from error
+            raise SandboxError(
+                f"the fork server did not start: {error}. {log_tail}", "concur doctor"
+            ) from error
 
     def scratch_for(self, role: str) -> Path:
-        """A folder for one child. Raises SandboxError where this server is closed, and took its folders along."""
+        """A folder for one child. Raises SandboxError where this server is closed, and took its
+        folders along."""
         try:
             scratch = Path(tempfile.mkdtemp(prefix=f"{role}-", dir=self.base))
             (scratch / "work").mkdir(mode=0o700)
         except FileNotFoundError as error:
-            raise SandboxError("the fork server is gone, and its folders with it", "it is started again with the next candidate") from error
+            raise SandboxError(
+                "the fork server is gone, and its folders with it",
+                "it is started again with the next candidate",
+            ) from error
         return scratch
 
-    def spawn(self, role: str, scratch: str, limits: LimitsConfig, fds: tuple[int, ...], *, processes: bool = False) -> int:
+    def spawn(
+        self,
+        role: str,
+        scratch: str,
+        limits: LimitsConfig,
+        fds: tuple[int, ...],
+        *,
+        processes: bool = False,
+    ) -> int:
         message = {
-            "spawn": role, "scratch": scratch, "limits": limits.model_dump(), "processes": processes, "readable": self._readable,
-            "writable": [str(self.shared)] if role == "reference" else [],  # it reads what candidates returned
-        }  # fmt: skip
+            "spawn": role,
+            "scratch": scratch,
+            "limits": limits.model_dump(),
+            "processes": processes,
+            "readable": self._readable,
+            "writable": (
+                [str(self.shared)] if role == "reference" else []
+            ),  # it reads what candidates returned
+        }
         try:
             with self._asking:
                 self.channel.send(message, fds)
                 return int(self.channel.receive(30)["pid"])
         except (ChannelClosed, ChannelTimeout, KeyError) as error:
-            self.close()  # whatever it still answers would be taken for the answer to another question
-            raise SandboxError(f"the fork server is gone: {error}", "it is started again with the next candidate") from error
+            # whatever it still answers would be taken for the answer to another question
+            self.close()
+            raise SandboxError(
+                f"the fork server is gone: {error}", "it is started again with the next candidate"
+            ) from error
 
     def reap(self, pid: int | None) -> tuple[int | None, float]:
-        """Exit status of a child that has ended (negative: signal), as subprocess gives it, and the seconds of processor time it used.
+        """Exit status of a child that has ended (negative: signal), as subprocess gives it, and the
+        seconds of processor time it used.
 
         None where it had to be killed, or the server is gone.
         """
@@ -319,7 +444,9 @@ class ForkServer:
     def kill(self, pid: int) -> None:
         """Kill a child with all of its descendants; they are gone when this returns."""
         if not self.alive:
-            families.kill_descendants(pid)  # nobody reaps: what is left of them are entries of init's
+            families.kill_descendants(
+                pid
+            )  # nobody reaps: what is left of them are entries of init's
             return
         self._ask_about("kill", pid)
 
@@ -364,7 +491,11 @@ def machine_memory_bytes() -> int:
         _, controllers, inside = line.split(":", 2)
         if controllers not in ("", "memory") and "memory" not in controllers.split(","):
             continue
-        root, name = ("/sys/fs/cgroup", "memory.max") if not controllers else ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+        root, name = (
+            ("/sys/fs/cgroup", "memory.max")
+            if not controllers
+            else ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+        )
         group = Path(root + inside)
         for directory in (group, *group.parents):  # a limit on any group above holds too
             try:
@@ -386,16 +517,37 @@ def _sweep() -> None:
 
 
 def child_environment(threads: int) -> dict[str, str]:
-    """The whole environment of the fork server and all children: nothing of the user's own but what finds Python, CUDA and a home."""
-    kept = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "VIRTUAL_ENV", "PYTHONPATH", "TZ")
+    """The whole environment of the fork server and all children: nothing of the user's own but what
+    finds Python, CUDA and a home."""
+    kept = (
+        "PATH",
+        "LD_LIBRARY_PATH",
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_HOME",
+        "VIRTUAL_ENV",
+        "PYTHONPATH",
+        "TZ",
+    )
     package_root = str(Path(__file__).parents[2])
     environment = {name: os.environ[name] for name in kept if name in os.environ}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, environment.get("PYTHONPATH")]))
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [package_root, environment.get("PYTHONPATH")])
+    )
     return environment | {
         "LC_ALL": "C.UTF-8",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",
-        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # without it, importing torch.utils.cpp_extension poisons forked children
+        "PYTORCH_NVML_BASED_CUDA_CHECK": (
+            "1"
+        ),  # without it, importing torch.utils.cpp_extension poisons forked children
         "CUDA_MODULE_LOADING": "LAZY",
-        **{name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")},
+        **{
+            name: str(threads)
+            for name in (
+                "OMP_NUM_THREADS",
+                "MKL_NUM_THREADS",
+                "OPENBLAS_NUM_THREADS",
+                "NUMEXPR_NUM_THREADS",
+            )
+        },
     }

@@ -1,6 +1,8 @@
-"""The system calls that Python has no function for, through libc. Raises OSError as Python's own functions do.
+"""The system calls that Python has no function for, through libc. Raises OSError as Python's own
+functions do.
 
-Nothing here decides anything: what is called, and in which order, is said by `namespaces`, `landlock`, `seccomp` and `confinement`.
+Nothing here decides anything: what is called, and in which order, is said by `namespaces`,
+`landlock`, `seccomp` and `confinement`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,13 @@ LINUX = sys.platform == "linux"
 MACHINE = platform.machine()
 LIBC = ctypes.CDLL(None, use_errno=True)  # loaded once, before the first fork
 
-PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 24, 36, 38
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = (
+    1,
+    22,
+    24,
+    36,
+    38,
+)
 
 
 def checked(result: int, what: str) -> int:
@@ -34,4 +42,9 @@ def syscall(number: int, *arguments: Any, what: str = "syscall") -> int:
 
 def prctl(option: int, value: int = 0, third: Any = 0) -> None:
     third = ctypes.c_ulong(third) if isinstance(third, int) else third
-    checked(LIBC.prctl(ctypes.c_int(option), ctypes.c_ulong(value), third, ctypes.c_ulong(0), ctypes.c_ulong(0)), f"prctl {option}")
+    checked(
+        LIBC.prctl(
+            ctypes.c_int(option), ctypes.c_ulong(value), third, ctypes.c_ulong(0), ctypes.c_ulong(0)
+        ),
+        f"prctl {option}",
+    )

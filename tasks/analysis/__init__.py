@@ -1,1 +1,2 @@
-"""What reasoning length says about correctness and speed, and how hard tasks are: estimates, sentences, figures, report."""
+"""What reasoning length says about correctness and speed, and how hard tasks are: estimates,
+sentences, figures, report."""

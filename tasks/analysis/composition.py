@@ -1,8 +1,10 @@
-"""What verification said of each operator family, and what training sets hold and share: tables, as records.
+"""What verification said of each operator family, and what training sets hold and share: tables, as
+records.
 
-Guarantees: pure; every candidate is counted once, so that parts add up to their whole; a task belongs to one family, its leading one, and
-to "unknown" where nothing tells; speedups that are missing, not finite or not positive are counted as not timed, never as numbers. Does not
-guarantee that a family is what a task's time is spent on: it is read from the operators' names.
+Guarantees: pure; every candidate is counted once, so that parts add up to their whole; a task
+belongs to one family, its leading one, and to "unknown" where nothing tells; speedups that are
+missing, not finite or not positive are counted as not timed, never as numbers. Does not guarantee
+that a family is what a task's time is spent on: it is read from the operators' names.
 """
 
 from __future__ import annotations
@@ -22,14 +24,27 @@ if TYPE_CHECKING:
 
 STATUSES = tuple(status.value for status in Status)
 UNKNOWN = "unknown"
-LEADING = ("attention", "convolution", "rnn", "matmul", "fft", "linear_algebra", "softmax", "normalisation", "pooling", "cumulative")
-"""Families that lead a task before any other, the first of these first: what a kernel of it mostly computes."""
+LEADING = (
+    "attention",
+    "convolution",
+    "rnn",
+    "matmul",
+    "fft",
+    "linear_algebra",
+    "softmax",
+    "normalisation",
+    "pooling",
+    "cumulative",
+)
+"""Families that lead a task before any other, the first of these first: what a kernel of it mostly
+computes."""
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 FIX = "give verdicts joined with the candidates they are of"
 
 
 class FamilyStatuses(Record):
-    """Verdicts on candidates for tasks of one family. `counts` by status, those that occur, in the order of STATUSES."""
+    """Verdicts on candidates for tasks of one family. `counts` by status, those that occur, in the
+    order of STATUSES."""
 
     family: str
     tasks: int
@@ -49,7 +64,8 @@ class Quantiles(Record):
 
 
 class SetComposition(Record):
-    """What one training set holds. `families` counts samples, the most frequent first; `tokens` and `speedups` are None without any."""
+    """What one training set holds. `families` counts samples, the most frequent first; `tokens` and
+    `speedups` are None without any."""
 
     name: str
     samples: int
@@ -85,7 +101,8 @@ class Pair(Record):
 
 
 class Overlap(Record):
-    """`samples` different ones in all sets together. Intersections and sets: the largest first. `pairs`: of all names, in their order."""
+    """`samples` different ones in all sets together. Intersections and sets: the largest first.
+    `pairs`: of all names, in their order."""
 
     samples: int
     sets: tuple[SetSize, ...]
@@ -94,44 +111,71 @@ class Overlap(Record):
 
 
 def leading_family(families: Sequence[str]) -> str:
-    """The family that stands for a task with these: the first of LEADING among them, else the first given; UNKNOWN of none."""
-    return next((name for name in LEADING if name in families), families[0] if families else UNKNOWN)
+    """The family that stands for a task with these: the first of LEADING among them, else the first
+    given; UNKNOWN of none."""
+    return next(
+        (name for name in LEADING if name in families), families[0] if families else UNKNOWN
+    )
 
 
 def status_by_family(frame: pl.DataFrame, families: pl.DataFrame) -> tuple[FamilyStatuses, ...]:
     """Verdict statuses of every family, the family with most candidates first and UNKNOWN last.
 
-    `frame` has a row a verdict with task_id and status (candidate_id, where it is there, counts once), `families` task_id and family.
-    Rows without a task or a status are left out. Raises UsageError for missing columns and where no row is left.
+    `frame` has a row a verdict with task_id and status (candidate_id, where it is there, counts
+    once), `families` task_id and family. Rows without a task or a status are left out. Raises
+    UsageError for missing columns and where no row is left.
     """
     import polars as pl
 
     _require(frame, ("task_id", "status"))
     rows = frame.lazy()
     if "candidate_id" in frame.columns:
-        rows = rows.filter(pl.col("candidate_id").is_null() | pl.col("candidate_id").is_first_distinct())
-    rows = rows.select(pl.col("task_id").cast(pl.String), pl.col("status").cast(pl.String)).drop_nulls().collect()
+        rows = rows.filter(
+            pl.col("candidate_id").is_null() | pl.col("candidate_id").is_first_distinct()
+        )
+    rows = (
+        rows.select(pl.col("task_id").cast(pl.String), pl.col("status").cast(pl.String))
+        .drop_nulls()
+        .collect()
+    )
     if rows.is_empty():
         raise UsageError("no verdict names a task and a status", FIX)
-    counts = _with_family(rows, families).group_by("family", "status").agg(pl.len(), pl.col("task_id"))
+    counts = (
+        _with_family(rows, families).group_by("family", "status").agg(pl.len(), pl.col("task_id"))
+    )
     found = []
     for (family,), part in counts.group_by("family"):
         by_status = dict(part.select("status", "len").iter_rows())
-        known = [name for name in (*STATUSES, *sorted(by_status.keys() - set(STATUSES))) if name in by_status]
+        known = [
+            name
+            for name in (*STATUSES, *sorted(by_status.keys() - set(STATUSES)))
+            if name in by_status
+        ]
         tasks = part["task_id"].explode().n_unique()
         ordered = {name: by_status[name] for name in known}
-        found.append(FamilyStatuses(family=str(family), tasks=tasks, candidates=sum(by_status.values()), counts=ordered))
-    return tuple(sorted(found, key=lambda each: (each.family == UNKNOWN, -each.candidates, each.family)))
+        found.append(
+            FamilyStatuses(
+                family=str(family), tasks=tasks, candidates=sum(by_status.values()), counts=ordered
+            )
+        )
+    return tuple(
+        sorted(found, key=lambda each: (each.family == UNKNOWN, -each.candidates, each.family))
+    )
 
 
 def composition(name: str, rows: pl.DataFrame, families: pl.DataFrame) -> SetComposition:
-    """What a set holds: `rows` has a line a sample with task_id, reasoning_tokens, `speedup` or `timing`, and `operator_kind` or
-    `reference_operators`; `families` task_id and family. Raises UsageError for missing columns."""
+    """What a set holds: `rows` has a line a sample with task_id, reasoning_tokens, `speedup` or
+    `timing`, and `operator_kind` or `reference_operators`; `families` task_id and family. Raises
+    UsageError for missing columns."""
     import polars as pl
 
     _require(rows, ("task_id", "reasoning_tokens"))
     kinds = _kinds(rows)
-    counts = _with_family(rows.select(pl.col("task_id").cast(pl.String)), families)["family"].value_counts().iter_rows()
+    counts = (
+        _with_family(rows.select(pl.col("task_id").cast(pl.String)), families)["family"]
+        .value_counts()
+        .iter_rows()
+    )
     singles = int((kinds == "single_operator").sum())
     return SetComposition(
         name=name,
@@ -153,23 +197,42 @@ def overlap(sets: Mapping[str, Iterable[str]]) -> Overlap:
     for number in range(len(names)):
         same.setdefault(tuple(mask for mask in masks if mask >> number & 1), []).append(number)
     sizes = {numbers[0]: sum(masks[mask] for mask in of) for of, numbers in same.items()}
-    ordered = sorted(same.values(), key=lambda numbers: -sizes[numbers[0]])  # of equal size: as they were given
-    exact = [(tuple(place for place, numbers in enumerate(ordered) if mask >> numbers[0] & 1), count) for mask, count in masks.items()]
+    ordered = sorted(
+        same.values(), key=lambda numbers: -sizes[numbers[0]]
+    )  # of equal size: as they were given
+    exact = [
+        (tuple(place for place, numbers in enumerate(ordered) if mask >> numbers[0] & 1), count)
+        for mask, count in masks.items()
+    ]
     pairs = []
     for first, second in combinations(range(len(names)), 2):
         shared = sum(count for mask, count in masks.items() if mask >> first & mask >> second & 1)
         either = sum(count for mask, count in masks.items() if (mask >> first | mask >> second) & 1)
-        pairs.append(Pair(first=names[first], second=names[second], shared=shared, jaccard=shared / either if either else 0.0))
+        pairs.append(
+            Pair(
+                first=names[first],
+                second=names[second],
+                shared=shared,
+                jaccard=shared / either if either else 0.0,
+            )
+        )
     return Overlap(
         samples=sum(masks.values()),
-        sets=tuple(SetSize(names=tuple(names[n] for n in numbers), samples=sizes[numbers[0]]) for numbers in ordered),
-        intersections=tuple(Intersection(sets=which, samples=n) for which, n in sorted(exact, key=lambda pair: (-pair[1], pair[0]))),
+        sets=tuple(
+            SetSize(names=tuple(names[n] for n in numbers), samples=sizes[numbers[0]])
+            for numbers in ordered
+        ),
+        intersections=tuple(
+            Intersection(sets=which, samples=n)
+            for which, n in sorted(exact, key=lambda pair: (-pair[1], pair[0]))
+        ),
         pairs=tuple(pairs),
     )
 
 
 def _masks(sets: Mapping[str, Iterable[str]]) -> dict[int, int]:
-    """How many samples are in just these sets, by a number with a bit for each of them. No Python object is made for a sample."""
+    """How many samples are in just these sets, by a number with a bit for each of them. No Python
+    object is made for a sample."""
     import polars as pl
 
     parts = [
@@ -186,8 +249,15 @@ def _masks(sets: Mapping[str, Iterable[str]]) -> dict[int, int]:
 
 
 def markdown(sets: Sequence[SetComposition], shared: Overlap | None = None) -> str:
-    """Both as Markdown tables: what sets hold, and the share of their samples that two of them have in common."""
-    lines = ["| strategy | samples | tasks | single | fusion | tokens (median) | speedup (median) | families |", "|" + " --- |" * 8]
+    """Both as Markdown tables: what sets hold, and the share of their samples that two of them have
+    in common."""
+    lines = [
+        (
+            "| strategy | samples | tasks | single | fusion | tokens (median) | speedup (median) |"
+            " families |"
+        ),
+        "|" + " --- |" * 8,
+    ]
     for each in sets:
         tokens = f"{each.tokens.median:,.0f}" if each.tokens else ""
         speedup = f"{each.speedups.median:.2f} (n {each.speedups.n:,})" if each.speedups else "none"
@@ -197,8 +267,14 @@ def markdown(sets: Sequence[SetComposition], shared: Overlap | None = None) -> s
     if shared is None or not shared.pairs:
         return "\n".join(lines) + "\n"
     names = [each.name for each in sets]
-    known = {(pair.first, pair.second): pair for pair in shared.pairs} | {(pair.second, pair.first): pair for pair in shared.pairs}
-    lines += ["", "| samples in common (Jaccard, %) | " + " | ".join(map(_plain, names)) + " |", "|" + " --- |" * (len(names) + 1)]
+    known = {(pair.first, pair.second): pair for pair in shared.pairs} | {
+        (pair.second, pair.first): pair for pair in shared.pairs
+    }
+    lines += [
+        "",
+        "| samples in common (Jaccard, %) | " + " | ".join(map(_plain, names)) + " |",
+        "|" + " --- |" * (len(names) + 1),
+    ]
     for row in names:
         cells = ["" if row == column else _shared(known[row, column]) for column in names]
         lines.append(f"| {_plain(row)} | " + " | ".join(cells) + " |")
@@ -207,7 +283,9 @@ def markdown(sets: Sequence[SetComposition], shared: Overlap | None = None) -> s
 
 def _plain(name: str) -> str:
     """A name from somebody's file as text in a Markdown table."""
-    escaped = re.sub(r"([\\`*_{}\[\]()#|~!])", r"\\\1", html.escape(" ".join(name.split()), quote=False))
+    escaped = re.sub(
+        r"([\\`*_{}\[\]()#|~!])", r"\\\1", html.escape(" ".join(name.split()), quote=False)
+    )
     return escaped.replace("://", ":\\/\\/")
 
 
@@ -224,18 +302,25 @@ def _with_family(rows: pl.DataFrame, families: pl.DataFrame) -> pl.DataFrame:
     import polars as pl
 
     _require(families, ("task_id", "family"))
-    named = families.select(pl.col("task_id").cast(pl.String), pl.col("family").cast(pl.String)).unique("task_id", keep="first")
-    return rows.join(named, on="task_id", how="left").with_columns(pl.col("family").fill_null(UNKNOWN))
+    named = families.select(
+        pl.col("task_id").cast(pl.String), pl.col("family").cast(pl.String)
+    ).unique("task_id", keep="first")
+    return rows.join(named, on="task_id", how="left").with_columns(
+        pl.col("family").fill_null(UNKNOWN)
+    )
 
 
 def _kinds(rows: pl.DataFrame) -> pl.Series:
-    """single_operator or fusion. `operator_kind` is asked once for each different list of operators."""
+    """single_operator or fusion. `operator_kind` is asked once for each different list of
+    operators."""
     import polars as pl
 
     if "operator_kind" in rows.columns:
         return rows["operator_kind"].cast(pl.String).fill_null("fusion")
     _require(rows, ("reference_operators",))
-    keys = rows.select(pl.col("reference_operators").cast(pl.List(pl.String)).list.join("\0").fill_null(""))["reference_operators"]
+    keys = rows.select(
+        pl.col("reference_operators").cast(pl.List(pl.String)).list.join("\0").fill_null("")
+    )["reference_operators"]
     kinds = {key: operator_kind(key.split("\0") if key else []) for key in keys.unique().to_list()}
     return keys.replace_strict(kinds, return_dtype=pl.String) if kinds else keys
 
@@ -257,7 +342,11 @@ def _speedups(rows: pl.DataFrame) -> pl.Series:
     if "speedup" not in rows.columns:
         _require(rows, ("timing",))
         fields = {field.name for field in getattr(rows.schema["timing"], "fields", [])}
-        rows = rows.select(pl.col("timing").struct.field("speedup") if "speedup" in fields else pl.lit(None, pl.Float64).alias("speedup"))
+        rows = rows.select(
+            pl.col("timing").struct.field("speedup")
+            if "speedup" in fields
+            else pl.lit(None, pl.Float64).alias("speedup")
+        )
     values = _numbers(rows, "speedup")
     return values.filter(values > 0)
 
@@ -265,5 +354,7 @@ def _speedups(rows: pl.DataFrame) -> pl.Series:
 def _quantiles(values: pl.Series) -> Quantiles | None:
     if values.is_empty():
         return None
-    p10, p25, median, p75, p90 = (float(values.quantile(share, "linear") or 0.0) for share in QUANTILES)
+    p10, p25, median, p75, p90 = (
+        float(values.quantile(share, "linear") or 0.0) for share in QUANTILES
+    )
     return Quantiles(n=len(values), p10=p10, p25=p25, median=median, p75=p75, p90=p90)

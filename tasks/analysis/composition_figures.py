@@ -1,7 +1,9 @@
-"""Figures of verdicts and training sets: statuses of each operator family, what each set holds, and which samples sets share.
+"""Figures of verdicts and training sets: statuses of each operator family, what each set holds, and
+which samples sets share.
 
-Guarantees: what `drawing` guarantees; no letters over what is drawn; every figure says how many it is of; what is left out to keep it
-readable is counted under it. Does not guarantee that every number is written in it: the alternative text and the records have them all.
+Guarantees: what `drawing` guarantees; no letters over what is drawn; every figure says how many it
+is of; what is left out to keep it readable is counted under it. Does not guarantee that every
+number is written in it: the alternative text and the records have them all.
 """
 
 from __future__ import annotations
@@ -9,8 +11,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tasks.analysis.composition import STATUSES, UNKNOWN, FamilyStatuses, Overlap, Quantiles, SetComposition
-from tasks.analysis.drawing import FIRST, INK, LOOKS, SECOND, Drawn, Look, caption, counts, filled, legend, new_figure, ratios, styled
+from tasks.analysis.composition import (
+    STATUSES,
+    UNKNOWN,
+    FamilyStatuses,
+    Overlap,
+    Quantiles,
+    SetComposition,
+)
+from tasks.analysis.drawing import (
+    FIRST,
+    INK,
+    LOOKS,
+    SECOND,
+    Drawn,
+    Look,
+    caption,
+    counts,
+    filled,
+    legend,
+    new_figure,
+    ratios,
+    styled,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +59,8 @@ INTERSECTIONS_SHOWN = 24
 
 
 def status_figure(table: Sequence[FamilyStatuses]) -> Drawn:
-    """Shares of verdict statuses for each operator family, one bar a family, counts under their parts."""
+    """Shares of verdict statuses for each operator family, one bar a family, counts under their
+    parts."""
     figure, (axes,) = new_figure(8.4, 1.7 + ROW_INCHES * len(table))
     styled(axes, "share of the family's candidates (%)", "", grid="x")
     present = [*STATUSES, *sorted({name for row in table for name in row.counts} - set(STATUSES))]
@@ -48,12 +72,31 @@ def status_figure(table: Sequence[FamilyStatuses]) -> Drawn:
             if not width:
                 continue
             # a gap tells neighbours apart where their colours do not
-            axes.barh(place - 0.1, max(width - 0.25, 0.1), 0.46, left=left, **filled(STATUS_LOOKS.get(name, OTHER)))
+            axes.barh(
+                place - 0.1,
+                max(width - 0.25, 0.1),
+                0.46,
+                left=left,
+                **filled(STATUS_LOOKS.get(name, OTHER)),
+            )
             if width >= WRITTEN_FROM:
-                axes.text(left + width / 2, place + 0.19, f"{row.counts[name]:,}", ha="center", va="top", fontsize=7, color=INK)
+                axes.text(
+                    left + width / 2,
+                    place + 0.19,
+                    f"{row.counts[name]:,}",
+                    ha="center",
+                    va="top",
+                    fontsize=7,
+                    color=INK,
+                )
             left += width
     axes.set_yticks(
-        range(len(table)), [f"{row.family}\nn {row.candidates:,}, {row.tasks:,} {_plural(row.tasks)}" for row in table], fontsize=8
+        range(len(table)),
+        [
+            f"{row.family}\nn {row.candidates:,}, {row.tasks:,} {_plural(row.tasks)}"
+            for row in table
+        ],
+        fontsize=8,
     )
     axes.set_ylim(len(table) - 0.4, -0.5)
     axes.set_xlim(0, 100)
@@ -61,17 +104,29 @@ def status_figure(table: Sequence[FamilyStatuses]) -> Drawn:
     total, tasks = sum(row.candidates for row in table), sum(row.tasks for row in table)
     caption(
         figure,
-        f"n {total:,} candidates of {tasks:,} tasks; a task counts for its leading operator family. "
-        "Numbers: candidates, where there is room.",
+        f"n {total:,} candidates of {tasks:,} tasks; a task counts for its leading operator family."
+        " Numbers: candidates, where there is room.",
     )
-    alt = " ".join(f"{row.family}: {', '.join(f'{count:,} {name}' for name, count in row.counts.items())}." for row in table)
-    return Drawn("status-by-family", figure, f"Verdict statuses of {total:,} candidates by operator family of their task. {alt}")
+    alt = " ".join(
+        f"{row.family}: {', '.join(f'{count:,} {name}' for name, count in row.counts.items())}."
+        for row in table
+    )
+    return Drawn(
+        "status-by-family",
+        figure,
+        f"Verdict statuses of {total:,} candidates by operator family of their task. {alt}",
+    )
 
 
 def composition_figure(sets: Sequence[SetComposition]) -> Drawn:
-    """Every set in a row: size with single operators apart, families, reasoning lengths, speedups."""
+    """Every set in a row: size with single operators apart, families, reasoning lengths,
+    speedups."""
     figure, (sizes, families, lengths, speedups) = new_figure(
-        12.0, 2.1 + 0.34 * max(len(sets), 2), columns=4, sharey=True, width_ratios=(1.0, 1.25, 1.0, 1.0)
+        12.0,
+        2.1 + 0.34 * max(len(sets), 2),
+        columns=4,
+        sharey=True,
+        width_ratios=(1.0, 1.25, 1.0, 1.0),
     )
     labels = ("samples", "share of samples (%)", "reasoning length (tokens)", "speedup (a ratio)")
     for axes, label in zip((sizes, families, lengths, speedups), labels, strict=True):
@@ -81,10 +136,22 @@ def composition_figure(sets: Sequence[SetComposition]) -> Drawn:
     for place, each in enumerate(sets):
         sizes.barh(place, each.single_operator, 0.62, **filled(LOOKS[0]))
         sizes.barh(place, each.fusion, 0.62, left=each.single_operator, **filled(LOOKS[3]))
-        sizes.annotate(f"{each.samples:,}", (each.samples, place), (3, 0), textcoords="offset points", va="center", fontsize=7, color=INK)
+        sizes.annotate(
+            f"{each.samples:,}",
+            (each.samples, place),
+            (3, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=7,
+            color=INK,
+        )
         left = 0.0
         for name, look in looks.items():
-            count = sum(n for family, n in each.families.items() if family not in shown) if name == REST else each.families.get(name, 0)
+            count = (
+                sum(n for family, n in each.families.items() if family not in shown)
+                if name == REST
+                else each.families.get(name, 0)
+            )
             if count:
                 width = 100 * count / each.samples
                 families.barh(place, max(width - 0.4, 0.1), 0.62, left=left, **filled(look))
@@ -103,19 +170,37 @@ def composition_figure(sets: Sequence[SetComposition]) -> Drawn:
     lengths.set_xlim(left=0)
     _legend_above(sizes, {"single operator": LOOKS[0], "fusion": LOOKS[3]}, 1)
     used = {family for each in sets for family in each.families}
-    _legend_above(families, {name: look for name, look in looks.items() if name in used or (name == REST and used - set(shown))}, 2)
-    timed = "".join(f"; {each.name} {each.speedups.n if each.speedups else 0:,}" for each in sets if _untimed(each))
+    _legend_above(
+        families,
+        {
+            name: look
+            for name, look in looks.items()
+            if name in used or (name == REST and used - set(shown))
+        },
+        2,
+    )
+    timed = "".join(
+        f"; {each.name} {each.speedups.n if each.speedups else 0:,}"
+        for each in sets
+        if _untimed(each)
+    )
     caption(
         figure,
-        f"{len(sets)} {'sets' if len(sets) > 1 else 'set'}; n is the number of samples, written beside the first bars. Boxes: middle half "
-        "with the median, lines to the 10 % and 90 % quantiles. Dotted: as fast as the reference."
+        f"{len(sets)} {'sets' if len(sets) > 1 else 'set'}; n is the number of samples, written"
+        " beside the first bars. Boxes: middle half with the median, lines to the 10 % and 90 %"
+        " quantiles. Dotted: as fast as the reference."
         + (f" Speedups of fewer: {timed[2:]}." if timed else ""),
     )
-    return Drawn("composition", figure, "What each training set holds. " + " ".join(_said(each) for each in sets))
+    return Drawn(
+        "composition",
+        figure,
+        "What each training set holds. " + " ".join(_said(each) for each in sets),
+    )
 
 
 def overlap_figure(found: Overlap) -> Drawn:
-    """An UpSet plot (Lex et al. 2014): samples that are in exactly the sets whose dots are joined, and the size of every set."""
+    """An UpSet plot (Lex et al. 2014): samples that are in exactly the sets whose dots are joined,
+    and the size of every set."""
     sets, shown = found.sets, found.intersections[:INTERSECTIONS_SHOWN]
     figure, (corner, bars, sizes, dots) = new_figure(
         max(9.0, 5.6 + 0.30 * len(shown)),
@@ -132,15 +217,32 @@ def overlap_figure(found: Overlap) -> Drawn:
     places = range(len(shown))
     bars.bar(places, [each.samples for each in shown], 0.6, color=FIRST)
     for place, each in zip(places, shown, strict=True):
-        bars.annotate(f"{each.samples:,}", (place, each.samples), (0, 2), textcoords="offset points", ha="center", fontsize=7, color=INK)
+        bars.annotate(
+            f"{each.samples:,}",
+            (place, each.samples),
+            (0, 2),
+            textcoords="offset points",
+            ha="center",
+            fontsize=7,
+            color=INK,
+        )
         absent = [number for number in range(len(sets)) if number not in each.sets]
         dots.plot([place] * len(absent), absent, "o", color=INK, markersize=2)
-        dots.plot([place] * len(each.sets), each.sets, "o-", color=FIRST, markersize=7, linewidth=1.5)
+        dots.plot(
+            [place] * len(each.sets), each.sets, "o-", color=FIRST, markersize=7, linewidth=1.5
+        )
     sizes.barh(range(len(sets)), [each.samples for each in sets], 0.6, color=INK)
     sizes.set_xlim(1.3 * max([each.samples for each in sets] + [1]), 0)  # towards the names
     for place, each in enumerate(sets):
         sizes.annotate(
-            f"{each.samples:,}", (each.samples, place), (-3, 0), textcoords="offset points", ha="right", va="center", fontsize=7, color=INK
+            f"{each.samples:,}",
+            (each.samples, place),
+            (-3, 0),
+            textcoords="offset points",
+            ha="right",
+            va="center",
+            fontsize=7,
+            color=INK,
         )
     for axes in (sizes, dots):
         axes.set_ylim(max(len(sets), 1) - 0.5, -0.5)
@@ -159,12 +261,27 @@ def overlap_figure(found: Overlap) -> Drawn:
     bars.set_ylim(0, 1.1 * max([each.samples for each in shown] + [1]))
     left_out = found.intersections[len(shown) :]
     few, named = sum(each.samples for each in left_out), sum(len(each.names) for each in sets)
-    rest = f" {len(left_out):,} smaller intersections with {few:,} samples are not drawn." if left_out else ""
-    caption(figure, f"n {found.samples:,} different samples in {named:,} sets. Large dots: in the set.{rest}")
+    rest = (
+        f" {len(left_out):,} smaller intersections with {few:,} samples are not drawn."
+        if left_out
+        else ""
+    )
+    caption(
+        figure,
+        f"n {found.samples:,} different samples in {named:,} sets. Large dots: in the set.{rest}",
+    )
     names = [" and ".join(each.names) for each in sets]
-    said = " ".join(f"{each.samples:,} in {', '.join(names[number] for number in each.sets)} only." for each in shown[:8])
+    said = " ".join(
+        f"{each.samples:,} in {', '.join(names[number] for number in each.sets)} only."
+        for each in shown[:8]
+    )
     held = ", ".join(f"{name} {each.samples:,}" for name, each in zip(names, sets, strict=True))
-    return Drawn("overlap", figure, f"Overlap of training sets, {found.samples:,} different samples. Sizes: {held}. Largest parts: {said}")
+    return Drawn(
+        "overlap",
+        figure,
+        f"Overlap of training sets, {found.samples:,} different samples. Sizes: {held}. Largest"
+        f" parts: {said}",
+    )
 
 
 def _joined(names: Sequence[str]) -> str:
@@ -179,24 +296,41 @@ def _plural(tasks: int) -> str:
 def _legend_above(axes: Axes, looks: dict[str, Look], columns: int) -> None:
     from matplotlib.patches import Patch
 
-    legend(axes, columns, handles=[Patch(label=name, **filled(look)) for name, look in looks.items()], handleheight=1.0)
+    legend(
+        axes,
+        columns,
+        handles=[Patch(label=name, **filled(look)) for name, look in looks.items()],
+        handleheight=1.0,
+    )
 
 
 def _box(axes: Axes, place: int, found: Quantiles | None, colour: str) -> None:
     if found is None:
         return
     axes.plot([found.p10, found.p90], [place, place], "-", color=colour, linewidth=1.2)
-    axes.plot([found.p25, found.p75], [place, place], "-", color=colour, linewidth=6, alpha=0.55, solid_capstyle="butt")
+    axes.plot(
+        [found.p25, found.p75],
+        [place, place],
+        "-",
+        color=colour,
+        linewidth=6,
+        alpha=0.55,
+        solid_capstyle="butt",
+    )
     axes.plot([found.median], [place], "o", color=colour, markersize=5)
 
 
 def _most_frequent(sets: Sequence[SetComposition]) -> tuple[str, ...]:
-    """The families that have a look of their own, by how many samples of all sets together they have."""
+    """The families that have a look of their own, by how many samples of all sets together they
+    have."""
     totals: dict[str, int] = {}
     for each in sets:
         for family, count in each.families.items():
             totals[family] = totals.get(family, 0) + count
-    ordered = sorted((family for family in totals if family != UNKNOWN), key=lambda family: (-totals[family], family))
+    ordered = sorted(
+        (family for family in totals if family != UNKNOWN),
+        key=lambda family: (-totals[family], family),
+    )
     return tuple(ordered[:FAMILIES_SHOWN])
 
 
@@ -209,4 +343,7 @@ def _said(each: SetComposition) -> str:
     tokens = f", median {each.tokens.median:,.0f} tokens" if each.tokens else ""
     speedup = f", median speedup {each.speedups.median:.2f}" if each.speedups else ", no speedup"
     kinds = f"{each.single_operator:,} single operators, {each.fusion:,} fusions"
-    return f"{each.name}: {each.samples:,} samples of {each.tasks:,} tasks, {kinds} ({families}){tokens}{speedup}."
+    return (
+        f"{each.name}: {each.samples:,} samples of {each.tasks:,} tasks, {kinds}"
+        f" ({families}){tokens}{speedup}."
+    )

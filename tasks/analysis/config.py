@@ -1,4 +1,5 @@
-"""How the observations are made: bins, seeds, budgets of time, and what lengths and speedups are called."""
+"""How the observations are made: bins, seeds, budgets of time, and what lengths and speedups are
+called."""
 
 from __future__ import annotations
 
@@ -18,14 +19,37 @@ class ObservationConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    bin_tokens: int = Field(default=256, ge=1, description="width of a bin of reasoning length (paper)")
-    last_bin_tokens: int = Field(default=20_000, ge=1, description="from here on one bin holds all (paper)")
-    unit_tokens: float = Field(default=1000.0, gt=0, description="odds ratios are for so many tokens more")
-    max_conditional_tasks: int = Field(default=2000, ge=2, description="tasks given to the conditional regression; above, a random sample")
+    bin_tokens: int = Field(
+        default=256, ge=1, description="width of a bin of reasoning length (paper)"
+    )
+    last_bin_tokens: int = Field(
+        default=20_000, ge=1, description="from here on one bin holds all (paper)"
+    )
+    unit_tokens: float = Field(
+        default=1000.0, gt=0, description="odds ratios are for so many tokens more"
+    )
+    max_conditional_tasks: int = Field(
+        default=2000,
+        ge=2,
+        description="tasks given to the conditional regression; above, a random sample",
+    )
     permutations: int = Field(default=999, ge=199, description="shuffles of the permutation test")
-    permutation_budget: int = Field(default=200_000_000, ge=1, description="samples times shuffles, at most; never under 199 shuffles")
-    points: int = Field(default=1500, ge=0, description="correct samples kept for the figure of length against speedup")
-    seed: int = Field(default=0, description="of the permutation test, the random groups of tasks and the dots of a figure")
+    permutation_budget: int = Field(
+        default=200_000_000,
+        ge=1,
+        description="samples times shuffles, at most; never under 199 shuffles",
+    )
+    points: int = Field(
+        default=1500,
+        ge=0,
+        description="correct samples kept for the figure of length against speedup",
+    )
+    seed: int = Field(
+        default=0,
+        description="of the permutation test, the random groups of tasks and the dots of a figure",
+    )
     length_unit: str = TOKENS
     speedup_label: str = OVER_EAGER
-    speedup_within_tasks_only: bool = Field(default=False, description="the speeds of different tasks do not compare: nothing pooled")
+    speedup_within_tasks_only: bool = Field(
+        default=False, description="the speeds of different tasks do not compare: nothing pooled"
+    )

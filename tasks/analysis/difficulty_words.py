@@ -1,4 +1,5 @@
-"""What the division by ARL supports, in plain sentences made from its numbers by rules (see `findings` for what such a sentence claims)."""
+"""What the division by ARL supports, in plain sentences made from its numbers by rules (see
+`findings` for what such a sentence claims)."""
 
 from __future__ import annotations
 
@@ -23,34 +24,56 @@ def difficulty_finding(found: Difficulty) -> tuple[str, ...]:
     if found.tertiles is None:
         return (f"{found.tasks} tasks cannot be divided into easy, medium and hard.",)
     said = [f"By ARL, Exec {MEANING[found.tertiles.exec_monotone]}: {_execs(found.tertiles)}."]
-    said.append(f"The geometric-mean speedup {MEANING[found.tertiles.speedup_monotone]}: {_speedups(found.tertiles)}.")
+    said.append(
+        f"The geometric-mean speedup {MEANING[found.tertiles.speedup_monotone]}:"
+        f" {_speedups(found.tertiles)}."
+    )
     if found.split_half is not None:
         said.append(
-            f"With ARL and outcomes taken from different samples of a task, Exec {MEANING[found.split_half.exec_monotone]}: "
-            f"{_execs(found.split_half)}. The ARLs of two halves of the samples agree with Spearman {interval(found.reliability)}."
+            "With ARL and outcomes taken from different samples of a task, Exec"
+            f" {MEANING[found.split_half.exec_monotone]}: {_execs(found.split_half)}. The ARLs of"
+            f" two halves of the samples agree with Spearman {interval(found.reliability)}."
         )
     else:
-        said.append("With one sample a task, ARL and outcome come from the same sample: difficulty and luck cannot be told apart.")
-    other = [division for division in found.sensitivity if division.exec_monotone == found.tertiles.exec_monotone]
+        said.append(
+            "With one sample a task, ARL and outcome come from the same sample: difficulty and luck"
+            " cannot be told apart."
+        )
+    other = [
+        division
+        for division in found.sensitivity
+        if division.exec_monotone == found.tertiles.exec_monotone
+    ]
     said.append(f"Of {len(found.sensitivity)} other divisions, {len(other)} say the same of Exec.")
     if found.agreement is None:
         said.append("One generator: whether another finds the same tasks hard cannot be said.")
     else:
         said.append(
-            f"{found.agreement.first} and {found.agreement.second} agree on {found.agreement.tasks:,} tasks with Spearman "
-            f"{interval(found.agreement.spearman)}, weighted kappa of the thirds {interval(found.agreement.kappa)}."
+            f"{found.agreement.first} and {found.agreement.second} agree on"
+            f" {found.agreement.tasks:,} tasks with Spearman {interval(found.agreement.spearman)},"
+            f" weighted kappa of the thirds {interval(found.agreement.kappa)}."
         )
         if found.agreement.crossed is not None:
             crossed = found.agreement.crossed
-            said.append(f"Divided by the other generator's ARL, Exec {MEANING[crossed.exec_monotone]}: {_execs(crossed)}.")
+            said.append(
+                f"Divided by the other generator's ARL, Exec {MEANING[crossed.exec_monotone]}:"
+                f" {_execs(crossed)}."
+            )
     return tuple(said)
 
 
 def _execs(division: Division) -> str:
-    return ", ".join(f"{group.name} {100 * (group.exec.value or 0):.0f} %" for group in division.groups)
+    return ", ".join(
+        f"{group.name} {100 * (group.exec.value or 0):.0f} %" for group in division.groups
+    )
 
 
 def _speedups(division: Division) -> str:
     return ", ".join(
-        f"{group.name} {group.speedup.value:.2f}" if group.speedup.value is not None else f"{group.name} none" for group in division.groups
+        (
+            f"{group.name} {group.speedup.value:.2f}"
+            if group.speedup.value is not None
+            else f"{group.name} none"
+        )
+        for group in division.groups
     )

@@ -1,8 +1,10 @@
 """What every figure of ours shares: colours, axes, a caption, and the files.
 
-Guarantees: no pyplot, so nothing global is opened or left; the same figure gives the same bytes on one matplotlib; one file reads on light
-and on dark pages (a transparent ground, everything drawn of middle brightness); kinds are told apart by a colour and a hatch that stay
-apart for colour-blind readers (`tests/tasks/test_composition_figures.py` computes it). Does not guarantee that a figure says anything.
+Guarantees: no pyplot, so nothing global is opened or left; the same figure gives the same bytes on
+one matplotlib; one file reads on light and on dark pages (a transparent ground, everything drawn of
+middle brightness); kinds are told apart by a colour and a hatch that stay apart for colour-blind
+readers (`tests/tasks/test_composition_figures.py` computes it). Does not guarantee that a figure
+says anything.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class Drawn(NamedTuple):
 
 
 class Look(NamedTuple):
-    """How one kind is filled. Three colours of one brightness are as many as every reader tells apart; the hatch says the rest."""
+    """How one kind is filled. Three colours of one brightness are as many as every reader tells
+    apart; the hatch says the rest."""
 
     colour: str
     hatch: str | None = None
@@ -49,8 +52,11 @@ LOOKS = (
 )
 
 
-def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **grid: object) -> tuple[Figure, list[Axes]]:
-    """An empty figure (inches) on a transparent ground with `rows` times `columns` axes, row by row; `grid` as in Figure.subplots."""
+def new_figure(
+    width: float, height: float, rows: int = 1, columns: int = 1, **grid: object
+) -> tuple[Figure, list[Axes]]:
+    """An empty figure (inches) on a transparent ground with `rows` times `columns` axes, row by
+    row; `grid` as in Figure.subplots."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -72,14 +78,24 @@ def styled(axes: Axes, x: str, y: str, *, grid: str = "y") -> None:
 
 
 def legend(axes: Axes, columns: int = 2, **more: object) -> None:
-    """A legend above the axes, so that it lies over no data; `more` as in Axes.legend. None where nothing has a label."""
+    """A legend above the axes, so that it lies over no data; `more` as in Axes.legend. None where
+    nothing has a label."""
     if "handles" in more or axes.get_legend_handles_labels()[0]:
         where = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "borderaxespad": 0.3}
-        axes.legend(frameon=False, labelcolor=INK, fontsize="small", ncols=columns, columnspacing=1.2, **where, **more)
+        axes.legend(
+            frameon=False,
+            labelcolor=INK,
+            fontsize="small",
+            ncols=columns,
+            columnspacing=1.2,
+            **where,
+            **more,
+        )
 
 
 def ratios(axes: Axes, which: str = "y") -> None:
-    """A logarithmic axis of ratios in plain numbers, for what is drawn already: 1, 2, 5, 10 where it spans little, else powers of ten."""
+    """A logarithmic axis of ratios in plain numbers, for what is drawn already: 1, 2, 5, 10 where
+    it spans little, else powers of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     (axes.set_yscale if which == "y" else axes.set_xscale)("log")
@@ -100,20 +116,25 @@ def counts(axes: Axes, which: str = "x") -> None:
 
 
 def caption(figure: Figure, text: str) -> None:
-    """What is drawn and of how many, under the figure and in its files: it goes with them wherever they are shown."""
-    folded = textwrap.fill(" ".join(text.split()), int(CAPTION_CHARACTERS_PER_INCH * figure.get_figwidth()))
+    """What is drawn and of how many, under the figure and in its files: it goes with them wherever
+    they are shown."""
+    folded = textwrap.fill(
+        " ".join(text.split()), int(CAPTION_CHARACTERS_PER_INCH * figure.get_figwidth())
+    )
     figure.supxlabel(folded, x=0.01, ha="left", fontsize="small", color=INK)
 
 
 def filled(look: Look) -> dict[str, object]:
-    """Arguments of a bar of this look. What is hatched has no ground of its own: its lines alone would be too faint on it."""
+    """Arguments of a bar of this look. What is hatched has no ground of its own: its lines alone
+    would be too faint on it."""
     if look.hatch is None:
         return {"facecolor": look.colour, "edgecolor": look.colour, "linewidth": 0.8}
     return {"facecolor": "none", "edgecolor": look.colour, "linewidth": 0.8, "hatch": look.hatch}
 
 
 def save(drawn: Drawn, directory: str | os.PathLike[str]) -> tuple[Path, Path]:
-    """Write NAME.svg and NAME.png; the SVG carries the description. The directory must be there. Raises OSError where it cannot write."""
+    """Write NAME.svg and NAME.png; the SVG carries the description. The directory must be there.
+    Raises OSError where it cannot write."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -121,8 +142,17 @@ def save(drawn: Drawn, directory: str | os.PathLike[str]) -> tuple[Path, Path]:
     vector, raster = (Path(directory) / f"{drawn.name}.{kind}" for kind in ("svg", "png"))
     # without a date, and with ids that depend on the content alone
     with rc_context({"svg.hashsalt": drawn.name}):
-        drawn.figure.savefig(vector, format="svg", transparent=True, metadata={"Date": None, "Title": drawn.name, "Description": drawn.alt})
         drawn.figure.savefig(
-            raster, format="png", transparent=True, dpi=DOTS_PER_INCH, metadata={"Software": None, "Description": drawn.alt}
+            vector,
+            format="svg",
+            transparent=True,
+            metadata={"Date": None, "Title": drawn.name, "Description": drawn.alt},
+        )
+        drawn.figure.savefig(
+            raster,
+            format="png",
+            transparent=True,
+            dpi=DOTS_PER_INCH,
+            metadata={"Software": None, "Description": drawn.alt},
         )
     return vector, raster

@@ -1,11 +1,14 @@
-"""What the analysis of reasoning lengths reads: one row a judged sample, with everything left out counted by its reason.
+"""What the analysis of reasoning lengths reads: one row a judged sample, with everything left out
+counted by its reason.
 
-Guarantees: each candidate once; a length above 0 and a known outcome in every row; speedups that are missing, not finite or not positive
-are null, never a number. Does not guarantee that lengths of two generators compare: each counts with its own tokenizer.
+Guarantees: each candidate once; a length above 0 and a known outcome in every row; speedups that
+are missing, not finite or not positive are null, never a number. Does not guarantee that lengths of
+two generators compare: each counts with its own tokenizer.
 
-Of the statuses only `correct` is correct. `task_error` says nothing of a sample and is left out; all others count as incorrect, also
-`no_code` and `rejected`: whoever pays for reasoning pays for those too. A sample that the token limit cut off is `truncated`: it is long
-and incorrect because of the limit, so every analysis is made with and without such samples.
+Of the statuses only `correct` is correct. `task_error` says nothing of a sample and is left out;
+all others count as incorrect, also `no_code` and `rejected`: whoever pays for reasoning pays for
+those too. A sample that the token limit cut off is `truncated`: it is long and incorrect because of
+the limit, so every analysis is made with and without such samples.
 """
 
 from __future__ import annotations
@@ -25,8 +28,9 @@ FIX = "join a verification snapshot with the candidates it verified"
 
 @dataclass(frozen=True)
 class Samples:
-    """`data` has the columns task (a number per task_id, ascending), tokens, correct, truncated, speedup, generator, sample_index; sorted
-    by task and sample_index. `left_out` counts the other rows of the frame by reason. `knows_truncation` is False where no column says it.
+    """`data` has the columns task (a number per task_id, ascending), tokens, correct, truncated,
+    speedup, generator, sample_index; sorted by task and sample_index. `left_out` counts the other
+    rows of the frame by reason. `knows_truncation` is False where no column says it.
     """
 
     data: pl.DataFrame
@@ -43,7 +47,8 @@ class Samples:
 
 
 def samples_of(frame: pl.DataFrame) -> Samples:
-    """The judged samples of a frame with the columns `REQUIRED`, those of `OPTIONAL` that are there, and `timing` or `speedup` (a ratio).
+    """The judged samples of a frame with the columns `REQUIRED`, those of `OPTIONAL` that are
+    there, and `timing` or `speedup` (a ratio).
 
     Raises UsageError for a missing or unusable column, and where no row is left.
     """
@@ -52,7 +57,9 @@ def samples_of(frame: pl.DataFrame) -> Samples:
     _require(frame)
     rows = frame.height
     if "candidate_id" in frame.columns:
-        frame = frame.filter(pl.col("candidate_id").is_null() | pl.col("candidate_id").is_first_distinct())
+        frame = frame.filter(
+            pl.col("candidate_id").is_null() | pl.col("candidate_id").is_first_distinct()
+        )
     try:
         data = frame.select(
             pl.col("task_id").cast(pl.String),
@@ -60,11 +67,20 @@ def samples_of(frame: pl.DataFrame) -> Samples:
             pl.col("reasoning_tokens").cast(pl.Float64).alias("tokens"),
             _speedup(frame).alias("speedup"),
             _truncated(frame).alias("truncated"),
-            (pl.col("generator").cast(pl.String) if "generator" in frame.columns else pl.lit("")).fill_null("").alias("generator"),
-            (pl.col("sample_index").cast(pl.Int64) if "sample_index" in frame.columns else pl.lit(0, pl.Int64)).alias("sample_index"),
+            (pl.col("generator").cast(pl.String) if "generator" in frame.columns else pl.lit(""))
+            .fill_null("")
+            .alias("generator"),
+            (
+                pl.col("sample_index").cast(pl.Int64)
+                if "sample_index" in frame.columns
+                else pl.lit(0, pl.Int64)
+            ).alias("sample_index"),
         )
     except pl.exceptions.PolarsError as error:
-        raise UsageError(f"a column holds something else than the analysis reads: {str(error).splitlines()[0]}", FIX) from error
+        raise UsageError(
+            f"a column holds something else than the analysis reads: {str(error).splitlines()[0]}",
+            FIX,
+        ) from error
     known_length = pl.col("tokens").is_finite().fill_null(False)
     left_out = {
         "repeated": rows - frame.height,
@@ -76,10 +92,18 @@ def samples_of(frame: pl.DataFrame) -> Samples:
     left_out["no reasoning"] = data.filter(known_length & (pl.col("tokens") <= 0)).height
     data = data.filter(known_length & (pl.col("tokens") > 0))
     if data.is_empty():
-        said = ", ".join(f"{count} {reason}" for reason, count in left_out.items() if count) or "the frame is empty"
-        raise UsageError(f"no sample with a reasoning length and an outcome ({said})", "verify candidates of a model that reasons")
+        said = (
+            ", ".join(f"{count} {reason}" for reason, count in left_out.items() if count)
+            or "the frame is empty"
+        )
+        raise UsageError(
+            f"no sample with a reasoning length and an outcome ({said})",
+            "verify candidates of a model that reasons",
+        )
     task_ids = data["task_id"].unique().sort()
-    codes = pl.DataFrame({"task_id": task_ids, "task": pl.Series(range(len(task_ids)), dtype=pl.UInt32)})
+    codes = pl.DataFrame(
+        {"task_id": task_ids, "task": pl.Series(range(len(task_ids)), dtype=pl.UInt32)}
+    )
     data = (
         data.join(codes, on="task_id", how="left")
         .select(
@@ -87,7 +111,11 @@ def samples_of(frame: pl.DataFrame) -> Samples:
             "tokens",
             (pl.col("status") == "correct").alias("correct"),
             "truncated",
-            pl.when((pl.col("status") == "correct") & pl.col("speedup").is_finite() & (pl.col("speedup") > 0))
+            pl.when(
+                (pl.col("status") == "correct")
+                & pl.col("speedup").is_finite()
+                & (pl.col("speedup") > 0)
+            )
             .then("speedup")
             .alias("speedup"),
             pl.col("generator").cast(pl.Categorical),
@@ -96,7 +124,9 @@ def samples_of(frame: pl.DataFrame) -> Samples:
         .sort("task", "sample_index", maintain_order=True)
     )
     knows = any(name in frame.columns for name in ("reason", "finish_reason"))
-    return Samples(data, task_ids, rows, {reason: count for reason, count in left_out.items() if count}, knows)
+    return Samples(
+        data, task_ids, rows, {reason: count for reason, count in left_out.items() if count}, knows
+    )
 
 
 def _require(frame: pl.DataFrame) -> None:

@@ -1,7 +1,7 @@
 """The headline numbers of an analysis as rows: what a table shows and what runs are compared by.
 
-Guarantees: every row has its value or the reason why there is none, never both; names do not depend on the data. Holds no curve: bins,
-tenths and groups of tasks are in the records.
+Guarantees: every row has its value or the reason why there is none, never both; names do not depend
+on the data. Holds no curve: bins, tenths and groups of tasks are in the records.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ NUMBERS = pa.schema(
 
 
 def number_rows(observations: Observations, difficulty: Difficulty) -> list[dict[str, Any]]:
-    """Rows of NUMBERS. Ratios, shares and correlations, as the records define them; `..._tokens` are tokens.
+    """Rows of NUMBERS. Ratios, shares and correlations, as the records define them; `..._tokens`
+    are tokens.
 
-    `all/` is of all samples, `complete/` of those that the token limit did not cut off (absent where it cut off none).
+    `all/` is of all samples, `complete/` of those that the token limit did not cut off (absent
+    where it cut off none).
     """
     rows = [*_of_population("all", observations.everything)]
     if observations.complete is not None:
@@ -51,12 +53,25 @@ def number_rows(observations: Observations, difficulty: Difficulty) -> list[dict
 
 
 def _of_population(name: str, found: Population) -> Iterator[dict[str, Any]]:
-    share = Estimate(value=found.correct / found.samples, n=found.samples, tasks=found.tasks, method="share")
+    share = Estimate(
+        value=found.correct / found.samples, n=found.samples, tasks=found.tasks, method="share"
+    )
     yield _row(f"{name}/share_correct", share)
-    for outcome, spread in (("correct", found.correct_lengths), ("incorrect", found.incorrect_lengths)):
+    for outcome, spread in (
+        ("correct", found.correct_lengths),
+        ("incorrect", found.incorrect_lengths),
+    ):
         if spread is not None:
-            median = Estimate(value=spread.median, lower=spread.median_lower, upper=spread.median_upper, n=spread.samples)
-            yield _row(f"{name}/median_{outcome}_tokens", median.model_copy(update={"method": "order statistics"}))
+            median = Estimate(
+                value=spread.median,
+                lower=spread.median_lower,
+                upper=spread.median_upper,
+                n=spread.samples,
+            )
+            yield _row(
+                f"{name}/median_{outcome}_tokens",
+                median.model_copy(update={"method": "order statistics"}),
+            )
     yield _row(f"{name}/longer_if_incorrect", found.longer_if_incorrect)
     yield _row(f"{name}/odds_ratio_pooled", found.pooled)
     within = found.within
@@ -64,11 +79,23 @@ def _of_population(name: str, found: Population) -> Iterator[dict[str, Any]]:
     yield _row(f"{name}/odds_ratio_within_tasks_per_unit", within.odds_ratio_per_unit)
     yield _row(f"{name}/change_of_share_within_tasks_per_sd", within.slope)
     if within.permutation_p is not None:
-        test = Estimate(value=within.permutation_p, n=within.samples, tasks=within.tasks, method=f"{within.permutations} permutations")
+        test = Estimate(
+            value=within.permutation_p,
+            n=within.samples,
+            tasks=within.tasks,
+            method=f"{within.permutations} permutations",
+        )
         yield _row(f"{name}/permutation_p_within_tasks", test)
 
 
 def _row(name: str, found: Estimate) -> dict[str, Any]:
     bounds = {"value": found.value, "lower": found.lower, "upper": found.upper, "p": found.p}
     why_not = None if found.value is not None else found.why_not or "unknown"
-    return {"name": name, **bounds, "samples": found.n, "tasks": found.tasks, "method": found.method, "why_not": why_not}
+    return {
+        "name": name,
+        **bounds,
+        "samples": found.n,
+        "tasks": found.tasks,
+        "method": found.method,
+        "why_not": why_not,
+    }

@@ -1,9 +1,11 @@
-"""Verdicts and their candidates in, what reasoning length says out: headline numbers, the finding in words, the page and its figures.
+"""Verdicts and their candidates in, what reasoning length says out: headline numbers, the finding
+in words, the page and its figures.
 
-Guarantees: one finished snapshot for each pair of verdicts and candidates, the same numbers every time; samples that cannot be analysed
-(none with a length, too few, an older table) are a finished snapshot too, without numbers and with a caution that says why: trying again
-would not change it. Reads the columns that the analysis needs, never a text. Does not guarantee the page and the figures on a remote root:
-there the words and numbers are in the manifest alone.
+Guarantees: one finished snapshot for each pair of verdicts and candidates, the same numbers every
+time; samples that cannot be analysed (none with a length, too few, an older table) are a finished
+snapshot too, without numbers and with a caution that says why: trying again would not change it.
+Reads the columns that the analysis needs, never a text. Does not guarantee the page and the figures
+on a remote root: there the words and numbers are in the manifest alone.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from tasks.analysis.config import ObservationConfig
 from tasks.progress import report
-from tasks.store import Snapshot, SnapshotRef, code_version, fingerprint
+from tasks.store.snapshot import Snapshot, SnapshotRef, code_version, fingerprint
 
 STAGE, PAGE = "analysis", "page"
 OF_VERDICTS = ("candidate_id", "task_id", "status", "reason", "timing.speedup")
@@ -26,7 +28,8 @@ FINDINGS = "findings.md"
 
 
 class Found(Record):
-    """What an analysis says in words, and the files that it left: the page first, then its data, the findings, figures (SVG and PNG)."""
+    """What an analysis says in words, and the files that it left: the page first, then its data,
+    the findings, figures (SVG and PNG)."""
 
     finding: tuple[str, ...]
     cautions: tuple[str, ...]
@@ -42,12 +45,16 @@ class Found(Record):
 def planned(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfig) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
     upstream = [verdicts.fingerprint, candidates.fingerprint]
-    return Snapshot(verdicts.root, STAGE, fingerprint(STAGE, config, upstream, code_version("tasks.analysis")))
+    return Snapshot(
+        verdicts.root, STAGE, fingerprint(STAGE, config, upstream, code_version("tasks.analysis"))
+    )
 
 
 def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfig) -> SnapshotRef:
-    """A finished snapshot of tasks.analysis.numbers.NUMBERS. Its manifest has `finding`, `cautions`, `records` (all numbers of the figures
-    but the dots of length against speedup) and `files`. Raises UsageError where the root cannot be written."""
+    """A finished snapshot of tasks.analysis.numbers.NUMBERS. Its manifest has `finding`,
+    `cautions`, `records` (all numbers of the figures but the dots of length against speedup) and
+    `files`. Raises UsageError where the root cannot be written.
+    """
     from tasks.analysis.numbers import NUMBERS
 
     snapshot = planned(verdicts, candidates, config)
@@ -57,7 +64,15 @@ def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfi
     try:
         rows, told = _analysed(frame, config, snapshot)
     except Unusable as problem:
-        rows, told = [], {"finding": [], "cautions": [f"Nothing could be analysed: {problem}."], "records": None, "files": []}
+        rows, told = (
+            [],
+            {
+                "finding": [],
+                "cautions": [f"Nothing could be analysed: {problem}."],
+                "records": None,
+                "files": [],
+            },
+        )
     there = snapshot.keys("name")
     snapshot.append([row for row in rows if row["name"] not in there], NUMBERS)
     report(STAGE, frame.height, frame.height, (told["finding"] or told["cautions"])[0])
@@ -70,12 +85,17 @@ def found_in(ref: SnapshotRef) -> Found:
     snapshot = ref.open()
     manifest = snapshot.manifest
     files = tuple(snapshot.local_dir() / name for name in manifest["files"])
-    return Found(finding=tuple(manifest["finding"]), cautions=tuple(manifest["cautions"]), files=files)
+    return Found(
+        finding=tuple(manifest["finding"]), cautions=tuple(manifest["cautions"]), files=files
+    )
 
 
 def joined(verdicts: Snapshot, candidates: Snapshot) -> pl.DataFrame:
     """The columns that the analysis reads, one row a candidate, in the order of the verdicts."""
-    left, right = verdicts.read(columns=OF_VERDICTS, unique="candidate_id"), candidates.read(columns=OF_CANDIDATES, unique="candidate_id")
+    left, right = (
+        verdicts.read(columns=OF_VERDICTS, unique="candidate_id"),
+        candidates.read(columns=OF_CANDIDATES, unique="candidate_id"),
+    )
     if left.is_empty() or right.is_empty():
         return left.clear()
     return left.join(right, on="candidate_id", how="inner", maintain_order="left")
@@ -85,8 +105,11 @@ class Unusable(Exception):
     """Samples that say nothing. Not an error of the run."""
 
 
-def _analysed(frame: pl.DataFrame, config: ObservationConfig, snapshot: Snapshot) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Rows and what the manifest says. Raises Unusable where the samples cannot be analysed, UsageError where files cannot be written."""
+def _analysed(
+    frame: pl.DataFrame, config: ObservationConfig, snapshot: Snapshot
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Rows and what the manifest says. Raises Unusable where the samples cannot be analysed,
+    UsageError where files cannot be written."""
     from tasks.analysis.difficulty import difficulty
     from tasks.analysis.numbers import number_rows
     from tasks.analysis.observations import observe
@@ -99,7 +122,12 @@ def _analysed(frame: pl.DataFrame, config: ObservationConfig, snapshot: Snapshot
         raise Unusable(error.args[0]) from error
     records = as_json(observations, divided)
     records["observations"]["speedup"].pop("points")
-    told = {"finding": [*observations.finding, *divided.finding], "cautions": list(observations.cautions), "records": records, "files": []}
+    told = {
+        "finding": [*observations.finding, *divided.finding],
+        "cautions": list(observations.cautions),
+        "records": records,
+        "files": [],
+    }
     if snapshot.is_local:
         directory = snapshot.local_dir(PAGE)
         page = write(observations, divided, directory)

@@ -7,13 +7,19 @@ from prefect import task
 from tasks.analysis import stage
 from tasks.analysis.config import ObservationConfig
 from tasks.policy import rows_of, sentence, stage_options
-from tasks.store import SnapshotRef
+from tasks.store.snapshot import SnapshotRef
 
 
 def _analyse_the_samples(verdicts: SnapshotRef, **_: object) -> str:
     return f"say what the reasoning length of {rows_of(verdicts)} samples says"
 
 
-@task(name="analyse the samples", task_run_name=sentence(_analyse_the_samples), **stage_options(stage.planned))
-def analyse(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfig) -> SnapshotRef:
+@task(
+    name="analyse the samples",
+    task_run_name=sentence(_analyse_the_samples),
+    **stage_options(stage.planned),
+)
+def analyse(
+    verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfig
+) -> SnapshotRef:
     return stage.run(verdicts, candidates, config)

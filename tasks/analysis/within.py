@@ -1,12 +1,15 @@
-"""Within one task, is the longer sample less often correct? What pooled data cannot say: hard tasks are both longer and more often wrong.
+"""Within one task, is the longer sample less often correct? What pooled data cannot say: hard tasks
+are both longer and more often wrong.
 
-Guarantees: only comparisons between samples of the same task enter, so anything that is a task's own (difficulty, length of its prompt)
-cancels; three looks at it that share no assumption: a conditional logistic regression, a linear model with a fixed effect a task
-(errors clustered by task), and a permutation test that shuffles outcomes within each task. Does not guarantee a cause: a sample may be
-long because it struggles.
+Guarantees: only comparisons between samples of the same task enter, so anything that is a task's
+own (difficulty, length of its prompt) cancels; three looks at it that share no assumption: a
+conditional logistic regression, a linear model with a fixed effect a task (errors clustered by
+task), and a permutation test that shuffles outcomes within each task. Does not guarantee a cause: a
+sample may be long because it struggles.
 
-statsmodels' conditional likelihood recurses in Python, about 0.9 ms a task of five samples: above `max_conditional_tasks` it is fitted to
-a seeded random sample of tasks, which the estimate's `tasks` shows. The other two always take every task.
+statsmodels' conditional likelihood recurses in Python, about 0.9 ms a task of five samples: above
+`max_conditional_tasks` it is fitted to a seeded random sample of tasks, which the estimate's
+`tasks` shows. The other two always take every task.
 """
 
 from __future__ import annotations
@@ -18,18 +21,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels_eval.records import Record
-from tasks.analysis.estimates import LEVEL, MIN_GROUPS, Estimate, Floats, number, quiet, ratio, unknown
+from tasks.analysis.estimates import (
+    LEVEL,
+    MIN_GROUPS,
+    Estimate,
+    Floats,
+    number,
+    quiet,
+    ratio,
+    unknown,
+)
 
 MOST_DRAWS = 1000  # C(12, 6) is 924
 BLOCK_NUMBERS = 2_000_000  # of possible sums held at once: 16 MB
-LONGEST_GROUP = 64  # samples of a task that the recursion is given: its cost is quadratic, and its depth Python's
+# samples of a task that the recursion is given: its cost is quadratic, and its depth Python's
+LONGEST_GROUP = 64
 
 
 class WithinTask(Record):
-    """`samples` of the `tasks` tasks that have both outcomes, of `tasks_in_all`. `sd_tokens` is the standard deviation within a task.
+    """`samples` of the `tasks` tasks that have both outcomes, of `tasks_in_all`. `sd_tokens` is the
+    standard deviation within a task.
 
-    `odds_ratio` is per standard deviation (within a task) longer, `odds_ratio_per_unit` the same fit per `unit_tokens`; `slope` is the
-    change of the share correct (-1 to 1) per standard deviation. `permutation_p` is two-sided, of `permutations` shuffles.
+    `odds_ratio` is per standard deviation (within a task) longer, `odds_ratio_per_unit` the same
+    fit per `unit_tokens`; `slope` is the change of the share correct (-1 to 1) per standard
+    deviation. `permutation_p` is two-sided, of `permutations` shuffles.
     """
 
     tasks: int
@@ -55,7 +70,8 @@ def within_task(
     permutation_budget: int,
     seed: int,
 ) -> WithinTask:
-    """The analysis of samples sorted by task. Never raises for data that cannot say: its estimates then have a `why_not`.
+    """The analysis of samples sorted by task. Never raises for data that cannot say: its estimates
+    then have a `why_not`.
 
     `permutation_budget` bounds samples times shuffles; at least 199 shuffles are made.
     """
@@ -67,7 +83,9 @@ def within_task(
     tasks, samples = int(mixed.sum()), len(x)
     facts = {"tasks": tasks, "tasks_in_all": in_all, "samples": samples, "unit_tokens": unit_tokens}
     if tasks < 2:
-        none = unknown(f"{tasks} of {in_all} tasks have both correct and incorrect samples", samples, tasks)
+        none = unknown(
+            f"{tasks} of {in_all} tasks have both correct and incorrect samples", samples, tasks
+        )
         return WithinTask(**facts, odds_ratio=none, odds_ratio_per_unit=none, slope=none)
     centred = demeaned(x, codes, tasks)
     sd = math.sqrt(float(np.sum(centred**2)) / max(1, samples - tasks))
@@ -75,7 +93,9 @@ def within_task(
         none = unknown("samples of one task are equally long", samples, tasks)
         return WithinTask(**facts, odds_ratio=none, odds_ratio_per_unit=none, slope=none)
     z = centred / sd
-    per_sd, per_unit = _conditional(z, y, codes, tasks, unit_tokens / sd, max_conditional_tasks, seed)
+    per_sd, per_unit = _conditional(
+        z, y, codes, tasks, unit_tokens / sd, max_conditional_tasks, seed
+    )
     shuffles = max(199, min(permutations, permutation_budget // samples))
     return WithinTask(
         **facts,
@@ -89,11 +109,16 @@ def within_task(
 
 
 def fixed_effects(x: Floats, y: Floats, codes: NDArray[np.integer], tasks: int) -> Estimate:
-    """Slope of demeaned y on demeaned x: the linear model with a fixed effect a task, least squares, errors clustered by task."""
+    """Slope of demeaned y on demeaned x: the linear model with a fixed effect a task, least
+    squares, errors clustered by task."""
     from statsmodels.regression.linear_model import OLS
 
     if tasks < MIN_GROUPS or np.ptp(x) == 0:
-        return unknown(f"{tasks} tasks are too few" if np.ptp(x) else "samples of one task are equally long", len(x), tasks)
+        return unknown(
+            f"{tasks} tasks are too few" if np.ptp(x) else "samples of one task are equally long",
+            len(x),
+            tasks,
+        )
     with quiet():
         fit = OLS(y, x).fit(cov_type="cluster", cov_kwds={"groups": codes}, use_t=True)
         lower, upper = fit.conf_int(alpha=1 - LEVEL)[0]
@@ -101,7 +126,15 @@ def fixed_effects(x: Floats, y: Floats, codes: NDArray[np.integer], tasks: int) 
     if not math.isfinite(lower):
         return unknown("the linear model does not settle", len(x), tasks)
     p = number(fit.pvalues[0])
-    return Estimate(value=float(fit.params[0]), lower=float(lower), upper=float(upper), p=p, n=len(x), tasks=tasks, method=method)
+    return Estimate(
+        value=float(fit.params[0]),
+        lower=float(lower),
+        upper=float(upper),
+        p=p,
+        n=len(x),
+        tasks=tasks,
+        method=method,
+    )
 
 
 def demeaned(values: Floats, codes: NDArray[np.integer], tasks: int) -> Floats:
@@ -109,14 +142,26 @@ def demeaned(values: Floats, codes: NDArray[np.integer], tasks: int) -> Floats:
     return values - (np.bincount(codes, weights=values, minlength=tasks) / counts)[codes]
 
 
-def permutation_p(x: Floats, y: NDArray[np.bool_], codes: NDArray[np.integer], tasks: int, *, shuffles: int, seed: int) -> float:
-    """Two-sided p of the sum of x over correct samples when outcomes are shuffled within tasks; x has mean 0 in every task.
+def permutation_p(
+    x: Floats,
+    y: NDArray[np.bool_],
+    codes: NDArray[np.integer],
+    tasks: int,
+    *,
+    shuffles: int,
+    seed: int,
+) -> float:
+    """Two-sided p of the sum of x over correct samples when outcomes are shuffled within tasks; x
+    has mean 0 in every task.
 
     Never 0: the observed order is one of the orders.
     """
     order = np.argsort(codes, kind="stable")
     x, y = x[order], y[order]
-    sizes, right = np.bincount(codes, minlength=tasks), np.bincount(codes, weights=y, minlength=tasks).astype(np.int64)
+    sizes, right = (
+        np.bincount(codes, minlength=tasks),
+        np.bincount(codes, weights=y, minlength=tasks).astype(np.int64),
+    )
     starts = np.cumsum(sizes) - sizes
     random = np.random.default_rng(seed)
     sums = np.zeros(shuffles)
@@ -124,13 +169,18 @@ def permutation_p(x: Floats, y: NDArray[np.bool_], codes: NDArray[np.integer], t
         lengths = x[starts[(sizes == size) & (right == count)][:, None] + np.arange(size)]
         sums += _shuffled_sums(lengths, int(count), shuffles, random)
     observed = abs(float(x[y].sum()))
-    return float(1 + np.count_nonzero(np.abs(sums) >= observed - 1e-9 * max(1.0, observed))) / (shuffles + 1)
+    return float(1 + np.count_nonzero(np.abs(sums) >= observed - 1e-9 * max(1.0, observed))) / (
+        shuffles + 1
+    )
 
 
-def _shuffled_sums(lengths: Floats, count: int, shuffles: int, random: np.random.Generator) -> Floats:
+def _shuffled_sums(
+    lengths: Floats, count: int, shuffles: int, random: np.random.Generator
+) -> Floats:
     """Per shuffle, the sum over tasks of `count` lengths drawn from each row (a task).
 
-    Where a task has few possible draws, all are summed once and a shuffle picks one a task: some 15 times faster than shuffling rows.
+    Where a task has few possible draws, all are summed once and a shuffle picks one a task: some 15
+    times faster than shuffling rows.
     """
     size, sums = lengths.shape[1], np.zeros(shuffles)
     draws = math.comb(size, count)
@@ -150,14 +200,24 @@ def _shuffled_sums(lengths: Floats, count: int, shuffles: int, random: np.random
 
 
 def _mixed(codes: NDArray[np.integer], correct: NDArray[np.bool_], tasks: int) -> NDArray[np.bool_]:
-    counts, right = np.bincount(codes, minlength=tasks), np.bincount(codes, weights=correct, minlength=tasks)
+    counts, right = (
+        np.bincount(codes, minlength=tasks),
+        np.bincount(codes, weights=correct, minlength=tasks),
+    )
     return (right > 0) & (right < counts)
 
 
 def _conditional(
-    z: Floats, y: NDArray[np.bool_], codes: NDArray[np.integer], tasks: int, per_unit: float, limit: int, seed: int
+    z: Floats,
+    y: NDArray[np.bool_],
+    codes: NDArray[np.integer],
+    tasks: int,
+    per_unit: float,
+    limit: int,
+    seed: int,
 ) -> tuple[Estimate, Estimate]:
-    """Odds ratios per standard deviation and per unit, by statsmodels' ConditionalLogit on at most `limit` tasks."""
+    """Odds ratios per standard deviation and per unit, by statsmodels' ConditionalLogit on at most
+    `limit` tasks."""
     from statsmodels.discrete.conditional_models import ConditionalLogit
 
     sizes = np.bincount(codes, minlength=tasks)
@@ -173,10 +233,20 @@ def _conditional(
         return none, none
     try:
         with quiet():
-            fit = ConditionalLogit(y[keep].astype(np.float64), z[keep][:, None], groups=codes[keep]).fit(disp=0)
+            fit = ConditionalLogit(
+                y[keep].astype(np.float64), z[keep][:, None], groups=codes[keep]
+            ).fit(disp=0)
             slope, error, p = float(fit.params[0]), float(fit.bse[0]), float(fit.pvalues[0])
-    except (np.linalg.LinAlgError, ValueError, OverflowError, ZeroDivisionError, FloatingPointError):
-        none = unknown("length tells correct from incorrect perfectly, or nearly, within tasks", n, used)
+    except (
+        np.linalg.LinAlgError,
+        ValueError,
+        OverflowError,
+        ZeroDivisionError,
+        FloatingPointError,
+    ):
+        none = unknown(
+            "length tells correct from incorrect perfectly, or nearly, within tasks", n, used
+        )
         return none, none
     which = "a random sample" if used == limit else f"those of at most {LONGEST_GROUP} samples"
     sampled = f" on {which}, {used:,} of {tasks:,} tasks" if used < tasks else ""

@@ -1,8 +1,10 @@
-"""Scores of groups of tasks: by level, by kind and family of operator, by third of reasoning length.
+"""Scores of groups of tasks: by level, by kind and family of operator, by third of reasoning
+length.
 
-Guarantees: a group is scored as a whole benchmark is, with the same refusals; the order of groups is theirs. Does not guarantee that
-groups differ for the reason they are named after: tasks of a level differ in much more. Groups may overlap (a task has all families that
-its operators belong to), so their tasks do not add up.
+Guarantees: a group is scored as a whole benchmark is, with the same refusals; the order of groups
+is theirs. Does not guarantee that groups differ for the reason they are named after: tasks of a
+level differ in much more. Groups may overlap (a task has all families that its operators belong
+to), so their tasks do not add up.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from kernels_eval.errors import UsageError
-from kernels_eval.metrics import Interval
+from tasks.benchmark.metrics import Interval
 from tasks.benchmark.scoring import Rule, ScoreRow, score
 
 if TYPE_CHECKING:
@@ -34,7 +36,8 @@ class GroupRow(ScoreRow):
 
 
 def level_groups(tasks: pl.DataFrame) -> dict[str, list[str]]:
-    """level -> task ids, from rows with `task_id` and `level`, levels in order. Tasks without a level are in no group."""
+    """level -> task ids, from rows with `task_id` and `level`, levels in order. Tasks without a
+    level are in no group."""
     _require(tasks, "task_id", "level")
     found: dict[int, list[str]] = {}
     for task, level in tasks.select("task_id", "level").iter_rows():
@@ -44,9 +47,11 @@ def level_groups(tasks: pl.DataFrame) -> dict[str, list[str]]:
 
 
 def operator_groups(workloads: pl.DataFrame) -> dict[By, dict[str, list[str]]]:
-    """Kinds (single_operator, fusion) and families -> task ids, from rows of the stage "workloads" (task_id, operator_kind, families).
+    """Kinds (single_operator, fusion) and families -> task ids, from rows of the stage "workloads"
+    (task_id, operator_kind, families).
 
-    A task is in every family of its operators. What could not be run is "not counted". The largest groups come first.
+    A task is in every family of its operators. What could not be run is "not counted". The largest
+    groups come first.
     """
     _require(workloads, "task_id", "operator_kind", "families")
     kinds: dict[str, list[str]] = {}
@@ -59,20 +64,28 @@ def operator_groups(workloads: pl.DataFrame) -> dict[By, dict[str, list[str]]]:
 
 
 def arl_groups(frame: pl.DataFrame) -> dict[str, list[str]]:
-    """Thirds of tasks by ARL, the mean `reasoning_tokens` of a task's rows: short, middle, long. Rows without a length are left out.
+    """Thirds of tasks by ARL, the mean `reasoning_tokens` of a task's rows: short, middle, long.
+    Rows without a length are left out.
 
-    Give rows of one generator (lengths of two tokenizers do not mix), best of another one than those that are scored: a model's own
-    failures are long, and make the long third look hard. Fewer than three tasks have no thirds: the result is empty.
+    Give rows of one generator (lengths of two tokenizers do not mix), best of another one than
+    those that are scored: a model's own failures are long, and make the long third look hard. Fewer
+    than three tasks have no thirds: the result is empty.
     """
     import polars as pl
 
     _require(frame, "task_id", "reasoning_tokens")
     known = (
-        frame.drop_nulls("reasoning_tokens").group_by("task_id").agg(pl.col("reasoning_tokens").mean()).sort("reasoning_tokens", "task_id")
+        frame.drop_nulls("reasoning_tokens")
+        .group_by("task_id")
+        .agg(pl.col("reasoning_tokens").mean())
+        .sort("reasoning_tokens", "task_id")
     )
     if known.height < len(THIRDS):
         return {}
-    return {name: [str(task) for task in part] for name, part in zip(THIRDS, np.array_split(known["task_id"].to_numpy(), 3), strict=True)}
+    return {
+        name: [str(task) for task in part]
+        for name, part in zip(THIRDS, np.array_split(known["task_id"].to_numpy(), 3), strict=True)
+    }
 
 
 def score_groups(
@@ -85,7 +98,8 @@ def score_groups(
     resamples: int = 2000,
     rule: Rule = "concur",
 ) -> list[GroupRow]:
-    """`score` of every group, in their order. A group that no verdict belongs to has no rows. Raises UsageError as `score` does."""
+    """`score` of every group, in their order. A group that no verdict belongs to has no rows.
+    Raises UsageError as `score` does."""
     import polars as pl
 
     rows: list[GroupRow] = []
@@ -99,10 +113,12 @@ def score_groups(
 
 
 def gap(first: ScoreRow, second: ScoreRow) -> tuple[float, Interval] | None:
-    """`first` minus `second`, two shares over different tasks, with a 95 % interval; None where one has no value or no interval.
+    """`first` minus `second`, two shares over different tasks, with a 95 % interval; None where one
+    has no value or no interval.
 
-    Square-and-add of the two intervals (Newcombe 1998, method 10; for other intervals than Wilson's, Zou and Donner 2008): each end takes
-    the distances on its own side, so intervals that are not symmetric stay so. For tasks that both share, use `compare`.
+    Square-and-add of the two intervals (Newcombe 1998, method 10; for other intervals than
+    Wilson's, Zou and Donner 2008): each end takes the distances on its own side, so intervals that
+    are not symmetric stay so. For tasks that both share, use `compare`.
     """
     if first.value is None or second.value is None:
         return None
@@ -115,10 +131,15 @@ def gap(first: ScoreRow, second: ScoreRow) -> tuple[float, Interval] | None:
 
 
 def _largest_first(groups: dict[str, list[str]]) -> dict[str, list[str]]:
-    return dict(sorted(groups.items(), key=lambda item: (item[0] == NOT_COUNTED, -len(item[1]), item[0])))
+    return dict(
+        sorted(groups.items(), key=lambda item: (item[0] == NOT_COUNTED, -len(item[1]), item[0]))
+    )
 
 
 def _require(frame: pl.DataFrame, *columns: str) -> None:
     missing = [name for name in columns if name not in frame.columns]
     if missing:
-        raise UsageError(f"groups of tasks need the columns {', '.join(missing)}", "tasks, workloads and candidates have them")
+        raise UsageError(
+            f"groups of tasks need the columns {', '.join(missing)}",
+            "tasks, workloads and candidates have them",
+        )

@@ -30,24 +30,40 @@ class BenchmarkConfig(BaseModel):
     samples_per_task: int = Field(default=SAMPLES_PER_TASK, ge=1)
     sampling: SamplingParams = Field(
         default=SamplingParams(max_tokens=4096),
-        description="how base and tuned are asked; what is not set is training.base_model's own, if known",
+        description=(
+            "how base and tuned are asked; what is not set is training.base_model's own, if known"
+        ),
     )
     ks: tuple[int, ...] = Field(
         default=tuple(k for k in KS if k <= SAMPLES_PER_TASK),
-        description="k of pass@k. Left out: those of 1, 5 and 10 that samples_per_task allows; one above it is not estimated",
+        description=(
+            "k of pass@k. Left out: those of 1, 5 and 10 that samples_per_task allows; one above it"
+            " is not estimated"
+        ),
     )
-    ps: tuple[float, ...] = Field(default=(0.0, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0), description="p of fast_p")
+    ps: tuple[float, ...] = Field(
+        default=(0.0, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0), description="p of fast_p"
+    )
     resamples: int = Field(default=2000, ge=100, description="bootstrap resamples over tasks")
     operator_times: bool = Field(
         default=False,
-        exclude_if=lambda asked: not asked,  # scores made before there was this key stay those of the same configuration
-        description="profile the references, to say which operators correct answers replace; seconds a task, 4 more on a GPU",
+        exclude_if=lambda asked: (
+            not asked
+        ),  # scores made before there was this key stay those of the same configuration
+        description=(
+            "profile the references, to say which operators correct answers replace; seconds a"
+            " task, 4 more on a GPU"
+        ),
     )
 
     @model_validator(mode="before")
     @classmethod
     def _asks_what_can_be_estimated(cls, data: Any) -> Any:
         """`ks` where it is left out: of KS, those that so many samples a task allow."""
-        if not isinstance(data, dict) or "ks" in data or not isinstance(samples := data.get("samples_per_task"), int):
+        if (
+            not isinstance(data, dict)
+            or "ks" in data
+            or not isinstance(samples := data.get("samples_per_task"), int)
+        ):
             return data
         return data | {"ks": [k for k in KS if k <= samples] or [1]}

@@ -1,7 +1,8 @@
 """Typical errors: failures whose first error line is the same but for names, numbers and paths.
 
-Guarantees: a signature holds no path, no number and no line of code; two candidates that fail alike have the same one; time linear in the
-log. Does not guarantee that a group has one cause: "no matching function" has many.
+Guarantees: a signature holds no path, no number and no line of code; two candidates that fail alike
+have the same one; time linear in the log. Does not guarantee that a group has one cause: "no
+matching function" has many.
 """
 
 from __future__ import annotations
@@ -24,17 +25,26 @@ TOP_NAMES = 3
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _RAISED = re.compile(r"^[A-Za-z_][\w.]{0,80}(?:Error|Exception|Interrupt|Exit)\b")
-_ERROR = re.compile(r"\berror\b|undefined symbol|undefined reference|cannot open|out of memory|segmentation fault|assert", re.IGNORECASE)
-_PLACE = re.compile(r"^\s*[^\s:()]{1,300}(?::\d+(?::\d+)?|\(\d+\))\s*:\s*")  # main.cpp:12:30: and main.cu(12):
+_ERROR = re.compile(
+    r"\berror\b|undefined symbol|undefined reference|cannot open|out of memory|segmentation"
+    r" fault|assert",
+    re.IGNORECASE,
+)
+_PLACE = re.compile(
+    r"^\s*[^\s:()]{1,300}(?::\d+(?::\d+)?|\(\d+\))\s*:\s*"
+)  # main.cpp:12:30: and main.cu(12):
 _LABEL = re.compile(r"^(?:fatal )?error:\s*", re.IGNORECASE)
 _HINT = re.compile(r"[;,]?\s*did you mean .*$", re.IGNORECASE)
-_QUOTED = re.compile(r"(?<!\w)'([^'\n]{1,300})'(?!\w)|\"([^\"\n]{1,300})\"|‘([^’\n]{1,300})’|`([^`\n]{1,300})`")
+_QUOTED = re.compile(
+    r"(?<!\w)'([^'\n]{1,300})'(?!\w)|\"([^\"\n]{1,300})\"|‘([^’\n]{1,300})’|`([^`\n]{1,300})`"
+)
 _PATH = re.compile(r"(?<![\w/])(?:[A-Za-z]:)?(?:\.{0,2}/)+[\w.+@-]+(?:/[\w.+@-]+)*")
 _NUMBER = re.compile(r"\b0x[0-9a-fA-F]+\b|(?<![A-Za-z_])[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
 
 class ErrorGroup(Record):
-    """Failures with one signature. `names` are the commonest names that stood where the signature has '…'; `example` is one first line."""
+    """Failures with one signature. `names` are the commonest names that stood where the signature
+    has '…'; `example` is one first line."""
 
     reason: str
     signature: str
@@ -46,7 +56,8 @@ class ErrorGroup(Record):
 
 
 def error_groups(frame: pl.DataFrame, *, limit: int = 10) -> list[ErrorGroup]:
-    """The commonest failures to build or run, most first: rows of verdicts with the columns COLUMNS. At most `limit` groups.
+    """The commonest failures to build or run, most first: rows of verdicts with the columns
+    COLUMNS. At most `limit` groups.
 
     Wrong outputs are no errors and not grouped: their reason says what there is to say.
     """
@@ -55,13 +66,16 @@ def error_groups(frame: pl.DataFrame, *, limit: int = 10) -> list[ErrorGroup]:
     found: dict[tuple[str, str], list[tuple[str, str, str]]] = {}
     for row in frame.filter(pl.col("status").is_in(FAILED)).select(COLUMNS).iter_rows(named=True):
         line = first_error(row["log_tail"] or "", row["detail"] or "")
-        found.setdefault((row["reason"], signature(line)), []).append((row["model"], row["task_id"], line))
+        found.setdefault((row["reason"], signature(line)), []).append(
+            (row["model"], row["task_id"], line)
+        )
     ranked = sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
     return [_group(reason, text, members) for (reason, text), members in ranked[:limit]]
 
 
 def first_error(log: str, detail: str = "") -> str:
-    """The line of a log that says what went wrong: what a traceback raised, else the first line that speaks of an error, else `detail`."""
+    """The line of a log that says what went wrong: what a traceback raised, else the first line
+    that speaks of an error, else `detail`."""
     lines = _ESCAPES.sub("", log).splitlines()
     if any(line.startswith("Traceback (most recent call last)") for line in lines):
         raised = [line for line in lines if _RAISED.match(line)]
@@ -72,7 +86,8 @@ def first_error(log: str, detail: str = "") -> str:
 
 
 def signature(line: str) -> str:
-    """The line without where it happened, and with names as '…', paths as PATH and numbers as N; at most SIGNATURE_CHARS long."""
+    """The line without where it happened, and with names as '…', paths as PATH and numbers as N; at
+    most SIGNATURE_CHARS long."""
     text = _HINT.sub("", _LABEL.sub("", _PLACE.sub("", line[:2000])))
     text = _PATH.sub("PATH", _QUOTED.sub("'…'", text))
     return " ".join(_NUMBER.sub("N", text).split())[:SIGNATURE_CHARS]

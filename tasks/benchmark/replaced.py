@@ -1,11 +1,14 @@
-"""Which operators of a reference a candidate replaced, read from its source, against where the reference spends its time.
+"""Which operators of a reference a candidate replaced, read from its source, against where the
+reference spends its time.
 
-Guarantees: static (nothing of a candidate is executed) and bounded by the size of the source; an operator counts as still called where
-anything that `ModelNew.forward` reaches in the same file names it: a layer, a function or method of torch, an arithmetic sign, `torch::` or
-`at::` in C++ text. Does not guarantee what runs. Counted as kept: what is called in a branch never taken, and arithmetic that is only done
-with Python's numbers. Counted as replaced: what C++ code calls as a method of a tensor, what is fetched by a computed name, and what a
-candidate writes with other operators of torch. Names are compared, not meanings: `linear` and `matmul` are one (a matrix product),
-`softmax` and `exp` are not.
+Guarantees: static (nothing of a candidate is executed) and bounded by the size of the source; an
+operator counts as still called where anything that `ModelNew.forward` reaches in the same file
+names it: a layer, a function or method of torch, an arithmetic sign, `torch::` or `at::` in C++
+text. Does not guarantee what runs. Counted as kept: what is called in a branch never taken, and
+arithmetic that is only done with Python's numbers. Counted as replaced: what C++ code calls as a
+method of a tensor, what is fetched by a computed name, and what a candidate writes with other
+operators of torch. Names are compared, not meanings: `linear` and `matmul` are one (a matrix
+product), `softmax` and `exp` are not.
 """
 
 from __future__ import annotations
@@ -18,14 +21,28 @@ BUILDERS = frozenset({"load_inline", "load"})
 TORCH = frozenset({"torch", "F", "nn", "functional"})
 HOLDERS = frozenset({"Sequential", "ModuleList", "ModuleDict", "Parameter", "ParameterList"})
 SIGNS: Mapping[type[ast.AST], str] = {
-    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.MatMult: "matmul", ast.USub: "neg",
-    ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne",
-}  # fmt: skip
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "div",
+    ast.Pow: "pow",
+    ast.MatMult: "matmul",
+    ast.USub: "neg",
+    ast.Lt: "lt",
+    ast.LtE: "le",
+    ast.Gt: "gt",
+    ast.GtE: "ge",
+    ast.Eq: "eq",
+    ast.NotEq: "ne",
+}
 SAME = {
     "product": "linear addmm addmv matmul mm bmm baddbmm addbmm mv einsum bilinear tensordot inner",
     "convolution": "conv1d conv2d conv3d convolution convnd",
     "transposedconvolution": "convtranspose1d convtranspose2d convtranspose3d",
-    "resampling": "interpolate upsample upsamplenearest upsamplebilinear upsamplebilinear2d upsamplenearest2d upsamplebicubic2d",
+    "resampling": (
+        "interpolate upsample upsamplenearest upsamplebilinear upsamplebilinear2d upsamplenearest2d"
+        " upsamplebicubic2d"
+    ),
     "div": "truedivide divide truediv",
     "mul": "multiply",
     "sub": "subtract rsub",
@@ -33,7 +50,8 @@ SAME = {
     "concatenation": "cat concat concatenate",
     "attention": "scaleddotproductattention multiheadattention",
 }
-"""Operators that are one to a reader, whatever they are called; underscores and capitals left out."""
+"""Operators that are one to a reader, whatever they are called; underscores and capitals left
+out."""
 _SAME = {name: key for key, names in SAME.items() for name in names.split()}
 _NATIVE = re.compile(r"\b(?:torch|at)::(?:\w+::)*(\w+)\s*\(")
 _NORM_DIMENSIONS = re.compile(r"(batch|instance)norm[123]d$")
@@ -47,7 +65,8 @@ QUIET = frozenset(
 
 
 def operator_key(name: str) -> str:
-    """What operators are compared by: "nn.BatchNorm2d", "batch_norm" and "native_batch_norm" are one."""
+    """What operators are compared by: "nn.BatchNorm2d", "batch_norm" and "native_batch_norm" are
+    one."""
     plain = name.rsplit(".", 1)[-1].strip("_").replace("_", "").lower().removeprefix("native")
     plain = _NORM_DIMENSIONS.sub(r"\1norm", plain)
     plain = plain.removesuffix("loss") or plain
@@ -55,7 +74,8 @@ def operator_key(name: str) -> str:
 
 
 def called_operators(code: str, entry: str = "ModelNew") -> frozenset[str] | None:
-    """Keys of every operator that the class's `forward` still leaves to torch. None where the source does not parse or lacks the class."""
+    """Keys of every operator that the class's `forward` still leaves to torch. None where the
+    source does not parse or lacks the class."""
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -68,9 +88,11 @@ def called_operators(code: str, entry: str = "ModelNew") -> frozenset[str] | Non
 
 
 def replaced_share(shares: Mapping[str, float], called: Iterable[str]) -> tuple[float, bool]:
-    """The share of the reference's time in operators that are not called any more, and whether the one that takes most is among them.
+    """The share of the reference's time in operators that are not called any more, and whether the
+    one that takes most is among them.
 
-    `shares` are those of a reference by operator (tasks.profiling), `called` comes from `called_operators`.
+    `shares` are those of a reference by operator (tasks.workload), `called` comes from
+    `called_operators`.
     """
     still = set(called)
     computing = {name: share for name, share in shares.items() if operator_key(name) not in QUIET}
@@ -85,10 +107,18 @@ class _Reader:
 
     def __init__(self, tree: ast.Module) -> None:
         self.classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-        self.functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and not _is_method(node, tree)}
+        self.functions = {
+            node.name: node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef) and not _is_method(node, tree)
+        }
         self.imported = _imported(tree)
         self.extensions = _extensions(tree)
-        self.text = "\n".join(node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+        self.text = "\n".join(
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        )
         self.called: set[str] = set()
         self._seen: set[int] = set()
 
@@ -98,7 +128,14 @@ class _Reader:
         for _ in range(16):
             if node is None:
                 return
-            found = next((part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == name), None)
+            found = next(
+                (
+                    part
+                    for part in node.body
+                    if isinstance(part, ast.FunctionDef) and part.name == name
+                ),
+                None,
+            )
             if found is not None:
                 self._read(found, owner)
                 return
@@ -150,18 +187,27 @@ class _Reader:
         for node in ast.walk(self.classes[owner]) if owner in self.classes else ():
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
                 for target in node.targets:
-                    if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
+                    if (
+                        isinstance(target, ast.Attribute)
+                        and isinstance(target.value, ast.Name)
+                        and target.value.id == "self"
+                    ):
                         found[target.attr] = node.value
         return found
 
     def _layer(self, made: ast.expr) -> None:
-        """A layer that is called: those of torch by their names, also inside a Sequential; a class of the file by its `forward`."""
+        """A layer that is called: those of torch by their names, also inside a Sequential; a class
+        of the file by its `forward`."""
         for node in ast.walk(made):
             if isinstance(node, ast.Call):
                 path = _path(node.func)
                 if path and path[0] in self.classes:
                     self.method(path[0], "forward")
-                elif path and (path[0] in TORCH or path[0] in self.imported) and path[-1] not in HOLDERS:
+                elif (
+                    path
+                    and (path[0] in TORCH or path[0] in self.imported)
+                    and path[-1] not in HOLDERS
+                ):
                     self._name(path[-1])
 
     def _name(self, name: str) -> None:
@@ -171,12 +217,17 @@ class _Reader:
 
 def _is_number(node: ast.AST) -> bool:
     """Is it arithmetic on literals, such as the -1 of `dim=-1`?"""
-    operands = [getattr(node, name) for name in ("left", "right", "operand", "target", "value") if hasattr(node, name)]
+    operands = [
+        getattr(node, name)
+        for name in ("left", "right", "operand", "target", "value")
+        if hasattr(node, name)
+    ]
     return all(isinstance(each, ast.Constant) for each in operands)
 
 
 def _path(node: ast.expr) -> list[str]:
-    """["torch", "nn", "Linear"] of torch.nn.Linear; empty where something else than a name stands at its root."""
+    """["torch", "nn", "Linear"] of torch.nn.Linear; empty where something else than a name stands
+    at its root."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -195,7 +246,8 @@ def _imported(tree: ast.Module) -> set[str]:
 
 
 def _extensions(tree: ast.Module) -> set[str]:
-    """Names and attributes ("ext", "self.ext") that hold a library which the candidate builds, or another name of one."""
+    """Names and attributes ("ext", "self.ext") that hold a library which the candidate builds, or
+    another name of one."""
     found: set[str] = set()
     for _ in range(3):  # a name of a name of a library
         for node in ast.walk(tree):
@@ -203,7 +255,9 @@ def _extensions(tree: ast.Module) -> set[str]:
                 value = node.value
                 built = isinstance(value, ast.Call) and (_path(value.func) or [""])[-1] in BUILDERS
                 if built or ".".join(_path(value)) in found:
-                    found.update(".".join(_path(target)) for target in node.targets if _path(target))
+                    found.update(
+                        ".".join(_path(target)) for target in node.targets if _path(target)
+                    )
     return found
 
 

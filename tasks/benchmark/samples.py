@@ -1,8 +1,10 @@
-"""Verdicts in, what scoring needs of them out: per model and task, which samples are right by which rule, and how fast.
+"""Verdicts in, what scoring needs of them out: per model and task, which samples are right by which
+rule, and how fast.
 
-Guarantees: a table that would give wrong numbers in silence (the same candidate twice, verdicts of two devices, columns missing) is
-refused with the way out; tasks whose reference fails count for nobody; models and tasks come in a fixed order. Does not guarantee that the
-models answered the same tasks: `missing_tasks` says which they did not.
+Guarantees: a table that would give wrong numbers in silence (the same candidate twice, verdicts of
+two devices, columns missing) is refused with the way out; tasks whose reference fails count for
+nobody; models and tasks come in a fixed order. Does not guarantee that the models answered the same
+tasks: `missing_tasks` says which they did not.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels_eval.errors import UsageError
-from kernels_eval.metrics import pass_at_k
+from tasks.benchmark.metrics import pass_at_k
 
 if TYPE_CHECKING:
     import polars as pl
@@ -25,12 +27,14 @@ Rule = Literal["concur", "kernelbench_v0", "kernelbench_v0.1"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 Baseline = Literal["eager", "compile"]
 BASELINES: tuple[Baseline, ...] = get_args(Baseline)
-"""What a speedup is against: the reference as it is, or under torch.compile where verification timed that too."""
+"""What a speedup is against: the reference as it is, or under torch.compile where verification
+timed that too."""
 COLUMNS = ("model", "task_id", "status", "reason", "outputs_match", "timing")
 RULE_COLUMNS = ("correctness", "custom_kernels")
 
 _TOLERANCE = {"kernelbench_v0": "kernelbench_1e2", "kernelbench_v0.1": "kernelbench_1e4"}
-# KernelBench's harness compares outputs and nothing else: what ran to the end counts, whatever our own gates and checks said of it
+# KernelBench's harness compares outputs and nothing else: what ran to the end counts, whatever our
+# own gates and checks said of it
 _RAN = frozenset({"correct", "incorrect", "rejected"})
 
 
@@ -42,7 +46,8 @@ class Sample(NamedTuple):
     speedup: float
 
     def passes(self, track: Track, p: float | None) -> bool:
-        """Exec for p None; else correct with speedup > p. Of a correct sample without a timing only speedup > 0 is known."""
+        """Exec for p None; else correct with speedup > p. Of a correct sample without a timing only
+        speedup > 0 is known."""
         right = self.custom if track == "custom_kernel" else self.any
         return right and (not p or self.speedup > p)
 
@@ -51,21 +56,31 @@ Samples = Mapping[str, Sequence[Sample]]
 
 
 def samples_by_model(
-    frame: pl.DataFrame, *, rule: Rule = "concur", count_degenerate: bool = False, baseline: Baseline = "eager"
+    frame: pl.DataFrame,
+    *,
+    rule: Rule = "concur",
+    count_degenerate: bool = False,
+    baseline: Baseline = "eager",
 ) -> dict[str, dict[str, list[Sample]]]:
-    """model -> task_id -> samples; models in order of first appearance, tasks sorted so that bootstrap draws pair up between models.
+    """model -> task_id -> samples; models in order of first appearance, tasks sorted so that
+    bootstrap draws pair up between models.
 
-    `frame` has one row a verdict: `COLUMNS`, and for KernelBench's rules `RULE_COLUMNS`; where it has `candidate_id` and `device`, these
-    are checked. Rules: "concur" takes the verdict; "kernelbench_v0" and "kernelbench_v0.1" take every sample that ran and whose outputs on
-    the task's own inputs are within 1e-2 or 1e-4 of the reference (atol = rtol), whatever else verification found; on the track
-    "custom_kernel" one that was rejected, or launched no kernel of its own, does not count. `count_degenerate` keeps degenerate tasks;
-    what was not judged there is not right. With the `baseline` "compile" speedups are those against the compiled reference, and the tasks
-    of `uncompiled_tasks` are left out. Raises UsageError for a missing column, a candidate that a model has twice, or two devices.
+    `frame` has one row a verdict: `COLUMNS`, and for KernelBench's rules `RULE_COLUMNS`; where it
+    has `candidate_id` and `device`, these are checked. Rules: "concur" takes the verdict;
+    "kernelbench_v0" and "kernelbench_v0.1" take every sample that ran and whose outputs on the
+    task's own inputs are within 1e-2 or 1e-4 of the reference (atol = rtol), whatever else
+    verification found; on the track "custom_kernel" one that was rejected, or launched no kernel of
+    its own, does not count. `count_degenerate` keeps degenerate tasks; what was not judged there is
+    not right. With the `baseline` "compile" speedups are those against the compiled reference, and
+    the tasks of `uncompiled_tasks` are left out. Raises UsageError for a missing column, a
+    candidate that a model has twice, or two devices.
     """
     needed = COLUMNS if rule == "concur" else (*COLUMNS, *RULE_COLUMNS)
     missing = [name for name in needed if name not in frame.columns]
     if missing:
-        raise UsageError(f"scoring needs the columns {', '.join(missing)}", "join verdicts with a column `model`")
+        raise UsageError(
+            f"scoring needs the columns {', '.join(missing)}", "join verdicts with a column `model`"
+        )
     require_scorable(frame)
     excluded = set(excluded_tasks(frame, count_degenerate=count_degenerate))
     excluded.update(uncompiled_tasks(frame) if baseline == "compile" else ())
@@ -78,33 +93,49 @@ def samples_by_model(
 
 
 def require_scorable(frame: pl.DataFrame) -> None:
-    """Raises UsageError where a model has a candidate twice, or verdicts come from two devices. Absent columns are not checked."""
+    """Raises UsageError where a model has a candidate twice, or verdicts come from two devices.
+    Absent columns are not checked."""
     import polars as pl
 
     if "candidate_id" in frame.columns:
-        twice = frame.group_by("model", "candidate_id").len().filter(pl.col("len") > 1).sort("model", "candidate_id")
+        twice = (
+            frame.group_by("model", "candidate_id")
+            .len()
+            .filter(pl.col("len") > 1)
+            .sort("model", "candidate_id")
+        )
         if twice.height:
             model, candidate, count = twice.row(0)
             raise UsageError(
-                f"{twice.height:,} candidates are there more than once, such as {candidate!r} of model {model!r} ({count} times): "
-                "each would be counted as several samples",
-                'read snapshots with unique="candidate_id", or drop repeated rows with frame.unique(["model", "candidate_id"])',
+                f"{twice.height:,} candidates are there more than once, such as {candidate!r} of"
+                f" model {model!r} ({count} times): each would be counted as several samples",
+                'read snapshots with unique="candidate_id", or drop repeated rows with'
+                ' frame.unique(["model", "candidate_id"])',
             )
     if "device" in frame.columns:
-        # a verdict without a device never reached one (it did not compile, say): it belongs to whatever its neighbours ran on
-        devices = frame.filter(pl.col("device").fill_null("") != "").group_by("device").agg(pl.len(), pl.col("model").unique().sort())
+        # a verdict without a device never reached one (it did not compile, say): it belongs to
+        # whatever its neighbours ran on
+        devices = (
+            frame.filter(pl.col("device").fill_null("") != "")
+            .group_by("device")
+            .agg(pl.len(), pl.col("model").unique().sort())
+        )
         if devices.height > 1:
             named = "; ".join(
-                f"{device} ({count:,} of {', '.join(models)})" for device, count, models in devices.sort("device").iter_rows()
+                f"{device} ({count:,} of {', '.join(models)})"
+                for device, count, models in devices.sort("device").iter_rows()
             )
             raise UsageError(
-                f"verdicts of {devices.height} devices are mixed: {named}. Speedups on different devices do not compare",
-                "score each verification snapshot by itself (its manifest.json names its device), or verify all candidates on one device",
+                f"verdicts of {devices.height} devices are mixed: {named}. Speedups on different"
+                " devices do not compare",
+                "score each verification snapshot by itself (its manifest.json names its device),"
+                " or verify all candidates on one device",
             )
 
 
 def excluded_tasks(frame: pl.DataFrame, *, count_degenerate: bool = False) -> list[str]:
-    """Tasks whose reference fails or is degenerate for any candidate: no model can be judged on them. Sorted.
+    """Tasks whose reference fails or is degenerate for any candidate: no model can be judged on
+    them. Sorted.
 
     With `count_degenerate` only those whose reference fails.
     """
@@ -117,19 +148,21 @@ def excluded_tasks(frame: pl.DataFrame, *, count_degenerate: bool = False) -> li
 
 
 def baselines_of(frame: pl.DataFrame) -> tuple[Baseline, ...]:
-    """The baselines that these verdicts have times of: always "eager", and "compile" where at least one verdict was timed against it."""
+    """The baselines that these verdicts have times of: always "eager", and "compile" where at least
+    one verdict was timed against it."""
     return BASELINES if _with_compiled(frame, measured=True).height else BASELINES[:1]
 
 
 def uncompiled_tasks(frame: pl.DataFrame) -> list[str]:
-    """Tasks whose compiled reference was asked for and could never be timed (it does not compile, say): no model has a speedup against it.
-    Sorted."""
+    """Tasks whose compiled reference was asked for and could never be timed (it does not compile,
+    say): no model has a speedup against it. Sorted."""
     asked = set(_with_compiled(frame, measured=False)["task_id"])
     return sorted(asked - set(_with_compiled(frame, measured=True)["task_id"]))
 
 
 def not_compared(frame: pl.DataFrame, model: str) -> int:
-    """Timed verdicts of a model that were not asked to be timed against the compiled reference at all."""
+    """Timed verdicts of a model that were not asked to be timed against the compiled reference at
+    all."""
     import polars as pl
 
     own = frame.filter(pl.col("model") == model)
@@ -145,19 +178,27 @@ def _timed(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_compiled(frame: pl.DataFrame, *, measured: bool) -> pl.DataFrame:
-    """Rows with a record of the compiled baseline; with `measured` those where it has a time. Tables from before it was there have none."""
+    """Rows with a record of the compiled baseline; with `measured` those where it has a time.
+    Tables from before it was there have none."""
     import polars as pl
 
     timing = frame.schema.get("timing")
-    inner = next((field.dtype for field in timing.fields if field.name == "compiled"), None) if isinstance(timing, pl.Struct) else None
+    inner = (
+        next((field.dtype for field in timing.fields if field.name == "compiled"), None)
+        if isinstance(timing, pl.Struct)
+        else None
+    )
     if not isinstance(inner, pl.Struct):
         return frame.clear()
     record = pl.col("timing").struct.field("compiled")
-    return _timed(frame).filter(record.struct.field("speedup" if measured else "mode").is_not_null())
+    return _timed(frame).filter(
+        record.struct.field("speedup" if measured else "mode").is_not_null()
+    )
 
 
 def missing_tasks(samples: Mapping[str, Samples]) -> dict[str, list[str]]:
-    """model -> tasks that some other model of the same frame answered and this one did not. Sorted; models without any are left out."""
+    """model -> tasks that some other model of the same frame answered and this one did not. Sorted;
+    models without any are left out."""
     every = {task for tasks in samples.values() for task in tasks}
     absent = {model: sorted(every - tasks.keys()) for model, tasks in samples.items()}
     return {model: tasks for model, tasks in absent.items() if tasks}
@@ -167,7 +208,12 @@ def rates(samples: Samples, track: Track, p: float | None, k: int) -> NDArray[np
     """pass@k per task, shape (tasks,); None where `why_not` has a reason."""
     if why_not(samples, k):
         return None
-    return np.array([pass_at_k(len(group), sum(s.passes(track, p) for s in group), k) for group in samples.values()])
+    return np.array(
+        [
+            pass_at_k(len(group), sum(s.passes(track, p) for s in group), k)
+            for group in samples.values()
+        ]
+    )
 
 
 def why_not(samples: Samples, k: int) -> str:
@@ -177,16 +223,25 @@ def why_not(samples: Samples, k: int) -> str:
     short = [len(group) for group in samples.values() if len(group) < k]
     if not short:
         return ""
-    return f"pass@{k} needs {k} samples of each task; {len(short):,} of {len(samples):,} tasks have fewer (the least: {min(short)})"
+    return (
+        f"pass@{k} needs {k} samples of each task; {len(short):,} of {len(samples):,} tasks have"
+        f" fewer (the least: {min(short)})"
+    )
 
 
 def _sample(row: Mapping[str, Any], rule: Rule, baseline: Baseline = "eager") -> Sample:
     """For "concur" this mirrors Verdict.correct_any, Verdict.correct_custom and Verdict.speedup."""
     timing = row["timing"] or {}
-    speedup = (timing if baseline == "eager" else timing.get("compiled") or {}).get("speedup") or 0.0
+    speedup = (timing if baseline == "eager" else timing.get("compiled") or {}).get(
+        "speedup"
+    ) or 0.0
     custom = row["status"] == "correct"
     if rule == "concur":
-        alien = row["status"] == "rejected" and row["reason"] == "no_custom_kernel" and row["outputs_match"] is True
+        alien = (
+            row["status"] == "rejected"
+            and row["reason"] == "no_custom_kernel"
+            and row["outputs_match"] is True
+        )
         return Sample(custom, custom or alien, speedup)
     close = row["status"] in _RAN and (row["correctness"] or {}).get(_TOLERANCE[rule]) is True
     own = custom or (row["status"] == "incorrect" and bool(row["custom_kernels"]))

@@ -1,10 +1,12 @@
-"""Scores of models on a benchmark: Exec and fast_p at pass@k, geometric-mean speedup and its spread, each with an interval over tasks.
+"""Scores of models on a benchmark: Exec and fast_p at pass@k, geometric-mean speedup and its
+spread, each with an interval over tasks.
 
-Guarantees: both tracks for every model ("custom_kernel": a custom kernel does the work; "any": the outputs are right whoever computed
-them); a number that the samples cannot support is None and says why, never a guess; every model of one frame is scored on tasks whose
-reference works. Does not guarantee that an interval covers the truth for a handful of tasks: it says how much these tasks disagree, not
-how unlike other tasks they are. Rejected kernels are never timed, so fast_p with p > 0 of the track "any" is a lower bound.
-Every formula is in docs/explanation/statistics.md.
+Guarantees: both tracks for every model ("custom_kernel": a custom kernel does the work; "any": the
+outputs are right whoever computed them); a number that the samples cannot support is None and says
+why, never a guess; every model of one frame is scored on tasks whose reference works. Does not
+guarantee that an interval covers the truth for a handful of tasks: it says how much these tasks
+disagree, not how unlike other tasks they are. Rejected kernels are never timed, so fast_p with p >
+0 of the track "any" is a lower bound. Every formula is in docs/explanation/statistics.md.
 """
 
 from __future__ import annotations
@@ -17,9 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from kernels_eval.metrics import Interval, bootstrap_interval, hierarchical_interval, mean, wilson_interval
 from kernels_eval.records import Record
 from tasks.benchmark.comparing import LEVEL, ComparisonRow, compare, compare_all, metric_name
+from tasks.benchmark.metrics import (
+    Interval,
+    bootstrap_interval,
+    hierarchical_interval,
+    mean,
+    wilson_interval,
+)
 from tasks.benchmark.samples import (
     BASELINES,
     COLUMNS,
@@ -71,12 +79,15 @@ Over = Literal["tasks", "tasks_and_samples"]
 
 
 class ScoreRow(Record):
-    """One number of one model on one track. Rates are shares in [0, 1], the geometric mean is a ratio; both are None where unsupported.
+    """One number of one model on one track. Rates are shares in [0, 1], the geometric mean is a
+    ratio; both are None where unsupported.
 
-    `lower` and `upper` bound `value` with 95 % confidence by the named method: a bootstrap over tasks (or "hierarchical": over tasks, then
-    samples within them), or Wilson's interval with one trial a task where all tasks agree and the bootstrap would collapse to a point.
-    `baseline` is what speedups are against: PyTorch as the task is written, or the same under torch.compile.
-    `missing` counts tasks that other models of the same frame answered and this one did not. Where `value` is None, `why_not` says why.
+    `lower` and `upper` bound `value` with 95 % confidence by the named method: a bootstrap over
+    tasks (or "hierarchical": over tasks, then samples within them), or Wilson's interval with one
+    trial a task where all tasks agree and the bootstrap would collapse to a point. `baseline` is
+    what speedups are against: PyTorch as the task is written, or the same under torch.compile.
+    `missing` counts tasks that other models of the same frame answered and this one did not. Where
+    `value` is None, `why_not` says why.
     """
 
     model: str
@@ -91,7 +102,10 @@ class ScoreRow(Record):
     samples: int
     rule: Rule = "concur"
     degenerate_counted: bool = False
-    over: Over = Field(default="tasks", description="what the bootstrap drew; the geometric mean's always draws tasks")
+    over: Over = Field(
+        default="tasks",
+        description="what the bootstrap drew; the geometric mean's always draws tasks",
+    )
     missing: int = 0
     why_not: str = ""
     baseline: Baseline = "eager"
@@ -109,24 +123,38 @@ def score(
     over: Over = "tasks",
     baseline: Baseline = "eager",
 ) -> list[ScoreRow]:
-    """All scores of all models against one baseline, by model (in order of first appearance), track, metric and k.
+    """All scores of all models against one baseline, by model (in order of first appearance),
+    track, metric and k.
 
-    `frame` has one row per verdict with a column `model` beside those of tasks.schemas.VERDICTS (`COLUMNS` names those read; the rules of
-    KernelBench and `count_degenerate` are described at `samples_by_model`). pass@k is the unbiased estimator per task (Chen et al. 2021),
-    averaged over tasks; for fast_p at k, a sample passes when speedup > p. With k above the number of samples of any task the row is there
-    with value None and says so. The geometric mean is over all correct, timed samples of all tasks (k None); its interval is always over
-    tasks. A task with a `task_error` is left out for every model (`excluded_tasks` lists them); a task that a model has no sample of is
-    left out for that model and counted in `missing`. With the `baseline` "compile" there are rows of fast_p with p above 0 and of the
-    geometric mean only (being right has no baseline), over the tasks whose reference could be timed under torch.compile; a model that was
-    not timed against it has rows without a value. Raises UsageError for a frame that `samples_by_model` refuses.
+    `frame` has one row per verdict with a column `model` beside those of tasks.tables.VERDICTS
+    (`COLUMNS` names those read; the rules of KernelBench and `count_degenerate` are described at
+    `samples_by_model`). pass@k is the unbiased estimator per task (Chen et al. 2021), averaged over
+    tasks; for fast_p at k, a sample passes when speedup > p. With k above the number of samples of
+    any task the row is there with value None and says so. The geometric mean is over all correct,
+    timed samples of all tasks (k None); its interval is always over tasks. A task with a
+    `task_error` is left out for every model (`excluded_tasks` lists them); a task that a model has
+    no sample of is left out for that model and counted in `missing`. With the `baseline` "compile"
+    there are rows of fast_p with p above 0 and of the geometric mean only (being right has no
+    baseline), over the tasks whose reference could be timed under torch.compile; a model that was
+    not timed against it has rows without a value. Raises UsageError for a frame that
+    `samples_by_model` refuses.
     """
     rows: list[ScoreRow] = []
     known = samples_by_model(frame, rule=rule, count_degenerate=count_degenerate, baseline=baseline)
     wanted = [p for p in (None, *ps) if baseline == "eager" or p]
     absent = missing_tasks(known)
     for model, samples in known.items():
-        facts: dict[str, Any] = {"model": model, "tasks": len(samples), "samples": sum(len(group) for group in samples.values())}
-        facts |= {"rule": rule, "degenerate_counted": count_degenerate, "over": over, "missing": len(absent.get(model, ()))}
+        facts: dict[str, Any] = {
+            "model": model,
+            "tasks": len(samples),
+            "samples": sum(len(group) for group in samples.values()),
+        }
+        facts |= {
+            "rule": rule,
+            "degenerate_counted": count_degenerate,
+            "over": over,
+            "missing": len(absent.get(model, ())),
+        }
         facts["baseline"] = baseline
         unknown = _unknown(frame, model) if baseline == "compile" else {}
         for track in TRACKS:
@@ -142,19 +170,28 @@ def score(
 def _unknown(frame: pl.DataFrame, model: str) -> dict[str, Any]:
     """Why a model has no speedups against the compiled reference; empty where it has."""
     count = not_compared(frame, model)
-    return {"why_not": f"{count:,} of its timed samples were not timed against torch.compile"} if count else {}
+    return (
+        {"why_not": f"{count:,} of its timed samples were not timed against torch.compile"}
+        if count
+        else {}
+    )
 
 
-def variants(frame: pl.DataFrame, *, ks: Sequence[int], seed: int = 0, resamples: int = 2000) -> list[ScoreRow]:
-    """Exec and fast_1 as other people would count them, beside our own rule: with KernelBench's two tolerances, with degenerate tasks kept,
-    and by our own rule with intervals that also draw samples. Rules whose columns (`RULE_COLUMNS`) are not there are left out.
+def variants(
+    frame: pl.DataFrame, *, ks: Sequence[int], seed: int = 0, resamples: int = 2000
+) -> list[ScoreRow]:
+    """Exec and fast_1 as other people would count them, beside our own rule: with KernelBench's two
+    tolerances, with degenerate tasks kept, and by our own rule with intervals that also draw
+    samples. Rules whose columns (`RULE_COLUMNS`) are not there are left out.
     """
     asked: dict[str, Any] = {"ks": ks, "ps": (1.0,), "seed": seed, "resamples": resamples}
     rules = RULES if {"correctness", "custom_kernels"} <= set(frame.columns) else ("concur",)
     rows = score(frame, **asked, over="tasks_and_samples")
     rows += [row for rule in rules if rule != "concur" for row in score(frame, **asked, rule=rule)]
     if excluded_tasks(frame) != excluded_tasks(frame, count_degenerate=True):
-        rows += [row for rule in rules for row in score(frame, **asked, rule=rule, count_degenerate=True)]
+        rows += [
+            row for rule in rules for row in score(frame, **asked, rule=rule, count_degenerate=True)
+        ]
     return [row for row in rows if row.metric != GEOMETRIC_MEAN]
 
 
@@ -166,29 +203,47 @@ def distribution(
     resamples: int = 2000,
     baseline: Baseline = "eager",
 ) -> list[ScoreRow]:
-    """Quantiles of the speedup of correct, timed samples, as rows with the metric "speedup_q0.5" and so on, k None.
+    """Quantiles of the speedup of correct, timed samples, as rows with the metric "speedup_q0.5"
+    and so on, k None.
 
-    All samples of all tasks are pooled, as for the geometric mean: a task with many correct samples has a larger say. Linear interpolation
-    between order statistics. The interval is a bootstrap over tasks; it is missing where only one task has a correct sample. Raises
-    UsageError as `score` does.
+    All samples of all tasks are pooled, as for the geometric mean: a task with many correct samples
+    has a larger say. Linear interpolation between order statistics. The interval is a bootstrap
+    over tasks; it is missing where only one task has a correct sample. Raises UsageError as `score`
+    does.
     """
     rows: list[ScoreRow] = []
     for model, samples in samples_by_model(frame, baseline=baseline).items():
         for track in TRACKS:
-            speeds = [np.array([s.speedup for s in group if s.passes(track, 0.0) and s.speedup > 0]) for group in samples.values()]
+            speeds = [
+                np.array([s.speedup for s in group if s.passes(track, 0.0) and s.speedup > 0])
+                for group in samples.values()
+            ]
             known = [values for values in speeds if values.size]
-            facts: dict[str, Any] = {"model": model, "track": track, "tasks": len(known), "samples": sum(map(len, known))}
+            facts: dict[str, Any] = {
+                "model": model,
+                "track": track,
+                "tasks": len(known),
+                "samples": sum(map(len, known)),
+            }
             facts["baseline"] = baseline
             drawn = _drawn_quantiles(known, quantiles, seed, resamples)
             for q, bounds in zip(quantiles, drawn, strict=True):
                 value = float(np.quantile(np.concatenate(known), q)) if known else None
-                found: dict[str, Any] = {"value": value} if known else {"why_not": "no correct, timed sample"}
-                found |= {"lower": bounds[0], "upper": bounds[1], "interval": "bootstrap"} if bounds else {}
+                found: dict[str, Any] = (
+                    {"value": value} if known else {"why_not": "no correct, timed sample"}
+                )
+                found |= (
+                    {"lower": bounds[0], "upper": bounds[1], "interval": "bootstrap"}
+                    if bounds
+                    else {}
+                )
                 rows.append(ScoreRow(**facts, metric=f"speedup_q{q:g}", **found))
     return rows
 
 
-def _drawn_quantiles(speeds: Sequence[NDArray[np.float64]], quantiles: Sequence[float], seed: int, resamples: int) -> list[Interval | None]:
+def _drawn_quantiles(
+    speeds: Sequence[NDArray[np.float64]], quantiles: Sequence[float], seed: int, resamples: int
+) -> list[Interval | None]:
     """Intervals of quantiles: tasks are numbers here, and the statistic looks their samples up."""
     if len(speeds) < 2:
         return [None] * len(quantiles)
@@ -199,11 +254,17 @@ def _drawn_quantiles(speeds: Sequence[NDArray[np.float64]], quantiles: Sequence[
         def pooled(drawn: NDArray[np.float64], q: float = q) -> float:
             return float(np.quantile(np.concatenate([speeds[int(task)] for task in drawn]), q))
 
-        found.append(bootstrap_interval(tasks, pooled, seed=seed, resamples=min(resamples, 1000), level=LEVEL))
+        found.append(
+            bootstrap_interval(
+                tasks, pooled, seed=seed, resamples=min(resamples, 1000), level=LEVEL
+            )
+        )
     return found
 
 
-def _rate(samples: Samples, track: Track, p: float | None, k: int, over: Over, seed: int, resamples: int) -> dict[str, Any]:
+def _rate(
+    samples: Samples, track: Track, p: float | None, k: int, over: Over, seed: int, resamples: int
+) -> dict[str, Any]:
     each = rates(samples, track, p, k)
     if each is None:
         return {"why_not": why_not(samples, k)}
@@ -213,22 +274,34 @@ def _rate(samples: Samples, track: Track, p: float | None, k: int, over: Over, s
     else:
         passed = [sum(s.passes(track, p) for s in group) for group in samples.values()]
         sizes = [len(group) for group in samples.values()]
-        interval = hierarchical_interval(passed, sizes, k, seed=seed, resamples=resamples, level=LEVEL)
+        interval = hierarchical_interval(
+            passed, sizes, k, seed=seed, resamples=resamples, level=LEVEL
+        )
     if interval is not None:
         return _bounds(value, interval, "bootstrap" if over == "tasks" else "hierarchical")
     return _bounds(value, wilson_interval(min(value, 1.0) * len(each), len(each), LEVEL), "wilson")
 
 
 def _geometric_mean(samples: Samples, track: Track, seed: int, resamples: int) -> dict[str, Any]:
-    """Over all passing, timed samples. Per task only the sum of logs and the count matter, so the bootstrap draws those two columns."""
-    logs = [[math.log(s.speedup) for s in group if s.passes(track, 0.0) and s.speedup > 0] for group in samples.values()]
-    columns = np.array([[sum(values), len(values)] for values in logs], dtype=np.float64).reshape(-1, 2)
+    """Over all passing, timed samples. Per task only the sum of logs and the count matter, so the
+    bootstrap draws those two columns."""
+    logs = [
+        [math.log(s.speedup) for s in group if s.passes(track, 0.0) and s.speedup > 0]
+        for group in samples.values()
+    ]
+    columns = np.array([[sum(values), len(values)] for values in logs], dtype=np.float64).reshape(
+        -1, 2
+    )
     value = _pooled(columns)
     if value is None:
         return {"why_not": "no correct, timed sample"}
     # one task with a correct sample cannot say how much tasks differ
     several = int(np.count_nonzero(columns[:, 1])) > 1
-    interval = bootstrap_interval(columns, _pooled, seed=seed, resamples=resamples, level=LEVEL) if several else None
+    interval = (
+        bootstrap_interval(columns, _pooled, seed=seed, resamples=resamples, level=LEVEL)
+        if several
+        else None
+    )
     return _bounds(value, interval, "bootstrap") if interval else {"value": value}
 
 

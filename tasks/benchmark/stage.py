@@ -1,7 +1,7 @@
 """Verified answers of several models on held-out tasks in, scores with intervals out.
 
-Guarantees: the same answers, configuration and scoring code give the same snapshot; how scores are shown plays no part. Does not look at
-how the answers came about.
+Guarantees: the same answers, configuration and scoring code give the same snapshot; how scores are
+shown plays no part. Does not look at how the answers came about.
 """
 
 from __future__ import annotations
@@ -12,21 +12,38 @@ import pyarrow as pa
 from kernels_eval.records import Record
 from tasks.benchmark.config import BenchmarkConfig
 from tasks.benchmark.scoring import Baseline, ScoreRow, baselines_of, score
-from tasks.store import Snapshot, SnapshotRef, code_version, fingerprint
+from tasks.store.snapshot import Snapshot, SnapshotRef, code_version, fingerprint
 
 STAGE = "benchmark"
 SCORES = pa.schema(
     [
-        ("model", pa.string()), ("track", pa.string()), ("metric", pa.string()), ("k", pa.int64()), ("value", pa.float64()),
-        ("lower", pa.float64()), ("upper", pa.float64()), ("interval", pa.string()), ("tasks", pa.int64()), ("samples", pa.int64()),
-        ("rule", pa.string()), ("over", pa.string()), ("why_not", pa.string()), ("degenerate_counted", pa.bool_()), ("missing", pa.int64()),
+        ("model", pa.string()),
+        ("track", pa.string()),
+        ("metric", pa.string()),
+        ("k", pa.int64()),
+        ("value", pa.float64()),
+        ("lower", pa.float64()),
+        ("upper", pa.float64()),
+        ("interval", pa.string()),
+        ("tasks", pa.int64()),
+        ("samples", pa.int64()),
+        ("rule", pa.string()),
+        ("over", pa.string()),
+        ("why_not", pa.string()),
+        ("degenerate_counted", pa.bool_()),
+        ("missing", pa.int64()),
         ("baseline", pa.string()),
     ]
-)  # fmt: skip
+)
 CODE = (
-    "tasks.benchmark.stage", "tasks.benchmark.scoring", "tasks.benchmark.samples", "tasks.benchmark.comparing", "kernels_eval.metrics",
-)  # fmt: skip
-"""Whatever decides a number of this snapshot, and nothing else: a reworded report scores nothing anew. Tested against the imports."""
+    "tasks.benchmark.stage",
+    "tasks.benchmark.scoring",
+    "tasks.benchmark.samples",
+    "tasks.benchmark.comparing",
+    "tasks.benchmark.metrics",
+)
+"""Whatever decides a number of this snapshot, and nothing else: a reworded report scores nothing
+anew. Tested against the imports."""
 READ = (
     "candidate_id",
     "task_id",
@@ -54,7 +71,12 @@ class Answers(Record):
 
 def answers_frame(answers: list[Answers]) -> pl.DataFrame:
     """One row a verdict with its model: what scoring and diagnosis read."""
-    frames = [a.verdicts.open().read(columns=READ, unique="candidate_id").with_columns(pl.lit(a.model).alias("model")) for a in answers]
+    frames = [
+        a.verdicts.open()
+        .read(columns=READ, unique="candidate_id")
+        .with_columns(pl.lit(a.model).alias("model"))
+        for a in answers
+    ]
     return pl.concat(frames, how="diagonal_relaxed")
 
 
@@ -62,22 +84,41 @@ def planned(answers: list[Answers], config: BenchmarkConfig) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
     upstream = [a.verdicts.fingerprint for a in answers]
     key = [config.model_dump(mode="json"), [a.model for a in answers]]
-    return Snapshot(answers[0].verdicts.root, STAGE, fingerprint(STAGE, key, upstream, code_version(*CODE)))
+    return Snapshot(
+        answers[0].verdicts.root, STAGE, fingerprint(STAGE, key, upstream, code_version(*CODE))
+    )
 
 
 def run(answers: list[Answers], config: BenchmarkConfig) -> SnapshotRef:
-    """A finished snapshot of scores, one row per model, track, metric and k, and where verdicts have times against the compiled reference,
-    per baseline."""
+    """A finished snapshot of scores, one row per model, track, metric and k, and where verdicts
+    have times against the compiled reference, per baseline."""
     snapshot = planned(answers, config)
     if not snapshot.finished:
-        frame, asked = answers_frame(answers), {"ks": config.ks, "ps": config.ps, "resamples": config.resamples}
-        rows = [row for baseline in baselines_of(frame) for row in score(frame, baseline=baseline, **asked)]
+        frame, asked = (
+            answers_frame(answers),
+            {
+                "ks": config.ks,
+                "ps": config.ps,
+                "resamples": config.resamples,
+            },
+        )
+        rows = [
+            row
+            for baseline in baselines_of(frame)
+            for row in score(frame, baseline=baseline, **asked)
+        ]
         snapshot.append([row.model_dump() for row in rows] if not snapshot.parts() else [], SCORES)
-        snapshot.publish(config=config, upstream=[a.verdicts.fingerprint for a in answers], rows=len(rows))
+        snapshot.publish(
+            config=config, upstream=[a.verdicts.fingerprint for a in answers], rows=len(rows)
+        )
     return snapshot.ref
 
 
 def scores_of(ref: SnapshotRef, baseline: Baseline = "eager") -> list[ScoreRow]:
-    """The scores against one baseline. Tables from before there were two are all against eager PyTorch."""
-    rows = [{name: value for name, value in row.items() if (name, value) != ("baseline", None)} for row in ref.open().read().to_dicts()]
+    """The scores against one baseline. Tables from before there were two are all against eager
+    PyTorch."""
+    rows = [
+        {name: value for name, value in row.items() if (name, value) != ("baseline", None)}
+        for row in ref.open().read().to_dicts()
+    ]
     return [row for row in map(ScoreRow.model_validate, rows) if row.baseline == baseline]

@@ -1,7 +1,7 @@
 """What a training set is made by: the strategy's name, its thresholds, its size and its seed.
 
-Guarantees: the same configuration on the same rows gives the same set, whatever the order of the rows. Does not guarantee that a key
-matters to every strategy: each description says which read it.
+Guarantees: the same configuration on the same rows gives the same set, whatever the order of the
+rows. Does not guarantee that a key matters to every strategy: each description says which read it.
 """
 
 from __future__ import annotations
@@ -34,45 +34,87 @@ class CurationConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    strategy: Strategy = Field(default="concur", description="the rule's name: concur is the paper's, the others are compared with it")
+    strategy: Strategy = Field(
+        default="concur",
+        description="the rule's name: concur is the paper's, the others are compared with it",
+    )
     size: int | None = Field(
         default=None,
         ge=1,
-        description="how many samples at most. Left out: what the rule itself takes (concur and its controls), or as many as concur takes "
-        "of the same rows (all others), so that strategies are compared at equal size. Smaller sets are subsets of larger ones",
+        description=(
+            "how many samples at most. Left out: what the rule itself takes (concur and its"
+            " controls), or as many as concur takes of the same rows (all others), so that"
+            " strategies are compared at equal size. Smaller sets are subsets of larger ones"
+        ),
     )
-    seed: int = Field(default=0, ge=0, lt=2**63, description="of every draw: random samples, ties of the baselines, thinning to a size")
+    seed: int = Field(
+        default=0,
+        ge=0,
+        lt=2**63,
+        description="of every draw: random samples, ties of the baselines, thinning to a size",
+    )
     min_speedup: float = Field(
-        default=5.0, ge=0, description="paper, criterion b: every correct kernel above this speedup is taken; concur and its controls"
+        default=5.0,
+        ge=0,
+        description=(
+            "paper, criterion b: every correct kernel above this speedup is taken; concur and its"
+            " controls"
+        ),
     )
-    single_operator_quota: Annotated[int, Field(strict=True, ge=0)] | Annotated[float, Field(gt=0, lt=1)] = Field(
+    single_operator_quota: (
+        Annotated[int, Field(strict=True, ge=0)] | Annotated[float, Field(gt=0, lt=1)]
+    ) = Field(
         default=0.5,
-        description="criterion c: a share (0.5) is how much of the set single operators may come to; a whole number is how many samples "
-        "are added at most, and never past half of the set. The balanced strategies aim at the same share, or take that number at most",
+        description=(
+            "criterion c: a share (0.5) is how much of the set single operators may come to; a"
+            " whole number is how many samples are added at most, and never past half of the set."
+            " The balanced strategies aim at the same share, or take that number at most"
+        ),
     )
     require_speedup_lower_above: float | None = Field(
-        default=None, ge=0, description="strict: take only samples whose lower bound of the speedup (95 %) is above this"
+        default=None,
+        ge=0,
+        description=(
+            "strict: take only samples whose lower bound of the speedup (95 %) is above this"
+        ),
     )
-    require_custom_kernel: bool = Field(default=False, description="strict: take only samples whose verdict names a custom kernel")
+    require_custom_kernel: bool = Field(
+        default=False, description="strict: take only samples whose verdict names a custom kernel"
+    )
     max_per_task: int | None = Field(
         default=1,
         ge=1,
-        description="how many samples of one task the baselines and the balanced strategies take; null: any number. The paper's rule has "
-        "limits of its own",
+        description=(
+            "how many samples of one task the baselines and the balanced strategies take; null: any"
+            " number. The paper's rule has limits of its own"
+        ),
     )
     equal_speedups: Literal["exact", "interval"] = Field(
         default="exact",
-        description="criterion a: is a sample as fast as the fastest where the medians agree, or where their 95 % intervals overlap",
+        description=(
+            "criterion a: is a sample as fast as the fastest where the medians agree, or where"
+            " their 95 % intervals overlap"
+        ),
     )
     later_turns: bool = Field(
         default=False,
-        description="take answers to follow-ups too. Training pairs every sample with its task's first prompt, which they did not answer",
+        description=(
+            "take answers to follow-ups too. Training pairs every sample with its task's first"
+            " prompt, which they did not answer"
+        ),
     )
     exclude_flags: tuple[Flag, ...] = Field(
-        default=(), description="samples whose reasoning raises one of these flags are not in the pool, for every strategy"
+        default=(),
+        description=(
+            "samples whose reasoning raises one of these flags are not in the pool, for every"
+            " strategy"
+        ),
     )
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a set depends on: all keys, but not those of later versions that are left at what earlier ones did."""
-        return self.model_dump(mode="json", exclude=set() if self.exclude_flags else {"exclude_flags"})
+        """What a set depends on: all keys, but not those of later versions that are left at what
+        earlier ones did."""
+        return self.model_dump(
+            mode="json", exclude=set() if self.exclude_flags else {"exclude_flags"}
+        )

@@ -1,9 +1,11 @@
 """One pure function per criterion: a pool of samples in, the rows that this criterion takes out.
 
-Guarantees: every function reads only the columns that its criterion is about, keeps the columns of the pool, and depends on the data and
-the seeded order alone. Does not guarantee that what two criteria take is disjoint: `strategies` leaves out what was taken before.
+Guarantees: every function reads only the columns that its criterion is about, keeps the columns of
+the pool, and depends on the data and the seeded order alone. Does not guarantee that what two
+criteria take is disjoint: `strategies` leaves out what was taken before.
 
-The pool is what `tasks.curation.pool.eligible_samples` returns; functions that draw want `_draw` too (`pool.drawn`).
+The pool is what `tasks.curation.pool.eligible_samples` returns; functions that draw want `_draw`
+too (`pool.drawn`).
 """
 
 from __future__ import annotations
@@ -18,18 +20,25 @@ if TYPE_CHECKING:
 Order = Literal["min_length", "max_length", "speedup", "random"]
 
 
-def concise_and_fast(eligible: pl.DataFrame, equal: Literal["exact", "interval"] = "exact") -> pl.DataFrame:
-    """(a): per task, the correct sample that is both the shortest in reasoning and the fastest; no sample where those are two.
+def concise_and_fast(
+    eligible: pl.DataFrame, equal: Literal["exact", "interval"] = "exact"
+) -> pl.DataFrame:
+    """(a): per task, the correct sample that is both the shortest in reasoning and the fastest; no
+    sample where those are two.
 
-    Ties: a sample as short as the shortest and as fast as the fastest qualifies; of several, the lowest sample_index is taken. A task's
-    only correct sample is both. A sample without a timing is never the fastest. With `equal` "interval", a sample is as fast as the fastest
-    where the upper bound of its speedup reaches the fastest's lower bound.
+    Ties: a sample as short as the shortest and as fast as the fastest qualifies; of several, the
+    lowest sample_index is taken. A task's only correct sample is both. A sample without a timing is
+    never the fastest. With `equal` "interval", a sample is as fast as the fastest where the upper
+    bound of its speedup reaches the fastest's lower bound.
     """
-    return eligible.filter(_is_shortest(), is_fastest(equal)).unique(subset="task_id", keep="first", maintain_order=True)
+    return eligible.filter(_is_shortest(), is_fastest(equal)).unique(
+        subset="task_id", keep="first", maintain_order=True
+    )
 
 
 def is_fastest(equal: Literal["exact", "interval"] = "exact") -> pl.Expr:
-    """Is a sample as fast as its task's fastest. Where several are the fastest, the lowest of their lower bounds is the one to reach."""
+    """Is a sample as fast as its task's fastest. Where several are the fastest, the lowest of their
+    lower bounds is the one to reach."""
     import polars as pl
 
     fastest = pl.col("_speedup") == pl.col("_speedup").max().over("task_id")
@@ -46,16 +55,21 @@ def _is_shortest() -> pl.Expr:
 
 
 def high_speedup(eligible: pl.DataFrame, min_speedup: float) -> pl.DataFrame:
-    """(b): every correct sample with speedup > min_speedup (strictly), however long its reasoning."""
+    """(b): every correct sample with speedup > min_speedup (strictly), however long its
+    reasoning."""
     import polars as pl
 
     return eligible.filter(pl.col("_speedup") > min_speedup)
 
 
-def single_operator(eligible: pl.DataFrame, taken: pl.DataFrame, quota: float | int) -> pl.DataFrame:
-    """(c): for each single-operator task in order of task_id, its shortest correct sample not yet taken, until the quota is reached.
+def single_operator(
+    eligible: pl.DataFrame, taken: pl.DataFrame, quota: float | int
+) -> pl.DataFrame:
+    """(c): for each single-operator task in order of task_id, its shortest correct sample not yet
+    taken, until the quota is reached.
 
-    `single_operators_wanted` says when that is. Ties in length: the faster, then the lower sample_index.
+    `single_operators_wanted` says when that is. Ties in length: the faster, then the lower
+    sample_index.
     """
     import polars as pl
 
@@ -64,18 +78,23 @@ def single_operator(eligible: pl.DataFrame, taken: pl.DataFrame, quota: float | 
 
 
 def single_operators_wanted(taken: int, singles: int, quota: float | int) -> int:
-    """How many single operators (c) adds to a set of `taken` samples, `singles` of them single operators, where there are enough.
+    """How many single operators (c) adds to a set of `taken` samples, `singles` of them single
+    operators, where there are enough.
 
-    One after the other is added while single operators are below the share (a float quota; an int quota caps how many are added, and 0.5
-    ends it too): while (singles + added) < share * (taken + added). Computed exactly, not in floating point.
+    One after the other is added while single operators are below the share (a float quota; an int
+    quota caps how many are added, and 0.5 ends it too): while (singles + added) < share * (taken +
+    added). Computed exactly, not in floating point.
     """
     share = Fraction(str(quota)) if isinstance(quota, float) else Fraction(1, 2)
     wanted = max(0, math.ceil((share * taken - singles) / (1 - share)))
     return wanted if isinstance(quota, float) else min(wanted, quota)
 
 
-def shortest_per_task(eligible: pl.DataFrame, taken: pl.DataFrame, *, ties: Literal["faster", "index"] = "faster") -> pl.DataFrame:
-    """Each task's shortest sample not yet taken, in order of task_id. Ties: the faster (not with "index"), then the lower sample_index."""
+def shortest_per_task(
+    eligible: pl.DataFrame, taken: pl.DataFrame, *, ties: Literal["faster", "index"] = "faster"
+) -> pl.DataFrame:
+    """Each task's shortest sample not yet taken, in order of task_id. Ties: the faster (not with
+    "index"), then the lower sample_index."""
     import polars as pl
 
     faster = [-pl.col("_speedup")] if ties == "faster" else []
@@ -83,16 +102,21 @@ def shortest_per_task(eligible: pl.DataFrame, taken: pl.DataFrame, *, ties: Lite
 
 
 def fastest_per_task(eligible: pl.DataFrame, taken: pl.DataFrame) -> pl.DataFrame:
-    """Each task's fastest timed sample not yet taken, in order of task_id. Ties: the lower sample_index. Reads no length."""
+    """Each task's fastest timed sample not yet taken, in order of task_id. Ties: the lower
+    sample_index. Reads no length."""
     import polars as pl
 
-    return _first_per_task(_without(eligible, taken).filter(pl.col("_speedup") > 0), -pl.col("_speedup"))
+    return _first_per_task(
+        _without(eligible, taken).filter(pl.col("_speedup") > 0), -pl.col("_speedup")
+    )
 
 
 def ranked(pool: pl.DataFrame, order: Order, max_per_task: int | None) -> pl.DataFrame:
-    """The pool in the order in which a baseline takes from it, at most `max_per_task` of each task: those that come first.
+    """The pool in the order in which a baseline takes from it, at most `max_per_task` of each task:
+    those that come first.
 
-    Ties are drawn, so that no second criterion comes in. "speedup" leaves out samples that were not timed.
+    Ties are drawn, so that no second criterion comes in. "speedup" leaves out samples that were not
+    timed.
     """
     import polars as pl
 
@@ -112,17 +136,25 @@ def ranked(pool: pl.DataFrame, order: Order, max_per_task: int | None) -> pl.Dat
 
 
 def balanced(rows: pl.DataFrame, size: int, quota: float | int) -> pl.DataFrame:
-    """The first rows of each kind, so that single operators are the quota's share of `size` (an int: that number, and half at most).
+    """The first rows of each kind, so that single operators are the quota's share of `size` (an
+    int: that number, and half at most).
 
-    Where one kind has too few, the other fills up: the size is kept rather than the balance. Keeps the order of `rows`.
+    Where one kind has too few, the other fills up: the size is kept rather than the balance. Keeps
+    the order of `rows`.
     """
     import polars as pl
 
     singles = int(rows["_single"].sum())
-    aim = math.floor(Fraction(str(quota)) * size) if isinstance(quota, float) else min(quota, size // 2)
+    aim = (
+        math.floor(Fraction(str(quota)) * size)
+        if isinstance(quota, float)
+        else min(quota, size // 2)
+    )
     of_singles = min(singles, max(aim, size - (rows.height - singles)))
     place = pl.int_range(pl.len()).over("_single")
-    return rows.filter(place < pl.when(pl.col("_single")).then(of_singles).otherwise(size - of_singles))
+    return rows.filter(
+        place < pl.when(pl.col("_single")).then(of_singles).otherwise(size - of_singles)
+    )
 
 
 def _first_per_task(rows: pl.DataFrame, *order: str | pl.Expr) -> pl.DataFrame:

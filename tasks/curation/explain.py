@@ -1,7 +1,8 @@
 """Why a candidate is in a training set, or why it is not, in words with the numbers that decided.
 
-Guarantees: the answer is that of `strategies.select` on the same rows, which is asked, never guessed; the reasons come in the order in
-which the rule looks. Does not guarantee that one changed number would have brought the candidate in.
+Guarantees: the answer is that of `strategies.select` on the same rows, which is asked, never
+guessed; the reasons come in the order in which the rule looks. Does not guarantee that one changed
+number would have brought the candidate in.
 """
 
 from __future__ import annotations
@@ -62,13 +63,22 @@ def explain(frame: pl.DataFrame, config: CurationConfig, candidate_id: str) -> E
 
     found = frame.filter(pl.col("candidate_id") == candidate_id).head(1)
     if found.is_empty():
-        raise UsageError(f"there is no candidate {candidate_id!r} among {frame.height} rows", "give a candidate_id of the verdicts")
+        raise UsageError(
+            f"there is no candidate {candidate_id!r} among {frame.height} rows",
+            "give a candidate_id of the verdicts",
+        )
     row = found.row(0, named=True)
     pool = drawn(eligible_samples(frame, config), config.seed)
 
     def said(reasons: list[str], criterion: str | None = None) -> Explanation:
-        names = {"candidate_id": candidate_id, "task_id": row["task_id"], "strategy": config.strategy}
-        return Explanation(**names, taken=criterion is not None, criterion=criterion, reasons=tuple(reasons))
+        names = {
+            "candidate_id": candidate_id,
+            "task_id": row["task_id"],
+            "strategy": config.strategy,
+        }
+        return Explanation(
+            **names, taken=criterion is not None, criterion=criterion, reasons=tuple(reasons)
+        )
 
     if refusal := _not_eligible(row, config):
         return said([refusal])
@@ -88,19 +98,30 @@ def explain(frame: pl.DataFrame, config: CurationConfig, candidate_id: str) -> E
         if name == took:
             break
     if took and not criterion:
-        reasons.append(f"size {config.size} keeps {taken.height} of the {whole.height} samples of the rule, drawn with seed {config.seed}")
+        reasons.append(
+            f"size {config.size} keeps {taken.height} of the {whole.height} samples of the rule,"
+            f" drawn with seed {config.seed}"
+        )
     if criterion and config.strategy == "shuffled_reasoning":
         place = taken["candidate_id"].to_list().index(candidate_id)
-        reasons.append(f"its row holds the reasoning of {taken['candidate_id'][int(donors(taken)[place])]}")
+        reasons.append(
+            f"its row holds the reasoning of {taken['candidate_id'][int(donors(taken)[place])]}"
+        )
     return said(reasons, criterion)
 
 
 def _not_eligible(row: dict[str, Any], config: CurationConfig) -> str | None:
     """Why a row is not in the pool."""
     if row["status"] != "correct":
-        return f"status {row['status']}{'/' + row['reason'] if row.get('reason') else ''}: only correct samples are taken"
+        return (
+            f"status {row['status']}{'/' + row['reason'] if row.get('reason') else ''}: only"
+            " correct samples are taken"
+        )
     if not config.later_turns and (row.get("turn") or 1) > 1:
-        return f"it answers a follow-up (turn {row['turn']}), not its task's first prompt: later_turns is off"
+        return (
+            f"it answers a follow-up (turn {row['turn']}), not its task's first prompt: later_turns"
+            " is off"
+        )
     if raised := [name for name in config.exclude_flags if name in row["trace_flags"]]:
         return f"left out: trace flag {', '.join(raised)} (exclude_flags)"
     if row["reasoning_tokens"] <= 0:
@@ -112,30 +133,46 @@ def _demands(me: dict[str, Any], config: CurationConfig) -> list[str]:
     """The strict demands that a sample does not meet."""
     lines, bound = [], config.require_speedup_lower_above
     if bound is not None and not me["_speedup_lower"] > bound:
-        lines.append(f"the lower bound of its speedup, {me['_speedup_lower']:.4g}, is not above {bound:g} (require_speedup_lower_above)")
+        lines.append(
+            f"the lower bound of its speedup, {me['_speedup_lower']:.4g}, is not above {bound:g}"
+            " (require_speedup_lower_above)"
+        )
     elif config.require_custom_kernel:
         lines.append("its verdict names no custom kernel (require_custom_kernel)")
     return lines
 
 
 def _of_criterion(
-    name: str, me: dict[str, Any], rivals: pl.DataFrame, whole: pl.DataFrame, config: CurationConfig, took: str | None
+    name: str,
+    me: dict[str, Any],
+    rivals: pl.DataFrame,
+    whole: pl.DataFrame,
+    config: CurationConfig,
+    took: str | None,
 ) -> str:
     if name == HIGH_SPEEDUP:
         if not me["_speedup"]:
             return "it was not timed"
-        return f"speedup {me['_speedup']:.4g} is {'' if me['_speedup'] > config.min_speedup else 'not '}above {config.min_speedup:g}"
+        return (
+            f"speedup {me['_speedup']:.4g} is"
+            f" {'' if me['_speedup'] > config.min_speedup else 'not '}above {config.min_speedup:g}"
+        )
     if name == CONCISE_AND_FAST:
         parts = [_length(me, rivals), _speed(me, rivals, config.equal_speedups)]
         return "; ".join(parts + _of_ties(name, me, rivals, whole))
     if name == FASTEST:
-        return "; ".join([_speed(me, rivals, "exact"), *_of_draw(me, rivals, whole, name, config, took)])
+        return "; ".join(
+            [_speed(me, rivals, "exact"), *_of_draw(me, rivals, whole, name, config, took)]
+        )
     if name == SHORTEST:
         return "; ".join([_length(me, rivals), *_of_draw(me, rivals, whole, name, config, took)])
     if name == SINGLE_OPERATOR and not me["_single"]:
         return "its task is a fusion, not a single operator"
     if name == took:
-        return "it comes first among the samples of its task that were not yet taken, and its task's turn came before the quota was met"
+        return (
+            "it comes first among the samples of its task that were not yet taken, and its task's"
+            " turn came before the quota was met"
+        )
     return _of_turn(name, me, rivals, whole)
 
 
@@ -144,11 +181,17 @@ def _length(me: dict[str, Any], rivals: pl.DataFrame) -> str:
 
     shortest = rivals.sort("reasoning_tokens", "sample_index", "candidate_id").row(0, named=True)
     if shortest["reasoning_tokens"] < me["reasoning_tokens"]:
-        other = f"the shortest correct of its task has {shortest['reasoning_tokens']:,} ({shortest['candidate_id']})"
+        other = (
+            f"the shortest correct of its task has {shortest['reasoning_tokens']:,}"
+            f" ({shortest['candidate_id']})"
+        )
         return f"reasoning {me['reasoning_tokens']:,} tokens; {other}"
     equal = rivals.filter(pl.col("reasoning_tokens") == me["reasoning_tokens"]).height
     others = "" if equal == 1 else f", as are {equal - 1} others"
-    return f"reasoning {me['reasoning_tokens']:,} tokens, the shortest of its task's {rivals.height} correct{others}"
+    return (
+        f"reasoning {me['reasoning_tokens']:,} tokens, the shortest of its task's {rivals.height}"
+        f" correct{others}"
+    )
 
 
 def _speed(me: dict[str, Any], rivals: pl.DataFrame, equal: Any) -> str:
@@ -167,17 +210,25 @@ def _speed(me: dict[str, Any], rivals: pl.DataFrame, equal: Any) -> str:
 
 
 def _of_ties(name: str, me: dict[str, Any], rivals: pl.DataFrame, whole: pl.DataFrame) -> list[str]:
-    """Who was taken in its place: a sample of the same task that is as good, and has the lower sample_index."""
+    """Who was taken in its place: a sample of the same task that is as good, and has the lower
+    sample_index."""
     import polars as pl
 
     winner = whole.filter(pl.col("criterion") == name, pl.col("task_id") == me["task_id"])
     if winner.is_empty() or winner["candidate_id"][0] == me["candidate_id"]:
         return []
-    return [f"{winner['candidate_id'][0]} (sample {winner['sample_index'][0]}) of its task was taken"]
+    return [
+        f"{winner['candidate_id'][0]} (sample {winner['sample_index'][0]}) of its task was taken"
+    ]
 
 
 def _of_draw(
-    me: dict[str, Any], rivals: pl.DataFrame, whole: pl.DataFrame, name: str, config: CurationConfig, took: str | None
+    me: dict[str, Any],
+    rivals: pl.DataFrame,
+    whole: pl.DataFrame,
+    name: str,
+    config: CurationConfig,
+    took: str | None,
 ) -> list[str]:
     import polars as pl
 
@@ -190,7 +241,8 @@ def _of_draw(
 
 
 def _of_turn(name: str, me: dict[str, Any], rivals: pl.DataFrame, whole: pl.DataFrame) -> str:
-    """Not taken by the last criterion, one sample a task: somebody of its task came first, or the turn did not come."""
+    """Not taken by the last criterion, one sample a task: somebody of its task came first, or the
+    turn did not come."""
     if others := _of_ties(name, me, rivals, whole):
         return others[0]
     import polars as pl
@@ -206,12 +258,20 @@ def _of_baseline(me: dict[str, Any], pool: pl.DataFrame, config: CurationConfig)
 
     order, balances, _ = BASELINES[config.strategy]
     sure = pool.filter(pl.col("_sure"))
-    mine = ranked(sure.filter(pl.col("task_id") == me["task_id"]), order, None)["candidate_id"].to_list()
+    mine = ranked(sure.filter(pl.col("task_id") == me["task_id"]), order, None)[
+        "candidate_id"
+    ].to_list()
     if me["candidate_id"] not in mine:
         return ["it was not timed"]
     length = f"reasoning {me['reasoning_tokens']:,} tokens"
-    value = {"speedup": f"speedup {me['_speedup']:.4g}", "random": f"drawn with seed {config.seed}"}.get(order, length)
-    lines = [f"{value}: number {mine.index(me['candidate_id']) + 1} of its task's {len(mine)} in the order of the rule"]
+    value = {
+        "speedup": f"speedup {me['_speedup']:.4g}",
+        "random": f"drawn with seed {config.seed}",
+    }.get(order, length)
+    lines = [
+        f"{value}: number {mine.index(me['candidate_id']) + 1} of its task's {len(mine)} in the"
+        " order of the rule"
+    ]
     line = ranked(sure, order, config.max_per_task)
     if balances:
         line = line.filter(pl.col("_single") == me["_single"])
@@ -221,5 +281,9 @@ def _of_baseline(me: dict[str, Any], pool: pl.DataFrame, config: CurationConfig)
         return [*lines, f"at most {config.max_per_task} of a task: {first} came first"]
     kind = ("single operators" if me["_single"] else "fusions") if balances else "samples"
     of = f"number {places.index(me['candidate_id']) + 1:,} of {len(places):,} {kind} in that order"
-    count = select(pool, config).filter(pl.col("_single") == me["_single"] if balances else pl.lit(True)).height
+    count = (
+        select(pool, config)
+        .filter(pl.col("_single") == me["_single"] if balances else pl.lit(True))
+        .height
+    )
     return [*lines, f"{of}; the set of {baseline_size(pool, config):,} takes {count:,} of them"]

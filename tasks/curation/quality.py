@@ -1,9 +1,12 @@
-"""Numbers on a reasoning trace that a person would call bad, and flags from them: loops, self-doubt, mixed languages, a cut thought.
+"""Numbers on a reasoning trace that a person would call bad, and flags from them: loops,
+self-doubt, mixed languages, a cut thought.
 
-Guarantees: one row a text in their order; the measures depend on a text alone, never on its neighbours; time linear in the text, whatever
-it holds (10 MB of one character take seconds); memory bounded by `QualityConfig.batch_characters` and the longest text, since
-texts are read a batch at a time. Does not guarantee that a flagged trace is bad: the flags are heuristics, their precision by hand is in
-benchmarks/results/2026-11-21-trace-quality.md, and nothing is removed unless the caller filters.
+Guarantees: one row a text in their order; the measures depend on a text alone, never on its
+neighbours; time linear in the text, whatever it holds (10 MB of one character take seconds); memory
+bounded by `QualityConfig.batch_characters` and the longest text, since texts are read a batch at a
+time. Does not guarantee that a flagged trace is bad: the flags are heuristics, their precision by
+hand is in benchmarks/results/2026-11-21-trace-quality.md, and nothing is removed unless the caller
+filters.
 """
 
 from __future__ import annotations
@@ -18,23 +21,43 @@ if TYPE_CHECKING:
     import polars as pl
 
 MEASURES = (
-    "characters", "words", "repeated_share", "loop_words", "loop_share", "doubt_markers", "doubt_per_1000_words", "foreign_letters",
-    "foreign_share", "unclosed_fence", "unclosed_thought", "ends_mid_sentence",
-)  # fmt: skip
+    "characters",
+    "words",
+    "repeated_share",
+    "loop_words",
+    "loop_share",
+    "doubt_markers",
+    "doubt_per_1000_words",
+    "foreign_letters",
+    "foreign_share",
+    "unclosed_fence",
+    "unclosed_thought",
+    "ends_mid_sentence",
+)
 Flag = Literal["repetitive", "ends_in_loop", "self_doubting", "mixed_language", "truncated"]
 FLAGS: tuple[Flag, ...] = get_args(Flag)
 
 NGRAM = 10
-_LETTER = r"[A-Za-z0-9_\x{80}-\x{10FFFF}]"  # not \w: a Unicode class repeated 40 times is ten times as slow
-_WORD = rf"(?:{_LETTER}|'){{1,40}}|[^A-Za-z0-9_'\s\x{{80}}-\x{{10FFFF}}]{{1,40}}"  # at most 40: a text without a space is words too
-_CODE = r"(?ms)^[ \t]*```[^\n]*\n.*?^[ \t]*```[ \t]*$"  # closed fences: a draft written again is no loop
+_LETTER = (  # not \w: a Unicode class repeated 40 times is ten times as slow
+    r"[A-Za-z0-9_\x{80}-\x{10FFFF}]"
+)
+_WORD = (  # at most 40: a text without a space is words too
+    rf"(?:{_LETTER}|'){{1,40}}|[^A-Za-z0-9_'\s\x{{80}}-\x{{10FFFF}}]{{1,40}}"
+)
+_CODE = (  # closed fences: a draft written again is no loop
+    r"(?ms)^[ \t]*```[^\n]*\n.*?^[ \t]*```[ \t]*$"
+)
 _DOUBT = (
     r"(?i)(?-u:\b)(?:(?:wait|hmm+|hold on|actually|alternatively|on second thought"
     r"|let me (?:re-?|double[- ])?(?:check|think|consider|verify|read)"
-    r"|let me (?:start over|try again)|i'?m (?:not sure|confused|stuck)|i (?:made a mistake|was wrong|am not sure|am confused)"
-    r"|that(?:'s| is) (?:not right|wrong|incorrect)|this is getting (?:too )?(?:complicated|complex|confusing|stuck))(?-u:\b)|no,)"
+    r"|let me (?:start over|try again)|i'?m (?:not sure|confused|stuck)|i (?:made a mistake|was"
+    r" wrong|am not sure|am confused)"
+    r"|that(?:'s| is) (?:not right|wrong|incorrect)|this is getting (?:too"
+    r" )?(?:complicated|complex|confusing|stuck))(?-u:\b)|no,)"
 )
-_SCRIPTS = {  # blocks of https://www.unicode.org/Public/UNIDATA/Blocks.txt; Greek is left out, since formulas are written in it
+# blocks of https://www.unicode.org/Public/UNIDATA/Blocks.txt; Greek is left out, since formulas are
+# written in it
+_SCRIPTS = {
     "latin": ((0xC0, 0xD6), (0xD8, 0xF6), (0xF8, 0x24F), (0x1E00, 0x1EFF)),
     "cyrillic": ((0x400, 0x52F),),
     "hebrew": ((0x590, 0x5FF),),
@@ -49,18 +72,37 @@ _ENDING = r"[.!?:;)\]}>`\"'*|。！？”’…]\s*\z|(?m:^[ \t]*(?:#+ .*|\*\*.*
 
 
 class QualityConfig(BaseModel):
-    """From which value a measure is a flag. Calibrated on 1,032 responses of QwQ-32B (benchmarks/results/2026-11-21-trace-quality.md)."""
+    """From which value a measure is a flag. Calibrated on 1,032 responses of QwQ-32B
+    (benchmarks/results/2026-11-21-trace-quality.md)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_repeated_share: float = Field(default=0.25, ge=0, le=1, description="repetitive above this share of 10-grams seen before")
-    max_loop_words: int = Field(default=60, ge=1, description="ends_in_loop above this many words of a repeated period at the end")
-    max_doubt_per_1000_words: float = Field(default=18.0, ge=0, description="self_doubting above this rate")
-    min_doubt_markers: int = Field(
-        default=10, ge=1, description="fewer markers than this are never self_doubting: short texts have wild rates"
+    max_repeated_share: float = Field(
+        default=0.25, ge=0, le=1, description="repetitive above this share of 10-grams seen before"
     )
-    max_foreign_letters: int = Field(default=3, ge=0, description="mixed_language above this many letters outside the text's main script")
-    batch_characters: int = Field(default=8_000_000, ge=1, description="characters of text measured at a time: bounds memory, not results")
+    max_loop_words: int = Field(
+        default=60,
+        ge=1,
+        description="ends_in_loop above this many words of a repeated period at the end",
+    )
+    max_doubt_per_1000_words: float = Field(
+        default=18.0, ge=0, description="self_doubting above this rate"
+    )
+    min_doubt_markers: int = Field(
+        default=10,
+        ge=1,
+        description="fewer markers than this are never self_doubting: short texts have wild rates",
+    )
+    max_foreign_letters: int = Field(
+        default=3,
+        ge=0,
+        description="mixed_language above this many letters outside the text's main script",
+    )
+    batch_characters: int = Field(
+        default=8_000_000,
+        ge=1,
+        description="characters of text measured at a time: bounds memory, not results",
+    )
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -68,18 +110,27 @@ class QualityConfig(BaseModel):
         return self.model_dump(mode="json", exclude={"batch_characters"})
 
 
-def quality(texts: pl.Series | Iterable[str | None], config: QualityConfig | None = None) -> pl.DataFrame:
+def quality(
+    texts: pl.Series | Iterable[str | None], config: QualityConfig | None = None
+) -> pl.DataFrame:
     """One row a text: `MEASURES`, then the boolean `FLAGS`. A null text counts as empty.
 
-    Shares are of 1. `words`, `repeated_share`, `loop_words` and doubt are of the prose: closed code fences are left out.
+    Shares are of 1. `words`, `repeated_share`, `loop_words` and doubt are of the prose: closed code
+    fences are left out.
     """
     import polars as pl
 
     frames = list(stream_quality(texts, config))
-    return pl.concat(frames) if frames else _measured(pl.Series("text", [], dtype=pl.String), config or QualityConfig())
+    return (
+        pl.concat(frames)
+        if frames
+        else _measured(pl.Series("text", [], dtype=pl.String), config or QualityConfig())
+    )
 
 
-def stream_quality(texts: pl.Series | Iterable[str | None], config: QualityConfig | None = None) -> Iterator[pl.DataFrame]:
+def stream_quality(
+    texts: pl.Series | Iterable[str | None], config: QualityConfig | None = None
+) -> Iterator[pl.DataFrame]:
     """`quality` a batch at a time, for more rows than memory holds: give an iterator of texts."""
     import polars as pl
 
@@ -89,7 +140,10 @@ def stream_quality(texts: pl.Series | Iterable[str | None], config: QualityConfi
     for text in texts:
         batch.append(text)
         characters += len(text or "")
-        if characters >= config.batch_characters or len(batch) >= config.batch_characters // 100 + 1:
+        if (
+            characters >= config.batch_characters
+            or len(batch) >= config.batch_characters // 100 + 1
+        ):
             yield _measured(pl.Series("text", batch, dtype=pl.String), config)
             batch, characters = [], 0
     if batch:
@@ -121,30 +175,45 @@ def _measured(texts: pl.Series, config: QualityConfig) -> pl.DataFrame:
         pl.Series("foreign_letters", foreign),
         pl.Series("foreign_share", foreign_share),
         (text.str.count_matches(_FENCE) % 2 == 1).alias("unclosed_fence"),
-        (text.str.contains("<think>", literal=True) & ~text.str.contains("</think>", literal=True)).alias("unclosed_thought"),
-        (text.str.contains(_LETTER) & ~text.str.tail(200).str.contains(_ENDING)).alias("ends_mid_sentence"),
+        (
+            text.str.contains("<think>", literal=True)
+            & ~text.str.contains("</think>", literal=True)
+        ).alias("unclosed_thought"),
+        (text.str.contains(_LETTER) & ~text.str.tail(200).str.contains(_ENDING)).alias(
+            "ends_mid_sentence"
+        ),
     ).with_columns(
         (1000 * pl.col("doubt_markers") / pl.col("words").clip(1)).alias("doubt_per_1000_words"),
     )
     flags = (
         (pl.col("repeated_share") > config.max_repeated_share).alias("repetitive"),
         (pl.col("loop_words") > config.max_loop_words).alias("ends_in_loop"),
-        ((pl.col("doubt_per_1000_words") > config.max_doubt_per_1000_words) & (pl.col("doubt_markers") >= config.min_doubt_markers)).alias(
-            "self_doubting"
-        ),
+        (
+            (pl.col("doubt_per_1000_words") > config.max_doubt_per_1000_words)
+            & (pl.col("doubt_markers") >= config.min_doubt_markers)
+        ).alias("self_doubting"),
         (pl.col("foreign_letters") > config.max_foreign_letters).alias("mixed_language"),
-        pl.any_horizontal("unclosed_fence", "unclosed_thought", "ends_mid_sentence").alias("truncated"),
+        pl.any_horizontal("unclosed_fence", "unclosed_thought", "ends_mid_sentence").alias(
+            "truncated"
+        ),
     )
     return measured.with_columns(flags).select(*MEASURES, *FLAGS)
 
 
 def _foreign(texts: pl.Series) -> tuple[np.ndarray, np.ndarray]:
-    """Of each text: letters outside its main script, and their share of all letters. Only what is not ASCII is looked at one by one."""
+    """Of each text: letters outside its main script, and their share of all letters. Only what is
+    not ASCII is looked at one by one."""
     import numpy as np
 
     counts, shares = np.zeros(len(texts), dtype=np.int64), np.zeros(len(texts))
-    edges = sorted((low, high, number) for number, blocks in enumerate(_SCRIPTS.values()) for low, high in blocks)
-    lows, highs, numbers = (np.array(column, dtype=np.uint32) for column in zip(*edges, strict=True))
+    edges = sorted(
+        (low, high, number)
+        for number, blocks in enumerate(_SCRIPTS.values())
+        for low, high in blocks
+    )
+    lows, highs, numbers = (
+        np.array(column, dtype=np.uint32) for column in zip(*edges, strict=True)
+    )
     rest = texts.str.replace_all(r"[\x00-\x7F]+", "")
     for i in (rest.str.len_bytes() > 0).arg_true().to_list():
         points = np.frombuffer(rest[i].encode("utf-32-le"), dtype=np.uint32)
@@ -159,9 +228,11 @@ def _foreign(texts: pl.Series) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _repetition(words: pl.Series) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each text: the share of its 10-grams that it had before, the words of the loop that it ends in, and all its words.
+    """Of each text: the share of its 10-grams that it had before, the words of the loop that it
+    ends in, and all its words.
 
-    An n-gram is a polynomial hash of 64 bits: in a text of 10,000 words two different ones collide once in 10^11 texts.
+    An n-gram is a polynomial hash of 64 bits: in a text of 10,000 words two different ones collide
+    once in 10^11 texts.
     """
     import numpy as np
 
@@ -175,14 +246,19 @@ def _repetition(words: pl.Series) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     for i in np.flatnonzero(lengths >= NGRAM):
         own = grams[starts[i] : starts[i + 1] - NGRAM + 1]
         repeated[i] = 1 - len(np.unique(own)) / len(own)
-    loops = np.array([_loop_words(hashes[a:b]) for a, b in zip(starts[:-1], starts[1:], strict=True)], dtype=np.int64)
+    loops = np.array(
+        [_loop_words(hashes[a:b]) for a, b in zip(starts[:-1], starts[1:], strict=True)],
+        dtype=np.int64,
+    )
     return repeated, loops, lengths
 
 
 def _loop_words(words: np.ndarray) -> int:
-    """Words at the end that repeat with one period, all repetitions counted; 0 where the end is not said twice.
+    """Words at the end that repeat with one period, all repetitions counted; 0 where the end is not
+    said twice.
 
-    The period is the distance from the last word to its occurrences before: the nearest few that continue backwards are tried.
+    The period is the distance from the last word to its occurrences before: the nearest few that
+    continue backwards are tried.
     """
     import numpy as np
 

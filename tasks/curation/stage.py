@@ -12,15 +12,18 @@ from tasks.curation.pool import without_flags
 from tasks.curation.strategies import CurationConfig, curate
 from tasks.curation.tables import curated_rows, deciding, joined_on_candidate, texts_of
 from tasks.progress import report
-from tasks.schemas import CURATED
-from tasks.store import Snapshot, SnapshotRef, code_version, fingerprint
+from tasks.store.snapshot import Snapshot, SnapshotRef, code_version, fingerprint
+from tasks.tables import CURATED
 
 STAGE = "curation"
 
 
 def joined(verdicts: SnapshotRef, candidates: SnapshotRef) -> pl.DataFrame:
-    """Verdicts with their candidates, one row a candidate, texts and all: what scores and reports read."""
-    return joined_on_candidate(verdicts.open().read(unique="candidate_id"), candidates.open().read(unique="candidate_id"))
+    """Verdicts with their candidates, one row a candidate, texts and all: what scores and reports
+    read."""
+    return joined_on_candidate(
+        verdicts.open().read(unique="candidate_id"), candidates.open().read(unique="candidate_id")
+    )
 
 
 def planned(
@@ -45,15 +48,22 @@ def run(
     workloads: SnapshotRef | None = None,
     flags: SnapshotRef | None = None,
 ) -> SnapshotRef:
-    """A finished snapshot of tasks.schemas.CURATED, each row labelled with the criterion that took it.
+    """A finished snapshot of tasks.tables.CURATED, each row labelled with the criterion that took
+    it.
 
-    `workloads` name the operators of tasks whose verdicts name none; the manifest's `operators_from` counts the correct samples by whose
-    word was taken. `flags` say what is wrong with a trace; the manifest's `trace_flags` counts them (`flag_counts`).
+    `workloads` name the operators of tasks whose verdicts name none; the manifest's
+    `operators_from` counts the correct samples by whose word was taken. `flags` say what is wrong
+    with a trace; the manifest's `trace_flags` counts them (`flag_counts`).
     """
     snapshot = planned(verdicts, candidates, tasks, config, workloads, flags)
     if snapshot.finished:
         return snapshot.ref
-    frame = deciding(verdicts.open(), candidates.open(), workloads.open() if workloads else None, flags.open() if flags else None)
+    frame = deciding(
+        verdicts.open(),
+        candidates.open(),
+        workloads.open() if workloads else None,
+        flags.open() if flags else None,
+    )
     taken = curate(frame, config)
     if taken.is_empty():
         raise UsageError(*nothing_taken(frame, config))
@@ -61,12 +71,21 @@ def run(
     left = rows.filter(~pl.col("candidate_id").is_in(list(snapshot.keys("candidate_id"))))
     snapshot.append(left.iter_rows(named=True), CURATED)
     counts = dict(sorted(rows["criterion"].value_counts().iter_rows()))
-    report(STAGE, rows.height, rows.height, ", ".join(f"{name} {count}" for name, count in counts.items()))
+    report(
+        STAGE,
+        rows.height,
+        rows.height,
+        ", ".join(f"{name} {count}" for name, count in counts.items()),
+    )
     return snapshot.publish(
         config=config,
         upstream=_upstream(verdicts, candidates, tasks, workloads, flags),
         rows=rows.height,
-        extra={"criterion_counts": counts, "operators_from": operators_from(frame), "trace_flags": flag_counts(frame, taken, config)},
+        extra={
+            "criterion_counts": counts,
+            "operators_from": operators_from(frame),
+            "trace_flags": flag_counts(frame, taken, config),
+        },
     ).ref
 
 
@@ -74,8 +93,11 @@ def _upstream(*refs: SnapshotRef | None) -> list[str]:
     return [ref.fingerprint for ref in refs if ref]
 
 
-def flag_counts(frame: pl.DataFrame, taken: pl.DataFrame, config: CurationConfig) -> dict[str, Any] | None:
-    """How many `correct` and how many `taken` samples have each flag of their trace, and how many correct ones were `left_out` for one.
+def flag_counts(
+    frame: pl.DataFrame, taken: pl.DataFrame, config: CurationConfig
+) -> dict[str, Any] | None:
+    """How many `correct` and how many `taken` samples have each flag of their trace, and how many
+    correct ones were `left_out` for one.
 
     None where no trace was measured. With moved reasoning, `taken` is of the samples' own.
     """
@@ -87,7 +109,8 @@ def flag_counts(frame: pl.DataFrame, taken: pl.DataFrame, config: CurationConfig
 
 
 def operators_from(frame: pl.DataFrame) -> dict[str, int]:
-    """How many correct samples have their task's operators from a verdict, from its workload, or from nowhere ("unknown")."""
+    """How many correct samples have their task's operators from a verdict, from its workload, or
+    from nowhere ("unknown")."""
     found = frame.filter(pl.col("status") == "correct")["operators_from"].fill_null("unknown")
     return dict(sorted(found.value_counts().iter_rows()))
 
@@ -95,7 +118,12 @@ def operators_from(frame: pl.DataFrame) -> dict[str, int]:
 def named_tasks(tasks: Snapshot) -> pl.DataFrame:
     """task_id, task_name, task_code, entry_point: what a curated row says of its task."""
     rows = tasks.read(columns=["task_id", "name", "code", "entry_point"], unique="task_id")
-    return rows.select("task_id", pl.col("name").alias("task_name"), pl.col("code").alias("task_code"), "entry_point")
+    return rows.select(
+        "task_id",
+        pl.col("name").alias("task_name"),
+        pl.col("code").alias("task_code"),
+        "entry_point",
+    )
 
 
 def nothing_taken(frame: pl.DataFrame, config: CurationConfig) -> tuple[str, str]:
@@ -104,6 +132,14 @@ def nothing_taken(frame: pl.DataFrame, config: CurationConfig) -> tuple[str, str
     message = f"curation took none of {frame.height} candidates ({correct.height} correct)"
     if config.exclude_flags and correct.height and correct.filter(without_flags(config)).is_empty():
         return message, "every correct one has a trace flag of exclude_flags: exclude fewer"
-    if not config.later_turns and "turn" in frame.columns and correct.height and (correct["turn"].fill_null(1) > 1).all():
-        return message, "all correct ones answer follow-ups: curation.later_turns=true takes those too"
+    if (
+        not config.later_turns
+        and "turn" in frame.columns
+        and correct.height
+        and (correct["turn"].fill_null(1) > 1).all()
+    ):
+        return (
+            message,
+            "all correct ones answer follow-ups: curation.later_turns=true takes those too",
+        )
     return message, "lower curation.min_speedup or verify more candidates"

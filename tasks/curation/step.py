@@ -8,7 +8,7 @@ from tasks.curation import flags, stage
 from tasks.curation.config import CurationConfig
 from tasks.curation.quality import QualityConfig
 from tasks.policy import rows_of, sentence, stage_options
-from tasks.store import SnapshotRef
+from tasks.store.snapshot import SnapshotRef
 
 
 def _flag_traces(verdicts: SnapshotRef, **_: object) -> str:
@@ -17,15 +17,23 @@ def _flag_traces(verdicts: SnapshotRef, **_: object) -> str:
 
 
 def _curate_the_training_set(verdicts: SnapshotRef, config: CurationConfig, **_: object) -> str:
-    return f"curate a training set of {rows_of(verdicts)} verdicts by the strategy {config.strategy}"
+    return (
+        f"curate a training set of {rows_of(verdicts)} verdicts by the strategy {config.strategy}"
+    )
 
 
 @task(name="flag traces", task_run_name=sentence(_flag_traces), **stage_options(flags.planned))
-def flag_traces(verdicts: SnapshotRef, candidates: SnapshotRef, config: QualityConfig) -> SnapshotRef:
+def flag_traces(
+    verdicts: SnapshotRef, candidates: SnapshotRef, config: QualityConfig
+) -> SnapshotRef:
     return flags.run(verdicts, candidates, config)
 
 
-@task(name="curate the training set", task_run_name=sentence(_curate_the_training_set), **stage_options(stage.planned))
+@task(
+    name="curate the training set",
+    task_run_name=sentence(_curate_the_training_set),
+    **stage_options(stage.planned),
+)
 def curate(
     verdicts: SnapshotRef,
     candidates: SnapshotRef,

@@ -1,11 +1,15 @@
-"""Which verified samples become training data: ConCuR's rule (arXiv 2510.07356, data curation) and what it is compared with, by name.
+"""Which verified samples become training data: ConCuR's rule (arXiv 2510.07356, data curation) and
+what it is compared with, by name.
 
-The paper took 4,892 samples: (a) 3,934 concise and fast, (b) 414 with a speedup above 5, (c) 544 of single operators.
+The paper took 4,892 samples: (a) 3,934 concise and fast, (b) 414 with a speedup above 5, (c) 544 of
+single operators.
 
-Guarantees: all strategies take from the same pool (`pool.eligible_samples`), each sample once, in an order that depends on the data and the
-seed alone, whatever the order of the rows. concur itself draws nothing; the seed matters to it only where a size thins it. A control has
-as many samples as concur under each criterion, where there are enough. Does not guarantee that a size is reached, nor that single
-operators and fusions end up equal: (c) adds at most one sample a task and only ever adds single operators.
+Guarantees: all strategies take from the same pool (`pool.eligible_samples`), each sample once, in
+an order that depends on the data and the seed alone, whatever the order of the rows. concur itself
+draws nothing; the seed matters to it only where a size thins it. A control has as many samples as
+concur under each criterion, where there are enough. Does not guarantee that a size is reached, nor
+that single operators and fusions end up equal: (c) adds at most one sample a task and only ever
+adds single operators.
 
 docs/explanation/curation.md says what each strategy controls for.
 """
@@ -47,12 +51,23 @@ __all__ = [
     "single_operator",
 ]
 
-CONCISE_AND_FAST, HIGH_SPEEDUP, SINGLE_OPERATOR = "concise_and_fast", "high_speedup", "single_operator"
-FASTEST, SHORTEST, LONGEST, DRAWN, ANY_OPERATOR = "fastest", "shortest", "longest", "drawn", "any_operator"
+CONCISE_AND_FAST, HIGH_SPEEDUP, SINGLE_OPERATOR = (
+    "concise_and_fast",
+    "high_speedup",
+    "single_operator",
+)
+FASTEST, SHORTEST, LONGEST, DRAWN, ANY_OPERATOR = (
+    "fastest",
+    "shortest",
+    "longest",
+    "drawn",
+    "any_operator",
+)
 
 
 class Baseline(NamedTuple):
-    """A strategy of one criterion: the order in which it takes, whether it balances, and what it calls its criterion."""
+    """A strategy of one criterion: the order in which it takes, whether it balances, and what it
+    calls its criterion."""
 
     order: Order
     balances: bool
@@ -62,55 +77,77 @@ class Baseline(NamedTuple):
 def curate(frame: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
     """The rows taken, in the order of the rule, with a column `criterion` naming what took each.
 
-    Returns the columns of `frame` plus `criterion`; no rows where nothing qualifies. shuffled_reasoning adds `reasoning_from`, the
-    candidate whose `reasoning` and `reasoning_tokens` a row holds. Raises UsageError as `eligible_samples` does, and where more than half
-    of the samples to shuffle are of one task.
+    Returns the columns of `frame` plus `criterion`; no rows where nothing qualifies.
+    shuffled_reasoning adds `reasoning_from`, the candidate whose `reasoning` and `reasoning_tokens`
+    a row holds. Raises UsageError as `eligible_samples` does, and where more than half of the
+    samples to shuffle are of one task.
     """
     taken = select(eligible_samples(frame, config), config)
     rows = frame[taken["_row"]].with_columns(taken["criterion"])
-    return _with_reasoning_moved(rows, donors(taken)) if config.strategy == "shuffled_reasoning" else rows
+    return (
+        _with_reasoning_moved(rows, donors(taken))
+        if config.strategy == "shuffled_reasoning"
+        else rows
+    )
 
 
 def select(pool: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
-    """The rows of a pool that the configured strategy takes, with `criterion` and `_draw`, in the order of its rule."""
+    """The rows of a pool that the configured strategy takes, with `criterion` and `_draw`, in the
+    order of its rule."""
     pool = drawn(pool, config.seed)
     if baseline := BASELINES.get(config.strategy):
         return _baseline(pool, config, baseline)
     return thinned(RULES[config.strategy](pool, config), config.size)
 
 
-# -- the paper's rule and its controls ---------------------------------------------------------------------------------------------------
+# -- the paper's rule and its controls -------------------------------------------------------------
 
 
 def concur(pool: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
     """All of (a), then (b), then (c): a sample is labelled with the first that took it."""
     import polars as pl
 
-    # (a) is decided among all correct samples: a strict demand may refuse the winner, never crown another
-    first = _named(concise_and_fast(pool, config.equal_speedups).filter(pl.col("_sure")), CONCISE_AND_FAST)
+    # (a) is decided among all correct samples: a strict demand may refuse the winner, never crown
+    # another
+    first = _named(
+        concise_and_fast(pool, config.equal_speedups).filter(pl.col("_sure")), CONCISE_AND_FAST
+    )
     sure = pool.filter(pl.col("_sure"))
     taken = _added(first, high_speedup(sure, config.min_speedup), HIGH_SPEEDUP)
-    return _added(taken, single_operator(sure, taken, config.single_operator_quota), SINGLE_OPERATOR)
+    return _added(
+        taken, single_operator(sure, taken, config.single_operator_quota), SINGLE_OPERATOR
+    )
 
 
 def concur_without_conciseness(pool: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
-    """Lengths are not looked at: (b); then the fastest sample of tasks that are drawn, as many as concur takes by (a) alone; then (c) with
-    the fastest samples of single-operator tasks, as many as concur adds."""
+    """Lengths are not looked at: (b); then the fastest sample of tasks that are drawn, as many as
+    concur takes by (a) alone; then (c) with the fastest samples of single-operator tasks, as many
+    as concur adds."""
     import polars as pl
 
     like = concur(pool, config)
     sure = pool.filter(pl.col("_sure"))
     fast = _named(high_speedup(sure, config.min_speedup), HIGH_SPEEDUP)
-    alone = like.filter(pl.col("criterion") == CONCISE_AND_FAST).join(fast.select("_row"), on="_row", how="anti").height
-    winners = fastest_per_task(pool, pool.clear()).filter(pl.col("_sure")).join(fast.select("_row"), on="_row", how="anti")
+    alone = (
+        like.filter(pl.col("criterion") == CONCISE_AND_FAST)
+        .join(fast.select("_row"), on="_row", how="anti")
+        .height
+    )
+    winners = (
+        fastest_per_task(pool, pool.clear())
+        .filter(pl.col("_sure"))
+        .join(fast.select("_row"), on="_row", how="anti")
+    )
     taken = _added(fast, _draw(winners, alone), FASTEST)
-    more = fastest_per_task(sure.filter(pl.col("_single")), taken).head(_count(like, SINGLE_OPERATOR))
+    more = fastest_per_task(sure.filter(pl.col("_single")), taken).head(
+        _count(like, SINGLE_OPERATOR)
+    )
     return _added(taken, more, SINGLE_OPERATOR)
 
 
 def concur_without_speedup(pool: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
-    """Speedups are not looked at: the shortest sample of tasks that are drawn, as many as concur takes by (a) and (b); then (c), ties in
-    length going to the lower sample_index."""
+    """Speedups are not looked at: the shortest sample of tasks that are drawn, as many as concur
+    takes by (a) and (b); then (c), ties in length going to the lower sample_index."""
     import polars as pl
 
     like = concur(pool, config)
@@ -118,12 +155,14 @@ def concur_without_speedup(pool: pl.DataFrame, config: CurationConfig) -> pl.Dat
     winners = shortest_per_task(pool, pool.clear(), ties="index").filter(pl.col("_sure"))
     taken = _named(_draw(winners, like.height - singles), SHORTEST)
     sure = pool.filter(pl.col("_sure") & pl.col("_single"))
-    return _added(taken, shortest_per_task(sure, taken, ties="index").head(singles), SINGLE_OPERATOR)
+    return _added(
+        taken, shortest_per_task(sure, taken, ties="index").head(singles), SINGLE_OPERATOR
+    )
 
 
 def concur_without_balance(pool: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
-    """(a) and (b); then, as many as concur adds by (c), the same without asking for single operators: the shortest sample not yet taken of
-    tasks of any kind, which are drawn."""
+    """(a) and (b); then, as many as concur adds by (c), the same without asking for single
+    operators: the shortest sample not yet taken of tasks of any kind, which are drawn."""
     import polars as pl
 
     like = concur(pool, config)
@@ -142,7 +181,8 @@ RULES: dict[str, Callable[[pl.DataFrame, CurationConfig], pl.DataFrame]] = {
 
 
 def thinned(taken: pl.DataFrame, size: int | None) -> pl.DataFrame:
-    """At most `size` of the samples, each criterion keeping its share to within one sample; a smaller set is part of a larger one.
+    """At most `size` of the samples, each criterion keeping its share to within one sample; a
+    smaller set is part of a larger one.
 
     Within a criterion samples are drawn. Keeps the order of the rule.
     """
@@ -151,11 +191,13 @@ def thinned(taken: pl.DataFrame, size: int | None) -> pl.DataFrame:
     if size is None or size >= taken.height:
         return taken
     place = pl.struct("_draw", "candidate_id").rank("ordinal").over("criterion")
-    kept = taken.with_row_index("_order").with_columns(((place - 0.5) / pl.len().over("criterion")).alias("_place"))
+    kept = taken.with_row_index("_order").with_columns(
+        ((place - 0.5) / pl.len().over("criterion")).alias("_place")
+    )
     return kept.sort("_place", "_order").head(size).sort("_order").drop("_order", "_place")
 
 
-# -- baselines ---------------------------------------------------------------------------------------------------------------------------
+# -- baselines -------------------------------------------------------------------------------------
 
 BASELINES: dict[str, Baseline] = {
     "min_length": Baseline("min_length", False, SHORTEST),
@@ -173,23 +215,28 @@ def _baseline(pool: pl.DataFrame, config: CurationConfig, baseline: Baseline) ->
 
     size = baseline_size(pool, config)
     rows = ranked(pool.filter(pl.col("_sure")), baseline.order, config.max_per_task)
-    taken = balanced(rows, size, config.single_operator_quota) if baseline.balances else rows.head(size)
+    taken = (
+        balanced(rows, size, config.single_operator_quota) if baseline.balances else rows.head(size)
+    )
     return _named(taken, baseline.criterion)
 
 
 def baseline_size(pool: pl.DataFrame, config: CurationConfig) -> int:
-    """The size asked for, or that of concur's own set of the same pool. The pool needs `_draw` or is given it."""
+    """The size asked for, or that of concur's own set of the same pool. The pool needs `_draw` or
+    is given it."""
     return concur(pool, config).height if config.size is None else config.size
 
 
-# -- reasoning moved between tasks -------------------------------------------------------------------------------------------------------
+# -- reasoning moved between tasks -----------------------------------------------------------------
 
 
 def donors(taken: pl.DataFrame) -> np.ndarray:
-    """For each sample the place of the one whose reasoning it gets: a permutation under which no sample gets one of its own task.
+    """For each sample the place of the one whose reasoning it gets: a permutation under which no
+    sample gets one of its own task.
 
-    Tasks are put in a drawn order, each task's samples next to each other, and every reasoning moves on by as many places as the largest
-    task has samples. Raises UsageError where more than half of the samples are of one task: then there is no such permutation.
+    Tasks are put in a drawn order, each task's samples next to each other, and every reasoning
+    moves on by as many places as the largest task has samples. Raises UsageError where more than
+    half of the samples are of one task: then there is no such permutation.
     """
     import numpy as np
     import polars as pl
@@ -199,10 +246,18 @@ def donors(taken: pl.DataFrame) -> np.ndarray:
     most = int(taken["task_id"].value_counts()["count"].max())  # type: ignore[arg-type]
     if 2 * most > taken.height:
         raise UsageError(
-            f"reasoning cannot be moved between tasks: {most} of {taken.height} samples are of one task", "curate from more tasks"
+            f"reasoning cannot be moved between tasks: {most} of {taken.height} samples are of one"
+            " task",
+            "curate from more tasks",
         )
-    numbered = taken.with_row_index("_place").with_columns(pl.col("_draw").min().over("task_id").alias("_task_draw"))
-    order = numbered.sort("_task_draw", "task_id", "_draw", "candidate_id")["_place"].to_numpy().astype(np.int64)
+    numbered = taken.with_row_index("_place").with_columns(
+        pl.col("_draw").min().over("task_id").alias("_task_draw")
+    )
+    order = (
+        numbered.sort("_task_draw", "task_id", "_draw", "candidate_id")["_place"]
+        .to_numpy()
+        .astype(np.int64)
+    )
     found = np.empty(len(order), dtype=np.int64)
     found[order] = np.roll(order, -most)
     return found
@@ -213,10 +268,12 @@ def _with_reasoning_moved(rows: pl.DataFrame, places: np.ndarray) -> pl.DataFram
 
     givers = rows[places]
     moved = [givers[name] for name in ("reasoning", "reasoning_tokens") if name in rows.columns]
-    return rows.with_columns(*moved, pl.Series("reasoning_from", givers["candidate_id"], dtype=pl.String))
+    return rows.with_columns(
+        *moved, pl.Series("reasoning_from", givers["candidate_id"], dtype=pl.String)
+    )
 
 
-# -- sets in the making ------------------------------------------------------------------------------------------------------------------
+# -- sets in the making ----------------------------------------------------------------------------
 
 
 def _named(rows: pl.DataFrame, criterion: str) -> pl.DataFrame:
@@ -229,7 +286,15 @@ def _added(taken: pl.DataFrame, more: pl.DataFrame, criterion: str) -> pl.DataFr
     """`taken`, then what is new in `more`."""
     import polars as pl
 
-    return pl.concat([taken, _named(more.join(taken.select("_row"), on="_row", how="anti", maintain_order="left"), criterion)])
+    return pl.concat(
+        [
+            taken,
+            _named(
+                more.join(taken.select("_row"), on="_row", how="anti", maintain_order="left"),
+                criterion,
+            ),
+        ]
+    )
 
 
 def _draw(rows: pl.DataFrame, count: int) -> pl.DataFrame:

@@ -1,10 +1,12 @@
 """The torch operators that reach the output of a task, read from its source.
 
-Guarantees: static (nothing is executed); the same sequence for `nn.ReLU()(x)`, `F.relu(x)`, `torch.relu(x)`, `x.relu_()`, for a forward
-cut into helper methods, a module in a module, statements in another order, and operators whose result is not used; bounded work; None
-where the source does not parse or exceeds the bounds. Views, copies, casts, creation and arithmetic on numbers are no operators, as in
-`operators.operator_kind`; transposition is one. Does not guarantee what runs: both branches of a condition count, a loop over a number
-counts once, and names patched or fetched dynamically are not seen.
+Guarantees: static (nothing is executed); the same sequence for `nn.ReLU()(x)`, `F.relu(x)`,
+`torch.relu(x)`, `x.relu_()`, for a forward cut into helper methods, a module in a module,
+statements in another order, and operators whose result is not used; bounded work; None where the
+source does not parse or exceeds the bounds. Views, copies, casts, creation and arithmetic on
+numbers are no operators, as in `operators.operator_kind`; transposition is one. Does not guarantee
+what runs: both branches of a condition count, a loop over a number counts once, and names patched
+or fetched dynamically are not seen.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from tasks.decontamination.operator_values import (
     listed,
     operation,
     operator_name,
-)  # fmt: skip
+)
 from tasks.decontamination.program import Function, Program
 
 STEPS = 20_000  # expressions looked at, calls inlined
@@ -39,8 +41,13 @@ _UNROLLED = 32
 
 
 def operator_sequence(program: Program | None) -> tuple[str, ...] | None:
-    """Operators in the order in which they compute the output: each once, its operands before it. None where it cannot be read."""
-    if program is None or f"{program.entry}.forward" not in program.functions and program.entry not in program.classes:
+    """Operators in the order in which they compute the output: each once, its operands before it.
+    None where it cannot be read."""
+    if (
+        program is None
+        or f"{program.entry}.forward" not in program.functions
+        and program.entry not in program.classes
+    ):
         return None
     try:
         reader = _Reader(program)
@@ -80,7 +87,11 @@ class _Reader:
             unit = self._method(called.name, "forward")
             if unit:
                 return self.function(unit, [called, *args])
-            return self.call(called.attributes.get(""), args) if "" in called.attributes else operation(called.name.lower(), args)
+            return (
+                self.call(called.attributes.get(""), args)
+                if "" in called.attributes
+                else operation(called.name.lower(), args)
+            )
         if isinstance(called, Method):
             return self.function(called.unit, [called.owner, *args] if called.owner else args)
         if isinstance(called, Closure):
@@ -92,7 +103,9 @@ class _Reader:
     def function(self, unit: str, args: Sequence[object]) -> object:
         return self._run(self.program.functions[unit], args, unit, {})
 
-    def _run(self, function: Function, args: Sequence[object], unit: str, outer: dict[str, object]) -> object:
+    def _run(
+        self, function: Function, args: Sequence[object], unit: str, outer: dict[str, object]
+    ) -> object:
         self.depth += 1
         if self.depth > DEPTH:
             raise _TooMuchError
@@ -119,7 +132,9 @@ class _Reader:
             name = bases[0]
         return None
 
-    def _block(self, body: Iterable[ast.stmt], env: dict[str, object], returned: list[object], unit: str) -> None:
+    def _block(
+        self, body: Iterable[ast.stmt], env: dict[str, object], returned: list[object], unit: str
+    ) -> None:
         for node in body:
             if isinstance(node, ast.Return):
                 returned.append(self._value(node.value, env, unit))
@@ -147,16 +162,32 @@ class _Reader:
         if isinstance(left, Group):
             left.items.extend(right.items if isinstance(right, Group) else [right])
         else:
-            self._bind(node.target, operation(ARITHMETIC.get(type(node.op), "binary"), [left, right]), env, unit)
+            self._bind(
+                node.target,
+                operation(ARITHMETIC.get(type(node.op), "binary"), [left, right]),
+                env,
+                unit,
+            )
 
     def _effect(self, node: ast.expr, env: dict[str, object], unit: str) -> None:
-        """A statement that is a call: in-place methods change the variable that they are called on."""
+        """A statement that is a call: in-place methods change the variable that they are called
+        on."""
         value = self._value(node, env, unit)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and re.search(r"[^_]_\Z", node.func.attr):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and re.search(r"[^_]_\Z", node.func.attr)
+        ):
             if isinstance(node.func.value, ast.Name) and isinstance(value, Node):
                 env[node.func.value.id] = value
 
-    def _branches(self, bodies: list[list[ast.stmt]], env: dict[str, object], returned: list[object], unit: str) -> None:
+    def _branches(
+        self,
+        bodies: list[list[ast.stmt]],
+        env: dict[str, object],
+        returned: list[object],
+        unit: str,
+    ) -> None:
         outcomes = []
         for body in bodies:
             outcomes.append(dict(env))
@@ -164,7 +195,9 @@ class _Reader:
         for name in {name: None for outcome in outcomes for name in outcome}:
             env[name] = either([outcome.get(name) for outcome in outcomes])
 
-    def _loop(self, node: ast.For, env: dict[str, object], returned: list[object], unit: str) -> None:
+    def _loop(
+        self, node: ast.For, env: dict[str, object], returned: list[object], unit: str
+    ) -> None:
         for item in self._items(self._value(node.iter, env, unit)):
             self._bind(node.target, item, env, unit)
             self._block(node.body, env, returned, unit)
@@ -176,7 +209,11 @@ class _Reader:
         if isinstance(target, ast.Name):
             env[target.id] = value
         elif isinstance(target, ast.Tuple | ast.List):
-            parts = value.items if isinstance(value, Group) and len(value.items) == len(target.elts) else [value] * len(target.elts)
+            parts = (
+                value.items
+                if isinstance(value, Group) and len(value.items) == len(target.elts)
+                else [value] * len(target.elts)
+            )
             for one, part in zip(target.elts, parts, strict=True):
                 self._bind(one, part, env, unit)
         elif isinstance(target, ast.Attribute):
@@ -202,13 +239,26 @@ class _Reader:
         if isinstance(node, ast.BinOp):
             left, right = self._value(node.left, env, unit), self._value(node.right, env, unit)
             if isinstance(left, Group) or isinstance(right, Group):
-                return Group([item for side in (left, right) if isinstance(side, Group) for item in side.items])
+                return Group(
+                    [
+                        item
+                        for side in (left, right)
+                        if isinstance(side, Group)
+                        for item in side.items
+                    ]
+                )
             return operation(ARITHMETIC.get(type(node.op), "binary"), [left, right])
         if isinstance(node, ast.UnaryOp):
-            return operation(ARITHMETIC.get(type(node.op), ""), [self._value(node.operand, env, unit)])
+            return operation(
+                ARITHMETIC.get(type(node.op), ""), [self._value(node.operand, env, unit)]
+            )
         if isinstance(node, ast.Compare):
             sides = [self._value(side, env, unit) for side in (node.left, *node.comparators)]
-            return operation(ARITHMETIC[type(node.ops[0])], sides) if type(node.ops[0]) in ARITHMETIC else None
+            return (
+                operation(ARITHMETIC[type(node.ops[0])], sides)
+                if type(node.ops[0]) in ARITHMETIC
+                else None
+            )
         if isinstance(node, ast.IfExp):
             return either([self._value(node.body, env, unit), self._value(node.orelse, env, unit)])
         if isinstance(node, ast.BoolOp):
@@ -221,9 +271,15 @@ class _Reader:
             return self._comprehension(node, env, unit)
         if isinstance(node, ast.Subscript):
             return self._item(node, env, unit)
-        return self._value(node.value, env, unit) if isinstance(node, ast.Starred | ast.Await | ast.NamedExpr) else None
+        return (
+            self._value(node.value, env, unit)
+            if isinstance(node, ast.Starred | ast.Await | ast.NamedExpr)
+            else None
+        )
 
-    def _comprehension(self, node: ast.ListComp | ast.GeneratorExp, env: dict[str, object], unit: str) -> Group:
+    def _comprehension(
+        self, node: ast.ListComp | ast.GeneratorExp, env: dict[str, object], unit: str
+    ) -> Group:
         inner, out = dict(env), []
         for generator in node.generators[1:]:
             self._bind(generator.target, None, inner, unit)
@@ -246,7 +302,11 @@ class _Reader:
             return Named(self.program.imports[name])
         if name in self.program.functions:
             return Method(name, None)
-        return Named(name) if name in self.program.classes or name in PASSING or name == "super" else None
+        return (
+            Named(name)
+            if name in self.program.classes or name in PASSING or name == "super"
+            else None
+        )
 
     def _attribute(self, node: ast.Attribute, env: dict[str, object], unit: str) -> object:
         dotted = self.program.dotted(node)
@@ -261,18 +321,32 @@ class _Reader:
         if isinstance(owner, Layer):
             return Node("")
         if isinstance(owner, Node):
-            return operation("transpose", [owner]) if node.attr in ("T", "mT") else None if node.attr in NUMBERS else owner
+            return (
+                operation("transpose", [owner])
+                if node.attr in ("T", "mT")
+                else None
+                if node.attr in NUMBERS
+                else owner
+            )
         return None
 
-    def _arguments(self, nodes: Iterable[ast.expr], env: dict[str, object], unit: str) -> list[object]:
+    def _arguments(
+        self, nodes: Iterable[ast.expr], env: dict[str, object], unit: str
+    ) -> list[object]:
         out: list[object] = []
         for node in nodes:
             value = self._value(node, env, unit)
-            out += value.items if isinstance(node, ast.Starred) and isinstance(value, Group) else [value]
+            out += (
+                value.items
+                if isinstance(node, ast.Starred) and isinstance(value, Group)
+                else [value]
+            )
         return out
 
     def _call(self, node: ast.Call, env: dict[str, object], unit: str) -> object:
-        args = self._arguments(node.args, env, unit) + [self._value(word.value, env, unit) for word in node.keywords]
+        args = self._arguments(node.args, env, unit) + [
+            self._value(word.value, env, unit) for word in node.keywords
+        ]
         func = node.func
         if isinstance(func, ast.Attribute) and not self.program.dotted(func):
             if func.attr == "__init__":
@@ -290,7 +364,8 @@ class _Reader:
         return self.call(self._value(func, env, unit), args)
 
     def _inherited_init(self, args: Sequence[object], env: dict[str, object], unit: str) -> None:
-        """`super().__init__(...)`: a base of the program is constructed, a torch Sequential takes its layers."""
+        """`super().__init__(...)`: a base of the program is constructed, a torch Sequential takes
+        its layers."""
         name = unit.partition(".")[0]
         node, owner = self.program.classes.get(name), next(iter(env.values()), None)
         if node is None or not isinstance(owner, Instance):
@@ -326,9 +401,21 @@ class _Reader:
         last = name.rpartition(".")[2]
         operator = operator_name(last)
         if operator in GROUPS:
-            return Group(args[0].items if len(args) == 1 and isinstance(args[0], Group) else list(args))
+            return Group(
+                args[0].items if len(args) == 1 and isinstance(args[0], Group) else list(args)
+            )
         if name in PASSING:
-            return Group([item for arg in args for item in (arg.items if isinstance(arg, Group) else [arg])]) if args else Group([])
+            return (
+                Group(
+                    [
+                        item
+                        for arg in args
+                        for item in (arg.items if isinstance(arg, Group) else [arg])
+                    ]
+                )
+                if args
+                else Group([])
+            )
         if CREATION.match(operator):
             return Node("")
         if last[:1].isupper():

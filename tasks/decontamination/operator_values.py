@@ -1,6 +1,7 @@
 """The names of operators and the values that `operator_sequence` computes with.
 
-Guarantees: one name for an operator however it is called; a tensor lists each operator that it depends on once, operands first.
+Guarantees: one name for an operator however it is called; a tensor lists each operator that it
+depends on once, operands first.
 """
 
 from __future__ import annotations
@@ -15,29 +16,75 @@ from tasks.decontamination.program import Function
 MOST = 20_000  # tensors that one value may hold
 
 _SAME = {
-    "multiply": "mul", "divide": "div", "truediv": "div", "truedivide": "div", "subtract": "sub", "mm": "matmul", "bmm": "matmul",
-    "mv": "matmul", "dot": "matmul", "concat": "cat", "concatenate": "cat", "permute": "transpose", "t": "transpose", "mt": "transpose",
-    "swapaxes": "transpose", "clip": "clamp", "absolute": "abs", "negative": "neg", "power": "pow", "greater": "gt", "less": "lt",
-    "hardswish": "hardswish", "layernorm": "layernorm", "batchnorm1d": "batchnorm", "batchnorm2d": "batchnorm",
-    "batchnorm3d": "batchnorm", "instancenorm1d": "instancenorm", "instancenorm2d": "instancenorm", "instancenorm3d": "instancenorm",
-}  # fmt: skip
+    "multiply": "mul",
+    "divide": "div",
+    "truediv": "div",
+    "truedivide": "div",
+    "subtract": "sub",
+    "mm": "matmul",
+    "bmm": "matmul",
+    "mv": "matmul",
+    "dot": "matmul",
+    "concat": "cat",
+    "concatenate": "cat",
+    "permute": "transpose",
+    "t": "transpose",
+    "mt": "transpose",
+    "swapaxes": "transpose",
+    "clip": "clamp",
+    "absolute": "abs",
+    "negative": "neg",
+    "power": "pow",
+    "greater": "gt",
+    "less": "lt",
+    "hardswish": "hardswish",
+    "layernorm": "layernorm",
+    "batchnorm1d": "batchnorm",
+    "batchnorm2d": "batchnorm",
+    "batchnorm3d": "batchnorm",
+    "instancenorm1d": "instancenorm",
+    "instancenorm2d": "instancenorm",
+    "instancenorm3d": "instancenorm",
+}
 VIEWS = frozenset(
-    "view reshape flatten unflatten contiguous unsqueeze squeeze expand expandas viewas to float double half bfloat16 long int bool type "
-    "typeas clone detach cpu cuda requiresgrad identity select narrow asstrided cast checkpoint".split()
+    "view reshape flatten unflatten contiguous unsqueeze squeeze expand expandas viewas to float"
+    " double half bfloat16 long int bool type typeas clone detach cpu cuda requiresgrad identity"
+    " select narrow asstrided cast checkpoint".split()
 )
-NUMBERS = frozenset("size dim numel item shape device dtype ndim ndimension isinstance len int str range print stride isgrad".split())
-CREATION = re.compile(r"(zeros|ones|empty|full|rand|randn|randint|arange|linspace|eye|tensor|parameter|buffer|generator)(like)?\Z")
+NUMBERS = frozenset(
+    "size dim numel item shape device dtype ndim ndimension isinstance len int str range print"
+    " stride isgrad".split()
+)
+CREATION = re.compile(
+    r"(zeros|ones|empty|full|rand|randn|randint|arange|linspace|eye|tensor|parameter|buffer|generator)(like)?\Z"
+)
 PASSING = frozenset("list tuple reversed iter next enumerate zip dict".split())
 GROUPS = frozenset("sequential modulelist moduledict parameterlist".split())
 ARITHMETIC = {
-    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.MatMult: "matmul", ast.Pow: "pow", ast.FloorDiv: "floordivide",
-    ast.Mod: "remainder", ast.USub: "neg", ast.Gt: "gt", ast.Lt: "lt", ast.GtE: "ge", ast.LtE: "le", ast.Eq: "eq", ast.NotEq: "ne",
-    ast.BitAnd: "logicaland", ast.BitOr: "logicalor", ast.Invert: "logicalnot",
-}  # fmt: skip
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "div",
+    ast.MatMult: "matmul",
+    ast.Pow: "pow",
+    ast.FloorDiv: "floordivide",
+    ast.Mod: "remainder",
+    ast.USub: "neg",
+    ast.Gt: "gt",
+    ast.Lt: "lt",
+    ast.GtE: "ge",
+    ast.LtE: "le",
+    ast.Eq: "eq",
+    ast.NotEq: "ne",
+    ast.BitAnd: "logicaland",
+    ast.BitOr: "logicalor",
+    ast.Invert: "logicalnot",
+}
 
 
 def operator_name(name: str) -> str:
-    """One name for an operator's module, function, method and in-place method: `nn.LeakyReLU`, `F.leaky_relu_` are `leakyrelu`."""
+    """One name for an operator's module, function, method and in-place method: `nn.LeakyReLU`,
+    `F.leaky_relu_` are `leakyrelu`."""
     squashed = name.rpartition(".")[2].replace("_", "").lower()
     squashed = squashed.removesuffix("loss") or squashed
     return _SAME.get(squashed, squashed)
@@ -45,7 +92,8 @@ def operator_name(name: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A tensor: the operator that made it ("" for an input, a parameter, or a choice between its operands)."""
+    """A tensor: the operator that made it ("" for an input, a parameter, or a choice between its
+    operands)."""
 
     operator: str
     operands: tuple[Node, ...] = ()
@@ -91,7 +139,8 @@ class Named:
 
 
 def operation(name: str, args: Sequence[object]) -> Node | None:
-    """The tensor that an operator makes of its tensors; None where there are none (arithmetic on numbers)."""
+    """The tensor that an operator makes of its tensors; None where there are none (arithmetic on
+    numbers)."""
     operator = operator_name(name)
     operands = tuple(node for arg in args for node in nodes_of(arg))
     if not operands or operator in NUMBERS:
@@ -113,7 +162,11 @@ def nodes_of(value: object) -> Iterable[Node]:
 
 def either(values: Sequence[object]) -> object:
     """One of several values: the only one that is known, or a choice between tensors."""
-    known = [value for i, value in enumerate(values) if value is not None and not any(value is other for other in values[:i])]
+    known = [
+        value
+        for i, value in enumerate(values)
+        if value is not None and not any(value is other for other in values[:i])
+    ]
     if not known:
         return None
     nodes = [node for value in known for node in nodes_of(value)]

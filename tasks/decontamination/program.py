@@ -1,7 +1,9 @@
-"""A task's module taken apart: imports, constants, classes, functions. What the canonical forms and the operator sequence read.
+"""A task's module taken apart: imports, constants, classes, functions. What the canonical forms and
+the operator sequence read.
 
-Guarantees: static, nothing is executed or imported; the folding of constants is bounded. Does not follow what a module does to itself at
-run time (names bound under conditions count as bound once, the last wins).
+Guarantees: static, nothing is executed or imported; the folding of constants is bounded. Does not
+follow what a module does to itself at run time (names bound under conditions count as bound once,
+the last wins).
 """
 
 from __future__ import annotations
@@ -13,7 +15,13 @@ from dataclasses import dataclass
 
 _LARGEST = 2**63
 INLINED = 200  # statements
-_REPEATING = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)  # what they read may be read again and again
+_REPEATING = (
+    ast.Lambda,
+    ast.ListComp,
+    ast.SetComp,
+    ast.DictComp,
+    ast.GeneratorExp,
+)  # what they read may be read again and again
 _DEEPEST = 40  # nested constants; deeper ones are left as they stand
 _OPERATORS = {
     ast.Add: operator.add,
@@ -58,7 +66,10 @@ class Program:
                     package = alias.name.partition(".")[0]
                     self.imports[alias.asname or package] = alias.name if alias.asname else package
             elif isinstance(node, ast.ImportFrom) and not node.level:
-                self.imports |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+                self.imports |= {
+                    alias.asname or alias.name: f"{node.module}.{alias.name}"
+                    for alias in node.names
+                }
         for node in module.body:
             self._define(node)
         self.defined = frozenset((*self.classes, *self.functions, *self.constants, *self.variables))
@@ -107,14 +118,19 @@ class Program:
         return ".".join((self.imports[node.id], *reversed(parts)))
 
     def fold(self, node: ast.expr, bound: Collection[str], depth: int = 0) -> object | None:
-        """The number (or tuple of numbers) that an expression is, names not in `bound` being the module's constants; else None.
+        """The number (or tuple of numbers) that an expression is, names not in `bound` being the
+        module's constants; else None.
 
         A name may also stand for a string that the module assigns to it.
         """
         if depth > _DEEPEST:
             return None
         if isinstance(node, ast.Constant):
-            return node.value if isinstance(node.value, int | float) and abs(node.value) < _LARGEST else None
+            return (
+                node.value
+                if isinstance(node.value, int | float) and abs(node.value) < _LARGEST
+                else None
+            )
         if isinstance(node, ast.Name):
             return None if node.id in bound else self.constants.get(node.id)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -124,7 +140,10 @@ class Program:
             items = [self.fold(item, bound, depth + 1) for item in node.elts]
             return None if any(item is None for item in items) else tuple(items)
         if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-            left, right = self.fold(node.left, bound, depth + 1), self.fold(node.right, bound, depth + 1)
+            left, right = (
+                self.fold(node.left, bound, depth + 1),
+                self.fold(node.right, bound, depth + 1),
+            )
             if isinstance(left, int | float) and isinstance(right, int | float):
                 try:
                     value = _OPERATORS[type(node.op)](left, right)
@@ -146,10 +165,11 @@ def bound_names(node: ast.AST) -> frozenset[str]:
 
 
 def inlined(body: list[ast.stmt]) -> tuple[dict[int, ast.expr], list[ast.stmt]]:
-    """A body without the variables that one later statement uses once, where nothing between changes what they are made of:
-    `y = f(x); return y` is `return f(x)`.
+    """A body without the variables that one later statement uses once, where nothing between
+    changes what they are made of: `y = f(x); return y` is `return f(x)`.
 
-    Returns what stands in for a name, by the `id` of its node, and the statements that are left. Bodies longer than INLINED stay.
+    Returns what stands in for a name, by the `id` of its node, and the statements that are left.
+    Bodies longer than INLINED stay.
     """
     values: dict[int, ast.expr] = {}
     if len(body) > INLINED:
@@ -158,12 +178,22 @@ def inlined(body: list[ast.stmt]) -> tuple[dict[int, ast.expr], list[ast.stmt]]:
     mentions = [_mentions(node) for node in body]
     reads = [set(names) for names in mentions]  # grows by what is inlined into a statement
     for i, node in enumerate(body):
-        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+        target = (
+            node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+        )
         name = target.id if isinstance(target, ast.Name) else None
         user = next((k for k in range(i + 1, len(body)) if name in mentions[k]), None)
         load = _only_use(body[user], mentions[user][name]) if user is not None else None
-        own = {n for n in reads[i] if n != name or any(isinstance(use.ctx, ast.Load) for use in mentions[i].get(n, ()))}
-        if load is None or _lives_on(name, mentions[user:]) or not all(_leaves(body[k], own) for k in range(i + 1, user)):
+        own = {
+            n
+            for n in reads[i]
+            if n != name or any(isinstance(use.ctx, ast.Load) for use in mentions[i].get(n, ()))
+        }
+        if (
+            load is None
+            or _lives_on(name, mentions[user:])
+            or not all(_leaves(body[k], own) for k in range(i + 1, user))
+        ):
             left.append(node)
         else:
             values[id(load)] = node.value
@@ -180,11 +210,16 @@ def _only_use(statement: ast.stmt, uses: list[ast.Name]) -> ast.Name | None:
 
 
 def _leaves(statement: ast.stmt, names: set[str]) -> bool:
-    """Does a statement certainly leave variables, and what they hold, as they are? Only plain assignments to other names do."""
-    if not isinstance(statement, ast.Assign) or not all(isinstance(target, ast.Name) for target in statement.targets):
+    """Does a statement certainly leave variables, and what they hold, as they are? Only plain
+    assignments to other names do."""
+    if not isinstance(statement, ast.Assign) or not all(
+        isinstance(target, ast.Name) for target in statement.targets
+    ):
         return False
     stores = {target.id for target in statement.targets}
-    return not stores & names and not any(isinstance(node, ast.Attribute) and node.attr.endswith("_") for node in ast.walk(statement))
+    return not stores & names and not any(
+        isinstance(node, ast.Attribute) and node.attr.endswith("_") for node in ast.walk(statement)
+    )
 
 
 def _lives_on(name: str, later: list[dict[str, list[ast.Name]]]) -> bool:
@@ -206,7 +241,8 @@ def _mentions(node: ast.stmt) -> dict[str, list[ast.Name]]:
 
 
 def delegate(program: Program) -> str:
-    """The class that does the work: the entry point, or what it wraps and calls with its own arguments, or inherits without changing."""
+    """The class that does the work: the entry point, or what it wraps and calls with its own
+    arguments, or inherits without changing."""
     name, seen = program.entry, set()
     while name in program.classes and name not in seen:
         seen.add(name)
@@ -218,22 +254,40 @@ def delegate(program: Program) -> str:
 
 
 def _inherited(program: Program, name: str) -> str | None:
-    bases = [base.id for base in program.classes[name].bases if isinstance(base, ast.Name) and base.id in program.classes]
+    bases = [
+        base.id
+        for base in program.classes[name].bases
+        if isinstance(base, ast.Name) and base.id in program.classes
+    ]
     own = [unit for unit in (f"{name}.forward", f"{name}.__init__") if unit in program.functions]
     return bases[0] if len(bases) == 1 and not own else None
 
 
 def _wrapped(program: Program, name: str) -> str | None:
-    forward, init = program.functions.get(f"{name}.forward"), program.functions.get(f"{name}.__init__")
+    forward, init = (
+        program.functions.get(f"{name}.forward"),
+        program.functions.get(f"{name}.__init__"),
+    )
     if forward is None or init is None or not init.parameters or not forward.parameters:
         return None
-    body = [node for node in forward.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
+    body = [
+        node
+        for node in forward.body
+        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    ]
     called = body[0].value if len(body) == 1 and isinstance(body[0], ast.Return) else None
     if not isinstance(called, ast.Call) or not _passes_on(called, forward):
         return None
     for node in init.body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name):
-            same = any(ast.dump(called.func) == ast.dump(target).replace("Store()", "Load()") for target in node.targets)
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Call)
+            and isinstance(node.value.func, ast.Name)
+        ):
+            same = any(
+                ast.dump(called.func) == ast.dump(target).replace("Store()", "Load()")
+                for target in node.targets
+            )
             if same and node.value.func.id in program.classes and _passes_on(node.value, init):
                 return node.value.func.id
     return None

@@ -1,7 +1,9 @@
-"""Tasks in, training tasks out: what the benchmark knows is left out, and so is what another task repeats.
+"""Tasks in, training tasks out: what the benchmark knows is left out, and so is what another task
+repeats.
 
-Guarantees: the finished snapshot holds the tasks that are kept, as they were and in their order; its manifest says of every other one at
-which level it was found and what it equals; code is never run. Where both comparisons are off, the tasks are kept as they are.
+Guarantees: the finished snapshot holds the tasks that are kept, as they were and in their order;
+its manifest says of every other one at which level it was found and what it equals; code is never
+run. Where both comparisons are off, the tasks are kept as they are.
 """
 
 from __future__ import annotations
@@ -12,25 +14,37 @@ from kernels_eval.errors import UsageError
 from tasks.decontamination.decontamination import DecontaminationConfig, decontaminate
 from tasks.decontamination.deduplication import DeduplicationConfig, deduplicate_tasks
 from tasks.progress import report
-from tasks.schemas import TASKS
-from tasks.store import Snapshot, SnapshotRef, code_version, fingerprint
+from tasks.store.snapshot import Snapshot, SnapshotRef, code_version, fingerprint
+from tasks.tables import TASKS
 
 STAGE = "training-tasks"
 
 
 def planned(
-    tasks: SnapshotRef, benchmark: SnapshotRef | None, decontamination: DecontaminationConfig, deduplication: DeduplicationConfig
+    tasks: SnapshotRef,
+    benchmark: SnapshotRef | None,
+    decontamination: DecontaminationConfig,
+    deduplication: DeduplicationConfig,
 ) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
     config = [decontamination.model_dump(mode="json"), deduplication.model_dump(mode="json")]
-    return Snapshot(tasks.root, STAGE, fingerprint(STAGE, config, _upstream(tasks, benchmark), code_version("tasks.decontamination")))
+    return Snapshot(
+        tasks.root,
+        STAGE,
+        fingerprint(
+            STAGE, config, _upstream(tasks, benchmark), code_version("tasks.decontamination")
+        ),
+    )
 
 
 def run(
-    tasks: SnapshotRef, benchmark: SnapshotRef | None, decontamination: DecontaminationConfig, deduplication: DeduplicationConfig
+    tasks: SnapshotRef,
+    benchmark: SnapshotRef | None,
+    decontamination: DecontaminationConfig,
+    deduplication: DeduplicationConfig,
 ) -> SnapshotRef:
-    """A finished snapshot of tasks.schemas.TASKS. `benchmark` may be None where decontamination is off. Raises UsageError where no task is
-    left."""
+    """A finished snapshot of tasks.tables.TASKS. `benchmark` may be None where decontamination is
+    off. Raises UsageError where no task is left."""
     snapshot = planned(tasks, benchmark, decontamination, deduplication)
     if snapshot.finished:
         return snapshot.ref
@@ -43,19 +57,33 @@ def run(
     if kept.is_empty():
         raise UsageError(
             f"all {frame.height} training tasks are known to the benchmark ({_said(clean.counts)})",
-            "train on other tasks (tasks.source, tasks.location), or set decontamination.enabled=false to keep them",
+            "train on other tasks (tasks.source, tasks.location), or set"
+            " decontamination.enabled=false to keep them",
         )
     done = snapshot.keys("task_id")
-    snapshot.append((row for row in kept.iter_rows(named=True) if row["task_id"] not in done), TASKS)
-    counts = {"kept": kept.height, "known to the benchmark": clean.removed.height, "repeated": single.removed.height}
+    snapshot.append(
+        (row for row in kept.iter_rows(named=True) if row["task_id"] not in done), TASKS
+    )
+    counts = {
+        "kept": kept.height,
+        "known to the benchmark": clean.removed.height,
+        "repeated": single.removed.height,
+    }
     report(STAGE, frame.height, frame.height, _said(counts))
     return snapshot.publish(
-        config={"decontamination": decontamination.model_dump(mode="json"), "deduplication": deduplication.model_dump(mode="json")},
+        config={
+            "decontamination": decontamination.model_dump(mode="json"),
+            "deduplication": deduplication.model_dump(mode="json"),
+        },
         upstream=_upstream(tasks, benchmark),
         rows=kept.height,
         extra={
             "status_counts": counts,
-            "decontamination": {"counts": clean.counts, "removed": clean.removed.to_dicts(), "unparsed": list(clean.unparsed)},
+            "decontamination": {
+                "counts": clean.counts,
+                "removed": clean.removed.to_dicts(),
+                "unparsed": list(clean.unparsed),
+            },
             "deduplication": {"counts": single.counts, "removed": single.removed.to_dicts()},
             "report": clean.markdown() if decontamination.enabled else "Decontamination was off.\n",
         },

@@ -8,15 +8,22 @@ from tasks.decontamination import stage
 from tasks.decontamination.decontamination import DecontaminationConfig
 from tasks.decontamination.deduplication import DeduplicationConfig
 from tasks.policy import rows_of, sentence, stage_options
-from tasks.store import SnapshotRef
+from tasks.store.snapshot import SnapshotRef
 
 
 def _choose_training_tasks(tasks: SnapshotRef, **_: object) -> str:
     return f"leave out of {rows_of(tasks)} tasks those that the benchmark knows"
 
 
-@task(name="choose training tasks", task_run_name=sentence(_choose_training_tasks), **stage_options(stage.planned))
+@task(
+    name="choose training tasks",
+    task_run_name=sentence(_choose_training_tasks),
+    **stage_options(stage.planned),
+)
 def choose_tasks(
-    tasks: SnapshotRef, benchmark: SnapshotRef | None, decontamination: DecontaminationConfig, deduplication: DeduplicationConfig
+    tasks: SnapshotRef,
+    benchmark: SnapshotRef | None,
+    decontamination: DecontaminationConfig,
+    deduplication: DeduplicationConfig,
 ) -> SnapshotRef:
     return stage.run(tasks, benchmark, decontamination, deduplication)

@@ -1,1 +1,2 @@
-"""Publishing: a finished curated set as a folder that `datasets.load_dataset` loads, and what changed between two refreshes."""
+"""Publishing: a finished curated set as a folder that `datasets.load_dataset` loads, and what
+changed between two refreshes."""

@@ -1,7 +1,8 @@
 """The card of a published set: README.md with the front matter that the hub and `datasets` read.
 
-Guarantees: every number is of the files beside it or of a manifest; the front matter is YAML whatever names it holds; what comes from data
-is escaped. Does not escape the sections that a caller brings (observations, decontamination): they are the text of our own reports.
+Guarantees: every number is of the files beside it or of a manifest; the front matter is YAML
+whatever names it holds; what comes from data is escaped. Does not escape the sections that a caller
+brings (observations, decontamination): they are the text of our own reports.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from tasks.publishing.statistics import Statistics
 from tasks.publishing.text import cell, fenced, table
 from tasks.publishing.workloads import Workloads, section
 
-SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"), (10_000_000, "1M<n<10M"))
+SIZES = (
+    (1_000, "n<1K"),
+    (10_000, "1K<n<10K"),
+    (100_000, "10K<n<100K"),
+    (1_000_000, "100K<n<1M"),
+    (10_000_000, "1M<n<10M"),
+)
 PAPER = """@article{kong2025concur,
   title   = {ConCuR: Conciseness Makes State-of-the-Art Kernel Generation},
   author  = {Kong, Lingcheng and Wei, Jiateng and Shen, Hanzhang and Wang, Huan},
@@ -66,7 +73,10 @@ def card(context: CardContext) -> str:
                 "config_name": config,
                 **({"default": True} if config == context.default_config else {}),
                 "data_files": [
-                    {"split": split, "path": str(PurePosixPath(files[0].path).parent / f"{split}-*.parquet")}
+                    {
+                        "split": split,
+                        "path": str(PurePosixPath(files[0].path).parent / f"{split}-*.parquet"),
+                    }
                     for split, files in _by_split(context, config).items()
                 ],
             }
@@ -84,47 +94,91 @@ def size_category(rows: int) -> str:
 def bibtex_of_set(name: str, tag: str) -> str:
     """A BibTeX entry of one refresh of the set."""
     title = "".join(character for character in _line(name) if character not in "{}\\%$#&~^")
-    key = "".join(character for character in title.lower() if character.isascii() and character.isalnum()) or "kernels"
-    fields = {"title": title, "howpublished": f"made with concur, revision {tag}", "year": _year(tag)}
+    key = (
+        "".join(
+            character for character in title.lower() if character.isascii() and character.isalnum()
+        )
+        or "kernels"
+    )
+    fields = {
+        "title": title,
+        "howpublished": f"made with concur, revision {tag}",
+        "year": _year(tag),
+    }
     lines = [f"@misc{{{key}", *(f"  {field:<12} = {{{value}}}" for field, value in fields.items())]
     return ",\n".join(lines) + "\n}"
 
 
 def _body(context: CardContext) -> Iterator[str]:
-    facts, numbers = context.facts[context.default_config], context.statistics[context.default_config]
-    written_in = " and ".join(LANGUAGES.get(name, cell(name)) for name in numbers.counts["language"])
+    facts, numbers = (
+        context.facts[context.default_config],
+        context.statistics[context.default_config],
+    )
+    written_in = " and ".join(
+        LANGUAGES.get(name, cell(name)) for name in numbers.counts["language"]
+    )
     yield f"# {cell(context.name)}"
     yield (
-        f"{numbers.rows:,} kernels ({written_in}) for {numbers.tasks:,} PyTorch programs, each with the reasoning of the model that "
-        "wrote it. Every kernel was built, compared with its program on inputs it had not seen, and timed against it. "
-        f"This is the revision `{context.tag}`."
+        f"{numbers.rows:,} kernels ({written_in}) for {numbers.tasks:,} PyTorch programs, each with"
+        " the reasoning of the model that wrote it. Every kernel was built, compared with its"
+        " program on inputs it had not seen, and timed against it. This is the revision"
+        f" `{context.tag}`."
     )
     yield "## Load it\n\n" + fenced(_loading(context), "python")
     yield "## How it was made\n\n" + _how(facts)
     yield "## Size\n\n" + _sizes(context)
     yield "## Columns\n\n" + _columns(context)
-    yield "## Statistics\n\n" + "\n\n".join(_numbers(config, found) for config, found in context.statistics.items())
+    yield "## Statistics\n\n" + "\n\n".join(
+        _numbers(config, found) for config, found in context.statistics.items()
+    )
     if context.workloads:
         yield "## What the tasks compute\n\n" + section(context.workloads)
     if context.observations or context.figures:
-        images = [f"![{cell(PurePosixPath(path).stem)}]({path})" for path in context.figures if path not in (context.observations or "")]
-        yield "## Observations\n\n" + "\n\n".join([*([_nested(context.observations)] if context.observations else []), *images])
+        images = [
+            f"![{cell(PurePosixPath(path).stem)}]({path})"
+            for path in context.figures
+            if path not in (context.observations or "")
+        ]
+        yield "## Observations\n\n" + "\n\n".join(
+            [*([_nested(context.observations)] if context.observations else []), *images]
+        )
     yield "## Decontamination\n\n" + (
         _nested(context.decontamination)
         if context.decontamination
-        else "No report came with this refresh: how far these tasks overlap with a benchmark is not known. Find out before you report a "
-        "score of a model trained on them."
+        else (
+            "No report came with this refresh: how far these tasks overlap with a benchmark is not"
+            " known. Find out before you report a score of a model trained on them."
+        )
     )
     yield "## One row\n\n" + _example(numbers.example)
     yield "## Licence and sources\n\n" + _licence(context, numbers)
     yield "## Limits\n\n" + _limits(context, numbers)
-    yield "## How to cite\n\n" + fenced((context.citation or bibtex_of_set(context.name, context.tag)) + "\n\n" + PAPER, "bibtex", 10_000)
+    yield "## How to cite\n\n" + fenced(
+        (context.citation or bibtex_of_set(context.name, context.tag)) + "\n\n" + PAPER,
+        "bibtex",
+        10_000,
+    )
 
 
 def _loading(context: CardContext) -> str:
-    lines = ["from datasets import load_dataset", "", 'rows = load_dataset("FOLDER_OR_HUB_ID", split="train")']
-    lines += [f'rows = load_dataset("FOLDER_OR_HUB_ID", "{name}", split="train")' for name in context.statistics]
-    return "\n".join([*lines, f'rows = load_dataset("HUB_ID", split="train", revision="{context.tag}")  # this refresh, whatever follows'])
+    lines = [
+        "from datasets import load_dataset",
+        "",
+        'rows = load_dataset("FOLDER_OR_HUB_ID", split="train")',
+    ]
+    lines += [
+        f'rows = load_dataset("FOLDER_OR_HUB_ID", "{name}", split="train")'
+        for name in context.statistics
+    ]
+    return "\n".join(
+        [
+            *lines,
+            (
+                f'rows = load_dataset("HUB_ID", split="train", revision="{context.tag}")  # this'
+                " refresh, whatever follows"
+            ),
+        ]
+    )
 
 
 def _how(facts: Mapping[str, Any]) -> str:
@@ -140,17 +194,29 @@ def _how(facts: Mapping[str, Any]) -> str:
         told = facts.get(stage)
         if told:
             counted = f"{told['rows']:,} {word}" if told.get("rows") is not None else word
-            shown = {name: value for name, value in told.items() if name not in ("fingerprint", "rows")}
+            shown = {
+                name: value for name, value in told.items() if name not in ("fingerprint", "rows")
+            }
             if stage == VERIFICATION:  # forty numbers
                 shown["config"] = {"protocol": f"see facts.{stage} in publication.json"}
             settings = _settings(shown)
             rows.append((stage, counted, settings, cell(told["fingerprint"])))
-    tools = ", ".join(f"{cell(name)} {cell(version)}" for name, version in sorted((facts.get("tools") or {}).items()))
-    return f"{table(('stage', 'rows', 'settings', 'snapshot'), rows)}\n\nFinished {cell(facts['created_at'])}, with {tools}."
+    tools = ", ".join(
+        f"{cell(name)} {cell(version)}"
+        for name, version in sorted((facts.get("tools") or {}).items())
+    )
+    return (
+        f"{table(('stage', 'rows', 'settings', 'snapshot'), rows)}\n\nFinished"
+        f" {cell(facts['created_at'])}, with {tools}."
+    )
 
 
 def _settings(told: Mapping[str, Any]) -> str:
-    return "; ".join(f"{cell(name)} {cell(value, 400)}" for name, value in _flat(told) if value not in (None, "", [], {}))
+    return "; ".join(
+        f"{cell(name)} {cell(value, 400)}"
+        for name, value in _flat(told)
+        if value not in (None, "", [], {})
+    )
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -158,7 +224,10 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
         if isinstance(item, Mapping):
             yield from _flat(item, prefix if name == "config" else f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", ", ".join(map(str, item)) if isinstance(item, list | tuple) else item
+            yield (
+                f"{prefix}{name}",
+                (", ".join(map(str, item)) if isinstance(item, list | tuple) else item),
+            )
 
 
 def _sizes(context: CardContext) -> str:
@@ -167,12 +236,22 @@ def _sizes(context: CardContext) -> str:
         for split, shards in _by_split(context, config).items():
             size = sum(shard.size_bytes for shard in shards)
             tasks = str(shards[0].tasks) if len(shards) == 1 else ""
-            rows.append((cell(config), split, f"{sum(shard.rows for shard in shards):,}", tasks, str(len(shards)), f"{size / 1e6:,.1f}"))
+            rows.append(
+                (
+                    cell(config),
+                    split,
+                    f"{sum(shard.rows for shard in shards):,}",
+                    tasks,
+                    str(len(shards)),
+                    f"{size / 1e6:,.1f}",
+                )
+            )
     text = table(("configuration", "split", "rows", "tasks", "files", "MB"), rows)
     if context.holdout_share:
         text += (
-            f"\n\n`test` holds the rows of about {context.holdout_share:.0%} of all tasks, chosen by a hash of the task_id and the seed "
-            f"{context.seed}: a task stays in its split in every refresh."
+            f"\n\n`test` holds the rows of about {context.holdout_share:.0%} of all tasks, chosen"
+            f" by a hash of the task_id and the seed {context.seed}: a task stays in its split in"
+            " every refresh."
         )
     return text
 
@@ -180,7 +259,13 @@ def _sizes(context: CardContext) -> str:
 def _columns(context: CardContext) -> str:
     return table(
         ("column", "meaning"),
-        [(f"`{name}`" if name in COLUMNS else cell(name), COLUMNS.get(name, "as curation wrote it")) for name in context.columns],
+        [
+            (
+                f"`{name}`" if name in COLUMNS else cell(name),
+                COLUMNS.get(name, "as curation wrote it"),
+            )
+            for name in context.columns
+        ],
     )
 
 
@@ -190,8 +275,15 @@ def _numbers(config: str, found: Statistics) -> str:
         if counts:
             shown = list(counts.items())[:20]
             more = f", and {len(counts) - len(shown)} more" if len(counts) > len(shown) else ""
-            lines.append(f"- {name}: " + ", ".join(f"{cell(value)} {count:,}" for value, count in shown) + more)
-    rows = [(name, *(f"{value:,.4g}" for value in quantiles.values())) for name, quantiles in found.quantiles.items()]
+            lines.append(
+                f"- {name}: "
+                + ", ".join(f"{cell(value)} {count:,}" for value, count in shown)
+                + more
+            )
+    rows = [
+        (name, *(f"{value:,.4g}" for value in quantiles.values()))
+        for name, quantiles in found.quantiles.items()
+    ]
     if rows:
         shares = [f"{float(share):.0%}" for share in next(iter(found.quantiles.values()))]
         lines += ["", table(("quantile", *shares), rows)]
@@ -199,7 +291,8 @@ def _numbers(config: str, found: Statistics) -> str:
 
 
 def _nested(text: str | None) -> str:
-    """A section of somebody else's document: its headings go below ours, code blocks stay as they are."""
+    """A section of somebody else's document: its headings go below ours, code blocks stay as they
+    are."""
     lines, fence = [], ""
     for line in (text or "").strip().splitlines():
         mark = line.lstrip()[:3]
@@ -223,12 +316,22 @@ def _example(example: Mapping[str, str]) -> str:
 
 
 def _licence(context: CardContext, numbers: Statistics) -> str:
-    of_tasks = ", ".join(f"{cell(name)} ({count:,} rows)" for name, count in numbers.counts["task_license"].items())
-    lines = [f"The set: {cell(context.license)}. Its tasks: {of_tasks or UNKNOWN}; `task_license` says it row by row."]
+    of_tasks = ", ".join(
+        f"{cell(name)} ({count:,} rows)" for name, count in numbers.counts["task_license"].items()
+    )
+    lines = [
+        f"The set: {cell(context.license)}. Its tasks: {of_tasks or UNKNOWN}; `task_license` says"
+        " it row by row."
+    ]
     if context.license == UNKNOWN:
-        lines.append("Whoever made this folder named no licence for the set: ask before you use it.")
+        lines.append(
+            "Whoever made this folder named no licence for the set: ask before you use it."
+        )
     if UNKNOWN in numbers.counts["task_license"]:
-        lines.append("`unknown` means that the source states no licence that we could record, not that there is none.")
+        lines.append(
+            "`unknown` means that the source states no licence that we could record, not that there"
+            " is none."
+        )
     lines.append("The terms of the models that wrote the kernels (`generator`) may apply as well.")
     return " ".join(lines)
 
@@ -236,14 +339,24 @@ def _licence(context: CardContext, numbers: Statistics) -> str:
 def _limits(context: CardContext, numbers: Statistics) -> str:
     devices = " and ".join(cell(name) for name in numbers.counts["device"]) or "an unknown device"
     lines = [
-        f"- Speedups are over eager PyTorch on {devices}, at the shapes of the task; elsewhere they differ.",
+        (
+            f"- Speedups are over eager PyTorch on {devices}, at the shapes of the task; elsewhere"
+            " they differ."
+        ),
         "- Correct means equal within tolerance on every input that was tried, not proven.",
-        "- Reasoning and kernels are a model's text: run `code` only where you would run code of a stranger.",
-        "- Curation prefers short reasoning and fast kernels: the set is no sample of what the generator writes.",
+        (
+            "- Reasoning and kernels are a model's text: run `code` only where you would run code"
+            " of a stranger."
+        ),
+        (
+            "- Curation prefers short reasoning and fast kernels: the set is no sample of what the"
+            " generator writes."
+        ),
     ]
     if numbers.shared_programs:
         lines.append(
-            f"- {numbers.shared_programs:,} programs are in both splits, under different task_ids: leave them out of what `test` measures."
+            f"- {numbers.shared_programs:,} programs are in both splits, under different task_ids:"
+            " leave them out of what `test` measures."
         )
     return "\n".join(lines)
 

@@ -1,6 +1,7 @@
 """The columns of a published row: what each means, where it comes from, and its type.
 
-Guarantees: the columns named here are in every published file, in this order. What curation writes beyond them follows, under its own name.
+Guarantees: the columns named here are in every published file, in this order. What curation writes
+beyond them follows, under its own name.
 """
 
 from __future__ import annotations
@@ -18,13 +19,19 @@ COLUMNS: Mapping[str, str] = {
     "task_id": "the task, unique in its source",
     "task_name": "what the source calls it",
     "task_source": "where the task is from",
-    "task_license": "SPDX identifier of the task's licence where the source states one, else `unknown`",
+    "task_license": (
+        "SPDX identifier of the task's licence where the source states one, else `unknown`"
+    ),
     "task_level": "KernelBench level, else null",
     "entry_point": "class of the reference program in `task_code`",
-    "init_form": "what `get_init_inputs()` returns: `args` (a list) or `args_kwargs` (`[args, kwargs]`)",
+    "init_form": (
+        "what `get_init_inputs()` returns: `args` (a list) or `args_kwargs` (`[args, kwargs]`)"
+    ),
     "task_code": "the reference program, PyTorch",
     "language": "what the kernel is written in: `cuda`, `triton` or `cpp`",
-    "candidate_id": "hash of task, generator, sampling, sample index and response; the key of a row",
+    "candidate_id": (
+        "hash of task, generator, sampling, sample index and response; the key of a row"
+    ),
     "sample_index": "which of the task's samples this is, from 0",
     "turn": "1 answers the task; a later one answers what verification said of `parent`",
     "parent": "candidate_id of the attempt that was followed up; null at turn 1",
@@ -36,7 +43,10 @@ COLUMNS: Mapping[str, str] = {
     "code": "the module with `ModelNew`, taken from the answer",
     "reasoning_tokens": "tokens of the reasoning under the generator's own tokenizer",
     "criterion": "the rule that took the sample",
-    "reasoning_from": "the candidate whose reasoning this is, where it was moved between tasks (strategy shuffled_reasoning), else null",
+    "reasoning_from": (
+        "the candidate whose reasoning this is, where it was moved between tasks (strategy"
+        " shuffled_reasoning), else null"
+    ),
     "operator_kind": "`single_operator` or `fusion`: what the reference was seen to execute",
     "speedup": "median reference time / median candidate time, paired in one run",
     "speedup_lower": "lower end of its 95 % interval",
@@ -49,18 +59,38 @@ COLUMNS: Mapping[str, str] = {
     "verdict_key": "hash of candidate, protocol, device and verifier's code",
     "verdict_schema_version": "version of the verdict's form",
 }
-REQUIRED = ("candidate_id", "task_id", "task_code", "generator", "reasoning", "answer", "code", "criterion", "speedup")
+REQUIRED = (
+    "candidate_id",
+    "task_id",
+    "task_code",
+    "generator",
+    "reasoning",
+    "answer",
+    "code",
+    "criterion",
+    "speedup",
+)
 """Columns without which a curated snapshot is no training set."""
 OF_CANDIDATES = ("candidate_id", "sample_index", "turn", "parent", "sampling", "prompt_hash")
-OF_VERDICTS = ("candidate_id", "schema_version", "timing", "device", "precision_class", "flags", "verdict_key")
+OF_VERDICTS = (
+    "candidate_id",
+    "schema_version",
+    "timing",
+    "device",
+    "precision_class",
+    "flags",
+    "verdict_key",
+)
 OF_TASKS = ("task_id", "source", "level", "init_form")
 
 LICENCES: Mapping[str, str] = {"bundled": "Apache-2.0", "kernelbook": "MIT"}
-"""What a source states. KernelBook's is that of the one revision that we load from the hub: a file may be of any."""
+"""What a source states. KernelBook's is that of the one revision that we load from the hub: a file
+may be of any."""
 
 
 def licence_of(source: str, tasks_config: Mapping[str, Any]) -> str:
-    """SPDX identifier of the licence of a source's tasks, `unknown` where the source states none or may be another revision."""
+    """SPDX identifier of the licence of a source's tasks, `unknown` where the source states none or
+    may be another revision."""
     if source == "kernelbook" and tasks_config.get("location") not in (None, "GPUMODE/KernelBook"):
         return UNKNOWN
     return LICENCES.get(source, UNKNOWN) if source == tasks_config.get("source") else UNKNOWN
@@ -70,7 +100,7 @@ def provenance_schema() -> pa.Schema:
     """Types of the columns that do not come from the curated snapshot itself."""
     import pyarrow as pa
 
-    from tasks.schemas import CANDIDATES, TASKS, TIMING, VERDICTS
+    from tasks.tables import CANDIDATES, TASKS, TIMING, VERDICTS
 
     def field(name: str, of: pa.DataType) -> pa.Field:
         return pa.field(name, of)
@@ -81,9 +111,19 @@ def provenance_schema() -> pa.Schema:
             field("task_license", pa.string()),
             field("task_level", TASKS.field("level").type),
             field("init_form", TASKS.field("init_form").type),
-            *(field(name, CANDIDATES.field(name).type) for name in OF_CANDIDATES if name != "candidate_id"),
-            *(field(name, TIMING.field(name).type) for name in ("speedup_upper", "reference_ms", "candidate_ms")),
-            *(field(name, VERDICTS.field(name).type) for name in ("device", "precision_class", "flags", "verdict_key")),
+            *(
+                field(name, CANDIDATES.field(name).type)
+                for name in OF_CANDIDATES
+                if name != "candidate_id"
+            ),
+            *(
+                field(name, TIMING.field(name).type)
+                for name in ("speedup_upper", "reference_ms", "candidate_ms")
+            ),
+            *(
+                field(name, VERDICTS.field(name).type)
+                for name in ("device", "precision_class", "flags", "verdict_key")
+            ),
             field("verdict_schema_version", VERDICTS.field("schema_version").type),
         ]
     )
@@ -93,7 +133,7 @@ def published_schema(curated: pa.Schema) -> pa.Schema:
     """The schema of a published file, for what a curated snapshot holds."""
     import pyarrow as pa
 
-    from tasks.schemas import CURATED
+    from tasks.tables import CURATED
 
     from_elsewhere = provenance_schema()
     fields = []
@@ -114,7 +154,11 @@ def _plain(of: pa.DataType) -> pa.DataType:
         return pa.string()
     if pa.types.is_list(of) or pa.types.is_large_list(of):
         return pa.list_(_plain(of.value_type))
-    return pa.struct([pa.field(field.name, _plain(field.type)) for field in of]) if pa.types.is_struct(of) else of
+    return (
+        pa.struct([pa.field(field.name, _plain(field.type)) for field in of])
+        if pa.types.is_struct(of)
+        else of
+    )
 
 
 STAGE_OF = {"candidates": SYNTHESIS, "verdicts": VERIFICATION, "tasks": TASKS}

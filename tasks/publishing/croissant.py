@@ -1,8 +1,10 @@
-"""Croissant 1.0 metadata of a published folder (http://mlcommons.org/croissant/1.0): files, checksums, and the type of every column.
+"""Croissant 1.0 metadata of a published folder (http://mlcommons.org/croissant/1.0): files,
+checksums, and the type of every column.
 
-Guarantees: every property that the specification requires of a data set; each shard is a FileObject with its SHA-256 and a path relative to
-the folder; each configuration and split is a record set over its shards. On the hub, the hub makes its own for the converted files; this
-one is for the folder. Not a dependency: `mlcroissant` reads what is written here, but does not write it.
+Guarantees: every property that the specification requires of a data set; each shard is a FileObject
+with its SHA-256 and a path relative to the folder; each configuration and split is a record set
+over its shards. On the hub, the hub makes its own for the converted files; this one is for the
+folder. Not a dependency: `mlcroissant` reads what is written here, but does not write it.
 """
 
 from __future__ import annotations
@@ -21,10 +23,39 @@ if TYPE_CHECKING:
 
 CONFORMS_TO = "http://mlcommons.org/croissant/1.0"
 PARQUET = "application/x-parquet"
-OURS = ("citeAs", "column", "equivalentProperty", "extract", "field", "fileProperty", "fileObject", "fileSet", "format", "includes")
-OURS += ("isLiveDataset", "jsonPath", "key", "md5", "parentField", "path", "recordSet", "references", "regex", "repeated", "replace")
+OURS = (
+    "citeAs",
+    "column",
+    "equivalentProperty",
+    "extract",
+    "field",
+    "fileProperty",
+    "fileObject",
+    "fileSet",
+    "format",
+    "includes",
+)
+OURS += (
+    "isLiveDataset",
+    "jsonPath",
+    "key",
+    "md5",
+    "parentField",
+    "path",
+    "recordSet",
+    "references",
+    "regex",
+    "repeated",
+    "replace",
+)
 OURS += ("samplingRate", "separator", "source", "subField", "transform")
-SPDX = {"apache-2.0": "Apache-2.0", "mit": "MIT", "cc-by-4.0": "CC-BY-4.0", "cc-by-sa-4.0": "CC-BY-SA-4.0", "cc0-1.0": "CC0-1.0"}
+SPDX = {
+    "apache-2.0": "Apache-2.0",
+    "mit": "MIT",
+    "cc-by-4.0": "CC-BY-4.0",
+    "cc-by-sa-4.0": "CC-BY-SA-4.0",
+    "cc0-1.0": "CC0-1.0",
+}
 
 
 def context() -> dict[str, Any]:
@@ -58,7 +89,8 @@ def croissant(
     shards: Sequence[Shard],
     sha256: Mapping[str, str],
 ) -> str:
-    """The JSON-LD text. `sha256` gives a hex digest by path; `url` may be relative to the folder."""
+    """The JSON-LD text. `sha256` gives a hex digest by path; `url` may be relative to the
+    folder."""
     sets: dict[tuple[str, str], list[Shard]] = {}
     for shard in shards:
         sets.setdefault((shard.config, shard.split), []).append(shard)
@@ -68,7 +100,9 @@ def croissant(
         "conformsTo": CONFORMS_TO,
         "name": name,
         "description": description,
-        "license": f"https://spdx.org/licenses/{SPDX[license]}.html" if license in SPDX else license,
+        "license": (
+            f"https://spdx.org/licenses/{SPDX[license]}.html" if license in SPDX else license
+        ),
         "url": url,
         "creator": {"@type": "sc:Organization", "name": creator},
         "datePublished": published.isoformat(),
@@ -77,7 +111,10 @@ def croissant(
         "inLanguage": "en",
         "isLiveDataset": False,
         "keywords": ["GPU kernels", "code generation", "reasoning"],
-        "distribution": [_file(shard, sha256[shard.path]) for shard in shards] + [_file_set(key, files) for key, files in sets.items()],
+        "distribution": (
+            [_file(shard, sha256[shard.path]) for shard in shards]
+            + [_file_set(key, files) for key, files in sets.items()]
+        ),
         "recordSet": [_record_set(key, schema) for key in sets],
     }
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
@@ -113,7 +150,9 @@ def _record_set(key: tuple[str, str], schema: pa.Schema) -> dict[str, Any]:
         "@type": "cr:RecordSet",
         "@id": name,
         "name": name,
-        "description": f"A row is a kernel that was verified and taken: split {key[1]} of {key[0]}.",
+        "description": (
+            f"A row is a kernel that was verified and taken: split {key[1]} of {key[0]}."
+        ),
         "key": {"@id": f"{name}/candidate_id"},
         "field": [_field(name, f"{name}-files", field) for field in schema],
     }
@@ -140,7 +179,11 @@ def _field(record_set: str, files: str, field: pa.Field) -> dict[str, Any]:
             ]
         }
     if pa.types.is_list(field.type):
-        return described | {"repeated": True, "dataType": _type(field.type.value_type), "source": source}
+        return described | {
+            "repeated": True,
+            "dataType": _type(field.type.value_type),
+            "source": source,
+        }
     return described | {"dataType": _type(field.type), "source": source}
 
 

@@ -1,8 +1,10 @@
-"""What changed between two refreshes of a curated set, and why: tasks and samples gained, lost and changed.
+"""What changed between two refreshes of a curated set, and why: tasks and samples gained, lost and
+changed.
 
-Guarantees: every reason follows from what the two sides hold (rows, manifests, verdicts); where they do not tell, it is `unknown`. A reason
-is the first that applies, in the order of the line: task, program, candidate, verdict, strategy, threshold, rule. Does not guarantee that a
-change had no second cause, and cannot see changes of curation's own code other than by its version.
+Guarantees: every reason follows from what the two sides hold (rows, manifests, verdicts); where
+they do not tell, it is `unknown`. A reason is the first that applies, in the order of the line:
+task, program, candidate, verdict, strategy, threshold, rule. Does not guarantee that a change had
+no second cause, and cannot see changes of curation's own code other than by its version.
 """
 
 from __future__ import annotations
@@ -15,12 +17,25 @@ from typing import Any, Literal
 from kernels_eval.records import Record
 from tasks.publishing.lineage import CURATION, SYNTHESIS, TASKS, VERIFICATION
 from tasks.publishing.sides import Row, Side, Verdict, read_side, share
-from tasks.store import SnapshotRef
+from tasks.store.snapshot import SnapshotRef
 
 Reason = Literal[
-    "task", "program", "generator", "candidate", "verdict", "strategy", "threshold", "bound", "flag", "speedup", "outdone", "quota",
-    "samples", "criterion", "unknown",
-]  # fmt: skip
+    "task",
+    "program",
+    "generator",
+    "candidate",
+    "verdict",
+    "strategy",
+    "threshold",
+    "bound",
+    "flag",
+    "speedup",
+    "outdone",
+    "quota",
+    "samples",
+    "criterion",
+    "unknown",
+]
 THRESHOLDS = ("min_speedup", "single_operator_quota", "require_speedup_lower_above")
 
 
@@ -35,7 +50,8 @@ class SampleChange(Record):
 
 
 class TaskChange(Record):
-    """A task with samples on one side only, or with other samples or another program. Counts are rows of each side."""
+    """A task with samples on one side only, or with other samples or another program. Counts are
+    rows of each side."""
 
     task_id: str
     reason: Reason
@@ -45,7 +61,8 @@ class TaskChange(Record):
 
 
 class Setting(Record):
-    """A setting, a version or a count of the line that differs, as text; None where a side does not have it."""
+    """A setting, a version or a count of the line that differs, as text; None where a side does not
+    have it."""
 
     name: str
     old: str | None
@@ -76,11 +93,17 @@ class RefreshDiff(Record):
 
     def reasons(self, changes: Iterable[SampleChange | TaskChange]) -> dict[str, int]:
         """How many of these have each reason, the most frequent first."""
-        return dict(sorted(Counter(change.reason for change in changes).items(), key=lambda pair: (-pair[1], pair[0])))
+        return dict(
+            sorted(
+                Counter(change.reason for change in changes).items(),
+                key=lambda pair: (-pair[1], pair[0]),
+            )
+        )
 
 
 def diff(old: SnapshotRef | Path, new: SnapshotRef | Path, root: str | None = None) -> RefreshDiff:
-    """Compare two curated snapshots or published folders. For a folder, `root` is where its snapshots may still be.
+    """Compare two curated snapshots or published folders. For a folder, `root` is where its
+    snapshots may still be.
 
     Raises UsageError for what is neither.
     """
@@ -90,9 +113,15 @@ def diff(old: SnapshotRef | Path, new: SnapshotRef | Path, root: str | None = No
 def diff_of(old: Side, new: Side) -> RefreshDiff:
     """The same on sides that were read."""
     share(old, new)
-    gained = [_absent(new.rows[name], old, new) for name in sorted(new.rows.keys() - old.rows.keys())]
+    gained = [
+        _absent(new.rows[name], old, new) for name in sorted(new.rows.keys() - old.rows.keys())
+    ]
     lost = [_absent(old.rows[name], new, old) for name in sorted(old.rows.keys() - new.rows.keys())]
-    changed = [found for name in sorted(old.rows.keys() & new.rows.keys()) if (found := _changed(old.rows[name], new.rows[name], old, new))]
+    changed = [
+        found
+        for name in sorted(old.rows.keys() & new.rows.keys())
+        if (found := _changed(old.rows[name], new.rows[name], old, new))
+    ]
     tasks = list(_tasks(old, new, {change.candidate_id: change for change in (*gained, *lost)}))
     return RefreshDiff(
         old=_summary(old),
@@ -113,19 +142,31 @@ def _sorted(changes: Iterable[SampleChange]) -> tuple[SampleChange, ...]:
 
 def _summary(side: Side) -> SideSummary:
     tasks = len({row.task_id for row in side.rows.values()})
-    return SideSummary(label=side.label, created_at=str(side.facts.get("created_at") or "unknown"), rows=len(side.rows), tasks=tasks)
+    return SideSummary(
+        label=side.label,
+        created_at=str(side.facts.get("created_at") or "unknown"),
+        rows=len(side.rows),
+        tasks=tasks,
+    )
 
 
-# -- why a sample is on one side only ----------------------------------------------------------------------------------------------------
+# -- why a sample is on one side only --------------------------------------------------------------
 
 
 def _absent(row: Row, without: Side, having: Side) -> SampleChange:
     reason, detail = _why_absent(row, without, having)
-    return SampleChange(candidate_id=row.candidate_id, task_id=row.task_id, criterion=row.criterion, reason=reason, detail=detail)
+    return SampleChange(
+        candidate_id=row.candidate_id,
+        task_id=row.task_id,
+        criterion=row.criterion,
+        reason=reason,
+        detail=detail,
+    )
 
 
 def _why_absent(row: Row, without: Side, having: Side) -> tuple[Reason, str]:
-    """Why `without` lacks a row that `having` has. The same question whichever side is the older: lost, or gained."""
+    """Why `without` lacks a row that `having` has. The same question whichever side is the older:
+    lost, or gained."""
     if without.tasks is not None:
         if row.task_id not in without.tasks:
             return "task", ""
@@ -142,34 +183,64 @@ def _why_absent(row: Row, without: Side, having: Side) -> tuple[Reason, str]:
         return "verdict", "it has no verdict there"
     if verdict.status != "correct":
         why = verdict.status + (f" ({verdict.reason})" if verdict.reason else "")
-        return "verdict", f"correct on one side, {why} on the other; {_why_verdict(row.candidate_id, without, having)}"
+        return (
+            "verdict",
+            (
+                f"correct on one side, {why} on the other;"
+                f" {_why_verdict(row.candidate_id, without, having)}"
+            ),
+        )
     return _why_not_taken(row, row.criterion, verdict, without, having)
 
 
 def _why_no_candidate(row: Row, without: Side, having: Side) -> tuple[Reason, str]:
     writers = {generator for _, _, generator in (without.candidates or {}).values()}
     if row.generator and row.generator not in writers:
-        return "generator", f"written by {row.generator}, that side has {_few(sorted(map(str, writers))) or 'none'}"
-    changed = [name for name, _, _ in _differences(without.config(SYNTHESIS), having.config(SYNTHESIS))]
-    return ("generator", f"synthesis settings differ: {_few(changed)}") if changed else ("candidate", "")
+        return (
+            "generator",
+            (
+                f"written by {row.generator}, that side has"
+                f" {_few(sorted(map(str, writers))) or 'none'}"
+            ),
+        )
+    changed = [
+        name for name, _, _ in _differences(without.config(SYNTHESIS), having.config(SYNTHESIS))
+    ]
+    return (
+        ("generator", f"synthesis settings differ: {_few(changed)}")
+        if changed
+        else ("candidate", "")
+    )
 
 
 def _why_verdict(candidate_id: str, a: Side, b: Side) -> str:
     """What made two verdicts on one candidate differ, as far as the manifests tell."""
     if a.told(VERIFICATION, "device") != b.told(VERIFICATION, "device"):
-        return f"another device ({a.told(VERIFICATION, 'device')}, {b.told(VERIFICATION, 'device')})"
+        return (
+            f"another device ({a.told(VERIFICATION, 'device')}, {b.told(VERIFICATION, 'device')})"
+        )
     first, second = a.config(VERIFICATION), b.config(VERIFICATION)
     if first is None or second is None:
         return "why is unknown"
     if changed := [name for name, _, _ in _differences(first, second)]:
         return f"the protocol differs: {_few(changed)}"
-    keys = {side.verdicts[candidate_id].key for side in (a, b) if side.verdicts and candidate_id in side.verdicts}
+    keys = {
+        side.verdicts[candidate_id].key
+        for side in (a, b)
+        if side.verdicts and candidate_id in side.verdicts
+    }
     if len(keys) == 2 and None not in keys:
         return "the verifier's code changed"
-    return "measured again under the same conditions" if len(keys) == 1 and a.verdicts is not b.verdicts else "why is unknown"
+    return (
+        "measured again under the same conditions"
+        if len(keys) == 1 and a.verdicts is not b.verdicts
+        else "why is unknown"
+    )
 
 
-def _why_not_taken(row: Row, criterion: str, verdict: Verdict, without: Side, having: Side) -> tuple[Reason, str]:
+def _why_not_taken(
+    row: Row, criterion: str, verdict: Verdict, without: Side, having: Side
+) -> tuple[Reason, str]:
     """A correct sample that curation had before it and that this criterion did not take."""
     here, there = without.config(CURATION) or {}, having.config(CURATION) or {}
     if here.get("strategy") != there.get("strategy"):
@@ -180,15 +251,29 @@ def _why_not_taken(row: Row, criterion: str, verdict: Verdict, without: Side, ha
     if bound is not None and verdict.speedup_lower <= bound:
         if there.get("require_speedup_lower_above") != bound:
             return "threshold", _threshold("require_speedup_lower_above", here, there)
-        return "bound", f"lower bound {verdict.speedup_lower:.3g} is not above {bound:g}; {_why_verdict(row.candidate_id, without, having)}"
+        return (
+            "bound",
+            (
+                f"lower bound {verdict.speedup_lower:.3g} is not above {bound:g};"
+                f" {_why_verdict(row.candidate_id, without, having)}"
+            ),
+        )
     if criterion == "high_speedup":
         return _why_not_fast(row, verdict, without, having)
     if criterion == "concise_and_fast":
         return _why_outdone(row, verdict, without, having)
     if criterion == "single_operator":
-        rivals = [other for other in without.rows_of(row.task_id) if other.criterion == "single_operator"]
+        rivals = [
+            other for other in without.rows_of(row.task_id) if other.criterion == "single_operator"
+        ]
         if rivals:
-            return "outdone", f"{rivals[0].candidate_id} was taken for this task ({rivals[0].reasoning_tokens} tokens)"
+            return (
+                "outdone",
+                (
+                    f"{rivals[0].candidate_id} was taken for this task"
+                    f" ({rivals[0].reasoning_tokens} tokens)"
+                ),
+            )
         if here.get("single_operator_quota") != there.get("single_operator_quota"):
             return "threshold", _threshold("single_operator_quota", here, there)
         return "quota", "single operators came to their share without it"
@@ -208,7 +293,8 @@ def _why_not_fast(row: Row, verdict: Verdict, without: Side, having: Side) -> tu
 
 
 def _why_outdone(row: Row, verdict: Verdict, without: Side, having: Side) -> tuple[Reason, str]:
-    """Another correct sample of the task is shorter or faster there. Named: the one that is so by the most."""
+    """Another correct sample of the task is shorter or faster there. Named: the one that is so by
+    the most."""
     tokens = (without.candidates or {})[row.candidate_id][1] or 0
     rivals = [
         (name, length, other)
@@ -217,9 +303,15 @@ def _why_outdone(row: Row, verdict: Verdict, without: Side, having: Side) -> tup
     ]
     if not rivals:
         return "unknown", "no other sample is shorter or faster there"
-    name, length, other = min(rivals, key=lambda rival: (rival[1] >= tokens, rival[1], -rival[2].speedup, rival[0]))
+    name, length, other = min(
+        rivals, key=lambda rival: (rival[1] >= tokens, rival[1], -rival[2].speedup, rival[0])
+    )
     ways = [f"shorter ({length:,} < {tokens:,} tokens)"] if length < tokens else []
-    ways += [f"faster ({other.speedup:.3g} > {verdict.speedup:.3g})"] if other.speedup > verdict.speedup else []
+    ways += (
+        [f"faster ({other.speedup:.3g} > {verdict.speedup:.3g})"]
+        if other.speedup > verdict.speedup
+        else []
+    )
     return "outdone", f"{name} is {' and '.join(ways)}; {_why_no_rival(name, without, having)}"
 
 
@@ -245,24 +337,47 @@ def _threshold(name: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> 
     return f"{name} is {here.get(name)} there and {there.get(name)} here"
 
 
-# -- samples on both sides, tasks, settings ----------------------------------------------------------------------------------------------
+# -- samples on both sides, tasks, settings --------------------------------------------------------
 
 
 def _changed(before: Row, after: Row, old: Side, new: Side) -> SampleChange | None:
     """What is different of a sample that both sides have; None where nothing is."""
-    told = {"candidate_id": after.candidate_id, "task_id": after.task_id, "criterion": after.criterion}
+    told = {
+        "candidate_id": after.candidate_id,
+        "task_id": after.task_id,
+        "criterion": after.criterion,
+    }
     if before.speedup != after.speedup or before.speedup_lower != after.speedup_lower:
-        numbers = f"speedup {_number(before.speedup)} to {_number(after.speedup)}{_beyond(after.candidate_id, old, new)}"
-        taken = "" if before.criterion == after.criterion else f", taken as {after.criterion} instead of {before.criterion}"
-        return SampleChange(reason="verdict", detail=f"{numbers}{taken}; {_why_verdict(after.candidate_id, old, new)}", **told)
+        numbers = (
+            f"speedup {_number(before.speedup)} to"
+            f" {_number(after.speedup)}{_beyond(after.candidate_id, old, new)}"
+        )
+        taken = (
+            ""
+            if before.criterion == after.criterion
+            else f", taken as {after.criterion} instead of {before.criterion}"
+        )
+        return SampleChange(
+            reason="verdict",
+            detail=f"{numbers}{taken}; {_why_verdict(after.candidate_id, old, new)}",
+            **told,
+        )
     if before.criterion != after.criterion:
         verdict = (new.verdicts or {}).get(after.candidate_id)
-        reason, detail = ("unknown", "the verdicts are not there") if verdict is None else ("criterion", "")
+        reason, detail = (
+            ("unknown", "the verdicts are not there") if verdict is None else ("criterion", "")
+        )
         if verdict is not None and new.candidates is not None:
             _, detail = _why_not_taken(before, before.criterion, verdict, new, old)
-        return SampleChange(reason=reason, detail=f"{before.criterion} to {after.criterion}" + (f"; {detail}" if detail else ""), **told)
+        return SampleChange(
+            reason=reason,
+            detail=f"{before.criterion} to {after.criterion}" + (f"; {detail}" if detail else ""),
+            **told,
+        )
     if before.operator_kind != after.operator_kind:
-        return SampleChange(reason="verdict", detail=f"{before.operator_kind} to {after.operator_kind}", **told)
+        return SampleChange(
+            reason="verdict", detail=f"{before.operator_kind} to {after.operator_kind}", **told
+        )
     return None
 
 
@@ -285,12 +400,20 @@ def _tasks(old: Side, new: Side, moved: Mapping[str, SampleChange]) -> Iterator[
         was, now = before.get(task_id, {}), after.get(task_id, {})
         counts = {"task_id": task_id, "old_samples": len(was), "new_samples": len(now)}
         if not was or not now:
-            reasons = Counter(moved[name].reason for name in (was or now))
+            reasons = Counter(moved[name].reason for name in was or now)
             reason = min(reasons, key=lambda name: (-reasons[name], name))
-            details = sorted({moved[name].detail for name in (was or now) if moved[name].reason == reason and moved[name].detail})
+            details = sorted(
+                {
+                    moved[name].detail
+                    for name in was or now
+                    if moved[name].reason == reason and moved[name].detail
+                }
+            )
             yield TaskChange(reason=reason, detail=details[0] if details else "", **counts)
         elif {row.program for row in was.values()} != {row.program for row in now.values()}:
-            yield TaskChange(reason="program", detail="the same task_id names another program", **counts)
+            yield TaskChange(
+                reason="program", detail="the same task_id names another program", **counts
+            )
         elif was.keys() != now.keys():
             detail = f"{len(now.keys() - was.keys())} gained, {len(was.keys() - now.keys())} lost"
             yield TaskChange(reason="samples", detail=detail, **counts)
@@ -312,10 +435,16 @@ def _settings(old: Side, new: Side) -> Iterator[Setting]:
         yield Setting(name=f"tools.{name}", old=before, new=after)
 
 
-def _differences(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None) -> list[tuple[str, str | None, str | None]]:
+def _differences(
+    first: Mapping[str, Any] | None, second: Mapping[str, Any] | None
+) -> list[tuple[str, str | None, str | None]]:
     """Names and both values, as text, of what differs."""
     before, after = dict(_flat(first or {})), dict(_flat(second or {}))
-    return [(name, before.get(name), after.get(name)) for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
+    return [
+        (name, before.get(name), after.get(name))
+        for name in sorted({*before, *after})
+        if before.get(name) != after.get(name)
+    ]
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

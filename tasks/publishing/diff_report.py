@@ -40,7 +40,14 @@ GAINED: Mapping[str, str] = {
 
 def to_json(found: RefreshDiff) -> str:
     """One JSON object: the record, and counts by reason."""
-    names = ("samples_gained", "samples_lost", "samples_changed", "tasks_gained", "tasks_lost", "tasks_changed")
+    names = (
+        "samples_gained",
+        "samples_lost",
+        "samples_changed",
+        "tasks_gained",
+        "tasks_lost",
+        "tasks_changed",
+    )
     reasons = {name: found.reasons(getattr(found, name)) for name in names}
     return json.dumps({**found.model_dump(mode="json"), "reasons": reasons}, ensure_ascii=False)
 
@@ -52,7 +59,10 @@ def to_markdown(found: RefreshDiff) -> str:
 
 def _parts(found: RefreshDiff) -> Iterator[str]:
     yield "# What changed"
-    sides = [(name, cell(side.label), cell(side.created_at), f"{side.rows:,}", f"{side.tasks:,}") for name, side in _sides(found)]
+    sides = [
+        (name, cell(side.label), cell(side.created_at), f"{side.rows:,}", f"{side.tasks:,}")
+        for name, side in _sides(found)
+    ]
     yield table(("", "set", "finished", "rows", "tasks"), sides)
     kinds = (
         ("Tasks gained", found.tasks_gained, GAINED),
@@ -65,10 +75,19 @@ def _parts(found: RefreshDiff) -> Iterator[str]:
     if not any(changes for _, changes, _ in kinds):
         yield "The two sets hold the same samples."
     else:
-        yield table(("", "count", "why"), [(title, f"{len(changes):,}", _why(found, changes, words)) for title, changes, words in kinds])
+        yield table(
+            ("", "count", "why"),
+            [
+                (title, f"{len(changes):,}", _why(found, changes, words))
+                for title, changes, words in kinds
+            ],
+        )
     if found.settings:
         yield "## Settings and counts that differ"
-        yield table(("what", "old", "new"), [(cell(s.name), cell(s.old or "-"), cell(s.new or "-")) for s in found.settings])
+        yield table(
+            ("what", "old", "new"),
+            [(cell(s.name), cell(s.old or "-"), cell(s.new or "-")) for s in found.settings],
+        )
     for title, changes, words in kinds:
         if changes:
             yield f"## {title}"
@@ -79,8 +98,13 @@ def _sides(found: RefreshDiff) -> tuple[tuple[str, SideSummary], ...]:
     return (("old", found.old), ("new", found.new))
 
 
-def _why(found: RefreshDiff, changes: Sequence[SampleChange | TaskChange], words: Mapping[str, str]) -> str:
-    return "; ".join(f"{words[reason]}: {count:,}" for reason, count in found.reasons(changes).items()) or "-"
+def _why(
+    found: RefreshDiff, changes: Sequence[SampleChange | TaskChange], words: Mapping[str, str]
+) -> str:
+    return (
+        "; ".join(f"{words[reason]}: {count:,}" for reason, count in found.reasons(changes).items())
+        or "-"
+    )
 
 
 def _listed(changes: Sequence[SampleChange | TaskChange], words: Mapping[str, str]) -> str:
@@ -92,6 +116,10 @@ def _listed(changes: Sequence[SampleChange | TaskChange], words: Mapping[str, st
         else:
             what += [str(change.old_samples), str(change.new_samples)]
         rows.append((*what, words[change.reason], cell(change.detail, 240)))
-    names = ("task", "sample", "rule") if isinstance(changes[0], SampleChange) else ("task", "old rows", "new rows")
+    names = (
+        ("task", "sample", "rule")
+        if isinstance(changes[0], SampleChange)
+        else ("task", "old rows", "new rows")
+    )
     more = f"\n\nAnd {len(changes) - SHOWN:,} more: see the JSON." if len(changes) > SHOWN else ""
     return table((*names, "why", "in detail"), rows) + more

@@ -1,9 +1,10 @@
 """A published folder to the Hugging Face hub, with its revision as a tag.
 
-Guarantees: nothing is sent without a token, nor from a folder whose files are not those that were published, nor to a public repository
-unless that is asked for; a refresh that is there already is not sent again; what an earlier refresh left in the repository and this one
-does not have is removed in the same commit; the token is in no message, log or record. Does not guarantee that a push that was cut off left
-no commit behind: the same push again adds what is missing.
+Guarantees: nothing is sent without a token, nor from a folder whose files are not those that were
+published, nor to a public repository unless that is asked for; a refresh that is there already is
+not sent again; what an earlier refresh left in the repository and this one does not have is removed
+in the same commit; the token is in no message, log or record. Does not guarantee that a push that
+was cut off left no commit behind: the same push again adds what is missing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from typing import Any
 
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Record
-from tasks.publishing.publish import CROISSANT, FIGURES, PUBLICATION, README, Published, is_whole, read_publication
+from tasks.publishing.publish import (
+    CROISSANT,
+    FIGURES,
+    PUBLICATION,
+    README,
+    Published,
+    is_whole,
+    read_publication,
+)
 
 TOKEN_ENV = "HF_TOKEN"
 OURS = ("data/*", "strategies/*", f"{FIGURES}/*", README, CROISSANT, PUBLICATION)
@@ -33,27 +42,41 @@ class Pushed(Record):
     sent: bool
 
 
-def push_to_hub(folder: Path, repo_id: str, *, token_env: str = TOKEN_ENV, private: bool = True) -> Pushed:
-    """Upload a published folder as the data set `repo_id` ("owner/name") and tag the commit with its revision.
+def push_to_hub(
+    folder: Path, repo_id: str, *, token_env: str = TOKEN_ENV, private: bool = True
+) -> Pushed:
+    """Upload a published folder as the data set `repo_id` ("owner/name") and tag the commit with
+    its revision.
 
-    The repository is made where it is not there. Raises UsageError for a folder that is none of ours or has changed, without a token in
-    `token_env`, where the hub refuses, or where the repository is public and `private` was asked for; EvalError where the hub does not
-    answer.
+    The repository is made where it is not there. Raises UsageError for a folder that is none of
+    ours or has changed, without a token in `token_env`, where the hub refuses, or where the
+    repository is public and `private` was asked for; EvalError where the hub does not answer.
     """
     published = read_publication(folder)
     if not is_whole(folder, published, content=True):
-        raise UsageError(f"files of {folder} have changed since they were published", "publish into another folder and push that")
+        raise UsageError(
+            f"files of {folder} have changed since they were published",
+            "publish into another folder and push that",
+        )
     token = os.environ.get(token_env, "").strip()
     if not token:
-        raise UsageError(f"there is no token for the hub in {token_env}", f"export {token_env}=... a token that may write to {repo_id}")
+        raise UsageError(
+            f"there is no token for the hub in {token_env}",
+            f"export {token_env}=... a token that may write to {repo_id}",
+        )
     with _answers(repo_id, token):
         api = _api(token)
         api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)
         is_private = bool(api.repo_info(repo_id, repo_type="dataset").private)
         if private and not is_private:
-            raise UsageError(f"{repo_id} is public", "push with --public if that is meant, or name another repository")
+            raise UsageError(
+                f"{repo_id} is public",
+                "push with --public if that is meant, or name another repository",
+            )
         url = f"{api.endpoint}/datasets/{repo_id}/tree/{published.tag}"
-        there = published.tag in {ref.name for ref in api.list_repo_refs(repo_id, repo_type="dataset").tags}
+        there = published.tag in {
+            ref.name for ref in api.list_repo_refs(repo_id, repo_type="dataset").tags
+        }
         if not there:
             _send(api, folder, repo_id, published)
     return Pushed(repo_id=repo_id, tag=published.tag, url=url, private=is_private, sent=not there)
@@ -69,7 +92,14 @@ def _send(api: Any, folder: Path, repo_id: str, published: Published) -> None:
         delete_patterns=list(OURS),
     )
     message = f"curated {', '.join(published.curated.values())}"
-    api.create_tag(repo_id, tag=published.tag, tag_message=message, revision=commit.oid, repo_type="dataset", exist_ok=True)
+    api.create_tag(
+        repo_id,
+        tag=published.tag,
+        tag_message=message,
+        revision=commit.oid,
+        repo_type="dataset",
+        exist_ok=True,
+    )
 
 
 def _api(token: str) -> Any:
@@ -89,17 +119,31 @@ def _answers(repo_id: str, token: str) -> Iterator[None]:
     try:
         yield
     except HFValidationError as error:
-        raise UsageError(f"{repo_id!r} is no repository of the hub: {said(error)}", "name it owner/name") from None
+        raise UsageError(
+            f"{repo_id!r} is no repository of the hub: {said(error)}", "name it owner/name"
+        ) from None
     except OfflineModeIsEnabled:
         raise UsageError("the hub is switched off here", "unset HF_HUB_OFFLINE") from None
     except HfHubHTTPError as error:
         status = getattr(error.response, "status_code", None)
         if status in (401, 403, 404):
-            raise UsageError(f"the hub refuses {repo_id} ({status}): {said(error)}", "use a token that may write to it") from None
-        raise EvalError(f"the hub failed at {repo_id} ({status}): {said(error)}", "the same push again adds what is missing") from None
+            raise UsageError(
+                f"the hub refuses {repo_id} ({status}): {said(error)}",
+                "use a token that may write to it",
+            ) from None
+        raise EvalError(
+            f"the hub failed at {repo_id} ({status}): {said(error)}",
+            "the same push again adds what is missing",
+        ) from None
     except (OSError, TimeoutError) as error:
-        raise EvalError(f"the hub does not answer: {said(error)}", "check the network; the same push again adds what is missing") from None
+        raise EvalError(
+            f"the hub does not answer: {said(error)}",
+            "check the network; the same push again adds what is missing",
+        ) from None
     except Exception as error:
         if not type(error).__module__.startswith(("httpx", "httpcore", "requests", "hf_xet")):
             raise
-        raise EvalError(f"the hub does not answer: {said(error)}", "check the network; the same push again adds what is missing") from None
+        raise EvalError(
+            f"the hub does not answer: {said(error)}",
+            "check the network; the same push again adds what is missing",
+        ) from None

@@ -1,7 +1,9 @@
-"""A curated snapshot and the snapshots it was made from: which they are, and what of their settings may be told to anybody.
+"""A curated snapshot and the snapshots it was made from: which they are, and what of their settings
+may be told to anybody.
 
-Guarantees: what `facts` tells names no path of this machine, no address of a server and no place of a key. Does not guarantee the same of
-a generator's name, which is in every row: a model that was configured by its path is published under that path.
+Guarantees: what `facts` tells names no path of this machine, no address of a server and no place of
+a key. Does not guarantee the same of a generator's name, which is in every row: a model that was
+configured by its path is published under that path.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels_eval.errors import UsageError
 from tasks.sources.hub import is_hub_id
-from tasks.store import MANIFEST, Snapshot, SnapshotRef, snapshots, together
+from tasks.store.snapshot import MANIFEST, Snapshot, SnapshotRef, snapshots, together
 
 if TYPE_CHECKING:
     import polars as pl
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 CURATION, VERIFICATION, SYNTHESIS, TASKS = "curation", "verification", "synthesis", "tasks"
 ANALYSIS, WORKLOADS, FLAGS = "analysis", "workloads", "trace-flags"
 CHOSEN = "training-tasks"
-"""The stage that chooses among the source's tasks. A set that was made from its snapshot was made from tasks."""
+"""The stage that chooses among the source's tasks. A set that was made from its snapshot was made
+from tasks."""
 PLACES = (
     *((VERIFICATION, VERIFICATION), (SYNTHESIS, SYNTHESIS), (TASKS, CHOSEN), (TASKS, TASKS)),
     *((WORKLOADS, WORKLOADS), (FLAGS, FLAGS)),
@@ -56,9 +59,13 @@ class Lineage:
 
 
 def lineage(ref: SnapshotRef) -> Lineage:
-    """The lineage of a finished curated snapshot. Raises UsageError where it is unfinished or of another stage."""
+    """The lineage of a finished curated snapshot. Raises UsageError where it is unfinished or of
+    another stage."""
     if ref.stage != CURATION:
-        raise UsageError(f"{ref.stage}/{ref.fingerprint} is no curated set", f"give a snapshot of the stage {CURATION}")
+        raise UsageError(
+            f"{ref.stage}/{ref.fingerprint} is no curated set",
+            f"give a snapshot of the stage {CURATION}",
+        )
     snapshot = ref.open()
     manifest = manifest_of(snapshot)
     found: dict[str, Snapshot] = {}
@@ -67,7 +74,11 @@ def lineage(ref: SnapshotRef) -> Lineage:
             above = Snapshot(ref.root, place, str(fingerprint))
             if stage not in found and above.finished:
                 found[stage] = above
-    return Lineage(snapshot, manifest, *(found.get(stage) for stage in (VERIFICATION, SYNTHESIS, TASKS, WORKLOADS, FLAGS)))
+    return Lineage(
+        snapshot,
+        manifest,
+        *(found.get(stage) for stage in (VERIFICATION, SYNTHESIS, TASKS, WORKLOADS, FLAGS)),
+    )
 
 
 def manifest_of(snapshot: Snapshot) -> dict[str, Any]:
@@ -75,11 +86,18 @@ def manifest_of(snapshot: Snapshot) -> dict[str, Any]:
     problem: object = "it is no object with created_at"
     try:
         manifest = snapshot.manifest
-        if isinstance(manifest, dict) and isinstance(manifest.get("created_at"), str) and isinstance(manifest.get("upstream") or [], list):
+        if (
+            isinstance(manifest, dict)
+            and isinstance(manifest.get("created_at"), str)
+            and isinstance(manifest.get("upstream") or [], list)
+        ):
             return manifest
     except (OSError, ValueError) as error:
         problem = error
-    raise UsageError(f"the manifest of {snapshot.path} cannot be read: {problem}", "restore it, or run its stage again under another root")
+    raise UsageError(
+        f"the manifest of {snapshot.path} cannot be read: {problem}",
+        "restore it, or run its stage again under another root",
+    )
 
 
 def analysis_of(line: Lineage) -> Snapshot | None:
@@ -87,44 +105,78 @@ def analysis_of(line: Lineage) -> Snapshot | None:
     if line.verdicts is None or line.candidates is None:
         return None
     made_from = [line.verdicts.fingerprint, line.candidates.fingerprint]
-    there = [(found, manifest_of(found)) for found in snapshots(line.curated.root, ANALYSIS) if found.finished]
-    of_these = [(manifest["created_at"], found.fingerprint, found) for found, manifest in there if manifest.get("upstream") == made_from]
+    there = [
+        (found, manifest_of(found))
+        for found in snapshots(line.curated.root, ANALYSIS)
+        if found.finished
+    ]
+    of_these = [
+        (manifest["created_at"], found.fingerprint, found)
+        for found, manifest in there
+        if manifest.get("upstream") == made_from
+    ]
     return max(of_these, key=lambda each: each[:2])[2] if of_these else None
 
 
 def find_curated(root: str, name: str | None = None) -> SnapshotRef:
-    """A curated snapshot by its directory, or under `root` by (the beginning of) its fingerprint; without a name the newest finished one,
-    of the strategy `concur` where there is one. Raises UsageError where there is none, or several begin so."""
+    """A curated snapshot by its directory, or under `root` by (the beginning of) its fingerprint;
+    without a name the newest finished one, of the strategy `concur` where there is one. Raises
+    UsageError where there is none, or several begin so.
+    """
     if name and (Path(name) / MANIFEST).is_file():
         directory = Path(name).resolve()
-        return SnapshotRef(root=str(directory.parent.parent), stage=directory.parent.name, fingerprint=directory.name)
+        return SnapshotRef(
+            root=str(directory.parent.parent),
+            stage=directory.parent.name,
+            fingerprint=directory.name,
+        )
     there = snapshots(root, CURATION)
     if name:
         found = [snapshot for snapshot in there if snapshot.fingerprint.startswith(name)]
         if len(found) != 1:
             problem = f"{len(found)} curated snapshots" if found else "no curated snapshot"
-            raise UsageError(f"{problem} under {root} begin with {name!r}", "give its directory or more of its fingerprint")
+            raise UsageError(
+                f"{problem} under {root} begin with {name!r}",
+                "give its directory or more of its fingerprint",
+            )
         return found[0].ref
     finished = [(snapshot, manifest_of(snapshot)) for snapshot in there if snapshot.finished]
     if not finished:
-        hint = "its curation is unfinished: run `concur run` again" if there else "run `concur run` first, or give --root"
+        hint = (
+            "its curation is unfinished: run `concur run` again"
+            if there
+            else "run `concur run` first, or give --root"
+        )
         raise UsageError(f"there is no finished curated set under {root}", hint)
 
     def rank(pair: tuple[Snapshot, dict[str, Any]]) -> tuple[bool, str, str]:
         snapshot, manifest = pair
-        return (manifest.get("config") or {}).get("strategy") == DEFAULT_STRATEGY, manifest["created_at"], snapshot.fingerprint
+        return (
+            (manifest.get("config") or {}).get("strategy") == DEFAULT_STRATEGY,
+            manifest["created_at"],
+            snapshot.fingerprint,
+        )
 
     return max(finished, key=rank)[0].ref
 
 
 def facts(line: Lineage) -> dict[str, Any]:
-    """What the manifests of a lineage tell, as plain data that may be published. A stage that is not there is None."""
+    """What the manifests of a lineage tell, as plain data that may be published. A stage that is
+    not there is None."""
     told: dict[str, Any] = {
         "created_at": line.manifest["created_at"],
         "tools": line.manifest.get("tools") or {},
-        CURATION: {"fingerprint": line.curated.fingerprint, "rows": line.manifest.get("rows"), "config": line.manifest.get("config") or {}},
+        CURATION: {
+            "fingerprint": line.curated.fingerprint,
+            "rows": line.manifest.get("rows"),
+            "config": line.manifest.get("config") or {},
+        },
     }
-    for stage, snapshot in ((VERIFICATION, line.verdicts), (SYNTHESIS, line.candidates), (TASKS, line.tasks)):
+    for stage, snapshot in (
+        (VERIFICATION, line.verdicts),
+        (SYNTHESIS, line.candidates),
+        (TASKS, line.tasks),
+    ):
         told[stage] = _told(stage, snapshot) if snapshot else None
     return told
 
@@ -141,7 +193,8 @@ def _told(stage: str, snapshot: Snapshot) -> dict[str, Any]:
 
 
 def source_of(snapshot: Snapshot) -> Snapshot:
-    """Whose configuration says where rows come from: of chosen tasks the snapshot that they were chosen from, where it is there."""
+    """Whose configuration says where rows come from: of chosen tasks the snapshot that they were
+    chosen from, where it is there."""
     if snapshot.stage != CHOSEN:
         return snapshot
     source = Snapshot(snapshot.root, TASKS, str((manifest_of(snapshot).get("upstream") or [""])[0]))
@@ -150,15 +203,16 @@ def source_of(snapshot: Snapshot) -> Snapshot:
 
 @contextmanager
 def open_part(snapshot: Snapshot, part: str) -> Iterator[Any]:
-    """A part of a snapshot, wherever its root lies, as a file to read. Raises UsageError where it cannot be read."""
+    """A part of a snapshot, wherever its root lies, as a file to read. Raises UsageError where it
+    cannot be read."""
     with readable(part), snapshot._fs.open(part, "rb") as handle:
         yield handle
 
 
 @contextmanager
 def readable(what: str) -> Iterator[None]:
-    """Raises UsageError where what is read inside is damaged or gone, or its parts do not fit together: not to be taken for a fault of what
-    is written."""
+    """Raises UsageError where what is read inside is damaged or gone, or its parts do not fit
+    together: not to be taken for a fault of what is written."""
     import polars as pl
     import pyarrow as pa
 
@@ -166,29 +220,41 @@ def readable(what: str) -> Iterator[None]:
         yield
     except (OSError, pa.ArrowException, pl.exceptions.PolarsError) as error:
         cause = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UsageError(f"cannot read {what}: {cause}", "restore it, or run its stage again under another root") from error
+        raise UsageError(
+            f"cannot read {what}: {cause}", "restore it, or run its stage again under another root"
+        ) from error
 
 
-def select(snapshot: Snapshot, columns: Sequence[str], on: str, keys: pl.DataFrame | None = None) -> pl.DataFrame:
-    """Some columns of the rows whose `on` is among the keys (all where None), each key once, in the order of writing.
+def select(
+    snapshot: Snapshot, columns: Sequence[str], on: str, keys: pl.DataFrame | None = None
+) -> pl.DataFrame:
+    """Some columns of the rows whose `on` is among the keys (all where None), each key once, in the
+    order of writing.
 
-    Columns that the snapshot's parts lack are left out. Takes memory for what it returns and for one batch. Raises UsageError where a part
-    lacks `on`, and for a column that is of two kinds in two parts.
+    Columns that the snapshot's parts lack are left out. Takes memory for what it returns and for
+    one batch. Raises UsageError where a part lacks `on`, and for a column that is of two kinds in
+    two parts.
     """
     import polars as pl
 
     frames = []
     for frame in batches(snapshot, columns):
         if on not in frame.columns:
-            raise UsageError(f"a part of {snapshot.path} has no column {on}", "it was not written by this version: run its stage again")
-        frames.append(frame if keys is None else frame.join(keys, on=on, how="semi", maintain_order="left"))
+            raise UsageError(
+                f"a part of {snapshot.path} has no column {on}",
+                "it was not written by this version: run its stage again",
+            )
+        frames.append(
+            frame if keys is None else frame.join(keys, on=on, how="semi", maintain_order="left")
+        )
     if not frames:
         return pl.DataFrame(schema={on: pl.String})
     return together(frames, snapshot.path).unique(subset=on, keep="first", maintain_order=True)
 
 
 def batches(snapshot: Snapshot, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-    """Some columns of every row, in the order of writing, a few thousand rows at a time; columns that a part lacks are left out."""
+    """Some columns of every row, in the order of writing, a few thousand rows at a time; columns
+    that a part lacks are left out."""
     import polars as pl
     import pyarrow as pa
     import pyarrow.parquet as pq

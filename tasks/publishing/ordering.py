@@ -1,7 +1,8 @@
 """Rows of a snapshot as Arrow tables in another order than they were written in, in bounded memory.
 
-Guarantees: every part is read once; memory holds one batch of a part and one bucket (1,024 rows; above 262,144 rows 1/256 of them). The
-rows wait in files of a directory that the caller gives and removes, so the texts are on that disk twice for a while.
+Guarantees: every part is read once; memory holds one batch of a part and one bucket (1,024 rows;
+above 262,144 rows 1/256 of them). The rows wait in files of a directory that the caller gives and
+removes, so the texts are on that disk twice for a while.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.publishing.lineage import open_part
-from tasks.store import Snapshot
+from tasks.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import polars as pl
@@ -36,8 +37,11 @@ def schema_of(snapshot: Snapshot) -> pa.Schema:
     return pa.unify_schemas(schemas, promote_options="permissive") if schemas else pa.schema([])
 
 
-def tables_in_order(snapshot: Snapshot, places: pl.DataFrame, schema: pa.Schema, scratch: Path) -> Iterator[pa.Table]:
-    """The rows at `places` (columns `part` and `row`, see Snapshot.index) in just that order, as tables of `schema`, a bucket at a time.
+def tables_in_order(
+    snapshot: Snapshot, places: pl.DataFrame, schema: pa.Schema, scratch: Path
+) -> Iterator[pa.Table]:
+    """The rows at `places` (columns `part` and `row`, see Snapshot.index) in just that order, as
+    tables of `schema`, a bucket at a time.
 
     Columns that a part lacks are null in its rows.
     """
@@ -45,7 +49,11 @@ def tables_in_order(snapshot: Snapshot, places: pl.DataFrame, schema: pa.Schema,
     import pyarrow as pa
 
     bucket_rows = max(BUCKET_ROWS, -(-len(places) // MOST_BUCKETS))
-    numbered = places.select("part", "row").with_row_index("position").with_columns(pl.col("position").cast(pl.Int64))
+    numbered = (
+        places.select("part", "row")
+        .with_row_index("position")
+        .with_columns(pl.col("position").cast(pl.Int64))
+    )
     stored = schema.append(pa.field(POSITION, pa.int64()))
     scratch.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
@@ -56,8 +64,12 @@ def tables_in_order(snapshot: Snapshot, places: pl.DataFrame, schema: pa.Schema,
                 buckets = batch[POSITION].to_numpy() // bucket_rows
                 for bucket in sorted(set(buckets.tolist())):
                     if bucket not in writers:
-                        sink = stack.enter_context(pa.OSFile(str(scratch / f"{bucket}.arrow"), "wb"))
-                        writers[bucket] = stack.enter_context(pa.ipc.new_stream(sink, stored, options=options))
+                        sink = stack.enter_context(
+                            pa.OSFile(str(scratch / f"{bucket}.arrow"), "wb")
+                        )
+                        writers[bucket] = stack.enter_context(
+                            pa.ipc.new_stream(sink, stored, options=options)
+                        )
                     writers[bucket].write_table(batch.filter(pa.array(buckets == bucket)))
     for bucket in sorted(writers):
         path = scratch / f"{bucket}.arrow"
@@ -67,13 +79,19 @@ def tables_in_order(snapshot: Snapshot, places: pl.DataFrame, schema: pa.Schema,
         yield table.sort_by(POSITION).drop_columns([POSITION]).combine_chunks()
 
 
-def _batches_of(snapshot: Snapshot, part: str, rows: pl.DataFrame, schema: pa.Schema) -> Iterator[pa.Table]:
+def _batches_of(
+    snapshot: Snapshot, part: str, rows: pl.DataFrame, schema: pa.Schema
+) -> Iterator[pa.Table]:
     """The rows of one part that are wanted, each with its position in the new order."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    wanted, positions, start = rows["row"].to_numpy().astype("int64"), rows["position"].to_numpy(), 0
+    wanted, positions, start = (
+        rows["row"].to_numpy().astype("int64"),
+        rows["position"].to_numpy(),
+        0,
+    )
     with open_part(snapshot, part) as handle:
         file = pq.ParquetFile(handle)
         there = [name for name in schema.names if name in file.schema_arrow.names]
@@ -82,7 +100,15 @@ def _batches_of(snapshot: Snapshot, part: str, rows: pl.DataFrame, schema: pa.Sc
             if last > first:
                 taken = pa.Table.from_batches([batch.take(pa.array(wanted[first:last] - start))])
                 columns = [
-                    taken[field.name].cast(field.type) if field.name in there else pa.nulls(len(taken), field.type) for field in schema
+                    (
+                        taken[field.name].cast(field.type)
+                        if field.name in there
+                        else pa.nulls(len(taken), field.type)
+                    )
+                    for field in schema
                 ]
-                yield pa.table([*columns, pa.array(positions[first:last])], schema=schema.append(pa.field(POSITION, pa.int64())))
+                yield pa.table(
+                    [*columns, pa.array(positions[first:last])],
+                    schema=schema.append(pa.field(POSITION, pa.int64())),
+                )
             start += len(batch)

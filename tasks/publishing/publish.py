@@ -1,11 +1,14 @@
-"""A curated snapshot as a folder that `datasets.load_dataset`, polars and DuckDB read without our code.
+"""A curated snapshot as a folder that `datasets.load_dataset`, polars and DuckDB read without our
+code.
 
-Layout: `data/train-00000-of-0000N.parquet` (and `test-...`), `strategies/NAME/...` for further configurations, `README.md` (the card),
-`croissant.json`, `figures/`, and `publication.json`: what the folder is made of, its revision, and the SHA-256 of every file.
+Layout: `data/train-00000-of-0000N.parquet` (and `test-...`), `strategies/NAME/...` for further
+configurations, `README.md` (the card), `croissant.json`, `figures/`, and `publication.json`: what
+the folder is made of, its revision, and the SHA-256 of every file.
 
-Guarantees: the folder is there whole or not at all, written beside its place and renamed; what it replaces is an earlier publication of
-ours and nothing else, and stays until the new one is whole; the same snapshots, options and code give the same bytes and the same revision,
-and no work is done twice. Does not guarantee that two processes that publish to one place at once both succeed.
+Guarantees: the folder is there whole or not at all, written beside its place and renamed; what it
+replaces is an earlier publication of ours and nothing else, and stays until the new one is whole;
+the same snapshots, options and code give the same bytes and the same revision, and no work is done
+twice. Does not guarantee that two processes that publish to one place at once both succeed.
 """
 
 from __future__ import annotations
@@ -32,9 +35,15 @@ from tasks.publishing.shards import SHARD_BYTES, Shard, write_shards
 from tasks.publishing.statistics import statistics_of
 from tasks.publishing.text import cell
 from tasks.publishing.workloads import Workloads, workloads_of
-from tasks.store import Snapshot, SnapshotRef, code_version
+from tasks.store.snapshot import Snapshot, SnapshotRef, code_version
 
-PUBLICATION, README, CROISSANT, DATA, FIGURES = "publication.json", "README.md", "croissant.json", "data", "figures"
+PUBLICATION, README, CROISSANT, DATA, FIGURES = (
+    "publication.json",
+    "README.md",
+    "croissant.json",
+    "data",
+    "figures",
+)
 MOST_CHARACTERS = 2000
 """Of a sentence of an analysis: they name generators, whose names are anybody's."""
 
@@ -43,13 +52,25 @@ class PublishOptions(Record):
     """How a set is published. Part of the revision: other options, another revision."""
 
     name: str = Field(default="ConCuR kernels", min_length=1, max_length=200)
-    license: str = Field(default=UNKNOWN, pattern=r"^[a-z0-9][a-z0-9.+-]*$", description="the hub's identifier, such as apache-2.0")
+    license: str = Field(
+        default=UNKNOWN,
+        pattern=r"^[a-z0-9][a-z0-9.+-]*$",
+        description="the hub's identifier, such as apache-2.0",
+    )
     creator: str = "unknown"
     url: str = README
-    citation: str | None = Field(default=None, description="BibTeX of the set; default: one that names the revision")
-    holdout_share: float = Field(default=0.0, ge=0, lt=1, description="share of the tasks whose rows make the split `test`")
+    citation: str | None = Field(
+        default=None, description="BibTeX of the set; default: one that names the revision"
+    )
+    holdout_share: float = Field(
+        default=0.0, ge=0, lt=1, description="share of the tasks whose rows make the split `test`"
+    )
     seed: int = 0
-    shard_bytes: int = Field(default=SHARD_BYTES, ge=1, description="a shard is closed by the row group that brings it to this size")
+    shard_bytes: int = Field(
+        default=SHARD_BYTES,
+        ge=1,
+        description="a shard is closed by the row group that brings it to this size",
+    )
 
 
 class PublishedFile(Record):
@@ -61,7 +82,8 @@ class PublishedFile(Record):
 
 
 class Published(Record):
-    """A published folder. `tag` is its revision, also the git tag on the hub; `fingerprint` identifies its content."""
+    """A published folder. `tag` is its revision, also the git tag on the hub; `fingerprint`
+    identifies its content."""
 
     schema_version: int = 1
     tag: str
@@ -94,11 +116,14 @@ def publish(
     decontamination: str | None = None,
     figures: Sequence[Path] = (),
 ) -> Published:
-    """Publish a curated snapshot, and `strategies` as further configurations, into the folder `out`.
+    """Publish a curated snapshot, and `strategies` as further configurations, into the folder
+    `out`.
 
-    `observations` and `decontamination` are Markdown for those sections of the card; `figures` are images, copied to `figures/`. Without
-    `observations`, those of the set's own samples are taken, with their figures, where an analysis of them is there. Raises UsageError
-    where a snapshot cannot be published, `out` holds something else or cannot be written, or a figure cannot be read.
+    `observations` and `decontamination` are Markdown for those sections of the card; `figures` are
+    images, copied to `figures/`. Without `observations`, those of the set's own samples are taken,
+    with their figures, where an analysis of them is there. Raises UsageError where a snapshot
+    cannot be published, `out` holds something else or cannot be written, or a figure cannot be
+    read.
     """
     options, out = options or PublishOptions(), out.expanduser().absolute()
     lines = _named([lineage(ref) for ref in (curated, *strategies)])
@@ -107,7 +132,11 @@ def publish(
     if observations is None and (analysis := analysis_of(next(iter(lines.values())))):
         observations, drawn = observed(analysis)
         figures = figures or drawn
-    identity = [options.model_dump(mode="json"), {name: line.curated.fingerprint for name, line in lines.items()}, told]
+    identity = [
+        options.model_dump(mode="json"),
+        {name: line.curated.fingerprint for name, line in lines.items()},
+        told,
+    ]
     workloads = workloads_of(next(iter(lines.values())))
     identity += [
         workloads.model_dump() if workloads else None,
@@ -125,10 +154,32 @@ def publish(
     with _writable(out), _beside(out) as folder:
         shards: list[Shard] = []
         for number, (name, line) in enumerate(lines.items()):
-            settings = {"holdout_share": options.holdout_share, "seed": options.seed, "shard_bytes": options.shard_bytes}
+            settings = {
+                "holdout_share": options.holdout_share,
+                "seed": options.seed,
+                "shard_bytes": options.shard_bytes,
+            }
             directory = DATA if number == 0 else f"strategies/{name}"
-            shards += write_shards(line, folder, config=name, directory=directory, scratch=_scratch_of(folder) / name, **settings)
-        _write_texts(folder, options, tag, created_at, told, shards, workloads, observations, decontamination, figures)
+            shards += write_shards(
+                line,
+                folder,
+                config=name,
+                directory=directory,
+                scratch=_scratch_of(folder) / name,
+                **settings,
+            )
+        _write_texts(
+            folder,
+            options,
+            tag,
+            created_at,
+            told,
+            shards,
+            workloads,
+            observations,
+            decontamination,
+            figures,
+        )
         published = Published(
             tag=tag,
             fingerprint=fingerprint,
@@ -141,19 +192,27 @@ def publish(
             shards=tuple(shards),
             files=tuple(_file(folder, path) for path in sorted(_files_in(folder))),
         )
-        (folder / PUBLICATION).write_text(published.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        (folder / PUBLICATION).write_text(
+            published.model_dump_json(indent=2) + "\n", encoding="utf-8"
+        )
         _put(folder, out)
     return published
 
 
 def read_publication(folder: Path) -> Published:
-    """What a published folder says of itself. Raises UsageError where it is none, or is of a later version."""
+    """What a published folder says of itself. Raises UsageError where it is none, or is of a later
+    version."""
     try:
         return Published.model_validate_json((folder / PUBLICATION).read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"{folder} is no published set: {error.strerror or error}", "give a folder that `concur publish` made") from error
+        raise UsageError(
+            f"{folder} is no published set: {error.strerror or error}",
+            "give a folder that `concur publish` made",
+        ) from error
     except (ValidationError, UnicodeDecodeError) as error:
-        raise UsageError(f"{folder / PUBLICATION} cannot be read", "publish again into another folder") from error
+        raise UsageError(
+            f"{folder / PUBLICATION} cannot be read", "publish again into another folder"
+        ) from error
 
 
 def is_whole(folder: Path, published: Published, *, content: bool = False) -> bool:
@@ -168,14 +227,21 @@ def is_whole(folder: Path, published: Published, *, content: bool = False) -> bo
 
 
 def observed(analysis: Snapshot) -> tuple[str, list[Path]]:
-    """The words of an analysis as Markdown, and its figures. What comes from data is escaped in them already, or is here."""
+    """The words of an analysis as Markdown, and its figures. What comes from data is escaped in
+    them already, or is here."""
     manifest = analysis.manifest
-    sentences = "\n".join(f"- {cell(sentence, MOST_CHARACTERS)}" for sentence in (*manifest["finding"], *manifest["cautions"]))
-    return sentences, [analysis.local_dir() / name for name in manifest["files"] if name.endswith(".png")]
+    sentences = "\n".join(
+        f"- {cell(sentence, MOST_CHARACTERS)}"
+        for sentence in (*manifest["finding"], *manifest["cautions"])
+    )
+    return sentences, [
+        analysis.local_dir() / name for name in manifest["files"] if name.endswith(".png")
+    ]
 
 
 def _named(lines: list[Lineage]) -> dict[str, Lineage]:
-    """Each configuration by its strategy, which is also a directory. Two of one strategy are told apart by fingerprints."""
+    """Each configuration by its strategy, which is also a directory. Two of one strategy are told
+    apart by fingerprints."""
     found: dict[str, Lineage] = {}
     for line in lines:
         name = re.sub(r"[^A-Za-z0-9_]+", "_", line.strategy).strip("_")[:60] or "strategy"
@@ -206,7 +272,10 @@ def _write_texts(
         shutil.copyfile(figure, folder / FIGURES / figure.name)
         images.append(f"{FIGURES}/{figure.name}")
     schema = pq.read_schema(folder / shards[0].path)
-    statistics = {name: statistics_of(folder, [shard for shard in shards if shard.config == name]) for name in told}
+    statistics = {
+        name: statistics_of(folder, [shard for shard in shards if shard.config == name])
+        for name in told
+    }
     context = CardContext(
         name=options.name,
         license=options.license,
@@ -228,7 +297,10 @@ def _write_texts(
     first = statistics[context.default_config]
     described = croissant(
         name=options.name,
-        description=f"{first.rows:,} verified kernels for {first.tasks:,} PyTorch programs, with reasoning. Revision {tag}.",
+        description=(
+            f"{first.rows:,} verified kernels for {first.tasks:,} PyTorch programs, with reasoning."
+            f" Revision {tag}."
+        ),
         license=options.license,
         cite_as=options.citation or bibtex_of_set(options.name, tag),
         published=date.fromisoformat(created_at[:10]),
@@ -241,25 +313,31 @@ def _write_texts(
     (folder / CROISSANT).write_text(described, encoding="utf-8")
 
 
-# -- files -----------------------------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 def _of_figures(figures: Sequence[Path]) -> list[list[str]]:
     found = []
     for figure in figures:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", figure.name):
-            raise UsageError(f"the figure {figure.name!r} has characters that a page cannot link to", "use letters, digits, . _ and -")
+            raise UsageError(
+                f"the figure {figure.name!r} has characters that a page cannot link to",
+                "use letters, digits, . _ and -",
+            )
         try:
             found.append([figure.name, _sha256(figure)])
         except OSError as error:
-            raise UsageError(f"cannot read the figure {figure}: {error.strerror or error}", "check the path") from error
+            raise UsageError(
+                f"cannot read the figure {figure}: {error.strerror or error}", "check the path"
+            ) from error
     if len({name for name, _ in found}) < len(found):
         raise UsageError("two figures have the same name", "rename one")
     return found
 
 
 def _replaceable(out: Path) -> Published | None:
-    """The publication that lies at `out`, None where nothing does. Raises UsageError where something else is there too."""
+    """The publication that lies at `out`, None where nothing does. Raises UsageError where
+    something else is there too."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise UsageError(f"{out} is not a folder", "choose another --out")
     if not out.exists() or not any(out.iterdir()):
@@ -270,7 +348,9 @@ def _replaceable(out: Path) -> Published | None:
     published = read_publication(out)
     ours = {PUBLICATION, *(file.path for file in published.files)}
     if others := sorted(path for path in _files_in(out) if path not in ours):
-        raise UsageError(f"{out} also holds files that are not of the published set, such as {others[0]}", hint)
+        raise UsageError(
+            f"{out} also holds files that are not of the published set, such as {others[0]}", hint
+        )
     return published
 
 
@@ -281,7 +361,9 @@ def _files_in(folder: Path) -> Iterator[str]:
 
 
 def _file(folder: Path, path: str) -> PublishedFile:
-    return PublishedFile(path=path, size_bytes=(folder / path).stat().st_size, sha256=_sha256(folder / path))
+    return PublishedFile(
+        path=path, size_bytes=(folder / path).stat().st_size, sha256=_sha256(folder / path)
+    )
 
 
 def _sha256(path: Path) -> str:
@@ -295,7 +377,8 @@ def _scratch_of(folder: Path) -> Path:
 
 @contextmanager
 def _beside(out: Path) -> Iterator[Path]:
-    """An empty folder next to `out`, removed where it has not become `out`. What killed processes left there goes as well."""
+    """An empty folder next to `out`, removed where it has not become `out`. What killed processes
+    left there goes as well."""
     import psutil
 
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -317,7 +400,8 @@ def _old(out: Path) -> Path:
 
 
 def _put(folder: Path, out: Path) -> None:
-    """`folder` becomes `out`. A process killed between the renames leaves the old folder under another name: see `_restore`."""
+    """`folder` becomes `out`. A process killed between the renames leaves the old folder under
+    another name: see `_restore`."""
     if out.exists() and any(out.iterdir()):
         out.rename(_old(out))
     elif out.exists():
@@ -346,5 +430,6 @@ def _writable(out: Path) -> Iterator[None]:
     except OSError as error:
         raise UsageError(
             f"cannot write {out}: {error.strerror or error}",
-            "choose another --out, free some disk, or mend its permissions; what was published there before is intact",
+            "choose another --out, free some disk, or mend its permissions; what was published"
+            " there before is intact",
         ) from error

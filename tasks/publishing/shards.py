@@ -1,11 +1,14 @@
 """A curated snapshot as Parquet shards, each row with where it comes from.
 
-Guarantees: the same rows give the same bytes under the same pyarrow, however they were divided into parts; rows ascend by task_id,
-sample_index, candidate_id; a shard is closed by the first row group that brings it to the limit (a row group holds at most 1,000 rows and,
-unless a single row weighs more, 32 MiB of uncompressed data); a task's split follows from the seed and its id alone, so no refresh moves
-it. Memory holds the ids and provenance of all rows (about 0.5 kB a row), and one bucket and one row group of texts.
+Guarantees: the same rows give the same bytes under the same pyarrow, however they were divided into
+parts; rows ascend by task_id, sample_index, candidate_id; a shard is closed by the first row group
+that brings it to the limit (a row group holds at most 1,000 rows and, unless a single row weighs
+more, 32 MiB of uncompressed data); a task's split follows from the seed and its id alone, so no
+refresh moves it. Memory holds the ids and provenance of all rows (about 0.5 kB a row), and one
+bucket and one row group of texts.
 
-Does not guarantee that both splits have no program in common: two task_ids may name the same program.
+Does not guarantee that both splits have no program in common: two task_ids may name the same
+program.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ SHARD_BYTES = 300 * 2**20
 
 
 class Shard(Record):
-    """One Parquet file of the set: its path inside the folder, rows, distinct tasks and size in bytes."""
+    """One Parquet file of the set: its path inside the folder, rows, distinct tasks and size in
+    bytes."""
 
     config: str
     split: str
@@ -67,25 +71,39 @@ def write_shards(
     seed: int = 0,
     shard_bytes: int = SHARD_BYTES,
 ) -> list[Shard]:
-    """Write `directory/{split}-{number}-of-{count}.parquet` under `folder`; returns them, `train` first.
+    """Write `directory/{split}-{number}-of-{count}.parquet` under `folder`; returns them, `train`
+    first.
 
-    `scratch` is a directory that nobody needs afterwards, with room for the rows once. Raises UsageError where the snapshot lacks columns
-    or rows, where what it was made from is not there, and where `holdout_share` leaves nothing to train on.
+    `scratch` is a directory that nobody needs afterwards, with room for the rows once. Raises
+    UsageError where the snapshot lacks columns or rows, where what it was made from is not there,
+    and where `holdout_share` leaves nothing to train on.
     """
     import polars as pl
 
     schema, rows = _checked(line), _rows(line)
     names = rows["task_id"].unique(maintain_order=True).to_list()
     splits = {name: split_of(name, seed, holdout_share) for name in names}
-    rows = rows.with_columns(pl.col("task_id").replace_strict(splits, return_dtype=pl.String).alias("split"))
+    rows = rows.with_columns(
+        pl.col("task_id").replace_strict(splits, return_dtype=pl.String).alias("split")
+    )
     found = []
     for split in (TRAIN, TEST):
         chosen = rows.filter(pl.col("split") == split)
         if chosen.is_empty():
             if split == TRAIN:
-                raise UsageError(f"the hold-out takes all {len(names)} tasks", "hold out a smaller share")
+                raise UsageError(
+                    f"the hold-out takes all {len(names)} tasks", "hold out a smaller share"
+                )
             continue
-        found += _write_split(line, folder, schema, chosen, Named(config, split, directory), scratch / split, shard_bytes)
+        found += _write_split(
+            line,
+            folder,
+            schema,
+            chosen,
+            Named(config, split, directory),
+            scratch / split,
+            shard_bytes,
+        )
     return found
 
 
@@ -106,20 +124,34 @@ def _checked(line: Lineage) -> pa.Schema:
     with readable(f"the columns of {line.curated.path}"):
         curated = schema_of(line.curated)
     if not curated.names:
-        raise UsageError(f"the curated set {line.curated.path} is empty", "there is nothing to publish: lower curation.min_speedup")
+        raise UsageError(
+            f"the curated set {line.curated.path} is empty",
+            "there is nothing to publish: lower curation.min_speedup",
+        )
     if missing := [name for name in REQUIRED if name not in curated.names]:
-        raise UsageError(f"the curated set {line.curated.path} lacks the columns {', '.join(missing)}", "curate again with this version")
+        raise UsageError(
+            f"the curated set {line.curated.path} lacks the columns {', '.join(missing)}",
+            "curate again with this version",
+        )
     for name in REQUIRED:
         kind = curated.field(name).type
-        wanted = (pa.types.is_integer, pa.types.is_floating) if name == "speedup" else (pa.types.is_string, pa.types.is_large_string)
+        wanted = (
+            (pa.types.is_integer, pa.types.is_floating)
+            if name == "speedup"
+            else (pa.types.is_string, pa.types.is_large_string)
+        )
         if not any(is_so(kind) for is_so in (*wanted, pa.types.is_null)):
             what = "a number" if name == "speedup" else "text"
-            raise UsageError(f"the column {name} of {line.curated.path} is {kind}, not {what}", "curate again with this version")
+            raise UsageError(
+                f"the column {name} of {line.curated.path} is {kind}, not {what}",
+                "curate again with this version",
+            )
     for name, stage in STAGE_OF.items():
         if getattr(line, name) is None:
             raise UsageError(
                 f"the {stage} snapshot that {line.curated.path} was made from is not there",
-                "rows are published with where they come from: copy the whole root, not the curated set alone",
+                "rows are published with where they come from: copy the whole root, not the curated"
+                " set alone",
             )
     return published_schema(curated)
 
@@ -130,43 +162,79 @@ def _rows(line: Lineage) -> pl.DataFrame:
 
     assert line.candidates and line.verdicts and line.tasks  # `_checked` said so
     with readable(line.curated.path):
-        index = line.curated.index(["candidate_id", "task_id"]).unique("candidate_id", keep="first", maintain_order=True)
+        index = line.curated.index(["candidate_id", "task_id"]).unique(
+            "candidate_id", keep="first", maintain_order=True
+        )
     if index.is_empty():
-        raise UsageError(f"the curated set {line.curated.path} is empty", "there is nothing to publish: lower curation.min_speedup")
+        raise UsageError(
+            f"the curated set {line.curated.path} is empty",
+            "there is nothing to publish: lower curation.min_speedup",
+        )
     if index["candidate_id"].has_nulls() or index["task_id"].has_nulls():
-        raise UsageError(f"the curated set {line.curated.path} has rows without candidate_id or task_id", "curate again with this version")
+        raise UsageError(
+            f"the curated set {line.curated.path} has rows without candidate_id or task_id",
+            "curate again with this version",
+        )
     ids, names = index.select("candidate_id"), index.select("task_id").unique()
     candidates = select(line.candidates, OF_CANDIDATES, "candidate_id", ids)
-    verdicts = select(line.verdicts, OF_VERDICTS, "candidate_id", ids).rename({"schema_version": "verdict_schema_version"}, strict=False)
+    verdicts = select(line.verdicts, OF_VERDICTS, "candidate_id", ids).rename(
+        {"schema_version": "verdict_schema_version"}, strict=False
+    )
     if "timing" in verdicts.columns:
         there = {field.name for field in getattr(verdicts.schema["timing"], "fields", [])}
         if not there and verdicts["timing"].null_count() < len(verdicts):
-            problem = f"the column timing of {line.verdicts.path} is {verdicts.schema['timing']}, no struct"
-            raise UsageError(problem, "it was not written by this version: verify again under another root")
-        names_of_times = [name for name in ("speedup_upper", "reference_ms", "candidate_ms") if name in there]
+            problem = (
+                f"the column timing of {line.verdicts.path} is {verdicts.schema['timing']}, no"
+                " struct"
+            )
+            raise UsageError(
+                problem, "it was not written by this version: verify again under another root"
+            )
+        names_of_times = [
+            name for name in ("speedup_upper", "reference_ms", "candidate_ms") if name in there
+        ]
         fields = [pl.col("timing").struct.field(name) for name in names_of_times]
         verdicts = verdicts.with_columns(*fields).drop("timing")
-    if "device" in verdicts.columns:  # a verdict only says "cpu"; which one it was is known of the whole snapshot
+    if (
+        "device" in verdicts.columns
+    ):  # a verdict only says "cpu"; which one it was is known of the whole snapshot
         told = str(manifest_of(line.verdicts).get("device") or "cpu")
         verdicts = verdicts.with_columns(pl.col("device").replace({"cpu": told}))
-    tasks = select(line.tasks, OF_TASKS, "task_id", names).rename({"source": "task_source", "level": "task_level"}, strict=False)
+    tasks = select(line.tasks, OF_TASKS, "task_id", names).rename(
+        {"source": "task_source", "level": "task_level"}, strict=False
+    )
     config = manifest_of(source_of(line.tasks)).get("config") or {}
-    licences = pl.Series("task_license", [licence_of(str(source), config) for source in tasks["task_source"]], dtype=pl.String)
-    rows = index.join(candidates, on="candidate_id", how="left").join(verdicts, on="candidate_id", how="left")
+    licences = pl.Series(
+        "task_license",
+        [licence_of(str(source), config) for source in tasks["task_source"]],
+        dtype=pl.String,
+    )
+    rows = index.join(candidates, on="candidate_id", how="left").join(
+        verdicts, on="candidate_id", how="left"
+    )
     rows = rows.join(tasks.with_columns(licences), on="task_id", how="left")
     if "sample_index" not in rows.columns:
         rows = rows.with_columns(pl.lit(0, pl.Int64).alias("sample_index"))
     if "turn" in rows.columns:
-        rows = rows.with_columns(pl.col("turn").fill_null(1))  # before there were turns, all were the first
+        rows = rows.with_columns(
+            pl.col("turn").fill_null(1)
+        )  # before there were turns, all were the first
     else:
         rows = rows.with_columns(pl.lit(1, pl.Int64).alias("turn"))
     return rows.sort("task_id", "sample_index", "candidate_id", nulls_last=True)
 
 
 def _write_split(
-    line: Lineage, folder: Path, schema: pa.Schema, rows: pl.DataFrame, named: Named, scratch: Path, shard_bytes: int
+    line: Lineage,
+    folder: Path,
+    schema: pa.Schema,
+    rows: pl.DataFrame,
+    named: Named,
+    scratch: Path,
+    shard_bytes: int,
 ) -> list[Shard]:
-    """Files are written under numbers and get their names at the end, when it is known how many there are."""
+    """Files are written under numbers and get their names at the end, when it is known how many
+    there are."""
     import pyarrow.parquet as pq
 
     (folder / named.directory).mkdir(parents=True, exist_ok=True)
@@ -190,20 +258,37 @@ def _write_split(
         name = named.path(number, len(written))
         path.rename(folder / name)
         size_bytes = (folder / name).stat().st_size
-        shards.append(Shard(config=named.config, split=named.split, path=name, rows=count, tasks=tasks, size_bytes=size_bytes))
+        shards.append(
+            Shard(
+                config=named.config,
+                split=named.split,
+                path=name,
+                rows=count,
+                tasks=tasks,
+                size_bytes=size_bytes,
+            )
+        )
     return shards
 
 
 def _settings() -> Mapping[str, Any]:
-    """Content-defined pages, where pyarrow knows them: rows that a refresh adds leave most other pages as they were, and a hub that keeps
-    what it has seen before is sent little."""
+    """Content-defined pages, where pyarrow knows them: rows that a refresh adds leave most other
+    pages as they were, and a hub that keeps what it has seen before is sent little."""
     import pyarrow as pa
 
-    settings: dict[str, Any] = {"compression": "zstd", "compression_level": 6, "write_page_index": True}
-    return settings | ({"use_content_defined_chunking": True} if int(pa.__version__.split(".")[0]) >= 21 else {})
+    settings: dict[str, Any] = {
+        "compression": "zstd",
+        "compression_level": 6,
+        "write_page_index": True,
+    }
+    return settings | (
+        {"use_content_defined_chunking": True} if int(pa.__version__.split(".")[0]) >= 21 else {}
+    )
 
 
-def _joined(line: Lineage, rows: pl.DataFrame, schema: pa.Schema, scratch: Path) -> Iterator[pa.Table]:
+def _joined(
+    line: Lineage, rows: pl.DataFrame, schema: pa.Schema, scratch: Path
+) -> Iterator[pa.Table]:
     """Tables of the published schema, in order."""
     import pyarrow as pa
 
@@ -227,7 +312,8 @@ def _joined(line: Lineage, rows: pl.DataFrame, schema: pa.Schema, scratch: Path)
 
 
 def _typed(values: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """The values in the type that is published; a struct's missing fields (an older snapshot) are null."""
+    """The values in the type that is published; a struct's missing fields (an older snapshot) are
+    null."""
     import pyarrow as pa
 
     if not pa.types.is_struct(wanted):
@@ -236,7 +322,12 @@ def _typed(values: pa.Array, wanted: pa.DataType) -> pa.Array:
         return pa.nulls(len(values), wanted)
     there = {values.type.field(i).name for i in range(values.type.num_fields)}
     fields = [
-        _typed(values.field(field.name), field.type) if field.name in there else pa.nulls(len(values), field.type) for field in wanted
+        (
+            _typed(values.field(field.name), field.type)
+            if field.name in there
+            else pa.nulls(len(values), field.type)
+        )
+        for field in wanted
     ]
     return pa.StructArray.from_arrays(fields, fields=list(wanted), mask=values.is_null())
 

@@ -1,7 +1,9 @@
-"""One side of a comparison: a curated set, and as much as is there of the tasks, candidates and verdicts that it was taken from.
+"""One side of a comparison: a curated set, and as much as is there of the tasks, candidates and
+verdicts that it was taken from.
 
-Guarantees: what is not known is None, and never guessed; two sides that were made from one snapshot share what only one of them can read.
-Memory holds numbers and ids of every candidate (about 1 kB each), and no texts.
+Guarantees: what is not known is None, and never guessed; two sides that were made from one snapshot
+share what only one of them can read. Memory holds numbers and ids of every candidate (about 1 kB
+each), and no texts.
 """
 
 from __future__ import annotations
@@ -14,14 +16,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels_eval.errors import UsageError
-from tasks.publishing.lineage import CURATION, SYNTHESIS, TASKS, VERIFICATION, Lineage, batches, facts, lineage, readable, select
+from tasks.publishing.lineage import (
+    CURATION,
+    SYNTHESIS,
+    TASKS,
+    VERIFICATION,
+    Lineage,
+    batches,
+    facts,
+    lineage,
+    readable,
+    select,
+)
 from tasks.publishing.publish import PUBLICATION, is_whole, read_publication
-from tasks.store import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot, SnapshotRef
 
 if TYPE_CHECKING:
     import polars as pl
 
-ROW = ("candidate_id", "task_id", "criterion", "operator_kind", "generator", "reasoning_tokens", "speedup", "speedup_lower")
+ROW = (
+    "candidate_id",
+    "task_id",
+    "criterion",
+    "operator_kind",
+    "generator",
+    "reasoning_tokens",
+    "speedup",
+    "speedup_lower",
+)
 ROW_REQUIRED = ("candidate_id", "task_id", "criterion")
 
 
@@ -54,8 +76,10 @@ class Verdict:
 
 @dataclass
 class Side:
-    """A curated set. `tasks`: a hash of each program by task_id; `candidates`: task_id, reasoning tokens, generator by candidate_id.
-    `excluded`: flags of its trace that kept a correct sample out, by candidate_id, where any did."""
+    """A curated set. `tasks`: a hash of each program by task_id; `candidates`: task_id, reasoning
+    tokens, generator by candidate_id. `excluded`: flags of its trace that kept a correct sample
+    out, by candidate_id, where any did.
+    """
 
     label: str
     facts: dict[str, Any]
@@ -73,7 +97,8 @@ class Side:
         return (self.facts.get(stage) or {}).get(name)
 
     def correct_of(self, task_id: str) -> Iterator[tuple[str, int, Verdict]]:
-        """The samples of a task that curation could have taken: candidate_id, reasoning tokens, verdict."""
+        """The samples of a task that curation could have taken: candidate_id, reasoning tokens,
+        verdict."""
         for name in self._by_task.get(task_id, ()):
             verdict, tokens = (self.verdicts or {}).get(name), (self.candidates or {})[name][1]
             if verdict and verdict.status == "correct" and tokens and name not in self.excluded:
@@ -85,7 +110,9 @@ class Side:
 
     @cached_property
     def _by_task(self) -> dict[str, list[str]]:
-        return _grouped((task_id, name) for name, (task_id, _, _) in (self.candidates or {}).items())
+        return _grouped(
+            (task_id, name) for name, (task_id, _, _) in (self.candidates or {}).items()
+        )
 
     @cached_property
     def _rows_by_task(self) -> dict[str, list[Row]]:
@@ -100,16 +127,22 @@ def _grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
 
 
 def read_side(source: SnapshotRef | Path, root: str | None = None) -> Side:
-    """A curated snapshot, or a published folder with what `root` still has of the snapshots it was made from.
+    """A curated snapshot, or a published folder with what `root` still has of the snapshots it was
+    made from.
 
     Raises UsageError for what is neither, unfinished, or damaged.
     """
     if isinstance(source, SnapshotRef):
         line = lineage(source)
-        return _filled(Side(f"{CURATION}/{source.fingerprint}", facts(line), _rows_of(line.curated)), line)
+        return _filled(
+            Side(f"{CURATION}/{source.fingerprint}", facts(line), _rows_of(line.curated)), line
+        )
     published = read_publication(source)
     if not is_whole(source, published):
-        raise UsageError(f"files of {source} are missing or have changed", f"publish it again, or restore what {PUBLICATION} lists")
+        raise UsageError(
+            f"files of {source} are missing or have changed",
+            f"publish it again, or restore what {PUBLICATION} lists",
+        )
     name = published.configs[0]
     rows: dict[str, Row] = {}
     for shard in published.shards:
@@ -126,7 +159,9 @@ def read_side(source: SnapshotRef | Path, root: str | None = None) -> Side:
 def share(old: Side, new: Side) -> None:
     """What was made from one snapshot is known of both where it is known of one."""
     for stage, name in ((TASKS, "tasks"), (SYNTHESIS, "candidates"), (VERIFICATION, "verdicts")):
-        if (fingerprint := old.told(stage, "fingerprint")) and fingerprint == new.told(stage, "fingerprint"):
+        if (fingerprint := old.told(stage, "fingerprint")) and fingerprint == new.told(
+            stage, "fingerprint"
+        ):
             found = getattr(old, name) if getattr(old, name) is not None else getattr(new, name)
             setattr(old, name, found)
             setattr(new, name, found)
@@ -139,17 +174,36 @@ def _filled(side: Side, line: Lineage) -> Side:
             _require(frame, line.tasks.path, {"task_id": "text", "code": "text"})
             side.tasks |= dict(zip(frame["task_id"], frame["code"].hash(0), strict=True))
     if line.candidates:
-        found = select(line.candidates, ["candidate_id", "task_id", "reasoning_tokens", "generator"], "candidate_id")
-        _require(found, line.candidates.path, {"candidate_id": "text"}, {"task_id": "text", "reasoning_tokens": "numbers"})
-        columns = [found[name] if name in found.columns else [None] * len(found) for name in ("task_id", "reasoning_tokens", "generator")]
+        found = select(
+            line.candidates,
+            ["candidate_id", "task_id", "reasoning_tokens", "generator"],
+            "candidate_id",
+        )
+        _require(
+            found,
+            line.candidates.path,
+            {"candidate_id": "text"},
+            {"task_id": "text", "reasoning_tokens": "numbers"},
+        )
+        columns = [
+            found[name] if name in found.columns else [None] * len(found)
+            for name in ("task_id", "reasoning_tokens", "generator")
+        ]
         side.candidates = dict(zip(found["candidate_id"], zip(*columns, strict=True), strict=True))
     if line.verdicts:
         names = ["candidate_id", "status", "reason", "timing", "verdict_key"]
         found = select(line.verdicts, names, "candidate_id")
-        _require(found, line.verdicts.path, {"candidate_id": "text", "status": "text"}, {"timing": "a struct"})
+        _require(
+            found,
+            line.verdicts.path,
+            {"candidate_id": "text", "status": "text"},
+            {"timing": "a struct"},
+        )
         side.verdicts = {row["candidate_id"]: _verdict(row) for row in found.iter_rows(named=True)}
     if line.flags and (unwanted := set((side.config(CURATION) or {}).get("exclude_flags") or ())):
-        for name, raised in select(line.flags, ["candidate_id", "trace_flags"], "candidate_id").iter_rows():
+        for name, raised in select(
+            line.flags, ["candidate_id", "trace_flags"], "candidate_id"
+        ).iter_rows():
             if found_here := unwanted & set(raised):
                 side.excluded[name] = ", ".join(sorted(found_here))
     return side
@@ -157,7 +211,9 @@ def _filled(side: Side, line: Lineage) -> Side:
 
 def _verdict(row: dict[str, Any]) -> Verdict:
     timing = row.get("timing") or {}
-    speedups = (_ratio(timing.get(name)) or 0.0 for name in ("speedup", "speedup_lower", "speedup_upper"))
+    speedups = (
+        _ratio(timing.get(name)) or 0.0 for name in ("speedup", "speedup_lower", "speedup_upper")
+    )
     return Verdict(row["status"], row.get("reason"), *speedups, row.get("verdict_key"))
 
 
@@ -179,21 +235,43 @@ def _batches_of(path: Path) -> Iterator[pl.DataFrame]:
 def _rows_in(frames: Iterator[pl.DataFrame]) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     for frame in frames:
-        _require(frame, "a curated set", dict.fromkeys(ROW_REQUIRED, "text"), {"speedup": "numbers", "speedup_lower": "numbers"})
+        _require(
+            frame,
+            "a curated set",
+            dict.fromkeys(ROW_REQUIRED, "text"),
+            {"speedup": "numbers", "speedup_lower": "numbers"},
+        )
         programs = frame["task_code"].hash(0) if "task_code" in frame.columns else [0] * len(frame)
-        for row, program in zip(frame.select([name for name in ROW if name in frame.columns]).iter_rows(named=True), programs, strict=True):
-            ratios = {name: _ratio(row[name]) for name in ("speedup", "speedup_lower") if name in row}
+        for row, program in zip(
+            frame.select([name for name in ROW if name in frame.columns]).iter_rows(named=True),
+            programs,
+            strict=True,
+        ):
+            ratios = {
+                name: _ratio(row[name]) for name in ("speedup", "speedup_lower") if name in row
+            }
             rows.setdefault(row["candidate_id"], Row(program=program, **(row | ratios)))
     return rows
 
 
 def _ratio(value: Any) -> float | None:
-    """A speedup, where it is one: NaN is not even the same as itself, and would be a change of every row that has it."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) and value > 0 else None
+    """A speedup, where it is one: NaN is not even the same as itself, and would be a change of
+    every row that has it."""
+    return (
+        float(value)
+        if isinstance(value, int | float) and math.isfinite(value) and value > 0
+        else None
+    )
 
 
-def _require(frame: pl.DataFrame, where: str, needed: Mapping[str, str], optional: Mapping[str, str] | None = None) -> None:
-    """Are these columns there, of these kinds, and the needed ones without gaps? Raises UsageError where not."""
+def _require(
+    frame: pl.DataFrame,
+    where: str,
+    needed: Mapping[str, str],
+    optional: Mapping[str, str] | None = None,
+) -> None:
+    """Are these columns there, of these kinds, and the needed ones without gaps? Raises UsageError
+    where not."""
     import polars as pl
 
     fix = "run its stage again with this version"

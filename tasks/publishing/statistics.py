@@ -1,4 +1,5 @@
-"""The numbers of a published folder, read from its files: what the card says is what the files hold.
+"""The numbers of a published folder, read from its files: what the card says is what the files
+hold.
 
 Memory holds the small columns of one configuration, no texts but those of the one example.
 """
@@ -15,15 +16,24 @@ from tasks.publishing.shards import Shard
 if TYPE_CHECKING:
     import polars as pl
 
-COUNTED = ("criterion", "operator_kind", "language", "generator", "device", "task_source", "task_license", "turn")
+COUNTED = (
+    "criterion",
+    "operator_kind",
+    "language",
+    "generator",
+    "device",
+    "task_source",
+    "task_license",
+    "turn",
+)
 MEASURED = ("reasoning_tokens", "speedup")
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 LONGEST_EXAMPLE_CHARACTERS = 20_000
 
 
 class Statistics(Record):
-    """Of one configuration: rows and distinct tasks; how many rows have each value; quantiles by share, of values above 0 that are numbers;
-    one row to show."""
+    """Of one configuration: rows and distinct tasks; how many rows have each value; quantiles by
+    share, of values above 0 that are numbers; one row to show."""
 
     rows: int
     tasks: int
@@ -44,7 +54,10 @@ def statistics_of(folder: Path, shards: Sequence[Shard]) -> Statistics:
         values = rows[name].cast(pl.Float64, strict=False).drop_nulls()
         values = values.filter(values.is_finite() & (values > 0))
         if len(values):
-            quantiles[name] = {f"{share:g}": round(float(values.quantile(share, "linear") or 0.0), 4) for share in QUANTILES}
+            quantiles[name] = {
+                f"{share:g}": round(float(values.quantile(share, "linear") or 0.0), 4)
+                for share in QUANTILES
+            }
     return Statistics(
         rows=len(rows),
         tasks=rows["task_id"].n_unique(),
@@ -58,7 +71,10 @@ def statistics_of(folder: Path, shards: Sequence[Shard]) -> Statistics:
 def _counts(values: pl.Series) -> dict[str, int]:
     """The most frequent first, then by name; a null is not counted."""
     counts = values.drop_nulls().value_counts().iter_rows()
-    return {str(name): count for name, count in sorted(counts, key=lambda pair: (-pair[1], str(pair[0])))}
+    return {
+        str(name): count
+        for name, count in sorted(counts, key=lambda pair: (-pair[1], str(pair[0])))
+    }
 
 
 def _shared_programs(folder: Path, shards: Sequence[Shard]) -> int:
@@ -68,7 +84,12 @@ def _shared_programs(folder: Path, shards: Sequence[Shard]) -> int:
     found: dict[str, pl.DataFrame] = {}
     for split in sorted({shard.split for shard in shards}):
         files = [folder / shard.path for shard in shards if shard.split == split]
-        found[split] = pl.scan_parquet(files).select(pl.col("task_code").hash(0).alias("code")).unique().collect(engine="streaming")
+        found[split] = (
+            pl.scan_parquet(files)
+            .select(pl.col("task_code").hash(0).alias("code"))
+            .unique()
+            .collect(engine="streaming")
+        )
     if len(found) < 2:
         return 0
     first, second = found.values()
@@ -76,11 +97,15 @@ def _shared_programs(folder: Path, shards: Sequence[Shard]) -> int:
 
 
 def _example(file: Path) -> dict[str, Any]:
-    """The row of the first row group with the shortest texts: whole texts are worth more to a reader than the head of long ones."""
+    """The row of the first row group with the shortest texts: whole texts are worth more to a
+    reader than the head of long ones."""
     import pyarrow.parquet as pq
 
     names = ["task_id", "task_code", "reasoning", "code"]
     with pq.ParquetFile(file) as parquet:
         rows = parquet.read_row_group(0, columns=names).to_pylist()
-    rows = [{name: str(value or "")[:LONGEST_EXAMPLE_CHARACTERS] for name, value in row.items()} for row in rows]
+    rows = [
+        {name: str(value or "")[:LONGEST_EXAMPLE_CHARACTERS] for name, value in row.items()}
+        for row in rows
+    ]
     return min(rows, key=lambda row: (sum(map(len, row.values())), row["task_id"]))

@@ -1,6 +1,7 @@
 """What the tasks of a set compute, for its card: operator families and arithmetic intensity.
 
-Numbers are those of the snapshot of workloads that the set was curated with; tasks that could not be counted are counted as such.
+Numbers are those of the snapshot of workloads that the set was curated with; tasks that could not
+be counted are counted as such.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ NAMES = {
 
 
 class Workloads(Record):
-    """Of the `tasks` distinct tasks of a set: how many could be `counted`, how many run each family of operators, quantiles by share."""
+    """Of the `tasks` distinct tasks of a set: how many could be `counted`, how many run each family
+    of operators, quantiles by share."""
 
     tasks: int
     counted: int
@@ -34,13 +36,21 @@ def workloads_of(line: Lineage) -> Workloads | None:
     if line.workloads is None:
         return None
     tasks = select(line.curated, ["task_id"], "task_id").select("task_id")
-    rows = tasks.join(select(line.workloads, ["task_id", "families", "executed", *NUMBERS], "task_id", tasks), on="task_id", how="left")
-    families = rows["families"].list.explode(empty_as_null=False).drop_nulls().value_counts().iter_rows()
+    rows = tasks.join(
+        select(line.workloads, ["task_id", "families", "executed", *NUMBERS], "task_id", tasks),
+        on="task_id",
+        how="left",
+    )
+    families = (
+        rows["families"].list.explode(empty_as_null=False).drop_nulls().value_counts().iter_rows()
+    )
     quantiles = {}
     for name in NUMBERS:
         values = rows[name].cast(pl.Float64).drop_nulls()
         if len(values):
-            quantiles[name] = {f"{share:g}": float(values.quantile(share, "linear") or 0.0) for share in QUANTILES}
+            quantiles[name] = {
+                f"{share:g}": float(values.quantile(share, "linear") or 0.0) for share in QUANTILES
+            }
     return Workloads(
         tasks=rows.height,
         counted=rows.height - rows["executed"].null_count(),
@@ -52,13 +62,20 @@ def workloads_of(line: Lineage) -> Workloads | None:
 def section(found: Workloads) -> str:
     """The card's words and tables."""
     said = (
-        f"Counted by running each program once, without storage where that is possible: {found.counted:,} of {found.tasks:,} tasks. A task "
-        "counts under each family of operators that it runs."
+        "Counted by running each program once, without storage where that is possible:"
+        f" {found.counted:,} of {found.tasks:,} tasks. A task counts under each family of operators"
+        " that it runs."
     )
-    shares = [(cell(name), f"{count:,}", f"{count / max(1, found.counted):.0%}") for name, count in found.families.items()]
+    shares = [
+        (cell(name), f"{count:,}", f"{count / max(1, found.counted):.0%}")
+        for name, count in found.families.items()
+    ]
     parts = [said, table(("family", "tasks", "share"), shares)] if shares else [said]
     if found.quantiles:
         heads = [f"{float(share):.0%}" for share in next(iter(found.quantiles.values()))]
-        rows = [(NAMES[name], *(f"{value:,.4g}" for value in values.values())) for name, values in found.quantiles.items()]
+        rows = [
+            (NAMES[name], *(f"{value:,.4g}" for value in values.values()))
+            for name, values in found.quantiles.items()
+        ]
         parts.append(table(("quantile over tasks", *heads), rows))
     return "\n\n".join(parts)

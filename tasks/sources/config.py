@@ -11,21 +11,43 @@ LATER = {"revision": None, "code_column": "code"}
 
 
 class TasksConfig(BaseModel):
-    """A task source. `location` is a Parquet file, a folder or a hub id; the bundled tasks need none."""
+    """A task source. `location` is a Parquet file, a folder or a hub id; the bundled tasks need
+    none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: Literal["bundled", "kernelbook", "kernelbench", "tritonbench", "files"] = Field(
-        default="bundled", description="where tasks come from: those that ship with concur, a public set, or files of your own"
+        default="bundled",
+        description=(
+            "where tasks come from: those that ship with concur, a public set, or files of your own"
+        ),
     )
-    location: str | None = Field(default=None, description="a file, folder or hub id; null: bundled with concur, or the set's own hub id")
-    split: Literal["all", "train", "heldout"] = Field(default="train", description="bundled tasks only")
+    location: str | None = Field(
+        default=None,
+        description="a file, folder or hub id; null: bundled with concur, or the set's own hub id",
+    )
+    split: Literal["all", "train", "heldout"] = Field(
+        default="train", description="bundled tasks only"
+    )
     levels: tuple[int, ...] | None = Field(default=None, description="KernelBench levels")
-    revision: str | None = Field(default=None, min_length=1, description="commit of the hub's data set; null: kernelbook's pinned one")
-    code_column: str = Field(default="code", min_length=1, description="files: the column of a table that holds the programs")
+    revision: str | None = Field(
+        default=None,
+        min_length=1,
+        description="commit of the hub's data set; null: kernelbook's pinned one",
+    )
+    code_column: str = Field(
+        default="code",
+        min_length=1,
+        description="files: the column of a table that holds the programs",
+    )
     limit: int | None = Field(default=None, ge=1, description="take the first N tasks")
 
     @model_serializer(mode="wrap")
     def _what_was_said(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without later keys that are left at what earlier versions did: every hash over a configuration stays what it was."""
-        return {name: value for name, value in dump(self).items() if name not in LATER or value != LATER[name]}
+        """Without later keys that are left at what earlier versions did: every hash over a
+        configuration stays what it was."""
+        return {
+            name: value
+            for name, value in dump(self).items()
+            if name not in LATER or value != LATER[name]
+        }

@@ -1,8 +1,9 @@
-"""Task files of the user, and what every task source shares: the static check of a task and the reading of Parquet columns.
+"""Task files of the user, and what every task source shares: the static check of a task and the
+reading of Parquet columns.
 
-Guarantees: a task that comes out defines, at the top level of its module, the class its `entry_point` names, `get_inputs` and
-`get_init_inputs`; task_ids are stable and unique within a load. Task code is parsed here, never run: whether it works is for
-verification to say.
+Guarantees: a task that comes out defines, at the top level of its module, the class its
+`entry_point` names, `get_inputs` and `get_init_inputs`; task_ids are stable and unique within a
+load. Task code is parsed here, never run: whether it works is for verification to say.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
     import polars as pl
 
 SHAPE = (
-    "a task file defines `class {entry_point}(nn.Module)` with `forward`, `get_inputs()` returning the list of arguments for `forward`, "
-    "and `get_init_inputs()` returning the list of constructor arguments ([] for none)"
+    "a task file defines `class {entry_point}(nn.Module)` with `forward`, `get_inputs()` returning"
+    " the list of arguments for `forward`, and `get_init_inputs()` returning the list of"
+    " constructor arguments ([] for none)"
 )
 SHOWN_ROWS = 3
 COLUMNS = ("name", "code")
@@ -33,35 +35,48 @@ JSON_LINES = (".jsonl", ".ndjson")
 
 
 def load(location: str | Path, code_column: str = "code") -> list[KernelTask]:
-    """Tasks of a .py file, a folder of .py files (not searched deeper, `_*.py` left out), or a table: Parquet, or JSON lines (.jsonl).
+    """Tasks of a .py file, a folder of .py files (not searched deeper, `_*.py` left out), or a
+    table: Parquet, or JSON lines (.jsonl).
 
-    A file's task_id is `user/{stem}`. A table needs the programs, in `code_column`; other columns of KernelTask are taken where they are
-    there. Without `name` (or `task_id`) a row is named after the file and its number, from 0. Raises UsageError naming the file, what is
-    wrong with it and how it should look.
+    A file's task_id is `user/{stem}`. A table needs the programs, in `code_column`; other columns
+    of KernelTask are taken where they are there. Without `name` (or `task_id`) a row is named after
+    the file and its number, from 0. Raises UsageError naming the file, what is wrong with it and
+    how it should look.
     """
     path = existing(location)
     if path.is_dir():
         files = sorted(file for file in path.glob("*.py") if not file.name.startswith("_"))
         if not files:
-            raise UsageError(f"{path} holds no .py file", "give a folder that holds task files, one task a file")
+            raise UsageError(
+                f"{path} holds no .py file", "give a folder that holds task files, one task a file"
+            )
         return [_from_file(file) for file in files]
     if path.suffix == ".py":
         return [_from_file(path)]
     if path.suffix in JSON_LINES:
         return _from_rows(path, read_lines(path), code_column)
     others = [name for name in OPTIONAL_COLUMNS if name != code_column]
-    return _from_rows(path, read_parquet(path, [code_column], others).iter_rows(named=True), code_column)
+    return _from_rows(
+        path, read_parquet(path, [code_column], others).iter_rows(named=True), code_column
+    )
 
 
 def check_task_source(code: str, entry_point: str, name: str) -> None:
-    """Raise UsageError where `code` is not a task whose class is `entry_point`. `name` (a file or a row) begins the message."""
+    """Raise UsageError where `code` is not a task whose class is `entry_point`. `name` (a file or a
+    row) begins the message."""
     hint = SHAPE.format(entry_point=entry_point)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in somebody's docstring are not ours to report
+            warnings.simplefilter(
+                "ignore"
+            )  # invalid escapes in somebody's docstring are not ours to report
             module = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        cause = f"line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else str(error) or type(error).__name__
+        cause = (
+            f"line {error.lineno}: {error.msg}"
+            if isinstance(error, SyntaxError)
+            else str(error) or type(error).__name__
+        )
         raise UsageError(f"{name} is not Python: {cause}", hint) from None
     classes, names = set(), set()
     for statement in _top_level(module.body):
@@ -72,7 +87,9 @@ def check_task_source(code: str, entry_point: str, name: str) -> None:
         elif isinstance(statement, ast.Assign):
             names.update(target.id for target in statement.targets if isinstance(target, ast.Name))
     missing = [] if entry_point in classes else [f"class {entry_point}"]
-    missing += [f"{function}()" for function in ("get_inputs", "get_init_inputs") if function not in names]
+    missing += [
+        f"{function}()" for function in ("get_inputs", "get_init_inputs") if function not in names
+    ]
     if missing:
         raise UsageError(f"{name} does not define {' or '.join(missing)}", hint)
 
@@ -81,7 +98,9 @@ def existing(location: str | Path) -> Path:
     """The path, `~` expanded. Raises UsageError where nothing is there."""
     path = Path(location).expanduser()
     if not path.exists():
-        raise UsageError(f"{path} does not exist", "give a .py file, a folder or a Parquet file that exists")
+        raise UsageError(
+            f"{path} does not exist", "give a .py file, a folder or a Parquet file that exists"
+        )
     return path
 
 
@@ -90,39 +109,58 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {error}", "a task file is UTF-8 text that this user may read") from error
+        raise UsageError(
+            f"cannot read {path}: {error}", "a task file is UTF-8 text that this user may read"
+        ) from error
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON lines; empty lines are skipped. Raises UsageError naming the line that is none."""
+    """The objects of a file of JSON lines; empty lines are skipped. Raises UsageError naming the
+    line that is none."""
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"{path} line {number} is not JSON: {error}", "give a file with one JSON object a line") from error
+            raise UsageError(
+                f"{path} line {number} is not JSON: {error}",
+                "give a file with one JSON object a line",
+            ) from error
         if not isinstance(row, dict):
-            raise UsageError(f"{path} line {number} is no JSON object", "give a file with one JSON object a line")
+            raise UsageError(
+                f"{path} line {number} is no JSON object", "give a file with one JSON object a line"
+            )
         yield row
 
 
 def read_parquet(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> pl.DataFrame:
-    """Columns `columns` and those of `optional` that are there. Raises UsageError naming what is missing."""
+    """Columns `columns` and those of `optional` that are there. Raises UsageError naming what is
+    missing."""
     import polars as pl
 
     try:
         present = pl.read_parquet_schema(path)
         missing = [column for column in columns if column not in present]
         if missing:
-            raise UsageError(f"{path} has no column {', '.join(missing)}", f"its columns are {', '.join(present)}")
-        return pl.read_parquet(path, columns=[*columns, *(column for column in optional if column in present)])
+            raise UsageError(
+                f"{path} has no column {', '.join(missing)}",
+                f"its columns are {', '.join(present)}",
+            )
+        return pl.read_parquet(
+            path, columns=[*columns, *(column for column in optional if column in present)]
+        )
     except (OSError, pl.exceptions.PolarsError) as error:
-        raise UsageError(f"cannot read {path} as Parquet: {error}", "give a Parquet file") from error
+        raise UsageError(
+            f"cannot read {path} as Parquet: {error}", "give a Parquet file"
+        ) from error
 
 
 def tasks_of_rows(
-    rows: Iterable[dict[str, Any]], make: Callable[[dict[str, Any]], KernelTask], where: str, limit: int | None = None
+    rows: Iterable[dict[str, Any]],
+    make: Callable[[dict[str, Any]], KernelTask],
+    where: str,
+    limit: int | None = None,
 ) -> list[KernelTask]:
     """The first `limit` tasks (all where None) that `make` builds of a data set's rows.
 
@@ -144,14 +182,19 @@ def tasks_of_rows(
             tasks[task.task_id] = task
     if broken:
         shown = "; ".join(broken[:SHOWN_ROWS]) + ("; ..." if len(broken) > SHOWN_ROWS else "")
-        warnings.warn(f"{where}: {len(broken)} of {len(tasks) + len(broken)} rows left out ({shown})", stacklevel=3)
+        warnings.warn(
+            f"{where}: {len(broken)} of {len(tasks) + len(broken)} rows left out ({shown})",
+            stacklevel=3,
+        )
     return list(tasks.values())
 
 
 def first_line(error: Exception) -> str:
     """What is wrong, without the hint and without pydantic's page."""
     if isinstance(error, ValidationError):
-        return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        return "; ".join(
+            f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()
+        )
     return str(error.args[0]).splitlines()[0]
 
 
@@ -173,18 +216,32 @@ def _from_file(path: Path) -> KernelTask:
 def _from_rows(path: Path, rows: Iterable[dict[str, Any]], code_column: str) -> list[KernelTask]:
     tasks: dict[str, KernelTask] = {}
     for number, row in enumerate(rows):
-        given = {key: row[key] for key in OPTIONAL_COLUMNS if key != code_column and row.get(key) is not None}
+        given = {
+            key: row[key]
+            for key in OPTIONAL_COLUMNS
+            if key != code_column and row.get(key) is not None
+        }
         if "name" not in row:
             given["name"] = given.get("task_id", f"{path.stem}_{number}")
         if code_column not in row:
-            raise UsageError(f"{path} row {number} has no {code_column}", f"it has {', '.join(row) or 'nothing'}")
+            raise UsageError(
+                f"{path} row {number} has no {code_column}", f"it has {', '.join(row) or 'nothing'}"
+            )
         try:
-            task = KernelTask.model_validate({"task_id": f"user/{given.get('name')}", **given, "code": row[code_column]})
+            task = KernelTask.model_validate(
+                {"task_id": f"user/{given.get('name')}", **given, "code": row[code_column]}
+            )
         except ValidationError as error:
-            raise UsageError(f"{path} row {number}: {first_line(error)}", "columns are those of KernelTask: name, code, ...") from error
+            raise UsageError(
+                f"{path} row {number}: {first_line(error)}",
+                "columns are those of KernelTask: name, code, ...",
+            ) from error
         check_task_source(task.code, task.entry_point, f"{path} row {number} ({task.name})")
         if task.task_id in tasks:
-            raise UsageError(f"{path} row {number}: task_id {task.task_id} is there already", "give every row a task_id of its own")
+            raise UsageError(
+                f"{path} row {number}: task_id {task.task_id} is there already",
+                "give every row a task_id of its own",
+            )
         tasks[task.task_id] = task
     if not tasks:
         raise UsageError(f"{path} holds no row", "a row is a task")

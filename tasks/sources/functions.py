@@ -1,14 +1,17 @@
-"""A function with test calls becomes a task: what TritonBench's files hold, in the form that the verifier takes.
+"""A function with test calls becomes a task: what TritonBench's files hold, in the form that the
+verifier takes.
 
-Guarantees: the text is parsed, never run. `Model.forward` makes the test calls in their order, so a candidate is right where all of them
-are; `get_inputs()` makes the tensors, random ones anew for every seed, on the device at hand; everything else that a call is given is a
-constant of `forward`. What cannot be put so is refused with a reason, and a call that no candidate can be judged on (it draws random
-numbers, is given no tensor, or is there to raise an exception) is left out with one. A candidate's own text is not changed: its `ModelNew`
-is added after it.
+Guarantees: the text is parsed, never run. `Model.forward` makes the test calls in their order, so a
+candidate is right where all of them are; `get_inputs()` makes the tensors, random ones anew for
+every seed, on the device at hand; everything else that a call is given is a constant of `forward`.
+What cannot be put so is refused with a reason, and a call that no candidate can be judged on (it
+draws random numbers, is given no tensor, or is there to raise an exception) is left out with one. A
+candidate's own text is not changed: its `ModelNew` is added after it.
 
-Does not guarantee that the task works, which is for verification to say, nor that its answer is the only right one: a decomposition is
-known up to signs. All inputs are made before the first call: one that a test makes of a tensor that a call has changed in place is another
-here. Memory that a test leaves uninitialised holds zeros: two processes must see the same.
+Does not guarantee that the task works, which is for verification to say, nor that its answer is the
+only right one: a decomposition is known up to signs. All inputs are made before the first call: one
+that a test makes of a tensor that a call has changed in place is another here. Memory that a test
+leaves uninitialised holds zeros: two processes must see the same.
 """
 
 from __future__ import annotations
@@ -51,8 +54,8 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Adapted:
-    """A task's module, and what became of its test calls. `left_out` holds a key of the results (or what stands for one) and a reason;
-    `fixed_inputs` says that no input is drawn at random."""
+    """A task's module, and what became of its test calls. `left_out` holds a key of the results (or
+    what stands for one) and a reason; `fixed_inputs` says that no input is drawn at random."""
 
     operator: str
     code: str
@@ -62,33 +65,47 @@ class Adapted:
 
 
 def adapt(name: str, text: str, without: Mapping[str, str] = MappingProxyType({})) -> Adapted:
-    """The task of a file: a reference function, a line of `#`, and a function that calls it. `without`: keys of results that are left out,
-    and why. Raises Refused."""
+    """The task of a file: a reference function, a line of `#`, and a function that calls it.
+    `without`: keys of results that are left out, and why. Raises Refused."""
     parts = RULE.split(text)
     if len(parts) != 2:
-        raise Refused(f"holds {len(parts) - 1} lines of # where one parts the function from its test calls")
+        raise Refused(
+            f"holds {len(parts) - 1} lines of # where one parts the function from its test calls"
+        )
     reference, tests = (_parsed(part) for part in parts)
     operator = _operator(reference, name)
     return _Reader(operator, reference, tests, without).task(parts[0].strip(), name)
 
 
 def with_model_new(candidate: str, task_code: str) -> str | None:
-    """The candidate's text with a `ModelNew` after it that makes the task's calls of the candidate's function; None where it has no such
-    function. `task_code` is the code of an adapted task. Text that is no Python comes back as it is: that is for the verdict to say."""
+    """The candidate's text with a `ModelNew` after it that makes the task's calls of the
+    candidate's function; None where it has no such function. `task_code` is the code of an adapted
+    task. Text that is no Python comes back as it is: that is for the verdict to say.
+    """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in somebody's docstring are not ours to report
+            warnings.simplefilter(
+                "ignore"
+            )  # invalid escapes in somebody's docstring are not ours to report
             there = ast.parse(candidate)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return candidate
     if operator_of(task_code) not in defined_names(there.body):
         return None
     module = ast.parse(task_code)
-    model = next(node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "Model")
+    model = next(
+        node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "Model"
+    )
     model.name = "ModelNew"
-    body = [*(node for node in module.body if isinstance(node, ast.Import | ast.ImportFrom)), model, statement_of("return ModelNew")]
+    body = [
+        *(node for node in module.body if isinstance(node, ast.Import | ast.ImportFrom)),
+        model,
+        statement_of("return ModelNew"),
+    ]
     arguments = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
-    factory = ast.FunctionDef(name="_model_new", args=arguments, body=body, decorator_list=[], type_params=[])
+    factory = ast.FunctionDef(
+        name="_model_new", args=arguments, body=body, decorator_list=[], type_params=[]
+    )
     added = ast.unparse(ast.fix_missing_locations(ast.Module(body=[factory], type_ignores=[])))
     return f"{candidate.rstrip()}\n\n\n{added}\n\n\nModelNew = _model_new()\n"
 
@@ -96,14 +113,19 @@ def with_model_new(candidate: str, task_code: str) -> str | None:
 def operator_of(task_code: str) -> str:
     """The name of the function that an adapted task calls."""
     for node in ast.parse(task_code).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "OPERATOR":
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and node.targets[0].id == "OPERATOR"
+        ):
             return str(ast.literal_eval(node.value))
     raise ValueError("not the code of an adapted task")
 
 
 @dataclass
 class _Value:
-    """What a name of the test stands for: a constant's expression, an input, or something that a call made."""
+    """What a name of the test stands for: a constant's expression, an input, or something that a
+    call made."""
 
     kind: str  # "plain", "input", "output", "random", "results"
     expression: ast.expr | None = None
@@ -129,17 +151,31 @@ class _Reader:
         function = self._test_function()
         self._inputs: set[str] = set()
         self._taken = {self.operator, "self", "results", "torch", *dir(builtins)}
-        self._taken |= {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+        self._taken |= {
+            node.id
+            for node in ast.walk(function)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        }
         self._taken -= (own := assigned_names(function))
-        self._outputs = own & {target for node in ast.walk(function) for target in self._targets_of_calls(node)}
+        self._outputs = own & {
+            target for node in ast.walk(function) for target in self._targets_of_calls(node)
+        }
         for statement in function.body:
             self._statement(statement)
-        if not any(isinstance(node, ast.Subscript) for statement in self.forward for node in ast.walk(statement)):
+        if not any(
+            isinstance(node, ast.Subscript)
+            for statement in self.forward
+            for node in ast.walk(statement)
+        ):
             reasons = {reason for _, reason in self.left_out}
-            raise Refused(f"every test call {' or '.join(sorted(reasons))}" if reasons else "makes no test call")
+            raise Refused(
+                f"every test call {' or '.join(sorted(reasons))}"
+                if reasons
+                else "makes no test call"
+            )
         return self._written(reference, name)
 
-    # -- statements ----------------------------------------------------------------------------------------------------------------
+    # -- statements --------------------------------------------------------------------------------
 
     def _statement(self, node: ast.stmt) -> None:
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
@@ -149,13 +185,22 @@ class _Reader:
                 self._result(ast.Constant("result"), node.value)
         elif isinstance(node, ast.Try):
             if self._calls_operator(node):
-                keys = [ast.unparse(part.slice) for part in ast.walk(node) if isinstance(part, ast.Subscript)]
-                self.left_out.append((keys[0].strip("'\"") if keys else "a try statement", EXCEPTION_CALL))
+                keys = [
+                    ast.unparse(part.slice)
+                    for part in ast.walk(node)
+                    if isinstance(part, ast.Subscript)
+                ]
+                self.left_out.append(
+                    (keys[0].strip("'\"") if keys else "a try statement", EXCEPTION_CALL)
+                )
         elif isinstance(node, ast.Expr) and self._calls_operator(node):
             self._call(None, node.value)
         elif isinstance(node, ast.With):
             raise Refused("its test calls stand in a `with` statement, which is no argument")
-        elif not (isinstance(node, ast.Assert | ast.Pass) or (isinstance(node, ast.Expr) and _is_idle(node.value))):
+        elif not (
+            isinstance(node, ast.Assert | ast.Pass)
+            or (isinstance(node, ast.Expr) and _is_idle(node.value))
+        ):
             raise Refused(f"cannot place `{short(node)}`")
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
@@ -167,7 +212,11 @@ class _Reader:
             self._call(target, value)
         elif isinstance(target, ast.Name):
             self._define(target.id, value)
-        elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        elif (
+            isinstance(target, ast.Tuple)
+            and isinstance(value, ast.Tuple)
+            and len(target.elts) == len(value.elts)
+        ):
             for each, part in zip(target.elts, value.elts, strict=True):
                 self._assign(each, part)
         else:
@@ -181,7 +230,11 @@ class _Reader:
 
     def _call(self, target: ast.expr | None, value: ast.expr) -> None:
         """A statement that makes a call, or uses what one made."""
-        names = [node.id for node in ast.walk(target) if isinstance(node, ast.Name)] if target is not None else []
+        names = (
+            [node.id for node in ast.walk(target) if isinstance(node, ast.Name)]
+            if target is not None
+            else []
+        )
         random = self._random(value) or self._mentions(value, "random")
         for name in names:
             self.known[name] = _Value("random" if random else "output", ast.Name(name, ast.Load()))
@@ -189,7 +242,11 @@ class _Reader:
             return
         expression = self._expression(value, own=frozenset(names))
         self.calls += self._count(expression)
-        self.forward.append(ast.Expr(expression) if target is None else ast.Assign([copy.deepcopy(target)], expression))
+        self.forward.append(
+            ast.Expr(expression)
+            if target is None
+            else ast.Assign([copy.deepcopy(target)], expression)
+        )
 
     def _result(self, key: ast.expr, value: ast.expr) -> None:
         shown = str(key.value) if isinstance(key, ast.Constant) else short(key)
@@ -202,7 +259,9 @@ class _Reader:
         value = brought_home(value)
         self._check_result(value)
         expression = self._expression(value)
-        if self._count(expression) and not any(isinstance(part, ast.Name) and part.id in self._inputs for part in ast.walk(expression)):
+        if self._count(expression) and not any(
+            isinstance(part, ast.Name) and part.id in self._inputs for part in ast.walk(expression)
+        ):
             self.left_out.append((shown, NUMBERS_CALL))
             return
         self.calls += self._count(expression)
@@ -215,10 +274,12 @@ class _Reader:
                 self._check_result(part)
         elif isinstance(node, ast.Subscript):
             self._check_result(node.value)
-        elif not (isinstance(node, ast.Name) or (isinstance(node, ast.Call) and self._is_operator(node))):
+        elif not (
+            isinstance(node, ast.Name) or (isinstance(node, ast.Call) and self._is_operator(node))
+        ):
             raise Refused(f"its result is `{short(node)}`, not what the operator returns")
 
-    # -- expressions ---------------------------------------------------------------------------------------------------------------
+    # -- expressions -------------------------------------------------------------------------------
 
     def _expression(self, node: ast.expr, own: frozenset[str] = frozenset()) -> ast.expr:
         """As it stands in `forward`: constants in place, tensors taken out to be inputs."""
@@ -226,11 +287,19 @@ class _Reader:
 
         class InForward(ast.NodeTransformer):
             def visit(self, node: ast.AST) -> ast.AST:
-                return reader._as_input(node) if isinstance(node, ast.expr) and reader._makes_tensor(node) else super().visit(node)
+                return (
+                    reader._as_input(node)
+                    if isinstance(node, ast.expr) and reader._makes_tensor(node)
+                    else super().visit(node)
+                )
 
             def visit_Name(self, node: ast.Name) -> ast.AST:
                 value = reader.known.get(node.id)
-                return copy.deepcopy(value.expression) if value and value.expression and node.id not in own else node
+                return (
+                    copy.deepcopy(value.expression)
+                    if value and value.expression and node.id not in own
+                    else node
+                )
 
         return InForward().visit(copy.deepcopy(node))
 
@@ -263,7 +332,11 @@ class _Reader:
         """Does this compute a tensor without any call of the operator?"""
         if isinstance(node, ast.Attribute) and node.attr in PLAIN_ATTRIBUTES:
             return False
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in PLAIN_ATTRIBUTES:
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in PLAIN_ATTRIBUTES
+        ):
             return False
         if not isinstance(node, ast.Call | ast.BinOp | ast.UnaryOp | ast.Subscript | ast.Attribute):
             return False
@@ -272,13 +345,26 @@ class _Reader:
         return self._mentions(node, "input") or any(is_factory(part) for part in ast.walk(node))
 
     def _is(self, node: ast.expr, kind: str) -> bool:
-        return isinstance(node, ast.Name) and node.id in self.known and self.known[node.id].kind == kind
+        return (
+            isinstance(node, ast.Name)
+            and node.id in self.known
+            and self.known[node.id].kind == kind
+        )
 
     def _mentions(self, node: ast.AST, *kinds: str) -> bool:
-        return any(self._is(part, kind) for part in ast.walk(node) if isinstance(part, ast.Name) for kind in kinds)
+        return any(
+            self._is(part, kind)
+            for part in ast.walk(node)
+            if isinstance(part, ast.Name)
+            for kind in kinds
+        )
 
     def _is_operator(self, node: ast.AST) -> bool:
-        return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == self.operator
+        return (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == self.operator
+        )
 
     def _calls_operator(self, node: ast.AST) -> bool:
         return any(self._is_operator(part) for part in ast.walk(node))
@@ -288,27 +374,56 @@ class _Reader:
 
     def _targets_of_calls(self, node: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Assign) and self._calls_operator(node.value):
-            yield from (part.id for target in node.targets for part in ast.walk(target) if isinstance(part, ast.Name))
+            yield from (
+                part.id
+                for target in node.targets
+                for part in ast.walk(target)
+                if isinstance(part, ast.Name)
+            )
 
-    # -- random numbers ------------------------------------------------------------------------------------------------------------
+    # -- random numbers ----------------------------------------------------------------------------
 
     def _random(self, node: ast.AST) -> bool:
-        function = next(part for part in self.reference.body if isinstance(part, ast.FunctionDef) and part.name == self.operator)
-        constants = {name: value.expression for name, value in self.known.items() if value.kind == "plain" and value.expression}
-        return any(draws(function, part, constants) for part in ast.walk(node) if isinstance(part, ast.Call) and self._is_operator(part))
+        function = next(
+            part
+            for part in self.reference.body
+            if isinstance(part, ast.FunctionDef) and part.name == self.operator
+        )
+        constants = {
+            name: value.expression
+            for name, value in self.known.items()
+            if value.kind == "plain" and value.expression
+        }
+        return any(
+            draws(function, part, constants)
+            for part in ast.walk(node)
+            if isinstance(part, ast.Call) and self._is_operator(part)
+        )
 
-    # -- writing -------------------------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def _test_function(self) -> ast.FunctionDef:
-        functions = [node for node in self.tests.body if isinstance(node, ast.FunctionDef) and self._calls_operator(node)]
+        functions = [
+            node
+            for node in self.tests.body
+            if isinstance(node, ast.FunctionDef) and self._calls_operator(node)
+        ]
         if len(functions) != 1 or functions[0].args.args:
-            raise Refused(f"holds {len(functions)} test functions without arguments that call {self.operator}, not one")
+            raise Refused(
+                f"holds {len(functions)} test functions without arguments that call"
+                f" {self.operator}, not one"
+            )
         return functions[0]
 
     def _written(self, reference: str, name: str) -> Adapted:
         forward = [on_place(statement) for statement in self.forward]
         placed = any(a is not b for a, b in zip(forward, self.forward, strict=True))
-        used = {node.id for statement in self.forward for node in ast.walk(statement) if isinstance(node, ast.Name)}
+        used = {
+            node.id
+            for statement in self.forward
+            for node in ast.walk(statement)
+            if isinstance(node, ast.Name)
+        }
         names = [made for made, _ in self.made if made in used]
         needed: list[tuple[str, ast.expr]] = []
         for made, expression in reversed(self.made):
@@ -316,12 +431,19 @@ class _Reader:
                 used |= {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
                 needed.append((made, expression))
         needed.reverse()
-        imports = [node for node in self.tests.body if isinstance(node, ast.Import | ast.ImportFrom) and _is_kept(node)]
+        imports = [
+            node
+            for node in self.tests.body
+            if isinstance(node, ast.Import | ast.ImportFrom) and _is_kept(node)
+        ]
         told = dict.fromkeys(["import torch", *(text_of(node) for node in imports)])
         place = ["    def __init__(self):", "        super().__init__()"]
         place += ['        self.register_buffer("place", torch.zeros(()), persistent=False)', ""]
         lines = [
-            f"# TritonBench-T's {' '.join(name.split())}: one forward call makes its test calls, in their order",
+            (
+                f"# TritonBench-T's {' '.join(name.split())}: one forward call makes its test"
+                " calls, in their order"
+            ),
             reference,
             "",
             *(line for line in told if line not in reference.splitlines()),
@@ -345,7 +467,12 @@ class _Reader:
             "    return []",
             "",
         ]
-        drawn = any(last_name(part.func) in ALWAYS_RANDOM for _, made in needed for part in ast.walk(made) if isinstance(part, ast.Call))
+        drawn = any(
+            last_name(part.func) in ALWAYS_RANDOM
+            for _, made in needed
+            for part in ast.walk(made)
+            if isinstance(part, ast.Call)
+        )
         return Adapted(self.operator, "\n".join(lines), self.calls, tuple(self.left_out), not drawn)
 
 
@@ -369,10 +496,17 @@ def _parsed(text: str) -> ast.Module:
 
 
 def _is_idle(node: ast.expr) -> bool:
-    """Documentation, a print, or the seed of a generator: a call that uses one draws random numbers."""
-    return isinstance(node, ast.Constant) or (isinstance(node, ast.Call) and last_name(node.func) in ("print", "manual_seed"))
+    """Documentation, a print, or the seed of a generator: a call that uses one draws random
+    numbers."""
+    return isinstance(node, ast.Constant) or (
+        isinstance(node, ast.Call) and last_name(node.func) in ("print", "manual_seed")
+    )
 
 
 def _is_kept(node: ast.Import | ast.ImportFrom) -> bool:
-    names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+    names = (
+        [node.module or ""]
+        if isinstance(node, ast.ImportFrom)
+        else [alias.name for alias in node.names]
+    )
     return all(name.split(".")[0] in IMPORTED for name in names)

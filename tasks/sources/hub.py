@@ -1,9 +1,10 @@
 """Rows of a data set on the Hugging Face hub.
 
-Guarantees: what is loaded is of one commit, and a copy of it is kept (tasks.sources.pinned); a hub that cannot be reached is asked again a
-few times, then the newest copy is used and a caution says so (tasks.progress); a hub that cannot be reached where there is no copy, or does
-not hold what was asked, is one UsageError that says how to go on from a file. A hub that answers that something is not there is believed:
-no copy stands in for it.
+Guarantees: what is loaded is of one commit, and a copy of it is kept (tasks.sources.pinned); a hub
+that cannot be reached is asked again a few times, then the newest copy is used and a caution says
+so (tasks.progress); a hub that cannot be reached where there is no copy, or does not hold what was
+asked, is one UsageError that says how to go on from a file. A hub that answers that something is
+not there is believed: no copy stands in for it.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ def is_hub_id(location: object) -> bool:
     return isinstance(location, str) and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", location) is not None
 
 
-def load_rows(hub_id: str, split: str, revision: str | None, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows of a split at a commit (the newest where None), those columns only. Raises UsageError where neither hub nor disk has them."""
+def load_rows(
+    hub_id: str, split: str, revision: str | None, columns: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Rows of a split at a commit (the newest where None), those columns only. Raises UsageError
+    where neither hub nor disk has them."""
     import datasets
 
     commit, fault = _commit(hub_id, revision)
@@ -39,39 +43,58 @@ def load_rows(hub_id: str, split: str, revision: str | None, columns: Sequence[s
         return rows
     try:
         rows = _patiently(
-            lambda: datasets.load_dataset(hub_id, split=split, revision=commit or revision).select_columns(list(columns)).to_list()
+            lambda: (
+                datasets.load_dataset(hub_id, split=split, revision=commit or revision)
+                .select_columns(list(columns))
+                .to_list()
+            )
         )
     except Exception as error:
-        if not (unreachable(error) or isinstance(error, OSError | ValueError | datasets.exceptions.DatasetsError)):
+        if not (
+            unreachable(error)
+            or isinstance(error, OSError | ValueError | datasets.exceptions.DatasetsError)
+        ):
             raise
-        if unreachable(error) and (rows := _copy(hub_id, split, revision, columns, error)) is not None:
+        if (
+            unreachable(error)
+            and (rows := _copy(hub_id, split, revision, columns, error)) is not None
+        ):
             return rows
         raise UsageError(
-            f"cannot load {hub_id} (split {split}, revision {revision or 'newest'}) from the hub: {_line(error)}",
-            "check the id and the network (this disk has no copy), or download its Parquet file and give the path as tasks.location",
+            f"cannot load {hub_id} (split {split}, revision {revision or 'newest'}) from the hub:"
+            f" {_line(error)}",
+            "check the id and the network (this disk has no copy), or download its Parquet file and"
+            " give the path as tasks.location",
         ) from error
     if commit is not None:
         pinned.keep(hub_id, split, commit, columns, rows)
     else:
-        caution(f"The hub did not tell the commit of {hub_id} (split {split}, revision {revision or 'newest'}): no copy of it was pinned.")
+        caution(
+            f"The hub did not tell the commit of {hub_id} (split {split}, revision"
+            f" {revision or 'newest'}): no copy of it was pinned."
+        )
     return rows
 
 
-def _copy(hub_id: str, split: str, revision: str | None, columns: Sequence[str], fault: Exception) -> list[dict[str, Any]] | None:
+def _copy(
+    hub_id: str, split: str, revision: str | None, columns: Sequence[str], fault: Exception
+) -> list[dict[str, Any]] | None:
     """The copy of this disk, with a caution that it is one; None where there is none."""
     found = pinned.find(hub_id, split, revision, columns)
     if found is None:
         return None
     pin, rows = found
     caution(
-        f"The hub could not be reached ({_line(fault)}): the tasks are those of the copy on this disk of {hub_id}, split {split}, "
-        f"commit {pin.commit}, fetched {pin.fetched_at}, {pin.rows} rows."
+        f"The hub could not be reached ({_line(fault)}): the tasks are those of the copy on this"
+        f" disk of {hub_id}, split {split}, commit {pin.commit}, fetched {pin.fetched_at},"
+        f" {pin.rows} rows."
     )
     return rows
 
 
 def _commit(hub_id: str, revision: str | None) -> tuple[str | None, Exception | None]:
-    """The commit that is meant, or what kept the hub from telling it. A hub that is asked for nonsense says so when the rows are."""
+    """The commit that is meant, or what kept the hub from telling it. A hub that is asked for
+    nonsense says so when the rows are."""
     if pinned.is_commit(revision):
         return revision, None
     try:
@@ -85,12 +108,15 @@ def _line(error: Exception) -> str:
 
 
 def unreachable(error: BaseException) -> bool:
-    """Is it the network or the hub itself, and not what was asked of it? Looks at the causes too: `datasets` wraps them."""
+    """Is it the network or the hub itself, and not what was asked of it? Looks at the causes too:
+    `datasets` wraps them."""
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, ConnectionError | TimeoutError | LocalEntryNotFoundError) or _is_of_transport(seen):
+        if isinstance(
+            seen, ConnectionError | TimeoutError | LocalEntryNotFoundError
+        ) or _is_of_transport(seen):
             return True
         if isinstance(seen, HfHubHTTPError):
             status = seen.response.status_code if seen.response is not None else 0
@@ -100,8 +126,12 @@ def unreachable(error: BaseException) -> bool:
 
 
 def _is_of_transport(error: BaseException) -> bool:
-    """httpx's TransportError, or that of httpx2, which newer clients of the hub use: neither is an OSError."""
-    return any(kind.__name__ == "TransportError" and kind.__module__.startswith("httpx") for kind in type(error).__mro__)
+    """httpx's TransportError, or that of httpx2, which newer clients of the hub use: neither is an
+    OSError."""
+    return any(
+        kind.__name__ == "TransportError" and kind.__module__.startswith("httpx")
+        for kind in type(error).__mro__
+    )
 
 
 def _commit_of(hub_id: str, revision: str | None) -> str | None:
@@ -112,7 +142,8 @@ def _commit_of(hub_id: str, revision: str | None) -> str | None:
 
 
 def _patiently(ask: Callable[[], Any]) -> Any:
-    """The answer, asked for again where the hub is at fault; pauses double, with jitter. Raises what the last attempt raised."""
+    """The answer, asked for again where the hub is at fault; pauses double, with jitter. Raises
+    what the last attempt raised."""
     from huggingface_hub import constants
 
     for attempt in range(1, ATTEMPTS + 1):
@@ -122,6 +153,8 @@ def _patiently(ask: Callable[[], Any]) -> Any:
             if attempt == ATTEMPTS or constants.HF_HUB_OFFLINE or not unreachable(error):
                 raise
             pause_s = BACKOFF_S * 2 ** (attempt - 1) * random.uniform(0.75, 1.25)
-            log.warning("the hub does not answer (%s); asked again in %.0f s", type(error).__name__, pause_s)
+            log.warning(
+                "the hub does not answer (%s); asked again in %.0f s", type(error).__name__, pause_s
+            )
             time.sleep(pause_s)
     raise AssertionError("unreachable")

@@ -1,9 +1,11 @@
-"""KernelBench's tasks (https://github.com/ScalingIntelligence/KernelBench), from a Parquet file, a checkout or the hub.
+"""KernelBench's tasks (https://github.com/ScalingIntelligence/KernelBench), from a Parquet file, a
+checkout or the hub.
 
-Guarantees: `task_id` = `kernelbench/L{level}/{problem_id}` wherever the tasks come from, in order of level and problem. Rows that are
-not tasks are left out with a warning. Does not guarantee that two releases hold the same program under one id: the program is in the
-record, and snapshots are addressed by it. What comes from the hub is compared with the release that this project measured on, program by
-program, and a warning says where it is another.
+Guarantees: `task_id` = `kernelbench/L{level}/{problem_id}` wherever the tasks come from, in order
+of level and problem. Rows that are not tasks are left out with a warning. Does not guarantee that
+two releases hold the same program under one id: the program is in the record, and snapshots are
+addressed by it. What comes from the hub is compared with the release that this project measured on,
+program by program, and a warning says where it is another.
 """
 
 from __future__ import annotations
@@ -30,20 +32,27 @@ CONTENT = {
     3: "bc3133995b3154809e2cda92d0acb016",
     4: "65d0df59be8a68ac8384714d746ad6e7",
 }
-"""What each level of the release of 270 tasks that our measurements are of holds (`content_of`): a commit says less, for it can be of other
-files as well."""
+"""What each level of the release of 270 tasks that our measurements are of holds (`content_of`): a
+commit says less, for it can be of other files as well."""
 
 
-def load(location: str | Path, levels: Collection[int] | None = None, revision: str | None = None) -> list[KernelTask]:
-    """Tasks of `levels` (all where None) from `location`: a Parquet file with the hub's columns (code, level, name, problem_id), the
-    folder that holds KernelBench's `level1`, `level2`, ..., or a hub id.
+def load(
+    location: str | Path, levels: Collection[int] | None = None, revision: str | None = None
+) -> list[KernelTask]:
+    """Tasks of `levels` (all where None) from `location`: a Parquet file with the hub's columns
+    (code, level, name, problem_id), the folder that holds KernelBench's `level1`, `level2`, ..., or
+    a hub id.
 
-    `revision` is the hub's commit, its newest where None; it means nothing for files. A level that the hub gives with other programs than
-    `CONTENT` says brings a warning. Raises UsageError naming what cannot be read.
+    `revision` is the hub's commit, its newest where None; it means nothing for files. A level that
+    the hub gives with other programs than `CONTENT` says brings a warning. Raises UsageError naming
+    what cannot be read.
     """
     unknown = sorted(set(levels or ()) - set(LEVELS))
     if unknown:
-        raise UsageError(f"KernelBench has no level {', '.join(map(str, unknown))}", f"its levels are {', '.join(map(str, LEVELS))}")
+        raise UsageError(
+            f"KernelBench has no level {', '.join(map(str, unknown))}",
+            f"its levels are {', '.join(map(str, LEVELS))}",
+        )
     wanted = sorted(set(LEVELS if levels is None else levels))
     path = Path(location).expanduser()
     if path.is_dir():
@@ -57,13 +66,17 @@ def load(location: str | Path, levels: Collection[int] | None = None, revision: 
             _compare(of_level, level, f"{location} at revision {revision or 'newest'}")
             rows += of_level
     else:
-        raise UsageError(f"{path} does not exist", f"give a Parquet file, a folder that holds level1, level2, ..., or the hub id {HUB_ID}")
+        raise UsageError(
+            f"{path} does not exist",
+            f"give a Parquet file, a folder that holds level1, level2, ..., or the hub id {HUB_ID}",
+        )
     chosen = [row for row in rows if row["level"] in wanted or row["level"] is None]
     return sorted(tasks_of_rows(chosen, _task, str(location)), key=_order)
 
 
 def content_of(rows: Collection[dict[str, Any]]) -> str:
-    """A digest of a level's programs under their numbers: the first 32 hex digits of the SHA-256 of both, in order of the numbers."""
+    """A digest of a level's programs under their numbers: the first 32 hex digits of the SHA-256 of
+    both, in order of the numbers."""
     digest = hashlib.sha256()
     for number, code in sorted((row["problem_id"], row["code"]) for row in rows):
         digest.update(f"{number}\0{code}\0".encode("utf-8", "surrogatepass"))
@@ -74,7 +87,8 @@ def _compare(rows: Collection[dict[str, Any]], level: int, where: str) -> None:
     whole = [row for row in rows if row["problem_id"] is not None and row["code"] is not None]
     if content_of(whole) != CONTENT[level]:
         warnings.warn(
-            f"level {level} of {where} is not the release that published and recorded numbers here are of: do not compare with them",
+            f"level {level} of {where} is not the release that published and recorded numbers here"
+            " are of: do not compare with them",
             stacklevel=3,
         )
 
@@ -84,8 +98,12 @@ def _task(row: dict[str, Any]) -> KernelTask:
     if level is None or problem is None:
         raise UsageError(f"{row['name']!r} has no level or no problem_id")
     return KernelTask(
-        task_id=f"kernelbench/L{level}/{problem}", name=row["name"], code=row["code"], source="kernelbench", level=level
-    )  # fmt: skip
+        task_id=f"kernelbench/L{level}/{problem}",
+        name=row["name"],
+        code=row["code"],
+        source="kernelbench",
+        level=level,
+    )
 
 
 def _order(task: KernelTask) -> tuple[int, int]:
@@ -95,10 +113,22 @@ def _order(task: KernelTask) -> tuple[int, int]:
 
 def _folder_rows(root: Path) -> Iterator[dict[str, Any]]:
     """Rows of `level{n}/{problem_id}_{name}.py`, as the repository lays them out."""
-    folders = {int(match[1]): path for path in root.iterdir() if path.is_dir() and (match := re.fullmatch(r"level_?(\d+)", path.name))}
+    folders = {
+        int(match[1]): path
+        for path in root.iterdir()
+        if path.is_dir() and (match := re.fullmatch(r"level_?(\d+)", path.name))
+    }
     if not folders:
-        raise UsageError(f"{root} holds no level folder", "give the folder that holds level1, level2, ... (KernelBench in the repository)")
+        raise UsageError(
+            f"{root} holds no level folder",
+            "give the folder that holds level1, level2, ... (KernelBench in the repository)",
+        )
     for level, folder in folders.items():
         for file in folder.glob("*.py"):
             if match := re.match(r"(\d+)_", file.name):
-                yield {"code": read_text(file), "level": level, "name": file.stem, "problem_id": int(match[1])}
+                yield {
+                    "code": read_text(file),
+                    "level": level,
+                    "name": file.stem,
+                    "problem_id": int(match[1]),
+                }

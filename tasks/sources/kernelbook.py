@@ -1,7 +1,9 @@
-"""KernelBook's tasks (https://huggingface.co/datasets/GPUMODE/KernelBook), from a Parquet file or the hub.
+"""KernelBook's tasks (https://huggingface.co/datasets/GPUMODE/KernelBook), from a Parquet file or
+the hub.
 
-Guarantees: `task_id` = `kernelbook/{uuid}`, the module's own class name kept as `entry_point`, and `init_form` "args_kwargs", because
-KernelBook's `get_init_inputs()` returns `[args, kwargs]`. Rows that are not tasks are left out with a warning.
+Guarantees: `task_id` = `kernelbook/{uuid}`, the module's own class name kept as `entry_point`, and
+`init_form` "args_kwargs", because KernelBook's `get_init_inputs()` returns `[args, kwargs]`. Rows
+that are not tasks are left out with a warning.
 """
 
 from __future__ import annotations
@@ -21,10 +23,14 @@ PINNED = "1576375bc92745b490e1cdf2fce01eba76d9f847"
 COLUMNS = ("uuid", "entry_point", "python_code")
 
 
-def load(location: str | Path, revision: str = PINNED, limit: int | None = None) -> list[KernelTask]:
-    """The first `limit` tasks (all where None) of a Parquet file with the hub's columns (uuid, entry_point, python_code) or a hub id.
+def load(
+    location: str | Path, revision: str = PINNED, limit: int | None = None
+) -> list[KernelTask]:
+    """The first `limit` tasks (all where None) of a Parquet file with the hub's columns (uuid,
+    entry_point, python_code) or a hub id.
 
-    `revision` is the hub's commit and means nothing for a file. Raises UsageError naming what cannot be read.
+    `revision` is the hub's commit and means nothing for a file. Raises UsageError naming what
+    cannot be read.
     """
     path = Path(location).expanduser()
     if path.is_file():
@@ -32,7 +38,10 @@ def load(location: str | Path, revision: str = PINNED, limit: int | None = None)
     elif is_hub_id(location) and not path.exists():
         rows = load_rows(str(location), "train", revision, COLUMNS)
     else:
-        raise UsageError(f"{path} is not a file", f"give a Parquet file with columns {', '.join(COLUMNS)}, or the hub id {HUB_ID}")
+        raise UsageError(
+            f"{path} is not a file",
+            f"give a Parquet file with columns {', '.join(COLUMNS)}, or the hub id {HUB_ID}",
+        )
     return tasks_of_rows(rows, _task, str(location), limit)
 
 
@@ -40,6 +49,10 @@ def _task(row: dict[str, Any]) -> KernelTask:
     if row["uuid"] is None:
         raise UsageError(f"{row['entry_point']!r} has no uuid")
     return KernelTask(
-        task_id=f"kernelbook/{row['uuid']}", name=row["entry_point"], code=row["python_code"], entry_point=row["entry_point"],
-        init_form="args_kwargs", source="kernelbook",
-    )  # fmt: skip
+        task_id=f"kernelbook/{row['uuid']}",
+        name=row["entry_point"],
+        code=row["python_code"],
+        entry_point=row["entry_point"],
+        init_form="args_kwargs",
+        source="kernelbook",
+    )

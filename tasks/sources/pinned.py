@@ -1,11 +1,13 @@
 """Copies of hub data on this disk, for the nights on which the hub cannot be reached.
 
-Guarantees: a copy is of one commit, one split and some columns, and is there whole or not at all; what is read has the digest that was
-noted when it was written; a copy that was damaged is passed over. Keeps the newest few of each split. Does not guarantee that the commit is
-still the hub's newest: that is what the caution says of whoever uses a copy.
+Guarantees: a copy is of one commit, one split and some columns, and is there whole or not at all;
+what is read has the digest that was noted when it was written; a copy that was damaged is passed
+over. Keeps the newest few of each split. Does not guarantee that the commit is still the hub's
+newest: that is what the caution says of whoever uses a copy.
 
-Layout: `<cache>/hub/<owner>--<name>/<split>/<commit>.parquet` and `<commit>.json` (written last) with digest, columns, rows and time.
-`<cache>` is $CONCUR_CACHE, else `concur` in the user's cache directory.
+Layout: `<cache>/hub/<owner>--<name>/<split>/<commit>.parquet` and `<commit>.json` (written last)
+with digest, columns, rows and time. `<cache>` is $CONCUR_CACHE, else `concur` in the user's cache
+directory.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ log = logging.getLogger(__name__)
 
 
 class Pin(Record):
-    """What is known of a copy. `commit` is the hub's, 40 hex digits; `fetched_at` is UTC, ISO 8601."""
+    """What is known of a copy. `commit` is the hub's, 40 hex digits; `fetched_at` is UTC, ISO
+    8601."""
 
     hub_id: str
     split: str
@@ -43,8 +46,11 @@ def is_commit(revision: str | None) -> bool:
     return revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision) is not None
 
 
-def keep(hub_id: str, split: str, commit: str, columns: Sequence[str], rows: list[dict[str, Any]]) -> Pin | None:
-    """Write a copy beside earlier ones; None where the disk does not take it, which is logged and costs the caller nothing."""
+def keep(
+    hub_id: str, split: str, commit: str, columns: Sequence[str], rows: list[dict[str, Any]]
+) -> Pin | None:
+    """Write a copy beside earlier ones; None where the disk does not take it, which is logged and
+    costs the caller nothing."""
     import polars as pl
 
     folder = _folder(hub_id, split)
@@ -52,11 +58,18 @@ def keep(hub_id: str, split: str, commit: str, columns: Sequence[str], rows: lis
     temporary = folder / f".{commit}.{os.getpid()}.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        pl.DataFrame(rows, infer_schema_length=None).select(list(columns)).write_parquet(temporary, compression="zstd")
+        pl.DataFrame(rows, infer_schema_length=None).select(list(columns)).write_parquet(
+            temporary, compression="zstd"
+        )
         pin = Pin(
-            hub_id=hub_id, split=split, commit=commit, columns=tuple(columns), rows=len(rows), sha256=_digest(temporary),
+            hub_id=hub_id,
+            split=split,
+            commit=commit,
+            columns=tuple(columns),
+            rows=len(rows),
+            sha256=_digest(temporary),
             fetched_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        )  # fmt: skip
+        )
         os.replace(temporary, target)
         temporary.write_text(pin.model_dump_json(indent=2), encoding="utf-8")
         os.replace(temporary, target.with_suffix(".json"))
@@ -71,8 +84,11 @@ def keep(hub_id: str, split: str, commit: str, columns: Sequence[str], rows: lis
     return pin
 
 
-def find(hub_id: str, split: str, revision: str | None, columns: Sequence[str]) -> tuple[Pin, list[dict[str, Any]]] | None:
-    """The copy of this commit, or where `revision` is no commit (a branch, None) the one fetched last. None where there is none."""
+def find(
+    hub_id: str, split: str, revision: str | None, columns: Sequence[str]
+) -> tuple[Pin, list[dict[str, Any]]] | None:
+    """The copy of this commit, or where `revision` is no commit (a branch, None) the one fetched
+    last. None where there is none."""
     import polars as pl
 
     for pin, path in _copies(hub_id, split):
@@ -80,7 +96,11 @@ def find(hub_id: str, split: str, revision: str | None, columns: Sequence[str]) 
             continue
         try:
             if _digest(path) != pin.sha256:
-                log.error("the copy %s is not what was written there (its digest differs): it is passed over", path)
+                log.error(
+                    "the copy %s is not what was written there (its digest differs): it is passed"
+                    " over",
+                    path,
+                )
                 continue
             return pin, pl.read_parquet(path, columns=list(columns)).to_dicts()
         except (OSError, pl.exceptions.PolarsError) as error:
@@ -94,7 +114,10 @@ def _copies(hub_id: str, split: str) -> list[tuple[Pin, Path]]:
     def each() -> Iterator[tuple[Pin, Path]]:
         for note in _folder(hub_id, split).glob("*.json"):
             try:
-                yield Pin.model_validate_json(note.read_text(encoding="utf-8")), note.with_suffix(".parquet")
+                yield (
+                    Pin.model_validate_json(note.read_text(encoding="utf-8")),
+                    note.with_suffix(".parquet"),
+                )
             except (OSError, ValueError) as error:
                 log.error("the note of a copy, %s, cannot be read: %s", note, error)
 

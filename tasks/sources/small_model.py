@@ -1,9 +1,12 @@
-"""The demo's small model, built on this machine, and the loaders of tokenizers and causal models that stages share.
+"""The demo's small model, built on this machine, and the loaders of tokenizers and causal models
+that stages share.
 
-Guarantees: the same texts and configuration give the same tokenizer, and with the same torch build the same weights; the directory is
-there whole or not at all; a directory that already holds this model is reused, one that holds anything else is refused. The tokenizer
-is the one `AutoTokenizer` makes of a qwen2 folder, so ids do not change when it is loaded again. Does not guarantee sensible text: the
-weights are random, and exist so that every stage runs for real where no language model is at hand.
+Guarantees: the same texts and configuration give the same tokenizer, and with the same torch build
+the same weights; the directory is there whole or not at all; a directory that already holds this
+model is reused, one that holds anything else is refused. The tokenizer is the one `AutoTokenizer`
+makes of a qwen2 folder, so ids do not change when it is loaded again. Does not guarantee sensible
+text: the weights are random, and exist so that every stage runs for real where no language model is
+at hand.
 """
 
 from __future__ import annotations
@@ -30,8 +33,9 @@ MARKER = "concur_model.json"
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
-# Behaves as QwQ-32B's (https://huggingface.co/Qwen/QwQ-32B): the generation prompt opens the think block for the model, and an assistant
-# turn of the history keeps only what follows `</think>`. The second is why training never uses conversational rows.
+# Behaves as QwQ-32B's (https://huggingface.co/Qwen/QwQ-32B): the generation prompt opens the think
+# block for the model, and an assistant turn of the history keeps only what follows `</think>`. The
+# second is why training never uses conversational rows.
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
 {%- set content = message['content'] -%}
@@ -47,23 +51,34 @@ CHAT_TEMPLATE = """\
 
 
 class SmallModelConfig(BaseModel):
-    """Shape of the small model: Qwen2's architecture, so that everything that serves Qwen2 serves it."""
+    """Shape of the small model: Qwen2's architecture, so that everything that serves Qwen2 serves
+    it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    vocab_size: int = Field(default=2048, ge=512, description="tokens, the five added ones included; fewer where the texts are few")
+    vocab_size: int = Field(
+        default=2048,
+        ge=512,
+        description="tokens, the five added ones included; fewer where the texts are few",
+    )
     hidden_size: int = Field(default=128, ge=16)
     layers: int = Field(default=2, ge=1)
     heads: int = Field(default=4, ge=1, description="attention heads")
-    kv_heads: int = Field(default=2, ge=1, description="key and value heads, shared by groups of attention heads")
+    kv_heads: int = Field(
+        default=2, ge=1, description="key and value heads, shared by groups of attention heads"
+    )
     intermediate_size: int = Field(default=384, ge=16, description="width of the gated MLP")
-    max_positions: int = Field(default=32768, ge=512, description="longest prompt and response together, tokens")
+    max_positions: int = Field(
+        default=32768, ge=512, description="longest prompt and response together, tokens"
+    )
     seed: int = 0
 
     @model_validator(mode="after")
     def _heads_divide(self) -> SmallModelConfig:
         if self.hidden_size % (2 * self.heads) or self.heads % self.kv_heads:
-            raise ValueError("hidden_size must be a multiple of 2 * heads, and heads a multiple of kv_heads")
+            raise ValueError(
+                "hidden_size must be a multiple of 2 * heads, and heads a multiple of kv_heads"
+            )
         return self
 
 
@@ -72,33 +87,48 @@ def small_model_key(texts: Sequence[str], config: SmallModelConfig) -> str:
     return stable_hash([list(texts), config.model_dump(), CHAT_TEMPLATE])
 
 
-def build_small_model(directory: Path, texts: Sequence[str], config: SmallModelConfig | None = None) -> Path:
-    """Build the model into `directory` (created), or reuse it where the same model is there already. Returns the directory.
+def build_small_model(
+    directory: Path, texts: Sequence[str], config: SmallModelConfig | None = None
+) -> Path:
+    """Build the model into `directory` (created), or reuse it where the same model is there
+    already. Returns the directory.
 
-    `texts` train the tokenizer: give it what the model will read (prompts, reasoning, code). Raises UsageError for no texts, for a
-    directory that holds something else, and for one that cannot be written.
+    `texts` train the tokenizer: give it what the model will read (prompts, reasoning, code). Raises
+    UsageError for no texts, for a directory that holds something else, and for one that cannot be
+    written.
     """
     config = config or SmallModelConfig()
     directory = Path(directory)
     if not any(texts):
-        raise UsageError("no text to train the small model's tokenizer on", "pass the prompts and responses it will read")
+        raise UsageError(
+            "no text to train the small model's tokenizer on",
+            "pass the prompts and responses it will read",
+        )
     key = small_model_key(texts, config)
     if _marker_key(directory) == key:
         return directory
     if directory.is_dir() and any(directory.iterdir()) or directory.is_file():
-        raise UsageError(f"{directory} holds something other than this small model", "choose another directory, or remove this one")
+        raise UsageError(
+            f"{directory} holds something other than this small model",
+            "choose another directory, or remove this one",
+        )
     temporary = directory.with_name(f".{directory.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         temporary.mkdir(parents=True)
         with quiet_progress():
             _write_tokenizer(temporary, texts, config)
             _write_model(temporary, config)
-        (temporary / MARKER).write_text(json.dumps({"key": key, "config": config.model_dump()}, indent=2), encoding="utf-8")
+        (temporary / MARKER).write_text(
+            json.dumps({"key": key, "config": config.model_dump()}, indent=2), encoding="utf-8"
+        )
         os.replace(temporary, directory)
     except OSError as error:
         if _marker_key(directory) == key:  # another process finished the same model first
             return directory
-        raise UsageError(f"cannot write the small model to {directory}: {error}", "choose a directory that can be written") from error
+        raise UsageError(
+            f"cannot write the small model to {directory}: {error}",
+            "choose a directory that can be written",
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return directory
@@ -111,8 +141,11 @@ def load_tokenizer(location: str | Path) -> PreTrainedTokenizerBase:
     return _load(AutoTokenizer, location)
 
 
-def load_causal_model(location: str | Path, *, dtype: Any, adapter: Path | None = None) -> PreTrainedModel:
-    """A causal language model in evaluation mode, with a LoRA adapter merged into its weights where one is given.
+def load_causal_model(
+    location: str | Path, *, dtype: Any, adapter: Path | None = None
+) -> PreTrainedModel:
+    """A causal language model in evaluation mode, with a LoRA adapter merged into its weights where
+    one is given.
 
     Raises UsageError where the model or the adapter cannot be loaded.
     """
@@ -125,33 +158,47 @@ def load_causal_model(location: str | Path, *, dtype: Any, adapter: Path | None 
         from peft import PeftModel
 
         try:
-            with warnings.catch_warnings():  # PEFT still reads a name that transformers renames in version 6
-                warnings.filterwarnings("ignore", message=".*gradient_checkpointing.* is deprecated", category=FutureWarning)
+            with (
+                warnings.catch_warnings()
+            ):  # PEFT still reads a name that transformers renames in version 6
+                warnings.filterwarnings(
+                    "ignore",
+                    message=".*gradient_checkpointing.* is deprecated",
+                    category=FutureWarning,
+                )
                 model = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
         except (OSError, ValueError, RuntimeError) as error:
             raise UsageError(
-                f"cannot load the adapter {adapter} onto {location}: {error}", "give a directory that training on this base model wrote"
+                f"cannot load the adapter {adapter} onto {location}: {error}",
+                "give a directory that training on this base model wrote",
             ) from error
     return model.eval()
 
 
 def count_tokens(location: str | Path, texts: Sequence[str]) -> list[int]:
-    """Tokens of each text under the tokenizer at `location`, without special tokens added. Raises UsageError where there is none."""
+    """Tokens of each text under the tokenizer at `location`, without special tokens added. Raises
+    UsageError where there is none."""
     if not texts:
         return []
     clean = [_utf8(text) for text in texts]
-    return [len(ids) for ids in _counting_tokenizer(str(location))(clean, add_special_tokens=False)["input_ids"]]
+    return [
+        len(ids)
+        for ids in _counting_tokenizer(str(location))(clean, add_special_tokens=False)["input_ids"]
+    ]
 
 
 def _utf8(text: str) -> str:
-    """The text with lone surrogates, which model output may hold and tokenizers refuse, replaced by question marks."""
+    """The text with lone surrogates, which model output may hold and tokenizers refuse, replaced by
+    question marks."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 @lru_cache(maxsize=4)
 def _counting_tokenizer(location: str) -> PreTrainedTokenizerBase:
     tokenizer = load_tokenizer(location)
-    tokenizer.model_max_length = int(1e30)  # counting a text longer than the model's window is no reason to warn
+    tokenizer.model_max_length = int(
+        1e30
+    )  # counting a text longer than the model's window is no reason to warn
     return tokenizer
 
 
@@ -162,7 +209,8 @@ def _load(auto_class: Any, location: str | Path, **options: Any) -> Any:
     except (OSError, ValueError) as error:
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise UsageError(
-            f"cannot load {location}: {first_line}", "give a model directory (config.json and tokenizer.json in it) or a hub id"
+            f"cannot load {location}: {first_line}",
+            "give a model directory (config.json and tokenizer.json in it) or a hub id",
         ) from error
 
 
@@ -172,7 +220,10 @@ def quiet_progress() -> Iterator[None]:
     import datasets
     from transformers.utils import logging
 
-    bars, dataset_bars = logging.is_progress_bar_enabled(), not datasets.are_progress_bars_disabled()
+    bars, dataset_bars = (
+        logging.is_progress_bar_enabled(),
+        not datasets.are_progress_bars_disabled(),
+    )
     logging.disable_progress_bar()
     datasets.disable_progress_bars()
     try:
@@ -195,14 +246,22 @@ def _write_tokenizer(directory: Path, texts: Sequence[str], config: SmallModelCo
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
     from transformers import Qwen2Tokenizer
 
-    added = [AddedToken(token, special=True, normalized=False) for token in (END_OF_TEXT, TURN_START, TURN_END)]
-    added += [AddedToken(token, special=False, normalized=False) for token in (THINK_OPEN, THINK_CLOSE)]
-    # learning through Qwen2's own normaliser and pre-tokeniser is what keeps ids stable when AutoTokenizer loads the folder again
+    added = [
+        AddedToken(token, special=True, normalized=False)
+        for token in (END_OF_TEXT, TURN_START, TURN_END)
+    ]
+    added += [
+        AddedToken(token, special=False, normalized=False) for token in (THINK_OPEN, THINK_CLOSE)
+    ]
+    # learning through Qwen2's own normaliser and pre-tokeniser is what keeps ids stable when
+    # AutoTokenizer loads the folder again
     qwen2 = Qwen2Tokenizer().backend_tokenizer
     learner = Tokenizer(models.BPE())
     learner.normalizer, learner.pre_tokenizer = qwen2.normalizer, qwen2.pre_tokenizer
     trainer = trainers.BpeTrainer(
-        vocab_size=config.vocab_size - len(added), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=config.vocab_size - len(added),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     learner.train_from_iterator((_utf8(text) for text in texts), trainer)
     learnt = json.loads(learner.to_str())["model"]
@@ -243,5 +302,7 @@ def _write_model(directory: Path, config: SmallModelConfig) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = Qwen2ForCausalLM(shape)
-    model.generation_config = GenerationConfig(do_sample=True, temperature=1.0, eos_token_id=ends, pad_token_id=ends[1])
+    model.generation_config = GenerationConfig(
+        do_sample=True, temperature=1.0, eos_token_id=ends, pad_token_id=ends[1]
+    )
     model.save_pretrained(directory)

@@ -1,4 +1,5 @@
-"""The first snapshot of the line: the tasks themselves, so that everything after it refers to exactly these."""
+"""The first snapshot of the line: the tasks themselves, so that everything after it refers to
+exactly these."""
 
 from __future__ import annotations
 
@@ -6,9 +7,9 @@ from typing import Any
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask
-from tasks.schemas import TASKS
 from tasks.sources.config import TasksConfig
-from tasks.store import Snapshot, SnapshotRef, fingerprint
+from tasks.store.snapshot import Snapshot, SnapshotRef, fingerprint
+from tasks.tables import TASKS
 
 STAGE = "tasks"
 
@@ -22,36 +23,52 @@ def load_tasks(config: TasksConfig) -> list[KernelTask]:
     elif config.source == "kernelbench":
         from tasks.sources import kernelbench
 
-        found = kernelbench.load(config.location or kernelbench.HUB_ID, config.levels, config.revision)
+        found = kernelbench.load(
+            config.location or kernelbench.HUB_ID, config.levels, config.revision
+        )
     elif config.source == "kernelbook":
         from tasks.sources import kernelbook
 
-        found = kernelbook.load(config.location or kernelbook.HUB_ID, config.revision or kernelbook.PINNED, limit=config.limit)
+        found = kernelbook.load(
+            config.location or kernelbook.HUB_ID,
+            config.revision or kernelbook.PINNED,
+            limit=config.limit,
+        )
     elif config.source == "tritonbench":
         from tasks.sources import tritonbench
 
         if not config.location:
-            raise UsageError("tasks.source is 'tritonbench' but tasks.location is not set", "--set tasks.location=PATH")
+            raise UsageError(
+                "tasks.source is 'tritonbench' but tasks.location is not set",
+                "--set tasks.location=PATH",
+            )
         found = tritonbench.load(config.location)
     else:
         from tasks.sources import files
 
         if not config.location:
-            raise UsageError("tasks.source is 'files' but tasks.location is not set", "--set tasks.location=PATH")
+            raise UsageError(
+                "tasks.source is 'files' but tasks.location is not set", "--set tasks.location=PATH"
+            )
         found = files.load(config.location, config.code_column)
     found = found[: config.limit] if config.limit else found
     if not found:
-        raise UsageError(f"the task source {config.source} holds no task", "check tasks.location, tasks.levels and tasks.split")
+        raise UsageError(
+            f"the task source {config.source} holds no task",
+            "check tasks.location, tasks.levels and tasks.split",
+        )
     return found
 
 
 def run(config: TasksConfig, root: str) -> SnapshotRef:
-    """A finished snapshot of tasks.schemas.TASKS, identified by the tasks' content: a source that changed is a new snapshot."""
+    """A finished snapshot of tasks.tables.TASKS, identified by the tasks' content: a source that
+    changed is a new snapshot."""
     return keep(load_tasks(config), root, config)
 
 
 def keep(found: list[KernelTask], root: str, config: Any) -> SnapshotRef:
-    """These tasks as a finished snapshot; `config` is what its manifest says of where they come from."""
+    """These tasks as a finished snapshot; `config` is what its manifest says of where they come
+    from."""
     rows = [task.model_dump(mode="json") for task in found]
     snapshot = Snapshot(root, STAGE, fingerprint(STAGE, rows))
     if not snapshot.finished:
@@ -62,5 +79,9 @@ def keep(found: list[KernelTask], root: str, config: Any) -> SnapshotRef:
 
 
 def read_tasks(ref: SnapshotRef) -> list[KernelTask]:
-    """The tasks of a snapshot, each once, in their order. What every later stage reads them with."""
-    return [KernelTask.model_validate(row) for row in ref.open().read(unique="task_id").iter_rows(named=True)]
+    """The tasks of a snapshot, each once, in their order. What every later stage reads them
+    with."""
+    return [
+        KernelTask.model_validate(row)
+        for row in ref.open().read(unique="task_id").iter_rows(named=True)
+    ]

@@ -1,8 +1,9 @@
 """Parquet tables of the user: which files a location means, and the tasks in them by their columns.
 
-Guarantees: of a table that cannot be used, one UsageError names the file, the columns it has and those that are wanted; tasks come out
-checked as `tasks.sources.files` checks them. Only the tasks that are asked for are checked: a broken row that nobody needs stops nobody.
-Does not guarantee the order of a folder's rows beyond the names of its files.
+Guarantees: of a table that cannot be used, one UsageError names the file, the columns it has and
+those that are wanted; tasks come out checked as `tasks.sources.files` checks them. Only the tasks
+that are asked for are checked: a broken row that nobody needs stops nobody. Does not guarantee the
+order of a folder's rows beyond the names of its files.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ TASK_FORMS = (("task_id", "code"), kernelbench.COLUMNS, tritonbench.COLUMNS, fil
 
 
 def part_files(location: str | Path) -> list[Path]:
-    """The Parquet files of a location: a file, a folder (its `*.parquet`, not searched deeper) or a glob; by name.
+    """The Parquet files of a location: a file, a folder (its `*.parquet`, not searched deeper) or a
+    glob; by name.
 
     Raises UsageError where there is none.
     """
@@ -35,10 +37,16 @@ def part_files(location: str | Path) -> list[Path]:
     if path.is_dir():
         found = sorted(part for part in path.glob("*.parquet") if not part.name.startswith("."))
     else:
-        found = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file())
+        found = sorted(
+            Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file()
+        )
     if not found:
         raise UsageError(
-            f"{shown(location)} holds no Parquet file" if path.is_dir() else f"{shown(location)} does not exist",
+            (
+                f"{shown(location)} holds no Parquet file"
+                if path.is_dir()
+                else f"{shown(location)} does not exist"
+            ),
             "give a Parquet file, a folder of them, or a quoted glob such as 'DIR/part-*.parquet'",
         )
     return found
@@ -52,11 +60,14 @@ def columns_of(path: Path) -> list[str]:
     try:
         return pq.read_schema(path).names
     except (OSError, pa.ArrowException) as error:
-        raise UsageError(f"cannot read {shown(path)} as Parquet: {shown(error)}", "give a Parquet file") from error
+        raise UsageError(
+            f"cannot read {shown(path)} as Parquet: {shown(error)}", "give a Parquet file"
+        ) from error
 
 
 def rows_of(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Rows with these columns, `BATCH_ROWS` of them in memory at a time. Raises UsageError where the file breaks off."""
+    """Rows with these columns, `BATCH_ROWS` of them in memory at a time. Raises UsageError where
+    the file breaks off."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -65,33 +76,46 @@ def rows_of(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
             for batch in table.iter_batches(BATCH_ROWS, columns=list(columns)):
                 yield from batch.to_pylist()
     except (OSError, pa.ArrowException) as error:
-        raise UsageError(f"cannot read {shown(path)}: {shown(error)}", "give a whole Parquet file") from error
+        raise UsageError(
+            f"cannot read {shown(path)}: {shown(error)}", "give a whole Parquet file"
+        ) from error
 
 
-def unusable(path: Path, columns: Sequence[str], kind: str, forms: Sequence[Sequence[str]]) -> UsageError:
+def unusable(
+    path: Path, columns: Sequence[str], kind: str, forms: Sequence[Sequence[str]]
+) -> UsageError:
     """What is said of a table that has none of the wanted sets of columns."""
     wanted = "; or ".join(", ".join(form) for form in forms)
     return UsageError(
-        f"{shown(path)} is no table of {kind}: its columns are {shown(', '.join(columns), 300) or 'none'}", f"wanted: {wanted}"
+        f"{shown(path)} is no table of {kind}: its columns are"
+        f" {shown(', '.join(columns), 300) or 'none'}",
+        f"wanted: {wanted}",
     )
 
 
 def load(location: str | Path, wanted: Collection[str] | None = None) -> list[KernelTask]:
-    """Tasks of Parquet tables, of a .py file, or of a folder of .py files or of KernelBench; only those of `wanted` where it is given.
+    """Tasks of Parquet tables, of a .py file, or of a folder of .py files or of KernelBench; only
+    those of `wanted` where it is given.
 
-    A table has `task_id` and `code` (other columns of KernelTask as well, where they are there), KernelBench's columns, TritonBench-T's, or
-    `name` and `code`. Raises UsageError for what cannot be read, and where one task_id stands for two different programs.
+    A table has `task_id` and `code` (other columns of KernelTask as well, where they are there),
+    KernelBench's columns, TritonBench-T's, or `name` and `code`. Raises UsageError for what cannot
+    be read, and where one task_id stands for two different programs.
     """
     path = Path(location).expanduser()
     if path.suffix == ".py" or (path.is_dir() and not any(path.glob("*.parquet"))):
-        is_kernelbench = path.is_dir() and any(re.fullmatch(r"level_?\d+", entry.name) for entry in path.iterdir())
+        is_kernelbench = path.is_dir() and any(
+            re.fullmatch(r"level_?\d+", entry.name) for entry in path.iterdir()
+        )
         found = kernelbench.load(path) if is_kernelbench else files.load(path)
         return [task for task in found if wanted is None or task.task_id in wanted]
     tasks: dict[str, KernelTask] = {}
     for part in part_files(location):
         for task in _of_part(part, wanted):
             if tasks.setdefault(task.task_id, task) != task:
-                raise UsageError(f"{shown(part)} holds another program for task {task.task_id!r}", "give every task one program")
+                raise UsageError(
+                    f"{shown(part)} holds another program for task {task.task_id!r}",
+                    "give every task one program",
+                )
     return list(tasks.values())
 
 
@@ -101,10 +125,14 @@ def _of_part(path: Path, wanted: Collection[str] | None) -> Iterator[KernelTask]
     if form is None:
         raise unusable(path, columns, "tasks", TASK_FORMS)
     if form is not TASK_FORMS[0]:
-        loaded = {kernelbench.COLUMNS: kernelbench.load, tritonbench.COLUMNS: tritonbench.load}.get(form, files.load)(path)
+        loaded = {kernelbench.COLUMNS: kernelbench.load, tritonbench.COLUMNS: tritonbench.load}.get(
+            form, files.load
+        )(path)
         yield from (task for task in loaded if wanted is None or task.task_id in wanted)
         return
-    for number, row in enumerate(rows_of(path, [name for name in KernelTask.model_fields if name in columns])):
+    for number, row in enumerate(
+        rows_of(path, [name for name in KernelTask.model_fields if name in columns])
+    ):
         given = {key: value for key, value in row.items() if value is not None}
         given |= {"task_id": str(given["task_id"])} if "task_id" in given else {}
         if wanted is not None and given.get("task_id") not in wanted:
@@ -112,12 +140,18 @@ def _of_part(path: Path, wanted: Collection[str] | None) -> Iterator[KernelTask]
         try:
             task = KernelTask.model_validate({"name": given.get("task_id"), **given})
         except ValidationError as error:
-            raise UsageError(f"{shown(path)} row {number}: {files.first_line(error)}", "every task has a task_id and code") from error
-        files.check_task_source(task.code, task.entry_point, f"{shown(path)} row {number} ({shown(task.task_id)})")
+            raise UsageError(
+                f"{shown(path)} row {number}: {files.first_line(error)}",
+                "every task has a task_id and code",
+            ) from error
+        files.check_task_source(
+            task.code, task.entry_point, f"{shown(path)} row {number} ({shown(task.task_id)})"
+        )
         yield task
 
 
 def shown(text: object, length: int = 200) -> str:
-    """Text that others wrote, fit for one line of a terminal: no control characters, no more than `length` characters."""
+    """Text that others wrote, fit for one line of a terminal: no control characters, no more than
+    `length` characters."""
     text = "".join(c if c.isprintable() else "?" for c in str(text))
     return text if len(text) <= length else text[: length - 3] + "..."

@@ -1,9 +1,11 @@
 """Which of several equal servers gets the next request.
 
-Guarantees: it is one with the least in flight among those that work; one that failed on transport rests for a while (1 s, doubling up to a
-minute with every failure after a rest), then gets one request on trial, and is back with its first answer. Where all rest, the one whose
-rest ends first is given: how long to wait is the caller's to decide. Where an owner has parked all (its servers are starting), `take` waits
-until one is back, or raises what the owner reports. Safe to use from several threads and event loops. Does not send anything.
+Guarantees: it is one with the least in flight among those that work; one that failed on transport
+rests for a while (1 s, doubling up to a minute with every failure after a rest), then gets one
+request on trial, and is back with its first answer. Where all rest, the one whose rest ends first
+is given: how long to wait is the caller's to decide. Where an owner has parked all (its servers are
+starting), `take` waits until one is back, or raises what the owner reports. Safe to use from
+several threads and event loops. Does not send anything.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ class Address:
 class Addresses:
     """Some addresses, fixed (`urls`) or kept by an owner (`put`, `park`, `fail`)."""
 
-    def __init__(self, urls: Iterable[str] = (), clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, urls: Iterable[str] = (), clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._clock, self._lock, self._turn = clock, threading.Lock(), 0
         self._all: dict[Hashable, Address] = {url: Address(url) for url in urls}
         self._fault: Exception | None = None
@@ -65,17 +69,24 @@ class Addresses:
             address.in_flight -= 1
             if not transport_fault:
                 address.failures, address.rests_until = 0, 0.0
-            elif self._clock() >= address.rests_until:  # what was in flight together fails together, and counts once
+            elif (
+                self._clock() >= address.rests_until
+            ):  # what was in flight together fails together, and counts once
                 address.failures += 1
-                address.rests_until = self._clock() + min(FIRST_REST_S * 2 ** (address.failures - 1), LONGEST_REST_S)
+                address.rests_until = self._clock() + min(
+                    FIRST_REST_S * 2 ** (address.failures - 1), LONGEST_REST_S
+                )
 
     def another_ready(self, than: Address | None) -> bool:
         """Is there another address that neither rests nor is parked?"""
         with self._lock:
-            return any(self._ready(address) for address in self._all.values() if address is not than)
+            return any(
+                self._ready(address) for address in self._all.values() if address is not than
+            )
 
     def put(self, key: Hashable, url: str) -> None:
-        """The owner's server `key` works, at `url`. What it did before is forgotten if it was parked."""
+        """The owner's server `key` works, at `url`. What it did before is forgotten if it was
+        parked."""
         with self._lock:
             known = self._all.get(key)
             if known is None or known.url != url:
@@ -99,7 +110,9 @@ class Addresses:
         chosen = (
             min(ready, key=lambda address: (address.in_flight, address.turn))
             if ready
-            else min(self._all.values(), key=lambda address: (address.rests_until, address.in_flight))
+            else min(
+                self._all.values(), key=lambda address: (address.rests_until, address.in_flight)
+            )
         )
         self._turn += 1
         chosen.in_flight, chosen.turn = chosen.in_flight + 1, self._turn
@@ -112,5 +125,7 @@ class Addresses:
     def _wake(self) -> None:
         for loop, future in self._waiting:
             with suppress(RuntimeError):  # a loop that is closed has nobody waiting
-                loop.call_soon_threadsafe(lambda future=future: future.done() or future.set_result(None))
+                loop.call_soon_threadsafe(
+                    lambda future=future: future.done() or future.set_result(None)
+                )
         self._waiting.clear()

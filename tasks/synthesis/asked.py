@@ -1,7 +1,9 @@
-"""What a generator is asked at first: one request for each sample of each task, made when it is read; and how fast answers come.
+"""What a generator is asked at first: one request for each sample of each task, made when it is
+read; and how fast answers come.
 
-Guarantees: a request's key names everything that was asked (task, prompt, generator, sampling, sample index, recorded data), and the same
-key gives the same request. Any number of requests takes the memory of the tasks, and of a key each.
+Guarantees: a request's key names everything that was asked (task, prompt, generator, sampling,
+sample index, recorded data), and the same key gives the same request. Any number of requests takes
+the memory of the tasks, and of a key each.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, Language, SamplingParams, stable_hash
 from tasks.progress import duration
 from tasks.sources.stage import read_tasks
-from tasks.store import SnapshotRef
+from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.prompts import render
 from tasks.synthesis.sampler import Request, Response
@@ -26,13 +28,25 @@ ENOUGH = 5
 """Answers before a rate is told."""
 
 
-def request_key(task: KernelTask, prompt: str, generator: str, sampling: SamplingParams, sample_index: int, data: str, *later: Any) -> str:
-    """Identity of a request. `data` is `data_version`; `later` the turn and the parent where they are not the first."""
-    return stable_hash([task.code, prompt, generator, sampling.identity, sample_index, data, *later])
+def request_key(
+    task: KernelTask,
+    prompt: str,
+    generator: str,
+    sampling: SamplingParams,
+    sample_index: int,
+    data: str,
+    *later: Any,
+) -> str:
+    """Identity of a request. `data` is `data_version`; `later` the turn and the parent where they
+    are not the first."""
+    return stable_hash(
+        [task.code, prompt, generator, sampling.identity, sample_index, data, *later]
+    )
 
 
 class RequestSet(ABC):
-    """Requests by their keys, each made when it is read. `_places` says of each key what it is made from, in the order of asking."""
+    """Requests by their keys, each made when it is read. `_places` says of each key what it is made
+    from, in the order of asking."""
 
     _places: Mapping[str, Any]
 
@@ -55,9 +69,12 @@ class RequestSet(ABC):
 
 
 class Asked(RequestSet):
-    """All requests of a first turn, in the order of the tasks; those of one task one after the other, so that they share a prefix."""
+    """All requests of a first turn, in the order of the tasks; those of one task one after the
+    other, so that they share a prefix."""
 
-    def __init__(self, tasks: SnapshotRef, config: SynthesisConfig, language: Language, generator: str) -> None:
+    def __init__(
+        self, tasks: SnapshotRef, config: SynthesisConfig, language: Language, generator: str
+    ) -> None:
         self._config, self._language, self._generator = config, language, generator
         self._data = data_version(config)
         self._tasks = read_tasks(tasks)
@@ -74,9 +91,18 @@ class Asked(RequestSet):
     def _of(self, task: KernelTask, indices: list[int] | range) -> Iterator[Request]:
         prompt = render(task, self._language, self._config.hardware)
         for index in indices:
-            sampling = self._config.sampling.model_copy(update={"seed": self._config.sampling.seed + index})
+            sampling = self._config.sampling.model_copy(
+                update={"seed": self._config.sampling.seed + index}
+            )
             key = request_key(task, prompt, self._generator, sampling, index, self._data)
-            yield Request(request_key=key, task=task, language=self._language, prompt=prompt, sample_index=index, sampling=sampling)
+            yield Request(
+                request_key=key,
+                task=task,
+                language=self._language,
+                prompt=prompt,
+                sample_index=index,
+                sampling=sampling,
+            )
 
 
 class Left:
@@ -113,7 +139,8 @@ class Speed:
 
 
 def data_version(config: SynthesisConfig) -> str:
-    """Recorded responses are data: their content is part of what was asked. So are an adapter's, and arguments of a server."""
+    """Recorded responses are data: their content is part of what was asked. So are an adapter's,
+    and arguments of a server."""
     if config.sampler == "vllm":
         said = [config.server.identity, _adapter_digest(config)]
         return stable_hash(said) if any(said) else ""
@@ -122,7 +149,10 @@ def data_version(config: SynthesisConfig) -> str:
     if config.responses:
         path = Path(config.responses)
         if not path.is_file():
-            raise UsageError(f"{config.responses} is not a file", "give a Parquet file of responses with --set synthesis.responses=PATH")
+            raise UsageError(
+                f"{config.responses} is not a file",
+                "give a Parquet file of responses with --set synthesis.responses=PATH",
+            )
         return stable_hash([path.stat().st_size, path.stat().st_mtime_ns])
     from tasks.sources.models import bundled_texts
 
@@ -130,11 +160,16 @@ def data_version(config: SynthesisConfig) -> str:
 
 
 def _adapter_digest(config: SynthesisConfig) -> str:
-    """Of the files of the adapter that is asked by name: its content counts, not where it lies. Empty where none is asked."""
+    """Of the files of the adapter that is asked by name: its content counts, not where it lies.
+    Empty where none is asked."""
     location = Path(config.server.adapters.get(config.adapter or "", "")).expanduser()
     if not config.adapter or not location.is_dir():
         return ""  # none is asked; or the sampler says what is missing
-    files = [path for path in sorted(location.iterdir()) if path.name.startswith("adapter_") and path.is_file()]
+    files = [
+        path
+        for path in sorted(location.iterdir())
+        if path.name.startswith("adapter_") and path.is_file()
+    ]
     digests = []
     for path in files:
         with open(path, "rb") as handle:

@@ -1,10 +1,13 @@
-"""A generator behind OpenAI-compatible endpoints (vLLM, SGLang, a hosted service), asked through the openai package.
+"""A generator behind OpenAI-compatible endpoints (vLLM, SGLang, a hosted service), asked through
+the openai package.
 
-Guarantees: at most `concurrency` requests in flight; responses come as they finish; transport faults, answers outside the protocol, 429
-and 5xx are tried again with growing pauses, everything else is not; of several addresses a request goes to the one with the least in
-flight, and what a transport fault ends goes to another without a pause (tasks.synthesis.addresses); leaving the loop early (an exception,
-Ctrl-C) cancels what is in flight. The API key appears in no message, log line or repr. Does not guarantee an answer to every request: one
-that the endpoint refuses (400, 413, 422: the prompt is too long for the model, say) stays unanswered with a log line, unless it refuses
+Guarantees: at most `concurrency` requests in flight; responses come as they finish; transport
+faults, answers outside the protocol, 429 and 5xx are tried again with growing pauses, everything
+else is not; of several addresses a request goes to the one with the least in flight, and what a
+transport fault ends goes to another without a pause (tasks.synthesis.addresses); leaving the loop
+early (an exception, Ctrl-C) cancels what is in flight. The API key appears in no message, log line
+or repr. Does not guarantee an answer to every request: one that the endpoint refuses (400, 413,
+422: the prompt is too long for the model, say) stays unanswered with a log line, unless it refuses
 all.
 """
 
@@ -38,14 +41,18 @@ LONGEST_PAUSE_S = 60.0
 REFUSED = frozenset({400, 413, 422})
 REFUSALS_BEFORE_GIVING_UP = 8
 NO_KEY = "none"
-"""Sent where the environment holds no key: local servers ask for none, but the protocol has the header."""
+"""Sent where the environment holds no key: local servers ask for none, but the protocol has the
+header."""
 EXTENSIONS = {"top_k", "min_p", "repetition_penalty"}
-"""Settings that OpenAI's protocol has not: fields of the same body for vLLM and SGLang, and sent only where they are set."""
+"""Settings that OpenAI's protocol has not: fields of the same body for vLLM and SGLang, and sent
+only where they are set."""
 LONGEST_CAUSE = 300
 UNREAD = 256
-"""Answers that wait for the caller, before the next request waits too: memory stays flat where the disk is slower than the server."""
+"""Answers that wait for the caller, before the next request waits too: memory stays flat where the
+disk is slower than the server."""
 SIGNAL_CHECK_S = 0.5
-"""A Ctrl-C that comes just before the wait begins does not wake it: the wait ends now and then to see it."""
+"""A Ctrl-C that comes just before the wait begins does not wake it: the wait ends now and then to
+see it."""
 
 
 class _ProtocolError(Exception):
@@ -53,12 +60,15 @@ class _ProtocolError(Exception):
 
 
 class OpenAISampler:
-    """Chat completions of one model at one endpoint, or at several that serve the same. `generator` is `name`, else the model's name.
+    """Chat completions of one model at one endpoint, or at several that serve the same. `generator`
+    is `name`, else the model's name.
 
-    `base_url` is an address, several, or `Addresses` that somebody else keeps; `api_key` is used instead of what `api_key_env` names
-    (`key_place` says in words where a wrong one is put right), and with `direct` no proxy of the environment is. `timeout_s` bounds one
-    answer, which is not streamed, from request to last byte. `retries` are the further attempts after a fault (at every address), with
-    pauses of `backoff_s` doubling up to a minute, or what the server asks for in `Retry-After`.
+    `base_url` is an address, several, or `Addresses` that somebody else keeps; `api_key` is used
+    instead of what `api_key_env` names (`key_place` says in words where a wrong one is put right),
+    and with `direct` no proxy of the environment is. `timeout_s` bounds one answer, which is not
+    streamed, from request to last byte. `retries` are the further attempts after a fault (at every
+    address), with pauses of `backoff_s` doubling up to a minute, or what the server asks for in
+    `Retry-After`.
     """
 
     def __init__(
@@ -76,24 +86,44 @@ class OpenAISampler:
         direct: bool = False,
         key_place: str | None = None,
     ) -> None:
-        urls = [base_url] if isinstance(base_url, str) else [] if isinstance(base_url, Addresses) else list(base_url)
+        urls = (
+            [base_url]
+            if isinstance(base_url, str)
+            else []
+            if isinstance(base_url, Addresses)
+            else list(base_url)
+        )
         for url in urls:
             if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-                raise UsageError(f"base_url {url!r} is not an HTTP address", "give something like http://127.0.0.1:8000/v1")
+                raise UsageError(
+                    f"base_url {url!r} is not an HTTP address",
+                    "give something like http://127.0.0.1:8000/v1",
+                )
         if not urls and not isinstance(base_url, Addresses):
-            raise UsageError("base_url holds no address", "give something like http://127.0.0.1:8000/v1")
+            raise UsageError(
+                "base_url holds no address", "give something like http://127.0.0.1:8000/v1"
+            )
         self.generator = name or model
         self._model, self._api_key, self._direct = model, api_key, direct
         self._key_place = key_place or f"the environment variable {api_key_env}"
         self._addresses = base_url if isinstance(base_url, Addresses) else Addresses(urls)
         self._api_key_env, self._tokenizer = api_key_env, tokenizer
-        self._concurrency, self._timeout_s, self._retries, self._backoff_s = concurrency, timeout_s, retries, backoff_s
+        self._concurrency, self._timeout_s, self._retries, self._backoff_s = (
+            concurrency,
+            timeout_s,
+            retries,
+            backoff_s,
+        )
 
     def __repr__(self) -> str:
-        return f"OpenAISampler(base_url={str(self._addresses)!r}, model={self._model!r}, api_key_env={self._api_key_env!r})"
+        return (
+            f"OpenAISampler(base_url={str(self._addresses)!r}, model={self._model!r},"
+            f" api_key_env={self._api_key_env!r})"
+        )
 
     def sample(self, requests: Requests) -> Iterator[Response]:
-        """Responses as they finish. Raises UsageError for a wrong key, address or model, EvalError once retries are exhausted."""
+        """Responses as they finish. Raises UsageError for a wrong key, address or model, EvalError
+        once retries are exhausted."""
         if not requests:
             return
         background = _Background(lambda emit: self._ask_all(requests, emit))
@@ -103,7 +133,8 @@ class OpenAISampler:
             background.stop()
 
     def count_tokens(self, texts: Sequence[str]) -> list[int] | None:
-        """Tokens of each text; None without a tokenizer. Raises UsageError where the tokenizer cannot be loaded."""
+        """Tokens of each text; None without a tokenizer. Raises UsageError where the tokenizer
+        cannot be loaded."""
         if self._tokenizer is None:
             return None
         from tasks.sources.small_model import count_tokens
@@ -113,7 +144,9 @@ class OpenAISampler:
     def close(self) -> None:
         """Nothing is held between calls of `sample`."""
 
-    async def _ask_all(self, requests: Requests, emit: Callable[[Response], Awaitable[None]]) -> None:
+    async def _ask_all(
+        self, requests: Requests, emit: Callable[[Response], Awaitable[None]]
+    ) -> None:
         import openai
 
         waiting, refusals, answered = iter(requests), [], 0
@@ -127,7 +160,9 @@ class OpenAISampler:
                 except openai.APIStatusError as error:
                     where = _address_of(error)
                     if error.status_code not in REFUSED:
-                        raise self._fatal(error, where) from None  # the server's own text may quote the key
+                        raise self._fatal(
+                            error, where
+                        ) from None  # the server's own text may quote the key
                     refusals.append(f"{where} refused {request.task.task_id}: {self._cause(error)}")
                     log.warning("%s", refusals[-1])
                 if len(refusals) >= REFUSALS_BEFORE_GIVING_UP and not answered:
@@ -145,12 +180,14 @@ class OpenAISampler:
         if refusals and not answered:
             raise UsageError(
                 refusals[0],
-                "check sampling.max_tokens against the model's window; where the endpoint has only OpenAI's settings: "
-                "--set synthesis.sampling.top_k=null and the same for min_p and repetition_penalty",
+                "check sampling.max_tokens against the model's window; where the endpoint has only"
+                " OpenAI's settings: --set synthesis.sampling.top_k=null and the same for min_p and"
+                " repetition_penalty",
             )
 
     async def _ask(self, clients: _Clients, pulse: Pulse, request: Request) -> Response:
-        """One answer, with further attempts after a fault. Raises openai.APIStatusError for what no attempt can mend."""
+        """One answer, with further attempts after a fault. Raises openai.APIStatusError for what no
+        attempt can mend."""
         import httpx
         import openai
 
@@ -158,23 +195,39 @@ class OpenAISampler:
         address: Address | None = None
         attempts = pauses = 0
         while attempts < (self._retries + 1) * max(1, self._addresses.most):
-            if fault is not None and not (isinstance(fault, openai.APIConnectionError) and self._addresses.another_ready(address)):
+            if fault is not None and not (
+                isinstance(fault, openai.APIConnectionError)
+                and self._addresses.another_ready(address)
+            ):
                 pauses += 1
                 await asyncio.sleep(self._pause_s(fault, pauses))
             address = await self._addresses.take()
             attempts, fault = attempts + 1, None
             try:
-                async with asyncio.timeout(self._timeout_s):  # the package bounds the wait for each piece of the answer, not their sum
-                    return await pulse.during(address.url, self._ask_once(await clients.at(address), request))
+                async with asyncio.timeout(
+                    self._timeout_s
+                ):  # the package bounds the wait for each piece of the answer, not their sum
+                    return await pulse.during(
+                        address.url, self._ask_once(await clients.at(address), request)
+                    )
             except (TimeoutError, Silence):
                 fault = openai.APITimeoutError(request=httpx.Request("POST", address.url))
-            except (openai.APIConnectionError, openai.RateLimitError, openai.InternalServerError, _ProtocolError) as error:
+            except (
+                openai.APIConnectionError,
+                openai.RateLimitError,
+                openai.InternalServerError,
+                _ProtocolError,
+            ) as error:
                 fault = error
             finally:
-                self._addresses.release(address, transport_fault=isinstance(fault, openai.APIConnectionError))
+                self._addresses.release(
+                    address, transport_fault=isinstance(fault, openai.APIConnectionError)
+                )
         raise EvalError(
-            f"{self._addresses} gave no answer for {request.task.task_id} in {attempts} attempts: {self._cause(fault)}",
-            "check that the server runs and is not overloaded; answers so far are kept, so run the same command again",
+            f"{self._addresses} gave no answer for {request.task.task_id} in {attempts} attempts:"
+            f" {self._cause(fault)}",
+            "check that the server runs and is not overloaded; answers so far are kept, so run the"
+            " same command again",
         )
 
     async def _ask_once(self, client: openai.AsyncOpenAI, request: Request) -> Response:
@@ -194,23 +247,31 @@ class OpenAISampler:
         return _response(request, completion)
 
     def _pause_s(self, fault: Exception, attempt: int) -> float:
-        """Seconds before an attempt (1 is the first retry): the server's wish, or doubling with jitter so that retries spread out."""
+        """Seconds before an attempt (1 is the first retry): the server's wish, or doubling with
+        jitter so that retries spread out."""
         wish = getattr(getattr(fault, "response", None), "headers", {}).get("retry-after", "")
         if wish.isdigit():
             return min(float(wish), LONGEST_PAUSE_S)
-        return min(self._backoff_s * 2 ** (attempt - 1), LONGEST_PAUSE_S) * random.uniform(0.75, 1.25)
+        return min(self._backoff_s * 2 ** (attempt - 1), LONGEST_PAUSE_S) * random.uniform(
+            0.75, 1.25
+        )
 
     def _fatal(self, error: openai.APIStatusError, where: str) -> UsageError:
         if error.status_code in (401, 403):
             return UsageError(
-                f"{where} refused the API key (HTTP {error.status_code})", f"put a key that is valid there into {self._key_place}"
+                f"{where} refused the API key (HTTP {error.status_code})",
+                f"put a key that is valid there into {self._key_place}",
             )
         if error.status_code == 404:
             return UsageError(
-                f"{where} has no model {self._model!r}, or is not the address of the API (HTTP 404)",
-                "check synthesis.model against BASE_URL/models, and that synthesis.base_url ends in /v1",
+                f"{where} has no model {self._model!r}, or is not the address of the API (HTTP"
+                " 404)",
+                "check synthesis.model against BASE_URL/models, and that synthesis.base_url ends"
+                " in /v1",
             )
-        return UsageError(f"{where} does not take the request: {self._cause(error)}", "check synthesis.base_url")
+        return UsageError(
+            f"{where} does not take the request: {self._cause(error)}", "check synthesis.base_url"
+        )
 
     def _key(self) -> str:
         return self._api_key or os.environ.get(self._api_key_env) or NO_KEY
@@ -219,7 +280,11 @@ class OpenAISampler:
         """What happened, in one line without the key."""
         import openai
 
-        text = f"{error} {error.__cause__ or ''}" if isinstance(error, openai.APIConnectionError) else str(error)
+        text = (
+            f"{error} {error.__cause__ or ''}"
+            if isinstance(error, openai.APIConnectionError)
+            else str(error)
+        )
         if self._key() != NO_KEY:
             text = text.replace(self._key(), "***")
         return " ".join(text.split())[:LONGEST_CAUSE]
@@ -241,19 +306,29 @@ class _Clients:
         if url not in self._clients:
             timeout = openai.Timeout(self._timeout_s, connect=CONNECT_TIMEOUT_S)
             options = {"base_url": url, "timeout": timeout}
-            http = openai.DefaultAsyncHttpxClient(trust_env=False, **options) if self._direct else None
-            client = openai.AsyncOpenAI(api_key=self._key, max_retries=0, http_client=http, **options)
+            http = (
+                openai.DefaultAsyncHttpxClient(trust_env=False, **options) if self._direct else None
+            )
+            client = openai.AsyncOpenAI(
+                api_key=self._key, max_retries=0, http_client=http, **options
+            )
             self._clients[url] = await self._stack.enter_async_context(client)
         return self._clients[url]
 
 
 class _Background:
-    """A coroutine on a thread with an event loop of its own, so that answers arrive while the caller works on the last one and the
-    caller's thread may have a loop itself. `work` gets the function that emits an item, and waits there while UNREAD lie unread."""
+    """A coroutine on a thread with an event loop of its own, so that answers arrive while the
+    caller works on the last one and the caller's thread may have a loop itself. `work` gets the
+    function that emits an item, and waits there while UNREAD lie unread.
+    """
 
-    def __init__(self, work: Callable[[Callable[[Response], Awaitable[None]]], Coroutine[Any, Any, None]]) -> None:
+    def __init__(
+        self, work: Callable[[Callable[[Response], Awaitable[None]]], Coroutine[Any, Any, None]]
+    ) -> None:
         self._work = work
-        self._emitted: queue.SimpleQueue[Response | None] = queue.SimpleQueue()  # None: there will be no more
+        self._emitted: queue.SimpleQueue[Response | None] = (
+            queue.SimpleQueue()
+        )  # None: there will be no more
         self._error: BaseException | None = None
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="synthesis client", daemon=True)
@@ -291,7 +366,11 @@ class _Background:
             self._emitted.put(None)
 
     async def _main(self) -> None:
-        self._loop, self._task, self._room = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Semaphore(UNREAD)
+        self._loop, self._task, self._room = (
+            asyncio.get_running_loop(),
+            asyncio.current_task(),
+            asyncio.Semaphore(UNREAD),
+        )
         self._ready.set()
         await self._work(self._emit)
 
@@ -301,12 +380,17 @@ class _Background:
 
 
 def _response(request: Request, completion: Any) -> Response:
-    """The first choice of a completion. Raises _ProtocolError where there is none: servers do answer 200 with anything."""
+    """The first choice of a completion. Raises _ProtocolError where there is none: servers do
+    answer 200 with anything."""
     choices = getattr(completion, "choices", None)
-    message = getattr(choices[0], "message", None) if isinstance(choices, list) and choices else None
+    message = (
+        getattr(choices[0], "message", None) if isinstance(choices, list) and choices else None
+    )
     if not hasattr(message, "content"):
         raise _ProtocolError("the answer holds no choice with a message")
-    extra = message.model_extra or {}  # reasoning is not in OpenAI's schema: vLLM and SGLang add it under one of two names
+    extra = (
+        message.model_extra or {}
+    )  # reasoning is not in OpenAI's schema: vLLM and SGLang add it under one of two names
     reasoning = extra.get("reasoning_content") or extra.get("reasoning")
     tokens = getattr(getattr(completion, "usage", None), "completion_tokens", None)
     return Response(
@@ -324,5 +408,6 @@ def _address_of(error: openai.APIStatusError) -> str:
 
 
 def _text(value: Any) -> str | None:
-    """A string that UTF-8 can hold (JSON may carry lone surrogates, records and Parquet may not); None for what is no string."""
+    """A string that UTF-8 can hold (JSON may carry lone surrogates, records and Parquet may not);
+    None for what is no string."""
     return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else None

@@ -11,39 +11,102 @@ from tasks.synthesis.known_models import sampling_for
 
 
 class ServerConfig(BaseModel):
-    """The vLLM servers that concur starts for `sampler: vllm`: what they are and where they run. Where a default is null, it is derived.
+    """The vLLM servers that concur starts for `sampler: vllm`: what they are and where they run.
+    Where a default is null, it is derived.
 
-    Of these, `identity` alone decides what is generated; the others may change without a response being asked for again.
+    Of these, `identity` alone decides what is generated; the others may change without a response
+    being asked for again.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)  # args and env hold numbers in YAML
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", coerce_numbers_to_str=True
+    )  # args and env hold numbers in YAML
 
-    python: str | None = Field(default=None, description="an interpreter that has vLLM; null: $CONCUR_VLLM_PYTHON, else vllm on PATH")
-    command: str | None = Field(default=None, description="a command line instead, such as 'vllm serve'; the model and its options follow")
-    adapters: dict[str, str] = Field(default={}, description="LoRA adapters by name: directories; synthesis.adapter says which is asked")
-    tensor_parallel: int = Field(default=1, ge=1, description="GPUs of one replica")
-    replicas: int | None = Field(default=None, ge=1, description="servers; null: as many as the GPUs of the cluster hold, 1 without GPUs")
-    listen: Literal["loopback", "node"] = Field(
-        default="loopback", description="loopback: replicas on this machine; node: at the addresses of a cluster's nodes, behind a key"
+    python: str | None = Field(
+        default=None,
+        description="an interpreter that has vLLM; null: $CONCUR_VLLM_PYTHON, else vllm on PATH",
     )
-    max_model_len: int | None = Field(default=None, ge=1, description="prompt and response, tokens; null: longest prompt and max_tokens")
-    max_num_seqs: int | None = Field(default=None, ge=1, description="responses written at once by a replica; null: what memory holds")
-    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1, description="share of a GPU's memory (vLLM's default)")
-    cpu_kv_cache_gib: int = Field(default=1, ge=1, description="without GPUs: memory for keys and values, GiB")
-    prefix_caching: bool = Field(default=True, description="the samples of a task share the work of their prompt")
-    ngram_tokens: int = Field(default=0, ge=0, description="speculative decoding: tokens guessed from the text so far; 0 is off")
-    args: tuple[str, ...] = Field(default=(), description="further arguments of vllm serve, passed on as they are")
-    env: dict[str, str] = Field(default={}, description="further environment of the servers, such as VLLM_USE_FLASHINFER_SAMPLER=0")
-    start_timeout_s: float = Field(default=1800.0, gt=0, description="from a server's start until it is healthy")
-    restarts: int = Field(default=5, ge=0, description="crashes of a replica that are mended, without ten minutes between")
-    restart_pause_s: float = Field(default=1.0, gt=0, description="before the first restart; doubles up to a minute")
-    lease_s: float = Field(default=60.0, gt=0, description="a server that concur has not renewed for so long stops itself")
-    drain_s: float = Field(default=30.0, ge=0, description="for answers in flight when a server is stopped")
-    log_mib: int = Field(default=16, ge=1, description="log of a replica, kept under root/logs/vllm")
+    command: str | None = Field(
+        default=None,
+        description=(
+            "a command line instead, such as 'vllm serve'; the model and its options follow"
+        ),
+    )
+    adapters: dict[str, str] = Field(
+        default={},
+        description="LoRA adapters by name: directories; synthesis.adapter says which is asked",
+    )
+    tensor_parallel: int = Field(default=1, ge=1, description="GPUs of one replica")
+    replicas: int | None = Field(
+        default=None,
+        ge=1,
+        description="servers; null: as many as the GPUs of the cluster hold, 1 without GPUs",
+    )
+    listen: Literal["loopback", "node"] = Field(
+        default="loopback",
+        description=(
+            "loopback: replicas on this machine; node: at the addresses of a cluster's nodes,"
+            " behind a key"
+        ),
+    )
+    max_model_len: int | None = Field(
+        default=None,
+        ge=1,
+        description="prompt and response, tokens; null: longest prompt and max_tokens",
+    )
+    max_num_seqs: int | None = Field(
+        default=None,
+        ge=1,
+        description="responses written at once by a replica; null: what memory holds",
+    )
+    gpu_memory_utilization: float = Field(
+        default=0.9, gt=0, le=1, description="share of a GPU's memory (vLLM's default)"
+    )
+    cpu_kv_cache_gib: int = Field(
+        default=1, ge=1, description="without GPUs: memory for keys and values, GiB"
+    )
+    prefix_caching: bool = Field(
+        default=True, description="the samples of a task share the work of their prompt"
+    )
+    ngram_tokens: int = Field(
+        default=0,
+        ge=0,
+        description="speculative decoding: tokens guessed from the text so far; 0 is off",
+    )
+    args: tuple[str, ...] = Field(
+        default=(), description="further arguments of vllm serve, passed on as they are"
+    )
+    env: dict[str, str] = Field(
+        default={},
+        description="further environment of the servers, such as VLLM_USE_FLASHINFER_SAMPLER=0",
+    )
+    start_timeout_s: float = Field(
+        default=1800.0, gt=0, description="from a server's start until it is healthy"
+    )
+    restarts: int = Field(
+        default=5,
+        ge=0,
+        description="crashes of a replica that are mended, without ten minutes between",
+    )
+    restart_pause_s: float = Field(
+        default=1.0, gt=0, description="before the first restart; doubles up to a minute"
+    )
+    lease_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="a server that concur has not renewed for so long stops itself",
+    )
+    drain_s: float = Field(
+        default=30.0, ge=0, description="for answers in flight when a server is stopped"
+    )
+    log_mib: int = Field(
+        default=16, ge=1, description="log of a replica, kept under root/logs/vllm"
+    )
 
     @property
     def identity(self) -> list[Any]:
-        """What of all this decides what is generated. Adapters are known by their content elsewhere."""
+        """What of all this decides what is generated. Adapters are known by their content
+        elsewhere."""
         return [list(self.args), self.max_model_len] if self.args or self.max_model_len else []
 
 
@@ -51,46 +114,96 @@ class SynthesisConfig(BaseModel):
     """The generator and how it is asked. Defaults: the recorded responses that ship with concur.
 
     Attributes:
-        sampler: recorded responses, a model in this process, an OpenAI-compatible endpoint, or vLLM servers that concur starts
+        sampler: recorded responses, a model in this process, an OpenAI-compatible endpoint, or vLLM
+            servers that concur starts
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     sampler: Literal["recorded", "transformers", "openai", "vllm"] = "recorded"
-    model: str | None = Field(default=None, description="model name at the endpoint, hub id or directory; 'small' is the local demo model")
-    responses: str | None = Field(default=None, description="recorded: a Parquet file of responses instead of the bundled ones")
-    base_url: str | tuple[str, ...] | None = Field(
-        default=None, description="openai: the endpoint, such as http://127.0.0.1:8000/v1, or several that serve the same model"
+    model: str | None = Field(
+        default=None,
+        description=(
+            "model name at the endpoint, hub id or directory; 'small' is the local demo model"
+        ),
     )
-    api_key_env: str = Field(default="OPENAI_API_KEY", description="environment variable that holds the key; never logged")
+    responses: str | None = Field(
+        default=None,
+        description="recorded: a Parquet file of responses instead of the bundled ones",
+    )
+    base_url: str | tuple[str, ...] | None = Field(
+        default=None,
+        description=(
+            "openai: the endpoint, such as http://127.0.0.1:8000/v1, or several that serve the same"
+            " model"
+        ),
+    )
+    api_key_env: str = Field(
+        default="OPENAI_API_KEY",
+        description="environment variable that holds the key; never logged",
+    )
     api_key_block: str | None = Field(
-        default=None, min_length=1, description="openai: name of a Prefect secret block that holds the key instead; never logged"
+        default=None,
+        min_length=1,
+        description=(
+            "openai: name of a Prefect secret block that holds the key instead; never logged"
+        ),
     )
     tokenizer: str | None = Field(
-        default=None, description="the generator's tokenizer (directory or hub id), for reasoning lengths; 'small' for the demo's"
+        default=None,
+        description=(
+            "the generator's tokenizer (directory or hub id), for reasoning lengths; 'small' for"
+            " the demo's"
+        ),
     )
-    samples_per_task: int = Field(default=5, ge=1, description="paper section 3: five candidates a task")
+    samples_per_task: int = Field(
+        default=5, ge=1, description="paper section 3: five candidates a task"
+    )
     sampling: SamplingParams = Field(
-        default=SamplingParams(), validate_default=True, description="how responses are drawn; what is not set is the model's own, if known"
+        default=SamplingParams(),
+        validate_default=True,
+        description="how responses are drawn; what is not set is the model's own, if known",
     )
-    hardware: str | None = Field(default=None, description="one line on the target hardware for the prompt")
+    hardware: str | None = Field(
+        default=None, description="one line on the target hardware for the prompt"
+    )
     concurrency: int = Field(default=64, ge=1, description="openai: requests in flight")
-    turns: int = Field(default=1, ge=1, le=8, description="answers of a sample: above 1, what verification failed is asked for again")
-    refine_below_speedup: float = Field(
-        default=1.0, ge=0, description="turns: correct kernels too, whose speedup has its lower bound (95 %) at this or below; 0: never"
+    turns: int = Field(
+        default=1,
+        ge=1,
+        le=8,
+        description="answers of a sample: above 1, what verification failed is asked for again",
     )
-    adapter: str | None = Field(default=None, description="vllm: the adapter of server.adapters that is asked instead of the model")
+    refine_below_speedup: float = Field(
+        default=1.0,
+        ge=0,
+        description=(
+            "turns: correct kernels too, whose speedup has its lower bound (95 %) at this or below;"
+            " 0: never"
+        ),
+    )
+    adapter: str | None = Field(
+        default=None,
+        description="vllm: the adapter of server.adapters that is asked instead of the model",
+    )
     server: ServerConfig = ServerConfig()
 
     @field_validator("sampling")
     @classmethod
     def _as_the_model_wants(cls, sampling: SamplingParams, info: ValidationInfo) -> SamplingParams:
         """Recorded responses were drawn long ago: no model's settings apply."""
-        return sampling if info.data.get("sampler") == "recorded" else sampling_for(info.data.get("model"), sampling)
+        return (
+            sampling
+            if info.data.get("sampler") == "recorded"
+            else sampling_for(info.data.get("model"), sampling)
+        )
 
     @field_validator("turns")
     @classmethod
     def _recordings_have_one_turn(cls, turns: int, info: ValidationInfo) -> int:
         if turns > 1 and info.data.get("sampler") == "recorded":
-            raise ValueError("recorded responses hold no answer to a follow-up: set synthesis.sampler to a model, or turns to 1")
+            raise ValueError(
+                "recorded responses hold no answer to a follow-up: set synthesis.sampler to a"
+                " model, or turns to 1"
+            )
         return turns

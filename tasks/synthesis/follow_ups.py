@@ -1,9 +1,11 @@
-"""What a generator is asked after the first turn: one follow-up for each attempt of the turn before that needs it.
+"""What a generator is asked after the first turn: one follow-up for each attempt of the turn before
+that needs it.
 
-Guarantees: a request's key names everything that was asked, the turn and the attempt that is followed up among it, and the same key gives
-the same request. Candidates and verdicts are read once, part by part; prompts wait in a file of a directory that the caller gives and
-removes, so that any number of follow-ups takes the memory of the tasks, and of a key and two places each. Does not notice rows that are
-added meanwhile: both snapshots are to be finished.
+Guarantees: a request's key names everything that was asked, the turn and the attempt that is
+followed up among it, and the same key gives the same request. Candidates and verdicts are read
+once, part by part; prompts wait in a file of a directory that the caller gives and removes, so that
+any number of follow-ups takes the memory of the tasks, and of a key and two places each. Does not
+notice rows that are added meanwhile: both snapshots are to be finished.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Language, SamplingParams, Status, Verdict
 from tasks.sources.stage import read_tasks
-from tasks.store import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot, SnapshotRef
 from tasks.synthesis.asked import RequestSet, data_version, request_key
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.prompts import render
@@ -28,9 +30,20 @@ if TYPE_CHECKING:
     import polars as pl
 
 SEED_STEP = 1_000_000
-"""Between the seeds of a sample's turns: more than anybody draws samples of a task, so that no two answers of one share a seed."""
+"""Between the seeds of a sample's turns: more than anybody draws samples of a task, so that no two
+answers of one share a seed."""
 ATTEMPT = ("candidate_id", "task_id", "sample_index", "code")
-SAID = ("candidate_id", "task_id", "language", "status", "reason", "detail", "timing", "correctness", "log_tail")
+SAID = (
+    "candidate_id",
+    "task_id",
+    "language",
+    "status",
+    "reason",
+    "detail",
+    "timing",
+    "correctness",
+    "log_tail",
+)
 
 
 class _Place(NamedTuple):
@@ -43,10 +56,12 @@ class _Place(NamedTuple):
 
 
 class FollowUps(RequestSet):
-    """All requests of turn `turn` (2 or later), by task as in the first one, so that those of one task share a prefix.
+    """All requests of turn `turn` (2 or later), by task as in the first one, so that those of one
+    task share a prefix.
 
-    What is followed up are candidates of the turn before, in `language`, whose verdict says so (tasks.synthesis.refine.followed_up); a
-    candidate without a verdict is not. Raises UsageError where the task of one is not among the tasks. Use as a context manager.
+    What is followed up are candidates of the turn before, in `language`, whose verdict says so
+    (tasks.synthesis.refine.followed_up); a candidate without a verdict is not. Raises UsageError
+    where the task of one is not among the tasks. Use as a context manager.
     """
 
     def __init__(
@@ -60,7 +75,12 @@ class FollowUps(RequestSet):
         turn: int,
         directory: Path,
     ) -> None:
-        self._config, self._language, self._generator, self._turn = config, language, generator, turn
+        self._config, self._language, self._generator, self._turn = (
+            config,
+            language,
+            generator,
+            turn,
+        )
         self._data = data_version(config)
         self._tasks = read_tasks(tasks)
         directory.mkdir(parents=True, exist_ok=True)
@@ -103,47 +123,66 @@ class FollowUps(RequestSet):
         seed = self._config.sampling.seed + sample_index + (self._turn - 1) * SEED_STEP
         return self._config.sampling.model_copy(update={"seed": seed})
 
-    def _listen(self, verdicts: Snapshot, attempts: set[str]) -> dict[str, tuple[tuple[int, int], bool]]:
-        """Of each attempt that is followed up: where what its verdict says is kept, and whether it was correct."""
+    def _listen(
+        self, verdicts: Snapshot, attempts: set[str]
+    ) -> dict[str, tuple[tuple[int, int], bool]]:
+        """Of each attempt that is followed up: where what its verdict says is kept, and whether it
+        was correct."""
         found = {}
         for row in verdicts.rows_of(verdicts.index(["candidate_id"]), SAID):
             if row["candidate_id"] not in attempts or row["candidate_id"] in found:
                 continue
             verdict = Verdict.model_validate(row)
-            if verdict.language is self._language and followed_up(verdict, self._config.refine_below_speedup):
-                found[verdict.candidate_id] = self._said.add(said_of(verdict)), verdict.status is Status.CORRECT
+            if verdict.language is self._language and followed_up(
+                verdict, self._config.refine_below_speedup
+            ):
+                found[verdict.candidate_id] = (
+                    self._said.add(said_of(verdict)),
+                    verdict.status is Status.CORRECT,
+                )
         return found
 
-    def _render(self, candidates: Snapshot, wanted: pl.DataFrame, verdict_of: Mapping[str, Any]) -> Iterator[tuple[_Place, str]]:
+    def _render(
+        self, candidates: Snapshot, wanted: pl.DataFrame, verdict_of: Mapping[str, Any]
+    ) -> Iterator[tuple[_Place, str]]:
         numbers = {task.task_id: number for number, task in enumerate(self._tasks)}
         for row in candidates.rows_of(wanted, ATTEMPT):
             number = numbers.get(row["task_id"])
             if number is None:
                 raise UsageError(
-                    f"task {row['task_id']} of a candidate is not among the tasks", "refine candidates with the tasks they answer"
+                    f"task {row['task_id']} of a candidate is not among the tasks",
+                    "refine candidates with the tasks they answer",
                 )
             task, (said, correct) = self._tasks[number], verdict_of[row["candidate_id"]]
             first = render(task, self._language, self._config.hardware)
             prompt = follow_up_prompt(first, row["code"], self._said.read(said), correct)
             index, parent = row["sample_index"], row["candidate_id"]
             later = (self._turn, parent)
-            key = request_key(task, prompt, self._generator, self._sampling(index), index, self._data, *later)
+            key = request_key(
+                task, prompt, self._generator, self._sampling(index), index, self._data, *later
+            )
             yield _Place(number, index, parent, self._prompts.add(prompt)), key
 
 
 def _attempts(candidates: Snapshot, turn: int) -> pl.DataFrame:
-    """Ids and places of the candidates of one turn, each once. Snapshots of older versions know no turns: all of theirs are the first."""
+    """Ids and places of the candidates of one turn, each once. Snapshots of older versions know no
+    turns: all of theirs are the first."""
     import polars as pl
 
     if not candidates.has_column("turn"):
         every = candidates.index(["candidate_id"])
-        return (every if turn == 1 else every.clear()).unique("candidate_id", keep="first", maintain_order=True)
+        return (every if turn == 1 else every.clear()).unique(
+            "candidate_id", keep="first", maintain_order=True
+        )
     every = candidates.index(["candidate_id", "turn"])
-    return every.filter(pl.col("turn") == turn).unique("candidate_id", keep="first", maintain_order=True)
+    return every.filter(pl.col("turn") == turn).unique(
+        "candidate_id", keep="first", maintain_order=True
+    )
 
 
 class _Spool:
-    """Texts in a file, compressed, each found again by its place. Reading is safe from several threads."""
+    """Texts in a file, compressed, each found again by its place. Reading is safe from several
+    threads."""
 
     def __init__(self, path: Path) -> None:
         self._file = open(path, "w+b")
@@ -159,7 +198,9 @@ class _Spool:
     def read(self, place: tuple[int, int]) -> str:
         self._file.flush()
         start, length = place
-        return zlib.decompress(os.pread(self._file.fileno(), length, start)).decode("utf-8", "surrogatepass")
+        return zlib.decompress(os.pread(self._file.fileno(), length, start)).decode(
+            "utf-8", "surrogatepass"
+        )
 
     def close(self) -> None:
         self._file.close()

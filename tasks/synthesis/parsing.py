@@ -1,9 +1,11 @@
 """A response in, reasoning and code out.
 
-Guarantees: never raises, whatever the text; time linear in its length; either `code` (a complete fenced block, or a bare module, that
-defines the class ModelNew) or the one `parse_reason` why there is none; a draft inside the reasoning, one that thoughts follow, is never
-taken while there is an answer; the same text gives the same parts whether the server or this module separated its reasoning; every string
-that comes out can be encoded as UTF-8. Does not guarantee that the code compiles: a syntax error is the verifier's.
+Guarantees: never raises, whatever the text; time linear in its length; either `code` (a complete
+fenced block, or a bare module, that defines the class ModelNew) or the one `parse_reason` why there
+is none; a draft inside the reasoning, one that thoughts follow, is never taken while there is an
+answer; the same text gives the same parts whether the server or this module separated its
+reasoning; every string that comes out can be encoded as UTF-8. Does not guarantee that the code
+compiles: a syntax error is the verifier's.
 """
 
 from __future__ import annotations
@@ -18,22 +20,35 @@ from kernels_eval.records import Record
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
-# A fence at the start of a line with whatever follows it, or one that a model wrote at the end of a line of prose ("...:```python").
-_FENCE = re.compile(r"^[ \t]*(?P<run>`{3,}|~{3,})(?P<rest>[^\n]*)$|(?<![`\n])(?P<late>```)(?P<tag>python3?|py)[ \t]*$", re.MULTILINE)
+# A fence at the start of a line with whatever follows it, or one that a model wrote at the end of a
+# line of prose ("...:```python").
+_FENCE = re.compile(
+    r"^[ \t]*(?P<run>`{3,}|~{3,})(?P<rest>[^\n]*)$|(?<![`\n])(?P<late>```)(?P<tag>python3?|py)["
+    r" \t]*$",
+    re.MULTILINE,
+)
 _TAG = re.compile(r"[A-Za-z][\w+#.-]*")
 _OPEN = re.compile(r"^[ \t]*<think>", re.MULTILINE)
 _CLASS = re.compile(r"^[ \t]*class[ \t]+ModelNew\b", re.MULTILINE)
 _WORD = re.compile(r"\w")  # an answer without one (nothing, or a stray closing fence) is none
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _PYTHON_TAGS = frozenset({"", "python", "python3", "py", "{python}", "{.python}"})
-_OTHER_TAGS = frozenset("c c++ cpp cu cuda triton markdown md bash sh shell text txt json diff".split())
-_OPENING_TAGS = _PYTHON_TAGS - {""} | _OTHER_TAGS  # these open a block even where one is open already
-_AST_LIMIT = 500_000  # longer code is searched as text: ast takes about 400 bytes of memory a character
-_DEEPEST = 2  # a fence in a fence (a Markdown answer, a docstring's example); bounds the text that blocks share
+_OTHER_TAGS = frozenset(
+    "c c++ cpp cu cuda triton markdown md bash sh shell text txt json diff".split()
+)
+_OPENING_TAGS = (
+    _PYTHON_TAGS - {""} | _OTHER_TAGS
+)  # these open a block even where one is open already
+_AST_LIMIT = (
+    500_000  # longer code is searched as text: ast takes about 400 bytes of memory a character
+)
+# a fence in a fence (a Markdown answer, a docstring's example); bounds the text that blocks share
+_DEEPEST = 2
 
 
 class Parsed(Record):
-    """A response taken apart: exactly one of `code` and `parse_reason` is None. `parse_reason` is a reason of Status.NO_CODE."""
+    """A response taken apart: exactly one of `code` and `parse_reason` is None. `parse_reason` is a
+    reason of Status.NO_CODE."""
 
     reasoning: str
     answer: str
@@ -41,36 +56,57 @@ class Parsed(Record):
     parse_reason: str | None = None
 
 
-def parse_response(text: str, *, reasoning: str | None = None, finish_reason: str | None = None) -> Parsed:
-    """Take a response apart. `reasoning` is what the server separated, if it did; `finish_reason` what it said, "length" if cut off.
+def parse_response(
+    text: str, *, reasoning: str | None = None, finish_reason: str | None = None
+) -> Parsed:
+    """Take a response apart. `reasoning` is what the server separated, if it did; `finish_reason`
+    what it said, "length" if cut off.
 
-    The reasoning is the text before the last `</think>`, or what the server gave. Where neither is there, nothing says where it ends: a
-    chat template may have opened the block and the model forgotten to close it. Then it ends where the last module begins; a text that
-    was cut off before that is all reasoning, any other without a module is all answer. The code is the last complete fenced block that
-    defines ModelNew; a block in the reasoning only where the model stopped by itself, and no answer follows, or one without any block
-    where the module is the last thing in the reasoning: then the tag came a block too late, and the answer begins with the module.
+    The reasoning is the text before the last `</think>`, or what the server gave. Where neither is
+    there, nothing says where it ends: a chat template may have opened the block and the model
+    forgotten to close it. Then it ends where the last module begins; a text that was cut off before
+    that is all reasoning, any other without a module is all answer. The code is the last complete
+    fenced block that defines ModelNew; a block in the reasoning only where the model stopped by
+    itself, and no answer follows, or one without any block where the module is the last thing in
+    the reasoning: then the tag came a block too late, and the answer begins with the module.
     """
     text = clean_text(text)
-    thought, answer = (_untagged(clean_text(reasoning)), text) if reasoning and reasoning.strip() else _split(text)
+    thought, answer = (
+        (_untagged(clean_text(reasoning)), text)
+        if reasoning and reasoning.strip()
+        else _split(text)
+    )
     if answer is not None and _WORD.search(answer):
         found = _find_code(answer, finish_reason)
         if found.reason == "no_code_block" and (moved := _ending_in_code(thought, answer)):
             return moved
-        return Parsed(reasoning=_untagged(thought), answer=answer.strip(), code=found.code, parse_reason=found.reason)
+        return Parsed(
+            reasoning=_untagged(thought),
+            answer=answer.strip(),
+            code=found.code,
+            parse_reason=found.reason,
+        )
     return _without_answer(thought, closed=answer is not None, finish_reason=finish_reason)
 
 
 def _ending_in_code(thought: str, answer: str) -> Parsed | None:
-    """Reasoning that ends with its module, and an answer that only speaks of it. QwQ-32B writes one in eighteen responses so."""
+    """Reasoning that ends with its module, and an answer that only speaks of it. QwQ-32B writes one
+    in eighteen responses so."""
     found = _find_code(thought, None)
     if found.code is None or _WORD.search(thought[found.end :].replace(THINK_CLOSE, "")):
         return None
-    return Parsed(reasoning=_untagged(thought[: found.start]), answer=f"{_from(thought, found)}\n\n{answer.strip()}", code=found.code)
+    return Parsed(
+        reasoning=_untagged(thought[: found.start]),
+        answer=f"{_from(thought, found)}\n\n{answer.strip()}",
+        code=found.code,
+    )
 
 
 def _from(thought: str, found: _Found) -> str:
     """The module and what follows it, without a tag: some models close twice."""
-    return (thought[found.start : found.end] + thought[found.end :].replace(THINK_CLOSE, "")).strip()
+    return (
+        thought[found.start : found.end] + thought[found.end :].replace(THINK_CLOSE, "")
+    ).strip()
 
 
 def _without_answer(thought: str, *, closed: bool, finish_reason: str | None) -> Parsed:
@@ -79,7 +115,11 @@ def _without_answer(thought: str, *, closed: bool, finish_reason: str | None) ->
     found = _find_code(thought, finish_reason)
     draft = (closed and finish_reason == "length") or (opened and finish_reason != "stop")
     if found.code is not None and not draft:
-        return Parsed(reasoning=_untagged(thought[: found.start]), answer=_from(thought, found), code=found.code)
+        return Parsed(
+            reasoning=_untagged(thought[: found.start]),
+            answer=_from(thought, found),
+            code=found.code,
+        )
     if closed or opened:
         reason = "truncated" if opened or finish_reason == "length" else "no_code_block"
         return Parsed(reasoning=_untagged(thought), answer="", parse_reason=reason)
@@ -89,7 +129,8 @@ def _without_answer(thought: str, *, closed: bool, finish_reason: str | None) ->
 
 
 def is_unfinished(text: str) -> bool:
-    """Does a recorded response break off: a think block or its last fence never closed? Stands in for a finish reason nobody kept."""
+    """Does a recorded response break off: a think block or its last fence never closed? Stands in
+    for a finish reason nobody kept."""
     thought, answer = _split(clean_text(text))
     if answer is None:
         return THINK_OPEN in thought or _scan(thought).unclosed
@@ -97,7 +138,8 @@ def is_unfinished(text: str) -> bool:
 
 
 def clean_text(text: str) -> str:
-    """The text with Unix line ends, and lone surrogates (which JSON can carry and UTF-8 cannot) as U+FFFD."""
+    """The text with Unix line ends, and lone surrogates (which JSON can carry and UTF-8 cannot) as
+    U+FFFD."""
     return _SURROGATES.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
@@ -108,7 +150,8 @@ def _split(text: str) -> tuple[str, str | None]:
 
 
 def _untagged(thought: str) -> str:
-    """The reasoning behind its opening tag, which begins a line. QwQ-32B often continues the prompt first: that is no reasoning."""
+    """The reasoning behind its opening tag, which begins a line. QwQ-32B often continues the prompt
+    first: that is no reasoning."""
     opened = _OPEN.search(thought)
     return thought[opened.end() if opened else 0 :].strip()
 
@@ -138,16 +181,26 @@ def _find_code(text: str, finish_reason: str | None) -> _Found:
 
 
 def _defines_model(code: str, *, strict: bool) -> bool:
-    """Is the class there? Code that does not parse is searched as text, unless `strict` (it may be no Python at all)."""
+    """Is the class there? Code that does not parse is searched as text, unless `strict` (it may be
+    no Python at all)."""
     if len(code) > _AST_LIMIT:
         return not strict
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an invalid escape in a candidate's string is not our warning
+            warnings.simplefilter(
+                "ignore"
+            )  # an invalid escape in a candidate's string is not our warning
             tree = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # ValueError: NUL bytes; the others: absurd nesting
+    except (
+        SyntaxError,
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ):  # ValueError: NUL bytes; the others: absurd nesting
         return not strict
-    return any(isinstance(node, ast.ClassDef) and node.name == "ModelNew" for node in ast.walk(tree))
+    return any(
+        isinstance(node, ast.ClassDef) and node.name == "ModelNew" for node in ast.walk(tree)
+    )
 
 
 @dataclass(slots=True)
@@ -184,24 +237,34 @@ class _Scan:
 def _scan(text: str) -> _Scan:
     """Every complete fenced block, in the order in which they close.
 
-    More lenient than CommonMark (https://spec.commonmark.org/0.31.2/#fenced-code-blocks) where real responses are sloppy: prose after a
-    closing fence, an opening fence inside a block that was never closed or that is itself Markdown, one at the end of a line of prose.
+    More lenient than CommonMark (https://spec.commonmark.org/0.31.2/#fenced-code-blocks) where real
+    responses are sloppy: prose after a closing fence, an opening fence inside a block that was
+    never closed or that is itself Markdown, one at the end of a line of prose.
     """
     scan = _Scan()
     for match in _FENCE.finditer(text):
         top = scan.open[-1] if scan.open else None
         if match["late"]:
             if top is None:
-                scan.open.append(_Block(match.start("late"), match.end() + 1, "`", 3, 0, match["tag"]))
+                scan.open.append(
+                    _Block(match.start("late"), match.end() + 1, "`", 3, 0, match["tag"])
+                )
             continue
         run, rest = match["run"], match["rest"].strip()
         if "```" in rest:
             continue  # inline code that happens to begin a line
         indent = match.start("run") - match.start()
         word = rest.split(maxsplit=1)[0].lower() if rest else ""
-        if word in _OPENING_TAGS or (top is None and (not rest or (rest == rest.split()[0] and _TAG.fullmatch(rest)))):
+        if word in _OPENING_TAGS or (
+            top is None and (not rest or (rest == rest.split()[0] and _TAG.fullmatch(rest)))
+        ):
             _push(scan, _Block(match.start(), match.end() + 1, run[0], len(run), indent, word))
-        elif top is not None and run[0] == top.char and len(run) >= top.length and indent <= top.indent + 3:
+        elif (
+            top is not None
+            and run[0] == top.char
+            and len(run) >= top.length
+            and indent <= top.indent + 3
+        ):
             top.end = match.start()
             scan.blocks.append(scan.open.pop())
     return scan

@@ -1,7 +1,8 @@
 """The prompts that ask a generator for a kernel: one template, one worked example a language.
 
-Guarantees: the same task, language and hardware line give the same prompt, character for character, in every release with the same
-`PROMPT_VERSION`; the task's code appears whole and unchanged. Holds no task of any benchmark: the example was written for concur.
+Guarantees: the same task, language and hardware line give the same prompt, character for character,
+in every release with the same `PROMPT_VERSION`; the task's code appears whole and unchanged. Holds
+no task of any benchmark: the example was written for concur.
 """
 
 from __future__ import annotations
@@ -172,7 +173,10 @@ class ModelNew(nn.Module):
 EXAMPLES = {Language.CUDA: EXAMPLE_CUDA, Language.CPP: EXAMPLE_CPP, Language.TRITON: EXAMPLE_TRITON}
 
 MEANS = {
-    Language.CUDA: "custom CUDA kernels for an NVIDIA GPU, compiled with `torch.utils.cpp_extension.load_inline`",
+    Language.CUDA: (
+        "custom CUDA kernels for an NVIDIA GPU, compiled with"
+        " `torch.utils.cpp_extension.load_inline`"
+    ),
     Language.CPP: "custom C++ for the CPU, compiled with `torch.utils.cpp_extension.load_inline`",
     Language.TRITON: "custom Triton kernels for an NVIDIA GPU",
 }
@@ -204,14 +208,19 @@ Rules:
 
 
 def render(task: KernelTask, language: Language, hardware: str | None = None) -> str:
-    """The prompt that asks for a kernel in `language` for `task`. `hardware` is one line on the machine it will run on."""
+    """The prompt that asks for a kernel in `language` for `task`. `hardware` is one line on the
+    machine it will run on."""
     return TEMPLATE.format(
         entry_point=task.entry_point,
         means=MEANS[language],
         example_task=block(EXAMPLE_TASK),
         example_answer=block(EXAMPLES[language]),
         task=block(task.code),
-        hardware=f"\nIt will run on: {' '.join(hardware.split())}\n" if hardware and hardware.strip() else "",
+        hardware=(
+            f"\nIt will run on: {' '.join(hardware.split())}\n"
+            if hardware and hardware.strip()
+            else ""
+        ),
     )
 
 
@@ -221,7 +230,8 @@ def prompt_hash(prompt: str, *versions: int) -> str:
 
 
 def block(code: str, language: str = "python") -> str:
-    """`code` as a fenced block. The fence is longer than any run of backticks inside, so that nothing in the code can close it."""
+    """`code` as a fenced block. The fence is longer than any run of backticks inside, so that
+    nothing in the code can close it."""
     longest = max((len(run) for run in re.findall("`+", code)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{code.rstrip()}\n{fence}"

@@ -1,8 +1,10 @@
-"""Is an endpoint that has a request in hand still there? A long answer and a dead server look alike for an hour otherwise.
+"""Is an endpoint that has a request in hand still there? A long answer and a dead server look alike
+for an hour otherwise.
 
-Guarantees: while a request is in flight its address is asked for its models now and then; any answer at all, an error too, is a sign of
-life; where `MISSES` askings in a row get none, what is in flight there is given up as a fault of transport, to be tried again. An address
-that writes one answer for an hour and answers such a question meanwhile is waited for.
+Guarantees: while a request is in flight its address is asked for its models now and then; any
+answer at all, an error too, is a sign of life; where `MISSES` askings in a row get none, what is in
+flight there is given up as a fault of transport, to be tried again. An address that writes one
+answer for an hour and answers such a question meanwhile is waited for.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ class Silence(Exception):
 
 
 class Pulse:
-    """Of all addresses that one client asks. Use as an asynchronous context manager, inside the loop that asks."""
+    """Of all addresses that one client asks. Use as an asynchronous context manager, inside the
+    loop that asks."""
 
     def __init__(self, client_of: Callable[[str], Awaitable[openai.AsyncOpenAI]]) -> None:
         self._client_of = client_of
@@ -47,7 +50,8 @@ class Pulse:
                 await self._task
 
     async def during(self, url: str, request: Coroutine[Any, Any, T]) -> T:
-        """The request's answer. Raises Silence where its address is given up, and what the request raises."""
+        """The request's answer. Raises Silence where its address is given up, and what the request
+        raises."""
         given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(url, set()).add(given_up)
         asked = asyncio.ensure_future(request)
@@ -68,7 +72,9 @@ class Pulse:
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(EVERY_S)
-            await asyncio.gather(*(self._ask(url) for url, waiting in list(self._waiting.items()) if waiting))
+            await asyncio.gather(
+                *(self._ask(url) for url, waiting in list(self._waiting.items()) if waiting)
+            )
 
     async def _ask(self, url: str) -> None:
         import openai

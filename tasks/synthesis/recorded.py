@@ -1,8 +1,10 @@
-"""Samplers that replay what a generator wrote earlier: the bundled responses, or a Parquet file of them.
+"""Samplers that replay what a generator wrote earlier: the bundled responses, or a Parquet file of
+them.
 
-Guarantees: the same request always gives the same response; a request without a recording is passed over, never answered with another
-task's text, and no follow-up has one: what was recorded answers the first prompt. Sampling parameters are not looked at: the recording was
-made with those of its own time.
+Guarantees: the same request always gives the same response; a request without a recording is passed
+over, never answered with another task's text, and no follow-up has one: what was recorded answers
+the first prompt. Sampling parameters are not looked at: the recording was made with those of its
+own time.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class _Tokenizer:
         self._tokenizer = tokenizer
 
     def count_tokens(self, texts: Sequence[str]) -> list[int] | None:
-        """Tokens of each text; None without a tokenizer. Raises UsageError where the tokenizer cannot be loaded."""
+        """Tokens of each text; None without a tokenizer. Raises UsageError where the tokenizer
+        cannot be loaded."""
         if self._tokenizer is None:
             return None
         from tasks.sources.small_model import count_tokens
@@ -38,7 +41,8 @@ class _Tokenizer:
 
 
 class RecordedSampler(_Tokenizer):
-    """The bundled responses: sample i of a bundled task is its i-th recording in the language asked for."""
+    """The bundled responses: sample i of a bundled task is its i-th recording in the language asked
+    for."""
 
     generator = "recorded"
 
@@ -59,10 +63,11 @@ class RecordedSampler(_Tokenizer):
 
 
 class ResponsesFile(_Tokenizer):
-    """Recorded responses to KernelBench: columns level, problem_id, sample_id, model, response, and language where it is not CUDA.
+    """Recorded responses to KernelBench: columns level, problem_id, sample_id, model, response, and
+    language where it is not CUDA.
 
-    `generator` is the file's `model`. Raises UsageError for a file that lacks a column, holds several models, or two responses for one
-    level, problem_id and sample_id.
+    `generator` is the file's `model`. Raises UsageError for a file that lacks a column, holds
+    several models, or two responses for one level, problem_id and sample_id.
     """
 
     def __init__(self, path: str | Path, tokenizer: str | Path | None = None) -> None:
@@ -74,23 +79,39 @@ class ResponsesFile(_Tokenizer):
         models = {row["model"] for row in rows}
         if len(models) != 1 or None in models:
             named = ", ".join(sorted(str(model) for model in models)) or "none"
-            raise UsageError(f"{file} holds responses of {len(models)} models ({named})", "give a file whose rows all name one model")
+            raise UsageError(
+                f"{file} holds responses of {len(models)} models ({named})",
+                "give a file whose rows all name one model",
+            )
         self.generator = str(models.pop())
         self._texts: dict[tuple[str, str, int], str] = {}
         for row in rows:
-            key = (f"kernelbench/L{row['level']}/{row['problem_id']}", row.get("language") or Language.CUDA.value, row["sample_id"])
+            key = (
+                f"kernelbench/L{row['level']}/{row['problem_id']}",
+                row.get("language") or Language.CUDA.value,
+                row["sample_id"],
+            )
             if key in self._texts:
-                raise UsageError(f"{file} holds two responses for {key[0]}, sample {key[2]}", "keep one row for each sample_id of a task")
+                raise UsageError(
+                    f"{file} holds two responses for {key[0]}, sample {key[2]}",
+                    "keep one row for each sample_id of a task",
+                )
             if row["response"] is not None:
                 self._texts[key] = row["response"]
 
     def sample(self, requests: Requests) -> Iterator[Response]:
         """Responses in the order of the requests, fewer where a recording is missing."""
         for request in requests:
-            text = self._texts.get((request.task.task_id, request.language.value, request.sample_index))
+            text = self._texts.get(
+                (request.task.task_id, request.language.value, request.sample_index)
+            )
             if text is not None and request.turn == 1:
                 yield _response(request, text)
 
 
 def _response(request: Request, text: str) -> Response:
-    return Response(request_key=request.request_key, text=text, finish_reason="length" if is_unfinished(text) else "stop")
+    return Response(
+        request_key=request.request_key,
+        text=text,
+        finish_reason="length" if is_unfinished(text) else "stop",
+    )

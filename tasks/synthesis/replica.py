@@ -1,9 +1,11 @@
 """One vLLM server on the devices it was given, kept alive: a Ray actor's class, and a plain one.
 
-Guarantees: the server runs as long as somebody calls `renew` (a lease), and is gone, with all that it started, once `stop` has returned,
-this process has died or the lease has run out. One that crashes, or has not answered for a minute, is started again on the same port after
-pauses that double; one that crashes more than `restarts` times without ten minutes between, or that has never been healthy, is
-`failed`, with the end of its log. Does not answer requests itself, and does not know who asks.
+Guarantees: the server runs as long as somebody calls `renew` (a lease), and is gone, with all that
+it started, once `stop` has returned, this process has died or the lease has run out. One that
+crashes, or has not answered for a minute, is started again on the same port after pauses that
+double; one that crashes more than `restarts` times without ten minutes between, or that has never
+been healthy, is `failed`, with the end of its log. Does not answer requests itself, and does not
+know who asks.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ PORT_TAKEN = "address already in use"
 
 
 class ReplicaSpec(Record):
-    """What one replica runs. `command` lacks the address, `env` is added to the environment of the actor."""
+    """What one replica runs. `command` lacks the address, `env` is added to the environment of the
+    actor."""
 
     command: tuple[str, ...]
     names: tuple[str, ...]
@@ -41,7 +44,8 @@ class ReplicaSpec(Record):
     listen: Literal["loopback", "node"] = "loopback"
     env: dict[str, str] = {}
     threads: str | None = None
-    """OMP_NUM_THREADS as the user has set it: Ray sets its own for actors, and a model on the CPU would run on one core."""
+    """OMP_NUM_THREADS as the user has set it: Ray sets its own for actors, and a model on the CPU
+    would run on one core."""
     api_key: str
     log_dir: str
     log_bytes: int
@@ -58,7 +62,8 @@ class ReplicaSpec(Record):
 
 
 class ReplicaStatus(Record):
-    """How a replica is. `base_url` where it is healthy; `served`: it has been healthy before, once at least."""
+    """How a replica is. `base_url` where it is healthy; `served`: it has been healthy before, once
+    at least."""
 
     state: Literal["starting", "healthy", "restarting", "failed"]
     base_url: str | None = None
@@ -69,7 +74,8 @@ class ReplicaStatus(Record):
 
 
 class Replica:
-    """Starts at once; `veteran` is one that takes the place of a replica that has served, so a crash of its first start is no verdict."""
+    """Starts at once; `veteran` is one that takes the place of a replica that has served, so a
+    crash of its first start is no verdict."""
 
     def __init__(self, spec: ReplicaSpec, index: int, veteran: bool = False) -> None:
         self._spec, self._index = spec, index
@@ -90,7 +96,8 @@ class Replica:
             return self._status
 
     def stop(self, at_once: bool = False) -> None:
-        """Returns when nothing of the server is left. Requests in flight have `grace_s` to be answered, seconds where it is `at_once`."""
+        """Returns when nothing of the server is left. Requests in flight have `grace_s` to be
+        answered, seconds where it is `at_once`."""
         self._stopping.set()
         with self._lock:
             if self._server is not None:
@@ -103,7 +110,11 @@ class Replica:
         except Exception as error:  # whoever asks must not wait for a replica that nobody keeps
             if self._server is not None:
                 self._server.stop()
-            self._set(state="failed", error=f"vLLM replica {self._index} cannot be kept: {error!r}", base_url=None)
+            self._set(
+                state="failed",
+                error=f"vLLM replica {self._index} cannot be kept: {error!r}",
+                base_url=None,
+            )
 
     def _keep(self) -> None:
         crashes = retried = 0
@@ -114,16 +125,29 @@ class Replica:
                 return
             served = self._status.served
             if not served and PORT_TAKEN in fault.lower() and not retried:
-                retried, self._port = 1, None  # somebody else took it between our look and the server's
+                retried, self._port = (
+                    1,
+                    None,
+                )  # somebody else took it between our look and the server's
                 continue
             crashes = 1 if time.monotonic() - since > STABLE_S else crashes + 1
             if not served or crashes > self._spec.restarts:
-                what = f"crashed {crashes} times, the last time" if served else "did not become healthy"
-                self._set(state="failed", error=f"vLLM replica {self._index} {what}: {fault}", base_url=None)
+                what = (
+                    f"crashed {crashes} times, the last time"
+                    if served
+                    else "did not become healthy"
+                )
+                self._set(
+                    state="failed",
+                    error=f"vLLM replica {self._index} {what}: {fault}",
+                    base_url=None,
+                )
                 return
             log.warning("vLLM replica %s: %s", self._index, fault)
             self._set(state="restarting", error=fault, base_url=None)
-            if self._stopping.wait(min(self._spec.restart_pause_s * 2 ** (crashes - 1), LONGEST_PAUSE_S)):
+            if self._stopping.wait(
+                min(self._spec.restart_pause_s * 2 ** (crashes - 1), LONGEST_PAUSE_S)
+            ):
                 return
 
     def _serve(self) -> str:
@@ -132,16 +156,24 @@ class Replica:
         try:
             self._port = free_port(self._host, self._port)
             server = Supervised(
-                [*spec.command, "--host", self._host, "--port", str(self._port)], self._environment(), spec.log_dir,
-                f"replica-{self._index}", spec.log_bytes, spec.lease_s, spec.grace_s,
-            )  # fmt: skip
+                [*spec.command, "--host", self._host, "--port", str(self._port)],
+                self._environment(),
+                spec.log_dir,
+                f"replica-{self._index}",
+                spec.log_bytes,
+                spec.lease_s,
+                spec.grace_s,
+            )
         except OSError as error:
             return f"cannot be started: {error}"
         with self._lock:
             self._server = server
             if self._stopping.is_set():
                 server.stop()
-        self._set(state="restarting" if self._status.served else "starting", starts=self._status.starts + 1)
+        self._set(
+            state="restarting" if self._status.served else "starting",
+            starts=self._status.starts + 1,
+        )
         gave_up = self._watch(server, f"http://{self._host}:{self._port}")
         if gave_up:
             server.stop()
@@ -151,28 +183,48 @@ class Replica:
         return why + (f"; the end of {server.log}:\n{tail}" if tail else "")
 
     def _watch(self, server: Supervised, address: str) -> str | None:
-        """Until the server ends by itself (None), or something is wrong with it that only its end can mend."""
+        """Until the server ends by itself (None), or something is wrong with it that only its end
+        can mend."""
         started = answered = time.monotonic()
         healthy, fault = False, None
         while not server.ended.wait(HEALTH_EVERY_S if healthy else HEALTH_EVERY_S / 4):
             if self._stopping.is_set():
                 continue
-            fault = unhealthy(address, self._spec.names, self._spec.api_key, HEALTH_TIMEOUT_S if healthy else STARTING_TIMEOUT_S)
+            fault = unhealthy(
+                address,
+                self._spec.names,
+                self._spec.api_key,
+                HEALTH_TIMEOUT_S if healthy else STARTING_TIMEOUT_S,
+            )
             now = time.monotonic()
             if fault is None:
                 answered = now
                 if not healthy:
                     healthy = True
-                    self._set(state="healthy", base_url=f"{address}/v1", pid=server.pid, served=True, error=None)
+                    self._set(
+                        state="healthy",
+                        base_url=f"{address}/v1",
+                        pid=server.pid,
+                        served=True,
+                        error=None,
+                    )
             elif healthy and now - answered > UNRESPONSIVE_S:
                 return f"it has not answered for {UNRESPONSIVE_S:.0f} s ({fault})"
             elif not healthy and now - started > self._spec.start_timeout_s:
-                return f"it was not healthy {self._spec.start_timeout_s:.0f} s after its start ({fault})"
+                return (
+                    f"it was not healthy {self._spec.start_timeout_s:.0f} s after its start"
+                    f" ({fault})"
+                )
         return None
 
     def _environment(self) -> dict[str, str]:
-        """The actor's (CUDA_VISIBLE_DEVICES is Ray's word), without what belongs to this interpreter and to Ray."""
-        kept = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED and not name.startswith("RAY_")}
+        """The actor's (CUDA_VISIBLE_DEVICES is Ray's word), without what belongs to this
+        interpreter and to Ray."""
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in NOT_INHERITED and not name.startswith("RAY_")
+        }
         kept.pop("OMP_NUM_THREADS", None)
         if self._spec.threads:
             kept["OMP_NUM_THREADS"] = self._spec.threads

@@ -1,4 +1,5 @@
-"""The one way to ask a generator for kernels: a `Sampler` takes requests and yields responses as they finish."""
+"""The one way to ask a generator for kernels: a `Sampler` takes requests and yields responses as
+they finish."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ from kernels_eval.records import KernelTask, Language, Record, SamplingParams
 
 
 class Request(Record):
-    """One response wanted. `request_key` identifies everything that was asked: task, prompt, generator, sampling, sample index.
+    """One response wanted. `request_key` identifies everything that was asked: task, prompt,
+    generator, sampling, sample index.
 
-    `turn` is 1 where the prompt is the task's own. A later one is a follow-up on the candidate `parent`.
+    `turn` is 1 where the prompt is the task's own. A later one is a follow-up on the candidate
+    `parent`.
     """
 
     request_key: str
@@ -27,7 +30,8 @@ class Request(Record):
 
 
 class Requests(Protocol):
-    """Any number of requests, made as they are read: each reading begins anew. A list of them will do."""
+    """Any number of requests, made as they are read: each reading begins anew. A list of them will
+    do."""
 
     def __len__(self) -> int: ...
 
@@ -35,7 +39,8 @@ class Requests(Protocol):
 
 
 class Response(Record):
-    """What came back, as the generator said it. `reasoning` only where the server separates it; token counts None where unknown."""
+    """What came back, as the generator said it. `reasoning` only where the server separates it;
+    token counts None where unknown."""
 
     request_key: str
     text: str
@@ -47,8 +52,9 @@ class Response(Record):
 class Sampler(Protocol):
     """A generator of responses.
 
-    `generator` is its identity, recorded in every candidate. `sample` yields in any order, at most one response a request, and raises
-    an EvalError only for infrastructure faults; `count_tokens` uses the generator's own tokenizer and returns None where it has none.
+    `generator` is its identity, recorded in every candidate. `sample` yields in any order, at most
+    one response a request, and raises an EvalError only for infrastructure faults; `count_tokens`
+    uses the generator's own tokenizer and returns None where it has none.
     """
 
     generator: str

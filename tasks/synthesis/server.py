@@ -1,10 +1,13 @@
-"""vLLM servers of our own: command line, placement through Ray, and the sampler that asks them (`synthesis.sampler: vllm`).
+"""vLLM servers of our own: command line, placement through Ray, and the sampler that asks them
+(`synthesis.sampler: vllm`).
 
-Guarantees: one replica for each tensor-parallel group, pinned by Ray to its GPUs; sampling begins when the first replica is healthy and
-loses no request when one crashes: the others answer, or it waits until one is back; when `close` has returned, or an exception has left
-`sample`, no server is left, and where this process is killed each stops itself (see supervisor.py). A replica that never becomes healthy is
-one EvalError with the end of its log; one that crashes too often is left out with a warning while another one works. Servers ask for a key
-that is made for this run and that is on no command line. Does not guarantee the same draws from another number of replicas or other batch
+Guarantees: one replica for each tensor-parallel group, pinned by Ray to its GPUs; sampling begins
+when the first replica is healthy and loses no request when one crashes: the others answer, or it
+waits until one is back; when `close` has returned, or an exception has left `sample`, no server is
+left, and where this process is killed each stops itself (see supervisor.py). A replica that never
+becomes healthy is one EvalError with the end of its log; one that crashes too often is left out
+with a warning while another one works. Servers ask for a key that is made for this run and that is
+on no command line. Does not guarantee the same draws from another number of replicas or other batch
 sizes: vLLM's rounding depends on the batch.
 """
 
@@ -37,14 +40,18 @@ log = logging.getLogger(__name__)
 
 RENEW_S = 0.5
 PLACE_S = 600.0
-"""How long Ray may take to place a replica: GPUs that another stage gives back, a cluster that grows."""
+"""How long Ray may take to place a replica: GPUs that another stage gives back, a cluster that
+grows."""
 ASK_AHEAD = 1.25
-"""Requests in flight over what the replicas write at once: a response that ends has its successor waiting."""
+"""Requests in flight over what the replicas write at once: a response that ends has its successor
+waiting."""
 ATTEMPTS_A_CRASH = 3
 """A request may meet every crash of a server, and each a few times before it is known."""
 ANSWER_TIMEOUT_S = 4 * 3600.0
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
-PLACED_NOWHERE = "`ray status` shows what the cluster lacks; lower synthesis.server.replicas or tensor_parallel"
+PLACED_NOWHERE = (
+    "`ray status` shows what the cluster lacks; lower synthesis.server.replicas or tensor_parallel"
+)
 
 
 def serve_command(config: ServerConfig) -> list[str]:
@@ -52,43 +59,88 @@ def serve_command(config: ServerConfig) -> list[str]:
     if config.command:
         words = shlex.split(config.command)
         if not words or not shutil.which(words[0]):
-            raise UsageError(f"synthesis.server.command {config.command!r} does not start with a program", "give one like 'vllm serve'")
+            raise UsageError(
+                f"synthesis.server.command {config.command!r} does not start with a program",
+                "give one like 'vllm serve'",
+            )
         return words
     python = config.python or os.environ.get("CONCUR_VLLM_PYTHON")
     if python:
         if not shutil.which(Path(python).expanduser()):
             named = "synthesis.server.python" if config.python else "CONCUR_VLLM_PYTHON"
-            raise UsageError(f"{named} names {python}, which cannot be run", f"set {named} to the bin/python of an environment with vLLM")
-        # not resolved: an environment's interpreter is a link, and is known by the place of the link
-        return [os.path.abspath(shutil.which(Path(python).expanduser()) or python), "-m", "vllm.entrypoints.cli.main", "serve"]
+            raise UsageError(
+                f"{named} names {python}, which cannot be run",
+                f"set {named} to the bin/python of an environment with vLLM",
+            )
+        # not resolved: an environment's interpreter is a link, and is known by the place of the
+        # link
+        return [
+            os.path.abspath(shutil.which(Path(python).expanduser()) or python),
+            "-m",
+            "vllm.entrypoints.cli.main",
+            "serve",
+        ]
     found = shutil.which("vllm")
     if not found:
         raise UsageError(
             "no vLLM was found",
-            "python -m venv VENV && VENV/bin/pip install vllm, then export CONCUR_VLLM_PYTHON=VENV/bin/python",
+            "python -m venv VENV && VENV/bin/pip install vllm, then export"
+            " CONCUR_VLLM_PYTHON=VENV/bin/python",
         )
     return [found, "serve"]
 
 
-def options(config: ServerConfig, name: str, adapters: Mapping[str, str], gpus: bool, max_model_len: int, max_num_seqs: int) -> list[str]:
+def options(
+    config: ServerConfig,
+    name: str,
+    adapters: Mapping[str, str],
+    gpus: bool,
+    max_model_len: int,
+    max_num_seqs: int,
+) -> list[str]:
     """Arguments of vllm serve besides the model and the address. `args` come last, so they win."""
-    words = ["--served-model-name", name, "--max-model-len", str(max_model_len), "--max-num-seqs", str(max_num_seqs)]
+    words = [
+        "--served-model-name",
+        name,
+        "--max-model-len",
+        str(max_model_len),
+        "--max-num-seqs",
+        str(max_num_seqs),
+    ]
     words += ["--enable-prefix-caching" if config.prefix_caching else "--no-enable-prefix-caching"]
-    words += ["--disable-uvicorn-access-log"]  # a line for every health check would soon be all that the log holds
+    words += [
+        "--disable-uvicorn-access-log"
+    ]  # a line for every health check would soon be all that the log holds
     if config.tensor_parallel > 1:
         words += ["--tensor-parallel-size", str(config.tensor_parallel)]
-    words += ["--gpu-memory-utilization", str(config.gpu_memory_utilization)] if gpus else ["--enforce-eager"]
+    words += (
+        ["--gpu-memory-utilization", str(config.gpu_memory_utilization)]
+        if gpus
+        else ["--enforce-eager"]
+    )
     if adapters:
-        words += ["--enable-lora", "--max-loras", str(len(adapters)), "--max-lora-rank", str(sizing.lora_rank(adapters.values()))]
+        words += [
+            "--enable-lora",
+            "--max-loras",
+            str(len(adapters)),
+            "--max-lora-rank",
+            str(sizing.lora_rank(adapters.values())),
+        ]
         words += ["--lora-modules", *(f"{key}={path}" for key, path in adapters.items())]
     if config.ngram_tokens:
-        guess = {"method": "ngram", "num_speculative_tokens": config.ngram_tokens, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+        guess = {
+            "method": "ngram",
+            "num_speculative_tokens": config.ngram_tokens,
+            "prompt_lookup_max": 4,
+            "prompt_lookup_min": 2,
+        }
         words += ["--speculative-config", json.dumps(guess)]
     return [*words, *config.args]
 
 
 def served_tokenizer(model: str, args: Sequence[str] = ()) -> Path | None:
-    """The tokenizer that vllm serve uses for `model` with these arguments, where its files are on this machine. Asks no network."""
+    """The tokenizer that vllm serve uses for `model` with these arguments, where its files are on
+    this machine. Asks no network."""
     words = [word for arg in args for word in arg.split("=", 1)]
     named = [after for word, after in zip(words, words[1:], strict=False) if word == "--tokenizer"]
     directory = sizing.model_directory(named[-1] if named else model)
@@ -110,7 +162,8 @@ class _Slot:
 
 
 class Servers:
-    """`replicas` servers of one `spec`, each an actor with `gpus` GPUs. `addresses` are those that are healthy."""
+    """`replicas` servers of one `spec`, each an actor with `gpus` GPUs. `addresses` are those that
+    are healthy."""
 
     def __init__(self, spec: ReplicaSpec, replicas: int, gpus: int) -> None:
         self.addresses = Addresses()
@@ -121,7 +174,8 @@ class Servers:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Returns when one replica is healthy. Raises what no waiting mends; nothing is left running then."""
+        """Returns when one replica is healthy. Raises what no waiting mends; nothing is left
+        running then."""
         try:
             for slot in self._slots:
                 self._place(slot)
@@ -136,7 +190,8 @@ class Servers:
             raise
 
     def stop(self, at_once: bool = False) -> None:
-        """Returns when no server is left, or cannot be reached any more and stops itself. `at_once`: nobody waits for answers any more."""
+        """Returns when no server is left, or cannot be reached any more and stops itself.
+        `at_once`: nobody waits for answers any more."""
         import ray
 
         self._stopping.set()
@@ -145,7 +200,11 @@ class Servers:
         actors = [slot.actor for slot in self._slots if slot.actor is not None]
         try:
             if ray.is_initialized() and actors:
-                ray.wait([actor.stop.remote(at_once) for actor in actors], num_returns=len(actors), timeout=self._spec.grace_s + 90)
+                ray.wait(
+                    [actor.stop.remote(at_once) for actor in actors],
+                    num_returns=len(actors),
+                    timeout=self._spec.grace_s + 90,
+                )
         finally:
             for actor in actors:
                 with suppress(Exception):  # of a Ray that has gone
@@ -162,8 +221,12 @@ class Servers:
 
         wishes: dict[str, Any] = {"num_gpus": self._gpus, "num_cpus": 0, "max_concurrency": 4}
         if self._spec.listen == "loopback":  # another node's loopback is out of reach
-            wishes["scheduling_strategy"] = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        slot.actor = ray.remote(Replica).options(**wishes).remote(self._spec, slot.index, slot.status.served)
+            wishes["scheduling_strategy"] = NodeAffinitySchedulingStrategy(
+                ray.get_runtime_context().get_node_id(), soft=False
+            )
+        slot.actor = (
+            ray.remote(Replica).options(**wishes).remote(self._spec, slot.index, slot.status.served)
+        )
         slot.pending, slot.asked, slot.placed = slot.actor.renew.remote(), time.monotonic(), False
 
     def _watch(self) -> None:
@@ -174,7 +237,12 @@ class Servers:
                     if slot.status.state != "failed":
                         self._look_at(slot)
         except Exception as error:  # Ray itself: nobody watches the servers any more
-            self._give_up(ClusterError(f"Ray does not answer for the vLLM servers: {error}", "run the same again: answers so far are kept"))
+            self._give_up(
+                ClusterError(
+                    f"Ray does not answer for the vLLM servers: {error}",
+                    "run the same again: answers so far are kept",
+                )
+            )
 
     def _look_at(self, slot: _Slot) -> None:
         import ray
@@ -182,7 +250,12 @@ class Servers:
         done, _ = ray.wait([slot.pending], timeout=0)
         if not done:
             if not slot.placed and time.monotonic() - slot.asked > PLACE_S:
-                self._give_up(DeviceError(f"Ray has found no place for a vLLM replica with {self._gpus} GPUs", PLACED_NOWHERE))
+                self._give_up(
+                    DeviceError(
+                        f"Ray has found no place for a vLLM replica with {self._gpus} GPUs",
+                        PLACED_NOWHERE,
+                    )
+                )
             return
         try:
             before, slot.status, slot.placed = slot.status, ray.get(slot.pending), True
@@ -191,16 +264,22 @@ class Servers:
             self.addresses.park(slot.index)
             log.warning("vLLM replica %s: its actor died: %s", slot.index, error)
             with suppress(Exception):
-                ray.kill(slot.actor)  # it may be out of reach only, and would keep its GPUs and its server
+                ray.kill(
+                    slot.actor
+                )  # it may be out of reach only, and would keep its GPUs and its server
             if slot.losses > self._spec.restarts:
-                self._left_out(slot, f"vLLM replica {slot.index}: its actor died {slot.losses} times: {error}")
+                self._left_out(
+                    slot, f"vLLM replica {slot.index}: its actor died {slot.losses} times: {error}"
+                )
             else:
                 self._place(slot)
             return
         slot.pending, slot.asked = slot.actor.renew.remote(), time.monotonic()
         if slot.status.state == "healthy" and slot.status.base_url:
             if before.starts != slot.status.starts:
-                self.addresses.park(slot.index)  # the crash in between went by unseen: what was known of it is no longer true
+                self.addresses.park(
+                    slot.index
+                )  # the crash in between went by unseen: what was known of it is no longer true
             self.addresses.put(slot.index, slot.status.base_url)
             self._changed.set()
             return
@@ -215,7 +294,13 @@ class Servers:
         if slot.status.served and any(other.status.state != "failed" for other in self._slots):
             log.error("%s; the other replicas go on", why)
             return
-        self._give_up(EvalError(why, "mend what its log says, such as a wrong synthesis.server setting; answers so far are kept"))
+        self._give_up(
+            EvalError(
+                why,
+                "mend what its log says, such as a wrong synthesis.server setting; answers so far"
+                " are kept",
+            )
+        )
 
     def _give_up(self, fault: EvalError) -> None:
         self._fault = self._fault or fault
@@ -226,9 +311,10 @@ class Servers:
 class VllmSampler:
     """Chat completions of servers that are started at the first request and stopped by `close`.
 
-    `model` is a directory or a hub id, served as `name`; `adapters` are LoRA directories by name, and `asked` is what is asked: `name` or
-    one of them. `generator` is the identity in every candidate. Logs go to `logs`. Raises UsageError where vLLM or an adapter is missing,
-    DeviceError where the GPUs are too few, EvalError where a server does not start.
+    `model` is a directory or a hub id, served as `name`; `adapters` are LoRA directories by name,
+    and `asked` is what is asked: `name` or one of them. `generator` is the identity in every
+    candidate. Logs go to `logs`. Raises UsageError where vLLM or an adapter is missing, DeviceError
+    where the GPUs are too few, EvalError where a server does not start.
     """
 
     def __init__(
@@ -245,14 +331,26 @@ class VllmSampler:
     ) -> None:
         self._config, self._command = config, serve_command(config)
         self._model, self._name, self._asked = model, name, asked or name
-        self._adapters = {key: str(Path(path).expanduser().absolute()) for key, path in (adapters or {}).items()}
+        self._adapters = {
+            key: str(Path(path).expanduser().absolute()) for key, path in (adapters or {}).items()
+        }
         for key, path in self._adapters.items():
             if not (Path(path) / "adapter_config.json").is_file():
-                raise UsageError(f"adapter {key!r}: {path} holds no adapter_config.json", "give the directory of a LoRA adapter")
+                raise UsageError(
+                    f"adapter {key!r}: {path} holds no adapter_config.json",
+                    "give the directory of a LoRA adapter",
+                )
         if self._asked != name and self._asked not in self._adapters:
-            raise UsageError(f"there is no adapter {self._asked!r}", f"name one of synthesis.server.adapters: {', '.join(self._adapters)}")
+            raise UsageError(
+                f"there is no adapter {self._asked!r}",
+                f"name one of synthesis.server.adapters: {', '.join(self._adapters)}",
+            )
         self.generator = generator or (name if self._asked == name else f"{name}+{self._asked}")
-        self._logs = str(Path(logs).absolute()) if logs else os.path.join(tempfile.gettempdir(), "concur-vllm-logs")
+        self._logs = (
+            str(Path(logs).absolute())
+            if logs
+            else os.path.join(tempfile.gettempdir(), "concur-vllm-logs")
+        )
         self._tokenizer, self._address, self._uncounted = tokenizer, address, False
         self.servers: Servers | None = None
         self._key = ""
@@ -280,12 +378,17 @@ class VllmSampler:
             raise
 
     def count_tokens(self, texts: Sequence[str]) -> list[int] | None:
-        """Tokens of each text under the tokenizer given, else the one served; None, with a warning, where this machine has neither."""
+        """Tokens of each text under the tokenizer given, else the one served; None, with a warning,
+        where this machine has neither."""
         if self._tokenizer is None:
             self._tokenizer = served_tokenizer(self._model, self._config.args)
             if self._tokenizer is None and not self._uncounted:
                 self._uncounted = True
-                log.warning("no tokenizer of %s is on this machine: tokens are not counted; set synthesis.tokenizer", self._model)
+                log.warning(
+                    "no tokenizer of %s is on this machine: tokens are not counted; set"
+                    " synthesis.tokenizer",
+                    self._model,
+                )
         if self._tokenizer is None:
             return None
         from tasks.sources.small_model import count_tokens
@@ -303,13 +406,17 @@ class VllmSampler:
         prompt = sizing.prompt_tokens(request.prompt for request in requests)
         most = max(request.sampling.max_tokens for request in requests)
         shape = sizing.read_shape(self._model)
-        length = self._config.max_model_len or sizing.model_len(prompt, most, shape.window if shape else None)
+        length = self._config.max_model_len or sizing.model_len(
+            prompt, most, shape.window if shape else None
+        )
         if self.servers is not None and length > self._length:
             self.close()
         if self.servers is None:
             gpus = self._plan()
             if gpus:
-                memory = sizing.kv_cache_bytes(shape, _gpu_bytes(), gpus, self._config.gpu_memory_utilization)
+                memory = sizing.kv_cache_bytes(
+                    shape, _gpu_bytes(), gpus, self._config.gpu_memory_utilization
+                )
             else:
                 memory = self._config.cpu_kv_cache_gib << 30
             self._seqs = self._config.max_num_seqs or sizing.num_seqs(shape, memory, prompt, most)
@@ -324,33 +431,44 @@ class VllmSampler:
 
     def _plan(self) -> int:
         """GPUs of each replica (0 where the cluster has none), with `_replicas` decided."""
-        from kernels_eval.pool import start_ray
+        from kernels_eval.cluster.pool import start_ray
 
         start_ray(self._address)
         import ray
 
         mine, anywhere = ray.get_runtime_context().get_node_id(), self._config.listen == "node"
-        nodes = [int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"] and (anywhere or node["NodeID"] == mine)]
+        nodes = [
+            int(node["Resources"].get("GPU", 0))
+            for node in ray.nodes()
+            if node["Alive"] and (anywhere or node["NodeID"] == mine)
+        ]
         each = self._config.tensor_parallel if any(nodes) else 0
         fit = sum(gpus // each for gpus in nodes) if each else 1
         self._replicas = self._config.replicas or max(1, fit)
         if each and self._replicas > fit:
             where = "of the cluster" if anywhere else "of this machine"
             raise DeviceError(
-                f"{self._replicas} vLLM replicas of {each} GPUs do not fit onto the {sum(nodes)} GPUs {where}",
-                "lower synthesis.server.replicas or tensor_parallel, or set synthesis.server.listen=node on a cluster",
+                f"{self._replicas} vLLM replicas of {each} GPUs do not fit onto the {sum(nodes)}"
+                f" GPUs {where}",
+                "lower synthesis.server.replicas or tensor_parallel, or set"
+                " synthesis.server.listen=node on a cluster",
             )
         return each
 
     def _spec(self, gpus: int) -> ReplicaSpec:
         config = self._config
         words = options(config, self._name, self._adapters, bool(gpus), self._length, self._seqs)
-        model = str(Path(self._model).expanduser().absolute()) if Path(self._model).expanduser().is_dir() else self._model
+        model = (
+            str(Path(self._model).expanduser().absolute())
+            if Path(self._model).expanduser().is_dir()
+            else self._model
+        )
         return ReplicaSpec(
             command=(*self._command, model, *words),
             names=(self._name, *self._adapters),
             listen=config.listen,
-            env=({} if gpus else {"VLLM_CPU_KVCACHE_SPACE": str(config.cpu_kv_cache_gib)}) | config.env,
+            env=({} if gpus else {"VLLM_CPU_KVCACHE_SPACE": str(config.cpu_kv_cache_gib)})
+            | config.env,
             threads=os.environ.get("OMP_NUM_THREADS"),
             api_key=self._key,
             log_dir=self._logs,

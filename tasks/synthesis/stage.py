@@ -1,8 +1,11 @@
-"""Tasks in, candidates out: every response is parsed, counted and kept as it arrives. A later turn takes candidates and verdicts too.
+"""Tasks in, candidates out: every response is parsed, counted and kept as it arrives. A later turn
+takes candidates and verdicts too.
 
-Guarantees: n candidates per task in the finished snapshot unless the generator has fewer; a response to the same request (task, prompt,
-generator, sampling, sample index, in later turns the turn and the parent) in this or an earlier snapshot is never asked for again; a killed
-run loses at most what is in flight. A later turn's snapshot holds the rows of the turns before it: who reads candidates reads one snapshot.
+Guarantees: n candidates per task in the finished snapshot unless the generator has fewer; a
+response to the same request (task, prompt, generator, sampling, sample index, in later turns the
+turn and the parent) in this or an earlier snapshot is never asked for again; a killed run loses at
+most what is in flight. A later turn's snapshot holds the rows of the turns before it: who reads
+candidates reads one snapshot.
 """
 
 from __future__ import annotations
@@ -15,9 +18,8 @@ from typing import Any
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Candidate, Language, candidate_id
 from tasks.progress import report
-from tasks.schemas import CANDIDATES
 from tasks.sources.models import resolve_model
-from tasks.store import Snapshot, SnapshotRef, code_version, fingerprint, known_rows
+from tasks.store.snapshot import Snapshot, SnapshotRef, code_version, fingerprint, known_rows
 from tasks.synthesis.asked import Asked, RequestSet, Speed, data_version
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.follow_ups import FollowUps
@@ -25,10 +27,12 @@ from tasks.synthesis.parsing import parse_response
 from tasks.synthesis.prompts import prompt_hash
 from tasks.synthesis.refine import FOLLOW_UP_VERSION
 from tasks.synthesis.sampler import Request, Response, Sampler
+from tasks.tables import CANDIDATES
 
 STAGE = "synthesis"
 OF_NO_TURN = frozenset({"concurrency", "api_key_env", "api_key_block", "server", "turns"})
-"""Settings that decide nothing of a turn's answers. `turns` says only how often there is one more."""
+"""Settings that decide nothing of a turn's answers. `turns` says only how often there is one
+more."""
 OF_LATER_TURNS = frozenset({"refine_below_speedup"})
 
 
@@ -38,24 +42,39 @@ def make_sampler(config: SynthesisConfig, root: str, adapter: Path | None = None
     if config.sampler == "recorded":
         from tasks.synthesis.recorded import RecordedSampler, ResponsesFile
 
-        return ResponsesFile(config.responses, tokenizer=tokenizer) if config.responses else RecordedSampler(tokenizer=tokenizer)
+        return (
+            ResponsesFile(config.responses, tokenizer=tokenizer)
+            if config.responses
+            else RecordedSampler(tokenizer=tokenizer)
+        )
     if config.model is None:
-        raise UsageError(f"synthesis.sampler is {config.sampler!r} but synthesis.model is not set", "--set synthesis.model=NAME")
+        raise UsageError(
+            f"synthesis.sampler is {config.sampler!r} but synthesis.model is not set",
+            "--set synthesis.model=NAME",
+        )
     if config.sampler == "transformers":
         from tasks.synthesis.local import TransformersSampler
 
-        return TransformersSampler(resolve_model(config.model, root), adapter, name=model_name(config, adapter))
+        return TransformersSampler(
+            resolve_model(config.model, root), adapter, name=model_name(config, adapter)
+        )
     if config.sampler == "vllm":
         return _vllm_sampler(config, root, adapter, tokenizer)
     from tasks.synthesis.client import OpenAISampler
 
     if config.base_url is None:
-        raise UsageError("synthesis.sampler is 'openai' but synthesis.base_url is not set", "--set synthesis.base_url=http://HOST:PORT/v1")
+        raise UsageError(
+            "synthesis.sampler is 'openai' but synthesis.base_url is not set",
+            "--set synthesis.base_url=http://HOST:PORT/v1",
+        )
     key, place = None, f"the environment variable {config.api_key_env}"
     if config.api_key_block is not None:
         from tasks.policy import secret
 
-        key, place = secret(config.api_key_block), f"the Prefect secret block {config.api_key_block}"
+        key, place = (
+            secret(config.api_key_block),
+            f"the Prefect secret block {config.api_key_block}",
+        )
     return OpenAISampler(
         base_url=config.base_url,
         model=config.model,
@@ -67,7 +86,9 @@ def make_sampler(config: SynthesisConfig, root: str, adapter: Path | None = None
     )
 
 
-def _vllm_sampler(config: SynthesisConfig, root: str, adapter: Path | None, tokenizer: str | None) -> Sampler:
+def _vllm_sampler(
+    config: SynthesisConfig, root: str, adapter: Path | None, tokenizer: str | None
+) -> Sampler:
     from tasks.synthesis.server import VllmSampler
 
     name, adapters, asked = str(config.model), dict(config.server.adapters), config.adapter
@@ -87,10 +108,15 @@ def _vllm_sampler(config: SynthesisConfig, root: str, adapter: Path | None, toke
 
 
 def model_name(config: SynthesisConfig, adapter: Path | None) -> str:
-    """The generator's identity: the model, and the adapter by the fingerprint of the snapshot it lies in, or by its name."""
+    """The generator's identity: the model, and the adapter by the fingerprint of the snapshot it
+    lies in, or by its name."""
     if adapter is not None:
         return f"{config.model}+{adapter.parent.name[:12]}"
-    return f"{config.model}+{config.adapter}" if config.adapter and config.sampler == "vllm" else str(config.model)
+    return (
+        f"{config.model}+{config.adapter}"
+        if config.adapter and config.sampler == "vllm"
+        else str(config.model)
+    )
 
 
 class Synthesis:
@@ -98,13 +124,22 @@ class Synthesis:
 
     _title = ""
 
-    def __init__(self, tasks: SnapshotRef, config: SynthesisConfig, language: Language, adapter: Path | None = None) -> None:
+    def __init__(
+        self,
+        tasks: SnapshotRef,
+        config: SynthesisConfig,
+        language: Language,
+        adapter: Path | None = None,
+    ) -> None:
         self.config, self.language, self.adapter = config, language, adapter
         self._tasks = tasks
         self.snapshot = self._planned(OF_NO_TURN | OF_LATER_TURNS, [tasks])
 
-    def _planned(self, without: frozenset[str], upstream: list[SnapshotRef], *more: Any) -> Snapshot:
-        """The snapshot to fill: identified by the configuration (`without` what decides nothing here), and by what is read."""
+    def _planned(
+        self, without: frozenset[str], upstream: list[SnapshotRef], *more: Any
+    ) -> Snapshot:
+        """The snapshot to fill: identified by the configuration (`without` what decides nothing
+        here), and by what is read."""
         self._upstream = [ref.fingerprint for ref in upstream]
         identity = [
             self.config.model_dump(mode="json", exclude=set(without)),
@@ -113,10 +148,15 @@ class Synthesis:
             data_version(self.config),
             *more,
         ]
-        return Snapshot(self._tasks.root, STAGE, fingerprint(STAGE, identity, self._upstream, code_version("tasks.synthesis")))
+        return Snapshot(
+            self._tasks.root,
+            STAGE,
+            fingerprint(STAGE, identity, self._upstream, code_version("tasks.synthesis")),
+        )
 
     def run(self) -> SnapshotRef:
-        """Ask for what is missing and publish. Returns a finished snapshot of tasks.schemas.CANDIDATES."""
+        """Ask for what is missing and publish. Returns a finished snapshot of
+        tasks.tables.CANDIDATES."""
         snapshot = self.snapshot
         if snapshot.finished:
             return snapshot.ref
@@ -131,23 +171,40 @@ class Synthesis:
             sampler.close()
         if not rows:
             raise UsageError(
-                f"{sampler.generator} gave no response to any of {counts['requests']} requests", "check synthesis.sampler and the language"
+                f"{sampler.generator} gave no response to any of {counts['requests']} requests",
+                "check synthesis.sampler and the language",
             )
         extra = {"generator": sampler.generator, **self._told(counts)}
-        return snapshot.publish(config=self.config, upstream=self._upstream, rows=rows, extra=extra).ref
+        return snapshot.publish(
+            config=self.config, upstream=self._upstream, rows=rows, extra=extra
+        ).ref
 
     def _ask(self, requests: RequestSet, sampler: Sampler) -> dict[str, int]:
-        """Take what earlier snapshots know, ask for the rest. Returns how many `requests` there are, and how many stay `unanswered`."""
+        """Take what earlier snapshots know, ask for the rest. Returns how many `requests` there
+        are, and how many stay `unanswered`."""
         snapshot = self.snapshot
         done = snapshot.keys("request_key")
-        asked_before = known_rows(snapshot.root, STAGE, "request_key", requests.keys - done, CANDIDATES, exclude=snapshot.fingerprint)
+        asked_before = known_rows(
+            snapshot.root,
+            STAGE,
+            "request_key",
+            requests.keys - done,
+            CANDIDATES,
+            exclude=snapshot.fingerprint,
+        )
         snapshot.append(map(_with_turn, asked_before), CANDIDATES)
         total, left = len(requests), requests.without(snapshot.keys("request_key"))
         asked = f"{sampler.generator}{self._title}"
         answered = total - len(left)
         if len(left) and self.config.sampler == "vllm":
-            report(STAGE, answered, total, f"{asked}: starting servers")  # for minutes, where the model is large
-        elif len(left):  # a tokenizer takes seconds to load, in which answers that have arrived would not be on the disk
+            report(
+                STAGE, answered, total, f"{asked}: starting servers"
+            )  # for minutes, where the model is large
+        elif len(
+            left
+            # a tokenizer takes seconds to load, in which answers that have arrived would not be on
+            # the disk
+        ):
             sampler.count_tokens([""])
         speed = Speed()
         with snapshot.journal(CANDIDATES) as add:
@@ -155,7 +212,10 @@ class Synthesis:
                 add(self._row(requests[response.request_key], response, sampler))
                 speed.count(response)
                 report(STAGE, answered + number, total, f"{asked}{speed.line(len(left) - number)}")
-        return {"requests": total, "unanswered": len(requests.without(snapshot.keys("request_key")))}
+        return {
+            "requests": total,
+            "unanswered": len(requests.without(snapshot.keys("request_key"))),
+        }
 
     def _bring_along(self) -> None:
         """Rows that the snapshot holds before anything is asked: none in a first turn."""
@@ -169,7 +229,9 @@ class Synthesis:
         return counts
 
     def _row(self, request: Request, response: Response, sampler: Sampler) -> dict:
-        parsed = parse_response(response.text, reasoning=response.reasoning, finish_reason=response.finish_reason)
+        parsed = parse_response(
+            response.text, reasoning=response.reasoning, finish_reason=response.finish_reason
+        )
         counts = sampler.count_tokens([parsed.reasoning])
         asked = (request.task, sampler.generator, request.sampling, request.sample_index)
         candidate = Candidate(
@@ -179,7 +241,9 @@ class Synthesis:
             generator=sampler.generator,
             sampling=request.sampling,
             sample_index=request.sample_index,
-            prompt_hash=prompt_hash(request.prompt, *([] if request.turn == 1 else [FOLLOW_UP_VERSION])),
+            prompt_hash=prompt_hash(
+                request.prompt, *([] if request.turn == 1 else [FOLLOW_UP_VERSION])
+            ),
             response=response.text,
             reasoning=parsed.reasoning,
             answer=parsed.answer,
@@ -195,7 +259,8 @@ class Synthesis:
 
 
 class Refinement(Synthesis):
-    """A later turn: the candidates of the turns before and, for those of the last one whose verdict asks for it, one answer more."""
+    """A later turn: the candidates of the turns before and, for those of the last one whose verdict
+    asks for it, one answer more."""
 
     def __init__(
         self,
@@ -211,17 +276,27 @@ class Refinement(Synthesis):
             raise ValueError(f"turn {turn} follows nothing up")
         if config.sampler == "recorded":
             raise UsageError(
-                "recorded responses hold no answer to a follow-up", "set synthesis.sampler to a model, or synthesis.turns to 1"
+                "recorded responses hold no answer to a follow-up",
+                "set synthesis.sampler to a model, or synthesis.turns to 1",
             )
         self.config, self.language, self.adapter = config, language, adapter
-        self._tasks, self._candidates, self._verdicts, self._turn = tasks, candidates, verdicts, turn
+        self._tasks, self._candidates, self._verdicts, self._turn = (
+            tasks,
+            candidates,
+            verdicts,
+            turn,
+        )
         self._title = f", turn {turn}"
         self.snapshot = self._planned(OF_NO_TURN, [tasks, candidates, verdicts], turn)
 
     def _bring_along(self) -> None:
         before, snapshot = self._candidates.open(), self.snapshot
-        every = before.index(["candidate_id"]).unique("candidate_id", keep="first", maintain_order=True)
-        left = every.join(snapshot.index(["candidate_id"]), on="candidate_id", how="anti", maintain_order="left")
+        every = before.index(["candidate_id"]).unique(
+            "candidate_id", keep="first", maintain_order=True
+        )
+        left = every.join(
+            snapshot.index(["candidate_id"]), on="candidate_id", how="anti", maintain_order="left"
+        )
         snapshot.append(map(_with_turn, before.rows_of(left)), CANDIDATES)
 
     @contextmanager
@@ -229,7 +304,14 @@ class Refinement(Synthesis):
         with (
             self.snapshot.scratch() as directory,
             FollowUps(
-                self._tasks, self._candidates, self._verdicts, self.config, self.language, generator, self._turn, directory
+                self._tasks,
+                self._candidates,
+                self._verdicts,
+                self.config,
+                self.language,
+                generator,
+                self._turn,
+                directory,
             ) as requests,
         ):
             yield requests
@@ -238,9 +320,16 @@ class Refinement(Synthesis):
         """Requests and those without an answer are counted over all turns, as the rows are."""
         before = self._candidates.open().manifest
         together = {name: before.get(name, 0) + count for name, count in counts.items()}
-        turns = self.snapshot.read(columns=["candidate_id", "turn"], unique="candidate_id")["turn"].value_counts()
+        turns = self.snapshot.read(columns=["candidate_id", "turn"], unique="candidate_id")[
+            "turn"
+        ].value_counts()
         rows = {f"turn {turn}": count for turn, count in sorted(turns.iter_rows())}
-        return {**together, "turn": self._turn, "followed_up": counts["requests"], "turn_counts": rows}
+        return {
+            **together,
+            "turn": self._turn,
+            "followed_up": counts["requests"],
+            "turn_counts": rows,
+        }
 
 
 def _with_turn(row: dict[str, Any]) -> dict[str, Any]:
@@ -248,12 +337,16 @@ def _with_turn(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"turn": row.get("turn") or 1, "parent": row.get("parent")}
 
 
-def planned(tasks: SnapshotRef, config: SynthesisConfig, language: Language, adapter: Path | None = None) -> Snapshot:
+def planned(
+    tasks: SnapshotRef, config: SynthesisConfig, language: Language, adapter: Path | None = None
+) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
     return Synthesis(tasks, config, language, adapter).snapshot
 
 
-def run(tasks: SnapshotRef, config: SynthesisConfig, language: Language, adapter: Path | None = None) -> SnapshotRef:
+def run(
+    tasks: SnapshotRef, config: SynthesisConfig, language: Language, adapter: Path | None = None
+) -> SnapshotRef:
     """The whole stage as a plain call: the first turn."""
     return Synthesis(tasks, config, language, adapter).run()
 
@@ -280,6 +373,8 @@ def refine(
     turn: int,
     adapter: Path | None = None,
 ) -> SnapshotRef:
-    """Turn `turn` (2 or later) as a plain call: a finished snapshot of all rows of `candidates` and of the answers to this turn's
-    follow-ups. Verifying it reuses every verdict of `verdicts`. Raises UsageError for recorded responses, which cannot answer."""
+    """Turn `turn` (2 or later) as a plain call: a finished snapshot of all rows of `candidates` and
+    of the answers to this turn's follow-ups. Verifying it reuses every verdict of `verdicts`.
+    Raises UsageError for recorded responses, which cannot answer.
+    """
     return Refinement(tasks, candidates, verdicts, config, language, turn, adapter).run()

@@ -1,7 +1,9 @@
-"""The owner's side of a supervised server: one process tree that is started, renewed, looked at and stopped. Knows nothing of vLLM's flags.
+"""The owner's side of a supervised server: one process tree that is started, renewed, looked at and
+stopped. Knows nothing of vLLM's flags.
 
-Guarantees: what `start` started is gone when `ended` is set, and is being stopped once this process is gone or has not called `renew` for
-`lease_s` (see supervisor.py). `unhealthy` asks without proxies. Does not start anything twice.
+Guarantees: what `start` started is gone when `ended` is set, and is being stopped once this process
+is gone or has not called `renew` for `lease_s` (see supervisor.py). `unhealthy` asks without
+proxies. Does not start anything twice.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ SUPERVISOR = Path(__file__).with_name("supervisor.py")
 START_LINE = re.compile(r"^--- \d{4}-.*\n", re.MULTILINE)
 TAIL_BYTES, TAIL_LINES = 16_384, 30
 ORPHAN_S = 5.0
-"""A server whose supervisor was killed has its SIGTERM from the kernel; so long after it, its group is killed."""
+"""A server whose supervisor was killed has its SIGTERM from the kernel; so long after it, its group
+is killed."""
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -32,7 +35,14 @@ class Supervised:
     """One server process with everything below it. All times are in seconds, sizes in bytes."""
 
     def __init__(
-        self, command: Sequence[str], env: Mapping[str, str], log_dir: str, log_name: str, log_bytes: int, lease_s: float, grace_s: float
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        log_dir: str,
+        log_name: str,
+        log_bytes: int,
+        lease_s: float,
+        grace_s: float,
     ) -> None:
         self.pid: int | None = None
         self.log: Path | None = None
@@ -42,13 +52,21 @@ class Supervised:
         self.ended = threading.Event()
         self._lock = threading.Lock()
         spec = {
-            "command": list(command), "log_dir": log_dir, "log_name": log_name, "log_bytes": log_bytes,
-            "lease_s": lease_s, "grace_s": grace_s,
-        }  # fmt: skip
+            "command": list(command),
+            "log_dir": log_dir,
+            "log_name": log_name,
+            "log_bytes": log_bytes,
+            "lease_s": lease_s,
+            "grace_s": grace_s,
+        }
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(SUPERVISOR)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            env=dict(env), bufsize=0,
-        )  # fmt: skip
+            [sys.executable, "-I", "-S", str(SUPERVISOR)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=dict(env),
+            bufsize=0,
+        )
         self._say(json.dumps(spec).encode() + b"\n")
         self._process.wait()  # the supervisor itself is this process's child
         threading.Thread(target=self._listen, name="supervised server", daemon=True).start()
@@ -58,7 +76,8 @@ class Supervised:
         self._say(b"r")
 
     def stop(self, at_once: bool = False) -> None:
-        """Ask for the end; `ended` says when it has come. `at_once`: nobody waits for the answers in flight."""
+        """Ask for the end; `ended` says when it has come. `at_once`: nobody waits for the answers
+        in flight."""
         self._say(b"k" if at_once else b"q")
 
     def tail(self) -> str:
@@ -104,7 +123,8 @@ class Supervised:
 
 
 def free_port(host: str, wanted: int | None = None) -> int:
-    """A port that nobody listens on: the wanted one if it is free. Somebody else may take it before the server does."""
+    """A port that nobody listens on: the wanted one if it is free. Somebody else may take it before
+    the server does."""
     for port in (wanted, 0):
         if port is not None:
             with socket.socket() as probe, suppress(OSError):
@@ -119,10 +139,14 @@ def unhealthy(address: str, names: Sequence[str], api_key: str, timeout_s: float
     try:
         with _OPENER.open(f"{address}/health", timeout=timeout_s):
             pass
-        asked = urllib.request.Request(f"{address}/v1/models", headers={"Authorization": f"Bearer {api_key}"})
+        asked = urllib.request.Request(
+            f"{address}/v1/models", headers={"Authorization": f"Bearer {api_key}"}
+        )
         with _OPENER.open(asked, timeout=timeout_s) as answer:
             served = {model["id"] for model in json.load(answer)["data"]}
     except (OSError, ValueError, KeyError, TypeError) as error:  # URLError is an OSError
         return str(error)
     missing = [name for name in names if name not in served]
-    return f"it serves {', '.join(sorted(served))} and not {', '.join(missing)}" if missing else None
+    return (
+        f"it serves {', '.join(sorted(served))} and not {', '.join(missing)}" if missing else None
+    )

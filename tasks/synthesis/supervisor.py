@@ -1,14 +1,18 @@
-"""Runs one server for an owner and lets nothing of it outlive that owner. A script of the standard library alone, started by its path.
+"""Runs one server for an owner and lets nothing of it outlive that owner. A script of the standard
+library alone, started by its path.
 
-The owner writes one line of JSON to standard input (`command`, `log_dir`, `log_name`, `log_bytes`, `lease_s`, `grace_s`), then `r` now and
-then to renew its lease, and `q` to have the server stopped, or `k` where nobody takes answers any more. One JSON object a line comes back:
-`started` (pid, log), then `exited` (status, `left`: processes that could not be killed), or `failed` where the command cannot be run.
+The owner writes one line of JSON to standard input (`command`, `log_dir`, `log_name`, `log_bytes`,
+`lease_s`, `grace_s`), then `r` now and then to renew its lease, and `q` to have the server stopped,
+or `k` where nobody takes answers any more. One JSON object a line comes back: `started` (pid, log),
+then `exited` (status, `left`: processes that could not be killed), or `failed` where the command
+cannot be run.
 
-Guarantees: when the owner asks, is gone (its end of the pipe closes, whatever killed it) or has not renewed its lease for `lease_s`, the
-server gets SIGTERM, `grace_s` later SIGKILL (`HURRY_S` later at most, where nobody takes answers), and then every process that it has
-started, in whatever session, is killed too; the same where the server ends by itself. Its output is in a file that, with the one before
-it, stays below `log_bytes`. Where this process is killed itself, the kernel sends the server SIGTERM; what the server started is then the
-server's to end.
+Guarantees: when the owner asks, is gone (its end of the pipe closes, whatever killed it) or has not
+renewed its lease for `lease_s`, the server gets SIGTERM, `grace_s` later SIGKILL (`HURRY_S` later
+at most, where nobody takes answers), and then every process that it has started, in whatever
+session, is killed too; the same where the server ends by itself. Its output is in a file that, with
+the one before it, stays below `log_bytes`. Where this process is killed itself, the kernel sends
+the server SIGTERM; what the server started is then the server's to end.
 """
 
 from __future__ import annotations
@@ -28,7 +32,8 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 SWEEP_S = 2.0
 """What the server started may end by itself for so long after it, before it is killed."""
 HURRY_S = 5.0
-"""Answers in flight that nobody waits for are no reason to wait: a run that is cancelled has 30 s to be gone."""
+"""Answers in flight that nobody waits for are no reason to wait: a run that is cancelled has 30 s
+to be gone."""
 GIVE_UP_S = 60.0
 """A process that a device driver holds cannot be killed."""
 CHUNK_BYTES = 1 << 16
@@ -38,13 +43,18 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Log:
-    """A file and the one before it (`.1`), together at most `limit_bytes`. Where the disk is full output is dropped."""
+    """A file and the one before it (`.1`), together at most `limit_bytes`. Where the disk is full
+    output is dropped."""
 
     def __init__(self, directory: str, name: str, limit_bytes: int) -> None:
         os.makedirs(directory, exist_ok=True)
         for number in range(1, LOGS + 1):
             stem = name if number == 1 else f"{name}-{number}"
-            self._lock = os.open(os.path.join(directory, f".{stem}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = os.open(
+                os.path.join(directory, f".{stem}.lock"),
+                os.O_RDWR | os.O_CREAT | os.O_CLOEXEC,
+                0o600,
+            )
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
@@ -68,7 +78,9 @@ class Log:
                 self._size += os.write(self._file, piece)
 
     def _open(self) -> None:
-        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._file = os.open(
+            self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
+        )
         self._size = os.fstat(self._file).st_size
 
 
@@ -90,12 +102,18 @@ class Supervisor:
             if os.getppid() != parent:
                 os._exit(1)
 
-        self._log.write(f"--- {time.strftime('%Y-%m-%dT%H:%M:%S%z')} {json.dumps(self._spec['command'])}\n".encode())
+        self._log.write(
+            f"--- {time.strftime('%Y-%m-%dT%H:%M:%S%z')} {json.dumps(self._spec['command'])}\n".encode()
+        )
         try:
             self._server = subprocess.Popen(
-                self._spec["command"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                start_new_session=True, preexec_fn=tied,
-            )  # fmt: skip
+                self._spec["command"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=tied,
+            )
         except OSError as error:
             tell(event="failed", error=f"{self._spec['command'][0]}: {error.strerror}")
             return
@@ -118,16 +136,23 @@ class Supervisor:
             if 0 in ready:
                 said = os.read(0, CHUNK_BYTES)
                 if not said or b"q" in said or b"k" in said:
-                    self._log.write(b"=== stopping: " + (b"asked to\n" if said else b"the owner is gone\n"))
+                    self._log.write(
+                        b"=== stopping: " + (b"asked to\n" if said else b"the owner is gone\n")
+                    )
                     if not said or b"k" in said:
                         self._spec["grace_s"] = min(self._spec["grace_s"], HURRY_S)
                     return
                 renewed = time.monotonic()
-            if self._wake in ready and set(os.read(self._wake, 512)) & {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}:
+            if self._wake in ready and set(os.read(self._wake, 512)) & {
+                signal.SIGTERM,
+                signal.SIGINT,
+                signal.SIGHUP,
+            }:
                 return
 
     def _end(self) -> int:
-        """Stop the server and whatever it started. Returns how many processes are left: 0, but for those that cannot be killed."""
+        """Stop the server and whatever it started. Returns how many processes are left: 0, but for
+        those that cannot be killed."""
         self._watched.discard(0)  # a closed pipe would be ready for ever
         self._signal(self._server.pid, signal.SIGTERM)
         deadline = time.monotonic() + self._spec["grace_s"]
@@ -151,7 +176,8 @@ class Supervisor:
                 os.read(self._wake, 512)
 
     def _wait(self, timeout_s: float) -> set[int]:
-        """Wait for something to happen; output goes to the log and the dead are reaped here, whatever else it was."""
+        """Wait for something to happen; output goes to the log and the dead are reaped here,
+        whatever else it was."""
         ready = set(select.select(list(self._watched), [], [], max(0.0, timeout_s))[0])
         if self._output in ready:
             try:
@@ -188,7 +214,9 @@ def descendants() -> list[int]:
     parents: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as handle:
-            parents.setdefault(int(handle.read().rsplit(b")", 1)[1].split()[1]), []).append(int(name))
+            parents.setdefault(int(handle.read().rsplit(b")", 1)[1].split()[1]), []).append(
+                int(name)
+            )
     found, waiting = [], [os.getpid()]
     while waiting:
         below = parents.get(waiting.pop(), [])
@@ -205,13 +233,19 @@ def tell(**event: object) -> None:
 def main() -> None:
     spec = json.loads(sys.stdin.buffer.raw.readline())  # unbuffered: what follows belongs to select
     if os.fork():
-        os._exit(0)  # no child of the owner any more: Ray kills the children of a worker that exits, and with them this promise
+        os._exit(
+            0
+            # no child of the owner any more: Ray kills the children of a worker that exits, and
+            # with them this promise
+        )
     os.setsid()
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         Supervisor(spec).run()
     except OSError as error:
-        tell(event="failed", error=f"{error.filename or 'the supervisor'}: {error.strerror or error}")
+        tell(
+            event="failed", error=f"{error.filename or 'the supervisor'}: {error.strerror or error}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
-"""Candidates that somebody else sampled: Parquet tables in, a snapshot of tasks.schemas.CANDIDATES out.
+"""Candidates that somebody else sampled: Parquet tables in, a snapshot of tasks.tables.CANDIDATES
+out.
 
-Guarantees: one candidate a row of the chosen language, in the order of the rows; a candidate's identity is its content (the program of
-its task, its language, its code, the id and the number that the table gives it), never a table's word: a verdict is not reused for code
-that has changed under an old id. Rows are read and written a few hundred at a time. The same files, tasks and language give the same
-snapshot; one that was not finished is gone on with. Where the table does not number the samples of a task, their order does.
+Guarantees: one candidate a row of the chosen language, in the order of the rows; a candidate's
+identity is its content (the program of its task, its language, its code, the id and the number that
+the table gives it), never a table's word: a verdict is not reused for code that has changed under
+an old id. Rows are read and written a few hundred at a time. The same files, tasks and language
+give the same snapshot; one that was not finished is gone on with. Where the table does not number
+the samples of a task, their order does.
 
-Where the table has no code, responses are parsed as synthesis parses its own. Does not look at what the code does.
+Where the table has no code, responses are parsed as synthesis parses its own. Does not look at what
+the code does.
 """
 
 from __future__ import annotations
@@ -22,28 +26,54 @@ from pydantic import ValidationError
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Candidate, KernelTask, Language, SamplingParams, stable_hash
 from tasks.progress import report
-from tasks.schemas import CANDIDATES
 from tasks.sources.files import first_line
 from tasks.sources.tables import columns_of, part_files, rows_of, shown, unusable
-from tasks.store import Snapshot, SnapshotRef, code_version, fingerprint
+from tasks.store.snapshot import Snapshot, SnapshotRef, code_version, fingerprint
 from tasks.synthesis.parsing import is_unfinished, parse_response
+from tasks.tables import CANDIDATES
 
 STAGE = "candidates"
-FORMS = (("task_id", "code"), ("task_id", "response"), ("level", "problem_id", "code"), ("level", "problem_id", "response"))
+FORMS = (
+    ("task_id", "code"),
+    ("task_id", "response"),
+    ("level", "problem_id", "code"),
+    ("level", "problem_id", "response"),
+)
 """Columns that make a table of candidates; level and problem_id are KernelBench's."""
 
 SCHEMA = CANDIDATES.append(pa.field("given_id", pa.string())).append(pa.field("row", pa.int64()))
-"""`given_id`: the candidate_id of the table, null where it has none. `row`: the row of the table, from 0, over all its files."""
+"""`given_id`: the candidate_id of the table, null where it has none. `row`: the row of the table,
+from 0, over all its files."""
 
-_KEPT = ("prompt_hash", "response", "reasoning", "answer", "reasoning_tokens", "completion_tokens", "finish_reason")
+_KEPT = (
+    "prompt_hash",
+    "response",
+    "reasoning",
+    "answer",
+    "reasoning_tokens",
+    "completion_tokens",
+    "finish_reason",
+)
 _READ = (
-    *("candidate_id", "task_id", "level", "problem_id", "language", "generator", "model", "sampling", "sample_index", "sample_id"),
+    *(
+        "candidate_id",
+        "task_id",
+        "level",
+        "problem_id",
+        "language",
+        "generator",
+        "model",
+        "sampling",
+        "sample_index",
+        "sample_id",
+    ),
     *("code", "parse_reason", *_KEPT),
 )
 
 
 class CandidateTable:
-    """The candidates of one location. Raises UsageError, when made, for a file whose columns do not make candidates."""
+    """The candidates of one location. Raises UsageError, when made, for a file whose columns do not
+    make candidates."""
 
     def __init__(self, location: str | Path) -> None:
         self.location, self._parts = shown(location), part_files(location)
@@ -57,32 +87,47 @@ class CandidateTable:
     def language(self, asked: Language | None) -> Language:
         """What to verify: what is asked for, else the one language of the table, else C++.
 
-        Raises UsageError where the table holds several, or not the one that is asked for, or nothing.
+        Raises UsageError where the table holds several, or not the one that is asked for, or
+        nothing.
         """
         found = Counter(language for _, _, language in self._keys(asked or Language.CPP))
         if not found:
             raise UsageError(f"{self.location} holds no row", "give a table of candidates")
         if asked is None and len(found) > 1:
-            counts = ", ".join(f"{language.value} ({count})" for language, count in sorted(found.items()))
-            raise UsageError(f"{self.location} holds candidates in {len(found)} languages: {counts}", "choose one with --language")
+            counts = ", ".join(
+                f"{language.value} ({count})" for language, count in sorted(found.items())
+            )
+            raise UsageError(
+                f"{self.location} holds candidates in {len(found)} languages: {counts}",
+                "choose one with --language",
+            )
         chosen = asked or next(iter(found))
         if chosen not in found:
             names = ", ".join(sorted(found))
-            raise UsageError(f"{self.location} holds no {chosen.value} candidate", f"its language is {names}: leave out --language")
+            raise UsageError(
+                f"{self.location} holds no {chosen.value} candidate",
+                f"its language is {names}: leave out --language",
+            )
         return chosen
 
     def asked_tasks(self, language: Language) -> Counter[str]:
         """How many candidates answer each task, in the order of the rows."""
         return Counter(task_id for _, task_id, found in self._keys(language) if found is language)
 
-    def write(self, root: str, tasks: Mapping[str, KernelTask], upstream: SnapshotRef, language: Language) -> SnapshotRef:
-        """A finished snapshot of `SCHEMA` under `root`. `upstream` is the snapshot of the tasks, which must hold every task asked for.
+    def write(
+        self, root: str, tasks: Mapping[str, KernelTask], upstream: SnapshotRef, language: Language
+    ) -> SnapshotRef:
+        """A finished snapshot of `SCHEMA` under `root`. `upstream` is the snapshot of the tasks,
+        which must hold every task asked for.
 
-        Raises UsageError for a row that makes no candidate, and where one id of the table stands for two different candidates.
+        Raises UsageError for a row that makes no candidate, and where one id of the table stands
+        for two different candidates.
         """
         digests = [_digest(path) for path in self._parts]
         code = code_version("tasks.synthesis.tables", "tasks.synthesis.parsing")
-        snapshot = Snapshot(root, STAGE, fingerprint(STAGE, [digests, language.value], [upstream.fingerprint], code))
+        snapshot = Snapshot(
+            root, STAGE, fingerprint(STAGE, [digests, language.value], [upstream.fingerprint], code)
+        )
         if snapshot.finished:
             return snapshot.ref
         total = self.asked_tasks(language).total()
@@ -95,9 +140,13 @@ class CandidateTable:
                     yield row
 
         snapshot.append(rows(), SCHEMA)
-        return snapshot.publish(config={"language": language.value}, upstream=[upstream.fingerprint]).ref
+        return snapshot.publish(
+            config={"language": language.value}, upstream=[upstream.fingerprint]
+        ).ref
 
-    def _candidates(self, tasks: Mapping[str, KernelTask], language: Language) -> Iterator[dict[str, Any]]:
+    def _candidates(
+        self, tasks: Mapping[str, KernelTask], language: Language
+    ) -> Iterator[dict[str, Any]]:
         """Rows of `SCHEMA`."""
         named: dict[str, str] = {}
         repeats: Counter[str] = Counter()
@@ -110,13 +159,24 @@ class CandidateTable:
             task = tasks[_task_id(row, where)]
             program = [task.task_id, task.code, task.entry_point, task.init_form]
             number_given = _first(row, "sample_index", "sample_id")
-            identity = stable_hash([program, language.value, content["code"], content["parse_reason"], given_id, number_given])
+            identity = stable_hash(
+                [
+                    program,
+                    language.value,
+                    content["code"],
+                    content["parse_reason"],
+                    given_id,
+                    number_given,
+                ]
+            )
             repeats[identity] += given_id is None
             if given_id is None:  # rows that differ in nothing are samples of their own
                 identity = stable_hash([identity, repeats[identity]])
             elif named.setdefault(given_id, identity) != identity:
                 raise UsageError(
-                    f"{where}: candidate_id {shown(given_id)!r} stands for another candidate already", "give every row its own"
+                    f"{where}: candidate_id {shown(given_id)!r} stands for another candidate"
+                    " already",
+                    "give every row its own",
                 )
             try:
                 candidate = Candidate(
@@ -124,14 +184,20 @@ class CandidateTable:
                     task_id=task.task_id,
                     language=language,
                     generator=str(_first(row, "generator", "model") or "table"),
-                    sampling=SamplingParams(**{k: v for k, v in (row.get("sampling") or {}).items() if v is not None}),
+                    sampling=SamplingParams(
+                        **{k: v for k, v in (row.get("sampling") or {}).items() if v is not None}
+                    ),
                     sample_index=samples[task.task_id] if number_given is None else number_given,
                     **{name: row[name] for name in _KEPT if row.get(name) is not None} | content,
                 )
             except ValidationError as error:
                 raise UsageError(f"{where}: {shown(first_line(error))}", "mend the row") from error
             samples[task.task_id] += 1
-            yield candidate.model_dump(mode="json") | {"request_key": None, "given_id": given_id, "row": number}
+            yield candidate.model_dump(mode="json") | {
+                "request_key": None,
+                "given_id": given_id,
+                "row": number,
+            }
 
     def _keys(self, default: Language) -> Iterator[tuple[int, str, Language]]:
         for number, where, row in self._rows(("task_id", "level", "problem_id", "language")):
@@ -150,7 +216,10 @@ def _task_id(row: Mapping[str, Any], where: str) -> str:
     if row.get("task_id") is not None:
         return str(row["task_id"])
     if row.get("level") is None or row.get("problem_id") is None:
-        raise UsageError(f"{where} names no task", "every candidate has a task_id, or KernelBench's level and problem_id")
+        raise UsageError(
+            f"{where} names no task",
+            "every candidate has a task_id, or KernelBench's level and problem_id",
+        )
     return f"kernelbench/L{row['level']}/{row['problem_id']}"
 
 
@@ -160,11 +229,14 @@ def _language(row: Mapping[str, Any], default: Language, where: str) -> Language
         return default if given is None else Language(str(given).lower())
     except ValueError:
         names = ", ".join(language.value for language in Language)
-        raise UsageError(f"{where}: there is no language {shown(given, 40)!r}", f"languages are {names}") from None
+        raise UsageError(
+            f"{where}: there is no language {shown(given, 40)!r}", f"languages are {names}"
+        ) from None
 
 
 def _content(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Code or the reason why there is none; and what a response holds besides, where it was parsed for that."""
+    """Code or the reason why there is none; and what a response holds besides, where it was parsed
+    for that."""
     code, reason, response = row.get("code"), row.get("parse_reason"), row.get("response")
     if code is not None and code.strip():
         return {"code": code, "parse_reason": None}
@@ -173,7 +245,9 @@ def _content(row: Mapping[str, Any]) -> dict[str, Any]:
     if response is None:
         return {"code": None, "parse_reason": "no_code_block"}
     finish = row.get("finish_reason") or ("length" if is_unfinished(response) else "stop")
-    return parse_response(response, reasoning=row.get("reasoning"), finish_reason=finish).model_dump()
+    return parse_response(
+        response, reasoning=row.get("reasoning"), finish_reason=finish
+    ).model_dump()
 
 
 def _first(row: Mapping[str, Any], *names: str) -> Any:

@@ -1,9 +1,11 @@
-"""A LoRA adapter as a model of MLflow's registry: the MLmodel file that gives a plain PEFT folder its signature, and what loads it.
+"""A LoRA adapter as a model of MLflow's registry: the MLmodel file that gives a plain PEFT folder
+its signature, and what loads it.
 
-Guarantees: the folder stays what PEFT and vLLM load, with one file more; prompts in, responses out, under the base model's own chat
-template, greedily unless asked otherwise; the base model is loaded by the name that the file has, or by the one that
-`mlflow.pyfunc.load_model(..., model_config={"base_model": ...})` gives. Loading needs concur, torch and PEFT, and memory for the base
-model. Not meant for serving many requests: that is vLLM's, by the adapter's name.
+Guarantees: the folder stays what PEFT and vLLM load, with one file more; prompts in, responses out,
+under the base model's own chat template, greedily unless asked otherwise; the base model is loaded
+by the name that the file has, or by the one that `mlflow.pyfunc.load_model(...,
+model_config={"base_model": ...})` gives. Loading needs concur, torch and PEFT, and memory for the
+base model. Not meant for serving many requests: that is vLLM's, by the adapter's name.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ MAX_NEW_TOKENS = 1024
 
 
 def signature() -> ModelSignature:
-    """A column of prompts (the user's turn) in, a column of responses out; how much and how freely is told by parameters."""
+    """A column of prompts (the user's turn) in, a column of responses out; how much and how freely
+    is told by parameters."""
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
 
@@ -40,7 +43,8 @@ def signature() -> ModelSignature:
 
 
 def write_mlmodel(directory: Path, base_model: str, run_id: str, facts: Mapping[str, str]) -> Path:
-    """Write MLmodel into `directory`: the base model's name, the signature, and `facts` (lineage) as its metadata. Returns its path."""
+    """Write MLmodel into `directory`: the base model's name, the signature, and `facts` (lineage)
+    as its metadata. Returns its path."""
     from mlflow import pyfunc
     from mlflow.models import Model
 
@@ -60,7 +64,9 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Ad
 
     base_model = (model_config or {})["base_model"]
     gpu = torch.cuda.is_available()
-    model = load_causal_model(base_model, dtype=torch.bfloat16 if gpu else torch.float32, adapter=Path(path))
+    model = load_causal_model(
+        base_model, dtype=torch.bfloat16 if gpu else torch.float32, adapter=Path(path)
+    )
     return AdapterModel(model.to("cuda" if gpu else "cpu"), load_tokenizer(base_model))
 
 
@@ -70,26 +76,46 @@ class AdapterModel:
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model, self.tokenizer = model, tokenizer
 
-    def predict(self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None) -> pd.DataFrame:
-        """A frame with the column `prompt` in, one with the column `response` out. Parameters are those of `signature`."""
+    def predict(
+        self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None
+    ) -> pd.DataFrame:
+        """A frame with the column `prompt` in, one with the column `response` out. Parameters are
+        those of `signature`."""
         import pandas as pd
         import torch
 
         params = dict(params or {})
         temperature = float(params.get("temperature", 0.0))
-        drawn = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+        drawn = (
+            {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+        )
         responses = []
         for prompt in model_input["prompt"]:
-            text = self.tokenizer.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True)
-            encoded = self.tokenizer(text, return_tensors="pt", add_special_tokens=False).to(self.model.device)
+            text = self.tokenizer.apply_chat_template(
+                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+            )
+            encoded = self.tokenizer(text, return_tensors="pt", add_special_tokens=False).to(
+                self.model.device
+            )
             with torch.inference_mode(), torch.random.fork_rng():
                 torch.manual_seed(int(params.get("seed", 0)))
                 out = self.model.generate(
-                    **encoded, **drawn, max_new_tokens=int(params.get("max_new_tokens", MAX_NEW_TOKENS)), pad_token_id=self._pad
+                    **encoded,
+                    **drawn,
+                    max_new_tokens=int(params.get("max_new_tokens", MAX_NEW_TOKENS)),
+                    pad_token_id=self._pad,
                 )
-            responses.append(self.tokenizer.decode(out[0, encoded["input_ids"].shape[1] :], skip_special_tokens=True))
+            responses.append(
+                self.tokenizer.decode(
+                    out[0, encoded["input_ids"].shape[1] :], skip_special_tokens=True
+                )
+            )
         return pd.DataFrame({"response": responses})
 
     @property
     def _pad(self) -> int:
-        return self.tokenizer.eos_token_id if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id
+        return (
+            self.tokenizer.eos_token_id
+            if self.tokenizer.pad_token_id is None
+            else self.tokenizer.pad_token_id
+        )

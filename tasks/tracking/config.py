@@ -16,5 +16,8 @@ class TrackingConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = True
-    uri: str | None = Field(default=None, description="tracking URI; default: $MLFLOW_TRACKING_URI, else SQLite in the root")
+    uri: str | None = Field(
+        default=None,
+        description="tracking URI; default: $MLFLOW_TRACKING_URI, else SQLite in the root",
+    )
     experiment: str = "concur"

@@ -1,8 +1,10 @@
-"""Reaching MLflow: within about a minute or not at all, without a word on the terminal, and with artifacts where they were asked for.
+"""Reaching MLflow: within about a minute or not at all, without a word on the terminal, and with
+artifacts where they were asked for.
 
-Guarantees: a tracking server or database that does not answer is an error, never a hang; the environment and the loggers are as before
-when a block ends; an experiment is made once, whoever is first. Does not guarantee that a server that answered goes on answering: who can
-write the same again does so with `outliving`.
+Guarantees: a tracking server or database that does not answer is an error, never a hang; the
+environment and the loggers are as before when a block ends; an experiment is made once, whoever is
+first. Does not guarantee that a server that answered goes on answering: who can write the same
+again does so with `outliving`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ HTTP_TIMEOUT_S = 15
 HTTP_RETRIES = 2
 DATABASE_TIMEOUT_S = 10
 BACK_S = 180.0
-"""How long a server that died is waited for: what keeps it alive starts it again within half a minute, on a busy machine within two."""
+"""How long a server that died is waited for: what keeps it alive starts it again within half a
+minute, on a busy machine within two."""
 WRITES = 3
 ASK_EVERY_S = 1.0
 
@@ -34,16 +37,20 @@ T = TypeVar("T")
 
 @contextmanager
 def bounded_and_quiet() -> Iterator[None]:
-    """Short time-outs, no progress bars, no chatter; what the user has set in the environment wins, and all of it is put back."""
+    """Short time-outs, no progress bars, no chatter; what the user has set in the environment wins,
+    and all of it is put back."""
     settings = {
-        # MLflow's defaults (120 s, 7 retries, whatever pause the server asks for) are many minutes on a server that does not answer
+        # MLflow's defaults (120 s, 7 retries, whatever pause the server asks for) are many minutes
+        # on a server that does not answer
         "MLFLOW_HTTP_REQUEST_TIMEOUT": str(HTTP_TIMEOUT_S),
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(HTTP_RETRIES),
         "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
         "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
         "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
         "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-        "MLFLOW_DISABLE_TELEMETRY": "true",  # read at import: a run talks to the tracking URI and to nobody else
+        "MLFLOW_DISABLE_TELEMETRY": (
+            "true"
+        ),  # read at import: a run talks to the tracking URI and to nobody else
     }
     added = {name: value for name, value in settings.items() if name not in os.environ}
     os.environ.update(added)
@@ -51,7 +58,10 @@ def bounded_and_quiet() -> Iterator[None]:
     try:
         import mlflow
 
-        for logger, level in ((logging.getLogger(mlflow.__name__), logging.WARNING), (logging.getLogger("urllib3"), logging.ERROR)):
+        for logger, level in (
+            (logging.getLogger(mlflow.__name__), logging.WARNING),
+            (logging.getLogger("urllib3"), logging.ERROR),
+        ):
             levels[logger] = logger.level
             logger.setLevel(level)
         yield
@@ -67,10 +77,15 @@ def _is_database(uri: str) -> bool:
 
 
 def artifact_location(tracking_uri: str, artifact_root: str | None) -> str | None:
-    """URL of the artifacts of a new experiment; None leaves it to a server. Raises UsageError for a database that says nothing of it."""
+    """URL of the artifacts of a new experiment; None leaves it to a server. Raises UsageError for a
+    database that says nothing of it."""
     if artifact_root is not None:
         # absolute, because the process that reads the run later has another working directory
-        return artifact_root if "://" in artifact_root else Path(artifact_root).expanduser().resolve().as_uri()
+        return (
+            artifact_root
+            if "://" in artifact_root
+            else Path(artifact_root).expanduser().resolve().as_uri()
+        )
     if not _is_database(tracking_uri):
         return None
     from sqlalchemy import make_url
@@ -78,12 +93,16 @@ def artifact_location(tracking_uri: str, artifact_root: str | None) -> str | Non
     url = make_url(tracking_uri)
     if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
         # MLflow's own default is ./mlruns of the working directory
-        raise UsageError(f"tracking URI {url.render_as_string()} says nothing about artifacts", "give an artifact root")
+        raise UsageError(
+            f"tracking URI {url.render_as_string()} says nothing about artifacts",
+            "give an artifact root",
+        )
     return (Path(url.database).resolve().parent / "mlartifacts").as_uri()
 
 
 def connect(tracking_uri: str) -> MlflowClient:
-    """A client of runs and registry. Raises EvalError for a database that cannot be opened; a server is asked by the first call."""
+    """A client of runs and registry. Raises EvalError for a database that cannot be opened; a
+    server is asked by the first call."""
     from mlflow.tracking import MlflowClient
 
     if _is_database(tracking_uri):
@@ -107,11 +126,14 @@ def _require_database(uri: str) -> None:
     except (SQLAlchemyError, ImportError, OSError) as error:
         reason = str(error).splitlines()[0]
         message = f"cannot open the tracking database {url.render_as_string()}: {reason}"
-        raise EvalError(message, "check tracking.uri, and that the driver it names is installed") from error
+        raise EvalError(
+            message, "check tracking.uri, and that the driver it names is installed"
+        ) from error
 
 
 def find_experiment(client: MlflowClient, name: str, location: str | None) -> str:
-    """Id of an experiment by name, made where there is none. Raises UsageError where it was deleted."""
+    """Id of an experiment by name, made where there is none. Raises UsageError where it was
+    deleted."""
     from mlflow.exceptions import MlflowException
 
     found = client.get_experiment_by_name(name)
@@ -125,15 +147,20 @@ def find_experiment(client: MlflowClient, name: str, location: str | None) -> st
     if found.lifecycle_stage != "active":
         raise UsageError(
             f"MLflow experiment {name!r} is deleted",
-            f"restore it (mlflow experiments restore -x {found.experiment_id}) or set another tracking.experiment",
+            f"restore it (mlflow experiments restore -x {found.experiment_id}) or set another"
+            " tracking.experiment",
         )
     return found.experiment_id
 
 
-def outliving(tracking_uri: str, write: Callable[[], T], tell: Callable[[str], None] = lambda line: None) -> T:
-    """What `write` returns, called again where the server died meanwhile and answers once more within `BACK_S`: `WRITES` times at most.
+def outliving(
+    tracking_uri: str, write: Callable[[], T], tell: Callable[[str], None] = lambda line: None
+) -> T:
+    """What `write` returns, called again where the server died meanwhile and answers once more
+    within `BACK_S`: `WRITES` times at most.
 
-    `write` must leave the same behind however often it is called. Raises what its last call raised; a refusal is never asked for twice.
+    `write` must leave the same behind however often it is called. Raises what its last call raised;
+    a refusal is never asked for twice.
     """
     for _ in range(WRITES - 1):
         try:
@@ -154,8 +181,12 @@ def _is_gone(error: BaseException) -> bool:
 
     if isinstance(error, RestException):
         return False
-    wrapped = isinstance(error, MlflowException) and error.error_code == "INTERNAL_ERROR"  # what MLflow's client makes of all below
-    return wrapped or isinstance(error, ConnectionError | requests.ConnectionError | requests.Timeout)
+    wrapped = (
+        isinstance(error, MlflowException) and error.error_code == "INTERNAL_ERROR"
+    )  # what MLflow's client makes of all below
+    return wrapped or isinstance(
+        error, ConnectionError | requests.ConnectionError | requests.Timeout
+    )
 
 
 def _comes_back(tracking_uri: str) -> bool:

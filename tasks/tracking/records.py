@@ -1,7 +1,9 @@
-"""What MLflow is told of a run, as plain data: whoever knows the stages builds it, and nothing of MLflow is needed for that.
+"""What MLflow is told of a run, as plain data: whoever knows the stages builds it, and nothing of
+MLflow is needed for that.
 
-Guarantees: a record is consistent by itself (distinct names, one meaning per metric, tables whose rows have the same columns). Does not
-look at the paths that it names: `writing.checked_inputs` does, before anything is written.
+Guarantees: a record is consistent by itself (distinct names, one meaning per metric, tables whose
+rows have the same columns). Does not look at the paths that it names: `writing.checked_inputs`
+does, before anything is written.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from kernels_eval.records import Record
 
 
 def flatten(config: Any) -> dict[str, str]:
-    """Nested configuration (a mapping or a pydantic model) as flat params: keys joined by dots, strings as they are, the rest as JSON.
+    """Nested configuration (a mapping or a pydantic model) as flat params: keys joined by dots,
+    strings as they are, the rest as JSON.
 
     Raises UsageError where two paths give the same key.
     """
@@ -28,7 +31,10 @@ def flatten(config: Any) -> dict[str, str]:
     pairs = list(_walk(to_jsonable_python(config, fallback=str), ""))
     twice = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
     if twice:
-        raise UsageError(f"two configuration values flatten to the same param {twice[0]!r}", "rename one of the two keys")
+        raise UsageError(
+            f"two configuration values flatten to the same param {twice[0]!r}",
+            "rename one of the two keys",
+        )
     return dict(pairs)
 
 
@@ -41,7 +47,8 @@ def _walk(value: Any, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 Params = Annotated[dict[str, str], BeforeValidator(flatten)]
-# None is "not reported" (k greater than the number of samples): no metric is written, rather than an invented number
+# None is "not reported" (k greater than the number of samples): no metric is written, rather than
+# an invented number
 Metrics = dict[str, float | None]
 Cell = str | int | float | None
 TableName = Annotated[str, Field(pattern=r"^[\w-]{1,100}$")]
@@ -62,11 +69,15 @@ class StageRecord(Record):
     name: str = Field(min_length=1)
     params: Params = {}
     metrics: Metrics = {}
-    series: dict[str, tuple[tuple[int, float], ...]] = Field(default={}, description="metric -> (step, value) pairs")
+    series: dict[str, tuple[tuple[int, float], ...]] = Field(
+        default={}, description="metric -> (step, value) pairs"
+    )
     tags: dict[str, str] = {}
     artifacts: tuple[Path, ...] = ()
     datasets: tuple[DatasetRef, ...] = ()
-    tables: dict[TableName, Rows] = Field(default={}, description="rows of equal columns, for MLflow's table view: tables/NAME.json")
+    tables: dict[TableName, Rows] = Field(
+        default={}, description="rows of equal columns, for MLflow's table view: tables/NAME.json"
+    )
 
     @model_validator(mode="after")
     def _one_meaning_per_metric(self) -> StageRecord:
@@ -75,26 +86,40 @@ class StageRecord(Record):
             raise ValueError(f"{both[0]!r} is both a metric and a series of stage {self.name!r}")
         for name, rows in self.tables.items():
             if any(row.keys() != rows[0].keys() for row in rows):
-                raise ValueError(f"the rows of table {name!r} of stage {self.name!r} differ in their columns")
+                raise ValueError(
+                    f"the rows of table {name!r} of stage {self.name!r} differ in their columns"
+                )
         _require_distinct_names(self.artifacts)
         return self
 
 
 class RunRecord(Record):
-    """Everything that MLflow is told about one run of the line. Plain data: whoever knows the stages builds it."""
+    """Everything that MLflow is told about one run of the line. Plain data: whoever knows the
+    stages builds it."""
 
-    run_fingerprint: str = Field(pattern=r"^[0-9A-Za-z_.-]{1,250}$", description="hash over the fingerprints of the run's snapshots")
+    run_fingerprint: str = Field(
+        pattern=r"^[0-9A-Za-z_.-]{1,250}$",
+        description="hash over the fingerprints of the run's snapshots",
+    )
     run_name: str = Field(min_length=1)
     tags: dict[str, str] = {}
     params: Params = {}
     metrics: Metrics = Field(default={}, description="the headline")
     stages: tuple[StageRecord, ...] = ()
     datasets: tuple[DatasetRef, ...] = ()
-    artifacts: tuple[Path, ...] = Field(default=(), description="files; figures go to figures/, the rest beside the run's root")
+    artifacts: tuple[Path, ...] = Field(
+        default=(), description="files; figures go to figures/, the rest beside the run's root"
+    )
     adapter_dir: Path | None = None
-    base_model: str | None = Field(default=None, description="hub id or directory of what the adapter was trained on")
-    registered_model: str | None = Field(default=None, pattern=r"^[^/:]+$", description="name in the model registry, for the adapter")
-    lineage: dict[str, str] = Field(default={}, description="what the adapter comes from: tags of the registered version")
+    base_model: str | None = Field(
+        default=None, description="hub id or directory of what the adapter was trained on"
+    )
+    registered_model: str | None = Field(
+        default=None, pattern=r"^[^/:]+$", description="name in the model registry, for the adapter"
+    )
+    lineage: dict[str, str] = Field(
+        default={}, description="what the adapter comes from: tags of the registered version"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> RunRecord:
@@ -107,4 +132,6 @@ class RunRecord(Record):
 def _require_distinct_names(paths: Sequence[Path]) -> None:
     twice = [name for name, count in Counter(path.name for path in paths).items() if count > 1]
     if twice:
-        raise ValueError(f"two artifacts are named {twice[0]!r}: the second would replace the first")
+        raise ValueError(
+            f"two artifacts are named {twice[0]!r}: the second would replace the first"
+        )

@@ -1,10 +1,13 @@
 """Makes a LoRA model fast to train on one device without changing what it learns.
 
-Guarantees: the same function and gradients as before, up to the rounding of the compute type and the masks that dropout draws; parameter
-names, the adapter's float32 master weights and `save_pretrained` are as PEFT made them; dropout masks depend on the seed and the number of
-the micro step alone, so a resumed run draws those of an uninterrupted one. What it does: no float32 copies of activations in front of the
-adapter, dropout without state, each decoder layer compiled once and shared by all, recomputation by a plan that spends the free memory,
-and the attention kernel that is fastest on this device. Does not guarantee anything for models whose decoder layers are not alike.
+Guarantees: the same function and gradients as before, up to the rounding of the compute type and
+the masks that dropout draws; parameter names, the adapter's float32 master weights and
+`save_pretrained` are as PEFT made them; dropout masks depend on the seed and the number of the
+micro step alone, so a resumed run draws those of an uninterrupted one. What it does: no float32
+copies of activations in front of the adapter, dropout without state, each decoder layer compiled
+once and shared by all, recomputation by a plan that spends the free memory, and the attention
+kernel that is fastest on this device. Does not guarantee anything for models whose decoder layers
+are not alike.
 """
 
 from __future__ import annotations
@@ -15,7 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from kernels_eval.errors import UsageError
 from tasks.training import attention
@@ -40,30 +47,60 @@ class AccelerationOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    compile: bool = Field(default=True, description="compile each decoder layer; alike layers share the code")
-    compile_backend: str = Field(default="inductor", description="of torch.compile; aot_eager generates no code (tests, debugging)")
+    compile: bool = Field(
+        default=True, description="compile each decoder layer; alike layers share the code"
+    )
+    compile_backend: str = Field(
+        default="inductor",
+        description="of torch.compile; aot_eager generates no code (tests, debugging)",
+    )
     dynamic_lengths: bool | None = Field(
         default=None,
-        description="null: code for one length, and for all lengths once a second is met; true: for all at once; false: for each",
+        description=(
+            "null: code for one length, and for all lengths once a second is met; true: for all at"
+            " once; false: for each"
+        ),
     )
-    lean_dropout: bool = Field(default=True, description="masks computed from (seed, module, step, index) instead of stored")
+    lean_dropout: bool = Field(
+        default=True,
+        description="masks computed from (seed, module, step, index) instead of stored",
+    )
     attention: Literal["auto", "sdpa", "cudnn", "cudnn_expanded", "unchanged"] = Field(
-        default="auto", description="the kernel; auto times them on a GPU; unchanged leaves what transformers chose"
+        default="auto",
+        description=(
+            "the kernel; auto times them on a GPU; unchanged leaves what transformers chose"
+        ),
     )
     recompute: Literal["auto", "layer", "mlp", "keep"] = Field(
         default="auto",
-        description="what each layer recomputes in the backward pass: auto spends the free memory, the others force one level",
+        description=(
+            "what each layer recomputes in the backward pass: auto spends the free memory, the"
+            " others force one level"
+        ),
     )
     base_precision: Literal["bf16", "fp8"] = Field(
-        default="bf16", description="fp8 rounds the frozen weights (tasks.training.fp8): faster and half the memory, and other losses"
+        default="bf16",
+        description=(
+            "fp8 rounds the frozen weights (tasks.training.fp8): faster and half the memory, and"
+            " other losses"
+        ),
     )
-    memory_share: float = Field(default=0.92, gt=0, le=1, description="share of the device's memory that auto plans for")
+    memory_share: float = Field(
+        default=0.92, gt=0, le=1, description="share of the device's memory that auto plans for"
+    )
 
 
 class Acceleration:
-    """What `accelerate` did to a model. `callback()` goes to the trainer so that a resumed run continues the sequence of masks."""
+    """What `accelerate` did to a model. `callback()` goes to the trainer so that a resumed run
+    continues the sequence of masks."""
 
-    def __init__(self, plan: RecomputationPlan, attention_name: str, attention_ms: dict[str, float], keys: DropoutKeys) -> None:
+    def __init__(
+        self,
+        plan: RecomputationPlan,
+        attention_name: str,
+        attention_ms: dict[str, float],
+        keys: DropoutKeys,
+    ) -> None:
         self.plan = plan
         self.attention_name = attention_name
         self.attention_ms = attention_ms
@@ -75,7 +112,8 @@ class Acceleration:
             self._keys.set(self.micro_step)
             self.micro_step += 1
         else:
-            # evaluation and generation meet any length and are short: not worth minutes of compiling
+            # evaluation and generation meet any length and are short: not worth minutes of
+            # compiling
             torch.compiler.set_stance("force_eager")
 
     def after_forward(self, *_: Any) -> None:
@@ -89,20 +127,30 @@ class Acceleration:
 
         class Position(TrainerCallback):
             def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-                # at every step, not only the first: an epoch's last step may be short, and a resumed run could not tell
+                # at every step, not only the first: an epoch's last step may be short, and a
+                # resumed run could not tell
                 acceleration.micro_step = state.global_step * args.gradient_accumulation_steps
 
         return Position()
 
 
-def accelerate(model: nn.Module, *, tokens: int, seed: int, rank: int = 0, options: AccelerationOptions | None = None) -> Acceleration:
-    """Change a PEFT-wrapped causal model in place; `tokens` is the most that one micro batch holds (rows x padded length).
+def accelerate(
+    model: nn.Module,
+    *,
+    tokens: int,
+    seed: int,
+    rank: int = 0,
+    options: AccelerationOptions | None = None,
+) -> Acceleration:
+    """Change a PEFT-wrapped causal model in place; `tokens` is the most that one micro batch holds
+    (rows x padded length).
 
-    Processes that train together give their `rank`, so that each draws masks of its own. Evaluation and generation through the changed
-    model run uncompiled.
+    Processes that train together give their `rank`, so that each draws masks of its own. Evaluation
+    and generation through the changed model run uncompiled.
 
-    Call it after the adapter is there and the model is on its device, with the trainer's own gradient checkpointing off, before the first
-    step. Raises UsageError for a model without decoder layers and for one that does not fit even when everything is recomputed.
+    Call it after the adapter is there and the model is on its device, with the trainer's own
+    gradient checkpointing off, before the first step. Raises UsageError for a model without decoder
+    layers and for one that does not fit even when everything is recomputed.
     """
     options = options or AccelerationOptions()
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -118,21 +166,30 @@ def accelerate(model: nn.Module, *, tokens: int, seed: int, rank: int = 0, optio
     if name:
         attention.register()
         base.config._attn_implementation = name
-    # the first layer's input must want a gradient like those of the others, or it is compiled for itself
+    # the first layer's input must want a gradient like those of the others, or it is compiled for
+    # itself
     base.enable_input_require_grads()
-    base.config.use_cache = False  # a recomputed layer would write its keys and values into a cache twice
+    base.config.use_cache = (
+        False  # a recomputed layer would write its keys and values into a cache twice
+    )
     plan = _plan(options, shape, tokens, model, device)
     for layer, level in zip(layers, plan.levels(), strict=True):
         _checkpoint(layer, level, shape.lora_rank)
     if options.compile:
-        # kept, without MLP, recomputed, each with and without gradients: more than dynamo's default of 8 codes would be silently eager
+        # kept, without MLP, recomputed, each with and without gradients: more than dynamo's default
+        # of 8 codes would be silently eager
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-        # DDP reduces between layers by itself; cut at its buckets, a layer's code would keep what lies at every cut
+        # DDP reduces between layers by itself; cut at its buckets, a layer's code would keep what
+        # lies at every cut
         torch._dynamo.config.optimize_ddp = False
         _recompute_all_but_products_and_attention()
         for layer in layers:
-            layer.compile(fullgraph=True, dynamic=options.dynamic_lengths, backend=options.compile_backend)
-    acceleration = Acceleration(plan, name or base.config._attn_implementation, times, DropoutKeys(dropouts, seed, rank))
+            layer.compile(
+                fullgraph=True, dynamic=options.dynamic_lengths, backend=options.compile_backend
+            )
+    acceleration = Acceleration(
+        plan, name or base.config._attn_implementation, times, DropoutKeys(dropouts, seed, rank)
+    )
     # on the backbone: PEFT and TRL call the causal model's forward past its hooks
     base.model.register_forward_pre_hook(acceleration.before_forward)
     base.model.register_forward_hook(acceleration.after_forward, always_call=True)
@@ -142,8 +199,13 @@ def accelerate(model: nn.Module, *, tokens: int, seed: int, rank: int = 0, optio
 def decoder_layers(base: nn.Module) -> nn.ModuleList:
     """The decoder layers of a Llama-like causal model. Raises UsageError where there are none."""
     layers = getattr(getattr(base, "model", None), "layers", None)
-    if not isinstance(layers, nn.ModuleList) or not all(hasattr(layer, "mlp") and hasattr(layer, "self_attn") for layer in layers):
-        raise UsageError(f"{type(base).__name__} has no decoder layers with self_attn and mlp", "set training.acceleration to off")
+    if not isinstance(layers, nn.ModuleList) or not all(
+        hasattr(layer, "mlp") and hasattr(layer, "self_attn") for layer in layers
+    ):
+        raise UsageError(
+            f"{type(base).__name__} has no decoder layers with self_attn and mlp",
+            "set training.acceleration to off",
+        )
     return layers
 
 
@@ -151,14 +213,20 @@ def shape_of(model: nn.Module) -> LayerShape:
     """Shape of a causal model from its configuration and its adapter."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     config = base.config
-    ranks = {rank for module in model.modules() if hasattr(module, "lora_A") for rank in module.r.values()}
+    ranks = {
+        rank
+        for module in model.modules()
+        if hasattr(module, "lora_A")
+        for rank in module.r.values()
+    }
     return LayerShape(
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
         intermediate=config.intermediate_size,
         heads=config.num_attention_heads,
         key_value_heads=config.num_key_value_heads,
-        head_size=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        head_size=getattr(config, "head_dim", None)
+        or config.hidden_size // config.num_attention_heads,
         vocabulary=config.vocab_size,
         lora_rank=max(ranks, default=0),
     )
@@ -169,32 +237,48 @@ def _replace_dropout(model: nn.Module, device: torch.device) -> list[CounterDrop
     for module in model.modules():
         for name, dropout in getattr(module, "lora_dropout", {}).items():
             if isinstance(dropout, nn.Dropout) and dropout.p > 0:
-                module.lora_dropout[name] = CounterDropout(dropout.p, device).train(dropout.training)
+                module.lora_dropout[name] = CounterDropout(dropout.p, device).train(
+                    dropout.training
+                )
                 replaced.append(module.lora_dropout[name])
     return replaced
 
 
 def _compute_in_input_type(model: nn.Module) -> None:
-    """PEFT casts activations to the adapter's float32 in front of dropout, and autocast casts them back: twice the bytes for nothing."""
+    """PEFT casts activations to the adapter's float32 in front of dropout, and autocast casts them
+    back: twice the bytes for nothing."""
     for module in model.modules():
         if hasattr(module, "cast_input_dtype_enabled"):
             module.cast_input_dtype_enabled = False
 
 
-def _choose_attention(asked: str, shape: LayerShape, tokens: int, device: torch.device) -> tuple[str | None, dict[str, float]]:
+def _choose_attention(
+    asked: str, shape: LayerShape, tokens: int, device: torch.device
+) -> tuple[str | None, dict[str, float]]:
     if asked == "unchanged":
         return None, {}
     if asked != "auto":
         return f"concur_{asked}", {}
     if device.type != "cuda":
         return attention.SDPA, {}
-    times = attention.fastest_attention(shape.heads, shape.key_value_heads, shape.head_size, tokens, device)
+    times = attention.fastest_attention(
+        shape.heads, shape.key_value_heads, shape.head_size, tokens, device
+    )
     return next(iter(times), attention.SDPA), times
 
 
-def _plan(options: AccelerationOptions, shape: LayerShape, tokens: int, model: nn.Module, device: torch.device) -> RecomputationPlan:
+def _plan(
+    options: AccelerationOptions,
+    shape: LayerShape,
+    tokens: int,
+    model: nn.Module,
+    device: torch.device,
+) -> RecomputationPlan:
     if options.recompute != "auto":
-        counts = {level: shape.layers if level == options.recompute else 0 for level in ("layer", "mlp", "keep")}
+        counts = {
+            level: shape.layers if level == options.recompute else 0
+            for level in ("layer", "mlp", "keep")
+        }
         return RecomputationPlan(**counts, peak_bytes=0)
     if device.type != "cuda":
         return RecomputationPlan(layer=0, mlp=0, keep=shape.layers, peak_bytes=0)
@@ -202,7 +286,9 @@ def _plan(options: AccelerationOptions, shape: LayerShape, tokens: int, model: n
     return plan_recomputation(
         shape,
         device_bytes=total,
-        weight_bytes=sum(tensor.nbytes for tensor in model.parameters() if not tensor.requires_grad),
+        weight_bytes=sum(
+            tensor.nbytes for tensor in model.parameters() if not tensor.requires_grad
+        ),
         trained=sum(tensor.numel() for tensor in model.parameters() if tensor.requires_grad),
         tokens=tokens,
         margin_bytes=int(total * (1 - options.memory_share)),
@@ -212,9 +298,9 @@ def _plan(options: AccelerationOptions, shape: LayerShape, tokens: int, model: n
 def _recompute_all_but_products_and_attention() -> None:
     """What compiled code keeps for its backward pass, for the whole process.
 
-    The partitioner's caution against long chains of recomputed pointwise work would keep every mask and every dropped copy of an input:
-    twice the bytes of a layer. Without that caution it recomputes what it does not list as expensive, and it does not list every
-    attention.
+    The partitioner's caution against long chains of recomputed pointwise work would keep every mask
+    and every dropped copy of an input: twice the bytes of a layer. Without that caution it
+    recomputes what it does not list as expensive, and it does not list every attention.
     """
     from torch._functorch import config, partitioners
 
@@ -234,11 +320,14 @@ def _recompute_all_but_products_and_attention() -> None:
 
 
 def _checkpoint(layer: nn.Module, level: str, rank: int) -> None:
-    """Recompute a layer, or its MLP, inside the compiled code: there what only the forward pass needs (the last product) is left out."""
+    """Recompute a layer, or its MLP, inside the compiled code: there what only the forward pass
+    needs (the last product) is left out."""
     module = {"layer": layer, "mlp": layer.mlp}.get(level)
     if module is None:
         return
-    contexts = functools.partial(create_selective_checkpoint_contexts, functools.partial(_policy, rank=rank))
+    contexts = functools.partial(
+        create_selective_checkpoint_contexts, functools.partial(_policy, rank=rank)
+    )
     original = module.forward
 
     def forward(*inputs: Any, **options: Any) -> Any:
@@ -249,11 +338,14 @@ def _checkpoint(layer: nn.Module, level: str, rank: int) -> None:
     module.forward = forward
 
 
-def _policy(context: Any, operator: Any, *inputs: Any, rank: int, **options: Any) -> CheckpointPolicy:
+def _policy(
+    context: Any, operator: Any, *inputs: Any, rank: int, **options: Any
+) -> CheckpointPolicy:
     name = operator.overloadpacket.__name__ if hasattr(operator, "overloadpacket") else ""
     if name in ATTENTION_OPERATORS:
         return CheckpointPolicy.MUST_SAVE
-    # the narrow products of the adapter's first half: a few bytes per token that spare reading the whole input again
+    # the narrow products of the adapter's first half: a few bytes per token that spare reading the
+    # whole input again
     if name == "mm" and inputs[1].shape[-1] == rank:
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,10 +1,12 @@
 """Causal attention for training rows, registered with transformers under names of ours.
 
-Guarantees: causal, padding only on the right (anything else is refused), no mask in memory. `concur_sdpa` lets torch choose the kernel;
-`concur_cudnn` and `concur_cudnn_expanded` ask for cuDNN's, with grouped heads as they are or repeated. Under each name, a line of packed
-rows (the model is called with `cu_documents`, see `tasks.training.packing`) attends within its rows alone, by flash attention's kernel for
-variable lengths on a GPU and a mask on a CPU. `fastest_attention` times the kernels on the device at the shape that will be trained. Does
-not guarantee equal bits between kernels.
+Guarantees: causal, padding only on the right (anything else is refused), no mask in memory.
+`concur_sdpa` lets torch choose the kernel; `concur_cudnn` and `concur_cudnn_expanded` ask for
+cuDNN's, with grouped heads as they are or repeated. Under each name, a line of packed rows (the
+model is called with `cu_documents`, see `tasks.training.packing`) attends within its rows alone, by
+flash attention's kernel for variable lengths on a GPU and a mask on a CPU. `fastest_attention`
+times the kernels on the device at the shape that will be trained. Does not guarantee equal bits
+between kernels.
 """
 
 from __future__ import annotations
@@ -30,15 +32,27 @@ def register() -> None:
 
 
 def fastest_attention(
-    heads: int, key_value_heads: int, head_size: int, tokens: int, device: torch.device, repeats: int = 3
+    heads: int,
+    key_value_heads: int,
+    head_size: int,
+    tokens: int,
+    device: torch.device,
+    repeats: int = 3,
 ) -> dict[str, float]:
-    """Milliseconds of a forward and a backward pass by name, fastest first; names that fail there are left out. CUDA only.
+    """Milliseconds of a forward and a backward pass by name, fastest first; names that fail there
+    are left out. CUDA only.
 
-    A kernel whose output is far from `concur_sdpa`'s is left out as well: cuDNN versions have had wrong strides.
+    A kernel whose output is far from `concur_sdpa`'s is left out as well: cuDNN versions have had
+    wrong strides.
     """
     generator = torch.Generator(device).manual_seed(0)
     shapes = [(1, count, tokens, head_size) for count in (heads, key_value_heads, key_value_heads)]
-    inputs = [torch.randn(shape, dtype=torch.bfloat16, device=device, generator=generator).requires_grad_() for shape in shapes]
+    inputs = [
+        torch.randn(
+            shape, dtype=torch.bfloat16, device=device, generator=generator
+        ).requires_grad_()
+        for shape in shapes
+    ]
     reference, times = None, {}
     for name, function in KERNELS.items():
         try:
@@ -55,7 +69,10 @@ def fastest_attention(
             continue
         if reference is None:
             reference = found
-        elif any(((ours - theirs).norm() / theirs.norm()).item() > 0.02 for ours, theirs in zip(found, reference, strict=True)):
+        elif any(
+            ((ours - theirs).norm() / theirs.norm()).item() > 0.02
+            for ours, theirs in zip(found, reference, strict=True)
+        ):
             continue
         times[name] = min(elapsed[1:]) * 1e3
     del inputs, reference
@@ -74,7 +91,8 @@ def _attend(
     cu_documents: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The signature that transformers calls: (batch, heads, length, size) in, (batch, length, heads, size) out."""
+    """The signature that transformers calls: (batch, heads, length, size) in, (batch, length,
+    heads, size) out."""
     if cu_documents is None:
         output = kernel(query, key, value, scaling)
     elif query.is_cuda:
@@ -84,33 +102,67 @@ def _attend(
     return output.transpose(1, 2).contiguous(), None
 
 
-def _sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None) -> torch.Tensor:
+def _sdpa(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None
+) -> torch.Tensor:
     grouped = query.shape[1] != key.shape[1]
-    return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
+    return F.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped
+    )
 
 
-def _cudnn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None) -> torch.Tensor:
-    # the operator itself: which kernel scaled_dot_product_attention takes depends on flags of the process at the moment of tracing
-    return torch.ops.aten._scaled_dot_product_cudnn_attention(query, key, value, None, True, 0.0, True, False, scale=scaling)[0]
+def _cudnn(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None
+) -> torch.Tensor:
+    # the operator itself: which kernel scaled_dot_product_attention takes depends on flags of the
+    # process at the moment of tracing
+    return torch.ops.aten._scaled_dot_product_cudnn_attention(
+        query, key, value, None, True, 0.0, True, False, scale=scaling
+    )[0]
 
 
-def _cudnn_expanded(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None) -> torch.Tensor:
+def _cudnn_expanded(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None
+) -> torch.Tensor:
     groups = query.shape[1] // key.shape[1]
-    return _cudnn(query, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1), scaling)
+    return _cudnn(
+        query, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1), scaling
+    )
 
 
 KERNELS = {SDPA: _sdpa, CUDNN: _cudnn, CUDNN_EXPANDED: _cudnn_expanded}
 
 
-def _varlen(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, cu: torch.Tensor) -> torch.Tensor:
-    # the operator under torch.nn.attention.varlen, whose own signature differs between the torch versions that we support
-    flat = [tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)]  # (tokens, heads, size)
-    length = query.shape[2]  # an upper bound of the longest row: the exact one would be another compiled code for every line
-    output = torch.ops.aten._flash_attention_forward(*flat, cu, cu, length, length, 0.0, True, False, scale=scaling)[0]
+def _varlen(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float | None,
+    cu: torch.Tensor,
+) -> torch.Tensor:
+    # the operator under torch.nn.attention.varlen, whose own signature differs between the torch
+    # versions that we support
+    flat = [
+        tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)
+    ]  # (tokens, heads, size)
+    length = query.shape[
+        2
+        # an upper bound of the longest row: the exact one would be another compiled code for every
+        # line
+    ]
+    output = torch.ops.aten._flash_attention_forward(
+        *flat, cu, cu, length, length, 0.0, True, False, scale=scaling
+    )[0]
     return output.transpose(0, 1).unsqueeze(0)
 
 
-def _block_diagonal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, cu: torch.Tensor) -> torch.Tensor:
+def _block_diagonal(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float | None,
+    cu: torch.Tensor,
+) -> torch.Tensor:
     position = torch.arange(query.shape[2], device=query.device)
     document = torch.bucketize(position, cu[1:], right=True)
     mask = (document[:, None] == document[None, :]) & (position[:, None] >= position[None, :])
@@ -120,6 +172,10 @@ def _block_diagonal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
 
 
 def _no_mask(attention_mask: torch.Tensor | None = None, **_: Any) -> None:
-    """No mask: right padding is behind every real token, and what stands there carries no loss. Raises ValueError for other padding."""
+    """No mask: right padding is behind every real token, and what stands there carries no loss.
+    Raises ValueError for other padding."""
     if attention_mask is not None and bool((attention_mask[:, 1:] > attention_mask[:, :-1]).any()):
-        raise ValueError("padding on the left or amid a row: this attention is for training rows padded on the right")
+        raise ValueError(
+            "padding on the left or amid a row: this attention is for training rows padded on the"
+            " right"
+        )

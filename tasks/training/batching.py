@@ -1,9 +1,11 @@
 """Which rows share a micro batch: length-aware plans with a token budget.
 
-Guarantees: every row exactly once an epoch, no micro batch above the budget, the same plan for the same lengths, budget, seed and epoch on
-every machine, and equally many micro batches in every epoch of a run (a trainer counts its steps once). Rows are never cut: one above the
-budget is refused. Does not guarantee equally many rows per optimiser step: a step holds about equally many tokens, which is reported, and
-its loss is the mean over its completion tokens, whatever they are packed with.
+Guarantees: every row exactly once an epoch, no micro batch above the budget, the same plan for the
+same lengths, budget, seed and epoch on every machine, and equally many micro batches in every epoch
+of a run (a trainer counts its steps once). Rows are never cut: one above the budget is refused.
+Does not guarantee equally many rows per optimiser step: a step holds about equally many tokens,
+which is reported, and its loss is the mean over its completion tokens, whatever they are packed
+with.
 """
 
 from __future__ import annotations
@@ -22,11 +24,14 @@ Mode = Literal["pack", "pad"]
 
 
 class MicroBatch(BaseModel):
-    """Rows of one forward pass. Packed they stand behind one another in one line of `padded_tokens`; padded, one below the other."""
+    """Rows of one forward pass. Packed they stand behind one another in one line of
+    `padded_tokens`; padded, one below the other."""
 
     model_config = ConfigDict(frozen=True)
 
-    rows: tuple[int, ...] = Field(min_length=1, description="indices into the lengths that were planned")
+    rows: tuple[int, ...] = Field(
+        min_length=1, description="indices into the lengths that were planned"
+    )
     tokens: int = Field(description="real tokens")
     padded_tokens: int = Field(description="tokens computed, padding included")
 
@@ -42,16 +47,26 @@ class EpochPlan(BaseModel):
     @property
     def padding_waste(self) -> float:
         """Share of the computed tokens that is padding."""
-        return 1 - sum(batch.tokens for batch in self.batches) / sum(batch.padded_tokens for batch in self.batches)
+        return 1 - sum(batch.tokens for batch in self.batches) / sum(
+            batch.padded_tokens for batch in self.batches
+        )
 
     def effective_batch(self, accumulation: int) -> dict[str, float]:
-        """Rows and real tokens per optimiser step of `accumulation` micro batches: mean, least and most. The last step may be short."""
-        steps = [self.batches[start : start + accumulation] for start in range(0, len(self.batches), accumulation)]
+        """Rows and real tokens per optimiser step of `accumulation` micro batches: mean, least and
+        most. The last step may be short."""
+        steps = [
+            self.batches[start : start + accumulation]
+            for start in range(0, len(self.batches), accumulation)
+        ]
         rows = [sum(len(batch.rows) for batch in step) for step in steps]
         tokens = [sum(batch.tokens for batch in step) for step in steps]
         summary = {"steps": float(len(steps))}
         for name, values in (("rows", rows), ("tokens", tokens)):
-            summary |= {f"{name}_mean": statistics.fmean(values), f"{name}_min": float(min(values)), f"{name}_max": float(max(values))}
+            summary |= {
+                f"{name}_mean": statistics.fmean(values),
+                f"{name}_min": float(min(values)),
+                f"{name}_max": float(max(values)),
+            }
         return summary
 
 
@@ -67,14 +82,21 @@ def plan_epochs(
 ) -> list[EpochPlan]:
     """One plan an epoch, each with as many micro batches as the longest of them needs.
 
-    `lengths` are tokens of prompt and completion. `pack` fills lines up to `token_budget` (best fit, longest first, within windows of
-    `window_rows` shuffled rows); `pad` puts rows of like length below one another. Padded lengths are multiples of `multiple` tokens, or
-    the budget where that is less. Raises UsageError for no rows, a row without tokens and one above the budget.
+    `lengths` are tokens of prompt and completion. `pack` fills lines up to `token_budget` (best
+    fit, longest first, within windows of `window_rows` shuffled rows); `pad` puts rows of like
+    length below one another. Padded lengths are multiples of `multiple` tokens, or the budget where
+    that is less. Raises UsageError for no rows, a row without tokens and one above the budget.
     """
     _check(lengths, token_budget)
-    groups = [_groups(lengths, token_budget, seed, epoch, mode, multiple, window_rows) for epoch in range(epochs)]
+    groups = [
+        _groups(lengths, token_budget, seed, epoch, mode, multiple, window_rows)
+        for epoch in range(epochs)
+    ]
     most = max(len(group) for group in groups)
-    return [_plan(epoch, _split_to(group, most), lengths, token_budget, mode, multiple) for epoch, group in enumerate(groups)]
+    return [
+        _plan(epoch, _split_to(group, most), lengths, token_budget, mode, multiple)
+        for epoch, group in enumerate(groups)
+    ]
 
 
 def _check(lengths: Sequence[int], budget: int) -> None:
@@ -85,26 +107,42 @@ def _check(lengths: Sequence[int], budget: int) -> None:
     if max(lengths) > budget:
         above = [index for index, length in enumerate(lengths) if length > budget]
         raise UsageError(
-            f"{len(above)} rows are longer than the token budget of {budget}, the longest {max(lengths)} (row {above[0]} is the first)",
+            f"{len(above)} rows are longer than the token budget of {budget}, the longest"
+            f" {max(lengths)} (row {above[0]} is the first)",
             f"raise the budget to {max(lengths)}, or drop the rows: none is ever cut",
         )
 
 
-def _groups(lengths: Sequence[int], budget: int, seed: int, epoch: int, mode: Mode, multiple: int, window: int) -> list[list[int]]:
-    generator = random.Random(f"{seed} {epoch}")  # a string: seeds by its bytes, the same on every machine
+def _groups(
+    lengths: Sequence[int],
+    budget: int,
+    seed: int,
+    epoch: int,
+    mode: Mode,
+    multiple: int,
+    window: int,
+) -> list[list[int]]:
+    generator = random.Random(
+        f"{seed} {epoch}"
+    )  # a string: seeds by its bytes, the same on every machine
     order = list(range(len(lengths)))
     generator.shuffle(order)
     groups = []
     for start in range(0, len(order), window):
         # ties in length keep the shuffled order
         longest_first = sorted(order[start : start + window], key=lambda row: -lengths[row])
-        groups += _best_fit(longest_first, lengths, budget) if mode == "pack" else _alike(longest_first, lengths, budget, multiple)
+        groups += (
+            _best_fit(longest_first, lengths, budget)
+            if mode == "pack"
+            else _alike(longest_first, lengths, budget, multiple)
+        )
     generator.shuffle(groups)
     return groups
 
 
 def _best_fit(rows: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Best fit, rows in the order given: each into the fullest line that has room, else into a new one."""
+    """Best fit, rows in the order given: each into the fullest line that has room, else into a new
+    one."""
     lines: list[list[int]] = []
     free: list[tuple[int, int]] = []  # (tokens free, line), sorted
     for row in rows:
@@ -119,10 +157,15 @@ def _best_fit(rows: Sequence[int], lengths: Sequence[int], budget: int) -> list[
     return lines
 
 
-def _alike(rows: Sequence[int], lengths: Sequence[int], budget: int, multiple: int) -> list[list[int]]:
+def _alike(
+    rows: Sequence[int], lengths: Sequence[int], budget: int, multiple: int
+) -> list[list[int]]:
     groups: list[list[int]] = []
     for row in rows:  # longest first, so a group's first row sets its width
-        if groups and (len(groups[-1]) + 1) * _padded(lengths[groups[-1][0]], budget, multiple) <= budget:
+        if (
+            groups
+            and (len(groups[-1]) + 1) * _padded(lengths[groups[-1][0]], budget, multiple) <= budget
+        ):
             groups[-1].append(row)
         else:
             groups.append([row])
@@ -130,7 +173,8 @@ def _alike(rows: Sequence[int], lengths: Sequence[int], budget: int, multiple: i
 
 
 def _split_to(groups: list[list[int]], count: int) -> list[list[int]]:
-    """As many groups as asked, by halving the ones with the most rows: still below the budget, and each row still once."""
+    """As many groups as asked, by halving the ones with the most rows: still below the budget, and
+    each row still once."""
     groups = [list(group) for group in groups]
     while len(groups) < count:
         largest = max(range(len(groups)), key=lambda index: len(groups[index]))
@@ -144,10 +188,21 @@ def _padded(tokens: int, budget: int, multiple: int) -> int:
     return min(-(-tokens // multiple) * multiple, budget)
 
 
-def _plan(epoch: int, groups: list[list[int]], lengths: Sequence[int], budget: int, mode: Mode, multiple: int) -> EpochPlan:
+def _plan(
+    epoch: int,
+    groups: list[list[int]],
+    lengths: Sequence[int],
+    budget: int,
+    mode: Mode,
+    multiple: int,
+) -> EpochPlan:
     batches = []
     for group in groups:
         tokens = sum(lengths[row] for row in group)
-        padded = _padded(tokens, budget, multiple) if mode == "pack" else len(group) * _padded(lengths[group[0]], budget, multiple)
+        padded = (
+            _padded(tokens, budget, multiple)
+            if mode == "pack"
+            else len(group) * _padded(lengths[group[0]], budget, multiple)
+        )
         batches.append(MicroBatch(rows=tuple(group), tokens=tokens, padded_tokens=padded))
     return EpochPlan(epoch=epoch, batches=tuple(batches))

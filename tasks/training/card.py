@@ -1,8 +1,9 @@
 """The card of an adapter: README.md beside it, with the front matter that the hub reads.
 
-Guarantees: every number is of the run that trained it; what is not known is left out, never guessed; the front matter is YAML whatever
-names it holds; no path of the machine that trained it is told. Does not guarantee that publishing is allowed: the licences of the base
-model and of the data are the publisher's to check, and the card says so.
+Guarantees: every number is of the run that trained it; what is not known is left out, never
+guessed; the front matter is YAML whatever names it holds; no path of the machine that trained it is
+told. Does not guarantee that publishing is allowed: the licences of the base model and of the data
+are the publisher's to check, and the card says so.
 """
 
 from __future__ import annotations
@@ -27,11 +28,15 @@ class CardFacts(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    name: str = Field(min_length=1, description="what the adapter is called, also in the vLLM command line")
+    name: str = Field(
+        min_length=1, description="what the adapter is called, also in the vLLM command line"
+    )
     base_model: str = Field(description="as configured: a hub id or a directory")
     adapter: AdapterFacts
     recipe: dict[str, Any]
-    sources: dict[str, str] = Field(default={}, description="where each value of the recipe comes from")
+    sources: dict[str, str] = Field(
+        default={}, description="where each value of the recipe comes from"
+    )
     curated_fingerprint: str
     strategy: str | None = None
     rows: int = Field(description="rows trained on")
@@ -48,16 +53,20 @@ class CardFacts(BaseModel):
 
 
 def sources_of(recipe: BaseModel) -> dict[str, str]:
-    """Where each value of a recipe comes from: the descriptions of its fields, which tell of the defaults. Of another value it says so."""
+    """Where each value of a recipe comes from: the descriptions of its fields, which tell of the
+    defaults. Of another value it says so."""
     told = {}
     for name, field in type(recipe).model_fields.items():
         other = getattr(recipe, name) != field.get_default(call_default_factory=True)
-        told[name] = (f"set for this run, the default is {_value(field.default)}; " if other else "") + (field.description or "")
+        told[name] = (
+            f"set for this run, the default is {_value(field.default)}; " if other else ""
+        ) + (field.description or "")
     return told
 
 
 def write_card(directory: Path, facts: CardFacts) -> Path:
-    """Write README.md into an adapter's directory, in place of PEFT's empty form. Returns its path."""
+    """Write README.md into an adapter's directory, in place of PEFT's empty form. Returns its
+    path."""
     path = directory / CARD
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     temporary.write_text(card(facts), encoding="utf-8")
@@ -69,7 +78,11 @@ def card(facts: CardFacts) -> str:
     """The whole README.md."""
     import yaml
 
-    front: dict[str, Any] = {"library_name": "peft", "pipeline_tag": "text-generation", "tags": ["lora", "concur", "gpu-kernels"]}
+    front: dict[str, Any] = {
+        "library_name": "peft",
+        "pipeline_tag": "text-generation",
+        "tags": ["lora", "concur", "gpu-kernels"],
+    }
     if _on_the_hub(facts.base_model):
         front["base_model"] = facts.base_model
     text = yaml.safe_dump(front, sort_keys=False, allow_unicode=True)
@@ -80,13 +93,15 @@ def _sections(facts: CardFacts) -> Iterator[str]:
     base = _told(facts.base_model)
     yield f"# {_cell(facts.name)}"
     yield (
-        f"A LoRA adapter of rank {facts.adapter.rank} for {_code(base)}, trained by concur on reasoning traces and GPU kernels that were "
-        f"verified to be correct and fast. The method is that of [ConCuR]({PAPER})."
+        f"A LoRA adapter of rank {facts.adapter.rank} for {_code(base)}, trained by concur on"
+        " reasoning traces and GPU kernels that were verified to be correct and fast. The method"
+        f" is that of [ConCuR]({PAPER})."
     )
     yield "## Load it"
     yield (
         "vLLM, by name:\n\n```sh\n"
-        f"vllm serve {base} --enable-lora --max-lora-rank {facts.adapter.rank} --lora-modules {_shell(facts.name)}=DIRECTORY\n```\n\n"
+        f"vllm serve {base} --enable-lora --max-lora-rank {facts.adapter.rank} --lora-modules"
+        f" {_shell(facts.name)}=DIRECTORY\n```\n\n"
         f"and ask for the model {_code(facts.name)}. PEFT:\n\n```python\n"
         "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n\n"
         f'model = AutoModelForCausalLM.from_pretrained({base!r}, dtype="auto")\n'
@@ -99,54 +114,70 @@ def _sections(facts: CardFacts) -> Iterator[str]:
     yield "## Recipe"
     yield _table(
         ("setting", "value", "where it comes from"),
-        [(_code(name), _code(_value(value)), _cell(facts.sources.get(name, ""))) for name, value in facts.recipe.items()],
+        [
+            (_code(name), _code(_value(value)), _cell(facts.sources.get(name, "")))
+            for name, value in facts.recipe.items()
+        ],
     )
     yield (
-        f"{facts.adapter.modules} layers have a pair of matrices ({', '.join(facts.adapter.target_modules)}), "
-        f"{facts.adapter.parameters:,} parameters in all, {facts.adapter.size_bytes / 1e6:.1f} MB."
+        f"{facts.adapter.modules} layers have a pair of matrices"
+        f" ({', '.join(facts.adapter.target_modules)}), {facts.adapter.parameters:,} parameters in"
+        f" all, {facts.adapter.size_bytes / 1e6:.1f} MB."
     )
     if facts.merged:
         yield "## Merged weights"
         yield _merged(facts.merged)
     yield "## Licence"
     yield (
-        f"An adapter is of use only with its base model. Whether and under which terms it may be published, and used, depends on the "
-        f"licence of {_code(base)} and of the data: check both before you publish this. This card does not answer it."
+        "An adapter is of use only with its base model. Whether and under which terms it may be"
+        f" published, and used, depends on the licence of {_code(base)} and of the data: check both"
+        " before you publish this. This card does not answer it."
     )
     if facts.tools:
-        yield "Made with " + ", ".join(f"{name} {version}" for name, version in sorted(facts.tools.items())) + "."
+        yield (
+            "Made with "
+            + ", ".join(f"{name} {version}" for name, version in sorted(facts.tools.items()))
+            + "."
+        )
 
 
 def _losses(facts: CardFacts) -> str:
     text = (
-        f"Mean cross-entropy a completion token (reasoning, answer, end token), nats. Training: {facts.loss_first:.4f} over the first "
-        f"epoch, {facts.loss_last:.4f} over the last."
+        "Mean cross-entropy a completion token (reasoning, answer, end token), nats. Training:"
+        f" {facts.loss_first:.4f} over the first epoch, {facts.loss_last:.4f} over the last."
     )
     if not facts.held_out:
         return f"{text} No tasks were held out."
     rows = [(str(entry.step), f"{entry.epoch:g}", f"{entry.loss:.4f}") for entry in facts.held_out]
     tasks = f"{facts.held_out_tasks} task{'s' if facts.held_out_tasks != 1 else ''}"
-    return f"{text} On {tasks} that training never saw:\n\n" + _table(("after step", "epoch", "held-out loss"), rows)
+    return f"{text} On {tasks} that training never saw:\n\n" + _table(
+        ("after step", "epoch", "held-out loss"), rows
+    )
 
 
 def _data(facts: CardFacts) -> str:
     strategy = f", chosen by the strategy {_code(facts.strategy)}" if facts.strategy else ""
     text = (
-        f"{facts.rows:,} rows of the curated snapshot {_code(facts.curated_fingerprint)}{strategy}. {facts.steps:,} optimiser "
-        f"steps over {facts.tokens:,} tokens, prompts included, in {facts.seconds:,.0f} s."
+        f"{facts.rows:,} rows of the curated snapshot {_code(facts.curated_fingerprint)}{strategy}."
+        f" {facts.steps:,} optimiser steps over {facts.tokens:,} tokens, prompts included, in"
+        f" {facts.seconds:,.0f} s."
     )
     if facts.dropped:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(facts.dropped.items()))
+        reasons = ", ".join(
+            f"{count:,} {reason}" for reason, count in sorted(facts.dropped.items())
+        )
         text += f" Rows not trained on: {reasons}. No row was truncated."
     return text
 
 
 def _merged(check: MergeCheck) -> str:
     return (
-        f"Merged in {check.dtype}. Over {check.positions:,} token positions the adapter changes a logit by {check.effect_rms:.3g} (root "
-        f"mean square), and merging changes it again by {check.difference_rms:.3g}, {check.relative_difference:.2%} of that (at most "
-        f"{check.tolerance:.2%} is accepted); at most {check.difference_max:.3g} for one logit. The likeliest token is the same at "
-        f"{check.same_top_token:.2%} of positions; KL {check.kl_nats:.2g} nats a position."
+        f"Merged in {check.dtype}. Over {check.positions:,} token positions the adapter changes a"
+        f" logit by {check.effect_rms:.3g} (root mean square), and merging changes it again by"
+        f" {check.difference_rms:.3g}, {check.relative_difference:.2%} of that (at most"
+        f" {check.tolerance:.2%} is accepted); at most {check.difference_max:.3g} for one logit."
+        f" The likeliest token is the same at {check.same_top_token:.2%} of positions; KL"
+        f" {check.kl_nats:.2g} nats a position."
     )
 
 

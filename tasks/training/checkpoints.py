@@ -1,10 +1,12 @@
-"""Checkpoints of a training run: when they are written, which one a run goes on from, and the adapter that it leaves.
+"""Checkpoints of a training run: when they are written, which one a run goes on from, and the
+adapter that it leaves.
 
-Guarantees: a checkpoint counts only once all of it is on disk and every process has written its part (a marker file, written last); two
-are kept, so that a whole one is there while the next is being written; a checkpoint of another recipe, of other rows or of another base
-model is never gone on from and never removed: the run is refused, and what differs is named. The adapter's directory is there whole or not
-at all, and the same weights give the same bytes. Does not guarantee anything against a loss of power (files are not synced), nor where two
-runs share one directory at a time.
+Guarantees: a checkpoint counts only once all of it is on disk and every process has written its
+part (a marker file, written last); two are kept, so that a whole one is there while the next is
+being written; a checkpoint of another recipe, of other rows or of another base model is never gone
+on from and never removed: the run is refused, and what differs is named. The adapter's directory is
+there whole or not at all, and the same weights give the same bytes. Does not guarantee anything
+against a loss of power (files are not synced), nor where two runs share one directory at a time.
 """
 
 from __future__ import annotations
@@ -48,17 +50,27 @@ class RunIdentity(BaseModel):
     rows_hash: str
 
     @classmethod
-    def of(cls, recipe: TrainingRecipe, base_model_dir: str | Path, examples: Sequence[Mapping[str, Any]]) -> RunIdentity:
+    def of(
+        cls,
+        recipe: TrainingRecipe,
+        base_model_dir: str | Path,
+        examples: Sequence[Mapping[str, Any]],
+    ) -> RunIdentity:
         base = Path(base_model_dir)
         return cls(
             recipe=recipe.model_dump(mode="json", exclude=set(WITHOUT_EFFECT)),
-            base_model=base.name if base.exists() else str(base_model_dir),  # a directory may move with the snapshots that it lies among
+            base_model=(
+                base.name if base.exists() else str(base_model_dir)
+            ),  # a directory may move with the snapshots that it lies among
             rows=len(examples),
-            rows_hash=stable_hash([[example["prompt"], example["completion"]] for example in examples]),
+            rows_hash=stable_hash(
+                [[example["prompt"], example["completion"]] for example in examples]
+            ),
         )
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
-        """One line for each thing in which a checkpoint's identity (`other`) differs from this one; empty where none does."""
+        """One line for each thing in which a checkpoint's identity (`other`) differs from this one;
+        empty where none does."""
         here, there = self.model_dump(mode="json"), dict(other)
         recipe_here, recipe_there = here.pop("recipe"), there.pop("recipe", {})
         found = []
@@ -66,15 +78,20 @@ class RunIdentity(BaseModel):
             for name in dict.fromkeys([*right, *left]):
                 was, now = left.get(name, "not set"), right.get(name, "not set")
                 if was != now:
-                    found.append("the rows themselves" if name == "rows_hash" else f"{name} {_short(was)}, now {_short(now)}")
+                    found.append(
+                        "the rows themselves"
+                        if name == "rows_hash"
+                        else f"{name} {_short(was)}, now {_short(now)}"
+                    )
         return found
 
 
 def newest_checkpoint(checkpoints: Path, identity: RunIdentity) -> Path | None:
     """The newest whole checkpoint of this very run, or None.
 
-    What a killed process left half written is removed (by the first process alone). Raises UsageError where a whole checkpoint of another
-    run lies there: it says what differs, and nothing is removed.
+    What a killed process left half written is removed (by the first process alone). Raises
+    UsageError where a whole checkpoint of another run lies there: it says what differs, and nothing
+    is removed.
     """
     usable = {}
     for directory in sorted(checkpoints.glob("checkpoint-*")):
@@ -86,8 +103,10 @@ def newest_checkpoint(checkpoints: Path, identity: RunIdentity) -> Path | None:
         if differences := identity.differences(marker):
             more = f"; and {len(differences) - TOLD} more" if len(differences) > TOLD else ""
             raise UsageError(
-                f"{directory} is a checkpoint of another run: {'; '.join(differences[:TOLD])}{more}",
-                f"train into another directory, or go back to what it was made with, or remove {checkpoints} to begin anew",
+                f"{directory} is a checkpoint of another run:"
+                f" {'; '.join(differences[:TOLD])}{more}",
+                "train into another directory, or go back to what it was made with, or remove"
+                f" {checkpoints} to begin anew",
             )
         usable[int(directory.name.removeprefix("checkpoint-"))] = directory
     return usable[max(usable)] if usable else None
@@ -99,7 +118,8 @@ def checkpoint_step(checkpoint: Path | None) -> int:
 
 
 def agreed(checkpoint: Path | None) -> Path | None:
-    """The first process's choice, in all of them: a shared file system may show a new marker to one node before another."""
+    """The first process's choice, in all of them: a shared file system may show a new marker to one
+    node before another."""
     import torch.distributed as distributed
 
     if not (distributed.is_available() and distributed.is_initialized()):
@@ -110,16 +130,20 @@ def agreed(checkpoint: Path | None) -> Path | None:
 
 
 def watch(identity: RunIdentity, every_steps: int, on_log: OnLog | None) -> TrainerCallback:
-    """Asks for a checkpoint every so many steps and at the end of each epoch, marks it once it is whole, hands each log entry on, and keeps
-    the token count whole across a resume. `on_log` is called in the first process only."""
+    """Asks for a checkpoint every so many steps and at the end of each epoch, marks it once it is
+    whole, hands each log entry on, and keeps the token count whole across a resume. `on_log` is
+    called in the first process only."""
     from transformers import TrainerCallback
 
     class Watch(TrainerCallback):
         tokens_before = 0
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            # TRL counts tokens from zero in each process; what came before stands in the restored history
-            self.tokens_before = next((entry["num_tokens"] for entry in reversed(state.log_history) if "loss" in entry), 0)
+            # TRL counts tokens from zero in each process; what came before stands in the restored
+            # history
+            self.tokens_before = next(
+                (entry["num_tokens"] for entry in reversed(state.log_history) if "loss" in entry), 0
+            )
 
         def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             entry = state.log_history[-1]
@@ -130,7 +154,8 @@ def watch(identity: RunIdentity, every_steps: int, on_log: OnLog | None) -> Trai
                 on_log({name: entry[name] for name in HISTORY_FIELDS})
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            # the last step of an epoch is saved with the epoch's end: after what is evaluated then, which a resumed run must not miss
+            # the last step of an epoch is saved with the epoch's end: after what is evaluated then,
+            # which a resumed run must not miss
             if state.global_step % every_steps == 0 and not float(state.epoch).is_integer():
                 control.should_save = True
 
@@ -138,8 +163,8 @@ def watch(identity: RunIdentity, every_steps: int, on_log: OnLog | None) -> Trai
             control.should_save = True
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            # transformers writes a checkpoint file by file, and every process its own part: only this marker, after all of them, says that
-            # it is whole
+            # transformers writes a checkpoint file by file, and every process its own part: only
+            # this marker, after all of them, says that it is whole
             args.distributed_state.wait_for_everyone()
             if state.is_world_process_zero:
                 _mark(Path(args.output_dir, f"checkpoint-{state.global_step}"), identity)
@@ -148,21 +173,25 @@ def watch(identity: RunIdentity, every_steps: int, on_log: OnLog | None) -> Trai
 
 
 def save_adapter(trainer: SFTTrainer, adapter_dir: Path) -> Path:
-    """Write the trained adapter. Every process must call it, as parameters may be spread over all of them; the first one writes."""
+    """Write the trained adapter. Every process must call it, as parameters may be spread over all
+    of them; the first one writes."""
     state = _gathered(trainer.model) if trainer.is_fsdp_enabled else None
     if trainer.is_world_process_zero():
         temporary = adapter_dir.with_name(f".{adapter_dir.name}.{os.getpid()}.tmp")
         shutil.rmtree(temporary, ignore_errors=True)
         trainer.accelerator.unwrap_model(trainer.model).save_pretrained(temporary, state_dict=state)
         _sort_targets(temporary / "adapter_config.json")
-        shutil.rmtree(adapter_dir, ignore_errors=True)  # an earlier run's; a directory cannot be renamed onto a full one
+        shutil.rmtree(
+            adapter_dir, ignore_errors=True
+        )  # an earlier run's; a directory cannot be renamed onto a full one
         os.replace(temporary, adapter_dir)
     trainer.accelerator.wait_for_everyone()
     return adapter_dir
 
 
 def _gathered(model: Any) -> dict[str, Any]:
-    """The trainable parameters of a model that FSDP2 spread over all processes, whole and in main memory. Collective."""
+    """The trainable parameters of a model that FSDP2 spread over all processes, whole and in main
+    memory. Collective."""
     from torch.distributed.tensor import DTensor
 
     state = {}

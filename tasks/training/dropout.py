@@ -1,8 +1,9 @@
 """Dropout whose mask is a function of (seed, module, element index) and of nothing else.
 
-Guarantees: no generator state, so a recomputed forward pass and a resumed run see the same masks without anything being kept; plain
-int32 pointwise operations, so torch.compile fuses them into the neighbouring kernels and no mask is stored for the backward pass; a new
-seed recompiles nothing. In eval mode it is the identity. Does not guarantee cryptographic quality, nor the masks of nn.Dropout.
+Guarantees: no generator state, so a recomputed forward pass and a resumed run see the same masks
+without anything being kept; plain int32 pointwise operations, so torch.compile fuses them into the
+neighbouring kernels and no mask is stored for the backward pass; a new seed recompiles nothing. In
+eval mode it is the identity. Does not guarantee cryptographic quality, nor the masks of nn.Dropout.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-# 32-bit finaliser of MurmurHash3 (Austin Appleby, public domain, https://github.com/aappleby/smhasher, MurmurHash3.cpp, fmix32), as signed
-# integers: torch has no wrapping uint32 arithmetic on every device
+# 32-bit finaliser of MurmurHash3 (Austin Appleby, public domain,
+# https://github.com/aappleby/smhasher, MurmurHash3.cpp, fmix32), as signed integers: torch has no
+# wrapping uint32 arithmetic on every device
 _M1 = 0x85EBCA6B - 2**32
 _M2 = 0xC2B2AE35 - 2**32
 _MASK_64 = 2**64 - 1
 
 
 def split_mix(value: int) -> int:
-    """One output of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014, as at https://prng.di.unimi.it/splitmix64.c): 64 well-mixed bits."""
+    """One output of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014, as at
+    https://prng.di.unimi.it/splitmix64.c): 64 well-mixed bits."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK_64
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK_64
@@ -28,14 +31,17 @@ def split_mix(value: int) -> int:
 
 
 def _shift_right(value: torch.Tensor, bits: int) -> torch.Tensor:
-    return (value >> bits) & (2 ** (32 - bits) - 1)  # logical: torch shifts signed integers arithmetically
+    return (value >> bits) & (
+        2 ** (32 - bits) - 1
+    )  # logical: torch shifts signed integers arithmetically
 
 
 def keep_mask(shape: Sequence[int], key: torch.Tensor, rate: float) -> torch.Tensor:
-    """True where an element is kept, with probability 1 - `rate`; `key` holds two int32 on the device of the mask.
+    """True where an element is kept, with probability 1 - `rate`; `key` holds two int32 on the
+    device of the mask.
 
-    fmix32 of the element's index, with one half of the key put in before and the other amid: distinct keys are not permutations of one
-    another. Indices wrap at 2^32 elements.
+    fmix32 of the element's index, with one half of the key put in before and the other amid:
+    distinct keys are not permutations of one another. Indices wrap at 2^32 elements.
     """
     count = 1
     for extent in shape:
@@ -50,7 +56,8 @@ def keep_mask(shape: Sequence[int], key: torch.Tensor, rate: float) -> torch.Ten
 
 
 class CounterDropout(nn.Module):
-    """Dropout of `rate` with masks from `key`, a buffer of two int32 that `DropoutKeys` sets before each forward pass."""
+    """Dropout of `rate` with masks from `key`, a buffer of two int32 that `DropoutKeys` sets before
+    each forward pass."""
 
     def __init__(self, rate: float, device: torch.device) -> None:
         super().__init__()
@@ -59,7 +66,9 @@ class CounterDropout(nn.Module):
         self.rate = rate
         self.scale = 1 / (1 - rate)
         # a tensor of its own (no view of a table): compiled code wants aligned inputs
-        self.register_buffer("key", torch.zeros(2, dtype=torch.int32, device=device), persistent=False)
+        self.register_buffer(
+            "key", torch.zeros(2, dtype=torch.int32, device=device), persistent=False
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training:
@@ -71,9 +80,11 @@ class CounterDropout(nn.Module):
 
 
 class DropoutKeys:
-    """Sets the keys of many CounterDropout modules from a run's seed and the number of the micro step, on their device, in a few kernels.
+    """Sets the keys of many CounterDropout modules from a run's seed and the number of the micro
+    step, on their device, in a few kernels.
 
-    Module i (in the order given) gets the same key at the same step for the same seed and rank, whatever was drawn before.
+    Module i (in the order given) gets the same key at the same step for the same seed and rank,
+    whatever was drawn before.
     """
 
     def __init__(self, modules: Sequence[CounterDropout], seed: int, rank: int = 0) -> None:
@@ -88,7 +99,8 @@ class DropoutKeys:
         if not self._keys:
             return
         mixed = self._salts ^ _signed(split_mix(split_mix(self._seed + 1) ^ micro_step))
-        # SplitMix64 again, on the device: salt and step are mixed, so keys of two steps do not differ by one constant
+        # SplitMix64 again, on the device: salt and step are mixed, so keys of two steps do not
+        # differ by one constant
         mixed = (mixed ^ ((mixed >> 30) & (2**34 - 1))) * _signed(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ ((mixed >> 27) & (2**37 - 1))) * _signed(0x94D049BB133111EB)
         mixed = mixed ^ ((mixed >> 31) & (2**33 - 1))

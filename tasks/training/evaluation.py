@@ -1,10 +1,12 @@
-"""Loss on tasks that training never sees: which tasks those are, and the hook that measures it before the first step and each epoch.
+"""Loss on tasks that training never sees: which tasks those are, and the hook that measures it
+before the first step and each epoch.
 
-Guarantees: all rows of a task are on one side; with a share, the side follows from the seed and the task's id alone, so that a refresh
-with more tasks moves none across, and with equal share and seed the held-out tasks are those that publishing puts into its split `test`;
-the loss is over the completion tokens of all held-out rows, each token counting once, as `formatting.label_mask` marks them. Does not
-guarantee that no held-out program resembles a training program (deduplication of the tasks is a stage of its own), nor that a lower loss
-means better kernels.
+Guarantees: all rows of a task are on one side; with a share, the side follows from the seed and the
+task's id alone, so that a refresh with more tasks moves none across, and with equal share and seed
+the held-out tasks are those that publishing puts into its split `test`; the loss is over the
+completion tokens of all held-out rows, each token counting once, as `formatting.label_mask` marks
+them. Does not guarantee that no held-out program resembles a training program (deduplication of the
+tasks is a stage of its own), nor that a lower loss means better kernels.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
     from trl import SFTTrainer
 
 COLUMN = "held_out_loss"
-"""In the training log: nats a completion token, in the rows of the steps after which it was measured."""
+"""In the training log: nats a completion token, in the rows of the steps after which it was
+measured."""
 IGNORED = -100  # what torch's cross-entropy leaves out
 
 
@@ -38,16 +41,34 @@ class EvaluationConfig(BaseModel):
         default=0.02,
         ge=0,
         lt=1,
-        description="about this share of the tasks is held out; 0: none. 2 % (ours) costs about 1 % of the training time: four forward "
-        "passes over it in three epochs",
+        description=(
+            "about this share of the tasks is held out; 0: none. 2 % (ours) costs about 1 % of the"
+            " training time: four forward passes over it in three epochs"
+        ),
     )
     min_tasks: int = Field(
-        default=20, ge=1, description="a share is taken only of a set with so many tasks: a smaller one has none to spare (ours)"
+        default=20,
+        ge=1,
+        description=(
+            "a share is taken only of a set with so many tasks: a smaller one has none to spare"
+            " (ours)"
+        ),
     )
-    tasks: int | None = Field(default=None, ge=0, description="hold out exactly so many tasks in place of a share")
-    seed: int = Field(default=0, ge=0, description="which tasks; not the recipe's seed, so that runs of several seeds compare")
+    tasks: int | None = Field(
+        default=None, ge=0, description="hold out exactly so many tasks in place of a share"
+    )
+    seed: int = Field(
+        default=0,
+        ge=0,
+        description="which tasks; not the recipe's seed, so that runs of several seeds compare",
+    )
     patience_epochs: int | None = Field(
-        default=None, ge=1, description="stop after so many epochs without a new lowest held-out loss; null: never, as in the paper"
+        default=None,
+        ge=1,
+        description=(
+            "stop after so many epochs without a new lowest held-out loss; null: never, as in the"
+            " paper"
+        ),
     )
 
 
@@ -59,7 +80,8 @@ class Split(NamedTuple):
 
 
 class HeldOutLoss(BaseModel):
-    """Mean cross-entropy per completion token of the held-out rows, nats, after so many steps (0: before the first)."""
+    """Mean cross-entropy per completion token of the held-out rows, nats, after so many steps (0:
+    before the first)."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -68,7 +90,7 @@ class HeldOutLoss(BaseModel):
     loss: float
 
 
-# -- the split ----------------------------------------------------------------------------------------------------------------------
+# -- the split -------------------------------------------------------------------------------------
 
 
 def held_out_tasks(task_ids: Iterable[str], config: EvaluationConfig) -> set[str]:
@@ -78,32 +100,50 @@ def held_out_tasks(task_ids: Iterable[str], config: EvaluationConfig) -> set[str
     """
     names = sorted(set(task_ids))
     if config.tasks is not None:
-        chosen = set(sorted(names, key=lambda name: (place_of(name, config.seed), name))[: config.tasks])
+        chosen = set(
+            sorted(names, key=lambda name: (place_of(name, config.seed), name))[: config.tasks]
+        )
     elif len(names) < config.min_tasks:
         chosen = set()
     else:
         chosen = {name for name in names if place_of(name, config.seed) < config.share}
     if names and len(chosen) == len(names):
-        raise UsageError(f"holding out takes all {len(names)} tasks: nothing is left to train on", "hold out fewer, or curate more tasks")
+        raise UsageError(
+            f"holding out takes all {len(names)} tasks: nothing is left to train on",
+            "hold out fewer, or curate more tasks",
+        )
     return chosen
 
 
 def split_by_task(rows: Sequence[Mapping[str, Any]], config: EvaluationConfig) -> Split:
-    """Rows (with `task_id`) to train on and held-out rows. Raises UsageError where nothing is left to train on."""
+    """Rows (with `task_id`) to train on and held-out rows. Raises UsageError where nothing is left
+    to train on."""
     chosen = held_out_tasks((row["task_id"] for row in rows), config)
-    return Split([row for row in rows if row["task_id"] not in chosen], [row for row in rows if row["task_id"] in chosen])
+    return Split(
+        [row for row in rows if row["task_id"] not in chosen],
+        [row for row in rows if row["task_id"] in chosen],
+    )
 
 
-# -- the hook -----------------------------------------------------------------------------------------------------------------------
+# -- the hook --------------------------------------------------------------------------------------
 
 
-def attach(trainer: SFTTrainer, examples: Sequence[Mapping[str, Any]], tokenizer: Any, *, patience_epochs: int | None = None) -> None:
-    """Let a trainer that is built evaluate on `examples` (of `formatting.select_examples`) before its first step and after each epoch.
+def attach(
+    trainer: SFTTrainer,
+    examples: Sequence[Mapping[str, Any]],
+    tokenizer: Any,
+    *,
+    patience_epochs: int | None = None,
+) -> None:
+    """Let a trainer that is built evaluate on `examples` (of `formatting.select_examples`) before
+    its first step and after each epoch.
 
-    Evaluation leaves no trace in training: the random numbers after it are those that would have come without it. A resumed run measures
-    what its checkpoint lacks, and nothing twice. With `patience_epochs` it stops where `stopped` says so (one step later where it was
-    killed between the epoch's end and its evaluation); the adapter is that of the last step, not of the best one. Rows are evaluated one at
-    a time: held-out rows are few, and one row surely fits where training fits.
+    Evaluation leaves no trace in training: the random numbers after it are those that would have
+    come without it. A resumed run measures what its checkpoint lacks, and nothing twice. With
+    `patience_epochs` it stops where `stopped` says so (one step later where it was killed between
+    the epoch's end and its evaluation); the adapter is that of the last step, not of the best one.
+    Rows are evaluated one at a time: held-out rows are few, and one row surely fits where training
+    fits.
     """
     if not examples:
         return
@@ -115,17 +155,22 @@ def attach(trainer: SFTTrainer, examples: Sequence[Mapping[str, Any]], tokenizer
     rows = [
         {
             "input_ids": mask.input_ids,
-            "labels": [token if carries else IGNORED for token, carries in zip(mask.input_ids, mask.carries_loss, strict=True)],
+            "labels": [
+                token if carries else IGNORED
+                for token, carries in zip(mask.input_ids, mask.carries_loss, strict=True)
+            ],
         }
         for mask in masks
     ]
-    # transformers averages the losses of batches: weighed so, their mean is the mean over tokens. The first token of a row is predicted
-    # from nothing, so it never counts
+    # transformers averages the losses of batches: weighed so, their mean is the mean over tokens.
+    # The first token of a row is predicted from nothing, so it never counts
     counted = sum(sum(mask.carries_loss[1:]) for mask in masks)
     weight_per_token = len(rows) / counted
     loss_of_batch = trainer.prediction_step
 
-    def weighted_step(model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None) -> Any:
+    def weighted_step(
+        model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> Any:
         tokens = (inputs["labels"][..., 1:] != IGNORED).sum()
         loss, logits, labels = loss_of_batch(model, inputs, prediction_loss_only, ignore_keys)
         return loss * tokens.to(loss.device) * weight_per_token, logits, labels
@@ -133,7 +178,9 @@ def attach(trainer: SFTTrainer, examples: Sequence[Mapping[str, Any]], tokenizer
     evaluate = trainer.evaluate
 
     def evaluate_without_a_trace(*args: Any, **kwargs: Any) -> Any:
-        with torch.random.fork_rng():  # a data loader draws a seed from the generator that dropout draws from
+        with (
+            torch.random.fork_rng()
+        ):  # a data loader draws a seed from the generator that dropout draws from
             return evaluate(*args, **kwargs)
 
     trainer.evaluate = evaluate_without_a_trace
@@ -149,9 +196,12 @@ def _hook(patience_epochs: int | None) -> Any:
 
     class HeldOut(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            # before the first step, and where a checkpoint was written after an epoch's last step and before its evaluation
+            # before the first step, and where a checkpoint was written after an epoch's last step
+            # and before its evaluation
             measured = {entry.step for entry in losses_of(state.log_history)}
-            args.eval_on_start = float(state.epoch or 0).is_integer() and state.global_step not in measured
+            args.eval_on_start = (
+                float(state.epoch or 0).is_integer() and state.global_step not in measured
+            )
 
         def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step and stopped(losses_of(state.log_history), patience_epochs):
@@ -160,13 +210,16 @@ def _hook(patience_epochs: int | None) -> Any:
     return HeldOut()
 
 
-# -- what came of it ------------------------------------------------------------------------------------------------------------------
+# -- what came of it -------------------------------------------------------------------------------
 
 
 def losses_of(log_history: Sequence[Mapping[str, Any]]) -> tuple[HeldOutLoss, ...]:
-    """The held-out losses in a trainer's log (`trainer.state.log_history`), each step once, in order."""
+    """The held-out losses in a trainer's log (`trainer.state.log_history`), each step once, in
+    order."""
     found = {
-        entry["step"]: HeldOutLoss(step=entry["step"], epoch=entry.get("epoch") or 0.0, loss=entry["eval_loss"])
+        entry["step"]: HeldOutLoss(
+            step=entry["step"], epoch=entry.get("epoch") or 0.0, loss=entry["eval_loss"]
+        )
         for entry in reversed(log_history)
         if "eval_loss" in entry
     }
@@ -174,7 +227,8 @@ def losses_of(log_history: Sequence[Mapping[str, Any]]) -> tuple[HeldOutLoss, ..
 
 
 def stopped(losses: Sequence[HeldOutLoss], patience_epochs: int | None) -> bool:
-    """Have so many evaluations passed without a new lowest loss? The one before the first step counts as one to beat."""
+    """Have so many evaluations passed without a new lowest loss? The one before the first step
+    counts as one to beat."""
     if patience_epochs is None or not losses:
         return False
     values = [math.inf if math.isnan(entry.loss) else entry.loss for entry in losses]
@@ -182,17 +236,23 @@ def stopped(losses: Sequence[HeldOutLoss], patience_epochs: int | None) -> bool:
 
 
 def stopped_at(checkpoint: Path, patience_epochs: int | None) -> bool:
-    """Did the run that wrote this checkpoint stop there? One that was killed before it saved the adapter must not go on, not by a step."""
+    """Did the run that wrote this checkpoint stop there? One that was killed before it saved the
+    adapter must not go on, not by a step."""
     try:
-        log = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
+        log = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))[
+            "log_history"
+        ]
     except (OSError, ValueError, KeyError):
         return False
     return stopped(losses_of(log), patience_epochs)
 
 
-def with_held_out(history: Sequence[Mapping[str, Any]], losses: Sequence[HeldOutLoss]) -> list[dict[str, Any]]:
-    """The rows of the training log with the column `held_out_loss`, None where it was not measured. A loss from before the first step
-    stands in a row of its own, step 0, in which nothing else was measured."""
+def with_held_out(
+    history: Sequence[Mapping[str, Any]], losses: Sequence[HeldOutLoss]
+) -> list[dict[str, Any]]:
+    """The rows of the training log with the column `held_out_loss`, None where it was not measured.
+    A loss from before the first step stands in a row of its own, step 0, in which nothing else was
+    measured."""
     measured = {entry.step: entry.loss for entry in losses}
     rows = [{**entry, COLUMN: measured.get(int(entry["step"]))} for entry in history]
     if 0 not in measured:

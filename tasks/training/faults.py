@@ -1,8 +1,10 @@
-"""What is told when training cannot start or breaks: one message with the numbers, and the ways out.
+"""What is told when training cannot start or breaks: one message with the numbers, and the ways
+out.
 
-Guarantees: running out of memory, on the host or on a GPU, in torch or below it, is one UsageError that names the device, what was in use
-and asked for, the batch and the longest row, and three ways out that change something for this very recipe; a base model that lacks a
-projection is refused before PEFT leaves it out in silence. Does not guarantee that a way out is enough.
+Guarantees: running out of memory, on the host or on a GPU, in torch or below it, is one UsageError
+that names the device, what was in use and asked for, the batch and the longest row, and three ways
+out that change something for this very recipe; a base model that lacks a projection is refused
+before PEFT leaves it out in silence. Does not guarantee that a way out is enough.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from tasks.training.recipe import TrainingRecipe
 MEMORY_WORDS = (
     "DefaultCPUAllocator",  # torch's allocator on the host raises a plain RuntimeError
     "CUDA out of memory",
-    "CUDA error: out of memory",  # torch.AcceleratorError, where a library and not torch's allocator asked for it
+    # torch.AcceleratorError, where a library and not torch's allocator asked for it
+    "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
     "Cuda failure 2 'out of memory'",  # NCCL
@@ -28,8 +31,15 @@ MEMORY_WORDS = (
 GIB = 2**30
 
 
-def explain(error: Exception, recipe: TrainingRecipe, examples: Sequence[Mapping[str, Any]], device: str, out_dir: Path) -> EvalError:
-    """The error to raise instead of `error`: UsageError for too little memory, EvalError for all else."""
+def explain(
+    error: Exception,
+    recipe: TrainingRecipe,
+    examples: Sequence[Mapping[str, Any]],
+    device: str,
+    out_dir: Path,
+) -> EvalError:
+    """The error to raise instead of `error`: UsageError for too little memory, EvalError for all
+    else."""
     if is_out_of_memory(error):
         return out_of_memory(error, recipe, examples, device)
     first_line = (str(error).splitlines() or [""])[0]
@@ -45,20 +55,27 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
     seen = 0
     while error is not None and seen < 10:
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in str(error) for word in MEMORY_WORDS):
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+            word in str(error) for word in MEMORY_WORDS
+        ):
             return True
         error, seen = error.__cause__ or error.__context__, seen + 1
     return False
 
 
-def out_of_memory(error: Exception, recipe: TrainingRecipe, examples: Sequence[Mapping[str, Any]], device: str) -> UsageError:
-    lengths = sorted(example["prompt_tokens"] + example["completion_tokens"] for example in examples)
+def out_of_memory(
+    error: Exception, recipe: TrainingRecipe, examples: Sequence[Mapping[str, Any]], device: str
+) -> UsageError:
+    lengths = sorted(
+        example["prompt_tokens"] + example["completion_tokens"] for example in examples
+    )
     asked = _asked_for(str(error))
     return UsageError(
-        f"out of memory while training {recipe.base_model} on {_memory_of(device)}{_rank()}"
-        f"{f', {asked} more asked for' if asked else ''}: batch_size {recipe.batch_size} x up to {lengths[-1]} tokens, "
-        f"{_recomputation(recipe)}, {'bfloat16' if recipe.bf16 else 'float32'}, "
-        f"parallelism {recipe.parallelism} over {recipe.workers}",
+        f"out of memory while training {recipe.base_model} on"
+        f" {_memory_of(device)}{_rank()}{f', {asked} more asked for' if asked else ''}: batch_size"
+        f" {recipe.batch_size} x up to {lengths[-1]} tokens, {_recomputation(recipe)},"
+        f" {'bfloat16' if recipe.bf16 else 'float32'}, parallelism {recipe.parallelism} over"
+        f" {recipe.workers}",
         f"three ways out: {'; '.join(_ways_out(recipe, lengths, device)[:3])}",
     )
 
@@ -73,37 +90,58 @@ def _ways_out(recipe: TrainingRecipe, lengths: Sequence[int], device: str) -> li
     """What would lower the need, the cheapest first. At least three."""
     ways = []
     if recipe.batch_size > 1:
-        ways.append(f"batch_size 1 with gradient_accumulation {recipe.rows_per_step} (the same step)")
+        ways.append(
+            f"batch_size 1 with gradient_accumulation {recipe.rows_per_step} (the same step)"
+        )
     if recipe.acceleration == "on":
-        ways.append("acceleration off, which recomputes everything instead of what the plan says (slower by a third)")
+        ways.append(
+            "acceleration off, which recomputes everything instead of what the plan says (slower by"
+            " a third)"
+        )
     elif not recipe.gradient_checkpointing:
         ways.append("gradient_checkpointing true (a third slower)")
     if recipe.parallelism != "fsdp2":
         workers = max(2, recipe.workers)
-        ways.append(f"parallelism fsdp2 with workers {workers}: each holds 1/{workers} of the weights")
+        ways.append(
+            f"parallelism fsdp2 with workers {workers}: each holds 1/{workers} of the weights"
+        )
     else:
-        ways.append(f"more workers than {recipe.workers}: each holds a smaller share of the weights")
+        ways.append(
+            f"more workers than {recipe.workers}: each holds a smaller share of the weights"
+        )
     shorter = lengths[int(0.9 * (len(lengths) - 1))]
     if shorter < lengths[-1]:
         left_out = sum(length > shorter for length in lengths)
-        ways.append(f"max_length {shorter}, which drops the longest {left_out} of {len(lengths)} rows")
+        ways.append(
+            f"max_length {shorter}, which drops the longest {left_out} of {len(lengths)} rows"
+        )
     else:
         ways.append(f"max_length below {lengths[-1]}, which drops the longest rows")
-    ways.append("a smaller base_model" if device == "cuda" else "a smaller base_model, or a machine with more memory")
+    ways.append(
+        "a smaller base_model"
+        if device == "cuda"
+        else "a smaller base_model, or a machine with more memory"
+    )
     return ways
 
 
 def require_projections(model: Any, recipe: TrainingRecipe) -> None:
-    """Raises UsageError where a projection of the recipe matches no layer of the model: PEFT trains the others without a word."""
+    """Raises UsageError where a projection of the recipe matches no layer of the model: PEFT trains
+    the others without a word."""
     import torch
 
-    layers = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    layers = {
+        name.rsplit(".", 1)[-1]
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    }
     everything = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
     missing = [name for name in recipe.target_modules if name not in everything]
     if missing:
         raise UsageError(
             f"{recipe.base_model} ({type(model).__name__}) has no layer named {', '.join(missing)}",
-            f"name its own in target_modules (its linear layers: {', '.join(sorted(layers)) or 'none'}), or train a model with all seven",
+            "name its own in target_modules (its linear layers:"
+            f" {', '.join(sorted(layers)) or 'none'}), or train a model with all seven",
         )
 
 
@@ -127,8 +165,14 @@ def _memory_of(device: str) -> str:
         here = torch.cuda.current_device()
         properties = torch.cuda.get_device_properties(here)
         used = torch.cuda.max_memory_reserved(here) / GIB
-        return f"{properties.name} with {properties.total_memory / GIB:.1f} GiB, {used:.1f} GiB taken at most"
+        return (
+            f"{properties.name} with {properties.total_memory / GIB:.1f} GiB, {used:.1f} GiB taken"
+            " at most"
+        )
     import psutil
 
     total = psutil.virtual_memory().total / GIB
-    return f"the CPU with {total:.1f} GiB, {psutil.Process().memory_info().rss / GIB:.1f} GiB taken by this process"
+    return (
+        f"the CPU with {total:.1f} GiB, {psutil.Process().memory_info().rss / GIB:.1f} GiB taken by"
+        " this process"
+    )

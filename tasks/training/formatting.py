@@ -1,9 +1,10 @@
 """Curated rows as the text a reasoning model reads and emits, and which of its tokens carry loss.
 
-Guarantees: the prompt ends exactly where generation starts and the completion is exactly what the model would emit from there, with the
-whole reasoning and the end token; both are strings, because conversational rows go through the chat template again and Qwen-style
-templates then strip the reasoning silently. A row that cannot be trained on is listed with its reason, never truncated and never mended.
-Does not guarantee anything of what the text says.
+Guarantees: the prompt ends exactly where generation starts and the completion is exactly what the
+model would emit from there, with the whole reasoning and the end token; both are strings, because
+conversational rows go through the chat template again and Qwen-style templates then strip the
+reasoning silently. A row that cannot be trained on is listed with its reason, never truncated and
+never mended. Does not guarantee anything of what the text says.
 """
 
 from __future__ import annotations
@@ -33,62 +34,87 @@ class Dropped(BaseModel):
 
 
 class LabelMask(NamedTuple):
-    """Token ids of a whole example, and for each whether it carries loss. Both of length prompt + completion."""
+    """Token ids of a whole example, and for each whether it carries loss. Both of length prompt +
+    completion."""
 
     input_ids: list[int]
     carries_loss: list[bool]
 
 
 def to_prompt_completion(
-    rows: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, render_prompt: Callable[[Mapping[str, Any]], str]
+    rows: Sequence[Mapping[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    render_prompt: Callable[[Mapping[str, Any]], str],
 ) -> list[dict[str, Any]]:
-    """One example per row of `tasks.schemas.CURATED`, in order: candidate_id, prompt, completion, prompt_tokens, completion_tokens, body.
+    """One example per row of `tasks.tables.CURATED`, in order: candidate_id, prompt, completion,
+    prompt_tokens, completion_tokens, body.
 
-    `render_prompt(row)` is the user's turn. `prompt` is the chat rendered up to the generation prompt; `completion` the reasoning,
-    `</think>`, the answer and the tokenizer's end token (`body` is the pair (reasoning, answer) that it was made of). White space around
-    reasoning and answer is not kept: the newlines around `</think>` are QwQ's own. Raises UsageError where the tokenizer has no chat
-    template or no end token.
+    `render_prompt(row)` is the user's turn. `prompt` is the chat rendered up to the generation
+    prompt; `completion` the reasoning, `</think>`, the answer and the tokenizer's end token (`body`
+    is the pair (reasoning, answer) that it was made of). White space around reasoning and answer is
+    not kept: the newlines around `</think>` are QwQ's own. Raises UsageError where the tokenizer
+    has no chat template or no end token.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise UsageError(
-            "the base model's tokenizer has no chat template", "train an instruct or reasoning model, or add chat_template.jinja"
+            "the base model's tokenizer has no chat template",
+            "train an instruct or reasoning model, or add chat_template.jinja",
         )
     if not tokenizer.eos_token:
         raise UsageError(
             "the base model's tokenizer has no end token: what is trained would not learn to end",
-            "set eos_token in its tokenizer_config.json to the token that ends a turn, or train an instruct or reasoning model",
+            "set eos_token in its tokenizer_config.json to the token that ends a turn, or train an"
+            " instruct or reasoning model",
         )
     examples = []
     for row in rows:
         prompt = tokenizer.apply_chat_template(
-            [{"role": "user", "content": render_prompt(row)}], tokenize=False, add_generation_prompt=True
+            [{"role": "user", "content": render_prompt(row)}],
+            tokenize=False,
+            add_generation_prompt=True,
         )
         reasoning, answer = (row["reasoning"] or "").strip(), (row["answer"] or "").strip()
-        # QwQ's generation prompt opens the think block; where a template does not (Qwen3), the model itself writes the tag
+        # QwQ's generation prompt opens the think block; where a template does not (Qwen3), the
+        # model itself writes the tag
         opening = "" if prompt.rstrip().endswith(THINK_OPEN) else f"{THINK_OPEN}\n"
         completion = f"{opening}{reasoning}\n{THINK_CLOSE}\n\n{answer}{tokenizer.eos_token}"
-        examples.append({"candidate_id": row["candidate_id"], "prompt": prompt, "completion": completion, "body": (reasoning, answer)})
+        examples.append(
+            {
+                "candidate_id": row["candidate_id"],
+                "prompt": prompt,
+                "completion": completion,
+                "body": (reasoning, answer),
+            }
+        )
     for side in ("prompt", "completion"):
-        for example, count in zip(examples, _counts(tokenizer, [example[side] for example in examples]), strict=True):
+        for example, count in zip(
+            examples, _counts(tokenizer, [example[side] for example in examples]), strict=True
+        ):
             example[f"{side}_tokens"] = count
     return examples
 
 
 def label_mask(example: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> LabelMask:
-    """Ids of prompt then completion, each tokenised alone as at inference, and the mask: the completion, end token included."""
+    """Ids of prompt then completion, each tokenised alone as at inference, and the mask: the
+    completion, end token included."""
     prompt = tokenizer(example["prompt"], add_special_tokens=False)["input_ids"]
     completion = tokenizer(example["completion"], add_special_tokens=False)["input_ids"]
     return LabelMask(prompt + completion, [False] * len(prompt) + [True] * len(completion))
 
 
 def select_examples(
-    examples: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, *, max_length: int, overlong: Literal["drop", "refuse"]
+    examples: Sequence[dict[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_length: int,
+    overlong: Literal["drop", "refuse"],
 ) -> tuple[list[dict[str, Any]], list[Dropped]]:
     """Examples to train on and those that cannot be, in order.
 
-    `control_token`: the text itself holds a think tag or one of the tokenizer's special tokens, which would end the turn or the reasoning
-    in the middle. With `overlong="refuse"` the first list is never shorter than the input: UsageError names the rows instead. Raises
-    UsageError where nothing is left.
+    `control_token`: the text itself holds a think tag or one of the tokenizer's special tokens,
+    which would end the turn or the reasoning in the middle. With `overlong="refuse"` the first list
+    is never shorter than the input: UsageError names the rows instead. Raises UsageError where
+    nothing is left.
     """
     kept, dropped = [], []
     for example in examples:
@@ -97,15 +123,26 @@ def select_examples(
             kept.append(example)
         else:
             tokens = example["prompt_tokens"] + example["completion_tokens"]
-            dropped.append(Dropped(candidate_id=example["candidate_id"], reason=reason, tokens=tokens))
+            dropped.append(
+                Dropped(candidate_id=example["candidate_id"], reason=reason, tokens=tokens)
+            )
     if dropped and overlong == "refuse":
-        raise UsageError(f"{len(dropped)} of {len(examples)} rows cannot be trained on: {_listing(dropped)}", _way_out(dropped))
+        raise UsageError(
+            f"{len(dropped)} of {len(examples)} rows cannot be trained on: {_listing(dropped)}",
+            _way_out(dropped),
+        )
     if not kept:
-        raise UsageError(f"no row is left to train on (of {len(examples)}): {_listing(dropped) or 'the set is empty'}", _way_out(dropped))
+        raise UsageError(
+            f"no row is left to train on (of {len(examples)}):"
+            f" {_listing(dropped) or 'the set is empty'}",
+            _way_out(dropped),
+        )
     return kept, dropped
 
 
-def _reason_to_drop(example: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, max_length: int) -> DropReason | None:
+def _reason_to_drop(
+    example: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> DropReason | None:
     reasoning, answer = example["body"]
     if not reasoning:
         return "empty_reasoning"
@@ -120,7 +157,9 @@ def _reason_to_drop(example: Mapping[str, Any], tokenizer: PreTrainedTokenizerBa
 
 
 def _listing(dropped: Sequence[Dropped], shown: int = 5) -> str:
-    named = ", ".join(f"{row.candidate_id} ({row.reason}, {row.tokens} tokens)" for row in dropped[:shown])
+    named = ", ".join(
+        f"{row.candidate_id} ({row.reason}, {row.tokens} tokens)" for row in dropped[:shown]
+    )
     return named + (f" and {len(dropped) - shown} more" if len(dropped) > shown else "")
 
 
@@ -128,11 +167,18 @@ def _way_out(dropped: Sequence[Dropped]) -> str:
     longest = max((row.tokens for row in dropped if row.reason == "overlong"), default=0)
     if longest:
         return f"raise max_length to {longest}, or set overlong to drop and train on the rest"
-    return "curate more rows, or set overlong to drop and train on the rest" if dropped else "curate at least one row"
+    return (
+        "curate more rows, or set overlong to drop and train on the rest"
+        if dropped
+        else "curate at least one row"
+    )
 
 
 def _counts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[int]:
     if not texts:
         return []
     # rows above the model's window are found here and listed: the tokenizer need not warn of them
-    return [len(ids) for ids in tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]]
+    return [
+        len(ids)
+        for ids in tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+    ]

@@ -1,10 +1,13 @@
-"""Where training runs: one Ray task on one device, or a group of Ray Train's workers on several, of one node or of many.
+"""Where training runs: one Ray task on one device, or a group of Ray Train's workers on several, of
+one node or of many.
 
-Guarantees: logs reach the caller as they happen, in its own thread; an interrupted caller leaves no process behind; a lost worker takes
-its group with it and the group goes on from the newest checkpoint, a few times; what cannot get better by trying again (the rows, the
-model, too little memory) ends the run at once, as the error that `trainer.train` raises; anything else is an EvalError that says how to go
-on. Does not guarantee that paths mean the same on another node: the snapshots' root must be a folder that all nodes share. After a restart
-the steps since the checkpoint are logged once more.
+Guarantees: logs reach the caller as they happen, in its own thread; an interrupted caller leaves no
+process behind; a lost worker takes its group with it and the group goes on from the newest
+checkpoint, a few times; what cannot get better by trying again (the rows, the model, too little
+memory) ends the run at once, as the error that `trainer.train` raises; anything else is an
+EvalError that says how to go on. Does not guarantee that paths mean the same on another node: the
+snapshots' root must be a folder that all nodes share. After a restart the steps since the
+checkpoint are logged once more.
 """
 
 from __future__ import annotations
@@ -15,9 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernels_eval.cluster import interruptible
+from kernels_eval.cluster.pool import start_ray
+from kernels_eval.cluster.ray import interruptible
 from kernels_eval.errors import EvalError, UsageError
-from kernels_eval.pool import start_ray
 from tasks.training.checkpoints import OnLog
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.trainer import RenderPrompt, TrainingResult, train
@@ -32,7 +35,8 @@ RESUMES = "run it again: it resumes from the last checkpoint"
 
 
 class Job(NamedTuple):
-    """What every worker needs, as it travels. Paths are absolute: a worker has a working directory of its own."""
+    """What every worker needs, as it travels. Paths are absolute: a worker has a working directory
+    of its own."""
 
     rows: list[dict[str, Any]]
     recipe: TrainingRecipe
@@ -41,7 +45,14 @@ class Job(NamedTuple):
     prompts: dict[str, str]
 
     def train(self, on_log: OnLog | None) -> TrainingResult:
-        return train(self.rows, self.recipe, self.base_model_dir, Path(self.out_dir), lambda row: self.prompts[row["candidate_id"]], on_log)
+        return train(
+            self.rows,
+            self.recipe,
+            self.base_model_dir,
+            Path(self.out_dir),
+            lambda row: self.prompts[row["candidate_id"]],
+            on_log,
+        )
 
 
 def train_on_ray(
@@ -52,14 +63,16 @@ def train_on_ray(
     render_prompt: RenderPrompt,
     on_log: OnLog | None = None,
 ) -> TrainingResult:
-    """`train` on the cluster: each worker on a GPU where the cluster has any, else on a CPU core. Logs reach `on_log` in the caller's
-    thread as they happen.
+    """`train` on the cluster: each worker on a GPU where the cluster has any, else on a CPU core.
+    Logs reach `on_log` in the caller's thread as they happen.
 
-    One worker is a plain Ray task and not Ray Train's TorchTrainer, which with one worker adds a controller, a placement group and a
-    process group, 17 to 22 s measured against 2 s, and no ability. Several are a TorchTrainer (NCCL on GPUs, gloo on CPUs), driven by such
-    a task. Where no Ray is connected, joins the one that $RAY_ADDRESS names, or starts one here. `base_model_dir` and `out_dir` must mean
-    the same on every node. Raises what `train` and `start_ray` raise, UsageError where the cluster has fewer devices than the recipe has
-    workers, and EvalError where the worker processes die.
+    One worker is a plain Ray task and not Ray Train's TorchTrainer, which with one worker adds a
+    controller, a placement group and a process group, 17 to 22 s measured against 2 s, and no
+    ability. Several are a TorchTrainer (NCCL on GPUs, gloo on CPUs), driven by such a task. Where
+    no Ray is connected, joins the one that $RAY_ADDRESS names, or starts one here. `base_model_dir`
+    and `out_dir` must mean the same on every node. Raises what `train` and `start_ray` raise,
+    UsageError where the cluster has fewer devices than the recipe has workers, and EvalError where
+    the worker processes die.
     """
     import ray
     from ray.exceptions import RayError, RayTaskError
@@ -72,11 +85,17 @@ def train_on_ray(
         recipe,
         str(base.absolute()) if base.exists() else str(base_model_dir),  # a hub id stays as it is
         str(Path(out_dir).absolute()),
-        {row["candidate_id"]: render_prompt(row) for row in rows},  # rendered here: the caller's function need not exist on the worker
+        {
+            row["candidate_id"]: render_prompt(row) for row in rows
+        },  # rendered here: the caller's function need not exist on the worker
     )
     alone = recipe.workers == 1
-    options = {"num_cpus": 1, "num_gpus": int(gpu)} if alone else {"num_cpus": 0}  # several: this task only drives them
-    task = ray.remote(**options, num_returns="streaming", max_retries=0)(_events if alone else _group_events)
+    options = (
+        {"num_cpus": 1, "num_gpus": int(gpu)} if alone else {"num_cpus": 0}
+    )  # several: this task only drives them
+    task = ray.remote(**options, num_returns="streaming", max_retries=0)(
+        _events if alone else _group_events
+    )
     events, controller = task.remote(job, gpu), None
     try:
         while True:
@@ -103,25 +122,31 @@ def train_on_ray(
             f"often the machine ran out of memory: free some or lower batch_size; {RESUMES}",
         ) from error
     except BaseException:
-        _end(events, controller)  # an interrupted caller, or one worker's failure, must not leave the others behind
+        _end(
+            events, controller
+        )  # an interrupted caller, or one worker's failure, must not leave the others behind
         raise
     raise EvalError("the Ray worker that trained ended without a result", RESUMES)
 
 
 def _on_gpus(recipe: TrainingRecipe, resources: Mapping[str, float]) -> bool:
-    """Whether workers get GPUs. Raises UsageError where there are too few devices: Ray would wait for more without a word."""
+    """Whether workers get GPUs. Raises UsageError where there are too few devices: Ray would wait
+    for more without a word."""
     gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
     have, kind = (gpus, "GPUs") if gpus else (cpus, "CPU cores and no GPU")
     if recipe.workers > max(have, 1):
         raise UsageError(
-            f"the recipe trains with {recipe.workers} workers and the Ray cluster has {have} {kind}",
-            f"set workers to {have} at most, or join more nodes (`ray start --address=...`) and wait until `ray status` lists them",
+            f"the recipe trains with {recipe.workers} workers and the Ray cluster has {have}"
+            f" {kind}",
+            f"set workers to {have} at most, or join more nodes (`ray start --address=...`) and"
+            " wait until `ray status` lists them",
         )
     return gpus > 0
 
 
 def _end(events: Any, controller: Any) -> None:
-    """End a run that has not ended by itself. A group's controller gives back its devices, which Ray would hold until this process ends."""
+    """End a run that has not ended by itself. A group's controller gives back its devices, which
+    Ray would hold until this process ends."""
     import ray
     from ray.exceptions import GetTimeoutError, RayError
 
@@ -134,11 +159,12 @@ def _end(events: Any, controller: Any) -> None:
         ray.cancel(events, force=True)
 
 
-# -- one worker ---------------------------------------------------------------------------------------------------------------------
+# -- one worker ------------------------------------------------------------------------------------
 
 
 def _events(job: Job, gpu: bool) -> Iterator[tuple[str, Any]]:
-    """On the worker: ("log", entry) as training goes, then ("result", TrainingResult). A generator, so that Ray streams it."""
+    """On the worker: ("log", entry) as training goes, then ("result", TrainingResult). A generator,
+    so that Ray streams it."""
     from concurrent.futures import ThreadPoolExecutor
     from queue import SimpleQueue
 
@@ -157,12 +183,14 @@ def _events(job: Job, gpu: bool) -> Iterator[tuple[str, Any]]:
         yield "result", future.result()
 
 
-# -- several workers ----------------------------------------------------------------------------------------------------------------
+# -- several workers -------------------------------------------------------------------------------
 
 
 def _group_events(job: Job, gpu: bool) -> Iterator[tuple[str, Any]]:
-    """The same, of a group of workers that this task owns: when its process ends, however it does, Ray ends theirs. A failure is an event
-    too, after which the caller ends this process: the other workers may wait for the one that failed, and would go on doing so."""
+    """The same, of a group of workers that this task owns: when its process ends, however it does,
+    Ray ends theirs. A failure is an event too, after which the caller ends this process: the other
+    workers may wait for the one that failed, and would go on doing so.
+    """
     from threading import Thread
 
     from ray.util.queue import Queue
@@ -177,7 +205,10 @@ def _group_events(job: Job, gpu: bool) -> Iterator[tuple[str, Any]]:
         elif kind == "failed":
             yield "failure", value
         elif kind == "end":
-            yield "failure", failure or EvalError(f"the workers that trained are gone: {value}", RESUMES)
+            yield (
+                "failure",
+                failure or EvalError(f"the workers that trained are gone: {value}", RESUMES),
+            )
         else:
             yield kind, value
         if kind == "result":
@@ -189,26 +220,36 @@ def _fit(job: Job, gpu: bool, news: Any) -> None:
     from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig
 
-    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it also takes what is printed into a file, which `datasets` hashes
-    scratch = Path(job.out_dir) / "ray_train"  # Ray Train's own notes: checkpoints are ours and lie beside it
+    os.environ.setdefault(
+        "RAY_TRAIN_ENABLE_PRINT_PATCH", "0"
+    )  # it also takes what is printed into a file, which `datasets` hashes
+    scratch = (
+        Path(job.out_dir) / "ray_train"
+    )  # Ray Train's own notes: checkpoints are ours and lie beside it
     try:
         trainer = _trainer_class()(
             _worker,
             train_loop_config={"job": ray.put(job), "news": news},
             torch_config=TorchConfig(backend="nccl" if gpu else "gloo"),
             scaling_config=ScalingConfig(
-                num_workers=job.recipe.workers, use_gpu=gpu, resources_per_worker={"CPU": 1, "GPU": 1} if gpu else {"CPU": 1}
+                num_workers=job.recipe.workers,
+                use_gpu=gpu,
+                resources_per_worker={"CPU": 1, "GPU": 1} if gpu else {"CPU": 1},
             ),
             run_config=RunConfig(
                 name="run",
                 storage_path=str(scratch),
                 callbacks=[_announcement(news)],
-                failure_config=FailureConfig(max_failures=RESTARTS, controller_failure_limit=STARTS),
+                failure_config=FailureConfig(
+                    max_failures=RESTARTS, controller_failure_limit=STARTS
+                ),
                 logging_config=LoggingConfig(log_level="ERROR"),
             ),
         )
         last = "result", trainer.fit().return_value
-    except Exception as error:  # of Ray's: what the workers said of themselves is in the queue already
+    except (
+        Exception
+    ) as error:  # of Ray's: what the workers said of themselves is in the queue already
         last = "end", (str(error).strip().splitlines() or [type(error).__name__])[0]
     shutil.rmtree(scratch, ignore_errors=True)
     news.put(last)
@@ -217,20 +258,28 @@ def _fit(job: Job, gpu: bool, news: Any) -> None:
 def _trainer_class() -> Any:
     """Ray Train's TorchTrainer without the actor that outlives it to remove its placement group.
 
-    That one asks the dashboard whether the controller lives, and where there is no dashboard stays for ever. `_end` does its work.
+    That one asks the dashboard whether the controller lives, and where there is no dashboard stays
+    for ever. `_end` does its work.
     """
     from ray.train.torch import TorchTrainer
-    from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+    from ray.train.v2._internal.callbacks.placement_group_callback import (
+        PlacementGroupCleanerCallback,
+    )
 
     class Trainer(TorchTrainer):
         def _create_default_callbacks(self) -> list[Any]:
-            return [each for each in super()._create_default_callbacks() if not isinstance(each, PlacementGroupCleanerCallback)]
+            return [
+                each
+                for each in super()._create_default_callbacks()
+                if not isinstance(each, PlacementGroupCleanerCallback)
+            ]
 
     return Trainer
 
 
 def _announcement(news: Any) -> Any:
-    """Tells the caller the controller's handle, by which alone a group can be ended in good order."""
+    """Tells the caller the controller's handle, by which alone a group can be ended in good
+    order."""
     import ray
     from ray.train.v2._internal.execution.callback import ControllerCallback
 
@@ -242,7 +291,8 @@ def _announcement(news: Any) -> Any:
 
 
 def _worker(config: dict[str, Any]) -> TrainingResult:
-    """In each worker's process. Ray has set RANK, WORLD_SIZE and the process group, which is where transformers looks."""
+    """In each worker's process. Ray has set RANK, WORLD_SIZE and the process group, which is where
+    transformers looks."""
     import ray
 
     news = config["news"]

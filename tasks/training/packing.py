@@ -1,9 +1,11 @@
 """Rows behind one another in one line, each as if it stood alone.
 
-Guarantees: positions restart with every row, attention does not cross rows (with the attention of `tasks.training.attention`), the first
-token of a row is predicted by nothing, and padding is behind the last row with no loss: logits and gradients of a row are those of the row
-alone, up to rounding. The loss of a line is a sum over its completion tokens; the trainer divides it by the completion tokens of the
-whole optimiser step (TRL's `num_items_in_batch`), so a token weighs the same whatever it is packed with, as it does without packing.
+Guarantees: positions restart with every row, attention does not cross rows (with the attention of
+`tasks.training.attention`), the first token of a row is predicted by nothing, and padding is behind
+the last row with no loss: logits and gradients of a row are those of the row alone, up to rounding.
+The loss of a line is a sum over its completion tokens; the trainer divides it by the completion
+tokens of the whole optimiser step (TRL's `num_items_in_batch`), so a token weighs the same whatever
+it is packed with, as it does without packing.
 """
 
 from __future__ import annotations
@@ -21,28 +23,50 @@ if TYPE_CHECKING:
 IGNORED = -100
 
 
-def use_lines(trainer: Trainer, plans: Sequence[EpochPlan], *, token_budget: int, multiple: int, pad_token: int) -> None:
-    """Let a trainer (of batch size 1, not yet started) take its micro batches from `plans` over its own prepared rows.
+def use_lines(
+    trainer: Trainer,
+    plans: Sequence[EpochPlan],
+    *,
+    token_budget: int,
+    multiple: int,
+    pad_token: int,
+) -> None:
+    """Let a trainer (of batch size 1, not yet started) take its micro batches from `plans` over its
+    own prepared rows.
 
-    The plans' rows are the rows of `trainer.train_dataset`, in its order; epochs beyond the plans begin with the first again. Evaluation
-    keeps the collator it had. Raises ValueError where the plans are of other rows.
+    The plans' rows are the rows of `trainer.train_dataset`, in its order; epochs beyond the plans
+    begin with the first again. Evaluation keeps the collator it had. Raises ValueError where the
+    plans are of other rows.
     """
     rows = sorted(row for batch in plans[0].batches for row in batch.rows)
     if rows != list(range(len(trainer.train_dataset))):
-        raise ValueError(f"the plans hold {len(rows)} rows, the trainer {len(trainer.train_dataset)}")
+        raise ValueError(
+            f"the plans hold {len(rows)} rows, the trainer {len(trainer.train_dataset)}"
+        )
     if trainer.args.per_device_train_batch_size != 1:
-        raise ValueError("lines are micro batches already: set the trainer's batch size to 1, the budget decides")
+        raise ValueError(
+            "lines are micro batches already: set the trainer's batch size to 1, the budget decides"
+        )
     trainer.train_dataset = Lines(trainer.train_dataset)
-    trainer.data_collator = LineCollator(token_budget=token_budget, multiple=multiple, pad_token=pad_token, of_rows=trainer.data_collator)
+    trainer.data_collator = LineCollator(
+        token_budget=token_budget,
+        multiple=multiple,
+        pad_token=pad_token,
+        of_rows=trainer.data_collator,
+    )
     trainer._get_train_sampler = lambda dataset=None: LineSampler(plans)
 
 
-def pack(examples: Sequence[Mapping[str, Any]], *, padded_tokens: int | None = None, pad_token: int = 0) -> dict[str, torch.Tensor]:
-    """One line of examples with `input_ids` and `labels`: tensors of shape (1, padded_tokens) and `cu_documents`.
+def pack(
+    examples: Sequence[Mapping[str, Any]], *, padded_tokens: int | None = None, pad_token: int = 0
+) -> dict[str, torch.Tensor]:
+    """One line of examples with `input_ids` and `labels`: tensors of shape (1, padded_tokens) and
+    `cu_documents`.
 
-    `cu_documents`, int32: where each row begins, then the end of the line, repeated to a multiple of eight entries, so that lines of
-    few rows share compiled code; padding counts as one more row. It is left out where the line is one row: plain causal attention is
-    then right, and faster. Raises ValueError where the examples do not fit.
+    `cu_documents`, int32: where each row begins, then the end of the line, repeated to a multiple
+    of eight entries, so that lines of few rows share compiled code; padding counts as one more row.
+    It is left out where the line is one row: plain causal attention is then right, and faster.
+    Raises ValueError where the examples do not fit.
     """
     lengths = [len(example["input_ids"]) for example in examples]
     total = sum(lengths)
@@ -72,7 +96,8 @@ def pack(examples: Sequence[Mapping[str, Any]], *, padded_tokens: int | None = N
 
 
 class Lines(torch.utils.data.Dataset):
-    """The examples of a trainer as micro batches of `tasks.training.batching`: an item is asked for by the rows it is made of."""
+    """The examples of a trainer as micro batches of `tasks.training.batching`: an item is asked for
+    by the rows it is made of."""
 
     def __init__(self, examples: Sequence[Mapping[str, Any]]) -> None:
         self._examples = examples
@@ -85,7 +110,8 @@ class Lines(torch.utils.data.Dataset):
 
 
 class LineSampler(torch.utils.data.Sampler):
-    """Micro batches of the current epoch, in the plan's order. A trainer calls `set_epoch`; plans hold equally many micro batches."""
+    """Micro batches of the current epoch, in the plan's order. A trainer calls `set_epoch`; plans
+    hold equally many micro batches."""
 
     def __init__(self, plans: Sequence[EpochPlan]) -> None:
         self._plans = list(plans)
@@ -102,21 +128,35 @@ class LineSampler(torch.utils.data.Sampler):
 
 
 class LineCollator:
-    """Makes the line of one micro batch, padded to a multiple of `multiple` tokens but never above `token_budget`.
+    """Makes the line of one micro batch, padded to a multiple of `multiple` tokens but never above
+    `token_budget`.
 
     Single rows (an evaluation set, which has no plan) go to the collator `of_rows`.
     """
 
     def __init__(
-        self, *, token_budget: int, multiple: int, pad_token: int, of_rows: Callable[[list[Any]], dict[str, Any]] | None = None
+        self,
+        *,
+        token_budget: int,
+        multiple: int,
+        pad_token: int,
+        of_rows: Callable[[list[Any]], dict[str, Any]] | None = None,
     ) -> None:
-        self._budget, self._multiple, self._pad_token, self._of_rows = token_budget, multiple, pad_token, of_rows
+        self._budget, self._multiple, self._pad_token, self._of_rows = (
+            token_budget,
+            multiple,
+            pad_token,
+            of_rows,
+        )
 
     def __call__(self, batch: list[Any]) -> dict[str, Any]:
         if self._of_rows is not None and batch and isinstance(batch[0], Mapping):
             return self._of_rows(batch)
         if len(batch) != 1:
-            raise ValueError(f"{len(batch)} micro batches at once: set the trainer's batch size to 1, the budget decides")
+            raise ValueError(
+                f"{len(batch)} micro batches at once: set the trainer's batch size to 1, the budget"
+                " decides"
+            )
         total = sum(len(example["input_ids"]) for example in batch[0])
         width = max(total, min(-(-total // self._multiple) * self._multiple, self._budget))
         return pack(batch[0], padded_tokens=width, pad_token=self._pad_token)

@@ -1,7 +1,9 @@
-"""The training recipe: every number that decides what the adapter becomes, with where it comes from.
+"""The training recipe: every number that decides what the adapter becomes, with where it comes
+from.
 
-Guarantees: frozen, validated, JSON-serialisable; the defaults are the paper's where the paper gives one. Does not guarantee that a
-machine can hold the base model: `faults` says so with the numbers when it cannot. Every key is part of a run's fingerprint.
+Guarantees: frozen, validated, JSON-serialisable; the defaults are the paper's where the paper gives
+one. Does not guarantee that a machine can hold the base model: `faults` says so with the numbers
+when it cannot. Every key is part of a run's fingerprint.
 """
 
 from __future__ import annotations
@@ -23,88 +25,158 @@ class TrainingRecipe(BaseModel):
     base_model: str = Field(
         default="small",
         min_length=1,
-        description="hub id, directory, or 'small' for the local demo model; the paper trains Qwen/QwQ-32B",
+        description=(
+            "hub id, directory, or 'small' for the local demo model; the paper trains Qwen/QwQ-32B"
+        ),
     )
-    lora_rank: int = Field(default=32, ge=1, description="paper, training setup: r = 32 (a vLLM server needs --max-lora-rank 32)")
-    lora_alpha: int = Field(default=32, ge=1, description="paper, training setup: alpha = 32, so the adapter is scaled by alpha / r = 1")
+    lora_rank: int = Field(
+        default=32,
+        ge=1,
+        description="paper, training setup: r = 32 (a vLLM server needs --max-lora-rank 32)",
+    )
+    lora_alpha: int = Field(
+        default=32,
+        ge=1,
+        description="paper, training setup: alpha = 32, so the adapter is scaled by alpha / r = 1",
+    )
     lora_dropout: float = Field(default=0.05, ge=0, lt=1, description="paper, training setup: 0.05")
     target_modules: tuple[str, ...] = Field(
-        default=PROJECTIONS, min_length=1, description="all seven projections of a layer, named so that no default of PEFT decides"
+        default=PROJECTIONS,
+        min_length=1,
+        description="all seven projections of a layer, named so that no default of PEFT decides",
     )
     num_epochs: int = Field(default=3, ge=1, description="paper, training setup: 3 epochs")
-    learning_rate: float = Field(default=1e-4, gt=0, description="peak, 1e-4 as public reviews of the paper quote it")
+    learning_rate: float = Field(
+        default=1e-4, gt=0, description="peak, 1e-4 as public reviews of the paper quote it"
+    )
     lr_schedule: Literal["cosine", "linear", "constant_with_warmup"] = Field(
         default="cosine", description="cosine, as public reviews of the paper quote it"
     )
     warmup_share: float = Field(
-        default=0.03, ge=0, lt=1, description="share of all steps spent warming up; 3 % is ours, the paper gives none"
+        default=0.03,
+        ge=0,
+        lt=1,
+        description="share of all steps spent warming up; 3 % is ours, the paper gives none",
     )
-    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's; 0 is ours, the paper gives none")
+    weight_decay: float = Field(
+        default=0.0, ge=0, description="AdamW's; 0 is ours, the paper gives none"
+    )
     max_grad_norm: float = Field(
-        default=1.0, ge=0, description="gradients are scaled down to this norm; 1 is transformers' default, the paper gives none; 0: never"
+        default=1.0,
+        ge=0,
+        description=(
+            "gradients are scaled down to this norm; 1 is transformers' default, the paper gives"
+            " none; 0: never"
+        ),
     )
-    batch_size: int = Field(default=1, ge=1, description="rows per forward pass; long rows make 1 the safe default (ours)")
+    batch_size: int = Field(
+        default=1,
+        ge=1,
+        description="rows per forward pass; long rows make 1 the safe default (ours)",
+    )
     gradient_accumulation: int = Field(
         default=8,
         ge=1,
-        description="forward passes per optimiser step, those of all workers together (ours): a multiple of workers, so that more workers "
-        "take the same steps in less time",
+        description=(
+            "forward passes per optimiser step, those of all workers together (ours): a multiple of"
+            " workers, so that more workers take the same steps in less time"
+        ),
     )
-    workers: int = Field(default=1, ge=1, description="processes that train together: one per GPU, or per CPU core where there is no GPU")
+    workers: int = Field(
+        default=1,
+        ge=1,
+        description=(
+            "processes that train together: one per GPU, or per CPU core where there is no GPU"
+        ),
+    )
     parallelism: Literal["none", "ddp", "fsdp2"] = Field(
         default="none",
-        description="how several workers share the work. ddp: each holds the whole model; fsdp2: each holds its share of it, for models "
-        "that do not fit on one device; none: one worker",
+        description=(
+            "how several workers share the work. ddp: each holds the whole model; fsdp2: each holds"
+            " its share of it, for models that do not fit on one device; none: one worker"
+        ),
     )
     max_length: Annotated[int, Field(ge=16)] | Literal["data"] = Field(
         default=16384,
-        description="longest row trained on, prompt and completion, tokens; 'data': the longest of the set. Never more than the base "
-        "model's window. A row above it is never truncated: a trace without its end teaches not to end. One H200 holds 16,384 at batch "
-        "size 1 for a QwQ-32B-shaped model (92 GB measured)",
+        description=(
+            "longest row trained on, prompt and completion, tokens; 'data': the longest of the set."
+            " Never more than the base model's window. A row above it is never truncated: a trace"
+            " without its end teaches not to end. One H200 holds 16,384 at batch size 1 for a"
+            " QwQ-32B-shaped model (92 GB measured)"
+        ),
     )
     overlong: Literal["drop", "refuse"] = Field(
         default="drop",
-        description="what happens to rows above max_length, and to rows without reasoning, answer or clean text; either way listed",
+        description=(
+            "what happens to rows above max_length, and to rows without reasoning, answer or clean"
+            " text; either way listed"
+        ),
     )
-    bf16: Literal["auto"] | bool = Field(default="auto", description="bfloat16 weights and arithmetic: on with a GPU, off on a CPU")
+    bf16: Literal["auto"] | bool = Field(
+        default="auto", description="bfloat16 weights and arithmetic: on with a GPU, off on a CPU"
+    )
     gradient_checkpointing: Literal["auto"] | bool = Field(
-        default="auto", description="recompute activations to save memory: on with a GPU, off on a CPU"
+        default="auto",
+        description="recompute activations to save memory: on with a GPU, off on a CPU",
     )
     acceleration: Literal["auto", "off", "on"] = Field(
         default="auto",
-        description="compiled layers, dropout without state, and recomputation that spends the free memory (tasks.training.acceleration): "
-        "on for one worker with a GPU, 1.77 times TRL's defaults at rows of 8,192 tokens and 1.57 times at 16,384 (measured, one H200); "
-        "off elsewhere: a CPU gains nothing, fsdp2 it cannot do, and with ddp, where on is allowed, its gain is not measured",
+        description=(
+            "compiled layers, dropout without state, and recomputation that spends the free memory"
+            " (tasks.training.acceleration): on for one worker with a GPU, 1.77 times TRL's"
+            " defaults at rows of 8,192 tokens and 1.57 times at 16,384 (measured, one H200); off"
+            " elsewhere: a CPU gains nothing, fsdp2 it cannot do, and with ddp, where on is"
+            " allowed, its gain is not measured"
+        ),
     )
     packing: bool = Field(
         default=False,
-        description="several rows in one line of up to max_length tokens, each as if it stood alone; needs acceleration, whose attention "
-        "keeps them apart. gradient_accumulation then counts lines",
+        description=(
+            "several rows in one line of up to max_length tokens, each as if it stood alone; needs"
+            " acceleration, whose attention keeps them apart. gradient_accumulation then counts"
+            " lines"
+        ),
     )
     seed: int = Field(default=0, ge=0, description="adapter initialisation, order of rows, dropout")
-    evaluation: EvaluationConfig = Field(default=EvaluationConfig(), description="held-out tasks, whose loss is measured each epoch")
+    evaluation: EvaluationConfig = Field(
+        default=EvaluationConfig(), description="held-out tasks, whose loss is measured each epoch"
+    )
     checkpoint_every_steps: int = Field(
         default=20,
         ge=1,
-        description="optimiser steps between checkpoints; there is one at the end of each epoch too. For QwQ-32B one is 3.2 GB, and 20 "
-        "steps of 8 rows are about ten minutes of one H200",
+        description=(
+            "optimiser steps between checkpoints; there is one at the end of each epoch too. For"
+            " QwQ-32B one is 3.2 GB, and 20 steps of 8 rows are about ten minutes of one H200"
+        ),
     )
 
     @model_validator(mode="after")
     def _acceleration_fits(self) -> TrainingRecipe:
         if self.acceleration == "on" and self.parallelism == "fsdp2":
-            raise ValueError("acceleration on is for models that one device holds: switch it off, or set parallelism to ddp")
-        if self.packing and (self.acceleration == "off" or self.batch_size > 1 or self.parallelism != "none"):
-            raise ValueError("packing needs acceleration, batch_size 1 (a line of rows is the batch) and one worker")
+            raise ValueError(
+                "acceleration on is for models that one device holds: switch it off, or set"
+                " parallelism to ddp"
+            )
+        if self.packing and (
+            self.acceleration == "off" or self.batch_size > 1 or self.parallelism != "none"
+        ):
+            raise ValueError(
+                "packing needs acceleration, batch_size 1 (a line of rows is the batch) and one"
+                " worker"
+            )
         return self
 
     @model_validator(mode="after")
     def _workers_fit(self) -> TrainingRecipe:
         if (self.workers > 1) != (self.parallelism != "none"):
-            raise ValueError(f"workers {self.workers} with parallelism {self.parallelism}: several need ddp or fsdp2, one needs none")
+            raise ValueError(
+                f"workers {self.workers} with parallelism {self.parallelism}: several need ddp or"
+                " fsdp2, one needs none"
+            )
         if self.gradient_accumulation % self.workers:
             raise ValueError(
-                f"gradient_accumulation {self.gradient_accumulation} cannot be shared among {self.workers} workers: make it a multiple"
+                f"gradient_accumulation {self.gradient_accumulation} cannot be shared among"
+                f" {self.workers} workers: make it a multiple"
             )
         return self
 
@@ -120,7 +192,13 @@ class TrainingRecipe(BaseModel):
 
     def resolve(self, *, gpu: bool) -> TrainingRecipe:
         """The recipe with every `auto` decided for a machine with or without a GPU."""
-        decided: dict[str, Any] = {name: gpu for name in ("bf16", "gradient_checkpointing") if getattr(self, name) == "auto"}
+        decided: dict[str, Any] = {
+            name: gpu
+            for name in ("bf16", "gradient_checkpointing")
+            if getattr(self, name) == "auto"
+        }
         if self.acceleration == "auto":
-            decided["acceleration"] = "on" if self.packing or (gpu and self.parallelism == "none") else "off"
+            decided["acceleration"] = (
+                "on" if self.packing or (gpu and self.parallelism == "none") else "off"
+            )
         return self.model_copy(update=decided)

@@ -1,7 +1,9 @@
-"""How many layers keep their activations: the plan that spends the memory that a training step leaves free.
+"""How many layers keep their activations: the plan that spends the memory that a training step
+leaves free.
 
-Guarantees: pure arithmetic on shapes; the estimated peak of a returned plan is within the memory allowed; more memory never recomputes
-more. Does not guarantee the peak that a device measures: the benchmark prints the two side by side.
+Guarantees: pure arithmetic on shapes; the estimated peak of a returned plan is within the memory
+allowed; more memory never recomputes more. Does not guarantee the peak that a device measures: the
+benchmark prints the two side by side.
 """
 
 from __future__ import annotations
@@ -33,12 +35,16 @@ class LayerShape(BaseModel):
         return self.heads * self.head_size
 
     def layer_bytes(self, level: str) -> int:
-        """Bytes per token that one layer keeps from its forward to its backward pass at a level of `RecomputationPlan`.
+        """Bytes per token that one layer keeps from its forward to its backward pass at a level of
+        `RecomputationPlan`.
 
-        What compiled code really saves is within 2 % of it (a test counts the tensors); rows of the norms' statistics are left out.
+        What compiled code really saves is within 2 % of it (a test counts the tensors); rows of the
+        norms' statistics are left out.
         """
         inputs = BYTES * self.hidden
-        attended = BYTES * self.attention + 4 * self.heads  # attention's output and the logarithm of its normaliser (float32)
+        attended = (
+            BYTES * self.attention + 4 * self.heads
+        )  # attention's output and the logarithm of its normaliser (float32)
         low_rank = BYTES * 7 * self.lora_rank
         if level == "layer":
             return inputs + attended + low_rank
@@ -47,23 +53,31 @@ class LayerShape(BaseModel):
         if level == "mlp":
             return inputs + attended + low_rank + projected + middle
         if level == "keep":
-            return inputs + attended + low_rank + projected + middle + BYTES * 2 * self.intermediate  # gate and up
+            return (
+                inputs + attended + low_rank + projected + middle + BYTES * 2 * self.intermediate
+            )  # gate and up
         raise ValueError(level)
 
     def flops_per_token(self, length: int, trained: int, loss_share: float) -> float:
-        """FLOPs per token that a step over rows of `length` tokens needs, recomputation not counted: what MFU is the share of.
+        """FLOPs per token that a step over rows of `length` tokens needs, recomputation not
+        counted: what MFU is the share of.
 
-        After PaLM (arXiv 2204.02311, appendix B) but for frozen weights, which need no gradient of their own: 4 per weight of the base's
-        products (6 in the paper; the head's for the `loss_share` of tokens that carry loss), 6 per `trained` adapter parameter, and three
-        times causal attention's forward pass of 2 x length x width a layer.
+        After PaLM (arXiv 2204.02311, appendix B) but for frozen weights, which need no gradient of
+        their own: 4 per weight of the base's products (6 in the paper; the head's for the
+        `loss_share` of tokens that carry loss), 6 per `trained` adapter parameter, and three times
+        causal attention's forward pass of 2 x length x width a layer.
         """
         keys_and_values = 2 * self.key_value_heads * self.head_size
-        products = self.hidden * (2 * self.attention + keys_and_values) + 3 * self.hidden * self.intermediate
+        products = (
+            self.hidden * (2 * self.attention + keys_and_values)
+            + 3 * self.hidden * self.intermediate
+        )
         base = self.layers * products + loss_share * self.vocabulary * self.hidden
         return 4 * base + 6 * trained + 3 * self.layers * 2 * length * self.attention
 
     def workspace_bytes(self) -> int:
-        """Bytes per token alive inside the backward pass of one layer, beyond what the layers keep: ten tensors of the MLP's width."""
+        """Bytes per token alive inside the backward pass of one layer, beyond what the layers keep:
+        ten tensors of the MLP's width."""
         return BYTES * 10 * self.intermediate
 
     def loss_bytes(self) -> int:
@@ -72,9 +86,11 @@ class LayerShape(BaseModel):
 
 
 class RecomputationPlan(BaseModel):
-    """From the first layer to the last: `layer` layers recompute all but attention, then `mlp` layers their MLP, then `keep` nothing.
+    """From the first layer to the last: `layer` layers recompute all but attention, then `mlp`
+    layers their MLP, then `keep` nothing.
 
-    The last layers keep: their backward passes come first and free memory before the first recomputed layer needs its workspace.
+    The last layers keep: their backward passes come first and free memory before the first
+    recomputed layer needs its workspace.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -82,28 +98,51 @@ class RecomputationPlan(BaseModel):
     layer: int = Field(ge=0)
     mlp: int = Field(ge=0)
     keep: int = Field(ge=0)
-    peak_bytes: int = Field(description="estimated peak of a step: weights, adapter with optimiser, activations, workspace")
+    peak_bytes: int = Field(
+        description=(
+            "estimated peak of a step: weights, adapter with optimiser, activations, workspace"
+        )
+    )
 
     def levels(self) -> list[str]:
         return ["layer"] * self.layer + ["mlp"] * self.mlp + ["keep"] * self.keep
 
     def describe(self) -> str:
-        return f"{self.keep} kept, {self.mlp} without MLP, {self.layer} without all but attention; peak {self.peak_bytes / 1e9:.1f} GB"
+        return (
+            f"{self.keep} kept, {self.mlp} without MLP, {self.layer} without all but attention;"
+            f" peak {self.peak_bytes / 1e9:.1f} GB"
+        )
 
 
-def peak_bytes(shape: LayerShape, levels: tuple[int, int, int], *, tokens: int, weight_bytes: int, trained: int) -> int:
-    """Estimated peak for (layer, mlp, keep) layers; `trained` parameters are float32 with gradient and two Adam moments, 16 bytes each."""
-    kept = sum(count * shape.layer_bytes(level) for count, level in zip(levels, ("layer", "mlp", "keep"), strict=True))
-    return weight_bytes + 16 * trained + tokens * (kept + shape.workspace_bytes() + shape.loss_bytes())
+def peak_bytes(
+    shape: LayerShape, levels: tuple[int, int, int], *, tokens: int, weight_bytes: int, trained: int
+) -> int:
+    """Estimated peak for (layer, mlp, keep) layers; `trained` parameters are float32 with gradient
+    and two Adam moments, 16 bytes each."""
+    kept = sum(
+        count * shape.layer_bytes(level)
+        for count, level in zip(levels, ("layer", "mlp", "keep"), strict=True)
+    )
+    return (
+        weight_bytes + 16 * trained + tokens * (kept + shape.workspace_bytes() + shape.loss_bytes())
+    )
 
 
 def plan_recomputation(
-    shape: LayerShape, *, device_bytes: int, weight_bytes: int, trained: int, tokens: int, margin_bytes: int | None = None
+    shape: LayerShape,
+    *,
+    device_bytes: int,
+    weight_bytes: int,
+    trained: int,
+    tokens: int,
+    margin_bytes: int | None = None,
 ) -> RecomputationPlan:
-    """The plan with the fewest recomputed FLOPs that fits `device_bytes` less `margin_bytes` (default 5 %) for `tokens` per micro batch.
+    """The plan with the fewest recomputed FLOPs that fits `device_bytes` less `margin_bytes`
+    (default 5 %) for `tokens` per micro batch.
 
-    Attention first (its outputs, queries, keys and values cost the fewest bytes per FLOP saved where rows are long), then the MLP, layer
-    by layer. Raises UsageError where not even full recomputation fits, with the numbers.
+    Attention first (its outputs, queries, keys and values cost the fewest bytes per FLOP saved
+    where rows are long), then the MLP, layer by layer. Raises UsageError where not even full
+    recomputation fits, with the numbers.
     """
     margin = device_bytes // 20 if margin_bytes is None else margin_bytes
     allowed = device_bytes - margin
@@ -112,12 +151,15 @@ def plan_recomputation(
         return peak_bytes(shape, levels, tokens=tokens, weight_bytes=weight_bytes, trained=trained)
 
     count = shape.layers
-    candidates = [(count - step, step, 0) for step in range(count + 1)] + [(0, count - step, step) for step in range(1, count + 1)]
+    candidates = [(count - step, step, 0) for step in range(count + 1)] + [
+        (0, count - step, step) for step in range(1, count + 1)
+    ]
     fitting = [levels for levels in candidates if peak(levels) <= allowed]
     if not fitting:
         raise UsageError(
-            f"{tokens} tokens at a time need {peak(candidates[0]) / 1e9:.1f} GB even when every layer is recomputed; "
-            f"{allowed / 1e9:.1f} GB of {device_bytes / 1e9:.1f} GB are allowed",
+            f"{tokens} tokens at a time need {peak(candidates[0]) / 1e9:.1f} GB even when every"
+            f" layer is recomputed; {allowed / 1e9:.1f} GB of {device_bytes / 1e9:.1f} GB are"
+            " allowed",
             "fewer tokens per micro batch, a lower rank, or more GPUs",
         )
     layer, mlp, keep = fitting[-1]

@@ -1,8 +1,10 @@
-"""How fast a training step was, what it took of the device, and what the machine did meanwhile: columns of the training log.
+"""How fast a training step was, what it took of the device, and what the machine did meanwhile:
+columns of the training log.
 
-Guarantees: time is that of the steps alone, evaluation and checkpoints left out; what this machine cannot say (a GPU's power without a GPU,
-the peak of an unknown device) is None, never 0; measuring takes no random number and starts no thread. Does not guarantee anything of the
-utilisation between two readings: the system's numbers are read once a step, at its end, and averaged over nothing.
+Guarantees: time is that of the steps alone, evaluation and checkpoints left out; what this machine
+cannot say (a GPU's power without a GPU, the peak of an unknown device) is None, never 0; measuring
+takes no random number and starts no thread. Does not guarantee anything of the utilisation between
+two readings: the system's numbers are read once a step, at its end, and averaged over nothing.
 """
 
 from __future__ import annotations
@@ -18,13 +20,26 @@ SPEED = ("tokens_per_s", "mfu", "memory_gb")
 # MLflow's own names, so that its pages show them among the system metrics
 SYSTEM = (
     *("system/cpu_utilization_percentage", "system/system_memory_usage_megabytes"),
-    *("system/gpu_0_utilization_percentage", "system/gpu_0_memory_usage_megabytes", "system/gpu_0_power_usage_watts"),
+    *(
+        "system/gpu_0_utilization_percentage",
+        "system/gpu_0_memory_usage_megabytes",
+        "system/gpu_0_power_usage_watts",
+    ),
 )
 COLUMNS = (*SPEED, *SYSTEM)
 
-# dense bf16 without sparsity, FLOP/s, by a part of the device's name, from NVIDIA's data sheets; the first that fits
-PEAKS = (("B200", 2.25e15), ("H200", 9.89e14), ("H100", 9.89e14), ("A100", 3.12e14), ("L40S", 3.62e14), ("A10", 1.25e14))
-# forward 2, backward towards the activations 2; towards the frozen weights none. The adapter's own products, and attention, are left out
+# dense bf16 without sparsity, FLOP/s, by a part of the device's name, from NVIDIA's data sheets;
+# the first that fits
+PEAKS = (
+    ("B200", 2.25e15),
+    ("H200", 9.89e14),
+    ("H100", 9.89e14),
+    ("A100", 3.12e14),
+    ("L40S", 3.62e14),
+    ("A10", 1.25e14),
+)
+# forward 2, backward towards the activations 2; towards the frozen weights none. The adapter's own
+# products, and attention, are left out
 FLOPS_PER_PARAMETER_AND_TOKEN = 4
 
 
@@ -34,25 +49,35 @@ def peak_flops(device_name: str | None) -> float | None:
 
 
 def mfu(tokens_per_s: float, parameters: int, peak: float | None, devices: int = 1) -> float | None:
-    """Model FLOPs utilisation of LoRA training, a share: what the base model's matrix products need, of what the devices could do.
+    """Model FLOPs utilisation of LoRA training, a share: what the base model's matrix products
+    need, of what the devices could do.
 
-    Recomputed activations do not count (https://arxiv.org/abs/2204.02311, appendix B, defines it so). `parameters` are those that a token
-    is multiplied with: without the table of embeddings, with the output projection.
+    Recomputed activations do not count (https://arxiv.org/abs/2204.02311, appendix B, defines it
+    so). `parameters` are those that a token is multiplied with: without the table of embeddings,
+    with the output projection.
     """
-    return tokens_per_s * FLOPS_PER_PARAMETER_AND_TOKEN * parameters / (peak * devices) if peak else None
+    return (
+        tokens_per_s * FLOPS_PER_PARAMETER_AND_TOKEN * parameters / (peak * devices)
+        if peak
+        else None
+    )
 
 
 def multiplied_parameters(model: Any) -> int:
-    """Parameters of the base model that every token is multiplied with. A table of embeddings counts where it is the output too."""
+    """Parameters of the base model that every token is multiplied with. A table of embeddings
+    counts where it is the output too."""
     table = model.get_input_embeddings().weight
     output = model.get_output_embeddings()
     tied = output is not None and output.weight is table
-    found = sum(parameter.numel() for name, parameter in model.named_parameters() if "lora_" not in name)
+    found = sum(
+        parameter.numel() for name, parameter in model.named_parameters() if "lora_" not in name
+    )
     return found if tied else found - table.numel()
 
 
 def attach(trainer: SFTTrainer) -> None:
-    """Let a trainer that is built write COLUMNS into its log entries (`trainer.state.log_history`), one a step."""
+    """Let a trainer that is built write COLUMNS into its log entries (`trainer.state.log_history`),
+    one a step."""
     trainer.add_callback(_telemetry(multiplied_parameters(trainer.model)))
 
 
@@ -67,7 +92,10 @@ def _telemetry(parameters: int) -> Any:
 
             psutil.cpu_percent()  # the first call only begins the interval
             self.peak = peak_flops(_device_name())
-            self.tokens_before = next((entry["num_tokens"] for entry in reversed(state.log_history) if "loss" in entry), 0.0)
+            self.tokens_before = next(
+                (entry["num_tokens"] for entry in reversed(state.log_history) if "loss" in entry),
+                0.0,
+            )
             self.began_s = time.perf_counter()
 
         def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -75,8 +103,11 @@ def _telemetry(parameters: int) -> Any:
             if "loss" not in entry:
                 return
             now = time.perf_counter()
-            # where somebody counts tokens over a resume the count goes on, where nobody does it begins again
-            tokens = entry["num_tokens"] - (self.tokens_before if entry["num_tokens"] >= self.tokens_before else 0.0)
+            # where somebody counts tokens over a resume the count goes on, where nobody does it
+            # begins again
+            tokens = entry["num_tokens"] - (
+                self.tokens_before if entry["num_tokens"] >= self.tokens_before else 0.0
+            )
             speed = tokens / (now - self.began_s)
             entry |= {
                 "tokens_per_s": speed,
@@ -101,7 +132,8 @@ def columns_of(entry: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def system() -> dict[str, float | None]:
-    """SYSTEM as of now: the CPU since the last call, the rest at this moment. Of this process's first GPU."""
+    """SYSTEM as of now: the CPU since the last call, the rest at this moment. Of this process's
+    first GPU."""
     import psutil
 
     values: list[float | None] = [psutil.cpu_percent(), psutil.virtual_memory().used / 1e6]
@@ -119,19 +151,30 @@ def _gpu() -> tuple[float | None, float | None, float | None]:
     try:
         pynvml.nvmlInit()
         # torch numbers the GPUs that it may see, NVML all of them: the UUID is the same for both
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}")
+        handle = pynvml.nvmlDeviceGetHandleByUUID(
+            f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+        )
         used = pynvml.nvmlDeviceGetMemoryInfo(handle).used / 1e6
-        return float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu), used, pynvml.nvmlDeviceGetPowerUsage(handle) / 1000
+        return (
+            float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+            used,
+            pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        )
     except pynvml.NVMLError:  # a container may hide it
         return None, None, None
 
 
 def _memory_gb() -> float:
-    """Peak of the GPU's memory since the process began, or what the process holds where there is none; 10^9 bytes."""
+    """Peak of the GPU's memory since the process began, or what the process holds where there is
+    none; 10^9 bytes."""
     import psutil
     import torch
 
-    return (torch.cuda.max_memory_allocated() if torch.cuda.is_available() else psutil.Process().memory_info().rss) / 1e9
+    return (
+        torch.cuda.max_memory_allocated()
+        if torch.cuda.is_available()
+        else psutil.Process().memory_info().rss
+    ) / 1e9
 
 
 def _device_name() -> str | None:

@@ -13,7 +13,15 @@ class VerificationConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     eval: EvalConfig = EvalConfig()
-    workers: int | None = Field(default=None, ge=1, description="devices used at once; default: every GPU, or half of the CPU cores")
-    builders: int | None = Field(default=None, ge=1, description="build workers; default: the other CPU cores")
+    workers: int | None = Field(
+        default=None,
+        ge=1,
+        description="devices used at once; default: every GPU, or half of the CPU cores",
+    )
+    builders: int | None = Field(
+        default=None, ge=1, description="build workers; default: the other CPU cores"
+    )
     chunk_size: int = Field(default=128, ge=1, le=1024, description="verdicts per Prefect task run")
-    ray_address: str | None = Field(default=None, description="a Ray cluster; default: start one here")
+    ray_address: str | None = Field(
+        default=None, description="a Ray cluster; default: start one here"
+    )

@@ -1,11 +1,14 @@
-"""Rows of a snapshot in another order than they were written in: in bounded memory, and in time linear in the rows.
+"""Rows of a snapshot in another order than they were written in: in bounded memory, and in time
+linear in the rows.
 
-Guarantees: every part is read once, when the first of its rows is due. Rows that are due later wait in memory up to `BUFFER_BYTES`; beyond
-that they wait in files of a directory that the caller gives and removes, each row written and read once. Does not bound what one stretch
-(2,048 rows) weighs, and does not notice parts that are added meanwhile.
+Guarantees: every part is read once, when the first of its rows is due. Rows that are due later wait
+in memory up to `BUFFER_BYTES`; beyond that they wait in files of a directory that the caller gives
+and removes, each row written and read once. Does not bound what one stretch (2,048 rows) weighs,
+and does not notice parts that are added meanwhile.
 
-Why no sorted copy: it would write every candidate's code again before the first is verified, though synthesis writes nearly in order, so
-that here usually nothing is written at all; and polars sorts in memory.
+Why no sorted copy: it would write every candidate's code again before the first is verified, though
+synthesis writes nearly in order, so that here usually nothing is written at all; and polars sorts
+in memory.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.store import Snapshot
+from tasks.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import polars as pl
@@ -28,11 +31,19 @@ ROW_BYTES = 1000
 
 
 def rows_in_order(
-    snapshot: Snapshot, places: pl.DataFrame, columns: Sequence[str], scratch: Path, *, buffer_bytes: int = BUFFER_BYTES
+    snapshot: Snapshot,
+    places: pl.DataFrame,
+    columns: Sequence[str],
+    scratch: Path,
+    *,
+    buffer_bytes: int = BUFFER_BYTES,
 ) -> Generator[dict[str, Any], None, None]:
-    """The rows at `places` (columns `part` and `row`, see Snapshot.index) in just that order, with these columns."""
+    """The rows at `places` (columns `part` and `row`, see Snapshot.index) in just that order, with
+    these columns."""
     numbered = places.select("part", "row").with_row_index("position")
-    unread = deque(numbered.partition_by("part", maintain_order=True))  # in the order in which their first rows are due
+    unread = deque(
+        numbered.partition_by("part", maintain_order=True)
+    )  # in the order in which their first rows are due
     waiting = _Waiting(scratch, buffer_bytes)
     for stretch in range(-(-len(numbered) // STRETCH_ROWS)):
         while unread and unread[0]["position"][0] < (stretch + 1) * STRETCH_ROWS:

@@ -1,9 +1,11 @@
 """Candidates in, verdicts out, row by row: what is verified stays verified.
 
-Guarantees: one verdict per candidate in the finished snapshot; a verdict reached under the same protocol, verifier code and device, in
-this snapshot or any earlier one, is reused; a killed run loses at most the candidates in flight; candidates are read when their turn
-comes, by task, so that memory holds ids and what is in flight. A chunk is the next `chunk_size` verdicts of one stream, whichever
-candidates they are of: no chunk waits for its slowest candidate, and none holds a fixed set of them.
+Guarantees: one verdict per candidate in the finished snapshot; a verdict reached under the same
+protocol, verifier code and device, in this snapshot or any earlier one, is reused; a killed run
+loses at most the candidates in flight; candidates are read when their turn comes, by task, so that
+memory holds ids and what is in flight. A chunk is the next `chunk_size` verdicts of one stream,
+whichever candidates they are of: no chunk waits for its slowest candidate, and none holds a fixed
+set of them.
 """
 
 from __future__ import annotations
@@ -16,17 +18,24 @@ from contextlib import ExitStack, closing, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from kernels_eval.cluster.pool import Pool
+from kernels_eval.cluster.worker import require_device
 from kernels_eval.errors import ClusterError, EvalError, UsageError
-from kernels_eval.pool import Pool
-from kernels_eval.preparation import Prepared
-from kernels_eval.protocol import verdict_of
+from kernels_eval.parent.messages import Finding
+from kernels_eval.parent.prepare import Prepared
+from kernels_eval.parent.runner import verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
-from kernels_eval.testimony import Finding
-from kernels_eval.worker import require_device
 from tasks.progress import caution, report
-from tasks.schemas import TASKS, VERDICTS
-from tasks.store import PART_ROWS, Snapshot, SnapshotRef, code_version, fingerprint, known_rows
-from tasks.verification import rejoin
+from tasks.store.snapshot import (
+    PART_ROWS,
+    Snapshot,
+    SnapshotRef,
+    code_version,
+    fingerprint,
+    known_rows,
+)
+from tasks.tables import TASKS, VERDICTS
+from tasks.verification import retry_until_back as rejoin
 from tasks.verification.config import VerificationConfig
 from tasks.verification.reading import rows_in_order
 
@@ -36,32 +45,43 @@ if TYPE_CHECKING:
 STAGE = "verification"
 PLANNED = ("candidate_id", "task_id", "sample_index", "parse_reason")
 READ = ("candidate_id", "task_id", "language", "generator", "sample_index", "code", "parse_reason")
-"""What verification reads of a candidate. Its texts (response, reasoning, answer) weigh ten times as much and stay on disk."""
+"""What verification reads of a candidate. Its texts (response, reasoning, answer) weigh ten times
+as much and stay on disk."""
 logger = logging.getLogger(__name__)
 
 
 def device_name(language: Language) -> str:
-    """What verdicts are keyed by: the GPU's name, or the processor's. Raises DeviceError where the language's device is missing."""
+    """What verdicts are keyed by: the GPU's name, or the processor's. Raises DeviceError where the
+    language's device is missing."""
     require_device(language)
     if language.needs_gpu:
-        from kernels_eval.worker import visible_gpus
+        from kernels_eval.cluster.worker import visible_gpus
 
         return visible_gpus()[0].split(",")[0].strip()
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as handle:
-            names = [line.split(":", 1)[1].strip() for line in handle if line.startswith("model name")]
+            names = [
+                line.split(":", 1)[1].strip() for line in handle if line.startswith("model name")
+            ]
     except OSError:
         names = []
     return names[0] if names else platform.processor() or platform.machine()
 
 
 class Verification:
-    """The verification of one candidates snapshot: plan it, take its verdicts chunk by chunk, publish. Use as a context manager.
+    """The verification of one candidates snapshot: plan it, take its verdicts chunk by chunk,
+    publish. Use as a context manager.
 
     The pool starts with the first chunk: where nothing is left to run, no worker is started.
     """
 
-    def __init__(self, candidates: SnapshotRef, tasks: SnapshotRef, config: VerificationConfig, language: Language) -> None:
+    def __init__(
+        self,
+        candidates: SnapshotRef,
+        tasks: SnapshotRef,
+        config: VerificationConfig,
+        language: Language,
+    ) -> None:
         self.config, self.language = config, language
         self._upstream = [candidates.fingerprint, tasks.fingerprint]
         self._candidates, self._tasks = candidates.open(), tasks.open()
@@ -76,7 +96,9 @@ class Verification:
         self._joined = ""
         self.total = self.planned = self.reached = self.chunks = 0
         key = {"eval": protocol, "device": self._device, "language": language.value}
-        self.snapshot = Snapshot(candidates.root, STAGE, fingerprint(STAGE, key, self._upstream, code))
+        self.snapshot = Snapshot(
+            candidates.root, STAGE, fingerprint(STAGE, key, self._upstream, code)
+        )
 
     def __enter__(self) -> Verification:
         return self
@@ -88,13 +110,20 @@ class Verification:
     def pool(self) -> Pool:
         """The workers that are asked for verdicts. What a benchmark or a test replaces."""
         config = self.config
-        return Pool(self.language, config.eval, workers=config.workers, builders=config.builders, address=config.ray_address)
+        return Pool(
+            self.language,
+            config.eval,
+            workers=config.workers,
+            builders=config.builders,
+            address=config.ray_address,
+        )
 
     def verdict_key(self, candidate_id: str) -> str:
-        """hash(candidate, protocol, device, verifier code): the identity of a verdict across snapshots."""
+        """hash(candidate, protocol, device, verifier code): the identity of a verdict across
+        snapshots."""
         return stable_hash([candidate_id, self._conditions])
 
-    # -- what there is to do -------------------------------------------------------------------------------------------------------
+    # -- what there is to do -----------------------------------------------------------------------
 
     def plan(self) -> int:
         """Reuse what is known, settle what needs no worker. Returns `chunks`: how many are left.
@@ -103,7 +132,14 @@ class Verification:
         """
         self.snapshot.recover(VERDICTS)
         keys = [self.verdict_key(found) for found in self._without_verdict()["candidate_id"]]
-        known = known_rows(self.snapshot.root, STAGE, "verdict_key", keys, VERDICTS, exclude=self.snapshot.fingerprint)
+        known = known_rows(
+            self.snapshot.root,
+            STAGE,
+            "verdict_key",
+            keys,
+            VERDICTS,
+            exclude=self.snapshot.fingerprint,
+        )
         self.snapshot.append(known, VERDICTS)
         left = self._without_verdict()
         has_code = left["parse_reason"].is_null()
@@ -116,23 +152,33 @@ class Verification:
 
     def _without_verdict(self) -> pl.DataFrame:
         """Ids and places of the candidates that have none yet, by task."""
-        wanted = self._candidates.index(PLANNED).unique("candidate_id", keep="first", maintain_order=True)
+        wanted = self._candidates.index(PLANNED).unique(
+            "candidate_id", keep="first", maintain_order=True
+        )
         self.total = len(wanted)
         done = self.snapshot.index(["candidate_id"])
-        return wanted.join(done, on="candidate_id", how="anti").sort("task_id", "sample_index", "candidate_id")
+        return wanted.join(done, on="candidate_id", how="anti").sort(
+            "task_id", "sample_index", "candidate_id"
+        )
 
     def _pairs(self, left: pl.DataFrame) -> Generator[tuple[KernelTask, Candidate], None, None]:
-        """Tasks and candidates in the order of `left`. Raises UsageError where a candidate's task is not there."""
+        """Tasks and candidates in the order of `left`. Raises UsageError where a candidate's task
+        is not there."""
         asked = left.select("task_id").unique(maintain_order=True)
         known = self._tasks.index(["task_id"]).unique("task_id", keep="first")
         places = asked.join(known, on="task_id", how="left", maintain_order="left")
         if places["part"].has_nulls():
             missing = places.filter(places["part"].is_null())["task_id"][0]
-            raise UsageError(f"task {missing} of a candidate is not in {self._tasks.path}", "verify candidates with the tasks they answer")
+            raise UsageError(
+                f"task {missing} of a candidate is not in {self._tasks.path}",
+                "verify candidates with the tasks they answer",
+            )
         with (
             self.snapshot.scratch() as directory,
             closing(rows_in_order(self._tasks, places, TASKS.names, directory / "tasks")) as tasks,
-            closing(rows_in_order(self._candidates, left, READ, directory / "candidates")) as candidates,
+            closing(
+                rows_in_order(self._candidates, left, READ, directory / "candidates")
+            ) as candidates,
         ):
             task: KernelTask | None = None
             for row in candidates:
@@ -140,13 +186,14 @@ class Verification:
                     task = KernelTask.model_validate(next(tasks))
                 yield task, Candidate.model_validate(row)
 
-    # -- doing it ------------------------------------------------------------------------------------------------------------------
+    # -- doing it ----------------------------------------------------------------------------------
 
     def verify_chunk(self, number: int) -> dict[str, int]:
-        """Take and keep verdicts until chunks 1 to `number` are full. Returns how many of each status.
+        """Take and keep verdicts until chunks 1 to `number` are full. Returns how many of each
+        status.
 
-        Resumable: after an error, the same call goes on with what has no verdict yet; where the Ray cluster was lost (ClusterError), on the
-        one that answers at its address then.
+        Resumable: after an error, the same call goes on with what has no verdict yet; where the Ray
+        cluster was lost (ClusterError), on the one that answers at its address then.
         """
         counts: Counter[str] = Counter()
         wanted = min(number * self.config.chunk_size, self.planned) - self.reached
@@ -184,10 +231,14 @@ class Verification:
         if left is None:  # an earlier stream broke
             left = self._without_verdict()
         if self._pool is None:
-            rejoin.wait_for_head(self.config.ray_address, logger.warning)  # it may have died since the run began
+            rejoin.wait_for_head(
+                self.config.ray_address, logger.warning
+            )  # it may have died since the run began
             self._pool = self._resources.enter_context(self.pool())
             self._joined = rejoin.session()
-        rows_per_part = PART_ROWS if self.snapshot.has_journal else self.config.chunk_size  # elsewhere a kill loses the part that fills
+        rows_per_part = (
+            PART_ROWS if self.snapshot.has_journal else self.config.chunk_size
+        )  # elsewhere a kill loses the part that fills
         with (
             closing(self._pairs(left)) as pairs,
             closing(self._pool.verify(pairs)) as verdicts,
@@ -198,7 +249,8 @@ class Verification:
                 yield verdict
 
     def _end_stream(self) -> None:
-        """A stream that broke cannot be taken up: the next one is made of what has no verdict by then."""
+        """A stream that broke cannot be taken up: the next one is made of what has no verdict by
+        then."""
         if self._stream:
             self._stream.close()
         self._stream = None
@@ -208,15 +260,20 @@ class Verification:
         with suppress(Exception):  # there may be nobody left to stop
             self._resources.close()
         self._resources, self._pool, self._logged = ExitStack(), None, 0
-        rejoin.leave(self._joined or rejoin.session())  # the second where the cluster was gone before the pool had started
+        rejoin.leave(
+            self._joined or rejoin.session()
+        )  # the second where the cluster was gone before the pool had started
         self._joined = ""
 
     def _row(self, verdict: Verdict) -> dict[str, Any]:
-        return verdict.model_dump(mode="json") | {"verdict_key": self.verdict_key(verdict.candidate_id)}
+        return verdict.model_dump(mode="json") | {
+            "verdict_key": self.verdict_key(verdict.candidate_id)
+        }
 
     @property
     def telemetry(self) -> dict[str, Any] | None:
-        """What the workers of this run did with their time (kernels_eval.telemetry); None where none was started."""
+        """What the workers of this run did with their time (kernels_eval.cluster.telemetry); None
+        where none was started."""
         return self._pool.telemetry.summary() if self._pool else None
 
     @property
@@ -230,11 +287,23 @@ class Verification:
         verdicts = self.snapshot.read(columns=["candidate_id", "status"], unique="candidate_id")
         if len(verdicts) < self.total:
             missing = self.total - len(verdicts)
-            raise EvalError(f"{missing} of {self.total} candidates have no verdict", "run the same again: it does the rest")
-        counts = dict(sorted(verdicts["status"].value_counts().iter_rows())) if len(verdicts) else {}
-        extra = {"status_counts": counts, "device": self._device, "language": self.language.value, "quarantined": self.quarantined}
+            raise EvalError(
+                f"{missing} of {self.total} candidates have no verdict",
+                "run the same again: it does the rest",
+            )
+        counts = (
+            dict(sorted(verdicts["status"].value_counts().iter_rows())) if len(verdicts) else {}
+        )
+        extra = {
+            "status_counts": counts,
+            "device": self._device,
+            "language": self.language.value,
+            "quarantined": self.quarantined,
+        }
         extra["telemetry"] = self.telemetry
-        return self.snapshot.publish(config=self.config, upstream=self._upstream, rows=len(verdicts), extra=extra).ref
+        return self.snapshot.publish(
+            config=self.config, upstream=self._upstream, rows=len(verdicts), extra=extra
+        ).ref
 
 
 def run(
@@ -246,9 +315,10 @@ def run(
     verification: type[Verification] = Verification,
     verify_chunk: Callable[[Any, int], Any] = Verification.verify_chunk,
 ) -> SnapshotRef:
-    """The whole stage as a plain call: returns a finished snapshot of tasks.schemas.VERDICTS.
+    """The whole stage as a plain call: returns a finished snapshot of tasks.tables.VERDICTS.
 
-    `verify_chunk` is how a chunk is called (Prefect makes a task run of it); `verification` may replace the workers or measure.
+    `verify_chunk` is how a chunk is called (Prefect makes a task run of it); `verification` may
+    replace the workers or measure.
     """
     with verification(candidates, tasks, config, language) as work:
         if not work.snapshot.finished:

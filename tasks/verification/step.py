@@ -10,7 +10,7 @@ from prefect.logging import get_run_logger
 
 from kernels_eval.records import Language
 from tasks.policy import RETRIES, RETRY_DELAYS_S, RETRY_JITTER, infrastructure_only, sentence
-from tasks.store import SnapshotRef
+from tasks.store.snapshot import SnapshotRef
 from tasks.verification import stage
 from tasks.verification.config import VerificationConfig
 from tasks.verification.stage import Verification
@@ -19,22 +19,35 @@ from tasks.verification.stage import Verification
 def _verify_a_chunk(work: Verification, number: int) -> str:
     size = work.config.chunk_size
     first, last = size * (number - 1) + 1, min(size * number, work.planned)
-    return f"verify candidates {first:,} to {last:,} of {work.planned:,} (chunk {number} of {work.chunks})"
+    return (
+        f"verify candidates {first:,} to {last:,} of {work.planned:,} (chunk {number} of"
+        f" {work.chunks})"
+    )
 
 
 @task(
-    name="verify a chunk", task_run_name=sentence(_verify_a_chunk), cache_policy=NO_CACHE,
-    retries=RETRIES, retry_delay_seconds=RETRY_DELAYS_S, retry_condition_fn=infrastructure_only,
+    name="verify a chunk",
+    task_run_name=sentence(_verify_a_chunk),
+    cache_policy=NO_CACHE,
+    retries=RETRIES,
+    retry_delay_seconds=RETRY_DELAYS_S,
+    retry_condition_fn=infrastructure_only,
     retry_jitter_factor=RETRY_JITTER,
-)  # fmt: skip
+)
 def verify_chunk(work: Any, number: int) -> dict[str, int]:
-    """Returns how many verdicts of each status. Resumable: a retry does only what has no verdict yet.
+    """Returns how many verdicts of each status. Resumable: a retry does only what has no verdict
+    yet.
 
-    Prefect gets the chunk's number and a handle that it does not look into: the candidates never pass through it.
+    Prefect gets the chunk's number and a handle that it does not look into: the candidates never
+    pass through it.
     """
     counts = work.verify_chunk(number)
-    told = ", ".join(f"{status} {count:,}" for status, count in sorted(counts.items(), key=lambda pair: -pair[1]))
-    get_run_logger().info("chunk %d of %d: %s verdicts: %s", number, work.chunks, f"{sum(counts.values()):,}", told)
+    told = ", ".join(
+        f"{status} {count:,}" for status, count in sorted(counts.items(), key=lambda pair: -pair[1])
+    )
+    get_run_logger().info(
+        "chunk %d of %d: %s verdicts: %s", number, work.chunks, f"{sum(counts.values()):,}", told
+    )
     return counts
 
 
@@ -46,4 +59,6 @@ def verify(
     verification: type[Verification] = Verification,
 ) -> SnapshotRef:
     """The verification stage inside a flow: its chunks are task runs, its snapshot the cache."""
-    return stage.run(candidates, tasks, config, language, verification=verification, verify_chunk=verify_chunk)
+    return stage.run(
+        candidates, tasks, config, language, verification=verification, verify_chunk=verify_chunk
+    )

@@ -1,1 +1,2 @@
-"""What a task's reference computes and moves: operators, families, floating-point operations, bytes."""
+"""What a task's reference computes and moves: operators, families, floating-point operations,
+bytes."""

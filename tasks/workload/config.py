@@ -15,9 +15,18 @@ class WorkloadConfig(BaseModel):
     timeout_s: float = Field(default=60, gt=0, description="deadline of one task")
     memory_gb: float = Field(default=4, gt=0, description="resident memory of one task's process")
     declared_max_bytes: int = Field(
-        default=1 << 30, ge=0, description="declared inputs up to this many bytes are made for a task that does not run without storage"
+        default=1 << 30,
+        ge=0,
+        description=(
+            "declared inputs up to this many bytes are made for a task that does not run without"
+            " storage"
+        ),
     )
-    jobs: int | None = Field(default=None, ge=1, description="tasks at a time; default: one for each processor, 8 at most")
+    jobs: int | None = Field(
+        default=None,
+        ge=1,
+        description="tasks at a time; default: one for each processor, 8 at most",
+    )
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -13,7 +13,10 @@ from tasks.workload.families import families_of
 
 WORKLOADS = pa.schema(
     [
-        ("workload_key", pa.string()),  # hash(code, entry point, init form, limits): tasks with the same program share a row
+        (
+            "workload_key",
+            pa.string(),
+        ),  # hash(code, entry point, init form, limits): tasks with the same program share a row
         ("task_id", pa.string()),
         ("operators", pa.list_(pa.string())),
         ("operator_kind", pa.string()),
@@ -31,10 +34,12 @@ WORKLOADS = pa.schema(
 class Workload(Record):
     """What one forward call of a task's reference computes and moves at the declared shapes.
 
-    `operators` are the outermost torch calls in order, as in a verdict's `reference_operators` (the first 256). `flops` are floating-point
-    operations, a multiply-add counting 2 (kernels_eval.checks.costs says what is exact and what estimated). `bytes_min` are bytes: inputs,
-    parameters, buffers and constants that are read, outputs and whatever is changed in place, each once. `uncounted` names aten operators
-    that no rule counts: with any, `flops` is too low. Where the reference could not be run, `problem` says why and the numbers are None.
+    `operators` are the outermost torch calls in order, as in a verdict's `reference_operators` (the
+    first 256). `flops` are floating-point operations, a multiply-add counting 2
+    (kernels_eval.reference.operator_costs says what is exact and what estimated). `bytes_min` are
+    bytes: inputs, parameters, buffers and constants that are read, outputs and whatever is changed
+    in place, each once. `uncounted` names aten operators that no rule counts: with any, `flops` is
+    too low. Where the reference could not be run, `problem` says why and the numbers are None.
     """
 
     task_id: str
@@ -42,7 +47,9 @@ class Workload(Record):
     flops: int | None = Field(default=None, ge=0, lt=1 << 63)
     bytes_min: int | None = Field(default=None, ge=0, lt=1 << 63)
     uncounted: tuple[str, ...] = ()
-    executed: Literal["meta", "declared inputs"] | None = Field(default=None, description="without storage, or on real inputs (CPU)")
+    executed: Literal["meta", "declared inputs"] | None = Field(
+        default=None, description="without storage, or on real inputs (CPU)"
+    )
     problem: str | None = None
 
     @computed_field

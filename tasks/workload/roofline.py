@@ -6,13 +6,16 @@ from tasks.workload.record import Workload
 
 
 def least_ms(workload: Workload, peak_bytes_per_s: float, peak_flops: float) -> float:
-    """Milliseconds below which one forward call cannot be on a machine that moves `peak_bytes_per_s` and computes `peak_flops` a second.
+    """Milliseconds below which one forward call cannot be on a machine that moves
+    `peak_bytes_per_s` and computes `peak_flops` a second.
 
-    The roofline model (Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore architectures",
-    Communications of the ACM 52(4), 2009): memory and arithmetic overlap at best, so the slower of the two bounds. `peak_flops` must be
-    that of the fastest unit a kernel may use, and `peak_bytes_per_s` that of the nearest memory that holds all of it between two calls.
-    The arithmetic bound is the reference's own algorithm's: another one may need fewer operations (Winograd's convolution, a reference
-    that computes what it throws away), so a time below it is a reason to look, no proof.
+    The roofline model (Williams, Waterman and Patterson, "Roofline: an insightful visual
+    performance model for multicore architectures", Communications of the ACM 52(4), 2009): memory
+    and arithmetic overlap at best, so the slower of the two bounds. `peak_flops` must be that of
+    the fastest unit a kernel may use, and `peak_bytes_per_s` that of the nearest memory that holds
+    all of it between two calls. The arithmetic bound is the reference's own algorithm's: another
+    one may need fewer operations (Winograd's convolution, a reference that computes what it throws
+    away), so a time below it is a reason to look, no proof.
 
     Raises ValueError for a workload that could not be counted and for peaks that are not positive.
     """

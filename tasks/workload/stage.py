@@ -1,7 +1,8 @@
 """Tasks in, what each computes and moves out, once for each snapshot of tasks.
 
-Guarantees: one row a task; tasks with the same program are counted once; a killed run goes on where it was, and a later run over other
-tasks pays only for the programs that are new. A task that cannot be counted has a row that says why, and never ends the stage.
+Guarantees: one row a task; tasks with the same program are counted once; a killed run goes on where
+it was, and a later run over other tasks pays only for the programs that are new. A task that cannot
+be counted has a row that says why, and never ends the stage.
 """
 
 from __future__ import annotations
@@ -13,33 +14,44 @@ import polars as pl
 
 from kernels_eval.records import KernelTask, stable_hash
 from tasks.progress import report
-from tasks.store import Snapshot, SnapshotRef, code_version, fingerprint, known_rows
+from tasks.store.snapshot import Snapshot, SnapshotRef, code_version, fingerprint, known_rows
 from tasks.workload.config import WorkloadConfig
 from tasks.workload.measure import measured, tasks_of
 from tasks.workload.record import WORKLOADS, Workload
 
 STAGE = "workloads"
 CODE = (
-    "tasks.workload", "tasks.operators", "kernels_eval.workload", "kernels_eval.checks.costs", "kernels_eval.checks.inputs",
+    "tasks.workload",
+    "tasks.operators",
+    "kernels_eval.reference.workload",
+    "kernels_eval.reference.operator_costs",
+    "kernels_eval.checks.inputs",
     "kernels_eval.checks.operators",
-)  # fmt: skip
+)
 COLUMNS = tuple(name for name in WORKLOADS.names if name not in ("workload_key", "task_id"))
 
 
 def workload_key(task: KernelTask, config: WorkloadConfig, code: str) -> str:
-    """Identity of a measurement: the program, the limits and the code that counts (not the task's name)."""
+    """Identity of a measurement: the program, the limits and the code that counts (not the task's
+    name)."""
     return stable_hash([task.code, task.entry_point, task.init_form, config.identity, code])
 
 
 def planned(tasks: SnapshotRef, config: WorkloadConfig) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
-    return Snapshot(tasks.root, STAGE, fingerprint(STAGE, config.identity, [tasks.fingerprint], code_version(*CODE)))
+    return Snapshot(
+        tasks.root,
+        STAGE,
+        fingerprint(STAGE, config.identity, [tasks.fingerprint], code_version(*CODE)),
+    )
 
 
 def run(tasks: SnapshotRef, config: WorkloadConfig) -> SnapshotRef:
-    """A finished snapshot of WORKLOADS, one row a task. Its manifest counts the tasks by kind and by family.
+    """A finished snapshot of WORKLOADS, one row a task. Its manifest counts the tasks by kind and
+    by family.
 
-    Raises SandboxError where no sandbox can be started, UsageError where the root cannot be written.
+    Raises SandboxError where no sandbox can be started, UsageError where the root cannot be
+    written.
     """
     snapshot = planned(tasks, config)
     if snapshot.finished:
@@ -47,36 +59,62 @@ def run(tasks: SnapshotRef, config: WorkloadConfig) -> SnapshotRef:
     found = tasks_of(tasks.open().read(unique="task_id").to_dicts())
     code = code_version(*CODE)
     _fill(snapshot, [(workload_key(task, config, code), task) for task in found], config)
-    rows = snapshot.read(columns=["task_id", "operator_kind", "families", "problem"], unique="task_id")
+    rows = snapshot.read(
+        columns=["task_id", "operator_kind", "families", "problem"], unique="task_id"
+    )
     kinds = rows["operator_kind"].fill_null("not counted").value_counts()
     families = rows["families"].list.explode(empty_as_null=False).drop_nulls().value_counts()
-    extra = {"status_counts": dict(sorted(kinds.iter_rows())), "family_counts": dict(sorted(families.iter_rows()))}
-    return snapshot.publish(config=config.identity, upstream=[tasks.fingerprint], rows=len(found), extra=extra).ref
+    extra = {
+        "status_counts": dict(sorted(kinds.iter_rows())),
+        "family_counts": dict(sorted(families.iter_rows())),
+    }
+    return snapshot.publish(
+        config=config.identity, upstream=[tasks.fingerprint], rows=len(found), extra=extra
+    ).ref
 
 
-def annotate(tasks: pl.DataFrame | SnapshotRef, config: WorkloadConfig | None = None, root: str | None = None) -> pl.DataFrame:
-    """The tasks (rows of tasks.schemas.TASKS) with the columns COLUMNS beside them.
+def annotate(
+    tasks: pl.DataFrame | SnapshotRef, config: WorkloadConfig | None = None, root: str | None = None
+) -> pl.DataFrame:
+    """The tasks (rows of tasks.tables.TASKS) with the columns COLUMNS beside them.
 
-    For a snapshot, what `run` keeps. With `root`, results of a table are kept there as a snapshot of the stage "workloads" too. Raises as
-    `run` does.
+    For a snapshot, what `run` keeps. With `root`, results of a table are kept there as a snapshot
+    of the stage "workloads" too. Raises as `run` does.
     """
     config = config or WorkloadConfig()
     if isinstance(tasks, SnapshotRef):
-        counted, tasks, key = run(tasks, config).open().read(unique="task_id"), tasks.open().read(unique="task_id"), "task_id"
+        counted, tasks, key = (
+            run(tasks, config).open().read(unique="task_id"),
+            tasks.open().read(unique="task_id"),
+            "task_id",
+        )
         named = tasks
     else:
         code = code_version(*CODE)
         found = tasks_of(tasks.to_dicts())
         keys = [workload_key(task, config, code) for task in found]
         programs = dict(zip(keys, found, strict=True))
-        rows = list(_measured(programs, config)) if root is None else _kept(programs, config, root, code)
-        counted = pl.DataFrame(rows, schema=_polars_schema(), orient="row").unique(subset="workload_key", keep="first")
-        named, key = tasks.with_columns(pl.Series("workload_key", keys, dtype=pl.String)), "workload_key"
+        rows = (
+            list(_measured(programs, config))
+            if root is None
+            else _kept(programs, config, root, code)
+        )
+        counted = pl.DataFrame(rows, schema=_polars_schema(), orient="row").unique(
+            subset="workload_key", keep="first"
+        )
+        named, key = (
+            tasks.with_columns(pl.Series("workload_key", keys, dtype=pl.String)),
+            "workload_key",
+        )
     named = named.drop([name for name in COLUMNS if name in tasks.columns])
-    return named.join(counted.select(key, *COLUMNS), on=key, how="left", maintain_order="left").drop("workload_key", strict=False)
+    return named.join(
+        counted.select(key, *COLUMNS), on=key, how="left", maintain_order="left"
+    ).drop("workload_key", strict=False)
 
 
-def _kept(programs: dict[str, KernelTask], config: WorkloadConfig, root: str, code: str) -> list[dict[str, Any]]:
+def _kept(
+    programs: dict[str, KernelTask], config: WorkloadConfig, root: str, code: str
+) -> list[dict[str, Any]]:
     snapshot = Snapshot(root, STAGE, fingerprint(STAGE, config.identity, sorted(programs), code))
     if not snapshot.finished:
         _fill(snapshot, list(programs.items()), config)
@@ -85,14 +123,19 @@ def _kept(programs: dict[str, KernelTask], config: WorkloadConfig, root: str, co
 
 
 def _fill(snapshot: Snapshot, wanted: list[tuple[str, KernelTask]], config: WorkloadConfig) -> None:
-    """A row for each of these tasks (with their keys) that has none yet; only programs that no snapshot of the root knows are run."""
+    """A row for each of these tasks (with their keys) that has none yet; only programs that no
+    snapshot of the root knows are run."""
     snapshot.recover(WORKLOADS)
     done = snapshot.keys("task_id")
     left: dict[str, list[KernelTask]] = {}
     for key, task in wanted:
         if task.task_id not in done:
             left.setdefault(key, []).append(task)
-    own = [row for row in snapshot.read(unique="workload_key").to_dicts() if row["workload_key"] in left]
+    own = [
+        row
+        for row in snapshot.read(unique="workload_key").to_dicts()
+        if row["workload_key"] in left
+    ]
     with snapshot.journal(WORKLOADS) as add:
         total = len({key for key, _ in wanted})
 
@@ -102,13 +145,24 @@ def _fill(snapshot: Snapshot, wanted: list[tuple[str, KernelTask]], config: Work
 
         for row in own:
             settle(row)
-        for row in known_rows(snapshot.root, STAGE, "workload_key", list(left), WORKLOADS, exclude=snapshot.fingerprint):
+        for row in known_rows(
+            snapshot.root,
+            STAGE,
+            "workload_key",
+            list(left),
+            WORKLOADS,
+            exclude=snapshot.fingerprint,
+        ):
             settle(row)
-        for row in _measured({key: tasks[0] for key, tasks in left.items()}, config, done=total - len(left)):
+        for row in _measured(
+            {key: tasks[0] for key, tasks in left.items()}, config, done=total - len(left)
+        ):
             settle(row)
 
 
-def _measured(programs: dict[str, KernelTask], config: WorkloadConfig, done: int = 0) -> Iterator[dict[str, Any]]:
+def _measured(
+    programs: dict[str, KernelTask], config: WorkloadConfig, done: int = 0
+) -> Iterator[dict[str, Any]]:
     """A row of WORKLOADS for each program, as they are done."""
     keys: dict[int, str] = {id(task): key for key, task in programs.items()}
     total, problems = done + len(programs), 0

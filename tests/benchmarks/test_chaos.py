@@ -18,33 +18,61 @@ ROOT = Path(benchmarks.__file__).parent.parent
 
 @pytest.mark.slow
 @pytest.mark.timeout(3 * 3600)
-def test_a_run_whose_processes_are_killed_ends_with_the_verdicts_of_a_calm_one(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.chaos", "--candidates", "500", "--seconds", "120", "--seed", "7", "--out", str(tmp_path)]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True)
+def test_a_run_whose_processes_are_killed_ends_with_the_verdicts_of_a_calm_one(
+    tmp_path: Path,
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.chaos",
+        "--candidates",
+        "500",
+        "--seconds",
+        "120",
+        "--seed",
+        "7",
+        "--out",
+        str(tmp_path),
+    ]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True
+    )
     report = json.loads((tmp_path / "report.json").read_text())
     assert done.returncode == 0 and report["faults"] == [], (tmp_path / "report.md").read_text()
     chaos = report["chaos"]
     assert chaos["rows"] == len(chaos["verdicts"]) == 500 and report["differences"] == []
     assert sum(chaos["kills"].values()) >= 20
-    assert {"driver", "fork server", "child", "compiler", "build worker", "kernel worker"} <= set(chaos["kills"])
+    assert {"driver", "fork server", "child", "compiler", "build worker", "kernel worker"} <= set(
+        chaos["kills"]
+    )
 
 
 def test_candidates_are_of_every_kind_and_each_has_an_identity() -> None:
     made = candidates(500)
     assert len({candidate.candidate_id for _, candidate in made}) == 500
-    assert [candidate.candidate_id for _, candidate in candidates(500)] == [candidate.candidate_id for _, candidate in made]
+    assert [candidate.candidate_id for _, candidate in candidates(500)] == [
+        candidate.candidate_id for _, candidate in made
+    ]
     assert len({task.task_id for task, _ in made}) > 8
 
 
 def calm() -> Run:
-    return Run(verdicts={"a": ["correct", "ok", ""], "b": ["timeout", "run", ""]}, rows=2, builds={"k": ["ok", "loads"]}, killing_s=120)
+    return Run(
+        verdicts={"a": ["correct", "ok", ""], "b": ["timeout", "run", ""]},
+        rows=2,
+        builds={"k": ["ok", "loads"]},
+        killing_s=120,
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
         ({}, None),
-        ({"verdicts": {"a": ["correct", "ok", ""], "b": ["runtime_error", "crashed", ""]}}, "1 verdicts differ"),
+        (
+            {"verdicts": {"a": ["correct", "ok", ""], "b": ["runtime_error", "crashed", ""]}},
+            "1 verdicts differ",
+        ),
         ({"verdicts": {"a": ["correct", "ok", ""]}}, "1 verdicts differ"),
         ({"rows": 3, "twice": ["a"]}, "two rows for"),
         ({"left_processes": ["compiler (7)"]}, "processes left"),

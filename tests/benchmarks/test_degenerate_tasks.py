@@ -1,4 +1,5 @@
-"""The table of degenerate tasks: each task opened by the reference process that verification uses."""
+"""The table of degenerate tasks: each task opened by the reference process that verification
+uses."""
 
 from __future__ import annotations
 
@@ -30,12 +31,24 @@ def get_init_inputs():
 def test_a_task_whose_answer_is_always_the_same_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [(TASK.format(answer="x * 2 + 1"), 1, "1_linear", 1), (TASK.format(answer="torch.ones(4)"), 1, "2_constant", 2)]
+    rows = [
+        (TASK.format(answer="x * 2 + 1"), 1, "1_linear", 1),
+        (TASK.format(answer="torch.ones(4)"), 1, "2_constant", 2),
+    ]
     tasks = tmp_path / "tasks.parquet"
-    pl.DataFrame(rows, schema=["code", "level", "name", "problem_id"], orient="row").write_parquet(tasks)
-    monkeypatch.setattr(sys, "argv", ["x", "--tasks", str(tasks), "--language", "cpp", "--out", str(tmp_path / "out")])
+    pl.DataFrame(rows, schema=["code", "level", "name", "problem_id"], orient="row").write_parquet(
+        tasks
+    )
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["x", "--tasks", str(tasks), "--language", "cpp", "--out", str(tmp_path / "out")],
+    )
     assert degenerate_tasks.main() == 0
-    seen = {row["name"]: row for row in json.loads((tmp_path / "out" / "degenerate_tasks-0.json").read_text())}
+    seen = {
+        row["name"]: row
+        for row in json.loads((tmp_path / "out" / "degenerate_tasks-0.json").read_text())
+    }
     assert (seen["1_linear"]["reason"], seen["1_linear"]["oracle"]) == ("ok", "float64")
     assert seen["2_constant"]["reason"] == "degenerate_task"
     assert "| kernelbench/L1/2 | degenerate_task |" in capsys.readouterr().out

@@ -9,7 +9,17 @@ from typing import Any
 import polars as pl
 import pytest
 
-from benchmarks.observations import LENGTHS, MISSING, SAMPLES, VERDICTS, adapted, analyse, breaks_off, judged, samples_table
+from benchmarks.observations import (
+    LENGTHS,
+    MISSING,
+    SAMPLES,
+    VERDICTS,
+    adapted,
+    analyse,
+    breaks_off,
+    judged,
+    samples_table,
+)
 from flows.analyze import read
 from flows.curate import curate_table
 from flows.source import Source
@@ -19,7 +29,13 @@ MODULE = "```python\nclass ModelNew:\n    pass\n```"
 
 
 def row(problem: int, sample: int, response: str, runtime_ms: float) -> dict:
-    facts = {"level": 1, "problem_id": problem, "sample_id": sample, "model": "m", "response": response}
+    facts = {
+        "level": 1,
+        "problem_id": problem,
+        "sample_id": sample,
+        "model": "m",
+        "response": response,
+    }
     return facts | {"recorded_correct": runtime_ms > 0, "recorded_runtime_ms": runtime_ms}
 
 
@@ -40,14 +56,23 @@ def test_lengths_cuts_and_speeds_of_recorded_rows(tmp_path: Path) -> None:
     assert found["finish_reason"].to_list() == ["stop", "stop", "length", "length"]
     assert found["status"].to_list() == ["correct", "correct", "incorrect", "incorrect"]
     said = analyse(str(path), str(tmp_path / "out"))
-    assert said.keys() == LENGTHS.keys() and all(VERDICTS in sentences for sentences in said.values())
+    assert said.keys() == LENGTHS.keys() and all(
+        VERDICTS in sentences for sentences in said.values()
+    )
     for name, unit in LENGTHS.items():
         page = (tmp_path / "out" / name / "report.md").read_text(encoding="utf-8")
-        assert unit.split(" (")[0].replace("</think>", "\\</think\\>") in page and "another GPU" in page
+        assert (
+            unit.split(" (")[0].replace("</think>", "\\</think\\>") in page
+            and "another GPU" in page
+        )
 
 
 def test_a_response_breaks_off_in_a_block_or_in_a_sentence() -> None:
-    assert breaks_off("```python\nclass ModelNew:\n") and breaks_off("the kernel is") and breaks_off("<think>\nI think.")
+    assert (
+        breaks_off("```python\nclass ModelNew:\n")
+        and breaks_off("the kernel is")
+        and breaks_off("<think>\nI think.")
+    )
     assert not breaks_off("The kernel is done.\n") and not breaks_off(MODULE)
 
 
@@ -57,10 +82,21 @@ def test_a_file_without_the_columns_is_refused(tmp_path: Path) -> None:
         adapted(str(tmp_path / "other.parquet"))
 
 
-def verdict(level: int, problem: int, sample: int, status: str, speedup: float | None = None) -> dict[str, Any]:
+def verdict(
+    level: int, problem: int, sample: int, status: str, speedup: float | None = None
+) -> dict[str, Any]:
     """As benchmarks.recorded_verdicts writes one, without what is not read."""
-    timing = None if speedup is None else {"speedup": speedup, "speedup_lower": speedup * 0.9, "speedup_upper": speedup * 1.1}
-    named = {"task_id": f"kernelbench/L{level}/{problem}", "sample_index": sample, "status": status, "reason": "ok"}
+    timing = (
+        None
+        if speedup is None
+        else {"speedup": speedup, "speedup_lower": speedup * 0.9, "speedup_upper": speedup * 1.1}
+    )
+    named = {
+        "task_id": f"kernelbench/L{level}/{problem}",
+        "sample_index": sample,
+        "status": status,
+        "reason": "ok",
+    }
     return named | {"timing": timing, "custom_kernels": ["k"], "build_s": 1.0}
 
 
@@ -68,7 +104,13 @@ def verdict(level: int, problem: int, sample: int, status: str, speedup: float |
 def responses(tmp_path: Path) -> str:
     """Ten tasks of level 1 and two of level 2, two responses each, all recorded as incorrect."""
     made = [
-        row(problem, sample, f"{'x' * (400 + 40 * problem + 400 * sample)}</think>\n\n{MODULE}", -1.0) | {"level": level}
+        row(
+            problem,
+            sample,
+            f"{'x' * (400 + 40 * problem + 400 * sample)}</think>\n\n{MODULE}",
+            -1.0,
+        )
+        | {"level": level}
         for level, problems in ((1, 10), (2, 2))
         for problem in range(1, problems + 1)
         for sample in (0, 1)
@@ -84,20 +126,38 @@ def written(path: Path, *verdicts: dict[str, Any]) -> str:
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
-    """Verdicts of level 1 but for L1/10 #1, of half of level 2, and later ones of which some are correct."""
-    first = [verdict(1, problem, sample, "incorrect") for problem in range(1, 11) for sample in (0, 1)]
+    """Verdicts of level 1 but for L1/10 #1, of half of level 2, and later ones of which some are
+    correct."""
+    first = [
+        verdict(1, problem, sample, "incorrect") for problem in range(1, 11) for sample in (0, 1)
+    ]
     later = [verdict(1, problem, 0, "correct", 0.5 * problem) for problem in range(1, 10)]
     first[19:] = [verdict(2, 1, 0, "no_code"), verdict(2, 1, 1, "no_code")]
     return [written(tmp_path / "a.json", *first), written(tmp_path / "b.json", *later)]
 
 
-def test_our_verdicts_take_the_place_of_the_recorded_ones(tmp_path: Path, responses: str, files: list[str]) -> None:
-    """The later file counts; a task that is not judged wholly, and a level with many of those, are left out and said."""
+def test_our_verdicts_take_the_place_of_the_recorded_ones(
+    tmp_path: Path, responses: str, files: list[str]
+) -> None:
+    """The later file counts; a task that is not judged wholly, and a level with many of those, are
+    left out and said."""
     ours, said, missing = judged(adapted(responses), files)
-    assert ours.height == 18 and set(ours["task_id"]) == {f"kernelbench/L1/{problem}" for problem in range(1, 10)}
-    assert ours.filter(status="correct").height == 9 and set(ours.filter(status="correct")["sample_index"]) == {0}
-    assert "21 of 24 responses" in said and "18 of 9 tasks" in said and "L1 90% of 10, L2 50% of 2" in said
-    assert sorted(missing.rows()) == [("kernelbench/L1/10", 1), ("kernelbench/L2/2", 0), ("kernelbench/L2/2", 1)]
+    assert ours.height == 18 and set(ours["task_id"]) == {
+        f"kernelbench/L1/{problem}" for problem in range(1, 10)
+    }
+    assert ours.filter(status="correct").height == 9 and set(
+        ours.filter(status="correct")["sample_index"]
+    ) == {0}
+    assert (
+        "21 of 24 responses" in said
+        and "18 of 9 tasks" in said
+        and "L1 90% of 10, L2 50% of 2" in said
+    )
+    assert sorted(missing.rows()) == [
+        ("kernelbench/L1/10", 1),
+        ("kernelbench/L2/2", 0),
+        ("kernelbench/L2/2", 1),
+    ]
     # the table is one that both commands read
     samples_table(ours, None).write_parquet(tmp_path / SAMPLES)
     assert read(Source(str(tmp_path / SAMPLES), None, ".")).height == 18
@@ -106,19 +166,34 @@ def test_our_verdicts_take_the_place_of_the_recorded_ones(tmp_path: Path, respon
 
 
 @pytest.mark.slow
-def test_reports_of_our_verdicts_stand_beside_those_of_the_recorded_ones(tmp_path: Path, responses: str, files: list[str]) -> None:
+def test_reports_of_our_verdicts_stand_beside_those_of_the_recorded_ones(
+    tmp_path: Path, responses: str, files: list[str]
+) -> None:
     out = tmp_path / "out"
     said = analyse(responses, str(out), files)
     assert set(said) == {*LENGTHS, *(f"recorded-{name}" for name in LENGTHS)}
-    ours, recorded = (json.loads((out / name / "analysis.json").read_text())["observations"] for name in ("whole", "recorded-whole"))
-    assert (ours["samples"], ours["everything"]["correct"]) == (18, 9) and (recorded["samples"], recorded["everything"]["correct"]) == (
+    ours, recorded = (
+        json.loads((out / name / "analysis.json").read_text())["observations"]
+        for name in ("whole", "recorded-whole")
+    )
+    assert (ours["samples"], ours["everything"]["correct"]) == (18, 9) and (
+        recorded["samples"],
+        recorded["everything"]["correct"],
+    ) == (
         18,
         0,
     )
-    assert ours["speedup"]["label"] == "speedup over PyTorch eager" and ours["speedup"]["spearman"]["value"] is not None
+    assert (
+        ours["speedup"]["label"] == "speedup over PyTorch eager"
+        and ours["speedup"]["spearman"]["value"] is not None
+    )
     missing = pl.read_parquet(out / MISSING)
     assert set(missing.columns) == set(pl.read_parquet(responses).columns)
-    assert sorted(missing.select("level", "problem_id", "sample_id").rows()) == [(1, 10, 1), (2, 2, 0), (2, 2, 1)]
+    assert sorted(missing.select("level", "problem_id", "sample_id").rows()) == [
+        (1, 10, 1),
+        (2, 2, 0),
+        (2, 2, 1),
+    ]
     assert pl.read_parquet(out / SAMPLES).height == 18
 
 
@@ -127,7 +202,9 @@ def test_verdict_files_that_do_not_fit_are_refused(tmp_path: Path, responses: st
     cases = {
         "cannot read": [str(tmp_path / "no.json")],
         "holds no list of verdicts": [written(tmp_path / "other.json", {"task_id": "x"})],
-        "1 verdicts are of no response, such as kernelbench/L9/1 #0": [written(tmp_path / "foreign.json", verdict(9, 1, 0, "no_code"))],
+        "1 verdicts are of no response, such as kernelbench/L9/1 #0": [
+            written(tmp_path / "foreign.json", verdict(9, 1, 0, "no_code"))
+        ],
         "of no level enough": [written(tmp_path / "few.json", verdict(1, 1, 0, "correct", 1.0))],
     }
     for said, files in cases.items():

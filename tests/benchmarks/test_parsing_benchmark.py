@@ -1,4 +1,5 @@
-"""Our parser against a recorded extraction: every way in which they can differ is counted once and listed."""
+"""Our parser against a recorded extraction: every way in which they can differ is counted once and
+listed."""
 
 from __future__ import annotations
 
@@ -23,17 +24,32 @@ def fenced(code: str) -> str:
 ROWS = [
     # response, recorded extraction, kind, recorded as correct
     (f"x</think>\n{fenced(MODULE)}", MODULE, "same", True),
-    (f"x</think>\n{fenced(MODULE)}".replace("\n", "\r\n"), f"\n{MODULE}\r\n".replace("\r\n", "\n").replace("\n", "\r\n"), "same", False),
+    (
+        f"x</think>\n{fenced(MODULE)}".replace("\n", "\r\n"),
+        f"\n{MODULE}\r\n".replace("\r\n", "\n").replace("\n", "\r\n"),
+        "same",
+        False,
+    ),
     ("x</think>\nI cannot.", "", "neither", False),
     ("x</think>\nI cannot.", None, "neither", False),
     (f"x</think>\n{fenced(HELPER)}", HELPER, "recorded only: no ModelNew", False),
     (f"{fenced(DRAFT)}\nx</think>\n```python\n{MODULE}", DRAFT, "recorded only: cut off", True),
     (f"{fenced(DRAFT)}\nWait.</think>\nThat is all.", DRAFT, "recorded only: thought on", False),
-    (f"{fenced(DRAFT)}\nWait.</think>\nThat is all.", f"{DRAFT}\n)", "recorded only: not Python", False),
+    (
+        f"{fenced(DRAFT)}\nWait.</think>\nThat is all.",
+        f"{DRAFT}\n)",
+        "recorded only: not Python",
+        False,
+    ),
     (f"{fenced(DRAFT)}\nWait.</think>\n{fenced(HELPER)}", DRAFT, "recorded only: other", False),
     (f"x</think>\n{fenced(MODULE)}", " \n", "ours only", False),
     (f"x</think>\n{fenced(MODULE)}", HELPER, "both: recorded has no ModelNew", False),
-    (f"x</think>\n{fenced(MODULE)}", f"{MODULE}\n```\nprose", "both: recorded is not Python", False),
+    (
+        f"x</think>\n{fenced(MODULE)}",
+        f"{MODULE}\n```\nprose",
+        "both: recorded is not Python",
+        False,
+    ),
     (f"{fenced(DRAFT)}</think>\n{fenced(MODULE)}", DRAFT, "both: another module", True),
 ]
 
@@ -64,32 +80,67 @@ def test_every_kind_is_told_and_there_is_a_row_for_each() -> None:
             "recorded_correct": correct,
         }
         compared = parsing.compare(row)
-        assert (compared.row, compared.kind, compared.correct) == (f"L2/{number}/3", kind, correct), response
+        assert (compared.row, compared.kind, compared.correct) == (
+            f"L2/{number}/3",
+            kind,
+            correct,
+        ), response
     assert {row[2] for row in ROWS} == {*parsing.SAME, *parsing.GROUPS}
 
 
-def test_figures_and_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_and_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "report.md"
-    argv = ["parsing", "--responses", str(responses(tmp_path / "r.parquet")), "--json", "--out", str(out)]
+    argv = [
+        "parsing",
+        "--responses",
+        str(responses(tmp_path / "r.parquet")),
+        "--json",
+        "--out",
+        str(out),
+    ]
     monkeypatch.setattr(sys, "argv", argv)
     assert parsing.main() == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["responses"] == 13
-    assert facts["ours"] == {"with code": 6, "parses as Python": 6, "defines ModelNew": 6, "both": 6}
-    assert facts["recorded"] == {"with code": 10, "parses as Python": 8, "defines ModelNew": 8, "both": 6}
-    assert facts["kinds"] == {kind: sum(row[2] == kind for row in ROWS) for kind in {row[2] for row in ROWS}}
+    assert facts["ours"] == {
+        "with code": 6,
+        "parses as Python": 6,
+        "defines ModelNew": 6,
+        "both": 6,
+    }
+    assert facts["recorded"] == {
+        "with code": 10,
+        "parses as Python": 8,
+        "defines ModelNew": 8,
+        "both": 6,
+    }
+    assert facts["kinds"] == {
+        kind: sum(row[2] == kind for row in ROWS) for kind in {row[2] for row in ROWS}
+    }
     assert facts["no_code"] == {"no_code_block": 4, "missing_model_new": 2, "truncated": 1}
-    lost = [f"L1/{len(ROWS) - number}/0" for number, row in enumerate(ROWS) if row[3] and row[2] != "same"]
-    assert facts["recorded_correct"] == 3 and sorted(facts["recorded_correct_but_not_the_same"]) == sorted(lost)
+    lost = [
+        f"L1/{len(ROWS) - number}/0"
+        for number, row in enumerate(ROWS)
+        if row[3] and row[2] != "same"
+    ]
+    assert facts["recorded_correct"] == 3 and sorted(
+        facts["recorded_correct_but_not_the_same"]
+    ) == sorted(lost)
     assert {each["row"] for each in facts["different"]} == {
-        f"L1/{len(ROWS) - number}/0" for number, row in enumerate(ROWS) if row[2] not in parsing.SAME
+        f"L1/{len(ROWS) - number}/0"
+        for number, row in enumerate(ROWS)
+        if row[2] not in parsing.SAME
     }
     text = out.read_text(encoding="utf-8")
     assert "| defines ModelNew | 6 (46.2 %) | 8 (61.5 %) |" in text
     assert "of these not the same: 2" in text
     for each in facts["different"]:
         expected = 1 + (each["row"] in lost)
-        assert text.count(f"| {each['row']} |") == expected, "once in its group, and once more if a correct one is concerned"
+        assert text.count(f"| {each['row']} |") == expected, (
+            "once in its group, and once more if a correct one is concerned"
+        )
     assert "That is all" not in text and "draft = 1" not in text, "no word of the responses"
 
 
@@ -103,11 +154,16 @@ def test_what_is_wrong_with_the_file_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pl.DataFrame({"level": [1]}).write_parquet(tmp_path / "short.parquet")
-    for path, said in ((tmp_path / "short.parquet", "extracted_code"), (tmp_path / "absent.parquet", "does not exist")):
+    for path, said in (
+        (tmp_path / "short.parquet", "extracted_code"),
+        (tmp_path / "absent.parquet", "does not exist"),
+    ):
         monkeypatch.setattr(sys, "argv", ["parsing", "--responses", str(path)])
         assert parsing.main() == 1
         assert said in capsys.readouterr().err
-    pl.read_parquet(responses(tmp_path / "r.parquet")).clear().write_parquet(tmp_path / "empty.parquet")
+    pl.read_parquet(responses(tmp_path / "r.parquet")).clear().write_parquet(
+        tmp_path / "empty.parquet"
+    )
     monkeypatch.setattr(sys, "argv", ["parsing", "--responses", str(tmp_path / "empty.parquet")])
     assert parsing.main() == 1
     assert "holds no response" in capsys.readouterr().err

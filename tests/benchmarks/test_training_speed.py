@@ -1,4 +1,5 @@
-"""The speed benchmark: what it counts, what it prints of variants that fail, and one run of it on a CPU."""
+"""The speed benchmark: what it counts, what it prints of variants that fail, and one run of it on a
+CPU."""
 
 from __future__ import annotations
 
@@ -34,19 +35,32 @@ def test_rows_are_the_same_for_all_variants_and_two_take_turns():
 def test_the_table_compares_with_trl_and_tells_of_failures():
     lines = table(
         [
-            result("ours", [1.0] * 3 + [2.0], [3.0, 2.5], plan="64 kept", peak_allocated_gb=120.0, peak_reserved_gb=125.0),
+            result(
+                "ours",
+                [1.0] * 3 + [2.0],
+                [3.0, 2.5],
+                plan="64 kept",
+                peak_allocated_gb=120.0,
+                peak_reserved_gb=125.0,
+            ),
             result("trl", [1.0] * 3 + [4.0], [3.0, 2.0]),
             result("liger", [], [], error="OutOfMemoryError: no | room"),
         ]
     ).splitlines()
     assert len(lines) == 5
-    assert "| 4,096 | 2.00 |" in lines[2] and "5.00e-01, 2.50e-01" in lines[2] and "120.0 / 125.0" in lines[2]
+    assert (
+        "| 4,096 | 2.00 |" in lines[2]
+        and "5.00e-01, 2.50e-01" in lines[2]
+        and "120.0 / 125.0" in lines[2]
+    )
     assert "| 2,048 | 1.00 |" in lines[3]
     assert "OutOfMemoryError: no / room" in lines[4]
 
 
 def test_losses_are_compared_with_float32_where_that_ran():
-    lines = table([result("ours", [], [3.0]), result("trl", [], [2.0]), result("trl_float32", [], [2.75])]).splitlines()
+    lines = table(
+        [result("ours", [], [3.0]), result("trl", [], [2.0]), result("trl_float32", [], [2.75])]
+    ).splitlines()
     assert "2.50e-01" in lines[2] and "7.50e-01" in lines[3] and "0.00e+00" in lines[4]
 
 
@@ -58,15 +72,31 @@ def test_every_variant_has_valid_options():
 
 def test_long_logs_keep_their_head_and_tail():
     text = "first " + "x" * 10_000 + " last"
-    assert head_and_tail(text).startswith("first") and head_and_tail(text).endswith("last") and len(head_and_tail(text)) < 7000
+    assert (
+        head_and_tail(text).startswith("first")
+        and head_and_tail(text).endswith("last")
+        and len(head_and_tail(text)) < 7000
+    )
     assert head_and_tail("short") == "short"
 
 
 @pytest.mark.slow
 def test_without_dropout_both_learn_the_same(tmp_path: Path):
     out = tmp_path / "results.json"
-    command = [sys.executable, "-m", "benchmarks.training_speed", "--shape", "tiny", "--variants", "trl,ours_eager", "--dropout", "0"]
-    done = subprocess.run([*command, "--steps", "5", "--out", str(out)], capture_output=True, text=True, timeout=500)
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.training_speed",
+        "--shape",
+        "tiny",
+        "--variants",
+        "trl,ours_eager",
+        "--dropout",
+        "0",
+    ]
+    done = subprocess.run(
+        [*command, "--steps", "5", "--out", str(out)], capture_output=True, text=True, timeout=500
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     theirs, ours = json.loads(out.read_text())
     assert ours["losses"] == pytest.approx(theirs["losses"], abs=1e-5)

@@ -1,4 +1,5 @@
-"""The comparison of a task with its file notices what differs, and the accuracies are those of the verdicts."""
+"""The comparison of a task with its file notices what differs, and the accuracies are those of the
+verdicts."""
 
 from __future__ import annotations
 
@@ -52,9 +53,17 @@ def test_a_task_agrees_with_its_file_and_not_with_another(tmp_path: Path) -> Non
         "other shapes": (FILE.replace("(2, 3, device", "(2, 4, device"), False),
     }
     with Measurer() as measurer:
-        found = {name: measurer.measure(benchmark.agreement_task(task, *case)).workload.problem for name, case in cases.items()}
+        found = {
+            name: measurer.measure(benchmark.agreement_task(task, *case)).workload.problem
+            for name, case in cases.items()
+        }
     assert found["same"] is None and found["fewer"] is None
-    for name, said in (("values", "other values"), ("shapes", "shape"), ("calls", "2 calls against 3"), ("other shapes", "not among")):
+    for name, said in (
+        ("values", "other values"),
+        ("shapes", "shape"),
+        ("calls", "2 calls against 3"),
+        ("other shapes", "not among"),
+    ):
         assert said in (found[name] or ""), (name, found[name])
 
 
@@ -63,17 +72,37 @@ def test_the_page_lists_what_was_refused_and_left_out(
 ) -> None:
     files = operators(tmp_path / "files", doubled=FILE, random=RANDOM)
     answers = pl.DataFrame(
-        [("m", "doubled", "def doubled(x, out=None):\n    return x\n"), ("m", "doubled", "x"), ("n", "doubled", "def f(:")],
-        schema=["model", "name", "response"], orient="row",
-    )  # fmt: skip
+        [
+            ("m", "doubled", "def doubled(x, out=None):\n    return x\n"),
+            ("m", "doubled", "x"),
+            ("n", "doubled", "def f(:"),
+        ],
+        schema=["model", "name", "response"],
+        orient="row",
+    )
     answers.write_parquet(tmp_path / "a.parquet")
-    arguments = ["--operators", str(files), "--answers", str(tmp_path / "a.parquet"), "--no-run", "--out", str(tmp_path / "out")]
+    arguments = [
+        "--operators",
+        str(files),
+        "--answers",
+        str(tmp_path / "a.parquet"),
+        "--no-run",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     monkeypatch.setattr(sys, "argv", ["tritonbench", *arguments])
     assert benchmark.main() == 0
     page = (tmp_path / "out" / "tritonbench.md").read_text()
     assert page.strip() == capsys.readouterr().out.strip()
-    assert "1 of 2 operators become tasks, with 2 test calls" in page and "| random | every test call draws random numbers" in page
-    for row in ("| m | defines the function | 1 |", "| m | missing_model_new | 1 |", "| n | syntax_error | 1 |"):
+    assert (
+        "1 of 2 operators become tasks, with 2 test calls" in page
+        and "| random | every test call draws random numbers" in page
+    )
+    for row in (
+        "| m | defines the function | 1 |",
+        "| m | missing_model_new | 1 |",
+        "| n | syntax_error | 1 |",
+    ):
         assert row in page
 
 
@@ -82,33 +111,69 @@ def test_recorded_answers_are_verified_and_scored(tmp_path: Path) -> None:
     """On a CPU there is no Triton: answers in torch are right, without a custom kernel."""
     tasks = tritonbench.load(operators(tmp_path / "files", doubled=FILE))
     good = "import torch\ndef doubled(x, out=None):\n    return torch.add(x, x, out=out)\n"
-    said = {"right": good, "wrong": good.replace("(x, x,", "(x, 1,"), "broken": good.replace("torch.add", "torch.ad"), "none": "x = 1"}
+    said = {
+        "right": good,
+        "wrong": good.replace("(x, x,", "(x, 1,"),
+        "broken": good.replace("torch.add", "torch.ad"),
+        "none": "x = 1",
+    }
     rows = [(model, "doubled", response) for model, response in said.items()]
-    pl.DataFrame(rows, schema=["model", "name", "response"], orient="row").write_parquet(tmp_path / "a.parquet")
+    pl.DataFrame(rows, schema=["model", "name", "response"], orient="row").write_parquet(
+        tmp_path / "a.parquet"
+    )
     lines = benchmark.verified(tasks, str(tmp_path / "a.parquet"), tmp_path, 1, Language.CPP)
     scores = json.loads((tmp_path / "scores.json").read_text())
     found = {(row["model"], row["metric"]): row["value"] for row in scores if row["track"] == "any"}
-    assert {model: found[model, "call_accuracy"] for model in said} == {"right": 1, "wrong": 1, "broken": 0, "none": 0}
-    assert {model: found[model, "execution_accuracy"] for model in said} == {"right": 1, "wrong": 0, "broken": 0, "none": 0}
-    assert "| right | rejected | no_custom_kernel | 1 |" in lines and "| none | no_code | missing_model_new | 1 |" in lines
+    assert {model: found[model, "call_accuracy"] for model in said} == {
+        "right": 1,
+        "wrong": 1,
+        "broken": 0,
+        "none": 0,
+    }
+    assert {model: found[model, "execution_accuracy"] for model in said} == {
+        "right": 1,
+        "wrong": 0,
+        "broken": 0,
+        "none": 0,
+    }
+    assert (
+        "| right | rejected | no_custom_kernel | 1 |" in lines
+        and "| none | no_code | missing_model_new | 1 |" in lines
+    )
 
 
 def test_accuracies_are_shares_of_operators(tmp_path: Path) -> None:
     timing = {"speedup": 2.0}
     said = [
-        ("a", "correct", "ok", timing), ("b", "incorrect", "wrong_output", None), ("c", "runtime_error", "exception", None),
-        ("d", "no_code", "missing_model_new", None), ("e", "task_error", "degenerate_task", None),
-    ]  # fmt: skip
+        ("a", "correct", "ok", timing),
+        ("b", "incorrect", "wrong_output", None),
+        ("c", "runtime_error", "exception", None),
+        ("d", "no_code", "missing_model_new", None),
+        ("e", "task_error", "degenerate_task", None),
+    ]
     frame = pl.DataFrame(
         [
-            {"model": "m", "task_id": task, "candidate_id": task, "status": status, "reason": reason, "timing": speed,
-             "outputs_match": status == "correct", "correctness": None, "custom_kernels": [], "device": "H200"}
+            {
+                "model": "m",
+                "task_id": task,
+                "candidate_id": task,
+                "status": status,
+                "reason": reason,
+                "timing": speed,
+                "outputs_match": status == "correct",
+                "correctness": None,
+                "custom_kernels": [],
+                "device": "H200",
+            }
             for task, status, reason, speed in said
         ]
-    )  # fmt: skip
+    )
     lines, data = benchmark.accuracy(frame)
     found = {(row["metric"], row["track"]): row for row in data}
-    assert found["call_accuracy", "any"]["value"] == 0.5 and found["call_accuracy", "any"]["tasks"] == 4
+    assert (
+        found["call_accuracy", "any"]["value"] == 0.5
+        and found["call_accuracy", "any"]["tasks"] == 4
+    )
     assert found["execution_accuracy", "custom_kernel"]["value"] == 0.25
     assert found["geometric_mean_speedup", "custom_kernel"]["value"] == pytest.approx(2.0)
     assert "Left out, because the reference fails or is degenerate: e." in lines

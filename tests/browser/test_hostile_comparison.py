@@ -1,4 +1,5 @@
-"""Stored cross-site scripting by way of a sweep: its comparison and its runs in MLflow show what strangers wrote, and nothing acts."""
+"""Stored cross-site scripting by way of a sweep: its comparison and its runs in MLflow show what
+strangers wrote, and nothing acts."""
 
 from __future__ import annotations
 
@@ -70,11 +71,15 @@ def test_the_page_opened_as_a_file(browser: Browser, page_file: Path) -> None:
     assert browser.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     browser.shot("hostile-comparison")
     quiet(browser)
-    links = browser.page.locator("a").evaluate_all("all => all.map(each => each.getAttribute('href'))")
+    links = browser.page.locator("a").evaluate_all(
+        "all => all.map(each => each.getAttribute('href'))"
+    )
     assert links and all(re.fullmatch(rf"http://{CANARY}/[^\"'<> ]*", link) for link in links)
 
 
-def test_without_escaping_the_page_would_act_and_its_policy_alone_would_stop_it(browser: Browser, page_file: Path, tmp_path: Path) -> None:
+def test_without_escaping_the_page_would_act_and_its_policy_alone_would_stop_it(
+    browser: Browser, page_file: Path, tmp_path: Path
+) -> None:
     """Otherwise the test above could not fail; and the page has two locks."""
     raw, page = html.unescape(page_file.read_text(encoding="utf-8")), tmp_path / "raw.html"
     page.write_text(raw, encoding="utf-8")
@@ -85,12 +90,18 @@ def test_without_escaping_the_page_would_act_and_its_policy_alone_would_stop_it(
     browser.page.goto(page.as_uri())
     settled(browser)
     found = fired(browser)
-    assert [each for each in found if "a script ran" in each] and [each for each in found if CANARY in each]
+    assert [each for each in found if "a script ran" in each] and [
+        each for each in found if CANARY in each
+    ]
 
 
-def test_its_figures_opened_by_themselves(browser: Browser, page_file: Path, tmp_path: Path) -> None:
+def test_its_figures_opened_by_themselves(
+    browser: Browser, page_file: Path, tmp_path: Path
+) -> None:
     """An image runs nothing; the same file in a window of its own might."""
-    drawn = re.findall(r"data:image/svg\+xml;base64,([\w+/=]+)", page_file.read_text(encoding="utf-8"))
+    drawn = re.findall(
+        r"data:image/svg\+xml;base64,([\w+/=]+)", page_file.read_text(encoding="utf-8")
+    )
     assert len(drawn) == 4  # two figures, each for wide and for narrow screens
     for number, each in enumerate(drawn):
         figure = tmp_path / f"{number}.svg"
@@ -98,13 +109,21 @@ def test_its_figures_opened_by_themselves(browser: Browser, page_file: Path, tmp
         browser.page.goto(figure.as_uri())
         settled(browser)
         assert "<script>" in browser.page.evaluate("document.documentElement.textContent")
-        # names are cut in figures, so that a script in one would not be whole: there must be none at all
-        assert browser.page.evaluate("document.querySelectorAll('script, image, img, foreignObject, iframe, a').length") == 0
+        # names are cut in figures, so that a script in one would not be whole: there must be none
+        # at all
+        assert (
+            browser.page.evaluate(
+                "document.querySelectorAll('script, image, img, foreignObject, iframe, a').length"
+            )
+            == 0
+        )
         quiet(browser)
 
 
 def test_the_page_in_the_preview_of_mlflow(browser: Browser, logged: Logged) -> None:
-    browser.page.goto(f"{logged.url}/#/experiments/{logged.runs.experiment}/runs/{logged.runs.parent}/artifacts/comparison.html")
+    browser.page.goto(
+        f"{logged.url}/#/experiments/{logged.runs.experiment}/runs/{logged.runs.parent}/artifacts/comparison.html"
+    )
     words(browser, OUR_WORDS)
     unfolded(browser)
     settled(browser)
@@ -117,18 +136,30 @@ def test_the_page_in_the_preview_of_mlflow(browser: Browser, logged: Logged) -> 
     quiet(browser)
 
 
-@pytest.mark.parametrize(("name", "expected"), [("comparison.md", OUR_WORDS), ("comparison.json", "against_untuned")])
-def test_its_other_files_in_the_preview_of_mlflow(browser: Browser, logged: Logged, name: str, expected: str) -> None:
-    browser.page.goto(f"{logged.url}/#/experiments/{logged.runs.experiment}/runs/{logged.runs.parent}/artifacts/{name}")
+@pytest.mark.parametrize(
+    ("name", "expected"), [("comparison.md", OUR_WORDS), ("comparison.json", "against_untuned")]
+)
+def test_its_other_files_in_the_preview_of_mlflow(
+    browser: Browser, logged: Logged, name: str, expected: str
+) -> None:
+    browser.page.goto(
+        f"{logged.url}/#/experiments/{logged.runs.experiment}/runs/{logged.runs.parent}/artifacts/{name}"
+    )
     assert expected in words(browser, expected)
     settled(browser)
     browser.shot(f"hostile-{name}")
     quiet(browser)
 
 
-def test_the_runs_of_the_sweep_and_their_comparison_in_mlflow(browser: Browser, logged: Logged) -> None:
+def test_the_runs_of_the_sweep_and_their_comparison_in_mlflow(
+    browser: Browser, logged: Logged
+) -> None:
     runs = f"{logged.url}/#/experiments/{logged.runs.experiment}/runs"
-    pages = {"parent": f"{runs}/{logged.runs.parent}", "failed-child": f"{runs}/{logged.runs.children[1]}", "table": runs}
+    pages = {
+        "parent": f"{runs}/{logged.runs.parent}",
+        "failed-child": f"{runs}/{logged.runs.children[1]}",
+        "table": runs,
+    }
     chosen = (quote(json.dumps(each)) for each in (logged.runs.children, [logged.runs.experiment]))
     pages["compared"] = "{}/#/compare-runs?runs={}&experiments={}".format(logged.url, *chosen)
     for name, url in pages.items():

@@ -1,4 +1,5 @@
-"""Stored cross-site scripting, tried in the real user interfaces: what strangers wrote is shown there, and does nothing."""
+"""Stored cross-site scripting, tried in the real user interfaces: what strangers wrote is shown
+there, and does nothing."""
 
 from __future__ import annotations
 
@@ -35,10 +36,14 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
     with prefect_server(folder / "prefect") as prefect, mlflow_server(folder / "mlflow") as mlflow:
         environment = clean_environment() | dict(prefect.environment) | {"PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "tests.support.hostile_runs", str(folder), mlflow.url]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, timeout=600)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, cwd=ROOT, timeout=600
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         ids = json.loads(done.stdout.splitlines()[-1])
-        with urllib.request.urlopen(f"{mlflow.url}/api/2.0/mlflow/runs/get?run_id={ids['mlflow']}", timeout=30) as answer:
+        with urllib.request.urlopen(
+            f"{mlflow.url}/api/2.0/mlflow/runs/get?run_id={ids['mlflow']}", timeout=30
+        ) as answer:
             experiment = json.load(answer)["run"]["info"]["experiment_id"]
         yield Shown(prefect, mlflow, ids, experiment)
 
@@ -56,32 +61,48 @@ def test_the_payloads_fire_in_a_page_that_does_not_escape(browser: Browser, tmp_
     browser.page.goto(page.as_uri())
     browser.page.wait_for_function(f"window.{FIRED} === 1")
     settled(browser)
-    assert any("a script ran" in each for each in fired(browser)) and any(CANARY in each for each in fired(browser))
+    assert any("a script ran" in each for each in fired(browser)) and any(
+        CANARY in each for each in fired(browser)
+    )
 
 
-@pytest.mark.parametrize("artifact", ["report", "comparison", "decontamination", "caution", "summary", "table"])
+@pytest.mark.parametrize(
+    "artifact", ["report", "comparison", "decontamination", "caution", "summary", "table"]
+)
 def test_artifacts_in_the_prefect_ui(browser: Browser, shown: Shown, artifact: str) -> None:
-    visit(browser, f"{shown.prefect.url}/artifacts/artifact/{shown.ids[artifact]}", "onerror", f"prefect-{artifact}")
+    visit(
+        browser,
+        f"{shown.prefect.url}/artifacts/artifact/{shown.ids[artifact]}",
+        "onerror",
+        f"prefect-{artifact}",
+    )
     assert fired(browser) == []
 
 
 @pytest.mark.parametrize("run", ["run", "failed"])
 def test_names_and_logs_of_runs_in_the_prefect_ui(browser: Browser, shown: Shown, run: str) -> None:
-    visit(browser, f"{shown.prefect.url}/runs/flow-run/{shown.ids[run]}", "onerror", f"prefect-{run}")
+    visit(
+        browser, f"{shown.prefect.url}/runs/flow-run/{shown.ids[run]}", "onerror", f"prefect-{run}"
+    )
     assert fired(browser) == []
     visit(browser, f"{shown.prefect.url}/runs", "onerror", "prefect-runs")
     assert fired(browser) == []
 
 
 def test_what_the_prefect_ui_does_with_raw_markup(browser: Browser, shown: Shown) -> None:
-    """No script runs by itself. But a picture from elsewhere is loaded and a `javascript:` link is a link (Prefect 3.8), in cells of tables
-    too: that is why our edge escapes (SECURITY.md). Once this fails for the second part, that page may say so."""
+    """No script runs by itself. But a picture from elsewhere is loaded and a `javascript:` link is
+    a link (Prefect 3.8), in cells of tables
+    too: that is why our edge escapes (SECURITY.md). Once this fails for the second part, that page
+    may say so.
+    """
     browser.page.goto(f"{shown.prefect.url}/artifacts/artifact/{shown.ids['raw_markdown']}")
     browser.page.get_by_role("heading", name="title").first.wait_for(timeout=60_000)
     settled(browser)
     found = fired(browser)
     assert not [each for each in found if "a script ran" in each]
-    assert [each for each in found if each.startswith("javascript:")] and [each for each in found if CANARY in each]
+    assert [each for each in found if each.startswith("javascript:")] and [
+        each for each in found if CANARY in each
+    ]
 
 
 def mlflow_page(shown: Shown, tab: str) -> str:
@@ -91,7 +112,12 @@ def mlflow_page(shown: Shown, tab: str) -> str:
 def test_a_run_in_the_mlflow_ui(browser: Browser, shown: Shown) -> None:
     visit(browser, mlflow_page(shown, ""), "onerror", "mlflow-run")
     assert fired(browser) == []
-    visit(browser, f"{shown.mlflow.url}/#/experiments/{shown.experiment}/runs", "onerror", "mlflow-runs")
+    visit(
+        browser,
+        f"{shown.mlflow.url}/#/experiments/{shown.experiment}/runs",
+        "onerror",
+        "mlflow-runs",
+    )
     assert fired(browser) == []
 
 
@@ -105,7 +131,8 @@ def test_our_pages_in_the_mlflow_ui(browser: Browser, shown: Shown, name: str) -
 
 
 def test_what_the_mlflow_ui_does_with_raw_markup(browser: Browser, shown: Shown) -> None:
-    """A page that somebody else logged runs in a frame of its own origin: it cannot reach MLflow's page or its API (SECURITY.md)."""
+    """A page that somebody else logged runs in a frame of its own origin: it cannot reach MLflow's
+    page or its API (SECURITY.md)."""
     browser.page.goto(mlflow_page(shown, "/artifacts/raw.html"))
     frame = browser.page.locator("iframe").first
     frame.wait_for(timeout=60_000)
@@ -115,12 +142,14 @@ def test_what_the_mlflow_ui_does_with_raw_markup(browser: Browser, shown: Shown)
 
 
 def test_the_report_opened_as_a_file(browser: Browser, tmp_path: Path) -> None:
-    from tasks.benchmark.report import build_report
+    from tasks.reporting.report import build_report
     from tests.support.hostile_report import hostile_report
 
     page = tmp_path / "report.html"
     page.write_text(build_report(hostile_report()), encoding="utf-8")
     browser.page.goto(page.as_uri())
     settled(browser)
-    browser.page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
+    browser.page.evaluate(
+        "document.querySelectorAll('details').forEach(each => { each.open = true })"
+    )
     assert "onerror" in words(browser, "onerror") and fired(browser) == []

@@ -1,4 +1,5 @@
-"""The browser and the servers that other tests lean on: it runs scripts and lets nothing out, and the servers' own pages load in it."""
+"""The browser and the servers that other tests lean on: it runs scripts and lets nothing out, and
+the servers' own pages load in it."""
 
 from __future__ import annotations
 
@@ -27,8 +28,25 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
 
 
 def test_what_is_local() -> None:
-    assert all(map(is_local, ("http://127.0.0.1:4200/x", "http://localhost/", "http://[::1]:1/", "data:,x", "blob:null/1", "file:///x")))
-    outside = ("http://127.0.0.1.evil.invalid/", "https://localhost@evil.invalid/", "ws://evil.invalid", "http://[::ffff:1.2.3.4]/")
+    assert all(
+        map(
+            is_local,
+            (
+                "http://127.0.0.1:4200/x",
+                "http://localhost/",
+                "http://[::1]:1/",
+                "data:,x",
+                "blob:null/1",
+                "file:///x",
+            ),
+        )
+    )
+    outside = (
+        "http://127.0.0.1.evil.invalid/",
+        "https://localhost@evil.invalid/",
+        "ws://evil.invalid",
+        "http://[::ffff:1.2.3.4]/",
+    )
     assert not any(map(is_local, outside))
 
 
@@ -42,7 +60,11 @@ def test_scripts_run_and_nothing_leaves(browser: Browser, tmp_path: Path) -> Non
         browser.page.wait_for_function("window.shut")
         server.shutdown()
     assert browser.page.evaluate("window.ran") == 42
-    asked = {"http://canary.invalid/pixel.png", "http://192.0.2.1/pixel.png", "ws://canary.invalid/socket"}
+    asked = {
+        "http://canary.invalid/pixel.png",
+        "http://192.0.2.1/pixel.png",
+        "ws://canary.invalid/socket",
+    }
     assert set(browser.outside) == asked
     assert any("planted" in error for error in browser.page_errors)
     assert browser.dialogs == ["said"]
@@ -51,7 +73,10 @@ def test_scripts_run_and_nothing_leaves(browser: Browser, tmp_path: Path) -> Non
 
 @pytest.mark.browser
 def test_both_user_interfaces_load(browser: Browser, tmp_path: Path) -> None:
-    with prefect_server(tmp_path / "prefect") as prefect, mlflow_server(tmp_path / "mlflow") as mlflow:
+    with (
+        prefect_server(tmp_path / "prefect") as prefect,
+        mlflow_server(tmp_path / "mlflow") as mlflow,
+    ):
         pids = (prefect.pid, mlflow.pid)
         browser.page.goto(prefect.url)
         browser.page.get_by_role("link", name="Deployments").first.wait_for()

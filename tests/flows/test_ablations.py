@@ -1,4 +1,5 @@
-"""Sweeps: what they are made of, what they cost, and that a branch that fails, a kill or an empty budget costs no more than it must."""
+"""Sweeps: what they are made of, what they cost, and that a branch that fails, a kill or an empty
+budget costs no more than it must."""
 
 from __future__ import annotations
 
@@ -11,11 +12,18 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from flows.cli import main
-from flows.sweep.estimate import Work, estimate, require_within
-from flows.sweep.meter import BRANCH, Meter
-from flows.sweep.plan import SweepConfig, branch_pipeline, parsed_list, pipeline_of, planned_branches, sweep_config
-from flows.sweep.records import load_spent, sole_writer
+from flows.ablation.estimate import Work, estimate, require_within
+from flows.ablation.meter import BRANCH, Meter
+from flows.ablation.plan import (
+    SweepConfig,
+    branch_pipeline,
+    parsed_list,
+    pipeline_of,
+    planned_branches,
+    sweep_config,
+)
+from flows.ablation.records import load_spent, sole_writer
+from flows.cli.main import main
 from kernels_eval.errors import UsageError
 from tests.support.quick_sweeps import Quick, devices, profile, quick, samples
 
@@ -23,7 +31,7 @@ __all__ = ["devices", "quick"]
 STRATEGIES = ("concur", "random", "min_length")
 
 
-# -- the plan ----------------------------------------------------------------------------------------------------------------------------
+# -- the plan --------------------------------------------------------------------------------------
 
 
 def test_branches_are_strategies_by_sizes_by_seeds_each_with_its_seed_everywhere() -> None:
@@ -35,22 +43,41 @@ def test_branches_are_strategies_by_sizes_by_seeds_each_with_its_seed_everywhere
     ]
     pipeline = pipeline_of(config)
     own = branch_pipeline(pipeline, plans[-1])
-    assert (own.curation.strategy, own.curation.size, own.curation.seed, own.training.seed) == ("random", 4, 3, 3)
-    # which tasks are held out of training is no matter of the seed: losses of branches are of the same tasks
+    assert (own.curation.strategy, own.curation.size, own.curation.seed, own.training.seed) == (
+        "random",
+        4,
+        3,
+        3,
+    )
+    # which tasks are held out of training is no matter of the seed: losses of branches are of the
+    # same tasks
     assert own.training.evaluation == pipeline.training.evaluation
     n = own.benchmark.samples_per_task
-    drawn = [set(range(start, start + n)) for start in (branch_pipeline(pipeline, plan).benchmark.sampling.seed for plan in plans[:2])]
+    drawn = [
+        set(range(start, start + n))
+        for start in (branch_pipeline(pipeline, plan).benchmark.sampling.seed for plan in plans[:2])
+    ]
     assert drawn[0].isdisjoint(drawn[1])
     # where it runs decides nothing of what it is
     assert branch_pipeline(pipeline, plans[0], share=2).verification.workers == 2
-    assert branch_pipeline(pipeline, plans[0], share=2).synthesis.server.identity == pipeline.synthesis.server.identity
+    assert (
+        branch_pipeline(pipeline, plans[0], share=2).synthesis.server.identity
+        == pipeline.synthesis.server.identity
+    )
 
 
-def test_a_strategy_file_is_called_by_its_name_and_its_size_holds_where_none_is_asked_for(tmp_path: Path) -> None:
+def test_a_strategy_file_is_called_by_its_name_and_its_size_holds_where_none_is_asked_for(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "quick_ones.yaml"
     path.write_text("strategy: speedup\nsize: 7\n")
     (plan,) = planned_branches(SweepConfig(strategies=(str(path),), seeds=(1,)))
-    assert (plan.name, plan.strategy, plan.size, plan.curation.strategy) == ("quick_ones-7-seed1", "quick_ones", 7, "speedup")
+    assert (plan.name, plan.strategy, plan.size, plan.curation.strategy) == (
+        "quick_ones-7-seed1",
+        "quick_ones",
+        7,
+        "speedup",
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,7 +87,10 @@ def test_a_strategy_file_is_called_by_its_name_and_its_size_holds_where_none_is_
         ({"strategies": ("a.yaml",)}, ("a.yaml", "No such file")),
         ({"sizes": (0,)}, ("size of 0",)),
         ({"seeds": (-1,)}, ("seed -1",)),
-        ({"overrides": ("benchmark.models=[base]",)}, ("leaves out the tuned model", "recorded, base, tuned")),
+        (
+            {"overrides": ("benchmark.models=[base]",)},
+            ("leaves out the tuned model", "recorded, base, tuned"),
+        ),
         ({"overrides": ("root=s3://bucket/x",)}, ("not a local directory", "--set root=DIR")),
         ({"overrides": ("training.num_epoch=1",)}, ("training.num_epoch", "num_epochs")),
         ({"max_gpu_hours": 0.0}, ("max_gpu_hours", "greater than 0")),
@@ -85,29 +115,43 @@ def test_lists_of_the_command_line_are_read_strictly(text: str) -> None:
 def test_the_form_is_readable() -> None:
     schema = SweepConfig.model_json_schema()
     for name, field in schema["properties"].items():
-        assert field["title"][0].isupper() and "_" not in field["title"] and len(field["description"]) > 20, name
+        assert (
+            field["title"][0].isupper()
+            and "_" not in field["title"]
+            and len(field["description"]) > 20
+        ), name
 
 
 def test_the_command_answers_help_and_refuses_nonsense_without_a_traceback() -> None:
     runner = CliRunner()
     assert "--max-gpu-hours" in runner.invoke(main, ["ablate", "--help"]).output
     refused = runner.invoke(main, ["ablate", "--strategies", "nothing", "--estimate"])
-    assert refused.exit_code == 2 and refused.output.startswith("error: there is no strategy 'nothing'")
+    assert refused.exit_code == 2 and refused.output.startswith(
+        "error: there is no strategy 'nothing'"
+    )
 
 
-# -- what it costs -----------------------------------------------------------------------------------------------------------------------
+# -- what it costs ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
         ({}, "ablate ablation: concur, random, min_length, speedup, 20"),
-        ({"profile": "/somewhere/own.yaml", "strategies": ("rules/mine.yaml", "concur")}, "ablate own: mine, concur, 20"),
-        ({"strategies": ("a", "b", "c", "d", "e", "f"), "overrides": ("name=x", 'name="7"')}, "ablate 7: a, b, c, d, 2 more, 20"),
+        (
+            {"profile": "/somewhere/own.yaml", "strategies": ("rules/mine.yaml", "concur")},
+            "ablate own: mine, concur, 20",
+        ),
+        (
+            {"strategies": ("a", "b", "c", "d", "e", "f"), "overrides": ("name=x", 'name="7"')},
+            "ablate 7: a, b, c, d, 2 more, 20",
+        ),
         ({"strategies": ("a",), "overrides": ("name=[",)}, "ablate ablation: a, 20"),
     ],
 )
-def test_the_run_of_a_sweep_is_named_by_what_it_compares(asked: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_run_of_a_sweep_is_named_by_what_it_compares(
+    asked: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from flows.naming import sweep_name
 
     now = SimpleNamespace(parameters={"config": SweepConfig(**asked)}, scheduled_start_time=None)
@@ -119,10 +163,22 @@ def test_the_run_of_a_sweep_is_named_by_what_it_compares(asked: dict[str, Any], 
 
 def test_an_estimate_counts_devices_and_says_what_it_rests_on(tmp_path: Path) -> None:
     pipeline = pipeline_of(SweepConfig(profile=profile(tmp_path)))
-    work = Work(8, (10.0,) * 4, "40 rows, counted", 4, shared_answers=0, sampled_shared=0, candidates=0, sampled=0, suite=3)
+    work = Work(
+        8,
+        (10.0,) * 4,
+        "40 rows, counted",
+        4,
+        shared_answers=0,
+        sampled_shared=0,
+        candidates=0,
+        sampled=0,
+        suite=3,
+    )
     alone, four = (estimate(pipeline, work, gpus=gpus, parallel=gpus) for gpus in (1, 4))
     assert alone.trainings == 4 and alone.steps == 4 * 5 * 2  # ten rows, two a step, two epochs
-    assert alone.gpu_hours == pytest.approx(four.gpu_hours) and alone.hours == pytest.approx(4 * four.hours)
+    assert alone.gpu_hours == pytest.approx(four.gpu_hours) and alone.hours == pytest.approx(
+        4 * four.hours
+    )
     assert all("assumed" in part.basis for part in alone.parts)
     longer = work._replace(rows=(20.0,) * 4)
     assert estimate(pipeline, longer, gpus=1, parallel=1).gpu_hours > alone.gpu_hours
@@ -130,10 +186,22 @@ def test_an_estimate_counts_devices_and_says_what_it_rests_on(tmp_path: Path) ->
 
 def test_a_sweep_above_its_budget_is_refused_with_what_would_fit(tmp_path: Path) -> None:
     pipeline = pipeline_of(SweepConfig(profile=profile(tmp_path)))
-    work = Work(4, (100.0,) * 4, "400 rows, counted", 4, shared_answers=0, sampled_shared=0, candidates=0, sampled=0, suite=3)
+    work = Work(
+        4,
+        (100.0,) * 4,
+        "400 rows, counted",
+        4,
+        shared_answers=0,
+        sampled_shared=0,
+        candidates=0,
+        sampled=0,
+        suite=3,
+    )
     found = estimate(pipeline, work, gpus=1, parallel=1)
     require_within(found, found.gpu_hours * 1.01)
-    with pytest.raises(UsageError, match="about 2 of 4 branches fit.*fewer strategies, sizes or seeds"):
+    with pytest.raises(
+        UsageError, match="about 2 of 4 branches fit.*fewer strategies, sizes or seeds"
+    ):
         require_within(found, found.gpu_hours * 0.6)
     with pytest.raises(UsageError, match="not one branch fits"):
         require_within(found, found.gpu_hours * 1.01, spent=found.gpu_hours)
@@ -148,7 +216,9 @@ def test_the_meter_counts_devices_while_they_are_held_and_remembers(tmp_path: Pa
         while (waited := time.monotonic() - begun) < 0.05:
             assert meter.gpu_hours * 3600 <= 3 * (waited + 1.0)
     spent = meter.phases_of("a")["train"]
-    assert 0.15 <= spent < 30 and load_spent(tmp_path)["a"]["train"] == pytest.approx(spent, abs=0.01)
+    assert 0.15 <= spent < 30 and load_spent(tmp_path)["a"]["train"] == pytest.approx(
+        spent, abs=0.01
+    )
     BRANCH.set("")
     later = Meter(budget_gpu_hours=1.0)
     later.keep_in(tmp_path)
@@ -159,11 +229,15 @@ def test_the_meter_counts_devices_while_they_are_held_and_remembers(tmp_path: Pa
 
 
 def test_one_sweep_runs_once_at_a_time(tmp_path: Path) -> None:
-    with sole_writer(tmp_path), pytest.raises(UsageError, match="running already"), sole_writer(tmp_path):
+    with (
+        sole_writer(tmp_path),
+        pytest.raises(UsageError, match="running already"),
+        sole_writer(tmp_path),
+    ):
         raise AssertionError("two at once")
 
 
-# -- whole sweeps, with a real MLflow -----------------------------------------------------------------------------------------------------
+# -- whole sweeps, with a real MLflow --------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -184,11 +258,16 @@ class Home:
         self.verdicts = samples(self.root).fingerprint
 
     def config(self, **changes: Any) -> SweepConfig:
-        asked = {"profile": profile(self.path), "strategies": STRATEGIES, "seeds": (0, 1), "verdicts": self.verdicts}
+        asked = {
+            "profile": profile(self.path),
+            "strategies": STRATEGIES,
+            "seeds": (0, 1),
+            "verdicts": self.verdicts,
+        }
         return SweepConfig(**(asked | changes))
 
     def sweep(self, **changes: Any) -> Any:
-        from flows.ablations import ablate
+        from flows.ablation.flow import ablate
 
         return ablate.fn(self.config(**changes))
 
@@ -207,13 +286,18 @@ def home(tmp_path: Path, empty_mlflow: Path) -> Home:
     return Home(tmp_path, empty_mlflow)
 
 
-def test_a_failing_branch_stops_no_other_and_the_same_sweep_again_does_only_that(quick: Quick, home: Home) -> None:
+def test_a_failing_branch_stops_no_other_and_the_same_sweep_again_does_only_that(
+    quick: Quick, home: Home
+) -> None:
     from mlflow.tracking import MlflowClient
 
     quick.broken = {("random", 1)}
     first = home.sweep()
     states = {branch.name: branch.state for branch in first.sweep.branches}
-    assert states == {plan.name: "failed" if plan.name == "random-all-seed1" else "done" for plan in planned_branches(home.config())}
+    assert states == {
+        plan.name: "failed" if plan.name == "random-all-seed1" else "done"
+        for plan in planned_branches(home.config())
+    }
     (broken,) = [branch for branch in first.sweep.branches if branch.state == "failed"]
     assert broken.error and broken.error.startswith("the device fell off the bus")
     assert "\n" not in broken.error and "\x1b" not in broken.error
@@ -222,8 +306,16 @@ def test_a_failing_branch_stops_no_other_and_the_same_sweep_again_does_only_that
     assert quick.answered["small"] == 1  # the base model, once for all branches
     runs = home.runs()
     (parent,) = [run for run in runs.values() if run.data.tags.get("concur.kind") == "sweep"]
-    children = {name: run for name, run in runs.items() if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id}
-    assert set(children) == set(states) and parent.info.status == "FINISHED" and parent.data.tags["concur.complete"] == "false"
+    children = {
+        name: run
+        for name, run in runs.items()
+        if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id
+    }
+    assert (
+        set(children) == set(states)
+        and parent.info.status == "FINISHED"
+        and parent.data.tags["concur.complete"] == "false"
+    )
     assert children["random-all-seed1"].info.status == "FAILED"
     assert children["random-all-seed1"].data.tags["concur.error"] == broken.error
 
@@ -244,21 +336,39 @@ def test_a_failing_branch_stops_no_other_and_the_same_sweep_again_does_only_that
     # what charts compare: the same names in all branches, no model's and no strategy's among them
     done = [again[name] for name in states]
     shared = set.intersection(*(set(run.data.metrics) for run in done))
-    assert {"exec_at_1", "exec_at_1_lower", "exec_at_1_upper", "fast_1_at_1", "train_loss_last", "held_out_loss_last"} <= shared
+    assert {
+        "exec_at_1",
+        "exec_at_1_lower",
+        "exec_at_1_upper",
+        "fast_1_at_1",
+        "train_loss_last",
+        "held_out_loss_last",
+    } <= shared
     assert {"curated_rows", "gpu_hours", "loss", "held_out_loss", "exec_at_1_over_size"} <= shared
     # what is not in all is a bound that some data do not give
-    assert {name for run in done for name in run.data.metrics} - shared <= {"geometric_mean_speedup_lower", "geometric_mean_speedup_upper"}
-    assert not [name for name in shared if any(word in name for word in (*STRATEGIES, "tuned", "base."))]
-    assert {(run.data.params["strategy"], run.data.params["size"], run.data.params["seed"]) for run in done} == {
-        (name, "all", seed) for name in STRATEGIES for seed in ("0", "1")
+    assert {name for run in done for name in run.data.metrics} - shared <= {
+        "geometric_mean_speedup_lower",
+        "geometric_mean_speedup_upper",
     }
+    assert not [
+        name for name in shared if any(word in name for word in (*STRATEGIES, "tuned", "base."))
+    ]
+    assert {
+        (run.data.params["strategy"], run.data.params["size"], run.data.params["seed"])
+        for run in done
+    } == {(name, "all", seed) for name in STRATEGIES for seed in ("0", "1")}
     client = MlflowClient(tracking_uri=f"sqlite:///{home.root}/mlflow.db")
     losses = client.get_metric_history(again["concur-all-seed0"].info.run_id, "loss")
-    assert [(point.step, point.value) for point in losses] == [(step, 3.0 / step) for step in (1, 2, 3, 4)]
+    assert [(point.step, point.value) for point in losses] == [
+        (step, 3.0 / step) for step in (1, 2, 3, 4)
+    ]
     rows = next(branch.rows for branch in second.sweep.branches if branch.strategy == "concur")
     curve = client.get_metric_history(parent.info.run_id, "exec_at_1_over_size/concur")
     assert {point.step for point in curve} == {rows}
-    assert again["concur-all-seed0"].inputs.dataset_inputs and "concur.model_version" in again["concur-all-seed0"].data.tags
+    assert (
+        again["concur-all-seed0"].inputs.dataset_inputs
+        and "concur.model_version" in again["concur-all-seed0"].data.tags
+    )
     tables = {file.path for file in client.list_artifacts(parent.info.run_id, "tables")}
     assert tables == {"tables/branches.json", "tables/strategies.json"}
     files = {file.path for file in client.list_artifacts(parent.info.run_id)}
@@ -266,30 +376,55 @@ def test_a_failing_branch_stops_no_other_and_the_same_sweep_again_does_only_that
     assert second.comparison and "min_length" in Path(second.comparison).read_text(encoding="utf-8")
 
     # once more: nothing is done, and MLflow holds what it held
-    points = {name: len(client.get_metric_history(parent.info.run_id, name)) for name in again[parent.info.run_name].data.metrics}
+    points = {
+        name: len(client.get_metric_history(parent.info.run_id, name))
+        for name in again[parent.info.run_name].data.metrics
+    }
     third = home.sweep()
     assert third.new == () and third.complete and quick.trained - before[0] == {"random seed 1": 1}
-    assert {name: run.info.run_id for name, run in home.runs().items()} == {name: run.info.run_id for name, run in again.items()}
-    assert points == {name: len(client.get_metric_history(parent.info.run_id, name)) for name in points}
+    assert {name: run.info.run_id for name, run in home.runs().items()} == {
+        name: run.info.run_id for name, run in again.items()
+    }
+    assert points == {
+        name: len(client.get_metric_history(parent.info.run_id, name)) for name in points
+    }
 
     # the table: seeds pooled, differences to the first strategy, corrected over the strategies
     table = {row["strategy"]: row for row in third.strategies}
-    assert list(table) == list(STRATEGIES) and table["concur"]["difference"] is None and table["concur"]["seeds"] == 2
+    assert (
+        list(table) == list(STRATEGIES)
+        and table["concur"]["difference"] is None
+        and table["concur"]["seeds"] == 2
+    )
     for name in STRATEGIES[1:]:
-        assert table[name]["difference"] == pytest.approx(table[name]["exec_at_1"] - table["concur"]["exec_at_1"])
+        assert table[name]["difference"] == pytest.approx(
+            table[name]["exec_at_1"] - table["concur"]["exec_at_1"]
+        )
         assert 0 < table[name]["p_holm"] <= 1 and table[name]["baseline"] == "concur"
-    assert json.loads((Path(third.directory) / "sweep.json").read_text())["fingerprint"] == third.sweep.fingerprint
+    assert (
+        json.loads((Path(third.directory) / "sweep.json").read_text())["fingerprint"]
+        == third.sweep.fingerprint
+    )
 
 
 def test_branches_of_the_same_rows_share_a_training_per_seed(quick: Quick, home: Home) -> None:
-    # sizes above what there is give the same rows; so does, by another rule, a file of the same strategy
+    # sizes above what there is give the same rows; so does, by another rule, a file of the same
+    # strategy
     same = home.path / "shortest.yaml"
     same.write_text("strategy: min_length\nmin_speedup: 3.0\nsize: 50\n")
     untracked = ("tracking.enabled=false",)
-    result = home.sweep(strategies=("min_length", str(same)), sizes=(60, 70), overrides=untracked, max_parallel_branches=3)
+    result = home.sweep(
+        strategies=("min_length", str(same)),
+        sizes=(60, 70),
+        overrides=untracked,
+        max_parallel_branches=3,
+    )
     assert len(result.sweep.branches) == 8 and result.complete and result.mlflow_run is None
     assert quick.trained == {"min_length seed 0": 1, "min_length seed 1": 1}
-    by_seed = {seed: {branch.trained for branch in result.sweep.branches if branch.seed == seed} for seed in (0, 1)}
+    by_seed = {
+        seed: {branch.trained for branch in result.sweep.branches if branch.seed == seed}
+        for seed in (0, 1)
+    }
     assert len(by_seed[0]) == len(by_seed[1]) == 1 and by_seed[0] != by_seed[1]
     answers = {branch.answers.candidates.fingerprint for branch in result.sweep.branches}
     assert len(answers) == 2  # seeds answer differently, branches of one seed alike
@@ -299,7 +434,9 @@ def test_branches_of_the_same_rows_share_a_training_per_seed(quick: Quick, home:
 def test_branches_run_side_by_side_where_there_is_room(quick: Quick, home: Home) -> None:
     import threading
 
-    quick.meet = threading.Barrier(3)  # three trainings go on only together: fewer at once would never end
+    quick.meet = threading.Barrier(
+        3
+    )  # three trainings go on only together: fewer at once would never end
     result = home.sweep(overrides=("tracking.enabled=false",), max_parallel_branches=3)
     assert result.complete and quick.most_at_once == 3
 
@@ -313,18 +450,28 @@ def test_what_the_budget_does_not_hold_is_left_out_and_done_with_a_larger_one(
     held = Meter.held
 
     def long(self: Meter, phase: str, devices: int = 1) -> Any:
-        return held(self, phase, devices * 1_000_000 if phase == "train" else devices)  # a clock that runs fast
+        return held(
+            self, phase, devices * 1_000_000 if phase == "train" else devices
+        )  # a clock that runs fast
 
     monkeypatch.setattr(Meter, "held", long)
     short = home.sweep(**asked, max_gpu_hours=0.5)
     states = [branch.state for branch in short.sweep.branches]
-    assert states[:2] == ["done", "done"] and states.count("left_out") >= 2  # those of concur are there already
+    assert (
+        states[:2] == ["done", "done"] and states.count("left_out") >= 2
+    )  # those of concur are there already
     left = [branch for branch in short.sweep.branches if branch.state == "left_out"]
     assert all("larger --max-gpu-hours goes on" in (branch.error or "") for branch in left)
     assert any("left out" in caution for caution in short.sweep.cautions) and not short.complete
     trained = sum(quick.trained.values())
-    same = home.sweep(**asked, max_gpu_hours=0.5)  # nothing is left of it, which is no reason to refuse what is done
-    assert [branch.state for branch in same.sweep.branches] == states and same.new == () and sum(quick.trained.values()) == trained
+    same = home.sweep(
+        **asked, max_gpu_hours=0.5
+    )  # nothing is left of it, which is no reason to refuse what is done
+    assert (
+        [branch.state for branch in same.sweep.branches] == states
+        and same.new == ()
+        and sum(quick.trained.values()) == trained
+    )
     monkeypatch.setattr(Meter, "held", held)
     rest = home.sweep(**asked, max_gpu_hours=1e6)
     assert rest.complete and set(rest.new) >= {branch.name for branch in left}
@@ -338,17 +485,27 @@ def test_a_budget_too_small_is_refused_before_anything_is_trained(quick: Quick, 
 
 
 def test_an_mlflow_that_is_down_is_a_caution(quick: Quick, home: Home) -> None:
-    result = home.sweep(strategies=("concur",), seeds=(0,), overrides=("tracking.uri=sqlite:////proc/nowhere/mlflow.db",))
-    assert result.complete and result.mlflow_run is None and "MLflow was not written" in result.sweep.cautions[-1]
+    result = home.sweep(
+        strategies=("concur",),
+        seeds=(0,),
+        overrides=("tracking.uri=sqlite:////proc/nowhere/mlflow.db",),
+    )
+    assert (
+        result.complete
+        and result.mlflow_run is None
+        and "MLflow was not written" in result.sweep.cautions[-1]
+    )
     written = home.sweep(strategies=("concur",), seeds=(0,))
     assert written.mlflow_run and written.new == () and "concur-all-seed0" in home.runs()
 
 
-# -- with a real Prefect -------------------------------------------------------------------------------------------------------------------
+# -- with a real Prefect ---------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_branches_are_subflows_side_by_side_and_a_failing_one_is_a_caution(devices: Quick, home: Home) -> None:
+def test_branches_are_subflows_side_by_side_and_a_failing_one_is_a_caution(
+    devices: Quick, home: Home
+) -> None:
     import threading
 
     from prefect import settings
@@ -356,19 +513,30 @@ def test_branches_are_subflows_side_by_side_and_a_failing_one_is_a_caution(devic
     from prefect.client.orchestration import get_client
     from prefect.testing.utilities import prefect_test_harness
 
-    from flows.ablations import ablate
+    from flows.ablation.flow import ablate
 
     devices.meet = threading.Barrier(3)
     devices.broken = {("random", 1)}
-    updates = {settings.PREFECT_HOME: home.path / "prefect", settings.PREFECT_LOCAL_STORAGE_PATH: home.path / "storage"}
-    with settings.temporary_settings(updates=updates), prefect_test_harness(server_startup_timeout=120):
-        # the broken one is tried three times, which would leave the others waiting: it breaks before they meet
+    updates = {
+        settings.PREFECT_HOME: home.path / "prefect",
+        settings.PREFECT_LOCAL_STORAGE_PATH: home.path / "storage",
+    }
+    with (
+        settings.temporary_settings(updates=updates),
+        prefect_test_harness(server_startup_timeout=120),
+    ):
+        # the broken one is tried three times, which would leave the others waiting: it breaks
+        # before they meet
         result = ablate(home.config(max_parallel_branches=3, max_gpu_hours=100.0))
         with get_client(sync_client=True) as client:
             runs = {run.name: run for run in client.read_flow_runs()}
-        shown = {key: Artifact.get(key) for key in ("ablation", "ablation-estimate", "ablation-progress")}
+        shown = {
+            key: Artifact.get(key) for key in ("ablation", "ablation-estimate", "ablation-progress")
+        }
     states = {branch.name: branch.state for branch in result.sweep.branches}
-    assert [name for name, state in states.items() if state == "failed"] == ["random-all-seed1"] and devices.most_at_once == 3
+    assert [name for name, state in states.items() if state == "failed"] == [
+        "random-all-seed1"
+    ] and devices.most_at_once == 3
     parent = next(run for name, run in runs.items() if name.startswith("ablate "))
     assert parent.state_name == "Completed"
     assert {name: run.state_name for name, run in runs.items() if name in states} == {
@@ -376,6 +544,11 @@ def test_branches_are_subflows_side_by_side_and_a_failing_one_is_a_caution(devic
     }
     assert all(runs[name].parent_task_run_id for name in states)
     for branch in result.sweep.branches:
-        assert branch.prefect_url and branch.prefect_url.endswith(f"/runs/flow-run/{runs[branch.name].id}")
+        assert branch.prefect_url and branch.prefect_url.endswith(
+            f"/runs/flow-run/{runs[branch.name].id}"
+        )
     assert "exec_at_1" in shown["ablation"].data and "trainings" in shown["ablation-estimate"].data
-    assert "6 of 6 branches ended" in shown["ablation-progress"].description and "left" in shown["ablation-progress"].description
+    assert (
+        "6 of 6 branches ended" in shown["ablation-progress"].description
+        and "left" in shown["ablation-progress"].description
+    )

@@ -1,4 +1,5 @@
-"""A real sweep, killed with SIGKILL in the middle of a training and run again: it ends as one that nobody killed."""
+"""A real sweep, killed with SIGKILL in the middle of a training and run again: it ends as one that
+nobody killed."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ import pytest
 import yaml
 
 import flows
-from tasks.store import snapshots
+from tasks.store.snapshot import snapshots
 
 ROOT = Path(flows.__file__).parent.parent
 PROFILE = {
@@ -28,7 +29,13 @@ PROFILE = {
     "synthesis": {"sampler": "recorded", "tokenizer": "small", "samples_per_task": 2},
     "workload": {"jobs": 1},
     "verification": {"workers": 1, "builders": 1, "eval": {"timing": {"max_s": 0.3}}},
-    "training": {"base_model": "small", "max_length": 8192, "batch_size": 1, "gradient_accumulation": 1, "checkpoint_every_steps": 1},
+    "training": {
+        "base_model": "small",
+        "max_length": 8192,
+        "batch_size": 1,
+        "gradient_accumulation": 1,
+        "checkpoint_every_steps": 1,
+    },
     "benchmark": {
         "tasks": {"source": "bundled", "split": "heldout", "limit": 1},
         "models": ["base", "tuned"],
@@ -37,15 +44,35 @@ PROFILE = {
         "ks": [1],
     },
 }
-SWEEP = ["ablate", "--profile", "killed.yaml", "--strategies", "min_length,max_length", "--sizes", "2", "--seeds", "0", "--json"]
+SWEEP = [
+    "ablate",
+    "--profile",
+    "killed.yaml",
+    "--strategies",
+    "min_length,max_length",
+    "--sizes",
+    "2",
+    "--seeds",
+    "0",
+    "--json",
+]
 RUN_S = 1200
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 def started(directory: Path, command: list[str]) -> subprocess.Popen[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_", "RAY_"))}
-    environment |= {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PREFECT_", "MLFLOW_", "RAY_"))
+    }
+    environment |= {
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "OMP_NUM_THREADS": "1",
+    }
     return subprocess.Popen(
         [sys.executable, "-m", "flows.cli", *command],
         cwd=directory,
@@ -86,10 +113,22 @@ def made_by(directory: Path, branch: dict[str, Any]) -> dict[str, Any]:
     """What a branch came to: its losses, the adapter's bytes, the answers, the scores."""
     root = directory / "out"
     training = root / "training" / branch["trained"]
-    (log,) = [found.read(unique="step").sort("step") for found in snapshots(str(root), "training") if found.fingerprint == training.name]
+    (log,) = [
+        found.read(unique="step").sort("step")
+        for found in snapshots(str(root), "training")
+        if found.fingerprint == training.name
+    ]
     answers = branch["answers"]["candidates"]["fingerprint"]
-    (said,) = [found.read(unique="candidate_id") for found in snapshots(str(root), "synthesis") if found.fingerprint == answers]
-    (scores,) = [found.read() for found in snapshots(str(root), "benchmark") if found.fingerprint == branch["scores"]]
+    (said,) = [
+        found.read(unique="candidate_id")
+        for found in snapshots(str(root), "synthesis")
+        if found.fingerprint == answers
+    ]
+    (scores,) = [
+        found.read()
+        for found in snapshots(str(root), "benchmark")
+        if found.fingerprint == branch["scores"]
+    ]
     return {
         "loss": log["loss"].to_list(),
         "adapter": (training / "adapter" / "adapter_model.safetensors").read_bytes(),
@@ -108,7 +147,9 @@ def test_a_killed_sweep_goes_on_and_ends_as_one_that_was_not(tmp_path: Path) -> 
     finally:
         kill(refresh)
     assert refresh.returncode == 0, err[-4000:]
-    shutil.copytree(whole, killed, ignore=shutil.ignore_patterns("prefect"))  # timings differ from run to run: both sweep the same verdicts
+    shutil.copytree(
+        whole, killed, ignore=shutil.ignore_patterns("prefect")
+    )  # timings differ from run to run: both sweep the same verdicts
 
     first = started(killed, SWEEP)
     seen: list[str] = []
@@ -119,7 +160,9 @@ def test_a_killed_sweep_goes_on_and_ends_as_one_that_was_not(tmp_path: Path) -> 
             if re.match(r"max_length-2-seed0 +training +[1-9]", text):
                 break
         else:
-            raise AssertionError(f"the second branch was never seen training:\n{''.join(seen)[-4000:]}")
+            raise AssertionError(
+                f"the second branch was never seen training:\n{''.join(seen)[-4000:]}"
+            )
     finally:
         kill(first)
     assert first.returncode == -signal.SIGKILL
@@ -129,7 +172,9 @@ def test_a_killed_sweep_goes_on_and_ends_as_one_that_was_not(tmp_path: Path) -> 
 
     second = swept(killed)
     other = swept(whole)
-    assert second["complete"] and other["complete"] and second["fingerprint"] == other["fingerprint"]
+    assert (
+        second["complete"] and other["complete"] and second["fingerprint"] == other["fingerprint"]
+    )
     assert second["new"] == ["max_length-2-seed0"]  # the branch that was done is not done again
     assert second["gpu_hours"] * 3600 > sum(sum(phases.values()) for phases in before.values())
     for mine, theirs in zip(second["branches"], other["branches"], strict=True):
@@ -140,7 +185,11 @@ def test_a_killed_sweep_goes_on_and_ends_as_one_that_was_not(tmp_path: Path) -> 
 
     client = MlflowClient(tracking_uri=f"sqlite:///{killed}/out/mlflow.db")
     runs = client.search_runs([client.get_experiment_by_name("concur").experiment_id])
-    assert sorted(run.info.run_name for run in runs) == ["killed sweep: min_length,max_length", "max_length-2-seed0", "min_length-2-seed0"]
+    assert sorted(run.info.run_name for run in runs) == [
+        "killed sweep: min_length,max_length",
+        "max_length-2-seed0",
+        "min_length-2-seed0",
+    ]
     assert {run.info.status for run in runs} == {"FINISHED"}
     again = swept(killed)
     assert again["new"] == [] and again["gpu_hours"] == second["gpu_hours"]

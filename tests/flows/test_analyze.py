@@ -16,8 +16,8 @@ from benchmarks.analysis_scale import plant, planted_frame
 from flows.analyze import analyze, read
 from flows.source import Source
 from kernels_eval.errors import UsageError
-from tasks.schemas import VERDICTS
-from tasks.store import Snapshot
+from tasks.store.snapshot import Snapshot
+from tasks.tables import VERDICTS
 from tests.support.planted import QUICK, planted
 
 ROOT = Path(flows.__file__).parent.parent
@@ -26,24 +26,42 @@ ROOT = Path(flows.__file__).parent.parent
 def concur(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "flows.cli", "analyze", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=cwd, env=environment)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, cwd=cwd, env=environment
+    )
 
 
 def test_snapshots_in_a_report_out(tmp_path: Path) -> None:
     plant(tmp_path, 1000, seed=0)
-    done = concur("--verdicts", tmp_path / "verdicts", "--candidates", tmp_path / "candidates", "--out", "found", "--json", cwd=tmp_path)
+    done = concur(
+        "--verdicts",
+        tmp_path / "verdicts",
+        "--candidates",
+        tmp_path / "candidates",
+        "--out",
+        "found",
+        "--json",
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
     assert data["observations"]["samples"] == 1000 and data["schema_version"] == 1
     assert data["observations"]["everything"]["within"]["odds_ratio"]["upper"] < 1
-    assert {path.suffix for path in (tmp_path / "found").iterdir()} == {".md", ".json", ".svg", ".png"}
+    assert {path.suffix for path in (tmp_path / "found").iterdir()} == {
+        ".md",
+        ".json",
+        ".svg",
+        ".png",
+    }
     assert (tmp_path / "found" / "analysis.json").is_file()
 
 
 def test_one_table_with_all_columns_will_do_and_says_the_same(tmp_path: Path) -> None:
     plant(tmp_path, 500, seed=0)
     planted_frame(500, 0).write_parquet(tmp_path / "one.parquet")
-    joined = analyze(str(tmp_path / "verdicts"), str(tmp_path / "candidates"), out=str(tmp_path / "a"))
+    joined = analyze(
+        str(tmp_path / "verdicts"), str(tmp_path / "candidates"), out=str(tmp_path / "a")
+    )
     alone = analyze(str(tmp_path / "one.parquet"), out=str(tmp_path / "b"))
     assert joined.observations == alone.observations and joined.difficulty == alone.difficulty
     assert joined.observations.finding[0] in joined.summary()
@@ -51,35 +69,62 @@ def test_one_table_with_all_columns_will_do_and_says_the_same(tmp_path: Path) ->
 
 def test_another_generator_is_compared(tmp_path: Path) -> None:
     planted_frame(500, 0).write_parquet(tmp_path / "one.parquet")
-    planted_frame(500, 0).with_columns(generator=pl.lit("second")).write_parquet(tmp_path / "two.parquet")
-    found = analyze(str(tmp_path / "one.parquet"), out=str(tmp_path / "a"), other_verdicts=str(tmp_path / "two.parquet"))
-    assert found.difficulty.agreement is not None and found.difficulty.agreement.spearman.value == pytest.approx(1.0)
+    planted_frame(500, 0).with_columns(generator=pl.lit("second")).write_parquet(
+        tmp_path / "two.parquet"
+    )
+    found = analyze(
+        str(tmp_path / "one.parquet"),
+        out=str(tmp_path / "a"),
+        other_verdicts=str(tmp_path / "two.parquet"),
+    )
+    assert (
+        found.difficulty.agreement is not None
+        and found.difficulty.agreement.spearman.value == pytest.approx(1.0)
+    )
 
 
 def test_parts_of_older_snapshots_that_lack_a_column_are_read(tmp_path: Path) -> None:
     directory = tmp_path / "verdicts"
     directory.mkdir()
     planted_frame(50, 0).write_parquet(directory / "part-00000.parquet")
-    planted_frame(50, 1).drop("finish_reason").with_columns(extra=1).write_parquet(directory / "part-00001.parquet")
+    planted_frame(50, 1).drop("finish_reason").with_columns(extra=1).write_parquet(
+        directory / "part-00001.parquet"
+    )
     (directory / "part-00002.parquet").write_bytes((directory / "part-00000.parquet").read_bytes())
     frame = read(Source(str(directory), None, "nowhere", unfinished=True))
-    assert frame.height == 150 and frame["finish_reason"].null_count() == 50 and "extra" not in frame.columns
+    assert (
+        frame.height == 150
+        and frame["finish_reason"].null_count() == 50
+        and "extra" not in frame.columns
+    )
     # a column that the first part lacks is there too
     (directory / "part-00000.parquet").unlink()
-    assert read(Source(str(directory), None, "nowhere", unfinished=True))["finish_reason"].null_count() == 50
+    assert (
+        read(Source(str(directory), None, "nowhere", unfinished=True))["finish_reason"].null_count()
+        == 50
+    )
 
 
 def test_without_a_path_the_newest_training_sets_samples_are_analysed(tmp_path: Path) -> None:
-    """As `concur curate` finds them; a benchmark's verdicts, which are newer, are not what the set was made of."""
+    """As `concur curate` finds them; a benchmark's verdicts, which are newer, are not what the set
+    was made of."""
     verdicts, candidates = planted(tmp_path / "root", 200)
     later = Snapshot(str(tmp_path / "root"), "verification", "later")
     later.append(verdicts.open().read().head(10).to_dicts(), VERDICTS)
     later.publish(config={}, upstream=[candidates.fingerprint])
-    for snapshot, upstream in ((verdicts.open(), [candidates.fingerprint]), (Snapshot(str(tmp_path / "root"), "curation", "c"), [])):
+    for snapshot, upstream in (
+        (verdicts.open(), [candidates.fingerprint]),
+        (Snapshot(str(tmp_path / "root"), "curation", "c"), []),
+    ):
         snapshot.publish(config={}, upstream=upstream or [verdicts.fingerprint])
-    newest, named = Source(None, None, str(tmp_path / "root")), Source(str(verdicts.open().path), str(candidates.open().path), "nowhere")
+    newest, named = (
+        Source(None, None, str(tmp_path / "root")),
+        Source(str(verdicts.open().path), str(candidates.open().path), "nowhere"),
+    )
     assert read(newest).equals(read(named)) and read(newest).height == 200
-    assert read(Source(str(verdicts.open().path), None, "nowhere", unfinished=True)).equals(read(newest))
+    assert read(Source(str(verdicts.open().path), None, "nowhere", unfinished=True)).equals(
+        read(newest)
+    )
     found = analyze(root=str(tmp_path / "root"), out=str(tmp_path / "out"), config=QUICK)
     assert found.observations.samples == 200
 
@@ -88,7 +133,9 @@ def test_what_cannot_be_used_is_one_line_and_exit_2(tmp_path: Path) -> None:
     plant(tmp_path, 50, seed=0)
     (tmp_path / "bad.parquet").write_text("no table")
     (tmp_path / "empty").mkdir()
-    pl.read_parquet(tmp_path / "verdicts" / "*.parquet").with_columns(candidate_id=pl.lit("x")).write_parquet(tmp_path / "foreign.parquet")
+    pl.read_parquet(tmp_path / "verdicts" / "*.parquet").with_columns(
+        candidate_id=pl.lit("x")
+    ).write_parquet(tmp_path / "foreign.parquet")
     cases = {
         "is not there": ["--verdicts", "nowhere"],
         "holds no Parquet file": ["--verdicts", "empty"],
@@ -99,15 +146,33 @@ def test_what_cannot_be_used_is_one_line_and_exit_2(tmp_path: Path) -> None:
         "needs the columns reasoning_tokens": ["--verdicts", "verdicts"],
         "needs the columns status": ["--verdicts", "candidates"],
         "has its candidate in": ["--verdicts", "foreign.parquet", "--candidates", "candidates"],
-        "without --other-verdicts": ["--verdicts", "verdicts", "--candidates", "candidates", "--other-candidates", "candidates"],
+        "without --other-verdicts": [
+            "--verdicts",
+            "verdicts",
+            "--candidates",
+            "candidates",
+            "--other-candidates",
+            "candidates",
+        ],
     }
     for said, arguments in cases.items():
-        options = dict(zip((name.removeprefix("--").replace("-", "_") for name in arguments[::2]), arguments[1::2], strict=True))
-        paths = {name: value if "://" in value else str(tmp_path / value) for name, value in options.items()}
+        options = dict(
+            zip(
+                (name.removeprefix("--").replace("-", "_") for name in arguments[::2]),
+                arguments[1::2],
+                strict=True,
+            )
+        )
+        paths = {
+            name: value if "://" in value else str(tmp_path / value)
+            for name, value in options.items()
+        }
         with pytest.raises(UsageError, match=said):
             analyze(**paths, out=str(tmp_path / "out"))
     done = concur("--verdicts", "verdicts", cwd=tmp_path)
-    assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert (
+        done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    )
     assert not (tmp_path / "analysis").exists()
 
 

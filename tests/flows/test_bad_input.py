@@ -1,5 +1,5 @@
-"""Tables that are not as they should be, given to curate, analyze, publish and diff: one clear error or a defined result, earlier results
-intact, and never a traceback."""
+"""Tables that are not as they should be, given to curate, analyze, publish and diff: one clear
+error or a defined result, earlier results intact, and never a traceback."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ import polars as pl
 import pytest
 from click.testing import CliRunner, Result
 
-from flows.cli import main
+from flows.cli.main import main
 from tests.support.curated import FUSION, SINGLE, line, sample
 
 SAMPLES = [
-    sample(f"t/{task}", index, 100 + 40 * index, None if index == 2 else 7.0 - index + task / 10, ops=SINGLE if task % 2 else FUSION)
+    sample(
+        f"t/{task}",
+        index,
+        100 + 40 * index,
+        None if index == 2 else 7.0 - index + task / 10,
+        ops=SINGLE if task % 2 else FUSION,
+    )
     for task in range(6)
     for index in range(3)
 ]
@@ -30,27 +36,52 @@ class Line:
 
     def place(self, stage: str) -> Path:
         """The stage's snapshot; of the curated ones the first that was made."""
-        return Path(self.curated.open().path) if stage == "curation" else next((self.root / stage).iterdir())
+        return (
+            Path(self.curated.open().path)
+            if stage == "curation"
+            else next((self.root / stage).iterdir())
+        )
 
     def rewrite(self, stage: str, *changes: Change) -> None:
-        """The snapshot's rows once more, divided into as many parts as there are changes, each part changed by its own."""
+        """The snapshot's rows once more, divided into as many parts as there are changes, each part
+        changed by its own."""
         place = self.place(stage)
         rows = pl.concat([pl.read_parquet(part) for part in sorted(place.glob("part-*.parquet"))])
         for part in place.glob("part-*.parquet"):
             part.unlink()
         size = -(-rows.height // len(changes))
         for number, change in enumerate(changes):
-            change(rows.slice(number * size, size)).write_parquet(place / f"part-{number:020d}-00000000.parquet")
+            change(rows.slice(number * size, size)).write_parquet(
+                place / f"part-{number:020d}-00000000.parquet"
+            )
 
     def run(self, command: str, out: Path, *more: object) -> Result:
         verdicts, candidates = self.place("verification"), self.place("synthesis")
         arguments: dict[str, tuple[object, ...]] = {
             "curate": ("curate", "--verdicts", verdicts, "--candidates", candidates, "--out", out),
-            "analyze": ("analyze", "--verdicts", verdicts, "--candidates", candidates, "--out", out),
-            "publish": ("publish", "--root", self.root, "--curated", self.place("curation"), "--out", out),
+            "analyze": (
+                "analyze",
+                "--verdicts",
+                verdicts,
+                "--candidates",
+                candidates,
+                "--out",
+                out,
+            ),
+            "publish": (
+                "publish",
+                "--root",
+                self.root,
+                "--curated",
+                self.place("curation"),
+                "--out",
+                out,
+            ),
             "diff": ("diff", "--root", self.root, self.place("curation"), self.place("curation")),
         }
-        return CliRunner().invoke(main, [str(argument) for argument in (*arguments[command], *more)])
+        return CliRunner().invoke(
+            main, [str(argument) for argument in (*arguments[command], *more)]
+        )
 
 
 @pytest.fixture
@@ -59,13 +90,19 @@ def there(tmp_path: Path) -> Line:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def refused(done: Result) -> str:
     """The one line of an error."""
     assert done.exit_code == 2, (done.output, done.exception)
-    assert done.stdout == "" and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.output
+    assert (
+        done.stdout == "" and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    ), done.output
     assert done.stderr.rstrip().endswith(")") and " (" in done.stderr  # the fix
     return done.stderr
 
@@ -95,8 +132,14 @@ def timing(field: str, value: Any) -> Change:
     """Every timing's field as this value."""
 
     def change(frame: pl.DataFrame) -> pl.DataFrame:
-        kept = [pl.col("timing").struct.field(each.name) for each in frame.schema["timing"].fields if each.name != field]
-        there = pl.when(pl.col("timing").is_not_null()).then(pl.struct(*kept, pl.lit(value).alias(field)))
+        kept = [
+            pl.col("timing").struct.field(each.name)
+            for each in frame.schema["timing"].fields
+            if each.name != field
+        ]
+        there = pl.when(pl.col("timing").is_not_null()).then(
+            pl.struct(*kept, pl.lit(value).alias(field))
+        )
         return frame.with_columns(there.alias("timing"))
 
     return change
@@ -104,8 +147,14 @@ def timing(field: str, value: Any) -> Change:
 
 def untimed(field: str) -> Change:
     def change(frame: pl.DataFrame) -> pl.DataFrame:
-        kept = [pl.col("timing").struct.field(each.name) for each in frame.schema["timing"].fields if each.name != field]
-        return frame.with_columns(pl.when(pl.col("timing").is_not_null()).then(pl.struct(*kept)).alias("timing"))
+        kept = [
+            pl.col("timing").struct.field(each.name)
+            for each in frame.schema["timing"].fields
+            if each.name != field
+        ]
+        return frame.with_columns(
+            pl.when(pl.col("timing").is_not_null()).then(pl.struct(*kept)).alias("timing")
+        )
 
     return change
 
@@ -119,7 +168,9 @@ def twice(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def none_correct(frame: pl.DataFrame) -> pl.DataFrame:
-    return frame.with_columns(pl.lit("incorrect").alias("status"), pl.lit(None, frame.schema["timing"]).alias("timing"))
+    return frame.with_columns(
+        pl.lit("incorrect").alias("status"), pl.lit(None, frame.schema["timing"]).alias("timing")
+    )
 
 
 # (command, stage that is written again, how its parts change, what the error says)
@@ -171,10 +222,17 @@ REFUSED: list[tuple[str, str, tuple[Change, ...], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(
-    ("command", "stage", "changes", "parts"), REFUSED, ids=[f"{number}-{each[0]}-{each[1]}" for number, each in enumerate(REFUSED)]
+    ("command", "stage", "changes", "parts"),
+    REFUSED,
+    ids=[f"{number}-{each[0]}-{each[1]}" for number, each in enumerate(REFUSED)],
 )
 def test_what_cannot_be_used_is_one_error_and_changes_nothing(
-    tmp_path: Path, there: Line, command: str, stage: str, changes: tuple[Change, ...], parts: tuple[str, ...]
+    tmp_path: Path,
+    there: Line,
+    command: str,
+    stage: str,
+    changes: tuple[Change, ...],
+    parts: tuple[str, ...],
 ) -> None:
     out = tmp_path / "out"
     if command == "publish":
@@ -185,10 +243,14 @@ def test_what_cannot_be_used_is_one_error_and_changes_nothing(
         (out / "report.md").write_text("an earlier report")
     before = contents(out)
     there.rewrite(stage, *changes)
-    said = refused(there.run(command, out, *(("--name", "another") if command == "publish" else ())))
+    said = refused(
+        there.run(command, out, *(("--name", "another") if command == "publish" else ()))
+    )
     assert all(part in said for part in parts), said
     assert contents(out) == before
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]  # nothing half written beside it
+    assert not [
+        path for path in tmp_path.iterdir() if path.name.startswith(".")
+    ]  # nothing half written beside it
 
 
 def sets_of(out: Path) -> dict[str, pl.DataFrame]:
@@ -197,8 +259,14 @@ def sets_of(out: Path) -> dict[str, pl.DataFrame]:
 
 # (stage, how its parts change): the same result as before
 HARMLESS: dict[str, tuple[str, tuple[Change, ...]]] = {
-    "an older shard without what is optional": ("verification", (without("custom_kernels", "reason", "flags", "phases"), same)),
-    "an older shard before turns": ("synthesis", (without("turn", "parent", "finish_reason"), same)),
+    "an older shard without what is optional": (
+        "verification",
+        (without("custom_kernels", "reason", "flags", "phases"), same),
+    ),
+    "an older shard before turns": (
+        "synthesis",
+        (without("turn", "parent", "finish_reason"), same),
+    ),
     "an older timing with fewer fields": ("verification", (untimed("drift"), same)),
     "a narrower number": ("synthesis", (same, cast("reasoning_tokens", pl.Int32))),
     "whole numbers as floats": ("synthesis", (same, cast("reasoning_tokens", pl.Float64))),
@@ -217,7 +285,10 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, pl.DataFr
     place = tmp_path_factory.mktemp("usual")
     whole = Line(place / "root", SAMPLES)
     done_well(whole.run("curate", place / "sets", *BOTH))
-    return sets_of(place / "sets"), done_well(whole.run("publish", place / "published")).splitlines()[0]
+    return (
+        sets_of(place / "sets"),
+        done_well(whole.run("publish", place / "published")).splitlines()[0],
+    )
 
 
 @pytest.mark.parametrize("name", HARMLESS)
@@ -228,7 +299,9 @@ def test_shards_that_differ_in_what_does_not_matter_give_the_same_sets(
     there.rewrite(stage, *changes)
     done_well(there.run("curate", tmp_path / "sets", *BOTH))
     before, after = usual[0], sets_of(tmp_path / "sets")
-    assert before.keys() == after.keys() and all(before[name].equals(after[name]) for name in before)
+    assert before.keys() == after.keys() and all(
+        before[name].equals(after[name]) for name in before
+    )
     assert done_well(there.run("publish", tmp_path / "published")).splitlines()[0] == usual[1]
     assert "hold the same samples" in done_well(there.run("diff", tmp_path / "out"))
 
@@ -238,16 +311,25 @@ NO_SPEEDUPS = (float("nan"), float("inf"), float("-inf"), -2.0, 0.0, None)
 
 def no_speedups(frame: pl.DataFrame) -> pl.DataFrame:
     """In turn each of what is no speedup, in place of those that are."""
-    values = pl.Series([NO_SPEEDUPS[place % len(NO_SPEEDUPS)] for place in range(frame.height)], dtype=pl.Float64)
+    values = pl.Series(
+        [NO_SPEEDUPS[place % len(NO_SPEEDUPS)] for place in range(frame.height)], dtype=pl.Float64
+    )
     if "timing" not in frame.columns:
         return frame.with_columns(values.alias("speedup"))
-    kept = [pl.col("timing").struct.field(each.name) for each in frame.schema["timing"].fields if each.name != "speedup"]
-    changed = pl.when(pl.col("timing").is_not_null()).then(pl.struct(*kept, values.alias("speedup")))
+    kept = [
+        pl.col("timing").struct.field(each.name)
+        for each in frame.schema["timing"].fields
+        if each.name != "speedup"
+    ]
+    changed = pl.when(pl.col("timing").is_not_null()).then(
+        pl.struct(*kept, values.alias("speedup"))
+    )
     return frame.with_columns(changed.alias("timing"))
 
 
 def test_a_speedup_that_is_no_speedup_is_no_number_anywhere(tmp_path: Path, there: Line) -> None:
-    """Such a sample counts as not timed: it can be the shortest, never the fastest, and no table or page has its value as a speedup."""
+    """Such a sample counts as not timed: it can be the shortest, never the fastest, and no table or
+    page has its value as a speedup."""
     there.rewrite("verification", no_speedups, same)
     shown = done_well(there.run("curate", tmp_path / "sets", *BOTH))
     assert "nan" not in shown.lower().split()
@@ -274,10 +356,15 @@ def test_a_speedup_that_is_no_speedup_is_no_number_anywhere(tmp_path: Path, ther
 )
 def test_one_task_only(tmp_path: Path, command: str, said: str) -> None:
     one = Line(tmp_path / "root", [each for each in SAMPLES if each["task"] == "t/1"])
-    more = ("--strategy", "concur", "--strategy", "shuffled_reasoning") if command == "curate" else ()
+    more = (
+        ("--strategy", "concur", "--strategy", "shuffled_reasoning") if command == "curate" else ()
+    )
     assert said in done_well(one.run(command, tmp_path / "out", *more))
     if command == "curate":
-        assert sets_of(tmp_path / "out").keys() == {"concur"} and sets_of(tmp_path / "out")["concur"].height == 2
+        assert (
+            sets_of(tmp_path / "out").keys() == {"concur"}
+            and sets_of(tmp_path / "out")["concur"].height == 2
+        )
 
 
 def test_no_correct_candidate_is_analysed_as_such(tmp_path: Path, there: Line) -> None:
@@ -289,9 +376,14 @@ def test_no_correct_candidate_is_analysed_as_such(tmp_path: Path, there: Line) -
 def test_the_first_verdict_of_a_candidate_counts(tmp_path: Path, there: Line, command: str) -> None:
     """In two tables and in one that holds both."""
     later = pl.read_parquet(there.place("verification") / "*.parquet")
-    both = later.join(pl.read_parquet(there.place("synthesis") / "*.parquet").drop("task_id", "language"), on="candidate_id")
+    both = later.join(
+        pl.read_parquet(there.place("synthesis") / "*.parquet").drop("task_id", "language"),
+        on="candidate_id",
+    )
     none_correct(both).vstack(both).write_parquet(tmp_path / "one.parquet")
-    done = CliRunner().invoke(main, [command, "--verdicts", str(tmp_path / "one.parquet"), "--out", str(tmp_path / "out")])
+    done = CliRunner().invoke(
+        main, [command, "--verdicts", str(tmp_path / "one.parquet"), "--out", str(tmp_path / "out")]
+    )
     if command == "analyze":
         assert "cannot be said" in done_well(done) and "18 repeated" in done.stdout
         return
@@ -300,11 +392,22 @@ def test_the_first_verdict_of_a_candidate_counts(tmp_path: Path, there: Line, co
     assert "none of 18 candidates (0 correct)" in refused(there.run(command, tmp_path / "out"))
 
 
-def test_a_set_published_before_its_snapshots_broke_is_compared_all_the_same(tmp_path: Path, there: Line) -> None:
+def test_a_set_published_before_its_snapshots_broke_is_compared_all_the_same(
+    tmp_path: Path, there: Line
+) -> None:
     """A published folder holds its rows; only why they changed is told by what it was made from."""
     done_well(there.run("publish", tmp_path / "published"))
     there.rewrite("curation", without("criterion"))
-    done = CliRunner().invoke(main, ["diff", str(tmp_path / "published"), str(tmp_path / "published"), "--root", str(there.root)])
+    done = CliRunner().invoke(
+        main,
+        [
+            "diff",
+            str(tmp_path / "published"),
+            str(tmp_path / "published"),
+            "--root",
+            str(there.root),
+        ],
+    )
     assert "hold the same samples" in done_well(done)
 
 

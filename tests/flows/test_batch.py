@@ -1,4 +1,5 @@
-"""`concur verify-batch` as a user runs it: interrupted in the middle, started again, served for nothing; and what it refuses."""
+"""`concur verify-batch` as a user runs it: interrupted in the middle, started again, served for
+nothing; and what it refuses."""
 
 from __future__ import annotations
 
@@ -20,15 +21,16 @@ import psutil
 import pytest
 
 import flows
-from flows import batch, watch
-from flows.batch import checked_address, print_summary, verify_batch
 from flows.config import load_protocol
-from flows.watch import Watch
+from kernels_eval.cluster.telemetry import Telemetry
 from kernels_eval.errors import DeviceError, EvalError, UsageError
 from kernels_eval.records import Language, Status, Verdict
-from kernels_eval.telemetry import Telemetry
 from tasks.sources import bundled
-from tasks.store import Snapshot
+from tasks.store.snapshot import Snapshot
+from tasks.verification import batch
+from tasks.verification import batch_progress as watch
+from tasks.verification.batch import checked_address, print_summary, verify_batch
+from tasks.verification.batch_progress import Watch
 
 ROOT = Path(flows.__file__).parent.parent
 NAMES = ("cumulative_sum", "softmax_rows")
@@ -38,25 +40,45 @@ CODE = "class ModelNew: pass\n"
 
 @pytest.fixture
 def inputs(tmp_path: Path) -> tuple[Path, Path]:
-    """Six candidates of two bundled tasks: five responses, of which two are wrong, and one without code."""
+    """Six candidates of two bundled tasks: five responses, of which two are wrong, and one without
+    code."""
     tasks = [task for task in bundled.load("train") if task.name in NAMES]
-    texts = [(task, bundled.responses(task.name, "cpp")[number]) for task in tasks for number in (0, 1)]
-    texts += [(tasks[0], bundled.responses(tasks[0].name, "cpp")[4]), (tasks[1], "I would rather not.")]
-    rows = [{"task_id": task.task_id, "candidate_id": f"mine-{row}", "response": text} for row, (task, text) in enumerate(texts)]
+    texts = [
+        (task, bundled.responses(task.name, "cpp")[number]) for task in tasks for number in (0, 1)
+    ]
+    texts += [
+        (tasks[0], bundled.responses(tasks[0].name, "cpp")[4]),
+        (tasks[1], "I would rather not."),
+    ]
+    rows = [
+        {"task_id": task.task_id, "candidate_id": f"mine-{row}", "response": text}
+        for row, (task, text) in enumerate(texts)
+    ]
     pl.DataFrame(rows).write_parquet(tmp_path / "candidates.parquet")
-    pl.DataFrame([{"task_id": task.task_id, "code": task.code} for task in tasks]).write_parquet(tmp_path / "tasks.parquet")
+    pl.DataFrame([{"task_id": task.task_id, "code": task.code} for task in tasks]).write_parquet(
+        tmp_path / "tasks.parquet"
+    )
     return tmp_path / "candidates.parquet", tmp_path / "tasks.parquet"
 
 
 class Command:
-    """`concur verify-batch` in a session of its own, as a terminal has it; its stderr is read line by line."""
+    """`concur verify-batch` in a session of its own, as a terminal has it; its stderr is read line
+    by line."""
 
     def __init__(self, directory: Path, *arguments: str) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("RAY_")
+        }
         environment |= {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
         command = [sys.executable, "-m", "flows.cli", "verify-batch", *arguments]
         self.process = subprocess.Popen(
-            command, cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            command,
+            cwd=directory,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         self.stderr: list[str] = []
         self._lines: Queue[str | None] = Queue()
@@ -108,11 +130,14 @@ def kept(out: Path) -> dict[str, dict]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_interrupted_then_finished_then_served(tmp_path: Path, inputs: tuple[Path, Path], commands: list[Command]) -> None:
+def test_interrupted_then_finished_then_served(
+    tmp_path: Path, inputs: tuple[Path, Path], commands: list[Command]
+) -> None:
     arguments = ("candidates.parquet", "--tasks", "tasks.parquet", "--out", "out", *QUICK)
     out = tmp_path / "out"
 
-    # 1. Ctrl-C once there is a verdict of a worker, as a terminal sends it: to the whole group; and again while it is stopping
+    # 1. Ctrl-C once there is a verdict of a worker, as a terminal sends it: to the whole group; and
+    # again while it is stopping
     first = Command(tmp_path, *arguments)
     commands.append(first)
     first.wait_for(r"^verification [2-5]/6 ")  # the one without code is the first
@@ -123,7 +148,9 @@ def test_interrupted_then_finished_then_served(tmp_path: Path, inputs: tuple[Pat
     os.killpg(first.process.pid, signal.SIGINT)
     status, stdout = first.finish()
     assert (status, stdout) == (130, ""), "".join(first.stderr)
-    assert first.stderr[-1].startswith("interrupted: what is finished is kept") and "Traceback" not in "".join(first.stderr)
+    assert first.stderr[-1].startswith(
+        "interrupted: what is finished is kept"
+    ) and "Traceback" not in "".join(first.stderr)
     assert psutil.wait_procs(workers, timeout=30)[1] == []
     before = kept(out)
     assert 2 <= len(before) < 6
@@ -135,12 +162,18 @@ def test_interrupted_then_finished_then_served(tmp_path: Path, inputs: tuple[Pat
     status, stdout = second.finish()
     assert status == 0, "".join(second.stderr)
     after = kept(out)
-    assert len(after) == 6 and {key: after[key] for key in before} == before  # the very same rows, timings included
+    assert (
+        len(after) == 6 and {key: after[key] for key in before} == before
+    )  # the very same rows, timings included
     data = json.loads(stdout)  # alone on stdout
-    assert data["this_run"]["by_workers"] == 6 - len(before) and data["this_run"]["without_worker"] == len(before)
+    assert data["this_run"]["by_workers"] == 6 - len(before) and data["this_run"][
+        "without_worker"
+    ] == len(before)
     assert data["candidates"] == sum(data["statuses"].values()) == 6 and data["tasks"] == 2
     assert data["reasons"]["no_code"] == {"no_code_block": 1} and data["statuses"]["correct"] >= 2
-    assert data["speedup"]["timed"] == data["statuses"]["correct"] and set(data["speedup"]["quantiles"]) == {
+    assert data["speedup"]["timed"] == data["statuses"]["correct"] and set(
+        data["speedup"]["quantiles"]
+    ) == {
         "0.1",
         "0.25",
         "0.5",
@@ -148,15 +181,21 @@ def test_interrupted_then_finished_then_served(tmp_path: Path, inputs: tuple[Pat
         "0.9",
     }
     assert data["seconds"]["timing_s"]["candidates"] == data["statuses"]["correct"]
-    assert sum(data["builds"]["tiers"].values()) == 5 and data["telemetry"]["candidates"] == 6 - len(before)
+    assert sum(data["builds"]["tiers"].values()) == 5 and data["telemetry"][
+        "candidates"
+    ] == 6 - len(before)
     assert data["protocol"]["timing"]["max_s"] == 0.3
     stored = json.loads((out / "summary.json").read_text())
     assert stored == {name: value for name, value in data.items() if name != "this_run"}
 
     # the table is under the ids of the user's own, and every row is a legal verdict
     rows = pl.read_parquet(out / "verdicts.parquet").sort("row").to_dicts()
-    assert [(row["candidate_id"], row["row"]) for row in rows] == [(f"mine-{row}", row) for row in range(6)]
-    assert [row["status"] for row in rows][-1] == "no_code" and {row["sample_index"] for row in rows} == {0, 1, 2}
+    assert [(row["candidate_id"], row["row"]) for row in rows] == [
+        (f"mine-{row}", row) for row in range(6)
+    ]
+    assert [row["status"] for row in rows][-1] == "no_code" and {
+        row["sample_index"] for row in rows
+    } == {0, 1, 2}
     for row in rows:
         Verdict.model_validate({name: row[name] for name in Verdict.model_fields})
 
@@ -170,48 +209,79 @@ def test_interrupted_then_finished_then_served(tmp_path: Path, inputs: tuple[Pat
     assert "ray" not in sys.modules or not batch._ray_runs()
 
 
-def test_a_table_without_any_code_needs_no_worker(tmp_path: Path, inputs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    """Everything but the workers: the snapshots, both files, the numbers of a batch in which nothing ran, and growing it by a row."""
+def test_a_table_without_any_code_needs_no_worker(
+    tmp_path: Path, inputs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Everything but the workers: the snapshots, both files, the numbers of a batch in which
+    nothing ran, and growing it by a row."""
     tasks = pl.read_parquet(inputs[1])["task_id"].to_list()
-    rows = [{"task_id": tasks[0], "response": "no"}, {"task_id": tasks[1], "response": "```python\nclass ModelNew:"}]
+    rows = [
+        {"task_id": tasks[0], "response": "no"},
+        {"task_id": tasks[1], "response": "```python\nclass ModelNew:"},
+    ]
     ids = []
     for count in (1, 2, 2):
         pl.DataFrame(rows[:count]).write_parquet(inputs[0])
         data = call(*inputs)
         assert data["candidates"] == count and data["this_run"]["by_workers"] == 0
-        ids.append(pl.read_parquet(tmp_path / "out" / "verdicts.parquet").sort("row")["candidate_id"].to_list())
-    assert data["reasons"] == {"no_code": {"no_code_block": 1, "truncated": 1}} and data["telemetry"] is None
-    assert data["speedup"] == {"timed": 0, "above_1": 0, "quantiles": {}} and data["builds"] == {"tiers": {}, "cached": 0}
+        ids.append(
+            pl.read_parquet(tmp_path / "out" / "verdicts.parquet")
+            .sort("row")["candidate_id"]
+            .to_list()
+        )
+    assert (
+        data["reasons"] == {"no_code": {"no_code_block": 1, "truncated": 1}}
+        and data["telemetry"] is None
+    )
+    assert data["speedup"] == {"timed": 0, "above_1": 0, "quantiles": {}} and data["builds"] == {
+        "tiers": {},
+        "cached": 0,
+    }
     assert all(phase["candidates"] == 0 for phase in data["seconds"].values())
     assert ids[1] == ids[2] and ids[1][0] == ids[0][0]
-    assert len(list((tmp_path / "out" / "snapshots" / "verification").iterdir())) == 2  # one a table; the third call found the second's
+    assert (
+        len(list((tmp_path / "out" / "snapshots" / "verification").iterdir())) == 2
+    )  # one a table; the third call found the second's
     capsys.readouterr()
     print_summary(data)
     shown = capsys.readouterr().out
     assert "truncated" in shown and "builds: none" in shown and "speedup" not in shown
 
 
-# -- what is refused, before anything is written -----------------------------------------------------------------------------------------
+# -- what is refused, before anything is written ---------------------------------------------------
 
 
 def refused(tmp_path: Path, *arguments: str) -> str:
     command = [sys.executable, "-m", "flows.cli", "verify-batch", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=environment)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=environment
+    )
     lines = done.stderr.splitlines()
-    assert (done.returncode, done.stdout, len(lines)) == (2, "", 1), (done.returncode, done.stdout, done.stderr)
+    assert (done.returncode, done.stdout, len(lines)) == (2, "", 1), (
+        done.returncode,
+        done.stdout,
+        done.stderr,
+    )
     assert not (tmp_path / "out").exists()
     return lines[0]
 
 
-def test_bad_input_is_one_line_and_nothing_is_written(tmp_path: Path, inputs: tuple[Path, Path]) -> None:
+def test_bad_input_is_one_line_and_nothing_is_written(
+    tmp_path: Path, inputs: tuple[Path, Path]
+) -> None:
     end = ("--tasks", "tasks.parquet", "--out", "out")
     pl.DataFrame({"task_id": ["t"], "text": ["x"]}).write_parquet(tmp_path / "bad.parquet")
     line = refused(tmp_path, "bad.parquet", *end)
-    assert "bad.parquet is no table of candidates: its columns are task_id, text" in line and "wanted: task_id, code" in line
+    assert (
+        "bad.parquet is no table of candidates: its columns are task_id, text" in line
+        and "wanted: task_id, code" in line
+    )
     line = refused(tmp_path, "candidates.parquet", *end, "--set", "timing.max=1", "--json")
     assert "unknown key 'timing.max'" in line and "did you mean timing.max_s?" in line
-    assert "timing.max_s = 'soon'" in refused(tmp_path, "candidates.parquet", *end, "--set", "timing.max_s=soon")
+    assert "timing.max_s = 'soon'" in refused(
+        tmp_path, "candidates.parquet", *end, "--set", "timing.max_s=soon"
+    )
     line = refused(tmp_path, "candidates.parquet", *end, "--address", "ray://head:10001")
     assert "Ray Client" in line and "--address auto" in line
 
@@ -221,19 +291,28 @@ def call(candidates: Path, tasks: Path, **options: Any) -> dict[str, Any]:
 
 
 def test_candidates_without_their_task_are_counted_and_the_first_is_named(tmp_path: Path) -> None:
-    rows = [{"task_id": name, "code": CODE} for name in ("here", "gone\x1b[1m", "gone\x1b[1m", "far", "here")]
+    rows = [
+        {"task_id": name, "code": CODE}
+        for name in ("here", "gone\x1b[1m", "gone\x1b[1m", "far", "here")
+    ]
     pl.DataFrame(rows).write_parquet(tmp_path / "c.parquet")
     program = "class Model: pass\ndef get_inputs(): return []\ndef get_init_inputs(): return []\n"
     pl.DataFrame([{"task_id": "here", "code": program}]).write_parquet(tmp_path / "t.parquet")
     with pytest.raises(
-        UsageError, match=r"3 of 5 candidates of .*c\.parquet answer tasks that are not in .*: 2 tasks, the first is"
+        UsageError,
+        match=(
+            r"3 of 5 candidates of .*c\.parquet answer tasks that are not in .*: 2 tasks, the"
+            r" first is"
+        ),
     ) as caught:
         call(tmp_path / "c.parquet", tmp_path / "t.parquet")
     assert "gone?[1m" in str(caught.value) and "\x1b" not in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_language_without_its_device_and_an_out_that_is_a_file(inputs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_language_without_its_device_and_an_out_that_is_a_file(
+    inputs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(DeviceError, match="triton kernels need an NVIDIA GPU"):
         call(*inputs, language=Language.TRITON)
@@ -263,7 +342,7 @@ def test_a_ray_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) 
     def fails(address: str | None) -> None:
         raise Exception("The current node timed out during startup.\nmore")
 
-    monkeypatch.setattr("kernels_eval.pool.start_ray", fails)
+    monkeypatch.setattr("kernels_eval.cluster.pool.start_ray", fails)
     with pytest.raises(EvalError, match="Ray does not start: The current node timed out") as caught:
         batch._start_ray(None)
     assert not isinstance(caught.value, UsageError) and "\n" not in str(caught.value)
@@ -271,7 +350,7 @@ def test_a_ray_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) 
         batch._start_ray("auto")
 
 
-# -- what is shown -----------------------------------------------------------------------------------------------------------------------
+# -- what is shown ---------------------------------------------------------------------------------
 
 
 class Clock:
@@ -286,7 +365,9 @@ def test_the_line_counts_what_was_there_and_estimates_from_what_workers_reach(
 ) -> None:
     clock, seen = Clock(), Telemetry(builders=1, devices=1)
     monkeypatch.setattr(watch, "time", clock)
-    verdict = Verdict(candidate_id="c", task_id="t", language=Language.CPP, status=Status.CORRECT, reason="ok")
+    verdict = Verdict(
+        candidate_id="c", task_id="t", language=Language.CPP, status=Status.CORRECT, reason="ok"
+    )
     with Watch("verification") as shown:
         shown.plans(200, {"no_code": 30, "correct": 70})
         shown.follow(lambda: seen)
@@ -300,7 +381,11 @@ def test_the_line_counts_what_was_there_and_estimates_from_what_workers_reach(
         assert "1,200/h" in shown.facts() and "5 min elapsed" in shown.facts()
         assert shown.facts()[-1].startswith("about 5 min left (4 min to 6 min")
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split("  ")[0] for line in lines] == ["verification 100/300", "verification 101/300", "verification 200/300"]
+    assert [line.split("  ")[0] for line in lines] == [
+        "verification 100/300",
+        "verification 101/300",
+        "verification 200/300",
+    ]
     assert all("note" not in line and "\x1b" not in line for line in lines)
 
 
@@ -312,23 +397,50 @@ def test_the_bar_shows_the_same_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -
     shown.plans(10, {"correct": 5})
     with console.capture() as capture:
         console.print(bar.get_renderable())
-    assert "verification" in capture.get() and "5/15 (33%)" in capture.get() and "correct 5" in capture.get()
+    assert (
+        "verification" in capture.get()
+        and "5/15 (33%)" in capture.get()
+        and "correct 5" in capture.get()
+    )
 
 
 def test_the_end_shows_numbers_and_no_markup_of_others(capsys: pytest.CaptureFixture[str]) -> None:
     data = {
-        "candidates": 4, "tasks": 2, "language": "cpp", "device": "[red]CPU\x1b[31m",
-        "statuses": {"correct": 3, "timeout": 1}, "reasons": {"correct": {"ok": 3}, "timeout": {"run": 1}},
-        "speedup": {"timed": 3, "above_1": 2, "quantiles": {"0.1": 0.5, "0.5": 1.25, "0.9": 12.3456}},
-        "seconds": {"build_s": {"candidates": 4, "sum": 8.0, "mean": 2.0}, "load_s": {"candidates": 0, "sum": 0.0, "mean": 0.0}},
-        "builds": {"tiers": {"lite": 3, "full": 1}, "cached": 2}, "quarantined": ["[bold]GPU 0\x1b[0m"],
-        "verdicts": "out/" + "long/" * 40 + "v", "summary": "out/s", "snapshots": {"verdicts": "/x"},
+        "candidates": 4,
+        "tasks": 2,
+        "language": "cpp",
+        "device": "[red]CPU\x1b[31m",
+        "statuses": {"correct": 3, "timeout": 1},
+        "reasons": {"correct": {"ok": 3}, "timeout": {"run": 1}},
+        "speedup": {
+            "timed": 3,
+            "above_1": 2,
+            "quantiles": {"0.1": 0.5, "0.5": 1.25, "0.9": 12.3456},
+        },
+        "seconds": {
+            "build_s": {"candidates": 4, "sum": 8.0, "mean": 2.0},
+            "load_s": {"candidates": 0, "sum": 0.0, "mean": 0.0},
+        },
+        "builds": {"tiers": {"lite": 3, "full": 1}, "cached": 2},
+        "quarantined": ["[bold]GPU 0\x1b[0m"],
+        "verdicts": "out/" + "long/" * 40 + "v",
+        "summary": "out/s",
+        "snapshots": {"verdicts": "/x"},
         "this_run": {"seconds": 3.2, "by_workers": 3, "without_worker": 1},
-    }  # fmt: skip
+    }
     print_summary(data)
     shown = capsys.readouterr().out
     assert "\x1b" not in shown and "[red]CPU?[31m" in shown and "[bold]GPU 0?[0m" in shown
-    for text in ("75.0%", "25.0%", "1.25", "12.3", "build_s", "4 (lite 3, full 1); 2 from the cache", "3 verified now", data["verdicts"]):
+    for text in (
+        "75.0%",
+        "25.0%",
+        "1.25",
+        "12.3",
+        "build_s",
+        "4 (lite 3, full 1); 2 from the cache",
+        "3 verified now",
+        data["verdicts"],
+    ):
         assert text in shown, text
     assert "load_s" not in shown
     print_summary({**data, "this_run": {"seconds": 0.1, "by_workers": 0, "without_worker": 4}})

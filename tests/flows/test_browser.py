@@ -1,6 +1,7 @@
-"""What a person does on the first morning, in a real browser and with real servers: open the deployment, fill the form, start the refresh,
-watch it to its end, read its artifacts, follow the link to MLflow; then the same with a sweep, whose runs are compared in MLflow and on our
-own page; then with every other deployment. `make test-browser` runs it; pictures go to $CONCUR_SCREENSHOTS.
+"""What a person does on the first morning, in a real browser and with real servers: open the
+deployment, fill the form, start the refresh, watch it to its end, read its artifacts, follow the
+link to MLflow; then the same with a sweep, whose runs are compared in MLflow and on our own page;
+then with every other deployment. `make test-browser` runs it; pictures go to $CONCUR_SCREENSHOTS.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ TINY = (
 SLOW_MS = 120_000  # pages of a machine whose cores verify kernels meanwhile
 RUN_S = 1800.0
 GONE_S = 30.0
-"""From the button until no process of the run is left (flows.guard.stopping)."""
+"""From the button until no process of the run is left (flows.runtime.shutdown)."""
 
 
 class Stack(NamedTuple):
@@ -58,15 +59,30 @@ class Stack(NamedTuple):
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     root = tmp_path_factory.mktemp("browser") / "root"
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_", "RAY_", "CONCUR_ROOT"))}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PREFECT_", "MLFLOW_", "RAY_", "CONCUR_ROOT"))
+    }
     clean |= {"PYTHONPATH": str(ROOT), "PREFECT_CLI_PROMPT": "false", "DO_NOT_TRACK": "1"}
     ports = {name: free_port() for name in ("prefect", "mlflow", "worker", "ray", "ray-client")}
     try:
-        command("up", "--root", str(root), *(word for name, port in ports.items() for word in (f"--{name}-port", str(port))), env=clean)
+        command(
+            "up",
+            "--root",
+            str(root),
+            *(word for name, port in ports.items() for word in (f"--{name}-port", str(port))),
+            env=clean,
+        )
         told = shlex.split(command("env", "--root", str(root), env=clean))
         environment = clean | dict(word.split("=", 1) for word in told if "=" in word)
         run([sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"], environment)
-        yield Stack(f"http://127.0.0.1:{ports['prefect']}", f"http://127.0.0.1:{ports['mlflow']}", root, environment)
+        yield Stack(
+            f"http://127.0.0.1:{ports['prefect']}",
+            f"http://127.0.0.1:{ports['mlflow']}",
+            root,
+            environment,
+        )
     finally:
         command("down", "--root", str(root), env=clean)
 
@@ -76,7 +92,15 @@ def command(*words: str, env: dict[str, str]) -> str:
 
 
 def run(words: list[str], env: dict[str, str]) -> str:
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=600, cwd=ROOT, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        words,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -138,7 +162,11 @@ def follow(browser: Browser, stack: Stack, run: dict[str, Any], key: str, words:
 
 def runs(stack: Stack, flow_name: str) -> list[dict[str, Any]]:
     body = {"flows": {"name": {"any_": [flow_name]}}, "sort": "START_TIME_DESC"}
-    return httpx.post(f"{stack.prefect}/api/flow_runs/filter", json=body, timeout=60).raise_for_status().json()
+    return (
+        httpx.post(f"{stack.prefect}/api/flow_runs/filter", json=body, timeout=60)
+        .raise_for_status()
+        .json()
+    )
 
 
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
@@ -148,14 +176,25 @@ def submitted(page: Page, stack: Stack, flow_name: str) -> str:
     """Press Submit. The id of the run that comes of it."""
     before = {run["id"] for run in runs(stack, flow_name)}
     page.get_by_role("button", name="Submit").click()
-    return until(page, lambda: next((run["id"] for run in runs(stack, flow_name) if run["id"] not in before), None))
+    return until(
+        page,
+        lambda: next(
+            (run["id"] for run in runs(stack, flow_name) if run["id"] not in before), None
+        ),
+    )
 
 
-def reached(page: Page, stack: Stack, run_id: str, states: tuple[str, ...] = ENDED) -> dict[str, Any]:
+def reached(
+    page: Page, stack: Stack, run_id: str, states: tuple[str, ...] = ENDED
+) -> dict[str, Any]:
     """The run, once it is in one of these states."""
 
     def there() -> dict[str, Any] | None:
-        run = httpx.get(f"{stack.prefect}/api/flow_runs/{run_id}", timeout=60).raise_for_status().json()
+        run = (
+            httpx.get(f"{stack.prefect}/api/flow_runs/{run_id}", timeout=60)
+            .raise_for_status()
+            .json()
+        )
         return run if run["state_type"] in states else None
 
     return until(page, there)
@@ -165,7 +204,9 @@ def until(page: Page, found: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + RUN_S
     while not (answer := found()):
         assert time.monotonic() < deadline
-        page.wait_for_timeout(2000)  # between two questions; a page's requests stand still while this thread sleeps
+        page.wait_for_timeout(
+            2000
+        )  # between two questions; a page's requests stand still while this thread sleeps
     return answer
 
 
@@ -200,11 +241,19 @@ def test_a_refresh_from_the_form_to_the_page_in_mlflow(stack: Stack, browser: Br
     (inner,) = runs(stack, "refresh the data set")
     page.goto(f"{stack.prefect}/runs/flow-run/{inner['id']}")
     page.get_by_text("Completed", exact=True).first.wait_for()
-    page.get_by_text("ask the recorded responses for 2 cpp kernels for each of 3 tasks").first.wait_for()  # in the log
+    page.get_by_text(
+        "ask the recorded responses for 2 cpp kernels for each of 3 tasks"
+    ).first.wait_for()  # in the log
     browser.shot("4-completed")
     page.get_by_text("Artifacts", exact=True).first.click()
     page.get_by_text("morning-report", exact=True).wait_for()
-    for kept in ("refresh-progress", "status-by-family", "composition", "snapshots", "training-set"):
+    for kept in (
+        "refresh-progress",
+        "status-by-family",
+        "composition",
+        "snapshots",
+        "training-set",
+    ):
         page.get_by_text(kept, exact=True).wait_for()
     browser.shot("5-artifacts")
     page.get_by_text("morning-report", exact=True).click()
@@ -218,12 +267,20 @@ def test_a_refresh_from_the_form_to_the_page_in_mlflow(stack: Stack, browser: Br
     browser.shot("8-mlflow")
     assert browser.page_errors == []
 
-    report = json.loads(command("morning", "--root", str(stack.root), "--json", env=stack.environment))
-    assert (report["refresh"]["ending"], report["refresh"]["name"], report["refresh"]["strategy"]) == ("finished", "browser", "min_length")
+    report = json.loads(
+        command("morning", "--root", str(stack.root), "--json", env=stack.environment)
+    )
+    assert (
+        report["refresh"]["ending"],
+        report["refresh"]["name"],
+        report["refresh"]["strategy"],
+    ) == ("finished", "browser", "min_length")
     assert {change["what"]: change["rows"] for change in report["changes"]}["candidates"] == 6
 
 
-def test_a_sweep_from_the_form_to_the_comparison_of_its_runs(stack: Stack, browser: Browser) -> None:
+def test_a_sweep_from_the_form_to_the_comparison_of_its_runs(
+    stack: Stack, browser: Browser
+) -> None:
     page = browser.page
     opened(page, stack, "ablations")
     field(page, "Name").locator("textarea").fill("weekly")
@@ -244,7 +301,9 @@ def test_a_sweep_from_the_form_to_the_comparison_of_its_runs(stack: Stack, brows
     browser.shot("11-sweep-running")
     outer = reached(page, stack, started)
     assert outer["state_type"] == "COMPLETED", outer["state"]
-    page.get_by_text("Completed", exact=True).first.wait_for()  # the page that was open all the while
+    page.get_by_text(
+        "Completed", exact=True
+    ).first.wait_for()  # the page that was open all the while
     (inner,) = runs(stack, "ablation sweep")
     assert inner["name"].startswith("ablate weekly: concur, random, ")
     (folder,) = (stack.root / "ablations").glob("*/comparison.html")
@@ -274,7 +333,15 @@ def test_a_sweep_from_the_form_to_the_comparison_of_its_runs(stack: Stack, brows
     browser.shot("15-two-runs-chosen")
     page.get_by_role("button", name="Compare", exact=True).click()
     page.get_by_text("Comparing 2 Runs from 1 Experiment").wait_for()
-    for shown in ("concur-all-seed0", "random-all-seed0", "exec_at_1", "exec_at_1_lower", "fast_1_at_1", "curated_rows", "gpu_hours"):
+    for shown in (
+        "concur-all-seed0",
+        "random-all-seed0",
+        "exec_at_1",
+        "exec_at_1_lower",
+        "fast_1_at_1",
+        "curated_rows",
+        "gpu_hours",
+    ):
         page.get_by_text(shown, exact=True).first.wait_for(state="attached")
     browser.shot("16-two-runs-compared")
     page.get_by_text("exec_at_1", exact=True).first.scroll_into_view_if_needed()
@@ -293,10 +360,14 @@ def test_a_sweep_from_the_form_to_the_comparison_of_its_runs(stack: Stack, brows
     page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
     browser.shot("20-comparison")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert page.get_by_role("link", name="run", exact=True).count() == 4  # of each branch, in MLflow and in Prefect
+    assert (
+        page.get_by_role("link", name="run", exact=True).count() == 4
+    )  # of each branch, in MLflow and in Prefect
 
 
-def test_a_run_is_cancelled_by_the_button_and_goes_on_as_a_copy(stack: Stack, browser: Browser) -> None:
+def test_a_run_is_cancelled_by_the_button_and_goes_on_as_a_copy(
+    stack: Stack, browser: Browser
+) -> None:
     page = browser.page
     opened(page, stack, "nightly")
     choose(page, "Profile", "local")
@@ -308,8 +379,17 @@ def test_a_run_is_cancelled_by_the_button_and_goes_on_as_a_copy(stack: Stack, br
     page.goto(f"{stack.prefect}/runs/flow-run/{started}")
 
     def verifying() -> list[Path]:
-        found = [path for path in stack.root.glob("verification/*") if path.is_dir() and not (path / "manifest.json").exists()]
-        return [path for path in found if list(path.glob("part-*")) or any(each.stat().st_size for each in path.glob(".journal-*"))]
+        found = [
+            path
+            for path in stack.root.glob("verification/*")
+            if path.is_dir() and not (path / "manifest.json").exists()
+        ]
+        return [
+            path
+            for path in found
+            if list(path.glob("part-*"))
+            or any(each.stat().st_size for each in path.glob(".journal-*"))
+        ]
 
     (snapshot,) = until(page, verifying)
     before = rows_there(stack.root)
@@ -325,7 +405,9 @@ def test_a_run_is_cancelled_by_the_button_and_goes_on_as_a_copy(stack: Stack, br
     assert reached(page, stack, started)["state_type"] == "CANCELLED"
     page.get_by_text("Cancelled", exact=True).first.wait_for()
     browser.shot("31-cancelled")
-    assert not (snapshot / "manifest.json").exists() and before.keys() <= rows_there(stack.root).keys()
+    assert (
+        not (snapshot / "manifest.json").exists() and before.keys() <= rows_there(stack.root).keys()
+    )
 
     page.locator(".p-icon-button-menu").first.click()
     page.get_by_text("Copy to new run").first.click()
@@ -338,7 +420,8 @@ def test_a_run_is_cancelled_by_the_button_and_goes_on_as_a_copy(stack: Stack, br
 
 
 def test_every_other_deployment_runs_from_its_form(stack: Stack, browser: Browser) -> None:
-    """The line first: the others take up what it leaves. The second training is another one, whose adapter is then the one to score."""
+    """The line first: the others take up what it leaves. The second training is another one, whose
+    adapter is then the one to score."""
     page = browser.page
     shown = {
         "line": ("whole line", {"mlflow-run", "report-page"}),
@@ -362,7 +445,9 @@ def test_every_other_deployment_runs_from_its_form(stack: Stack, browser: Browse
     assert browser.page_errors == []
 
 
-def test_a_form_that_cannot_be_used_ends_the_run_with_one_sentence(stack: Stack, browser: Browser) -> None:
+def test_a_form_that_cannot_be_used_ends_the_run_with_one_sentence(
+    stack: Stack, browser: Browser
+) -> None:
     page = browser.page
     opened(page, stack, "curate")
     override(page, ["curation.stratgy=best"])

@@ -1,7 +1,9 @@
-"""A night that is cancelled in the Prefect UI, or killed, in each stage in turn: nothing is left running, nothing is lost, nothing twice.
+"""A night that is cancelled in the Prefect UI, or killed, in each stage in turn: nothing is left
+running, nothing is lost, nothing twice.
 
-One root, one deployment, one process worker. Each test starts the same run, waits until it is in its stage and stops it; the last lets the
-run end. The tests of one stage therefore also show that what was stopped before goes on.
+One root, one deployment, one process worker. Each test starts the same run, waits until it is in
+its stage and stops it; the last lets the run end. The tests of one stage therefore also show that
+what was stopped before goes on.
 """
 
 from __future__ import annotations
@@ -53,7 +55,11 @@ class Line(NamedTuple):
     config: dict[str, Any]
 
     def unfinished(self, stage: str) -> list[Path]:
-        return [path for path in self.root.glob(f"{stage}/*") if path.is_dir() and not (path / "manifest.json").exists()]
+        return [
+            path
+            for path in self.root.glob(f"{stage}/*")
+            if path.is_dir() and not (path / "manifest.json").exists()
+        ]
 
     def finished(self, stage: str) -> list[Path]:
         return [path.parent for path in self.root.glob(f"{stage}/*/manifest.json")]
@@ -65,26 +71,50 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     endpoint, root = Endpoint(), home / "root"
     with (
         serving(endpoint) as server,
-        night(home, CONCUR_CACHE=str(home / "cache"), OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", OPENAI_API_KEY="none") as stack,
+        night(
+            home,
+            CONCUR_CACHE=str(home / "cache"),
+            OMP_NUM_THREADS="1",
+            HF_HUB_OFFLINE="1",
+            OPENAI_API_KEY="none",
+        ) as stack,
         worker(stack) as watched,
     ):
         config = {
-            "name": "cancelled", "root": str(root), "language": "cpp",
+            "name": "cancelled",
+            "root": str(root),
+            "language": "cpp",
             "tasks": {"source": "bundled", "split": "train", "limit": TASKS},
-            "synthesis": {"sampler": "openai", "model": "m", "base_url": server.url, "tokenizer": "small", "samples_per_task": SAMPLES},
+            "synthesis": {
+                "sampler": "openai",
+                "model": "m",
+                "base_url": server.url,
+                "tokenizer": "small",
+                "samples_per_task": SAMPLES,
+            },
             "verification": {"workers": 1, "eval": {"timing": {"max_s": 0.3}}},
             "tracking": {"enabled": False},
             "guard": {"notify": {"command": telling(home / "told.jsonl")}},
             "training": {
-                "base_model": "small", "max_length": 8192, "batch_size": 1, "gradient_accumulation": 1, "learning_rate": 0.002,
-                "num_epochs": 6, "checkpoint_every_steps": 1, "evaluation": {"share": 0.0},
+                "base_model": "small",
+                "max_length": 8192,
+                "batch_size": 1,
+                "gradient_accumulation": 1,
+                "learning_rate": 0.002,
+                "num_epochs": 6,
+                "checkpoint_every_steps": 1,
+                "evaluation": {"share": 0.0},
             },
             "benchmark": {
-                "tasks": {"source": "bundled", "split": "heldout", "limit": 1}, "models": ["base", "tuned"], "samples_per_task": 2,
+                "tasks": {"source": "bundled", "split": "heldout", "limit": 1},
+                "models": ["base", "tuned"],
+                "samples_per_task": 2,
                 "sampling": {"temperature": 0.8, "max_tokens": 300},
             },
-        }  # fmt: skip
-        deployment = stack.deployment("line", "concur line", "flows.pipeline.concur_line", parameters={"config": config})
+        }
+        deployment = stack.deployment(
+            "line", "concur line", "flows.pipeline.concur_line", parameters={"config": config}
+        )
         try:
             yield Line(stack, watched, endpoint, server, root, deployment, config)
         finally:
@@ -93,13 +123,19 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
 
 def telling(file: Path) -> list[str]:
     """A command for `guard.notify` that keeps what it is told."""
-    return [sys.executable, "-c", f"import sys; open({str(file)!r}, 'a').write(sys.stdin.read() + chr(10))"]
+    return [
+        sys.executable,
+        "-c",
+        f"import sys; open({str(file)!r}, 'a').write(sys.stdin.read() + chr(10))",
+    ]
 
 
 def told_of(line: Line, run: str) -> list[tuple[str, str]]:
     """State and name of each notice of a run."""
     with suppress(FileNotFoundError):
-        notices = [json.loads(text) for text in (line.root.parent / "told.jsonl").read_text().splitlines()]
+        notices = [
+            json.loads(text) for text in (line.root.parent / "told.jsonl").read_text().splitlines()
+        ]
         return [(notice["state"], notice["run"]) for notice in notices if notice["run_id"] == run]
     return []
 
@@ -114,19 +150,44 @@ def some(line: Line, name: str) -> bool:
 
 IN: dict[str, Callable[[Line], object]] = {
     "workloads": lambda line: line.unfinished("workloads"),
-    "synthesis": lambda line: line.unfinished("synthesis") and len(line.server.bodies) > ANSWERED_FIRST and line.endpoint.answered,
+    "synthesis": (
+        lambda line: (
+            line.unfinished("synthesis")
+            and len(line.server.bodies) > ANSWERED_FIRST
+            and line.endpoint.answered
+        )
+    ),
     "verification": lambda line: line.unfinished("verification") and some(line, "cc1plus"),
-    "training": lambda line: line.unfinished("training") and list(line.root.glob("training/*/checkpoint*")) and some(line, "ray::_events"),
-    "benchmark": lambda line: line.finished("training") and (line.unfinished("synthesis") or line.unfinished("verification")),
+    "training": (
+        lambda line: (
+            line.unfinished("training")
+            and list(line.root.glob("training/*/checkpoint*"))
+            and some(line, "ray::_events")
+        )
+    ),
+    "benchmark": (
+        lambda line: (
+            line.finished("training")
+            and (line.unfinished("synthesis") or line.unfinished("verification"))
+        )
+    ),
 }
 ORDER = [
-    ("workloads", "cancel"), ("synthesis", "cancel"), ("synthesis", "kill"), ("verification", "cancel"), ("verification", "kill"),
-    ("training", "cancel"), ("training", "kill"), ("benchmark", "cancel"),
-]  # fmt: skip
+    ("workloads", "cancel"),
+    ("synthesis", "cancel"),
+    ("synthesis", "kill"),
+    ("verification", "cancel"),
+    ("verification", "kill"),
+    ("training", "cancel"),
+    ("training", "kill"),
+    ("benchmark", "cancel"),
+]
 
 
 @pytest.mark.parametrize(("stage", "how"), ORDER, ids=lambda value: value)
-def test_a_run_that_is_stopped_leaves_nothing_running(line: Line, stage: str, how: str, record_property: Any) -> None:
+def test_a_run_that_is_stopped_leaves_nothing_running(
+    line: Line, stage: str, how: str, record_property: Any
+) -> None:
     if stage not in ("workloads", "synthesis"):
         line.endpoint.open.set()
     asked = len(line.server.bodies)
@@ -135,7 +196,9 @@ def test_a_run_that_is_stopped_leaves_nothing_running(line: Line, stage: str, ho
     def there() -> bool:
         state = line.night.state(run)
         assert state["type"] not in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"), state
-        began = stage != "synthesis" or len(line.server.bodies) > asked  # what an earlier run has left is no sign of this one
+        began = (
+            stage != "synthesis" or len(line.server.bodies) > asked
+        )  # what an earlier run has left is no sign of this one
         return state["type"] == "RUNNING" and began and bool(IN[stage](line))
 
     until(there, STAGE_S, f"a run in {stage}")
@@ -150,7 +213,11 @@ def stopped(line: Line, run: str, how: str, record_property: Any, stage: str) ->
     if how == "cancel":
         line.night.set_state(run, "CANCELLING", "Cancelling")
     else:
-        engine = next(child for child in psutil.Process(line.worker.worker.pid).children() if "prefect.engine" in child.cmdline())
+        engine = next(
+            child
+            for child in psutil.Process(line.worker.worker.pid).children()
+            if "prefect.engine" in child.cmdline()
+        )
         os.kill(engine.pid, signal.SIGKILL)
     until(lambda: not line.worker.left(), GONE_S, lambda: f"the end of {line.worker.names()}")
     took_s = time.monotonic() - began
@@ -163,12 +230,18 @@ def stopped(line: Line, run: str, how: str, record_property: Any, stage: str) ->
 
 
 @pytest.mark.parametrize("how", ["cancel", "kill"])
-def test_servers_of_ours_are_gone_with_the_run(line: Line, how: str, tmp_path: Path, record_property: Any) -> None:
-    """vLLM's stand-in holds every answer, and its engine is a process of a session of its own that ignores SIGTERM."""
+def test_servers_of_ours_are_gone_with_the_run(
+    line: Line, how: str, tmp_path: Path, record_property: Any
+) -> None:
+    """vLLM's stand-in holds every answer, and its engine is a process of a session of its own that
+    ignores SIGTERM."""
     fake = tmp_path / "fake"
     fake.mkdir()
     (fake / "hold").touch()
-    server = {"command": f"{sys.executable} {ROOT / 'tests' / 'support' / 'fake_vllm.py'} serve", "env": {"FAKE_VLLM_DIR": str(fake)}}
+    server = {
+        "command": f"{sys.executable} {ROOT / 'tests' / 'support' / 'fake_vllm.py'} serve",
+        "env": {"FAKE_VLLM_DIR": str(fake)},
+    }
     synthesis = {
         "sampler": "vllm",
         "model": "served",
@@ -177,7 +250,13 @@ def test_servers_of_ours_are_gone_with_the_run(line: Line, how: str, tmp_path: P
     }
     config = line.config | {"root": str(tmp_path / "root"), "synthesis": synthesis}
     run = line.night.start(line.deployment, config=config)
-    until(lambda: (fake / "starts.jsonl").exists() and list(tmp_path.glob("root/synthesis/*/.journal-*")), STAGE_S, "a server")
+    until(
+        lambda: (
+            (fake / "starts.jsonl").exists() and list(tmp_path.glob("root/synthesis/*/.journal-*"))
+        ),
+        STAGE_S,
+        "a server",
+    )
     stopped(line, run, how, record_property, "vllm")
     (fake / "hold").unlink()
     again = line.night.start(line.deployment, config=config)
@@ -196,15 +275,26 @@ def test_the_same_run_again_completes_with_no_row_lost_or_twice(line: Line) -> N
     state = line.night.ended(line.night.start(line.deployment), STAGE_S)
     assert state["type"] == "COMPLETED", state
     until(lambda: not line.worker.left(), GONE_S, lambda: f"the end of {line.worker.names()}")
-    wanted = {"synthesis": "candidate_id", "verification": "candidate_id", "workloads": "task_id", "curation": "candidate_id"}
+    wanted = {
+        "synthesis": "candidate_id",
+        "verification": "candidate_id",
+        "workloads": "task_id",
+        "curation": "candidate_id",
+    }
     for stage, key in wanted.items():
         for snapshot in line.finished(stage):
             rows = [row[key] for row in written(snapshot, [key])]
             assert rows and max(Counter(rows).values()) == 1, (stage, Counter(rows).most_common(3))
-            assert not list(snapshot.glob(".*.tmp")) and not list(snapshot.glob(".scratch-*")) and not list(snapshot.glob(".journal-*"))
+            assert (
+                not list(snapshot.glob(".*.tmp"))
+                and not list(snapshot.glob(".scratch-*"))
+                and not list(snapshot.glob(".journal-*"))
+            )
         assert line.finished(stage) and not line.unfinished(stage)
     steps = [row["step"] for row in written(line.finished("training")[0], ["step"])]
-    assert max(Counter(steps).values()) == 1 and sorted(steps) == list(range(min(steps), max(steps) + 1))
+    assert max(Counter(steps).values()) == 1 and sorted(steps) == list(
+        range(min(steps), max(steps) + 1)
+    )
     asked = line.endpoint.answered
     assert len(asked) == TASKS * SAMPLES
     assert set(asked.values()) == {1}, "what was answered once is never asked for again"

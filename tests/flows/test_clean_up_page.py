@@ -1,4 +1,5 @@
-"""Every command on the page about cleaning up is one that `concur` knows, with options that it takes."""
+"""Every command on the page about cleaning up is one that `concur` knows, with options that it
+takes."""
 
 from __future__ import annotations
 
@@ -8,11 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import main
+from flows.cli.main import main
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "clean-up.md"
 BLOCKS = re.findall(r"```sh\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-COMMANDS = [shlex.split(line, comments=True) for block in BLOCKS for line in block.splitlines() if line.strip()]
+COMMANDS = [
+    shlex.split(line, comments=True)
+    for block in BLOCKS
+    for line in block.splitlines()
+    if line.strip()
+]
 
 
 def test_there_are_commands() -> None:

@@ -1,4 +1,5 @@
-"""The `concur` command as a user runs it: what it prints, how it exits, and what it leaves behind when it refuses."""
+"""The `concur` command as a user runs it: what it prints, how it exits, and what it leaves behind
+when it refuses."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import flows
-from flows.cli import _guarded
+from flows.cli.main import _guarded
 from flows.config import profile_names
 from kernels_eval.errors import DeviceError, GpuLostError, SandboxError, ToolchainError, UsageError
 
@@ -36,19 +37,28 @@ def concur(*arguments: object, cwd: Path, **environment: str) -> subprocess.Comp
     """Run the command in an empty directory, on a machine that shows no GPU."""
     command = [sys.executable, "-m", "flows.cli", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", **environment}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=cwd, env=environment)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, cwd=cwd, env=environment
+    )
 
 
 def one_error_line(done: subprocess.CompletedProcess[str]) -> str:
-    """The line on stderr of a command that refused: exactly one, no traceback, nothing on stdout."""
+    """The line on stderr of a command that refused: exactly one, no traceback, nothing on
+    stdout."""
     lines = done.stderr.splitlines()
-    assert (done.returncode, done.stdout, len(lines)) == (2, "", 1), (done.returncode, done.stdout, done.stderr)
+    assert (done.returncode, done.stdout, len(lines)) == (2, "", 1), (
+        done.returncode,
+        done.stdout,
+        done.stderr,
+    )
     assert lines[0].startswith("error: ")
     return lines[0]
 
 
 def test_an_unknown_key_is_2_and_names_the_nearest(tmp_path: Path) -> None:
-    line = one_error_line(concur("run", "--set", "verification.worker=2", "--set", "root=out", cwd=tmp_path))
+    line = one_error_line(
+        concur("run", "--set", "verification.worker=2", "--set", "root=out", cwd=tmp_path)
+    )
     assert "verification.worker" in line and "did you mean verification.workers?" in line
     assert list(tmp_path.iterdir()) == []
 
@@ -68,7 +78,9 @@ def test_a_profile_file_of_the_users_own_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("language", ["cuda", "triton"])
 def test_a_language_without_its_device_is_2_before_any_work(tmp_path: Path, language: str) -> None:
-    line = one_error_line(concur("run", "--set", f"language={language}", "--set", "root=out", cwd=tmp_path))
+    line = one_error_line(
+        concur("run", "--set", f"language={language}", "--set", "root=out", cwd=tmp_path)
+    )
     assert f"{language} kernels need an NVIDIA GPU" in line and "--set language=cpp" in line
     assert not (tmp_path / "out").exists() or list((tmp_path / "out").iterdir()) == []
 
@@ -96,7 +108,7 @@ def test_no_arguments_and_wrong_arguments_say_how(tmp_path: Path) -> None:
     assert done.returncode == 2 and all(name in done.stderr for name in ("cpp", "cuda", "triton"))
 
 
-# -- verify ------------------------------------------------------------------------------------------------------------------------------
+# -- verify ----------------------------------------------------------------------------------------
 
 
 def test_verify_on_a_task_without_model_is_2(tmp_path: Path) -> None:
@@ -115,7 +127,9 @@ def test_verify_of_a_file_that_is_not_there_is_2(tmp_path: Path) -> None:
 def test_verify_in_cuda_without_a_gpu_is_2(tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "candidate.py").write_text("class ModelNew: pass\n")
-    line = one_error_line(concur("verify", "task.py", "candidate.py", "--language", "cuda", cwd=tmp_path))
+    line = one_error_line(
+        concur("verify", "task.py", "candidate.py", "--language", "cuda", cwd=tmp_path)
+    )
     assert "cuda" in line and "GPU" in line
 
 
@@ -125,17 +139,23 @@ def test_a_kernel_that_fails_is_a_verdict_and_exit_0(tmp_path: Path) -> None:
     done = concur("verify", "task.py", "candidate.py", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     verdict = json.loads(done.stdout)
-    assert (verdict["status"], verdict["reason"], verdict["timing"]) == ("compile_error", "syntax_error", None)
+    assert (verdict["status"], verdict["reason"], verdict["timing"]) == (
+        "compile_error",
+        "syntax_error",
+        None,
+    )
 
 
-# -- doctor ------------------------------------------------------------------------------------------------------------------------------
+# -- doctor ----------------------------------------------------------------------------------------
 
 
 def test_doctor_json_is_one_object_and_the_exit_status_agrees(tmp_path: Path) -> None:
     done = concur("doctor", "--json", "--set", "root=out", cwd=tmp_path)
     report = json.loads(done.stdout)
     assert set(report) == {"profile", "runnable", "checks"} and report["profile"] == "local"
-    assert report["runnable"] is all(check["ok"] for check in report["checks"] if check["need"] == "required")
+    assert report["runnable"] is all(
+        check["ok"] for check in report["checks"] if check["need"] == "required"
+    )
     assert done.returncode == (0 if report["runnable"] else 1)
     assert list(tmp_path.iterdir()) == []  # it looks and changes nothing
 
@@ -149,7 +169,7 @@ def test_doctor_is_1_for_the_cuda_profile_without_a_gpu(tmp_path: Path) -> None:
     assert (gpus["ok"], gpus["need"]) == (False, "required") and "language=cpp" in gpus["fix"]
 
 
-# -- the exit status of what goes wrong later --------------------------------------------------------------------------------------------
+# -- the exit status of what goes wrong later ------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -163,7 +183,9 @@ def test_doctor_is_1_for_the_cuda_profile_without_a_gpu(tmp_path: Path) -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
 )
-def test_input_is_2_and_the_machine_is_1(error: Exception, status: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_input_is_2_and_the_machine_is_1(
+    error: Exception, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fails() -> None:
         raise error
 
@@ -190,8 +212,19 @@ def test_an_interrupt_is_130_and_a_bug_is_not_hidden(capsys: pytest.CaptureFixtu
 
 @pytest.mark.slow
 def test_input_that_only_a_stage_can_refuse_is_2_as_well(tmp_path: Path) -> None:
-    """Found inside a flow run: Prefect hands the error through, and it still ends in one line that names the fix."""
-    done = concur("run", "--set", "root=out", "--set", "tasks={source: files, location: gone.parquet}", cwd=tmp_path)
+    """Found inside a flow run: Prefect hands the error through, and it still ends in one line that
+    names the fix."""
+    done = concur(
+        "run",
+        "--set",
+        "root=out",
+        "--set",
+        "tasks={source: files, location: gone.parquet}",
+        cwd=tmp_path,
+    )
     assert done.returncode == 2, done.stderr
-    assert done.stderr.splitlines()[-1].startswith("error: ") and "gone.parquet" in done.stderr.splitlines()[-1]
+    assert (
+        done.stderr.splitlines()[-1].startswith("error: ")
+        and "gone.parquet" in done.stderr.splitlines()[-1]
+    )
     assert done.stdout == ""

@@ -1,4 +1,5 @@
-"""`concur curate` as a user runs it: files and snapshots in, tables, JSON and training sets out; and the strategies that ship."""
+"""`concur curate` as a user runs it: files and snapshots in, tables, JSON and training sets out;
+and the strategies that ship."""
 
 from __future__ import annotations
 
@@ -13,18 +14,22 @@ import pytest
 from click.testing import CliRunner, Result
 
 import flows
-from flows.cli import main
+from flows.cli.main import main
 from flows.curate import load_strategy, strategies_dir
 from tasks.curation.config import STRATEGY_NAMES, CurationConfig
 from tasks.curation.flags import TRACE_FLAGS
-from tasks.schemas import CANDIDATES, CURATED, TASKS, VERDICTS
-from tasks.store import Snapshot
+from tasks.store.snapshot import Snapshot
+from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
 from tasks.workload.record import WORKLOADS
 from tests.support.samples import FUSION, SINGLE, frame, sample
 
 ROWS = [
     sample(
-        f"t{task}", index, 100 + 50 * (index if task % 2 else 2 - index), 1.0 + index + task / 10, ops=SINGLE if task % 3 == 0 else FUSION
+        f"t{task}",
+        index,
+        100 + 50 * (index if task % 2 else 2 - index),
+        1.0 + index + task / 10,
+        ops=SINGLE if task % 3 == 0 else FUSION,
     )
     for task in range(12)
     for index in range(3)
@@ -38,7 +43,9 @@ def curate(*arguments: object) -> Result:
 
 def refused(*arguments: object) -> str:
     done = curate(*arguments)
-    assert done.exit_code == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1, done.output
+    assert done.exit_code == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1, (
+        done.output
+    )
     return done.stderr
 
 
@@ -50,13 +57,23 @@ def table(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Finished snapshots of tasks, candidates and verdicts, as the line leaves them, and verdicts of somebody else's that are newer."""
+    """Finished snapshots of tasks, candidates and verdicts, as the line leaves them, and verdicts
+    of somebody else's that are newer."""
     store = tmp_path / "store"
     tasks = Snapshot(str(store), "tasks", "t")
     ids = sorted({row["task_id"] for row in ROWS})
-    tasks.append([{"task_id": name, "name": name.upper(), "code": f"# {name}", "entry_point": "Model"} for name in ids], TASKS)
+    tasks.append(
+        [
+            {"task_id": name, "name": name.upper(), "code": f"# {name}", "entry_point": "Model"}
+            for name in ids
+        ],
+        TASKS,
+    )
     tasks.publish(config={})
-    texts = [row | {"answer": f"answer {row['candidate_id']}", "code": "pass", "language": "cpp"} for row in ROWS]
+    texts = [
+        row | {"answer": f"answer {row['candidate_id']}", "code": "pass", "language": "cpp"}
+        for row in ROWS
+    ]
     candidates = Snapshot(str(store), "synthesis", "c")
     candidates.append(texts, CANDIDATES)
     candidates.publish(config={}, upstream=["t"])
@@ -70,23 +87,39 @@ def root(tmp_path: Path) -> Path:
 def test_every_shipped_strategy_is_its_name_and_says_what_it_controls_for(path: Path) -> None:
     config = load_strategy(path.stem)
     assert config.strategy == path.stem and load_strategy(str(path)) == config
-    assert config == CurationConfig(strategy=path.stem)  # `--set curation.strategy=NAME` of a run means the same
+    assert config == CurationConfig(
+        strategy=path.stem
+    )  # `--set curation.strategy=NAME` of a run means the same
     assert path.read_text(encoding="utf-8").startswith("# ")
 
 
 def test_the_files_are_the_names_and_travel_with_the_wheel() -> None:
     assert {path.stem for path in SHIPPED} == set(STRATEGY_NAMES)
-    project = tomllib.loads((Path(flows.__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8"))
-    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]["deployments/strategies"] == "flows/strategies"
+    project = tomllib.loads(
+        (Path(flows.__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8")
+    )
+    assert (
+        project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"][
+            "deployments/strategies"
+        ]
+        == "flows/strategies"
+    )
 
 
 def test_a_file_with_verdicts_and_candidates(table: Path) -> None:
     data = json.loads(curate("--verdicts", table, "--json").stdout)
     (found,) = data["sets"]
     places = {"verdicts": "", "candidates": ""}
-    assert data["source"] | places == places | {"rows": 37, "correct": 36, "operators_from": {"verdict": 36}}
+    assert data["source"] | places == places | {
+        "rows": 37,
+        "correct": 36,
+        "operators_from": {"verdict": 36},
+    }
     assert found["strategy"] == "concur" and sum(found["criteria"].values()) == found["samples"] > 0
-    assert sum(found["composition"].values()) == found["samples"] and found["config"]["min_speedup"] == 5.0
+    assert (
+        sum(found["composition"].values()) == found["samples"]
+        and found["config"]["min_speedup"] == 5.0
+    )
 
 
 def test_all_strategies_at_several_sizes_into_a_directory(table: Path, tmp_path: Path) -> None:
@@ -94,7 +127,9 @@ def test_all_strategies_at_several_sizes_into_a_directory(table: Path, tmp_path:
     done = curate("--verdicts", table, "--strategy", "all", "--size", "3,6", "--out", out)
     assert done.exit_code == 0, done.output
     names = {path.name for path in out.iterdir()}
-    drawn = {f"{name}.{kind}" for name in ("status-by-family", "composition") for kind in ("svg", "png")}  # of 24 sets no overlap
+    drawn = {
+        f"{name}.{kind}" for name in ("status-by-family", "composition") for kind in ("svg", "png")
+    }  # of 24 sets no overlap
     sets = {f"{name}-{size}.parquet" for name in STRATEGY_NAMES for size in (3, 6)}
     assert names == sets | drawn | {"curation.json", "composition.md"}
     assert all(name in done.stdout for name in STRATEGY_NAMES)
@@ -106,22 +141,45 @@ def test_all_strategies_at_several_sizes_into_a_directory(table: Path, tmp_path:
         moved["reasoning_from"] != moved["candidate_id"]
     ).all()
     plain = pl.read_parquet(out / "concur-6.parquet")
-    assert plain["reasoning_from"].null_count() == 6 and (plain["reasoning"] == "thoughts of " + plain["candidate_id"]).all()
+    assert (
+        plain["reasoning_from"].null_count() == 6
+        and (plain["reasoning"] == "thoughts of " + plain["candidate_id"]).all()
+    )
 
 
-def test_snapshots_are_found_under_a_root_with_their_texts_and_tasks(root: Path, tmp_path: Path) -> None:
-    done = curate("--root", root, "--strategy", "shuffled_reasoning", "--out", tmp_path / "sets", "--json")
+def test_snapshots_are_found_under_a_root_with_their_texts_and_tasks(
+    root: Path, tmp_path: Path
+) -> None:
+    done = curate(
+        "--root", root, "--strategy", "shuffled_reasoning", "--out", tmp_path / "sets", "--json"
+    )
     assert done.exit_code == 0, done.output
     rows = pl.read_parquet(tmp_path / "sets/shuffled_reasoning.parquet")
     for row in rows.iter_rows(named=True):
-        assert (row["task_name"], row["task_code"], row["language"]) == (row["task_id"].upper(), f"# {row['task_id']}", "cpp")
-        assert row["answer"] == f"answer {row['candidate_id']}" and row["reasoning"] == f"thoughts of {row['reasoning_from']}"
+        assert (row["task_name"], row["task_code"], row["language"]) == (
+            row["task_id"].upper(),
+            f"# {row['task_id']}",
+            "cpp",
+        )
+        assert (
+            row["answer"] == f"answer {row['candidate_id']}"
+            and row["reasoning"] == f"thoughts of {row['reasoning_from']}"
+        )
         assert row["speedup"] > 0 and row["operator_kind"] in ("single_operator", "fusion")
     by_path = curate(
-        "--verdicts", root / "verification/v", "--candidates", root / "synthesis/c", "--strategy", "shuffled_reasoning", "--json"
+        "--verdicts",
+        root / "verification/v",
+        "--candidates",
+        root / "synthesis/c",
+        "--strategy",
+        "shuffled_reasoning",
+        "--json",
     )
     sets = [json.loads(each.stdout)["sets"][0] for each in (done, by_path)]
-    assert sets[0]["criteria"] == sets[1]["criteria"] and sets[0]["median_reasoning_tokens"] == sets[1]["median_reasoning_tokens"]
+    assert (
+        sets[0]["criteria"] == sets[1]["criteria"]
+        and sets[0]["median_reasoning_tokens"] == sets[1]["median_reasoning_tokens"]
+    )
 
 
 def test_the_verdicts_of_the_newest_training_set_go_before_newer_ones(root: Path) -> None:
@@ -140,36 +198,81 @@ def test_the_verdicts_of_the_newest_training_set_go_before_newer_ones(root: Path
 
 
 def test_parts_of_older_versions_lack_columns(root: Path) -> None:
-    """A later turn stays out although the first part of the snapshot was written before there were turns."""
+    """A later turn stays out although the first part of the snapshot was written before there were
+    turns."""
     older = Snapshot(str(root), "synthesis", "old")
-    older.append(ROWS[:3], pa.schema([field for field in CANDIDATES if field.name not in ("turn", "parent")]))
+    older.append(
+        ROWS[:3], pa.schema([field for field in CANDIDATES if field.name not in ("turn", "parent")])
+    )
     older.append([row | {"turn": 2, "parent": "x"} for row in ROWS[3:]], CANDIDATES)
     older.publish(config={})
-    done = curate("--verdicts", root / "verification/v", "--candidates", older.path, "--strategy", "random", "--size", 99, "--json")
+    done = curate(
+        "--verdicts",
+        root / "verification/v",
+        "--candidates",
+        older.path,
+        "--strategy",
+        "random",
+        "--size",
+        99,
+        "--json",
+    )
     assert json.loads(done.stdout)["sets"][0]["samples"] == 1
     assert set(older.read(columns=["candidate_id", "turn"])["turn"][:4]) == {None, 2}
 
 
 def test_explain_says_why_on_a_terminal_and_as_json(table: Path) -> None:
-    done = curate("--verdicts", table, "--explain", "t0-9", "--strategy", "concur", "--strategy", "random", "--size", "2")
-    assert done.exit_code == 0 and done.stdout.count("did not take it") == 2 and "size 2" in done.stdout
+    done = curate(
+        "--verdicts",
+        table,
+        "--explain",
+        "t0-9",
+        "--strategy",
+        "concur",
+        "--strategy",
+        "random",
+        "--size",
+        "2",
+    )
+    assert (
+        done.exit_code == 0
+        and done.stdout.count("did not take it") == 2
+        and "size 2" in done.stdout
+    )
     assert "status incorrect" in done.stdout
-    (said,) = json.loads(curate("--verdicts", table, "--explain", "t1-1", "--json").stdout)["explanations"]
-    assert said["candidate_id"] == "t1-1" and said["taken"] is False and "the shortest correct of its task has" in said["reasons"][0]
+    (said,) = json.loads(curate("--verdicts", table, "--explain", "t1-1", "--json").stdout)[
+        "explanations"
+    ]
+    assert (
+        said["candidate_id"] == "t1-1"
+        and said["taken"] is False
+        and "the shortest correct of its task has" in said["reasons"][0]
+    )
     assert "no candidate 'nobody'" in refused("--verdicts", table, "--explain", "nobody")
 
 
 def test_keys_are_set_as_everywhere(table: Path) -> None:
-    low = json.loads(curate("--verdicts", table, "--set", "min_speedup=1", "--json").stdout)["sets"][0]
+    low = json.loads(curate("--verdicts", table, "--set", "min_speedup=1", "--json").stdout)[
+        "sets"
+    ][0]
     assert low["config"]["min_speedup"] == 1.0 and low["criteria"]["high_speedup"] > 0
     assert "did you mean min_speedup?" in refused("--verdicts", table, "--set", "min_speedups=1")
 
 
 def test_a_strategy_file_of_the_users_own(table: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("strategy: speedup\nmax_per_task: null\nsize: 36\n")
-    (found,) = json.loads(curate("--verdicts", table, "--strategy", tmp_path / "mine.yaml", "--json").stdout)["sets"]
+    (found,) = json.loads(
+        curate("--verdicts", table, "--strategy", tmp_path / "mine.yaml", "--json").stdout
+    )["sets"]
     assert found["samples"] == 36 and found["tasks"] == 12
-    both = ["--strategy", "speedup", "--strategy", tmp_path / "mine.yaml", "--out", tmp_path / "sets"]
+    both = [
+        "--strategy",
+        "speedup",
+        "--strategy",
+        tmp_path / "mine.yaml",
+        "--out",
+        tmp_path / "sets",
+    ]
     assert "the same name" in refused("--verdicts", table, *both)
     assert not (tmp_path / "sets").exists()
 
@@ -180,9 +283,15 @@ def test_operators_come_from_the_tasks_workloads_where_verdicts_name_none(root: 
     silent.publish(config={}, upstream=["c", "t"])
     asked = ["--verdicts", silent.path, "--strategy", "random", "--size", 99, "--json"]
     without = json.loads(curate(*asked).stdout)
-    assert without["source"]["operators_from"] == {"unknown": 36} and without["sets"][0]["composition"]["single_operator"] == 0
+    assert (
+        without["source"]["operators_from"] == {"unknown": 36}
+        and without["sets"][0]["composition"]["single_operator"] == 0
+    )
     workloads = Snapshot(str(root), "workloads", "w")
-    workloads.append([{"task_id": f"t{n}", "operators": SINGLE if n % 2 else FUSION} for n in range(11)], WORKLOADS)
+    workloads.append(
+        [{"task_id": f"t{n}", "operators": SINGLE if n % 2 else FUSION} for n in range(11)],
+        WORKLOADS,
+    )
     workloads.publish(config={}, upstream=["t"])
     found = json.loads(curate(*asked).stdout)
     assert found["source"]["operators_from"] == {"unknown": 3, "workload": 33}
@@ -190,27 +299,65 @@ def test_operators_come_from_the_tasks_workloads_where_verdicts_name_none(root: 
     assert "known from: unknown 3, workload 33" in curate(*asked[:-1]).stdout
 
 
-def test_flags_of_traces_are_measured_where_no_refresh_has(table: Path, root: Path, tmp_path: Path) -> None:
+def test_flags_of_traces_are_measured_where_no_refresh_has(
+    table: Path, root: Path, tmp_path: Path
+) -> None:
     loop = "You must keep the shape of the output and the type of the output. " * 30
-    rows = [row | {"reasoning": loop if row["candidate_id"] == "t1-0" else "It is done."} for row in ROWS]
+    rows = [
+        row | {"reasoning": loop if row["candidate_id"] == "t1-0" else "It is done."}
+        for row in ROWS
+    ]
     frame(*rows).write_parquet(tmp_path / "traces.parquet")
-    asked = ["--verdicts", tmp_path / "traces.parquet", "--set", "exclude_flags=[repetitive, ends_in_loop]"]
+    asked = [
+        "--verdicts",
+        tmp_path / "traces.parquet",
+        "--set",
+        "exclude_flags=[repetitive, ends_in_loop]",
+    ]
     (found,) = json.loads(curate(*asked, "--json").stdout)["sets"]
-    assert found["trace_flags"]["left_out"] == 1 and found["trace_flags"]["correct"]["ends_in_loop"] == 1
+    assert (
+        found["trace_flags"]["left_out"] == 1
+        and found["trace_flags"]["correct"]["ends_in_loop"] == 1
+    )
     (said,) = json.loads(curate(*asked, "--explain", "t1-0", "--json").stdout)["explanations"]
     assert said["reasons"] == ["left out: trace flag repetitive, ends_in_loop (exclude_flags)"]
-    assert json.loads(curate("--verdicts", table, "--json").stdout)["sets"][0]["trace_flags"] is None  # no text is read for nothing
+    assert (
+        json.loads(curate("--verdicts", table, "--json").stdout)["sets"][0]["trace_flags"] is None
+    )  # no text is read for nothing
     frame(*rows).drop("reasoning").write_parquet(tmp_path / "lean.parquet")
-    assert "was not measured" in refused("--verdicts", tmp_path / "lean.parquet", "--set", "exclude_flags=[truncated]")
-    assert "exclude_flags.0 = 'repetition'" in refused("--verdicts", table, "--set", "exclude_flags=[repetition]")
+    assert "was not measured" in refused(
+        "--verdicts", tmp_path / "lean.parquet", "--set", "exclude_flags=[truncated]"
+    )
+    assert "exclude_flags.0 = 'repetition'" in refused(
+        "--verdicts", table, "--set", "exclude_flags=[repetition]"
+    )
 
-    by_root = ["--root", root, "--strategy", "random", "--size", 99, "--set", "max_per_task=null", "--set", "exclude_flags=[truncated]"]
-    assert "every correct one has a trace flag" in refused(*by_root)  # measured here: "thoughts of t0-0" ends within its sentence
+    by_root = [
+        "--root",
+        root,
+        "--strategy",
+        "random",
+        "--size",
+        99,
+        "--set",
+        "max_per_task=null",
+        "--set",
+        "exclude_flags=[truncated]",
+    ]
+    assert "every correct one has a trace flag" in refused(
+        *by_root
+    )  # measured here: "thoughts of t0-0" ends within its sentence
     measured = Snapshot(str(root), "trace-flags", "f")
-    kept = [{"candidate_id": row["candidate_id"], "trace_flags": []} for row in ROWS if row["status"] == "correct"]
+    kept = [
+        {"candidate_id": row["candidate_id"], "trace_flags": []}
+        for row in ROWS
+        if row["status"] == "correct"
+    ]
     measured.append(kept, TRACE_FLAGS)
     measured.publish(config={}, upstream=["v", "c"])
-    assert json.loads(curate(*by_root, "--json").stdout)["sets"][0]["samples"] == 36  # as the refresh has found them
+    assert (
+        json.loads(curate(*by_root, "--json").stdout)["sets"][0]["samples"] == 36
+    )  # as the refresh has found them
     assert "flags of the correct ones' reasoning: repetitive 0" in curate("--root", root).stdout
 
 
@@ -239,7 +386,11 @@ def test_places_that_cannot_be_read(table: Path, root: Path, tmp_path: Path) -> 
     frame(*ROWS).drop("candidate_id").write_parquet(tmp_path / "nameless.parquet")
     assert "no column candidate_id" in refused("--verdicts", tmp_path / "nameless.parquet")
     frame(sample("other", 0, 1, 1.0)).write_parquet(tmp_path / "other.parquet")
-    assert "has its candidate in" in refused("--verdicts", table, "--candidates", tmp_path / "other.parquet")
+    assert "has its candidate in" in refused(
+        "--verdicts", table, "--candidates", tmp_path / "other.parquet"
+    )
     frame(ROWS[-1]).write_parquet(tmp_path / "wrong.parquet")
-    assert "curation took none of 1 candidates (0 correct)" in refused("--verdicts", tmp_path / "wrong.parquet", "--out", tmp_path / "sets")
+    assert "curation took none of 1 candidates (0 correct)" in refused(
+        "--verdicts", tmp_path / "wrong.parquet", "--out", tmp_path / "sets"
+    )
     assert not (tmp_path / "sets").exists()

@@ -1,4 +1,5 @@
-"""prefect.yaml: what it registers can be imported, its parameters are a configuration, and nothing runs by itself until asked."""
+"""prefect.yaml: what it registers can be imported, its parameters are a configuration, and nothing
+runs by itself until asked."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def deployments() -> list[dict[str, Any]]:
 
 
 def each() -> Any:
-    return pytest.mark.parametrize("deployment", deployments(), ids=lambda deployment: deployment["name"])
+    return pytest.mark.parametrize(
+        "deployment", deployments(), ids=lambda deployment: deployment["name"]
+    )
 
 
 def each_form() -> Any:
@@ -49,12 +52,17 @@ def test_the_file_is_a_project_with_deployments_of_distinct_names() -> None:
     assert data["name"] == "concur"
     names = [deployment["name"] for deployment in data["deployments"]]
     assert names and len(set(names)) == len(names)
-    assert not data.get("push") and not data.get("pull")  # workers run what is installed, they fetch no code
+    assert not data.get("push") and not data.get(
+        "pull"
+    )  # workers run what is installed, they fetch no code
 
 
 @each()
-def test_the_entrypoint_is_a_module_path_to_a_flow_whose_form_takes_the_parameters(deployment: dict[str, Any]) -> None:
-    """A file entrypoint would put flows/ first on sys.path, where its module names shadow installed packages."""
+def test_the_entrypoint_is_a_module_path_to_a_flow_whose_form_takes_the_parameters(
+    deployment: dict[str, Any],
+) -> None:
+    """A file entrypoint would put flows/ first on sys.path, where its module names shadow installed
+    packages."""
     entrypoint = deployment["entrypoint"]
     assert "/" not in entrypoint and ":" not in entrypoint and not entrypoint.endswith(".py")
     found = flow_of(deployment)
@@ -85,7 +93,8 @@ def fields_of(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 @each_form()
 def test_a_person_can_read_the_form(deployment: dict[str, Any]) -> None:
-    """Groups with a headline and a sentence; in them fields with a title, a sentence and a default, numbers with bounds."""
+    """Groups with a headline and a sentence; in them fields with a title, a sentence and a default,
+    numbers with bounds."""
     schema = flow_of(deployment).parameters.model_dump()
     assert not schema["required"]
     for name, group in schema["properties"].items():
@@ -100,13 +109,19 @@ def test_a_person_can_read_the_form(deployment: dict[str, Any]) -> None:
     assert next(field["enum"] for name, field in fields if name == "profile") == profile_names()
 
 
-def test_nightly_is_the_nightly_profile_and_needs_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nightly_is_the_nightly_profile_and_needs_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("CONCUR_ROOT", str(tmp_path))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     nightly = next(deployment for deployment in deployments() if deployment["name"] == "nightly")
     config = configuration(RunForm.model_validate(nightly["parameters"]["run"]))
     assert config == load_profile("nightly", (f"root={tmp_path}",))
-    assert (config.language, config.tasks.source, config.synthesis.sampler) == (Language.CPP, "bundled", "recorded")
+    assert (config.language, config.tasks.source, config.synthesis.sampler) == (
+        Language.CPP,
+        "bundled",
+        "recorded",
+    )
 
 
 @each()
@@ -116,17 +131,26 @@ def test_schedules_wait_for_a_person_and_say_where_and_when(deployment: dict[str
     schedules = deployment.get("schedules", [])
     assert schedules or deployment["name"] not in SCHEDULED
     slugs = [schedule["slug"] for schedule in schedules]
-    assert all(slugs) and len(set(slugs)) == len(slugs)  # a slug is what a second deploy finds the schedule by
+    assert all(slugs) and len(set(slugs)) == len(
+        slugs
+    )  # a slug is what a second deploy finds the schedule by
     for schedule in schedules:
         assert schedule["active"] is False
         assert ZoneInfo(schedule["timezone"]).key == schedule["timezone"]
-        CronSchedule(cron=schedule["cron"], timezone=schedule["timezone"])  # raises for what Prefect cannot schedule
+        CronSchedule(
+            cron=schedule["cron"], timezone=schedule["timezone"]
+        )  # raises for what Prefect cannot schedule
 
 
 @each()
 def test_runs_do_not_pile_up(deployment: dict[str, Any]) -> None:
-    """The next waits; the slot of a run that never came to start is free again after the grace period."""
-    assert deployment["concurrency_limit"] == {"limit": 1, "collision_strategy": "ENQUEUE", "grace_period_seconds": 600}
+    """The next waits; the slot of a run that never came to start is free again after the grace
+    period."""
+    assert deployment["concurrency_limit"] == {
+        "limit": 1,
+        "collision_strategy": "ENQUEUE",
+        "grace_period_seconds": 600,
+    }
     assert deployment["work_pool"]["name"] == "concur"
 
 
@@ -134,10 +158,14 @@ def test_runs_do_not_pile_up(deployment: dict[str, Any]) -> None:
 def test_what_may_use_a_gpu_says_so_in_its_queue_and_its_tags(deployment: dict[str, Any]) -> None:
     queue = deployment["work_pool"]["work_queue_name"]
     assert queue == ("cpu" if deployment["name"] in {"curate", "watchdog"} else "gpu")
-    assert queue in deployment["tags"] and deployment["version"] and deployment["description"].startswith("# ")
+    assert (
+        queue in deployment["tags"]
+        and deployment["version"]
+        and deployment["description"].startswith("# ")
+    )
 
 
-# -- a real server -----------------------------------------------------------------------------------------------------------------------
+# -- a real server ---------------------------------------------------------------------------------
 
 
 def free_port() -> int:
@@ -156,9 +184,12 @@ def answers(url: str) -> bool:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A Prefect server of its own, on a free port, stopped at the end with all it started. Yields the environment of its clients."""
+    """A Prefect server of its own, on a free port, stopped at the end with all it started. Yields
+    the environment of its clients."""
     port = free_port()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")} | {
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")
+    } | {
         "PREFECT_HOME": str(tmp_path / "prefect"),
         "PREFECT_SERVER_API_PORT": str(port),
         "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
@@ -168,13 +199,32 @@ def server(tmp_path: Path) -> Iterator[dict[str, str]]:
         "PYTHONPATH": str(ROOT),
     }
     log = tmp_path / "server.log"
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "prefect",
+        "server",
+        "start",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True, cwd=tmp_path)
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            cwd=tmp_path,
+        )
     try:
         deadline = time.monotonic() + 180
         while not answers(f"{environment['PREFECT_API_URL']}/health"):
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text(errors="replace")[-3000:]
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text(
+                errors="replace"
+            )[-3000:]
             time.sleep(0.3)
         yield environment
     finally:
@@ -189,7 +239,15 @@ def server(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 def prefect(*arguments: str, environment: dict[str, str]) -> str:
     command = [sys.executable, "-m", "prefect", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, cwd=ROOT, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -212,16 +270,34 @@ def test_prefect_deploy_registers_everything_and_starts_nothing(server: dict[str
     for _ in range(2):  # the second time changes nothing: schedules are found by their slug
         prefect("--no-prompt", "deploy", "--all", environment=server)
     registered = asked(server, "deployments/filter", {})
-    assert sorted(found["name"] for found in registered) == sorted(deployment["name"] for deployment in deployments())
+    assert sorted(found["name"] for found in registered) == sorted(
+        deployment["name"] for deployment in deployments()
+    )
     for found in registered:
-        wanted = next(deployment for deployment in deployments() if deployment["name"] == found["name"])
-        assert found["entrypoint"] == wanted["entrypoint"] and found["work_pool_name"] == wanted["work_pool"]["name"]
+        wanted = next(
+            deployment for deployment in deployments() if deployment["name"] == found["name"]
+        )
+        assert (
+            found["entrypoint"] == wanted["entrypoint"]
+            and found["work_pool_name"] == wanted["work_pool"]["name"]
+        )
         assert found["parameters"] == wanted["parameters"]
-        assert not found["pull_steps"] and found["work_queue_name"] == wanted["work_pool"]["work_queue_name"]
-        kept = [(schedule["slug"], schedule["active"], schedule["schedule"]) for schedule in found["schedules"]]
-        assert [(slug, active) for slug, active, _ in kept] == [(schedule["slug"], False) for schedule in wanted.get("schedules", [])]
+        assert (
+            not found["pull_steps"]
+            and found["work_queue_name"] == wanted["work_pool"]["work_queue_name"]
+        )
+        kept = [
+            (schedule["slug"], schedule["active"], schedule["schedule"])
+            for schedule in found["schedules"]
+        ]
+        assert [(slug, active) for slug, active, _ in kept] == [
+            (schedule["slug"], False) for schedule in wanted.get("schedules", [])
+        ]
         for (_, _, schedule), declared in zip(kept, wanted.get("schedules", []), strict=True):
-            assert (schedule["cron"], schedule["timezone"]) == (declared["cron"], declared["timezone"])
+            assert (schedule["cron"], schedule["timezone"]) == (
+                declared["cron"],
+                declared["timezone"],
+            )
         limit = found["global_concurrency_limit"]
         assert limit is not None and limit["limit"] == wanted["concurrency_limit"]["limit"]
     assert asked(server, "flow_runs/count", {}) == 0

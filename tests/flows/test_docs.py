@@ -1,7 +1,9 @@
-"""The documentation: the site builds without a broken link, the reference is complete, and every command in it is run or says why not.
+"""The documentation: the site builds without a broken link, the reference is complete, and every
+command in it is run or says why not.
 
-A command of a page is in exactly one class: RUN (typed here as it stands), LINE (typed here in one directory after a real refresh, `slow`),
-or NOT_RUN with a reason, and then parsed as far as can be: unknown commands, options, keys, targets, markers and files are failures.
+A command of a page is in exactly one class: RUN (typed here as it stands), LINE (typed here in one
+directory after a real refresh, `slow`), or NOT_RUN with a reason, and then parsed as far as can be:
+unknown commands, options, keys, targets, markers and files are failures.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from flows.cli import main
+from flows.cli.main import main
 from flows.config import PipelineConfig, load_profile
 from tests.support.curated import line, sample
 from tests.support.doc_commands import PAGES, ROOT, Command, check, commands, fences, parse_concur
@@ -35,46 +37,83 @@ ANY = r"(\.venv/bin/)?concur "
 RUN = {
     ".venv/bin/concur doctor": "profile local",
     ".venv/bin/concur curate --strategy all": "balanced_random",
-    ".venv/bin/concur curate --strategy concur --size 500,1000 --out sets": "sets/concur-500.parquet",
+    ".venv/bin/concur curate --strategy concur --size 500,1000 --out sets": (
+        "sets/concur-500.parquet"
+    ),
     ".venv/bin/concur analyze --out analysis": "report: analysis/report.md",
     ".venv/bin/concur publish --out kernels --license apache-2.0 --holdout 0.05": "refresh-",
     ".venv/bin/concur publish --out kernels-before --license apache-2.0": "refresh-",
-    ".venv/bin/concur benchmark --verdicts verified/verdicts.parquet --candidates answers.parquet": "Exec@1",
+    ".venv/bin/concur benchmark --verdicts verified/verdicts.parquet --candidates answers.parquet": (
+        "Exec@1"
+    ),
 }
 """What the command prints beside its exit status 0."""
 LINE = (
     ".venv/bin/concur run --profile local --only refresh",
     ".venv/bin/concur verify task.py candidate.py",
     ".venv/bin/concur verify task.py candidate.py --language cpp",
-    ".venv/bin/concur verify-batch candidates.parquet --tasks mytasks --out verified --language cpp",
+    (
+        ".venv/bin/concur verify-batch candidates.parquet --tasks mytasks --out verified"
+        " --language cpp"
+    ),
 )
-"""In this order. `concur run` gets SMALL behind it: a refresh of everything takes minutes, and other tests make one."""
-SMALL = "--set tasks.limit=2 --set synthesis.samples_per_task=2 --set verification.eval.timing.max_s=0.1"
+"""In this order. `concur run` gets SMALL behind it: a refresh of everything takes minutes, and
+other tests make one."""
+SMALL = (
+    "--set tasks.limit=2 --set synthesis.samples_per_task=2 --set"
+    " verification.eval.timing.max_s=0.1"
+)
 NOT_RUN = (
-    (r"make (demo|test\S*|vllm)", "minutes; CI itself is `make test`, and tests/flows/test_line.py runs the demo's line"),
+    (
+        r"make (demo|test\S*|vllm)",
+        "minutes; CI itself is `make test`, and tests/flows/test_line.py runs the demo's line",
+    ),
     (r"make (install|lint|docs)", "needs the registry, or is a test of its own"),
     (r"\S*python3?\S* -m (pytest|venv)", "tests in a test; an environment needs the registry"),
-    (r"(\.venv/bin/)?python -m benchmarks\.", "minutes, a GPU or recorded data; each has tests in tests/benchmarks"),
+    (
+        r"(\.venv/bin/)?python -m benchmarks\.",
+        "minutes, a GPU or recorded data; each has tests in tests/benchmarks",
+    ),
     (r"git (clone|pull)|cd |export |rm -r |eval ", "changes the reader's own directory or shell"),
-    (r"(docker|kubectl|systemctl|loginctl|createdb|pip|mkdir|cp) ", "needs Docker, a cluster, systemd, PostgreSQL or the registry"),
+    (
+        r"(docker|kubectl|systemctl|loginctl|createdb|pip|mkdir|cp) ",
+        "needs Docker, a cluster, systemd, PostgreSQL or the registry",
+    ),
     (r"vllm serve|python3.11 -m venv /opt/vllm", "needs a GPU; tests marked vllm start one"),
     (r"\S*ray (start|stop|status)", "a cluster; tests/kernels_eval/test_cluster.py starts one"),
-    (r"(PREFECT_\S+ )?\S*prefect ", "a server; tests/flows/test_deployments.py does the same against one"),
+    (
+        r"(PREFECT_\S+ )?\S*prefect ",
+        "a server; tests/flows/test_deployments.py does the same against one",
+    ),
     (r"\S*mlflow ", "a server; tests/flows/test_track.py writes to a store"),
     (r"PREFECT_HOME=\S+ \S+python -c", "asks for a key on the terminal"),
     (r"RAY_ADDRESS=\S+ ", "needs a cluster"),
     (r"--set ", "a line that shows options of `concur run`"),
-    (ANY + r"(run|train|doctor) --profile (paper|cuda|\w+\.yaml)", "needs a GPU, a model or an endpoint"),
-    (ANY + r"run --profile local( --set verification\.workers=1| --set root=.concur-second --only refresh)?$", "minutes: test_line.py"),
+    (
+        ANY + r"(run|train|doctor) --profile (paper|cuda|\w+\.yaml)",
+        "needs a GPU, a model or an endpoint",
+    ),
+    (
+        ANY
+        + r"run --profile local( --set verification\.workers=1| --set root=.concur-second --only"
+        r" refresh)?$",
+        "minutes: test_line.py",
+    ),
     (ANY + r"doctor --set tasks.source=files", "the same as without: it does not read the tasks"),
-    (ANY + r"run --set curation\.strategy=", "minutes: test_line.py runs the line, test_strategies.py the strategy"),
+    (
+        ANY + r"run --set curation\.strategy=",
+        "minutes: test_line.py runs the line, test_strategies.py the strategy",
+    ),
     (ANY + r"verify-batch .*--tasks TASKS", "a placeholder; the same with tasks is run"),
     (ANY + r"verify-batch .*--language cuda", "needs a GPU; the same with cpp is run"),
     (ANY + r"(train --root|train --profile)", "minutes: tests/flows/test_train.py"),
-    (ANY + r"(curate --explain CANDIDATE_ID|diff OLD NEW|analyze --verdicts VERDICTS)", "placeholders: the next test fills them in"),
+    (
+        ANY + r"(curate --explain CANDIDATE_ID|diff OLD NEW|analyze --verdicts VERDICTS)",
+        "placeholders: the next test fills them in",
+    ),
     (ANY + r"publish .*--push", "needs the hub: tests/tasks/test_publishing_hub.py"),
-    (ANY + r"(up|down|status|env)\b", "starts or asks servers: the tests of flows.stack"),
-    (ANY + r"ablate\b", "minutes: the tests of flows.ablations"),
+    (ANY + r"(up|down|status|env)\b", "starts or asks servers: the tests of flows.ops"),
+    (ANY + r"ablate\b", "minutes: the tests of flows.ablation.flow"),
     (ANY + r"(gc|morning|watchdog)\b", "reads a root with a history: the tests of these commands"),
 )
 ALL = list(commands())
@@ -85,13 +124,17 @@ def reasons(command: Command) -> list[str]:
 
 
 def is_run(command: Command) -> bool:
-    read = command.text.startswith((".venv/bin/python -c", "for stage in "))  # they read snapshots: typed after the refresh
+    read = command.text.startswith(
+        (".venv/bin/python -c", "for stage in ")
+    )  # they read snapshots: typed after the refresh
     return command.text in RUN or command.text in LINE or read
 
 
 @pytest.mark.parametrize("command", ALL, ids=lambda command: command.place)
 def test_every_command_is_run_or_says_why_not(command: Command) -> None:
-    assert is_run(command) != bool(reasons(command)), f"{command.text!r}: say in RUN, LINE or NOT_RUN what becomes of it, in one of them"
+    assert is_run(command) != bool(reasons(command)), (
+        f"{command.text!r}: say in RUN, LINE or NOT_RUN what becomes of it, in one of them"
+    )
     kind = check(command)
     assert kind != "other" or reasons(command) or is_run(command)
 
@@ -104,13 +147,26 @@ def test_nothing_is_run_that_no_page_says() -> None:
 
 def test_what_is_wrong_is_seen() -> None:
     """The check itself: each of these would be a broken page."""
-    for words in (["run", "--profil", "local"], ["runn"], ["verify", "task.py"], ["analyze", "--seed", "x"], ["verify-batch", "c.parquet"]):
+    for words in (
+        ["run", "--profil", "local"],
+        ["runn"],
+        ["verify", "task.py"],
+        ["analyze", "--seed", "x"],
+        ["verify-batch", "c.parquet"],
+    ):
         with pytest.raises(click.UsageError):
             parse_concur(words)
-    for words, key in ((["run", "--set", "verification.worker=2"], "verification.workers"), (["run", "--profile", "lokal"], "local")):
+    for words, key in (
+        (["run", "--set", "verification.worker=2"], "verification.workers"),
+        (["run", "--profile", "lokal"], "local"),
+    ):
         with pytest.raises(Exception, match=key):
             parse_concur(words)
-    for text in ("make tset", ".venv/bin/python -m pytest -m gpus", ".venv/bin/python -m benchmarks.tritonbench --operator x"):
+    for text in (
+        "make tset",
+        ".venv/bin/python -m pytest -m gpus",
+        ".venv/bin/python -m benchmarks.tritonbench --operator x",
+    ):
         with pytest.raises(AssertionError):
             check(Command("here", text, text.split()))
 
@@ -118,45 +174,73 @@ def test_what_is_wrong_is_seen() -> None:
 def test_commands_named_in_passing_have_the_options_they_are_named_with() -> None:
     seen = 0
     for page in {fence.page for fence in fences()}:
-        for span in re.findall(r"`(?:\.venv/bin/)?concur ([a-z][\w-]*[^`\n]*)`", page.read_text(encoding="utf-8")):
+        for span in re.findall(
+            r"`(?:\.venv/bin/)?concur ([a-z][\w-]*[^`\n]*)`", page.read_text(encoding="utf-8")
+        ):
             name, *words = span.split()
             if name == "line":  # the flow `concur line`, as Prefect shows it
                 continue
             assert name in main.commands, f"{page.name}: concur {name}"
-            options = {option for parameter in main.commands[name].params for option in parameter.opts} | {"--help"}
+            options = {
+                option for parameter in main.commands[name].params for option in parameter.opts
+            } | {"--help"}
             for word in words:
-                assert not word.startswith("--") or word.partition("=")[0] in options, f"{page.name}: concur {span}"
+                assert not word.startswith("--") or word.partition("=")[0] in options, (
+                    f"{page.name}: concur {span}"
+                )
             seen += 1
     assert seen > 20
 
 
-@pytest.mark.parametrize("fence", [fence for fence in fences() if fence.language in ("yaml", "python")], ids=lambda fence: fence.place)
+@pytest.mark.parametrize(
+    "fence",
+    [fence for fence in fences() if fence.language in ("yaml", "python")],
+    ids=lambda fence: fence.place,
+)
 def test_snippets_are_what_they_look_like(fence, tmp_path: Path) -> None:
     if fence.language == "python":
         for node in ast.walk(ast.parse(fence.text)):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("kernels_eval", "tasks", "flows"):
-                assert all(hasattr(importlib.import_module(node.module), alias.name) for alias in node.names), ast.unparse(node)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in (
+                "kernels_eval",
+                "tasks",
+                "flows",
+            ):
+                assert all(
+                    hasattr(importlib.import_module(node.module), alias.name)
+                    for alias in node.names
+                ), ast.unparse(node)
         return
     documents = list(yaml.safe_load_all(fence.text))
     keys = set(documents[0]) if isinstance(documents[0], dict) else set()
-    if 2 * len(keys & set(PipelineConfig.model_fields)) > len(keys):  # a profile, or part of one; others are of other tools
+    if 2 * len(keys & set(PipelineConfig.model_fields)) > len(
+        keys
+    ):  # a profile, or part of one; others are of other tools
         (tmp_path / "mine.yaml").write_text(fence.text, encoding="utf-8")
         load_profile(str(tmp_path / "mine.yaml"))
 
 
-# -- commands that are typed ---------------------------------------------------------------------------------------------------------------
+# -- commands that are typed -----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory as a reader has it after a refresh, with the files that the pages tell to write."""
+    """A directory as a reader has it after a refresh, with the files that the pages tell to
+    write."""
     place = tmp_path_factory.mktemp("reader")
-    samples = [sample(f"t/{task}", index, 50 + 40 * index, 1.0 + task + index, parent=None) for task in range(6) for index in range(3)]
+    samples = [
+        sample(f"t/{task}", index, 50 + 40 * index, 1.0 + task + index, parent=None)
+        for task in range(6)
+        for index in range(3)
+    ]
     line(place / ".concur", [*samples, sample("t/0", 9, 5, None)])
-    rows = [verified(f"t{task}", index, 100, 0.5 + index) for task in range(4) for index in range(2)]
+    rows = [
+        verified(f"t{task}", index, 100, 0.5 + index) for task in range(4) for index in range(2)
+    ]
     (place / "verified").mkdir()
     frame(*rows).write_parquet(place / "verified" / "verdicts.parquet")
-    frame(*rows).select("candidate_id", "task_id", "generator", "sample_index").write_parquet(place / "answers.parquet")
+    frame(*rows).select("candidate_id", "task_id", "generator", "sample_index").write_parquet(
+        place / "answers.parquet"
+    )
     write_what_pages_say(place)
     return place
 
@@ -169,7 +253,9 @@ def write_what_pages_say(place: Path) -> None:
 
 
 @pytest.mark.parametrize("text", RUN)
-def test_a_command_does_what_its_page_says(text: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_does_what_its_page_says(
+    text: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(place)
     done = CliRunner().invoke(main, text.removeprefix(CONCUR).split())
     assert done.exit_code == 0, done.output
@@ -182,8 +268,12 @@ def test_placeholders_can_be_filled_in(place: Path, monkeypatch: pytest.MonkeyPa
     assert one.exit_code == 0 and "concur" in one.output, one.output
     published = CliRunner().invoke(main, ["publish", "--out", "old"])
     assert published.exit_code == 0, published.output
-    compared = CliRunner().invoke(main, ["diff", "old", str(next(Path(".concur/curation").iterdir()))])
-    assert compared.exit_code == 0 and "t/" not in compared.output.partition("lost")[0], compared.output
+    compared = CliRunner().invoke(
+        main, ["diff", "old", str(next(Path(".concur/curation").iterdir()))]
+    )
+    assert compared.exit_code == 0 and "t/" not in compared.output.partition("lost")[0], (
+        compared.output
+    )
 
 
 @pytest.mark.parametrize("name", sorted(main.commands))
@@ -195,9 +285,15 @@ def test_help_is_there(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_line_of_the_pages_in_one_directory(tmp_path: Path) -> None:
-    """A real refresh, then every command that works on what it leaves, typed into a shell as it stands."""
+    """A real refresh, then every command that works on what it leaves, typed into a shell as it
+    stands."""
     write_what_pages_say(tmp_path)
-    shims = {"concur": f'set -- "$@"; test "$1" = run && set -- "$@" {SMALL}; exec {sys.executable} -m flows.cli "$@"'}
+    shims = {
+        "concur": (
+            f'set -- "$@"; test "$1" = run && set -- "$@" {SMALL}; exec {sys.executable} -m'
+            ' flows.cli "$@"'
+        )
+    }
     shims["python"] = f'exec {sys.executable} "$@"'
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     for name, script in shims.items():
@@ -205,29 +301,62 @@ def test_the_line_of_the_pages_in_one_directory(tmp_path: Path) -> None:
         (tmp_path / ".venv" / "bin" / name).chmod(0o755)
     code = (ROOT / "tasks/sources/bundled/tasks/softmax_rows.py").read_text(encoding="utf-8")
     (tmp_path / "task.py").write_text(code)
-    answer = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x\n"
-    pl.DataFrame({"task_id": ["user/scaled_relu"], "code": [answer]}).write_parquet(tmp_path / "candidates.parquet")
-    readers = dict.fromkeys(command.text for command in ALL if is_run(command) and command.text not in (*RUN, *LINE))
+    answer = (
+        "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n       "
+        " return x\n"
+    )
+    pl.DataFrame({"task_id": ["user/scaled_relu"], "code": [answer]}).write_parquet(
+        tmp_path / "candidates.parquet"
+    )
+    readers = dict.fromkeys(
+        command.text for command in ALL if is_run(command) and command.text not in (*RUN, *LINE)
+    )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     for text in [*LINE, *readers, *(text for text in RUN if " benchmark " not in text)]:
         with (tmp_path / "log").open("wb") as log:
-            typed = subprocess.Popen(["bash", "-c", text], cwd=tmp_path, env=environment, stdout=log, stderr=log, start_new_session=True)
+            typed = subprocess.Popen(
+                ["bash", "-c", text],
+                cwd=tmp_path,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         try:
             status = typed.wait(timeout=900)
         finally:
-            with suppress(ProcessLookupError):  # what it started and did not stop: nothing, where it ended by itself
+            with suppress(
+                ProcessLookupError
+            ):  # what it started and did not stop: nothing, where it ended by itself
                 os.killpg(typed.pid, signal.SIGKILL)
         assert status == 0, (text, (tmp_path / "log").read_text(errors="replace")[-3000:])
 
 
-# -- the site ------------------------------------------------------------------------------------------------------------------------------
+# -- the site --------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     built = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(ROOT / "mkdocs.yml"), "--site-dir", str(built)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, cwd=ROOT)
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--config-file",
+        str(ROOT / "mkdocs.yml"),
+        "--site-dir",
+        str(built),
+    ]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        cwd=ROOT,
+    )
     assert done.returncode == 0, done.stderr[-5000:]
     yield built
 
@@ -239,17 +368,27 @@ def test_the_site_builds_strictly_and_holds_every_page(site: Path) -> None:
         assert (site / "reference" / f"{name}.html").is_file()
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.parent == ROOT], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.parent == ROOT], ids=lambda page: page.name
+)
 def test_links_of_pages_outside_of_the_site_lead_somewhere(page: Path) -> None:
-    found = [target for _, target, _ in hook("repository").links(page.name, page.read_text(encoding="utf-8"))]
-    assert found and all((ROOT / target).exists() for target in found), [target for target in found if not (ROOT / target).exists()]
+    found = [
+        target
+        for _, target, _ in hook("repository").links(page.name, page.read_text(encoding="utf-8"))
+    ]
+    assert found and all((ROOT / target).exists() for target in found), [
+        target for target in found if not (ROOT / target).exists()
+    ]
 
 
 def test_the_site_asks_nothing_of_another_machine(site: Path) -> None:
     for page in [*site.rglob("*.html"), *site.rglob("*.css")]:
         text = page.read_text(encoding="utf-8")
         loaded = re.findall(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?(https?:[^\"> ]+)", text)
-        loaded += re.findall(r"<link\b[^>]*\brel=\"?(?:stylesheet|icon|preconnect|preload)[^>]*\bhref=\"?(https?:[^\"> ]+)", text)
+        loaded += re.findall(
+            r"<link\b[^>]*\brel=\"?(?:stylesheet|icon|preconnect|preload)[^>]*\bhref=\"?(https?:[^\"> ]+)",
+            text,
+        )
         loaded += re.findall(r"(?:@import|url\()\s*[\"']?(https?:[^\"') ]+)", text)
         assert not loaded, (page, loaded)
 
@@ -259,7 +398,10 @@ def test_the_reference_names_every_command_option_and_key(site: Path) -> None:
     for name, command in main.commands.items():
         assert f"concur {name}<" in cli, name
         for parameter in command.params:
-            assert not isinstance(parameter, click.Option) or f"<code>{parameter.opts[0]}</code>" in cli, (name, parameter.opts)
+            assert (
+                not isinstance(parameter, click.Option)
+                or f"<code>{parameter.opts[0]}</code>" in cli
+            ), (name, parameter.opts)
     keys = (site / "reference" / "configuration.html").read_text(encoding="utf-8")
 
     def names(model: type, found: set[str]) -> set[str]:
@@ -274,7 +416,8 @@ def test_the_reference_names_every_command_option_and_key(site: Path) -> None:
 
 
 def test_every_column_has_its_meaning_and_no_meaning_is_left_over() -> None:
-    """The hook itself raises for a column without one; this asks for the other direction, and that a nameless key is refused."""
+    """The hook itself raises for a column without one; this asks for the other direction, and that
+    a nameless key is refused."""
     reference = hook("reference")
     for stage, (_, schema, said) in reference.tables().items():
         assert set(reference.columns_of(schema)) == set(said), stage
@@ -293,7 +436,9 @@ def test_a_key_without_a_description_is_refused(monkeypatch: pytest.MonkeyPatch)
 def hook(name: str):
     import importlib.util
 
-    found = importlib.util.spec_from_file_location(f"concur_docs_{name}", ROOT / "docs" / "hooks" / f"{name}.py")
+    found = importlib.util.spec_from_file_location(
+        f"concur_docs_{name}", ROOT / "docs" / "hooks" / f"{name}.py"
+    )
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     return module
@@ -304,20 +449,50 @@ def test_the_site_read_from_the_disk_in_a_browser(site: Path) -> None:
     """No request leaves, nothing is wider than the screen, and search finds."""
     from playwright.sync_api import sync_playwright
 
-    flags = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update"]
+    flags = [
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+    ]
     with sync_playwright() as play:
         found = next(
-            (path for path in ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome") if Path(path).exists()), None
+            (
+                path
+                for path in (
+                    "/usr/bin/chromium",
+                    "/usr/bin/chromium-browser",
+                    "/usr/bin/google-chrome",
+                )
+                if Path(path).exists()
+            ),
+            None,
         )
         browser = play.chromium.launch(executable_path=found, args=[*flags, "--disable-sync"])
         asked: list[str] = []
         for width in (1200, 400):
             page = browser.new_context(viewport={"width": width, "height": 900}).new_page()
-            page.on("request", lambda request: asked.append(request.url) if request.url.startswith(("http:", "https:", "ws")) else None)
-            for name in ("index", "how-to/verify-a-table", "reference/cli", "reference/configuration"):
+            page.on(
+                "request",
+                lambda request: (
+                    asked.append(request.url)
+                    if request.url.startswith(("http:", "https:", "ws"))
+                    else None
+                ),
+            )
+            for name in (
+                "index",
+                "how-to/verify-a-table",
+                "reference/cli",
+                "reference/configuration",
+            ):
                 page.goto((site / f"{name}.html").as_uri())
                 page.wait_for_load_state("networkidle")
-                assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (name, width)
+                assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
+                    name,
+                    width,
+                )
         page = browser.new_page()
         page.goto((site / "index.html").as_uri())
         page.wait_for_load_state("networkidle")

@@ -1,4 +1,5 @@
-"""`concur doctor`: what counts as missing depends on the profile, and every missing thing comes with the line that mends it."""
+"""`concur doctor`: what counts as missing depends on the profile, and every missing thing comes
+with the line that mends it."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import doctor
-from flows.doctor import Check, examine, runnable
+from flows.ops import doctor
+from flows.ops.doctor import Check, examine, runnable
 from kernels_eval.build.cache import BuildCache
 from kernels_eval.build.spec import Build
 from kernels_eval.errors import UsageError
@@ -18,8 +19,11 @@ from tasks.synthesis.config import SynthesisConfig
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Questions that start processes are answered at once; the profile's needs are what these tests are about."""
-    monkeypatch.setattr(doctor, "_ask", lambda command, timeout=60.0: "answer" if "torch" in command[-1] else None)
+    """Questions that start processes are answered at once; the profile's needs are what these tests
+    are about."""
+    monkeypatch.setattr(
+        doctor, "_ask", lambda command, timeout=60.0: "answer" if "torch" in command[-1] else None
+    )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("CONCUR_VLLM_PYTHON", raising=False)
 
@@ -42,7 +46,20 @@ def test_every_check_has_a_name_of_its_own_and_a_fix_exactly_where_it_fails(quic
 
 def test_what_is_required_follows_the_profile(quick: None, tmp_path: Path) -> None:
     local = examine("local", (f"root={tmp_path}",))
-    assert needs(local, "Python", "torch", "torch device", "C++ compiler", "ray", "prefect", "trl", "disk") == ["required"] * 8
+    assert (
+        needs(
+            local,
+            "Python",
+            "torch",
+            "torch device",
+            "C++ compiler",
+            "ray",
+            "prefect",
+            "trl",
+            "disk",
+        )
+        == ["required"] * 8
+    )
     assert needs(local, "nvcc", "GPUs", "openai", "vLLM", "isolation") == ["optional"] * 5
     assert needs(local, "mlflow") == ["required"]
     assert needs(examine("local", ("tracking.enabled=false",)), "mlflow") == ["optional"]
@@ -72,23 +89,35 @@ def test_a_package_that_is_not_installed_comes_with_its_install_line() -> None:
     assert doctor._package("pytest", "required", "pip install it") == here
 
 
-def test_a_machine_without_a_compiler(quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_machine_without_a_compiler(
+    quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     checks = examine("local", (f"root={tmp_path}",))
     compiler = by_name(checks)["C++ compiler"]
-    assert not compiler.ok and not runnable(checks) and ("g++" in compiler.fix or "CXX" in compiler.fix)
+    assert (
+        not compiler.ok
+        and not runnable(checks)
+        and ("g++" in compiler.fix or "CXX" in compiler.fix)
+    )
 
 
-def test_torch_that_does_not_import_is_said_so(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_that_does_not_import_is_said_so(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(doctor, "_ask", lambda command, timeout=60.0: None)
     checks = examine("local")
     assert by_name(checks)["torch device"].found == "torch does not import" and not runnable(checks)
 
 
-def test_a_full_disk_and_a_root_that_is_not_there_yet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_full_disk_and_a_root_that_is_not_there_yet(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     deep = tmp_path / "a" / "b"
-    assert str(deep) in doctor._disk(deep).found and not deep.exists()  # it looks at what exists above, and makes nothing
+    assert (
+        str(deep) in doctor._disk(deep).found and not deep.exists()
+    )  # it looks at what exists above, and makes nothing
     monkeypatch.setattr(doctor, "FREE_DISK_GB", 10**9)
     full = doctor._disk(tmp_path)
     assert not full.ok and "--set root=DIR" in full.fix
@@ -102,7 +131,9 @@ def test_questions_that_fail_are_no_answer(tmp_path: Path) -> None:
     assert doctor._ask([sys.executable, "-c", "input()"], timeout=0.0) is None
 
 
-def test_vllm_is_asked_in_its_own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_vllm_is_asked_in_its_own_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """$CONCUR_VLLM_PYTHON names an interpreter; ours never imports vLLM."""
     interpreter = tmp_path / "python"
     interpreter.write_text("#!/bin/sh\necho 0.99.1\n")
@@ -113,7 +144,9 @@ def test_vllm_is_asked_in_its_own_environment(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("CONCUR_VLLM_PYTHON", str(tmp_path / "gone"))
     missing = doctor._vllm(SynthesisConfig(sampler="vllm"))
     assert not missing.ok and "CONCUR_VLLM_PYTHON" in missing.fix and missing.need == "required"
-    assert doctor._vllm(SynthesisConfig(server={"python": str(interpreter)})).ok, "the profile's comes first"
+    assert doctor._vllm(SynthesisConfig(server={"python": str(interpreter)})).ok, (
+        "the profile's comes first"
+    )
     monkeypatch.delenv("CONCUR_VLLM_PYTHON")
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     assert "pip install vllm" in doctor._vllm(SynthesisConfig()).fix
@@ -133,14 +166,21 @@ def test_isolation_is_what_the_sandbox_itself_would_report() -> None:
     summary, *absent = doctor._isolation()
     assert summary.found.split(", ") == layers.probe() and "fresh_process" in summary.found
     assert summary.need == "optional" and summary.ok is not bool(absent)
-    assert {check.name.removeprefix("isolation ") for check in absent} == set(layers.missing(layers.probe()))
+    assert {check.name.removeprefix("isolation ") for check in absent} == set(
+        layers.missing(layers.probe())
+    )
 
 
-def test_a_layer_that_is_missing_has_a_line_of_its_own_with_what_would_bring_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_that_is_missing_has_a_line_of_its_own_with_what_would_bring_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("CONCUR_ISOLATION_WITHOUT", "namespace:user,landlock")
     checks = by_name(doctor._isolation())
     assert not checks["isolation"].ok and "landlock" not in checks["isolation"].found
-    assert "sysctl" in checks["isolation namespace:user"].fix and "5.13" in checks["isolation landlock"].fix
+    assert (
+        "sysctl" in checks["isolation namespace:user"].fix
+        and "5.13" in checks["isolation landlock"].fix
+    )
     assert all(check.fix and not check.ok for check in checks.values())
 
 
@@ -149,22 +189,30 @@ def test_isolation_that_cannot_be_probed_is_not_called_sound(quick: None) -> Non
     assert (check.ok, check.found) == (False, "not probed") and check.fix
 
 
-def test_a_root_that_this_user_cannot_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_root_that_this_user_cannot_write(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     asked: list[Path] = []
-    monkeypatch.setattr(os, "access", lambda path, mode: asked.append(path) or False)  # permissions do not stop root, so the answer is made
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: asked.append(path) or False
+    )  # permissions do not stop root, so the answer is made
     check = doctor._disk(tmp_path / "theirs")
     assert not check.ok and "not writable" in check.found and "write permission" in check.fix
     assert asked == [tmp_path]
 
 
-def test_the_build_cache_is_shown_with_its_size_and_limit(quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_build_cache_is_shown_with_its_size_and_limit(
+    quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("CONCUR_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CONCUR_CACHE_BYTES", str(3 * 10**9))
     cache = BuildCache(tmp_path / "cache")
     for key in ("aa", "bb"):
         cache.store(key, Build(ok=False, key=key, reason="build_failed"))
     shown = by_name(examine("local"))["build cache"]
-    assert shown.ok and shown.found == f"about 2 builds, 0.0 GB, limit 3.0 GB, at {tmp_path / 'cache'}"
+    assert (
+        shown.ok and shown.found == f"about 2 builds, 0.0 GB, limit 3.0 GB, at {tmp_path / 'cache'}"
+    )
     monkeypatch.setenv("CONCUR_CACHE_BYTES", "0")
     assert "no limit" in by_name(examine("local"))["build cache"].found
     monkeypatch.setenv("CONCUR_CACHE_BYTES", "3 GB")

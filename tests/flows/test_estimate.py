@@ -1,4 +1,5 @@
-"""The time left: nothing before enough is known, the recent rate and not the start, and a range that says how sure it is."""
+"""The time left: nothing before enough is known, the recent rate and not the start, and a range
+that says how sure it is."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from itertools import accumulate
 
 import pytest
 
-from flows.estimate import ENOUGH_VERDICTS, duration, in_words, time_left
+from tasks.verification.batch_estimate import ENOUGH_VERDICTS, duration, in_words, time_left
 
 
 def steady(count: int, gap_s: float, begin_s: float = 100.0) -> list[float]:
@@ -30,12 +31,15 @@ def test_a_steady_rate_gives_the_time_that_is_left() -> None:
     times = steady(200, 2.0)
     estimate = time_left(times, 300, times[-1])
     assert estimate is not None
-    assert estimate.about_s == pytest.approx(600.0, rel=0.01) and estimate.per_hour == pytest.approx(1800, rel=0.01)
+    assert estimate.about_s == pytest.approx(
+        600.0, rel=0.01
+    ) and estimate.per_hour == pytest.approx(1800, rel=0.01)
     assert estimate.low_s < 600 < estimate.high_s < 1.2 * 600
 
 
 def test_the_slow_start_does_not_count() -> None:
-    """Two minutes until the first verdict, then slow ones while headers are built, then ten a second for a quarter of an hour."""
+    """Two minutes until the first verdict, then slow ones while headers are built, then ten a
+    second for a quarter of an hour."""
     slow = steady(20, 15.0, begin_s=120.0)
     fast = steady(9000, 0.1, begin_s=slow[-1] + 0.1)
     estimate = time_left(slow + fast, 1000, fast[-1])
@@ -47,7 +51,9 @@ def test_a_halt_gives_more_time_with_every_second() -> None:
     seen = [time_left(times, 100, times[-1] + wait_s) for wait_s in (0, 60, 600, 6000)]
     about = [estimate.about_s for estimate in seen if estimate]
     assert len(about) == 4 and about == sorted(about) and about[-1] > 100 * about[0]
-    assert seen[1] and seen[1].high_s / seen[1].about_s > 1.2 * seen[0].high_s / seen[0].about_s  # and is less sure
+    assert (
+        seen[1] and seen[1].high_s / seen[1].about_s > 1.2 * seen[0].high_s / seen[0].about_s
+    )  # and is less sure
 
 
 def test_slow_candidates_reach_back_as_far_as_it_takes() -> None:
@@ -67,10 +73,14 @@ def test_bursts_widen_the_range() -> None:
 
 @pytest.mark.parametrize("workers", [1, 8])
 def test_the_range_holds_the_truth_nine_times_in_ten(workers: int) -> None:
-    """Simulated workers whose candidates take exponentially distributed times: the end of 400 candidates, seen after 100."""
+    """Simulated workers whose candidates take exponentially distributed times: the end of 400
+    candidates, seen after 100."""
     generator, inside = random.Random(7), 0
     for _ in range(400):
-        lanes = [list(accumulate(generator.expovariate(1 / 3.0) for _ in range(500))) for _ in range(workers)]
+        lanes = [
+            list(accumulate(generator.expovariate(1 / 3.0) for _ in range(500)))
+            for _ in range(workers)
+        ]
         ends = sorted(end for lane in lanes for end in lane)[:400]
         estimate = time_left(ends[:100], 300, ends[99])
         if estimate is None:  # thirty seconds have not passed: eight workers, sometimes
@@ -83,8 +93,14 @@ def test_the_range_holds_the_truth_nine_times_in_ten(workers: int) -> None:
 
 def test_words() -> None:
     assert [duration(seconds) for seconds in (0, 45, 99, 100, 700, 7265, 200_000)] == [
-        "0 s", "45 s", "99 s", "2 min", "12 min", "2 h 01 min", "2 d 7 h",
-    ]  # fmt: skip
+        "0 s",
+        "45 s",
+        "99 s",
+        "2 min",
+        "12 min",
+        "2 h 01 min",
+        "2 d 7 h",
+    ]
     assert in_words(time_left([1.0], 0, 2.0), 1) == "nothing left"
     times = steady(200, 2.0)
     assert in_words(time_left(times, 300, times[-1]), 200).startswith("about 10 min left (")

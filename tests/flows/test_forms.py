@@ -1,4 +1,5 @@
-"""From a form to a configuration: what is left empty is the profile's, what cannot be used is one sentence."""
+"""From a form to a configuration: what is left empty is the profile's, what cannot be used is one
+sentence."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from flows.forms import (
     TrainingForm,
     TrainingSetForm,
     configuration,
-)  # fmt: skip
+)
 from kernels_eval.errors import UsageError
 
 
@@ -45,20 +46,30 @@ def test_every_field_reaches_its_key(tmp_path: Path) -> None:
         BenchmarkForm(samples_per_task=4),
         AdvancedForm(overrides=["verification.workers=2", "curation.size=8"]),
     )
-    assert (found.name, found.root) == ("1: mine", str(tmp_path))  # text that YAML would read as something else stays text
+    assert (found.name, found.root) == (
+        "1: mine",
+        str(tmp_path),
+    )  # text that YAML would read as something else stays text
     assert (found.tasks.limit, found.synthesis.samples_per_task) == (3, 2)
-    assert (found.curation.strategy, found.curation.size) == ("random", 8)  # an override wins over a field
+    assert (found.curation.strategy, found.curation.size) == (
+        "random",
+        8,
+    )  # an override wins over a field
     assert (found.training.base_model, found.training.num_epochs) == ("no", 2)
     assert (found.benchmark.samples_per_task, found.verification.workers) == (4, 2)
 
 
-def test_the_root_is_the_forms_else_the_workers_else_an_override(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_root_is_the_forms_else_the_workers_else_an_override(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(STACK_VARIABLE, str(tmp_path / "stack"))
     assert configuration(RunForm()).root == str(tmp_path / "stack")
     monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path / "worker"))
     assert configuration(RunForm()).root == str(tmp_path / "worker")
     assert configuration(RunForm(root="s3://bucket/concur")).root == "s3://bucket/concur"
-    assert configuration(RunForm(), AdvancedForm(overrides=[f"root={tmp_path}"])).root == str(tmp_path)
+    assert configuration(RunForm(), AdvancedForm(overrides=[f"root={tmp_path}"])).root == str(
+        tmp_path
+    )
 
 
 def test_a_relative_root_is_refused_because_it_would_be_removed_with_the_run() -> None:
@@ -67,12 +78,17 @@ def test_a_relative_root_is_refused_because_it_would_be_removed_with_the_run() -
     assert ROOT_VARIABLE in str(raised.value)
 
 
-def test_mlflow_is_where_the_worker_says_unless_the_configuration_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_is_where_the_worker_says_unless_the_configuration_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = RunForm(root=str(tmp_path))
     assert configuration(run).tracking.uri is None
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
     assert configuration(run).tracking_uri == "http://127.0.0.1:5000"
-    assert configuration(run, AdvancedForm(overrides=["tracking.uri=http://other:1"])).tracking_uri == "http://other:1"
+    assert (
+        configuration(run, AdvancedForm(overrides=["tracking.uri=http://other:1"])).tracking_uri
+        == "http://other:1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +100,9 @@ def test_mlflow_is_where_the_worker_says_unless_the_configuration_names_it(tmp_p
         (["training.workers=3"], "several need ddp or fsdp2"),
     ],
 )
-def test_what_cannot_be_used_is_one_sentence(overrides: list[str], said: str, tmp_path: Path) -> None:
+def test_what_cannot_be_used_is_one_sentence(
+    overrides: list[str], said: str, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match=said) as raised:
         configuration(RunForm(root=str(tmp_path)), AdvancedForm(overrides=overrides))
     assert "\n" not in str(raised.value).strip()

@@ -1,4 +1,5 @@
-"""`concur gc` on real snapshots, a real MLflow database and real locks: what is referred to stays, whatever is killed."""
+"""`concur gc` on real snapshots, a real MLflow database and real locks: what is referred to stays,
+whatever is killed."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.cli import main
-from flows.retention.collect import collect, in_units
-from flows.retention.inventory import TRASH, Stored, scan
-from flows.retention.plan import DAY_S, Keep, decide
-from flows.retention.sweep import in_use
+from flows.cli.main import main
+from flows.ops.gc_collect import collect, in_units
+from flows.ops.gc_inventory import TRASH, Stored, scan
+from flows.ops.gc_plan import DAY_S, Keep, decide
+from flows.ops.gc_remove import in_use
 from kernels_eval.errors import UsageError
 from kernels_eval.records import stable_hash
-from tasks.store import Snapshot
+from tasks.store.snapshot import Snapshot
 
 SCHEMA = pa.schema([("key", pa.string())])
 NOTHING = Keep(refreshes=0, younger_than_days=0, unfinished_days=0)
@@ -43,25 +44,39 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def made(root: Path, stage: str, name: str, *upstream: Snapshot, days: float = 100, finished: bool = True) -> Snapshot:
+def made(
+    root: Path, stage: str, name: str, *upstream: Snapshot, days: float = 100, finished: bool = True
+) -> Snapshot:
     """A snapshot as a stage writes it, so many days ago."""
     snapshot = Snapshot(str(root), stage, stable_hash(name))
     snapshot.append([{"key": name}], SCHEMA)
     created = datetime.now(UTC) - timedelta(days=days)
     if finished:
-        snapshot.publish(config={}, upstream=[one.fingerprint for one in upstream], extra={"created_at": created.isoformat()})
+        snapshot.publish(
+            config={},
+            upstream=[one.fingerprint for one in upstream],
+            extra={"created_at": created.isoformat()},
+        )
     for path in [*Path(snapshot.path).iterdir(), Path(snapshot.path)]:
         os.utime(path, (created.timestamp(), created.timestamp()))
     return snapshot
 
 
-def refresh(root: Path, night: str, days: float, tasks: Snapshot | None = None) -> dict[str, Snapshot]:
+def refresh(
+    root: Path, night: str, days: float, tasks: Snapshot | None = None
+) -> dict[str, Snapshot]:
     tasks = tasks or made(root, "tasks", f"tasks {night}", days=days)
     candidates = made(root, "synthesis", f"candidates {night}", tasks, days=days)
     verdicts = made(root, "verification", f"verdicts {night}", candidates, tasks, days=days)
     curated = made(root, "curation", f"curated {night}", verdicts, candidates, tasks, days=days)
     analysis = made(root, "analysis", f"analysis {night}", verdicts, candidates, days=days)
-    return {"tasks": tasks, "candidates": candidates, "verdicts": verdicts, "curated": curated, "analysis": analysis}
+    return {
+        "tasks": tasks,
+        "candidates": candidates,
+        "verdicts": verdicts,
+        "curated": curated,
+        "analysis": analysis,
+    }
 
 
 def places(root: Path) -> set[str]:
@@ -73,7 +88,8 @@ def of(*snapshots: Snapshot) -> set[str]:
 
 
 def gone(root: Path, keep: Keep = NOTHING, **options: Any) -> set[str]:
-    """What `--delete` removed, which is what the dry run had said, and nothing before it was asked to."""
+    """What `--delete` removed, which is what the dry run had said, and nothing before it was asked
+    to."""
     before = places(root)
     options = {"without_mlflow": True} | options
     shown = collect(str(root), keep=keep, **options)
@@ -81,7 +97,9 @@ def gone(root: Path, keep: Keep = NOTHING, **options: Any) -> set[str]:
     told = collect(str(root), keep=keep, delete=True, **options)
     removed = before - places(root)
     for said in (shown, told):
-        assert {f"{one['stage']}/{one['fingerprint']}" for one in said["snapshots"] if not one["stays"]} == removed
+        assert {
+            f"{one['stage']}/{one['fingerprint']}" for one in said["snapshots"] if not one["stays"]
+        } == removed
     assert not (root / TRASH).exists()
     return removed
 
@@ -89,11 +107,19 @@ def gone(root: Path, keep: Keep = NOTHING, **options: Any) -> set[str]:
 def test_the_newest_refreshes_stay_with_what_they_were_made_of(root: Path) -> None:
     tasks = made(root, "tasks", "shared", days=300)
     nights = [refresh(root, f"night {age}", 30 * age, tasks) for age in (1, 2, 3)]
-    other = made(root, "curation", "another strategy", *(nights[1][name] for name in ("verdicts", "candidates", "tasks")), days=61)
+    other = made(
+        root,
+        "curation",
+        "another strategy",
+        *(nights[1][name] for name in ("verdicts", "candidates", "tasks")),
+        days=61,
+    )
     adapter = made(root, "training", "adapter", nights[0]["curated"], days=29)
     assert gone(root, Keep(refreshes=2, younger_than_days=0)) == of(*nights[2].values()) - of(tasks)
     assert of(tasks, other, adapter, *nights[0].values(), *nights[1].values()) == places(root)
-    assert gone(root, Keep(refreshes=1, younger_than_days=0)) == of(other, *nights[1].values()) - of(tasks)
+    assert gone(root, Keep(refreshes=1, younger_than_days=0)) == of(
+        other, *nights[1].values()
+    ) - of(tasks)
     assert of(tasks, adapter, *nights[0].values()) == places(root)
 
 
@@ -112,7 +138,9 @@ def test_a_report_and_what_its_json_names_stay(root: Path) -> None:
     scores = made(root, "benchmark", "scores", made(root, "verification", "answers"))
     report = Path(scores.path) / "report"
     report.mkdir()
-    (report / "report.json").write_text(json.dumps({"fingerprints": {"analysis": night["analysis"].fingerprint}}))
+    (report / "report.json").write_text(
+        json.dumps({"fingerprints": {"analysis": night["analysis"].fingerprint}})
+    )
     assert gone(root) == of(*unused.values(), night["curated"])
 
 
@@ -136,7 +164,9 @@ def mlflow_uri(root: Path) -> str:
 
 
 @pytest.mark.slow  # MLflow makes its database: half a minute on a busy machine
-def test_runs_and_registered_models_keep_what_they_name_until_they_are_deleted(root: Path, mlflow_uri: str, tmp_path: Path) -> None:
+def test_runs_and_registered_models_keep_what_they_name_until_they_are_deleted(
+    root: Path, mlflow_uri: str, tmp_path: Path
+) -> None:
     from mlflow.tracking import MlflowClient
 
     from tasks.tracking.mlflow_sink import log_run
@@ -146,14 +176,18 @@ def test_runs_and_registered_models_keep_what_they_name_until_they_are_deleted(r
     answers = made(root, "verification", "answers of the tuned model")
     scores = made(root, "benchmark", "scores", answers)
     (Path(scores.path) / "report").mkdir()
-    (Path(scores.path) / "report" / "report.json").write_text(json.dumps([nights["run"]["analysis"].fingerprint]))
+    (Path(scores.path) / "report" / "report.json").write_text(
+        json.dumps([nights["run"]["analysis"].fingerprint])
+    )
     curated = nights["run"]["curated"]
     run_id = log_run(
         RunRecord(
             run_fingerprint="run",
             run_name="night",
             datasets=(DatasetRef("set", curated.path, curated.fingerprint),),
-            stages=(StageRecord(name="benchmark tuned", tags={"fingerprint": answers.fingerprint}),),
+            stages=(
+                StageRecord(name="benchmark tuned", tags={"fingerprint": answers.fingerprint}),
+            ),
         ),
         tracking_uri=mlflow_uri,
         artifact_root=str(tmp_path / "artifacts"),
@@ -161,14 +195,20 @@ def test_runs_and_registered_models_keep_what_they_name_until_they_are_deleted(r
     )
     client = MlflowClient(mlflow_uri)
     client.create_registered_model("m")
-    client.create_model_version("m", str(tmp_path), tags={"concur.curated": nights["model"]["curated"].fingerprint})
-    assert gone(root, without_mlflow=False) == of(*nights["nobody"].values(), nights["model"]["analysis"])
+    client.create_model_version(
+        "m", str(tmp_path), tags={"concur.curated": nights["model"]["curated"].fingerprint}
+    )
+    assert gone(root, without_mlflow=False) == of(
+        *nights["nobody"].values(), nights["model"]["analysis"]
+    )
 
     for child in client.search_runs([client.get_run(run_id).info.experiment_id]):
         client.delete_run(child.info.run_id)
     assert gone(root, without_mlflow=False) == of(answers, scores, *nights["run"].values())
     client.delete_model_version("m", "1")
-    assert gone(root, without_mlflow=False) == of(*nights["model"].values()) - of(nights["model"]["analysis"])
+    assert gone(root, without_mlflow=False) == of(*nights["model"].values()) - of(
+        nights["model"]["analysis"]
+    )
 
 
 @pytest.mark.slow  # MLflow is imported
@@ -179,14 +219,25 @@ def test_nothing_is_deleted_where_mlflow_cannot_be_asked(root: Path) -> None:
     shown = CliRunner().invoke(main, options)
     assert shown.exit_code == 0 and "warning: cannot open the tracking database" in shown.stdout
     refused = CliRunner().invoke(main, [*options, "--delete"])
-    assert refused.exit_code == 1 and refused.stderr.startswith("error: ") and places(root) == of(*old.values())
+    assert (
+        refused.exit_code == 1
+        and refused.stderr.startswith("error: ")
+        and places(root) == of(*old.values())
+    )
     (root / "mlflow.db").unlink()
     refused = CliRunner().invoke(main, [*options, "--delete"])
-    assert refused.exit_code == 1 and "--without-mlflow" in refused.stderr and places(root) == of(*old.values())
+    assert (
+        refused.exit_code == 1
+        and "--without-mlflow" in refused.stderr
+        and places(root) == of(*old.values())
+    )
     done = CliRunner().invoke(main, [*options, "--delete", "--without-mlflow", "--json"])
     assert done.exit_code == 0 and places(root) == set()
     told = json.loads(done.stdout)
-    assert told["deleted"] and told["freed_bytes"] == sum(one["bytes"] for one in told["snapshots"]) > 0
+    assert (
+        told["deleted"]
+        and told["freed_bytes"] == sum(one["bytes"] for one in told["snapshots"]) > 0
+    )
 
 
 def test_a_link_is_never_followed(root: Path, tmp_path: Path) -> None:
@@ -206,7 +257,10 @@ def test_a_link_is_never_followed(root: Path, tmp_path: Path) -> None:
 
 
 def test_checkpoints_and_logs(root: Path) -> None:
-    trained, begun = made(root, "training", "done", days=1), made(root, "training", "begun", days=1, finished=False)
+    trained, begun = (
+        made(root, "training", "done", days=1),
+        made(root, "training", "begun", days=1, finished=False),
+    )
     for one in (trained, begun):
         (Path(one.path) / "checkpoints" / "checkpoint-1").mkdir(parents=True)
         (Path(one.path) / "checkpoints" / "checkpoint-1" / "weights").write_bytes(b"w" * 100_000)
@@ -216,8 +270,14 @@ def test_checkpoints_and_logs(root: Path) -> None:
         os.utime(root / "stack" / "logs" / name, (time.time() - days * DAY_S,) * 2)
     told = collect(str(root), keep=Keep(), delete=True, without_mlflow=True)
     assert told["freed_bytes"] >= 100_000
-    assert not (Path(trained.path) / "checkpoints").exists() and (Path(begun.path) / "checkpoints" / "checkpoint-1" / "weights").exists()
-    assert sorted(path.name for path in (root / "stack" / "logs").iterdir()) == ["notes.txt", "worker.log"]
+    assert (
+        not (Path(trained.path) / "checkpoints").exists()
+        and (Path(begun.path) / "checkpoints" / "checkpoint-1" / "weights").exists()
+    )
+    assert sorted(path.name for path in (root / "stack" / "logs").iterdir()) == [
+        "notes.txt",
+        "worker.log",
+    ]
     assert trained.finished and trained.keys("key") == {"done"}
 
 
@@ -230,7 +290,8 @@ def test_a_manifest_that_cannot_be_read_stops_everything(root: Path) -> None:
 
 
 def child(work: Callable[[], Any]) -> int:
-    """Run this in a process of its own, and return how it ended: its status, or minus the signal."""
+    """Run this in a process of its own, and return how it ended: its status, or minus the
+    signal."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -244,7 +305,9 @@ def child(work: Callable[[], Any]) -> int:
 
 @pytest.mark.parametrize("call", ["rename", "unlink", "rmdir"])
 @pytest.mark.parametrize("number", [1, 3, 9])
-def test_a_kill_at_any_moment_leaves_what_stays_whole_and_the_next_gc_ends_it(root: Path, call: str, number: int) -> None:
+def test_a_kill_at_any_moment_leaves_what_stays_whole_and_the_next_gc_ends_it(
+    root: Path, call: str, number: int
+) -> None:
     kept, tasks = refresh(root, "kept", 40), made(root, "tasks", "shared", days=99)
     old = [refresh(root, f"old {age}", age, tasks) for age in (60, 80, 90)]
     keep = Keep(refreshes=1, younger_than_days=0)
@@ -274,7 +337,8 @@ def test_a_kill_at_any_moment_leaves_what_stays_whole_and_the_next_gc_ends_it(ro
 
 @pytest.fixture
 def writer(root: Path) -> Iterator[Snapshot]:
-    """Another process that writes rows to an old unfinished snapshot, one after the other, until it is told to finish it."""
+    """Another process that writes rows to an old unfinished snapshot, one after the other, until it
+    is told to finish it."""
     snapshot = Snapshot(str(root), "verification", stable_hash("being written"))
     ready, go = os.pipe(), os.pipe()
 
@@ -330,9 +394,17 @@ def test_a_run_holds_its_root_and_lets_go_when_it_dies(root: Path) -> None:
         assert os.read(ready[0], 1) == b"x"
         with in_use(str(root)):  # runs do not hinder each other
             pass
-        refused = CliRunner().invoke(main, ["gc", "--root", str(root), "--keep", "0", "--delete", "--without-mlflow"])
-        assert refused.exit_code == 2 and "a run works on" in refused.stderr and all(one.finished for one in old.values())
-        assert CliRunner().invoke(main, ["gc", "--root", str(root), "--without-mlflow"]).exit_code == 0
+        refused = CliRunner().invoke(
+            main, ["gc", "--root", str(root), "--keep", "0", "--delete", "--without-mlflow"]
+        )
+        assert (
+            refused.exit_code == 2
+            and "a run works on" in refused.stderr
+            and all(one.finished for one in old.values())
+        )
+        assert (
+            CliRunner().invoke(main, ["gc", "--root", str(root), "--without-mlflow"]).exit_code == 0
+        )
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -343,7 +415,8 @@ def test_a_run_holds_its_root_and_lets_go_when_it_dies(root: Path) -> None:
 
 @pytest.mark.parametrize("flow", ["flows.refresh", "flows.pipeline"])
 def test_the_flows_hold_their_root(flow: str) -> None:
-    """By reading: a real flow needs a Prefect server, and a gc beside one is tested where there is one (`test_line.py` runs both flows)."""
+    """By reading: a real flow needs a Prefect server, and a gc beside one is tested where there is
+    one (`test_line.py` runs both flows)."""
     from importlib.util import find_spec
 
     spec = find_spec(flow)
@@ -360,8 +433,16 @@ def roots(draw: st.DrawFn) -> list[Stored]:
     found = []
     for index, name in enumerate(NAMES[: draw(st.integers(0, len(NAMES)))]):
         finished = draw(st.booleans())
-        above = draw(st.sets(st.sampled_from([*NAMES[:index], "f" * 32]), max_size=4)) if finished else set()
-        more = draw(st.sets(st.sampled_from([*NAMES[:index], "e" * 32]), max_size=2)) if finished else set()
+        above = (
+            draw(st.sets(st.sampled_from([*NAMES[:index], "f" * 32]), max_size=4))
+            if finished
+            else set()
+        )
+        more = (
+            draw(st.sets(st.sampled_from([*NAMES[:index], "e" * 32]), max_size=2))
+            if finished
+            else set()
+        )
         found.append(
             Stored(
                 stage=draw(st.sampled_from(STAGES)),
@@ -372,7 +453,9 @@ def roots(draw: st.DrawFn) -> list[Stored]:
                 changed_s=draw(st.floats(0, 100 * DAY_S)),
                 bytes=1,
                 has_report=finished and draw(st.booleans()),
-                written_by=draw(st.sampled_from(["", "process 1 writes there"])) if not finished else "",
+                written_by=(
+                    draw(st.sampled_from(["", "process 1 writes there"])) if not finished else ""
+                ),
             )
         )
     return draw(st.permutations(found))
@@ -383,11 +466,20 @@ def roots(draw: st.DrawFn) -> list[Stored]:
     roots(),
     st.sets(st.sampled_from(NAMES)),
     st.sets(st.sampled_from(NAMES)),
-    st.builds(Keep, refreshes=st.integers(0, 4), younger_than_days=st.floats(0, 100), unfinished_days=st.floats(0, 100)),
+    st.builds(
+        Keep,
+        refreshes=st.integers(0, 4),
+        younger_than_days=st.floats(0, 100),
+        unfinished_days=st.floats(0, 100),
+    ),
 )
-def test_nothing_that_stays_loses_what_it_was_made_of(there: list[Stored], named: set[str], released: set[str], keep: Keep) -> None:
+def test_nothing_that_stays_loses_what_it_was_made_of(
+    there: list[Stored], named: set[str], released: set[str], keep: Keep
+) -> None:
     now_s = 100 * DAY_S
-    decisions = decide(there, dict.fromkeys(named, "named"), keep, now_s, frozenset(released - named))
+    decisions = decide(
+        there, dict.fromkeys(named, "named"), keep, now_s, frozenset(released - named)
+    )
     assert sorted(each.snapshot.place for each in decisions) == sorted(one.place for one in there)
     stay = {each.snapshot.fingerprint for each in decisions if each.stays}
     present = {one.fingerprint for one in there}
@@ -399,9 +491,19 @@ def test_nothing_that_stays_loses_what_it_was_made_of(there: list[Stored], named
             assert one.fingerprint in stay
     removed: set[str] = set()
     for each in (each for each in decisions if not each.stays):
-        assert not any(each.snapshot.fingerprint in other.names for other in there if other.fingerprint not in removed | stay)
+        assert not any(
+            each.snapshot.fingerprint in other.names
+            for other in there
+            if other.fingerprint not in removed | stay
+        )
         removed.add(each.snapshot.fingerprint)
 
 
 def test_sizes_as_a_person_reads_them() -> None:
-    assert [in_units(size) for size in (0, 999, 1500, 2.5e9, 3e12)] == ["0 B", "999 B", "1.5 kB", "2.5 GB", "3.0 TB"]
+    assert [in_units(size) for size in (0, 999, 1500, 2.5e9, 3e12)] == [
+        "0 B",
+        "999 B",
+        "1.5 kB",
+        "2.5 GB",
+        "3.0 TB",
+    ]

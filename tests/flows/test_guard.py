@@ -1,4 +1,5 @@
-"""Room on the disk, before a run and while it works; what a run that ends early tells; a run that is told to stop."""
+"""Room on the disk, before a run and while it works; what a run that ends early tells; a run that
+is told to stop."""
 
 from __future__ import annotations
 
@@ -19,19 +20,19 @@ from markdown_it import MarkdownIt
 
 import flows
 from flows.config import PipelineConfig
-from flows.guard import disk
-from flows.guard.disk import GIB, DiskWatch, Place, require_room, rooms, row_bytes
-from flows.guard.run import ending, shown
+from flows.runtime import disk
+from flows.runtime.disk import GIB, DiskWatch, Place, require_room, rooms, row_bytes
+from flows.runtime.guard import ending, shown
 from kernels_eval.errors import DiskFullError, EvalError
 from kernels_eval.records import Language
 from tasks.progress import observed_by
-from tasks.schemas import CANDIDATES
 from tasks.sources.config import TasksConfig
 from tasks.sources.stage import run as load_tasks
-from tasks.store import Snapshot
+from tasks.store.snapshot import Snapshot
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.stage import planned
 from tasks.synthesis.stage import run as synthesise
+from tasks.tables import CANDIDATES
 from tests.support.chat_server import completion, serving
 
 ROOT = Path(flows.__file__).parent.parent
@@ -46,7 +47,12 @@ def small(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    if not shutil.which("mount") or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]).returncode:
+    if (
+        not shutil.which("mount")
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+        ).returncode
+    ):
         pytest.skip("a file system cannot be mounted here")
     try:
         yield folder
@@ -54,14 +60,19 @@ def small(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-# -- before the start ------------------------------------------------------------------------------------------------------------------
+# -- before the start ------------------------------------------------------------------------------
 
 
 def test_a_run_that_has_no_room_does_not_start(small: Path) -> None:
     with pytest.raises(DiskFullError) as caught:
         require_room(config(small / "not" / "made" / "yet"))
     said = str(caught.value)
-    assert f"root {small}" in said and "0.0 GiB free" in said and "2.0 GiB are kept free" in said and "concur gc" in said
+    assert (
+        f"root {small}" in said
+        and "0.0 GiB free" in said
+        and "2.0 GiB are kept free" in said
+        and "concur gc" in said
+    )
     assert not (small / "not").exists(), "asking writes nothing"
 
 
@@ -71,18 +82,29 @@ def test_what_is_switched_off_or_elsewhere_is_not_asked(small: Path) -> None:
     assert not any("memory" in place for room in require_room(remote) for place in room.places)
 
 
-def test_the_estimate_counts_what_tasks_and_settings_bring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_estimate_counts_what_tasks_and_settings_bring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tasks = load_tasks(TasksConfig(), str(tmp_path))
     count = tasks.open().manifest["rows"]
-    asked = {"sampler": "openai", "model": "m", "base_url": "http://127.0.0.1:1/v1", "samples_per_task": 5}
+    asked = {
+        "sampler": "openai",
+        "model": "m",
+        "base_url": "http://127.0.0.1:1/v1",
+        "samples_per_task": 5,
+    }
     few = config(tmp_path, synthesis=asked, guard={"reserve_gib": 0.001})
-    room = next(room for room in require_room(few, tasks) if any("root" in place for place in room.places))
+    room = next(
+        room for room in require_room(few, tasks) if any("root" in place for place in room.places)
+    )
     least = count * 5 * disk.USUAL_TOKENS * disk.BYTES_PER_TOKEN * disk.KEPT_PER_TEXT_BYTE
     assert least < room.needed < 2 * least + count * 5 * disk.LIBRARY_BYTES
     monkeypatch.setattr(disk, "free_bytes", lambda path: int(0.5 * least))
     with pytest.raises(DiskFullError, match="too little disk for this run"):
         require_room(few, tasks)
-    many = config(tmp_path, synthesis={**asked, "samples_per_task": 50}, guard={"reserve_gib": 0.001})
+    many = config(
+        tmp_path, synthesis={**asked, "samples_per_task": 50}, guard={"reserve_gib": 0.001}
+    )
     with pytest.raises(DiskFullError):
         require_room(many, tasks)
 
@@ -91,23 +113,28 @@ def test_the_estimate_follows_what_earlier_runs_wrote(tmp_path: Path) -> None:
     schema = pa.schema([("text", pa.string())])
     big = Snapshot(str(tmp_path), "verification", "f00d")
     big.append([{"text": os.urandom(5000).hex()} for _ in range(40)], schema)
-    assert row_bytes(config(tmp_path), "verification") == disk.ROW_BYTES["verification"], "it is not finished"
+    assert row_bytes(config(tmp_path), "verification") == disk.ROW_BYTES["verification"], (
+        "it is not finished"
+    )
     big.publish(config={})
     assert 4_000 < row_bytes(config(tmp_path), "verification") < 12_000
 
 
 def test_directories_on_one_file_system_share_its_room(small: Path, tmp_path: Path) -> None:
-    found = rooms([Place("root", small / "a", 3), Place("cache", small / "b", 4), Place("temp", tmp_path, 5)])
+    found = rooms(
+        [Place("root", small / "a", 3), Place("cache", small / "b", 4), Place("temp", tmp_path, 5)]
+    )
     assert sorted((room.needed, len(room.places)) for room in found) == [(5, 1), (7, 2)]
 
 
-# -- while it works --------------------------------------------------------------------------------------------------------------------
+# -- while it works --------------------------------------------------------------------------------
 
 
 def test_a_run_stops_below_the_reserve_with_one_error_and_goes_on_later(
     small: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A real stage on a real file system that somebody else fills: what was answered stays, and is not asked for again."""
+    """A real stage on a real file system that somebody else fills: what was answered stays, and is
+    not asked for again."""
     monkeypatch.setenv("CONCUR_CACHE", str(tmp_path / "cache"))
     tasks = load_tasks(TasksConfig(limit=8), str(small))
     settings = config(small, guard={"reserve_gib": 1e6 / GIB})
@@ -120,14 +147,23 @@ def test_a_run_stops_below_the_reserve_with_one_error_and_goes_on_later(
 
     monkeypatch.setattr(disk, "CHECK_EVERY_S", 0.0)
     with serving(answer) as server:
-        asked = SynthesisConfig(sampler="openai", model="m", base_url=server.url, samples_per_task=3, concurrency=1)
+        asked = SynthesisConfig(
+            sampler="openai", model="m", base_url=server.url, samples_per_task=3, concurrency=1
+        )
         with pytest.raises(DiskFullError) as caught, observed_by(DiskWatch(settings)):
             synthesise(tasks, asked, Language.CPP)
         said = str(caught.value)
-        assert f"root {small}" in said and "synthesis stopped at" in said and "of 24" in said and "concur gc" in said
+        assert (
+            f"root {small}" in said
+            and "synthesis stopped at" in said
+            and "of 24" in said
+            and "concur gc" in said
+        )
         snapshot = planned(tasks, asked, Language.CPP)
         kept = len(snapshot.read(columns=["request_key"]))
-        assert not snapshot.finished and 9 <= kept <= 12 and not list(Path(snapshot.path).glob(".*"))
+        assert (
+            not snapshot.finished and 9 <= kept <= 12 and not list(Path(snapshot.path).glob(".*"))
+        )
         other.unlink()
         with observed_by(DiskWatch(settings)):
             assert synthesise(tasks, asked, Language.CPP).open().manifest["rows"] == 24
@@ -136,8 +172,11 @@ def test_a_run_stops_below_the_reserve_with_one_error_and_goes_on_later(
         assert len(server.bodies) <= 24 + 2, "only what was in flight is asked for again"
 
 
-def test_a_disk_that_fills_in_the_middle_of_a_shard_leaves_a_snapshot_that_goes_on(small: Path) -> None:
-    """No reserve, and no warning: ENOSPC while the part is written. The journal still has the rows."""
+def test_a_disk_that_fills_in_the_middle_of_a_shard_leaves_a_snapshot_that_goes_on(
+    small: Path,
+) -> None:
+    """No reserve, and no warning: ENOSPC while the part is written. The journal still has the
+    rows."""
     tasks = load_tasks(TasksConfig(limit=8), str(small))
     text = "".join(chr(33 + (n * n * 7919) % 90) for n in range(120_000))
 
@@ -145,7 +184,9 @@ def test_a_disk_that_fills_in_the_middle_of_a_shard_leaves_a_snapshot_that_goes_
         return 200, completion(f"{number}{text[number:]}")
 
     with serving(answer) as server:
-        asked = SynthesisConfig(sampler="openai", model="m", base_url=server.url, samples_per_task=3, concurrency=1)
+        asked = SynthesisConfig(
+            sampler="openai", model="m", base_url=server.url, samples_per_task=3, concurrency=1
+        )
         with pytest.raises(EvalError, match="No space left"):
             synthesise(tasks, asked, Language.CPP)
         answered = len(server.bodies)
@@ -155,7 +196,11 @@ def test_a_disk_that_fills_in_the_middle_of_a_shard_leaves_a_snapshot_that_goes_
         assert subprocess.run(["mount", "-o", "remount,size=64m", str(small)]).returncode == 0
         synthesise(tasks, asked, Language.CPP)
         assert snapshot.manifest["rows"] == 24 and len(server.bodies) <= 24 + 3
-        assert snapshot.read(unique="request_key").height == len(snapshot.read(columns=["request_key"])) == 24
+        assert (
+            snapshot.read(unique="request_key").height
+            == len(snapshot.read(columns=["request_key"]))
+            == 24
+        )
         assert set(snapshot.read().columns) == set(CANDIDATES.names)
 
 
@@ -173,7 +218,7 @@ def test_the_watch_asks_once_a_second(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(asked) == 6
 
 
-# -- what is told ----------------------------------------------------------------------------------------------------------------------
+# -- what is told ----------------------------------------------------------------------------------
 
 
 def test_a_run_that_ends_early_tells_what_is_there(tmp_path: Path) -> None:
@@ -187,30 +232,49 @@ def test_a_run_that_ends_early_tells_what_is_there(tmp_path: Path) -> None:
     whole = Snapshot(str(tmp_path), "workloads", "fedcba9876543210")
     whole.append([{"n": 1}, {"n": 2}], schema)
     whole.publish(config={})
-    error = EvalError("http://127.0.0.1:1/v1 gave no answer for x in 7 attempts", "check that the server runs")
+    error = EvalError(
+        "http://127.0.0.1:1/v1 gave no answer for x in 7 attempts", "check that the server runs"
+    )
     text = ending(str(tmp_path), error, began, ["the hub was down"])
-    assert "| synthesis | `abcdef012345` | 7 | unfinished" in text and "| workloads | `fedcba987654` | 2 | finished |" in text
-    assert "What to do: check that the server runs" in text and "- the hub was down" in text and "00000" not in text
+    assert (
+        "| synthesis | `abcdef012345` | 7 | unfinished" in text
+        and "| workloads | `fedcba987654` | 2 | finished |" in text
+    )
+    assert (
+        "What to do: check that the server runs" in text
+        and "- the hub was down" in text
+        and "00000" not in text
+    )
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "[a](javascript:alert(1))", "![a](http://127.0.0.1/x)", "a | b\n| - |",
-        "# big\n\n- list", "`code` **bold** _it_", "<http://127.0.0.1>", "&lt;b&gt;", "x" * 5000,
+        "<script>alert(1)</script>",
+        "<img src=x onerror=alert(1)>",
+        "[a](javascript:alert(1))",
+        "![a](http://127.0.0.1/x)",
+        "a | b\n| - |",
+        "# big\n\n- list",
+        "`code` **bold** _it_",
+        "<http://127.0.0.1>",
+        "&lt;b&gt;",
+        "x" * 5000,
     ],
-)  # fmt: skip
+)
 def test_text_of_others_stays_text(text: str) -> None:
     html = MarkdownIt("commonmark").enable("table").render(f"**E**: {shown(text)}\n")
-    assert not any(f"<{tag}" in html for tag in ("script", "img", "a ", "table", "h1", "li", "code", "em"))
+    assert not any(
+        f"<{tag}" in html for tag in ("script", "img", "a ", "table", "h1", "li", "code", "em")
+    )
     assert len(shown(text)) < 1300
 
 
-# -- told to stop ----------------------------------------------------------------------------------------------------------------------
+# -- told to stop ----------------------------------------------------------------------------------
 
 STUBBORN = """
     import signal, subprocess, sys, threading, time
-    from flows.guard.stopping import stops_soon
+    from flows.runtime.shutdown import stops_soon
 
     def raise_it(*_):
         raise KeyboardInterrupt
@@ -231,9 +295,13 @@ STUBBORN = """
 def stubborn(grace_s: float, cleanup: str) -> tuple[subprocess.Popen[str], int]:
     program = textwrap.dedent(STUBBORN).format(grace_s=grace_s, cleanup=cleanup)
     process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, start_new_session=True,
-    )  # fmt: skip
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
     return process, int(process.stdout.readline())
 
 
@@ -254,7 +322,7 @@ def test_a_stage_that_cleans_up_in_time_ends_as_it_likes() -> None:
 def test_other_signals_and_a_quiet_end_change_nothing() -> None:
     program = """
     import os, signal, threading
-    from flows.guard.stopping import stops_soon
+    from flows.runtime.shutdown import stops_soon
     seen = []
     signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
     before = threading.active_count()
@@ -262,5 +330,9 @@ def test_other_signals_and_a_quiet_end_change_nothing() -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
     assert seen == [1] and threading.active_count() == before and signal.set_wakeup_fd(-1) == -1
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        timeout=60,
+    )
     assert done.returncode == 0

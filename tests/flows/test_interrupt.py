@@ -1,4 +1,5 @@
-"""Ctrl-C in a terminal: the line ends soon, says what to do, leaves no process, and goes on where it was."""
+"""Ctrl-C in a terminal: the line ends soon, says what to do, leaves no process, and goes on where
+it was."""
 
 from __future__ import annotations
 
@@ -18,9 +19,24 @@ ENDS_S = 45.0
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_ctrl_c_ends_a_run_soon(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    command = [sys.executable, "-m", "flows.cli", "run", "--profile", "local", "--only", "refresh", "--set", f"root={tmp_path / 'root'}"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "flows.cli",
+        "run",
+        "--profile",
+        "local",
+        "--only",
+        "refresh",
+        "--set",
+        f"root={tmp_path / 'root'}",
+    ]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
     try:
         seen = []
         for line in process.stderr:

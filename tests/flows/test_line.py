@@ -1,4 +1,5 @@
-"""The whole line as a user runs it, killed with SIGKILL while it verifies, started again, and run once more for nothing."""
+"""The whole line as a user runs it, killed with SIGKILL while it verifies, started again, and run
+once more for nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ import pytest
 import yaml
 
 import flows
-from tasks.store import Snapshot, snapshots
+from tasks.store.snapshot import Snapshot, snapshots
 from tasks.tracking.writing import PARENT_TAG
 
 ROOT = Path(flows.__file__).parent.parent
@@ -36,7 +37,13 @@ PROFILE = {
     "workload": {"jobs": 1},
     # one worker and one builder: between two verdicts there is always time to be killed in
     "verification": {"workers": 1, "builders": 1, "eval": {"timing": {"max_s": 0.3}}},
-    "training": {"base_model": "small", "max_length": 8192, "batch_size": 2, "gradient_accumulation": 1, "learning_rate": 2.0e-3},
+    "training": {
+        "base_model": "small",
+        "max_length": 8192,
+        "batch_size": 2,
+        "gradient_accumulation": 1,
+        "learning_rate": 2.0e-3,
+    },
     "benchmark": {
         "tasks": {"source": "bundled", "split": "heldout", "limit": 1},
         "samples_per_task": 2,
@@ -53,16 +60,34 @@ class Line:
     """One `concur run` in a session of its own, its stderr read as it comes."""
 
     def __init__(self, directory: Path) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_", "RAY_"))}
-        environment |= {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PREFECT_", "MLFLOW_", "RAY_"))
+        }
+        environment |= {
+            "PYTHONPATH": str(ROOT),
+            "HF_HUB_OFFLINE": "1",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "OMP_NUM_THREADS": "1",
+        }
         command = [sys.executable, "-m", "flows.cli", "run", "--profile", "tiny.yaml"]
         self.process = subprocess.Popen(
-            command, cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            command,
+            cwd=directory,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         self.stderr: list[str] = []
         self.stdout: list[str] = []
         self._lines: Queue[str | None] = Queue()
-        self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read_stderr, self._read_stdout)]
+        self._readers = [
+            threading.Thread(target=read, daemon=True)
+            for read in (self._read_stderr, self._read_stdout)
+        ]
         for reader in self._readers:
             reader.start()
 
@@ -78,7 +103,8 @@ class Line:
         self.stdout.extend(self.process.stdout)
 
     def wait_for(self, pattern: str, timeout_s: float) -> re.Match[str]:
-        """The first line of stderr that matches. Fails where the command ends, or stays silent, before it."""
+        """The first line of stderr that matches. Fails where the command ends, or stays silent,
+        before it."""
         deadline = monotonic() + timeout_s
         while (left := deadline - monotonic()) > 0:
             try:
@@ -98,7 +124,8 @@ class Line:
         return status
 
     def kill(self) -> None:
-        """SIGKILL to the whole group, and to what it had started in other groups (Ray's daemons, sandboxed children)."""
+        """SIGKILL to the whole group, and to what it had started in other groups (Ray's daemons,
+        sandboxed children)."""
         try:
             started = psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
@@ -137,7 +164,9 @@ def start(directory: Path, lines: list[Line]) -> Line:
 
 
 def verification(root: Path) -> list[Snapshot]:
-    return [found for found in snapshots(str(root), "verification") if found.parts() or journals(found)]
+    return [
+        found for found in snapshots(str(root), "verification") if found.parts() or journals(found)
+    ]
 
 
 def journals(snapshot: Snapshot) -> list[Path]:
@@ -145,7 +174,8 @@ def journals(snapshot: Snapshot) -> list[Path]:
 
 
 def whole_rows(root: Path) -> dict[str, dict]:
-    """Verdicts that the killed run left: rows of parts and whole lines of journals, by candidate."""
+    """Verdicts that the killed run left: rows of parts and whole lines of journals, by
+    candidate."""
     found: dict[str, dict] = {}
     for snapshot in verification(root):
         for row in snapshot.read().to_dicts():
@@ -158,7 +188,8 @@ def whole_rows(root: Path) -> dict[str, dict]:
 
 
 def said(value: Any) -> Any:
-    """A row without what it does not say: a journal leaves absent fields out, a table holds them as nulls."""
+    """A row without what it does not say: a journal leaves absent fields out, a table holds them as
+    nulls."""
     if isinstance(value, dict):
         return {key: said(inner) for key, inner in value.items() if inner is not None}
     return value
@@ -174,9 +205,13 @@ class Outside(HTMLParser):
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         for name, value in attributes:
-            loads = name in ("src", "srcset", "poster", "data") or (name == "href" and tag in ("link", "use", "image"))
+            loads = name in ("src", "srcset", "poster", "data") or (
+                name == "href" and tag in ("link", "use", "image")
+            )
             if loads and value:
-                (self.inside if value.startswith(("data:", "#")) else self.found).append(f"{tag} {name}={value[:80]}")
+                (self.inside if value.startswith(("data:", "#")) else self.found).append(
+                    f"{tag} {name}={value[:80]}"
+                )
 
 
 def test_killed_started_again_and_run_for_nothing(directory: Path, lines: list[Line]) -> None:
@@ -198,14 +233,22 @@ def test_killed_started_again_and_run_for_nothing(directory: Path, lines: list[L
     assert second.finish(RUN_S) == 0, "".join(second.stderr)[-4000:]
     assert killed.finished and killed.manifest["rows"] == CANDIDATES
     rows = pl.concat([pl.read_parquet(part) for part in killed.parts()]).to_dicts()
-    assert len(rows) == len({row["candidate_id"] for row in rows}) == CANDIDATES  # nothing twice, in the files themselves
+    assert (
+        len(rows) == len({row["candidate_id"] for row in rows}) == CANDIDATES
+    )  # nothing twice, in the files themselves
     after = {row["candidate_id"]: row for row in rows}
     for key, row in before.items():  # timings included: none was measured again
         assert said(after[key]) == said(row)
-    reached = {int(found[1]) for line in second.stderr if (found := re.match(rf"verification +(\d+)/{CANDIDATES} ", line))}
+    reached = {
+        int(found[1])
+        for line in second.stderr
+        if (found := re.match(rf"verification +(\d+)/{CANDIDATES} ", line))
+    }
     assert reached and min(reached) > len(before)
     assert journals(killed) == []
-    assert re.search(r"new work in: .*benchmark|new work in: .*training", second.text.replace("\n", " ")), second.text
+    assert re.search(
+        r"new work in: .*benchmark|new work in: .*training", second.text.replace("\n", " ")
+    ), second.text
     history = snapshots(str(root), "training")[0].read()
     assert history["epoch"].max() == 3.0
 
@@ -213,14 +256,29 @@ def test_killed_started_again_and_run_for_nothing(directory: Path, lines: list[L
     published = {path: path.stat().st_mtime_ns for path in root.glob("*/*/manifest.json")}
     third = start(directory, lines)
     assert third.finish(RUN_S) == 0, "".join(third.stderr)[-4000:]
-    assert "nothing was new, everything was served from finished snapshots" in " ".join(third.text.split())
+    assert "nothing was new, everything was served from finished snapshots" in " ".join(
+        third.text.split()
+    )
     assert {path: path.stat().st_mtime_ns for path in root.glob("*/*/manifest.json")} == published
-    assert len(published) == len([found for stage in {path.parts[-3] for path in published} for found in snapshots(str(root), stage)])
+    assert len(published) == len(
+        [
+            found
+            for stage in {path.parts[-3] for path in published}
+            for found in snapshots(str(root), stage)
+        ]
+    )
 
     (curated,) = snapshots(str(root), "curation")
-    # of the training tasks, which curation reads, and of the suite's, by which the report groups scores
-    (workloads,) = [found for found in snapshots(str(root), "workloads") if found.fingerprint in curated.manifest["upstream"]]
-    assert workloads.read()["problem"].to_list() == [None, None] and set(workloads.read()["executed"]) == {"meta"}
+    # of the training tasks, which curation reads, and of the suite's, by which the report groups
+    # scores
+    (workloads,) = [
+        found
+        for found in snapshots(str(root), "workloads")
+        if found.fingerprint in curated.manifest["upstream"]
+    ]
+    assert workloads.read()["problem"].to_list() == [None, None] and set(
+        workloads.read()["executed"]
+    ) == {"meta"}
     assert len(snapshots(str(root), "workloads")) == 2
     assert set(curated.manifest["operators_from"]) == {"verdict"}
     (analysis,) = snapshots(str(root), "analysis")
@@ -240,16 +298,37 @@ def check_report(path: Path, finding: str) -> None:
     assert outside.found == []
     assert re.findall(r"@import|url\(\s*['\"]?(?!data:|#)[a-z/]", page) == []
     assert "<svg" in page or any("data:image" in found for found in outside.inside)
-    for text in ("tiny", "recorded", "base", "tuned", "Exec", "fast_1", "What reasoning length says", finding):
+    for text in (
+        "tiny",
+        "recorded",
+        "base",
+        "tuned",
+        "Exec",
+        "fast_1",
+        "What reasoning length says",
+        finding,
+    ):
         assert text in page, text
 
 
 def check_tracking(root: Path) -> None:
     """MLflow holds one finished parent run, however often the line ran, and nothing unfinished."""
     with sqlite3.connect(f"file:{root / 'mlflow.db'}?mode=ro", uri=True) as database:
-        runs = dict(database.execute("select run_uuid, status from runs where lifecycle_stage = 'active'").fetchall())
-        children = {run for (run,) in database.execute("select run_uuid from tags where key = ?", (PARENT_TAG,))}
-        names = {name for (name,) in database.execute("select name from runs where lifecycle_stage = 'active'")}
+        runs = dict(
+            database.execute(
+                "select run_uuid, status from runs where lifecycle_stage = 'active'"
+            ).fetchall()
+        )
+        children = {
+            run
+            for (run,) in database.execute("select run_uuid from tags where key = ?", (PARENT_TAG,))
+        }
+        names = {
+            name
+            for (name,) in database.execute(
+                "select name from runs where lifecycle_stage = 'active'"
+            )
+        }
         models = database.execute("select name from model_versions").fetchall()
     parents = set(runs) - children
     assert [runs[run] for run in parents] == ["FINISHED"]

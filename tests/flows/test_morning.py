@@ -1,4 +1,5 @@
-"""The morning report on planted snapshots: what is new, what failed, what it cost; and the history it compares with."""
+"""The morning report on planted snapshots: what is new, what failed, what it cost; and the history
+it compares with."""
 
 from __future__ import annotations
 
@@ -10,16 +11,18 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from flows.cli import main
+from flows.cli.main import main
 from flows.config import PipelineConfig
-from flows.history import BEGAN, PLACE, Refresh, before, entered, refreshes
-from flows.morning import morning, write_morning
+from flows.morning.history import BEGAN, PLACE, Refresh, before, entered, refreshes
+from flows.morning.morning import morning, write_morning
 from kernels_eval.errors import UsageError
-from tasks.schemas import CANDIDATES, CURATED, TASKS, VERDICTS
-from tasks.store import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
 
 
-def written(root: Path, stage: str, name: str, rows: list[dict[str, Any]], schema: Any, **extra: Any) -> SnapshotRef:
+def written(
+    root: Path, stage: str, name: str, rows: list[dict[str, Any]], schema: Any, **extra: Any
+) -> SnapshotRef:
     snapshot = Snapshot(str(root), stage, name)
     if not snapshot.finished:
         snapshot.append(rows, schema)
@@ -27,8 +30,11 @@ def written(root: Path, stage: str, name: str, rows: list[dict[str, Any]], schem
     return snapshot.ref
 
 
-def planted(root: Path, night: str, tasks: int, statuses: dict[str, str], taken: list[str], **telemetry: Any) -> dict[str, SnapshotRef]:
-    """The snapshots of one night: `statuses` by candidate; `taken` are those of the training set. The task of `c12` is `t1`."""
+def planted(
+    root: Path, night: str, tasks: int, statuses: dict[str, str], taken: list[str], **telemetry: Any
+) -> dict[str, SnapshotRef]:
+    """The snapshots of one night: `statuses` by candidate; `taken` are those of the training set.
+    The task of `c12` is `t1`."""
     chosen = written(
         root,
         "training-tasks",
@@ -37,21 +43,57 @@ def planted(root: Path, night: str, tasks: int, statuses: dict[str, str], taken:
         TASKS,
     )
     of = {name: f"t{name[1]}" for name in statuses}
-    samples = [{"candidate_id": name, "task_id": of[name], "generator": "g", "reasoning_tokens": 10} for name in statuses]
-    candidates = written(root, "synthesis", f"candidates {night}", samples, CANDIDATES, upstream=[chosen.fingerprint])
+    samples = [
+        {"candidate_id": name, "task_id": of[name], "generator": "g", "reasoning_tokens": 10}
+        for name in statuses
+    ]
+    candidates = written(
+        root, "synthesis", f"candidates {night}", samples, CANDIDATES, upstream=[chosen.fingerprint]
+    )
     rows = [
-        {"candidate_id": name, "task_id": of[name], "status": status, "reason": "ok" if status == "correct" else "build_failed"}
-        | {"log_tail": f"main.cpp:3:1: error: '{name}' was not declared <b>here</b>", "verdict_key": f"{name} {status}", "detail": ""}
+        {
+            "candidate_id": name,
+            "task_id": of[name],
+            "status": status,
+            "reason": "ok" if status == "correct" else "build_failed",
+        }
+        | {
+            "log_tail": f"main.cpp:3:1: error: '{name}' was not declared <b>here</b>",
+            "verdict_key": f"{name} {status}",
+            "detail": "",
+        }
         for name, status in statuses.items()
     ]
     counts = {status: list(statuses.values()).count(status) for status in statuses.values()}
     seen = {"telemetry": telemetry or None, "status_counts": counts, "quarantined": []}
     verdicts = written(
-        root, "verification", f"verdicts {night}", rows, VERDICTS, upstream=[candidates.fingerprint, chosen.fingerprint], **seen
+        root,
+        "verification",
+        f"verdicts {night}",
+        rows,
+        VERDICTS,
+        upstream=[candidates.fingerprint, chosen.fingerprint],
+        **seen,
     )
-    sets = [{"candidate_id": name, "task_id": of[name], "task_name": of[name], "criterion": "high_speedup"} for name in taken]
+    sets = [
+        {
+            "candidate_id": name,
+            "task_id": of[name],
+            "task_name": of[name],
+            "criterion": "high_speedup",
+        }
+        for name in taken
+    ]
     upstream = [verdicts.fingerprint, candidates.fingerprint, chosen.fingerprint]
-    curated = written(root, "curation", f"curated {night}", sets, CURATED, upstream=upstream, criterion_counts={"high_speedup": len(taken)})
+    curated = written(
+        root,
+        "curation",
+        f"curated {night}",
+        sets,
+        CURATED,
+        upstream=upstream,
+        criterion_counts={"high_speedup": len(taken)},
+    )
     return {"tasks": chosen, "candidates": candidates, "verdicts": verdicts, "curated": curated}
 
 
@@ -65,25 +107,42 @@ FIRST = {"c01": "correct", "c02": "compile_error", "c11": "correct"}
 SECOND = FIRST | {"c21": "correct", "c22": "compile_error", "c23": "runtime_error"}
 
 
-def test_the_first_refresh_counts_what_is_there_and_the_same_again_is_nothing_new(tmp_path: Path) -> None:
+def test_the_first_refresh_counts_what_is_there_and_the_same_again_is_nothing_new(
+    tmp_path: Path,
+) -> None:
     snapshots = planted(tmp_path, "one", 2, FIRST, ["c01", "c11"])
     first = morning(str(tmp_path), night(tmp_path, snapshots))
     assert first.compared_with is None and not first.nothing_new
     assert {change.what: (change.rows, change.new) for change in first.changes} == {
-        "tasks": (2, 2), "candidates": (3, 3), "verdicts": (3, 3), "curated": (2, 2),
-    }  # fmt: skip
+        "tasks": (2, 2),
+        "candidates": (3, 3),
+        "verdicts": (3, 3),
+        "curated": (2, 2),
+    }
     again = morning(str(tmp_path), night(tmp_path, snapshots))
     assert again.nothing_new and again.headline.startswith("Nothing new")
-    assert again.errors == () and again.new_status_counts == {} and again.status_counts == {"correct": 2, "compile_error": 1}
+    assert (
+        again.errors == ()
+        and again.new_status_counts == {}
+        and again.status_counts == {"correct": 2, "compile_error": 1}
+    )
     assert "## What is new\n\nNothing." in again.markdown()
 
 
 def test_a_second_night_names_what_came_what_went_and_why(tmp_path: Path) -> None:
     night(tmp_path, planted(tmp_path, "one", 2, FIRST, ["c01", "c11"]))
-    found = morning(str(tmp_path), night(tmp_path, planted(tmp_path, "two", 3, SECOND, ["c01", "c21"]), cautions=("no figures",)))
+    found = morning(
+        str(tmp_path),
+        night(
+            tmp_path, planted(tmp_path, "two", 3, SECOND, ["c01", "c21"]), cautions=("no figures",)
+        ),
+    )
     assert {change.what: (change.new, change.gone) for change in found.changes} == {
-        "tasks": (1, 0), "candidates": (3, 0), "verdicts": (3, 0), "curated": (1, 1),
-    }  # fmt: skip
+        "tasks": (1, 0),
+        "candidates": (3, 0),
+        "verdicts": (3, 0),
+        "curated": (1, 1),
+    }
     assert found.new_status_counts == {"correct": 1, "compile_error": 1, "runtime_error": 1}
     assert found.reason_counts == {"build_failed": 2}
     assert sum(group.count for group in found.errors) == 2
@@ -91,8 +150,14 @@ def test_a_second_night_names_what_came_what_went_and_why(tmp_path: Path) -> Non
     assert "+ the task is new" in curated.reasons and sum(curated.reasons.values()) == 2
     assert found.cautions == ("no figures",)
     text = found.markdown()
-    assert "1 new task, 3 new candidates" in text and "1 training sample gone" in text and "no figures" in text
-    assert "<b>" not in text and "task &#124; 2" in text  # what candidates and tasks wrote does nothing on the page
+    assert (
+        "1 new task, 3 new candidates" in text
+        and "1 training sample gone" in text
+        and "no figures" in text
+    )
+    assert (
+        "<b>" not in text and "task &#124; 2" in text
+    )  # what candidates and tasks wrote does nothing on the page
 
 
 def test_a_refresh_costs_what_it_made_and_nothing_where_all_was_there(tmp_path: Path) -> None:
@@ -124,7 +189,11 @@ def test_refreshes_that_failed_since_are_told_and_are_not_compared_with(tmp_path
         entry.ends("finished", snapshots=snapshots)
     found = morning(str(tmp_path), night(tmp_path, snapshots))
     assert [each.ending for each in found.unfinished] == ["failed", "stopped", "unknown"]
-    assert found.compared_with is not None and found.compared_with.name == "nightly" and found.nothing_new
+    assert (
+        found.compared_with is not None
+        and found.compared_with.name == "nightly"
+        and found.nothing_new
+    )
     assert "failed: RuntimeError: the &#60;disk&#62; is full" in found.markdown()
     failed = next(each for each in refreshes(str(tmp_path)) if each.ending == "failed")
     assert "The refresh failed after" in morning(str(tmp_path), failed).headline
@@ -148,7 +217,9 @@ def test_snapshots_that_were_removed_since_are_a_caution(tmp_path: Path) -> None
     (Path(first["candidates"].open().path) / "manifest.json").unlink()
     found = morning(str(tmp_path), second)
     assert any("candidates of the refresh before are gone" in caution for caution in found.cautions)
-    assert next(change.new for change in found.changes if change.what == "candidates") == len(SECOND)
+    assert next(change.new for change in found.changes if change.what == "candidates") == len(
+        SECOND
+    )
 
 
 def test_the_report_is_a_file_and_a_command(tmp_path: Path) -> None:
@@ -158,13 +229,22 @@ def test_the_report_is_a_file_and_a_command(tmp_path: Path) -> None:
     assert Path(place).read_text() == (tmp_path / "morning.md").read_text() == found.markdown()
     printed = CliRunner().invoke(main, ["morning", "--root", str(tmp_path)])
     assert printed.exit_code == 0 and "First refresh of this name" in printed.output
-    data = json.loads(CliRunner().invoke(main, ["morning", "--root", str(tmp_path), "--json"]).output)
-    assert (data["nothing_new"], data["gpu_hours"], data["refresh"]["ending"]) == (False, 0.0, "finished")
+    data = json.loads(
+        CliRunner().invoke(main, ["morning", "--root", str(tmp_path), "--json"]).output
+    )
+    assert (data["nothing_new"], data["gpu_hours"], data["refresh"]["ending"]) == (
+        False,
+        0.0,
+        "finished",
+    )
     nothing = CliRunner().invoke(main, ["morning", "--root", str(tmp_path / "empty")])
     assert nothing.exit_code == 2 and "no refresh ended under" in nothing.stderr
 
 
 def test_a_root_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot write"), entered(PipelineConfig(root=str(tmp_path / "file"))):
+    with (
+        pytest.raises(UsageError, match="cannot write"),
+        entered(PipelineConfig(root=str(tmp_path / "file"))),
+    ):
         pass

@@ -1,6 +1,8 @@
-"""The stack of `concur up` on a machine with NVIDIA GPUs: refreshes with CUDA kernels, started as the UI starts them.
+"""The stack of `concur up` on a machine with NVIDIA GPUs: refreshes with CUDA kernels, started as
+the UI starts them.
 
-What only a GPU shows: the limits are its number, two runs never share it, and a run that is cancelled leaves nothing on it.
+What only a GPU shows: the limits are its number, two runs never share it, and a run that is
+cancelled leaves nothing on it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from kernels_eval.worker import visible_gpus
+from kernels_eval.cluster.worker import visible_gpus
 from tasks.sources import bundled
 from tests.support.night import ENDED, until
 from tests.support.recordings import rows_there, written
@@ -24,10 +26,12 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 NIGHTLY = "nightly refresh/nightly"
 SAMPLES = 2
-ANSWERS = SAMPLES * sum(bool(bundled.responses(task.name, "cuda")) for task in bundled.load("train"))
+ANSWERS = SAMPLES * sum(
+    bool(bundled.responses(task.name, "cuda")) for task in bundled.load("train")
+)
 END_S = 600.0
 GONE_S = 30.0
-"""From the cancellation until nothing of the run is left (flows.guard.stopping)."""
+"""From the cancellation until nothing of the run is left (flows.runtime.shutdown)."""
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +43,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def start(site: Stack, root: Path, name: str, longest_s: float) -> str:
-    """A run of the deployment on the bundled recordings; another `longest_s` is another measurement."""
-    overrides = [f"verification.eval.timing.max_s={longest_s}", "tracking.enabled=true", "decontamination.enabled=false"]
+    """A run of the deployment on the bundled recordings; another `longest_s` is another
+    measurement."""
+    overrides = [
+        f"verification.eval.timing.max_s={longest_s}",
+        "tracking.enabled=true",
+        "decontamination.enabled=false",
+    ]
     parameters = {
         "run": {"profile": "cuda", "root": str(root), "name": name},
         "candidates": {"tasks": 0, "samples_per_task": SAMPLES},
@@ -54,7 +63,9 @@ def ended(site: Stack, run: str) -> dict[str, Any]:
         found = site.ask(f"flow_runs/{run}")
         return found if found["state_type"] in ENDED else None
 
-    return until(over, END_S, lambda: f"the end of {run}\n{site.log('worker')[-4000:]}", every_s=0.2)
+    return until(
+        over, END_S, lambda: f"the end of {run}\n{site.log('worker')[-4000:]}", every_s=0.2
+    )
 
 
 def completed(site: Stack, run: str) -> float:
@@ -71,7 +82,10 @@ def used_mb() -> list[float]:
     pynvml.nvmlInit()
     try:
         count = pynvml.nvmlDeviceGetCount()
-        return [pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(index)).used / 2**20 for index in range(count)]
+        return [
+            pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(index)).used / 2**20
+            for index in range(count)
+        ]
     finally:
         pynvml.nvmlShutdown()
 
@@ -81,15 +95,22 @@ def verdicts(root: Path, columns: list[str]) -> list[dict[str, Any]]:
     return written(snapshot, columns)
 
 
-def test_a_refresh_on_the_gpu_and_the_same_again_which_is_nothing_new(site: Stack, tmp_path: Path) -> None:
+def test_a_refresh_on_the_gpu_and_the_same_again_which_is_nothing_new(
+    site: Stack, tmp_path: Path
+) -> None:
     gpus = len(visible_gpus())
-    queues = {queue["name"]: queue["concurrency_limit"] for queue in site.ask("work_pools/concur/queues/filter", {})}
+    queues = {
+        queue["name"]: queue["concurrency_limit"]
+        for queue in site.ask("work_pools/concur/queues/filter", {})
+    }
     assert queues["gpu"] == gpus == site.ask("v2/concurrency_limits/gpu")["limit"]
     root = tmp_path / "root"
     first = completed(site, start(site, root, "gpu-first", 0.3))
     rows = verdicts(root, ["candidate_id", "device", "status"])
     assert max(Counter(row["candidate_id"] for row in rows).values()) == 1 and len(rows) == ANSWERS
-    assert {row["device"] for row in rows if row["status"] == "correct"} and all("NVIDIA" in row["device"] for row in rows if row["device"])
+    assert {row["device"] for row in rows if row["status"] == "correct"} and all(
+        "NVIDIA" in row["device"] for row in rows if row["device"]
+    )
     statuses = Counter(row["status"] for row in rows)
     assert statuses["correct"] >= ANSWERS / 2 and len(statuses) >= 2, statuses
     (tracked,) = site.tracked("gpu-first")
@@ -97,29 +118,50 @@ def test_a_refresh_on_the_gpu_and_the_same_again_which_is_nothing_new(site: Stac
     second = completed(site, start(site, root, "gpu-first", 0.3))
     print(f"{gpus} GPUs: refresh {first:.0f} s {dict(statuses)}, the same again {second:.0f} s")
     assert len(verdicts(root, ["candidate_id"])) == ANSWERS
-    summary = site.ask("artifacts/filter", {"artifacts": {"key": {"any_": ["morning-report"]}}, "sort": "CREATED_DESC"})
+    summary = site.ask(
+        "artifacts/filter",
+        {"artifacts": {"key": {"any_": ["morning-report"]}}, "sort": "CREATED_DESC"},
+    )
     assert summary and "Nothing new" in summary[0]["data"]
 
 
-def test_runs_of_which_each_may_use_every_gpu_wait_for_each_other(site: Stack, tmp_path: Path) -> None:
-    runs = [start(site, tmp_path / name, name, 0.31 + number / 100) for number, name in enumerate(("gpu-one", "gpu-two"))]
+def test_runs_of_which_each_may_use_every_gpu_wait_for_each_other(
+    site: Stack, tmp_path: Path
+) -> None:
+    runs = [
+        start(site, tmp_path / name, name, 0.31 + number / 100)
+        for number, name in enumerate(("gpu-one", "gpu-two"))
+    ]
     for run in runs:
         completed(site, run)
     spans = []
     for run in runs:
         verifying = site.ask(
             "task_runs/filter",
-            {"flow_runs": {"parent_flow_run_id": {"any_": [run]}}, "task_runs": {"name": {"like_": "verify"}}, "limit": 200},
+            {
+                "flow_runs": {"parent_flow_run_id": {"any_": [run]}},
+                "task_runs": {"name": {"like_": "verify"}},
+                "limit": 200,
+            },
         )
-        times = [datetime.fromisoformat(task[end]) for task in verifying for end in ("start_time", "end_time")]
+        times = [
+            datetime.fromisoformat(task[end])
+            for task in verifying
+            for end in ("start_time", "end_time")
+        ]
         spans.append((min(times), max(times)))
     (_, first_end), (second_begin, _) = sorted(spans)
-    print(f"two runs at once: the second verifies {(second_begin - first_end).total_seconds():.1f} s after the first has verified")
+    print(
+        f"two runs at once: the second verifies {(second_begin - first_end).total_seconds():.1f} s"
+        " after the first has verified"
+    )
     assert second_begin >= first_end
 
 
 @pytest.mark.parametrize("how", ["cancel", "down"])
-def test_a_run_that_is_ended_leaves_nothing_on_the_gpu_and_goes_on_when_it_is_started_again(site: Stack, tmp_path: Path, how: str) -> None:
+def test_a_run_that_is_ended_leaves_nothing_on_the_gpu_and_goes_on_when_it_is_started_again(
+    site: Stack, tmp_path: Path, how: str
+) -> None:
     root = tmp_path / "root"
     idle = used_mb()
     run = start(site, root, f"gpu-{how}", 0.4)
@@ -130,10 +172,14 @@ def test_a_run_that_is_ended_leaves_nothing_on_the_gpu_and_goes_on_when_it_is_st
     def works() -> bool:
         return used() and sum(key[0] == "verification" for key in rows_there(root)) >= 2
 
-    until(works, END_S, lambda: f"a run with verdicts that uses the GPU\n{site.log('worker')[-4000:]}")
+    until(
+        works, END_S, lambda: f"a run with verdicts that uses the GPU\n{site.log('worker')[-4000:]}"
+    )
     before, began = rows_there(root), time.monotonic()
     if how == "cancel":
-        site.ask(f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+        site.ask(
+            f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}}
+        )
     else:
         assert site.command("down").returncode == 0
     until(lambda: not site.engines(), 60, "no process of the run")

@@ -1,4 +1,5 @@
-"""Who is told when a run ends badly, by a real command and a real webhook, and what is never told."""
+"""Who is told when a run ends badly, by a real command and a real webhook, and what is never
+told."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ import pytest
 import yaml
 
 from flows.config import PipelineConfig
-from flows.guard.config import NotifyConfig
-from flows.guard.notices import deliver, notice_of, tell
+from flows.runtime.config import NotifyConfig
+from flows.runtime.notices import deliver, notice_of, tell
 
 ROOT = Path(__file__).parents[2]
 AUTOMATIONS = sorted((ROOT / "deployments" / "automations").glob("*.yaml"))
@@ -30,14 +31,24 @@ FLOW = SimpleNamespace(name="refresh the data set")
 
 
 def state(message: str = "", kind: str = "FAILED") -> Any:
-    return SimpleNamespace(type=SimpleNamespace(value=kind), name=kind.title(), message=message, timestamp=datetime(2026, 1, 1, tzinfo=UTC))
+    return SimpleNamespace(
+        type=SimpleNamespace(value=kind),
+        name=kind.title(),
+        message=message,
+        timestamp=datetime(2026, 1, 1, tzinfo=UTC),
+    )
 
 
 def run(notify: dict[str, Any] | None, parent: str | None = None) -> Any:
     config = {"name": "nightly"} | ({"guard": {"notify": notify}} if notify is not None else {})
     return SimpleNamespace(
-        id=UUID(int=7), name="refresh nightly", parent_task_run_id=parent, parameters={"config": config}, start_time=None, run_count=1
-    )  # fmt: skip
+        id=UUID(int=7),
+        name="refresh nightly",
+        parent_task_run_id=parent,
+        parameters={"config": config},
+        start_time=None,
+        run_count=1,
+    )
 
 
 class Hook:
@@ -49,11 +60,15 @@ class Hook:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 owner.paths.append(self.path)
-                owner.bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+                owner.bodies.append(
+                    json.loads(self.rfile.read(int(self.headers["content-length"])))
+                )
                 owner.hold.wait(30)
                 self.send_response(owner.status)
                 if owner.status == 302:
-                    self.send_header("location", f"http://127.0.0.1:{self.server.server_address[1]}/elsewhere")
+                    self.send_header(
+                        "location", f"http://127.0.0.1:{self.server.server_address[1]}/elsewhere"
+                    )
                 self.send_header("content-length", "0")
                 self.end_headers()
 
@@ -82,31 +97,58 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hook]:
 
 
 def command(tmp_path: Path, program: str) -> list[str]:
-    return [sys.executable, "-c", f"import json, os, sys, time; out = {str(tmp_path / 'told.json')!r}; {program}"]
+    return [
+        sys.executable,
+        "-c",
+        f"import json, os, sys, time; out = {str(tmp_path / 'told.json')!r}; {program}",
+    ]
 
 
 def test_a_command_and_a_webhook_are_told_the_same(tmp_path: Path, hook: Hook) -> None:
-    program = "open(out, 'w').write(json.dumps([json.load(sys.stdin), os.environ['CONCUR_NOTICE_STATE']]))"
+    program = (
+        "open(out, 'w').write(json.dumps([json.load(sys.stdin),"
+        " os.environ['CONCUR_NOTICE_STATE']]))"
+    )
     notify = {"command": command(tmp_path, program), "webhook_env": "NIGHT_HOOK"}
     tell(FLOW, run(notify), state("Flow run encountered an exception: DiskFullError: no room"))
     said, named = json.loads((tmp_path / "told.json").read_text())
     assert [said] == hook.bodies and named == said["state"] == "FAILED"
-    assert (said["flow"], said["run"], said["error_kind"]) == ("refresh the data set", "refresh nightly", "DiskFullError")
+    assert (said["flow"], said["run"], said["error_kind"]) == (
+        "refresh the data set",
+        "refresh nightly",
+        "DiskFullError",
+    )
     assert said["run_id"] == str(UUID(int=7))
 
 
 def test_the_worker_which_passes_by_name_tells_too(hook: Hook) -> None:
-    """Of a run that was cancelled or killed the worker tells, and Prefect calls hooks there by the names of their arguments."""
+    """Of a run that was cancelled or killed the worker tells, and Prefect calls hooks there by the
+    names of their arguments."""
     tell(flow=FLOW, flow_run=run({"webhook_env": "NIGHT_HOOK"}), state=state(kind="CANCELLING"))
-    assert [(body["state"], body["state_name"]) for body in hook.bodies] == [("CANCELLED", "Cancelled")]
+    assert [(body["state"], body["state_name"]) for body in hook.bodies] == [
+        ("CANCELLED", "Cancelled")
+    ]
 
 
 def test_no_word_of_an_error_is_told() -> None:
     """An error may quote what a model wrote."""
-    for message in (f"Flow run encountered an exception: EvalError: {QUOTED}", QUOTED, f"Execution was aborted by {QUOTED}"):
+    for message in (
+        f"Flow run encountered an exception: EvalError: {QUOTED}",
+        QUOTED,
+        f"Execution was aborted by {QUOTED}",
+    ):
         told = json.dumps(notice_of(FLOW, run({}), state(message)))
-        assert "script" not in told.replace("describe", "") and "instructions" not in told and "alert" not in told
-    assert notice_of(FLOW, run({}), state(f"Flow run encountered an exception: EvalError: {QUOTED}"))["error_kind"] == "EvalError"
+        assert (
+            "script" not in told.replace("describe", "")
+            and "instructions" not in told
+            and "alert" not in told
+        )
+    assert (
+        notice_of(FLOW, run({}), state(f"Flow run encountered an exception: EvalError: {QUOTED}"))[
+            "error_kind"
+        ]
+        == "EvalError"
+    )
     assert notice_of(FLOW, run({}), state(QUOTED))["error_kind"] is None
 
 
@@ -126,7 +168,9 @@ def test_the_runs_own_process_hands_over_an_object(hook: Hook) -> None:
     assert [body["state"] for body in hook.bodies] == ["CANCELLED"]
 
 
-@pytest.mark.parametrize("trouble", ["status", "redirect", "silence", "nobody", "no address", "not there"])
+@pytest.mark.parametrize(
+    "trouble", ["status", "redirect", "silence", "nobody", "no address", "not there"]
+)
 def test_a_webhook_in_trouble_costs_its_patience_and_its_address_is_in_no_log(
     trouble: str, hook: Hook, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -148,8 +192,12 @@ def test_a_webhook_in_trouble_costs_its_patience_and_its_address_is_in_no_log(
 
 
 @pytest.mark.parametrize("program", ["sys.exit(3)", "time.sleep(60)"])
-def test_a_command_in_trouble_costs_its_patience(tmp_path: Path, program: str, caplog: pytest.LogCaptureFixture) -> None:
-    deliver(NotifyConfig(command=tuple(command(tmp_path, program)), timeout_s=1.5), {"state": "FAILED"})
+def test_a_command_in_trouble_costs_its_patience(
+    tmp_path: Path, program: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    deliver(
+        NotifyConfig(command=tuple(command(tmp_path, program)), timeout_s=1.5), {"state": "FAILED"}
+    )
     assert "guard.notify" in caplog.text
     deliver(NotifyConfig(command=("/no/such/program",)), {"state": "FAILED"})
     assert "FileNotFoundError" in caplog.text
@@ -166,7 +214,7 @@ def test_every_flow_of_the_line_has_the_hooks() -> None:
         assert all(tell in each for each in hooks), flow.name
 
 
-# -- what the server does by itself ----------------------------------------------------------------------------------------------------
+# -- what the server does by itself ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", AUTOMATIONS, ids=lambda path: path.stem)
@@ -178,16 +226,27 @@ def test_automations_are_what_this_prefect_understands(path: Path) -> None:
     assert found
     for each in found:
         parsed = AutomationCore.model_validate(each)
-        ServerAutomation.model_validate(each | {"actions": [{**action} for action in each["actions"]]})
+        ServerAutomation.model_validate(
+            each | {"actions": [{**action} for action in each["actions"]]}
+        )
         trigger = parsed.trigger
-        assert isinstance(trigger, EventTrigger) and trigger.expect and parsed.description and parsed.actions
+        assert (
+            isinstance(trigger, EventTrigger)
+            and trigger.expect
+            and parsed.description
+            and parsed.actions
+        )
         assert set(each) <= set(AutomationCore.model_fields), "a key that Prefect would not look at"
         assert set(each["trigger"]) <= set(EventTrigger.model_fields)
         for action, declared in zip(parsed.actions, each["actions"], strict=True):
             assert set(declared) <= set(type(action).model_fields)
             assert "state.message" not in json.dumps(declared), "an error's words may quote a model"
         if trigger.posture == Posture.Proactive:
-            assert trigger.within.total_seconds() >= 600 and trigger.for_each == {"prefect.resource.id"} and trigger.after
+            assert (
+                trigger.within.total_seconds() >= 600
+                and trigger.for_each == {"prefect.resource.id"}
+                and trigger.after
+            )
 
 
 def test_there_are_automations() -> None:

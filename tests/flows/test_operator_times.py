@@ -1,4 +1,5 @@
-"""The profile of references on its way into the report: asked for by configuration, joined with the code that was verified."""
+"""The profile of references on its way into the report: asked for by configuration, joined with the
+code that was verified."""
 
 from __future__ import annotations
 
@@ -13,24 +14,31 @@ from flows.report import _time_by_operator, _with_code
 from tasks.benchmark.diagnosis import diagnose
 from tasks.benchmark.scoring import ScoreRow
 from tasks.benchmark.stage import Answers, answers_frame
-from tasks.profiling import stage as profiling
-from tasks.profiling.config import ProfilingConfig
-from tasks.profiling.record import PROFILES, OperatorTime, Profile
-from tasks.schemas import CANDIDATES, VERDICTS
 from tasks.sources import bundled
 from tasks.sources.stage import keep
-from tasks.store import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot, SnapshotRef
 from tasks.synthesis.parsing import parse_response
+from tasks.tables import CANDIDATES, VERDICTS
 from tasks.verification.stage import device_name
+from tasks.workload import operator_times_stage as profiling
+from tasks.workload.operator_times_config import ProfilingConfig
+from tasks.workload.operator_times_record import PROFILES, OperatorTime, Profile
 
 TASK = next(task for task in bundled.load() if task.name == "group_norm_swish")
 SPENT = Profile(
-    task_id=TASK.task_id, operators=(OperatorTime(name="sigmoid", us=70.0, calls=1), OperatorTime(name="group_norm", us=30.0, calls=1)),
-    total_us=100.0, clock="cpu",
-)  # fmt: skip
+    task_id=TASK.task_id,
+    operators=(
+        OperatorTime(name="sigmoid", us=70.0, calls=1),
+        OperatorTime(name="group_norm", us=30.0, calls=1),
+    ),
+    total_us=100.0,
+    clock="cpu",
+)
 
 
-def snapshot(root: Path, stage: str, name: str, rows: list[dict[str, Any]], schema: Any) -> SnapshotRef:
+def snapshot(
+    root: Path, stage: str, name: str, rows: list[dict[str, Any]], schema: Any
+) -> SnapshotRef:
     made = Snapshot(str(root), stage, name)
     made.append(rows, schema)
     return made.publish(config={}, rows=len(rows)).ref
@@ -41,8 +49,14 @@ def benchmarked(tmp_path: Path) -> Benchmarked:
     """The five recorded answers to one task, all of them called correct, by one model."""
     codes = [parse_response(response).code for response in bundled.responses(TASK.name, "cpp")]
     facts = {"task_id": TASK.task_id, "language": "cpp"}
-    candidates = [facts | {"candidate_id": f"c{n}", "generator": "m", "sample_index": n, "code": code} for n, code in enumerate(codes)]
-    verdicts = [facts | {"candidate_id": f"c{n}", "status": "correct", "reason": "ok", "device": "cpu"} for n in range(len(codes))]
+    candidates = [
+        facts | {"candidate_id": f"c{n}", "generator": "m", "sample_index": n, "code": code}
+        for n, code in enumerate(codes)
+    ]
+    verdicts = [
+        facts | {"candidate_id": f"c{n}", "status": "correct", "reason": "ok", "device": "cpu"}
+        for n in range(len(codes))
+    ]
     answers = Answers(
         model="m",
         candidates=snapshot(tmp_path, "synthesis", "c", candidates, CANDIDATES),
@@ -55,11 +69,16 @@ def benchmarked(tmp_path: Path) -> Benchmarked:
 def test_without_a_profile_nothing_is_read(benchmarked: Benchmarked) -> None:
     frame = answers_frame(list(benchmarked.answers))
     assert _time_by_operator(benchmarked) is None and _with_code(frame, benchmarked) is frame
-    assert not load_profile("local", []).benchmark.operator_times, "off unless somebody asks: seconds a task"
+    assert not load_profile("local", []).benchmark.operator_times, (
+        "off unless somebody asks: seconds a task"
+    )
 
 
-def test_what_a_profile_says_reaches_the_findings(benchmarked: Benchmarked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stage's own snapshot, filled by hand, so that nothing is run here: the step finds it finished, and needs no Prefect server."""
+def test_what_a_profile_says_reaches_the_findings(
+    benchmarked: Benchmarked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stage's own snapshot, filled by hand, so that nothing is run here: the step finds it
+    finished, and needs no Prefect server."""
     monkeypatch.setattr("flows.benchmark.call_stage", lambda step, *args: step.fn(*args))
     config = load_profile("local", ["benchmark.operator_times=true"])
     assert config.benchmark.operator_times
@@ -77,5 +96,7 @@ def test_what_a_profile_says_reaches_the_findings(benchmarked: Benchmarked, monk
     scored = ScoreRow(model="m", track="any", metric="exec", tasks=1, samples=5)
     (finding,) = diagnose([scored], verdicts=frame, time_by_operator=spent)
     assert (
-        finding.sign == "replaced" and finding.numbers["share"] == pytest.approx(4 / 5) and "80 % of 5 correct answers" in finding.sentence
+        finding.sign == "replaced"
+        and finding.numbers["share"] == pytest.approx(4 / 5)
+        and "80 % of 5 correct answers" in finding.sentence
     )

@@ -11,12 +11,13 @@ import pytest
 import flows
 
 ROOT = Path(flows.__file__).parent.parent
-# a run's process as Prefect makes it: its log goes through Prefect's own handler, its output through a pipe
+# a run's process as Prefect makes it: its log goes through Prefect's own handler, its output
+# through a pipe
 RUN = """
 import logging, subprocess, sys
 from pathlib import Path
 from prefect.logging.handlers import PrefectConsoleHandler
-from flows.guard.outlet import outlive_the_reader
+from flows.runtime.outlet import outlive_the_reader
 
 log = logging.getLogger("run")
 log.addHandler(PrefectConsoleHandler())
@@ -42,7 +43,10 @@ def test_a_run_goes_on_when_nobody_reads_its_output(tmp_path: Path, stacked: boo
     status = run(tmp_path, "guarded", {"CONCUR_STACK_ROOT": str(tmp_path)} if stacked else {})
     assert status == 0 and (tmp_path / "done").read_text() == "0"
     said = worker_log.read_text()
-    assert said.startswith("of the worker\n") and ("printed" in said) == ("of a child" in said) == ("after 2" in said) == stacked
+    assert (
+        said.startswith("of the worker\n")
+        and ("printed" in said) == ("of a child" in said) == ("after 2" in said) == stacked
+    )
 
 
 def test_without_it_the_next_line_of_the_log_ends_the_run(tmp_path: Path) -> None:
@@ -51,9 +55,18 @@ def test_without_it_the_next_line_of_the_log_ends_the_run(tmp_path: Path) -> Non
 
 def run(tmp_path: Path, how: str, environment: dict[str, str]) -> int:
     process = subprocess.Popen(
-        [sys.executable, "-c", RUN, str(tmp_path / "done"), how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "PREFECT_HOME": str(tmp_path / "prefect"), **environment},
-    )  # fmt: skip
+        [sys.executable, "-c", RUN, str(tmp_path / "done"), how],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": str(ROOT),
+            "PREFECT_HOME": str(tmp_path / "prefect"),
+            **environment,
+        },
+    )
     assert process.stdin and process.stdout
     with process:
         assert "before" in process.stdout.readline()

@@ -1,8 +1,10 @@
-"""A refresh by the stack of `concur up`, while one of the stack's parts is killed: it ends complete, once, and nothing is lost. And when
-all of the stack is stopped or killed under it: it is over in Prefect too, and the same run again goes on.
+"""A refresh by the stack of `concur up`, while one of the stack's parts is killed: it ends
+complete, once, and nothing is lost. And when all of the stack is stopped or killed under it: it is
+over in Prefect too, and the same run again goes on.
 
-One stack, one deployment, one run for each part, each under a root of its own so that it has all of its work to do. The supervisor alone
-brings the part back, the run's own process alone copes with its absence: nothing here helps either.
+One stack, one deployment, one run for each part, each under a root of its own so that it has all of
+its work to do. The supervisor alone brings the part back, the run's own process alone copes with
+its absence: nothing here helps either.
 """
 
 from __future__ import annotations
@@ -31,14 +33,16 @@ TASKS, SAMPLES = 6, 2
 ALL = TASKS * SAMPLES
 ANSWERED_FIRST = 2
 HEALTHY_S = 180.0
-"""From the kill until `concur status` says healthy. Measured with five times the work that two cores can do: 17 to 72 s."""
+"""From the kill until `concur status` says healthy. Measured with five times the work that two
+cores can do: 17 to 72 s."""
 END_S = 900.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 class Endpoint(Recordings):
-    """Answers with the bundled recordings, and counts; while it is not `open`, only the first few."""
+    """Answers with the bundled recordings, and counts; while it is not `open`, only the first
+    few."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,9 +71,16 @@ class Site(NamedTuple):
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     home = tmp_path_factory.mktemp("killed")
     endpoint, cache = Endpoint(), home / "cache"
-    if (headers := default_cache() / "headers").is_dir():  # compiled once for a version of torch: minutes on a busy machine
+    if (
+        headers := default_cache() / "headers"
+    ).is_dir():  # compiled once for a version of torch: minutes on a busy machine
         shutil.copytree(headers, cache / "headers")
-    told = {"CONCUR_CACHE": str(cache), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "OPENAI_API_KEY": "none"}
+    told = {
+        "CONCUR_CACHE": str(cache),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "OPENAI_API_KEY": "none",
+    }
     with serving(endpoint) as server, stack(home / "root", **told) as running:
         try:
             yield Site(running, running.deploy("nightly refresh/nightly"), endpoint, server, cache)
@@ -86,13 +97,19 @@ class Refresh:
         self.most_engines, self._looked = 0, 0.0
 
     def start(self) -> str:
-        # another measurement for each test: MLflow knows a refresh by what it was made of, wherever it lies
+        # another measurement for each test: MLflow knows a refresh by what it was made of, wherever
+        # it lies
         longest_s = 0.2 + int.from_bytes(self.name.encode()) % 997 / 1e5
         overrides = [
-            "tasks.source=bundled", "synthesis.sampler=openai", "synthesis.model=m", f"synthesis.base_url={self.site.server.url}",
-            "synthesis.tokenizer=small", f"verification.eval.timing.max_s={longest_s}", "decontamination.enabled=false",
+            "tasks.source=bundled",
+            "synthesis.sampler=openai",
+            "synthesis.model=m",
+            f"synthesis.base_url={self.site.server.url}",
+            "synthesis.tokenizer=small",
+            f"verification.eval.timing.max_s={longest_s}",
+            "decontamination.enabled=false",
             "tracking.enabled=true",
-        ]  # fmt: skip
+        ]
         parameters = {
             "run": {"profile": "local", "root": str(self.root), "name": self.name},
             "candidates": {"tasks": TASKS, "samples_per_task": SAMPLES},
@@ -104,7 +121,10 @@ class Refresh:
     def state(self, run: str) -> dict[str, Any]:
         """Of a run as the server has it; none while the server is away."""
         if time.monotonic() - self._looked > 1.0:
-            self.most_engines, self._looked = max(self.most_engines, len(self.site.stack.engines())), time.monotonic()
+            self.most_engines, self._looked = (
+                max(self.most_engines, len(self.site.stack.engines())),
+                time.monotonic(),
+            )
         with suppress(OSError):
             return self.site.stack.ask(f"flow_runs/{run}")["state"]
         return {"type": ""}
@@ -114,7 +134,14 @@ class Refresh:
             state = self.state(run)
             return state if state["type"] in ENDED else None
 
-        return until(over, END_S, lambda: f"the end of run {run}: {self.state(run)}\n{self.site.stack.log('worker')[-4000:]}", every_s=0.5)
+        return until(
+            over,
+            END_S,
+            lambda: (
+                f"the end of run {run}: {self.state(run)}\n{self.site.stack.log('worker')[-4000:]}"
+            ),
+            every_s=0.5,
+        )
 
     def there(self, stage: str) -> int:
         return sum(key[0] == stage for key in rows_there(self.root))
@@ -125,20 +152,29 @@ def test_the_example_automations_are_made_by_the_command_of_the_docs(site: Site)
     for name in ("free-the-slot", "tell"):
         file = REPOSITORY / "deployments" / "automations" / f"{name}.yaml"
         told = [sys.executable, "-m", "prefect", "automation", "create", "--from-file", str(file)]
-        done = subprocess.run(told, capture_output=True, text=True, timeout=300, env=running.environment)
+        done = subprocess.run(
+            told, capture_output=True, text=True, timeout=300, env=running.environment
+        )
         assert done.returncode == 0, done.stdout + done.stderr
     made = running.ask("automations/filter", {})
     assert all(one["enabled"] for one in made)
     assert Counter(one["name"] for one in made) == Counter(
         [
-            "concur crash runs that never came up", "concur crash runs whose process is gone", "concur tell of bad ends",
-            "concur tell of late runs", "concur tell of a pool without workers",
+            "concur crash runs that never came up",
+            "concur crash runs whose process is gone",
+            "concur tell of bad ends",
+            "concur tell of late runs",
+            "concur tell of a pool without workers",
         ]
-    )  # fmt: skip
+    )
 
 
 WHEN: dict[str, Callable[[Refresh], object]] = {
-    "synthesis": lambda refresh: refresh.there("synthesis") and len(refresh.site.server.bodies) > ANSWERED_FIRST,
+    "synthesis": (
+        lambda refresh: (
+            refresh.there("synthesis") and len(refresh.site.server.bodies) > ANSWERED_FIRST
+        )
+    ),
     "verification": lambda refresh: 2 <= refresh.there("verification") <= ALL - 4,
     "tracking": lambda refresh: refresh.site.stack.is_being_tracked(),
 }
@@ -146,10 +182,20 @@ WHEN: dict[str, Callable[[Refresh], object]] = {
 
 @pytest.mark.parametrize(
     ("part", "stage"),
-    [("ray", "verification"), ("worker", "verification"), ("prefect", "synthesis"), ("prefect", "verification"), ("mlflow", "tracking")],
+    [
+        ("ray", "verification"),
+        ("worker", "verification"),
+        ("prefect", "synthesis"),
+        ("prefect", "verification"),
+        ("mlflow", "tracking"),
+    ],
 )
-def test_a_refresh_outlives_a_part_that_is_killed(site: Site, part: str, stage: str, tmp_path: Path, record_property: Any) -> None:
-    shutil.rmtree(site.cache / "extensions", ignore_errors=True)  # builds of the test before would leave this one nothing to do
+def test_a_refresh_outlives_a_part_that_is_killed(
+    site: Site, part: str, stage: str, tmp_path: Path, record_property: Any
+) -> None:
+    shutil.rmtree(
+        site.cache / "extensions", ignore_errors=True
+    )  # builds of the test before would leave this one nothing to do
     site.server.bodies.clear()
     site.endpoint.forget(held=stage == "synthesis")
     refresh = Refresh(site, f"{part}-{stage}", tmp_path / "root")
@@ -158,11 +204,15 @@ def test_a_refresh_outlives_a_part_that_is_killed(site: Site, part: str, stage: 
 
     def ready() -> bool:
         if not WHEN[stage](refresh):
-            assert time.monotonic() - began < 5 or refresh.state(run)["type"] not in ENDED, refresh.state(run)
+            assert time.monotonic() - began < 5 or refresh.state(run)["type"] not in ENDED, (
+                refresh.state(run)
+            )
             return False
         return refresh.state(run)["type"] == "RUNNING"
 
-    until(ready, END_S, lambda: f"a run in {stage}\n{site.stack.log('worker')[-4000:]}", every_s=0.1)
+    until(
+        ready, END_S, lambda: f"a run in {stage}\n{site.stack.log('worker')[-4000:]}", every_s=0.1
+    )
     before, pid = rows_there(refresh.root), site.stack.status()[part]["pid"]
     killed = time.monotonic()
     os.kill(pid, signal.SIGKILL)
@@ -173,17 +223,28 @@ def test_a_refresh_outlives_a_part_that_is_killed(site: Site, part: str, stage: 
         return row.get("health") == "healthy" and row["pid"] != pid
 
     def ended_as() -> dict[str, Any]:
-        until(healthy_again, HEALTHY_S, lambda: f"{part} is well again\n{site.stack.log(part)[-2000:]}", every_s=0.5)
+        until(
+            healthy_again,
+            HEALTHY_S,
+            lambda: f"{part} is well again\n{site.stack.log(part)[-2000:]}",
+            every_s=0.5,
+        )
         back.append(time.monotonic() - killed)
         site.endpoint.open.set()
         return refresh.ended(run)
 
     state = ended_as()
-    took = {"healthy_s": round(back[0], 1), "end_s": round(time.monotonic() - killed, 1), "whole_s": round(time.monotonic() - began, 1)}
+    took = {
+        "healthy_s": round(back[0], 1),
+        "end_s": round(time.monotonic() - killed, 1),
+        "whole_s": round(time.monotonic() - began, 1),
+    }
     print(f"{part} killed in {stage}: {took}, {state['type']} {state.get('message') or ''}")
     for name, value in took.items():
         record_property(name, value)
-    assert before.keys() <= rows_there(refresh.root).keys(), "what was on the disk when the part died is still there"
+    assert before.keys() <= rows_there(refresh.root).keys(), (
+        "what was on the disk when the part died is still there"
+    )
     assert state["type"] == "COMPLETED", (state, site.stack.log("worker")[-6000:])
     assert refresh.most_engines == 1
     assert refresh.state(run)["type"] == "COMPLETED"
@@ -191,13 +252,20 @@ def test_a_refresh_outlives_a_part_that_is_killed(site: Site, part: str, stage: 
 
 
 @pytest.mark.parametrize("how", ["down", "power cut"])
-def test_a_refresh_whose_stack_ends_goes_on_when_it_is_started_again(site: Site, how: str, tmp_path: Path) -> None:
+def test_a_refresh_whose_stack_ends_goes_on_when_it_is_started_again(
+    site: Site, how: str, tmp_path: Path
+) -> None:
     shutil.rmtree(site.cache / "extensions", ignore_errors=True)
     site.server.bodies.clear()
     site.endpoint.forget(held=False)
     running, refresh = site.stack, Refresh(site, how.replace(" ", "-"), tmp_path / "root")
     run = refresh.start()
-    until(lambda: WHEN["verification"](refresh), END_S, lambda: f"verification\n{running.log('worker')[-4000:]}", every_s=0.1)
+    until(
+        lambda: WHEN["verification"](refresh),
+        END_S,
+        lambda: f"verification\n{running.log('worker')[-4000:]}",
+        every_s=0.1,
+    )
     before, began = rows_there(refresh.root), time.monotonic()
     if how == "down":
         done = running.command("down")
@@ -210,8 +278,13 @@ def test_a_refresh_whose_stack_ends_goes_on_when_it_is_started_again(site: Site,
     running.up()
     up = time.monotonic()
     state = refresh.ended(run)
-    print(f"{how}: stopped in {stopped_s:.1f} s, {state['type']} {time.monotonic() - up:.1f} s after the stack was up: {state['message']}")
-    assert state["type"] == "CRASHED" and time.monotonic() - up < 60, "whatever Prefect's own limits are"
+    print(
+        f"{how}: stopped in {stopped_s:.1f} s, {state['type']} {time.monotonic() - up:.1f} s after"
+        f" the stack was up: {state['message']}"
+    )
+    assert state["type"] == "CRASHED" and time.monotonic() - up < 60, (
+        "whatever Prefect's own limits are"
+    )
     again = refresh.start()
     assert refresh.ended(again)["type"] == "COMPLETED", running.log("worker")[-6000:]
     exactly_once(refresh)
@@ -219,20 +292,34 @@ def test_a_refresh_whose_stack_ends_goes_on_when_it_is_started_again(site: Site,
 
 def exactly_once(refresh: Refresh) -> None:
     stack = refresh.site.stack
-    for stage, key in (("synthesis", "candidate_id"), ("verification", "candidate_id"), ("curation", "candidate_id")):
+    for stage, key in (
+        ("synthesis", "candidate_id"),
+        ("verification", "candidate_id"),
+        ("curation", "candidate_id"),
+    ):
         (snapshot,) = [path for path in refresh.root.glob(f"{stage}/*") if path.is_dir()]
         assert (snapshot / "manifest.json").exists()
         rows = Counter(row[key] for row in written(snapshot, [key]))
         assert rows and max(rows.values()) == 1, (stage, rows.most_common(3))
         assert stage == "curation" or len(rows) == ALL
-        assert not [path.name for path in snapshot.rglob(".*")], "no journal and no temporary file in a finished snapshot"
+        assert not [path.name for path in snapshot.rglob(".*")], (
+            "no journal and no temporary file in a finished snapshot"
+        )
     asked = refresh.site.endpoint.answered
-    assert len(asked) == ALL and set(asked.values()) == {1}, "what was answered once is never asked for again"
+    assert len(asked) == ALL and set(asked.values()) == {1}, (
+        "what was answered once is never asked for again"
+    )
     tracked = stack.tracked(refresh.name)
     assert [run["status"] for run in tracked] == ["FINISHED"], tracked
     assert tracked[0]["metrics"]["candidates"] == ALL and tracked[0]["metrics"]["tasks"] == TASKS
     assert {child["status"] for child in tracked[0]["children"]} == {"FINISHED"}
     asked = {"flows": {"name": {"any_": ["nightly refresh"]}}, "limit": 200}
-    mine = [run for run in stack.ask("flow_runs/filter", asked) if run["parameters"]["run"]["name"] == refresh.name]
+    mine = [
+        run
+        for run in stack.ask("flow_runs/filter", asked)
+        if run["parameters"]["run"]["name"] == refresh.name
+    ]
     assert {run["id"] for run in mine} == set(refresh.runs)
-    assert stack.ask("v2/concurrency_limits/gpu")["active_slots"] == 0, "the devices are free for the next run"
+    assert stack.ask("v2/concurrency_limits/gpu")["active_slots"] == 0, (
+        "the devices are free for the next run"
+    )

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from flows.cli import main
-from tasks.store import SnapshotRef
+from flows.cli.main import main
+from tasks.store.snapshot import SnapshotRef
 from tests.support.curated import line, sample
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +20,10 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def curated(tmp_path: Path) -> SnapshotRef:
-    return line(tmp_path / "root", [sample("t/1", 0, 10, 6.0), sample("t/1", 1, 30, 5.5), sample("t/2", 0, 10, 6.0)])
+    return line(
+        tmp_path / "root",
+        [sample("t/1", 0, 10, 6.0), sample("t/1", 1, 30, 5.5), sample("t/2", 0, 10, 6.0)],
+    )
 
 
 def concur(*arguments: object) -> tuple[int, str, str]:
@@ -31,10 +34,30 @@ def concur(*arguments: object) -> tuple[int, str, str]:
 def test_publish_says_where_and_which_revision(tmp_path: Path, curated: SnapshotRef) -> None:
     (tmp_path / "seen.md").write_text("seen lengths")
     options = ("--license", "mit", "--observations", tmp_path / "seen.md", "--name", "Mine")
-    status, out, err = concur("publish", "--root", tmp_path / "root", "--out", tmp_path / "set", *options)
-    assert status == 0 and err == "" and "concur: train 3 rows" in out and "revision:  refresh-20" in out
-    assert "seen lengths" in (tmp_path / "set/README.md").read_text() and "# Mine" in (tmp_path / "set/README.md").read_text()
-    command = ("publish", "--root", tmp_path / "root", "--out", tmp_path / "set", *options, "--json", "--curated", curated.fingerprint[:9])
+    status, out, err = concur(
+        "publish", "--root", tmp_path / "root", "--out", tmp_path / "set", *options
+    )
+    assert (
+        status == 0
+        and err == ""
+        and "concur: train 3 rows" in out
+        and "revision:  refresh-20" in out
+    )
+    assert (
+        "seen lengths" in (tmp_path / "set/README.md").read_text()
+        and "# Mine" in (tmp_path / "set/README.md").read_text()
+    )
+    command = (
+        "publish",
+        "--root",
+        tmp_path / "root",
+        "--out",
+        tmp_path / "set",
+        *options,
+        "--json",
+        "--curated",
+        curated.fingerprint[:9],
+    )
     status, out, _ = concur(*command)
     told = json.loads(out)
     assert (
@@ -47,8 +70,18 @@ def test_publish_says_where_and_which_revision(tmp_path: Path, curated: Snapshot
 
 def test_diff_in_words_and_as_json(tmp_path: Path, curated: SnapshotRef) -> None:
     other = line(tmp_path / "root", [sample("t/1", 0, 10, 6.0)])
-    concur("publish", "--root", tmp_path / "root", "--out", tmp_path / "set", "--curated", curated.fingerprint)
-    status, out, err = concur("diff", tmp_path / "set", other.fingerprint, "--root", tmp_path / "root")
+    concur(
+        "publish",
+        "--root",
+        tmp_path / "root",
+        "--out",
+        tmp_path / "set",
+        "--curated",
+        curated.fingerprint,
+    )
+    status, out, err = concur(
+        "diff", tmp_path / "set", other.fingerprint, "--root", tmp_path / "root"
+    )
     assert status == 0 and err == "" and "the task is gone from the source: 1" in out
     status, out, _ = concur("diff", curated.open().path, other.open().path, "--json")
     assert status == 0 and json.loads(out)["reasons"]["samples_lost"] == {"task": 1, "candidate": 1}
@@ -58,32 +91,73 @@ def test_diff_in_words_and_as_json(tmp_path: Path, curated: SnapshotRef) -> None
     ("arguments", "said"),
     [
         (("publish", "--root", "{tmp}/nothing", "--out", "{tmp}/set"), "no finished curated set"),
-        (("publish", "--root", "{tmp}/root", "--out", "{tmp}/set", "--holdout", "1.5"), "holdout_share = 1.5"),
-        (("publish", "--root", "{tmp}/root", "--out", "{tmp}/set", "--license", "My Own"), "license = 'My Own'"),
-        (("publish", "--root", "{tmp}/root", "--out", "{tmp}/set", "--observations", "{tmp}/no.md"), "cannot read"),
-        (("publish", "--root", "{tmp}/root", "--out", "{tmp}/set", "--figure", "{tmp}/no.png"), "cannot read the figure"),
+        (
+            ("publish", "--root", "{tmp}/root", "--out", "{tmp}/set", "--holdout", "1.5"),
+            "holdout_share = 1.5",
+        ),
+        (
+            ("publish", "--root", "{tmp}/root", "--out", "{tmp}/set", "--license", "My Own"),
+            "license = 'My Own'",
+        ),
+        (
+            (
+                "publish",
+                "--root",
+                "{tmp}/root",
+                "--out",
+                "{tmp}/set",
+                "--observations",
+                "{tmp}/no.md",
+            ),
+            "cannot read",
+        ),
+        (
+            ("publish", "--root", "{tmp}/root", "--out", "{tmp}/set", "--figure", "{tmp}/no.png"),
+            "cannot read the figure",
+        ),
         (("publish", "--root", "{tmp}/root", "--out", "{tmp}/root"), "holds something else"),
-        (("publish", "--root", "{tmp}/root", "--out", "{tmp}/set", "--push", "a/b"), "no token for the hub in HF_TOKEN"),
+        (
+            ("publish", "--root", "{tmp}/root", "--out", "{tmp}/set", "--push", "a/b"),
+            "no token for the hub in HF_TOKEN",
+        ),
         (("diff", "{tmp}/root", "zzzz", "--root", "{tmp}/root"), "no curated snapshot"),
     ],
 )
 def test_what_cannot_be_used_is_one_line_and_2(
-    tmp_path: Path, curated: SnapshotRef, arguments: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    curated: SnapshotRef,
+    arguments: tuple[str, ...],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
     status, out, err = concur(*(argument.format(tmp=tmp_path) for argument in arguments))
-    assert status == 2 and out == "" and said in err and err.startswith("error: ") and err.count("\n") == 1
+    assert (
+        status == 2
+        and out == ""
+        and said in err
+        and err.startswith("error: ")
+        and err.count("\n") == 1
+    )
 
 
 def test_publishing_needs_no_framework(tmp_path: Path, curated: SnapshotRef) -> None:
     """Neither torch nor Prefect nor Ray is loaded to write a folder or to compare two."""
     script = (
-        "import json, sys; from flows.publish import publish_set, diff_sets; "
-        f"publish_set({str(tmp_path / 'root')!r}, {str(tmp_path / 'set')!r}); "
-        f"diff_sets({str(tmp_path / 'root')!r}, {str(tmp_path / 'set')!r}, {curated.fingerprint!r}); "
-        "print(json.dumps(sorted({'torch', 'ray', 'prefect', 'mlflow', 'transformers', 'datasets'} & set(sys.modules))))"
+        "import json, sys; from flows.publish import publish_set, diff_sets;"
+        f" publish_set({str(tmp_path / 'root')!r}, {str(tmp_path / 'set')!r});"
+        f" diff_sets({str(tmp_path / 'root')!r}, {str(tmp_path / 'set')!r},"
+        f" {curated.fingerprint!r}); print(json.dumps(sorted({{'torch', 'ray', 'prefect', 'mlflow',"
+        " 'transformers', 'datasets'} & set(sys.modules))))"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == []

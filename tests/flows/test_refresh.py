@@ -1,4 +1,5 @@
-"""What follows the training set in a refresh can be missing, and the refresh is finished all the same: with a real Prefect."""
+"""What follows the training set in a refresh can be missing, and the refresh is finished all the
+same: with a real Prefect."""
 
 from __future__ import annotations
 
@@ -20,11 +21,16 @@ def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
     home = tmp_path_factory.mktemp("prefect")
     updates = {settings.PREFECT_HOME: home, settings.PREFECT_LOCAL_STORAGE_PATH: home / "storage"}
-    with settings.temporary_settings(updates=updates), prefect_test_harness(server_startup_timeout=120):
+    with (
+        settings.temporary_settings(updates=updates),
+        prefect_test_harness(server_startup_timeout=120),
+    ):
         yield home
 
 
-def test_the_analysis_is_shown_and_its_failure_is_a_caution(prefect_home: Path, tmp_path: Path) -> None:
+def test_the_analysis_is_shown_and_its_failure_is_a_caution(
+    prefect_home: Path, tmp_path: Path
+) -> None:
     from prefect import flow
     from prefect.artifacts import Artifact
 
@@ -38,13 +44,21 @@ def test_the_analysis_is_shown_and_its_failure_is_a_caution(prefect_home: Path, 
     analysis, cautions = asked()
     assert analysis is not None and cautions == ()
     shown = Artifact.get("observations")
-    assert shown is not None and str(Path(analysis.open().path) / "page" / "report.md") in shown.data
+    assert (
+        shown is not None and str(Path(analysis.open().path) / "page" / "report.md") in shown.data
+    )
     assert analysis.open().manifest["finding"][0].split(";")[0][:40] in shown.data
 
     (part,) = refs[1].open().parts()
-    Path(part).write_bytes(b"PAR1 no longer a table PAR1")  # a disk that forgets: neither unusable input nor a fault that we know
+    Path(part).write_bytes(
+        b"PAR1 no longer a table PAR1"
+    )  # a disk that forgets: neither unusable input nor a fault that we know
     (Path(analysis.open().path) / "manifest.json").unlink()
     analysis, cautions = asked()
-    assert analysis is None and len(cautions) == 1 and "observations of this refresh are missing" in cautions[0]
+    assert (
+        analysis is None
+        and len(cautions) == 1
+        and "observations of this refresh are missing" in cautions[0]
+    )
     shown = Artifact.get("observations")
     assert shown is not None and shown.data == as_text(cautions[0])  # as text, not as markup

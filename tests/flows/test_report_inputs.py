@@ -1,4 +1,5 @@
-"""What the report adds to the scores: groups of tasks, thirds by another model's reasoning, and how outputs and training traces read."""
+"""What the report adds to the scores: groups of tasks, thirds by another model's reasoning, and how
+outputs and training traces read."""
 
 from __future__ import annotations
 
@@ -13,24 +14,41 @@ from flows.benchmark import Benchmarked
 from flows.report_inputs import breakdowns, single_operators, thirds_of, traces_of, training_traces
 from tasks.benchmark.stage import Answers, answers_frame
 from tasks.curation.quality import QualityConfig
-from tasks.schemas import CANDIDATES, CURATED, TASKS, VERDICTS
-from tasks.store import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
 from tasks.workload.record import WORKLOADS
 from tests.support.sweeps import verdict
 
-DOUBT = "Wait, let me check. Hmm, that is wrong. Actually, I made a mistake. Let me start over. " * 8
+DOUBT = (
+    "Wait, let me check. Hmm, that is wrong. Actually, I made a mistake. Let me start over. " * 8
+)
 TASK_COUNT = 12
 
 
-def written(root: Path, stage: str, name: str, rows: list[dict[str, Any]], schema: pa.Schema, **extra: Any) -> SnapshotRef:
+def written(
+    root: Path, stage: str, name: str, rows: list[dict[str, Any]], schema: pa.Schema, **extra: Any
+) -> SnapshotRef:
     snapshot = Snapshot(str(root), stage, name)
     snapshot.append(rows, schema)
     return snapshot.publish(config={}, rows=len(rows), extra=extra).ref
 
 
-def answered(root: Path, model: str, *, tokens: Any = lambda task: None, right: Any = lambda task: True, text: str = "short") -> Answers:
+def answered(
+    root: Path,
+    model: str,
+    *,
+    tokens: Any = lambda task: None,
+    right: Any = lambda task: True,
+    text: str = "short",
+) -> Answers:
     candidates = [
-        {"candidate_id": f"task-{i:03}-0", "task_id": f"task-{i:03}", "reasoning": text, "response": text, "reasoning_tokens": tokens(i)}
+        {
+            "candidate_id": f"task-{i:03}-0",
+            "task_id": f"task-{i:03}",
+            "reasoning": text,
+            "response": text,
+            "reasoning_tokens": tokens(i),
+        }
         for i in range(TASK_COUNT)
     ]
     verdicts = [verdict(f"task-{i:03}", 0, 2.0 if right(i) else None) for i in range(TASK_COUNT)]
@@ -43,39 +61,78 @@ def answered(root: Path, model: str, *, tokens: Any = lambda task: None, right: 
 
 @pytest.fixture
 def benchmarked(tmp_path: Path) -> Benchmarked:
-    """The tuned model fails on what the base model thinks long about; the tuned one's own lengths say the opposite."""
-    suite = written(tmp_path, "tasks", "suite", [{"task_id": f"task-{i:03}", "level": 1 + i % 2} for i in range(TASK_COUNT)], TASKS)
+    """The tuned model fails on what the base model thinks long about; the tuned one's own lengths
+    say the opposite."""
+    suite = written(
+        tmp_path,
+        "tasks",
+        "suite",
+        [{"task_id": f"task-{i:03}", "level": 1 + i % 2} for i in range(TASK_COUNT)],
+        TASKS,
+    )
     work = [
-        {"task_id": f"task-{i:03}", "operator_kind": "fusion" if i % 3 else "single_operator", "families": ["matmul", "norm"][: 1 + i % 2]}
+        {
+            "task_id": f"task-{i:03}",
+            "operator_kind": "fusion" if i % 3 else "single_operator",
+            "families": ["matmul", "norm"][: 1 + i % 2],
+        }
         for i in range(TASK_COUNT)
     ]
     base = answered(tmp_path, "base", tokens=lambda i: 100 + i, right=lambda i: False)
-    tuned = answered(tmp_path, "tuned", tokens=lambda i: 1000 - i, right=lambda i: i < 4, text=DOUBT)
+    tuned = answered(
+        tmp_path, "tuned", tokens=lambda i: 1000 - i, right=lambda i: i < 4, text=DOUBT
+    )
     scores = written(tmp_path, "benchmark", "scores", [{"x": 1}], pa.schema([("x", pa.int64())]))
-    return Benchmarked(suite=suite, answers=(base, tuned), scores=scores, workloads=written(tmp_path, "workloads", "w", work, WORKLOADS))
+    return Benchmarked(
+        suite=suite,
+        answers=(base, tuned),
+        scores=scores,
+        workloads=written(tmp_path, "workloads", "w", work, WORKLOADS),
+    )
 
 
 def values(rows: list[Any], by: str, model: str) -> dict[str, float | None]:
     wanted = {"by": by, "model": model, "metric": "exec", "k": 1, "track": "custom_kernel"}
-    return {row.group: row.value for row in rows if all(getattr(row, name) == value for name, value in wanted.items())}
+    return {
+        row.group: row.value
+        for row in rows
+        if all(getattr(row, name) == value for name, value in wanted.items())
+    }
 
 
-def test_thirds_are_by_the_base_models_reasoning_and_never_score_it(benchmarked: Benchmarked) -> None:
-    rows, whose = breakdowns(benchmarked, answers_frame(list(benchmarked.answers)), ks=(1,), resamples=50)
+def test_thirds_are_by_the_base_models_reasoning_and_never_score_it(
+    benchmarked: Benchmarked,
+) -> None:
+    rows, whose = breakdowns(
+        benchmarked, answers_frame(list(benchmarked.answers)), ks=(1,), resamples=50
+    )
     assert whose == "base"
     assert values(rows, "arl_third", "tuned") == {"short": 1.0, "middle": 0.0, "long": 0.0}
     assert values(rows, "arl_third", "base") == {}
     assert values(rows, "level", "base") == {"1": 0.0, "2": 0.0}
-    assert values(rows, "operator_kind", "tuned") == {"fusion": pytest.approx(2 / 8), "single_operator": pytest.approx(2 / 4)}
-    assert values(rows, "operator_family", "tuned") == {"matmul": pytest.approx(4 / 12), "norm": pytest.approx(2 / 6)}
+    assert values(rows, "operator_kind", "tuned") == {
+        "fusion": pytest.approx(2 / 8),
+        "single_operator": pytest.approx(2 / 4),
+    }
+    assert values(rows, "operator_family", "tuned") == {
+        "matmul": pytest.approx(4 / 12),
+        "norm": pytest.approx(2 / 6),
+    }
 
 
-def test_recorded_answers_go_before_the_base_model_and_few_tasks_have_no_thirds(benchmarked: Benchmarked, tmp_path: Path) -> None:
+def test_recorded_answers_go_before_the_base_model_and_few_tasks_have_no_thirds(
+    benchmarked: Benchmarked, tmp_path: Path
+) -> None:
     recorded = answered(tmp_path, "recorded", tokens=lambda i: 50 - i)
     assert thirds_of((*benchmarked.answers, recorded))[0] == "recorded"
-    few = answered(tmp_path, "recorded-few", tokens=lambda i: 5 if i < 8 else None).model_copy(update={"model": "recorded"})
+    few = answered(tmp_path, "recorded-few", tokens=lambda i: 5 if i < 8 else None).model_copy(
+        update={"model": "recorded"}
+    )
     assert thirds_of((*benchmarked.answers, few))[0] == "base"
-    assert thirds_of((benchmarked.answers[1],)) == ("", {})  # the tuned model's own lengths are nobody's thirds
+    assert thirds_of((benchmarked.answers[1],)) == (
+        "",
+        {},
+    )  # the tuned model's own lengths are nobody's thirds
     alone = benchmarked.model_copy(update={"answers": benchmarked.answers[:1], "workloads": None})
     rows, whose = breakdowns(alone, answers_frame(list(alone.answers)), ks=(1,), resamples=50)
     assert whose == "" and {row.by for row in rows} == {"level"}
@@ -83,24 +140,49 @@ def test_recorded_answers_go_before_the_base_model_and_few_tasks_have_no_thirds(
 
 def test_outputs_are_read_for_flags_and_lengths(benchmarked: Benchmarked) -> None:
     base, tuned = (traces_of(each.candidates, QualityConfig()) for each in benchmarked.answers)
-    assert (tuned.samples, tuned.flagged["self_doubting"], tuned.median_tokens) == (TASK_COUNT, TASK_COUNT, 994.5)
+    assert (tuned.samples, tuned.flagged["self_doubting"], tuned.median_tokens) == (
+        TASK_COUNT,
+        TASK_COUNT,
+        994.5,
+    )
     assert base.flagged == dict.fromkeys(tuned.flagged, 0) and base.median_tokens == 105.5
 
 
 def test_the_training_set_says_what_it_holds(tmp_path: Path) -> None:
     rows = [
-        {"candidate_id": f"c{i}", "reasoning_tokens": 10 * i, "operator_kind": "single_operator" if i == 0 else "fusion"} for i in range(4)
+        {
+            "candidate_id": f"c{i}",
+            "reasoning_tokens": 10 * i,
+            "operator_kind": "single_operator" if i == 0 else "fusion",
+        }
+        for i in range(4)
     ]
-    flags = {"correct": {"self_doubting": 9}, "taken": {"self_doubting": 2, "repetitive": 1, "truncated": 4}, "left_out": 0}
+    flags = {
+        "correct": {"self_doubting": 9},
+        "taken": {"self_doubting": 2, "repetitive": 1, "truncated": 4},
+        "left_out": 0,
+    }
     curated = written(tmp_path, "curation", "c", rows, CURATED, trace_flags=flags).open()
     traces = training_traces(curated)
-    assert traces is not None and (traces.samples, traces.flagged["self_doubting"], traces.median_tokens) == (4, 2, 15)
+    assert traces is not None and (
+        traces.samples,
+        traces.flagged["self_doubting"],
+        traces.median_tokens,
+    ) == (4, 2, 15)
     assert single_operators(curated) == (1, 4)
-    bare = written(tmp_path, "curation", "bare", [{"candidate_id": "c"}], pa.schema([("candidate_id", pa.string())])).open()
+    bare = written(
+        tmp_path,
+        "curation",
+        "bare",
+        [{"candidate_id": "c"}],
+        pa.schema([("candidate_id", pa.string())]),
+    ).open()
     assert training_traces(bare) is None and single_operators(bare) is None
 
 
 def test_a_frame_of_answers_says_where_kernels_spent_their_time(benchmarked: Benchmarked) -> None:
     frame = answers_frame(list(benchmarked.answers))
-    assert {"custom_kernel_time_share", "library_calls"} <= set(frame.columns) and frame["model"].n_unique() == 2
+    assert {"custom_kernel_time_share", "library_calls"} <= set(frame.columns) and frame[
+        "model"
+    ].n_unique() == 2
     assert isinstance(frame.schema["library_calls"], pl.List)

@@ -1,4 +1,5 @@
-"""Secrets that are planted in the environment of a real refresh are nowhere afterwards, and in no list of processes meanwhile."""
+"""Secrets that are planted in the environment of a real refresh are nowhere afterwards, and in no
+list of processes meanwhile."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from tests.support.servers import clean_environment, mlflow_server, prefect_serv
 
 ROOT = Path(__file__).parents[2]
 AUTH = find_spec("flask_wtf") is not None
-"""MLflow's basic auth needs it. Without, the server asks for no password, and its client sends it all the same."""
+"""MLflow's basic auth needs it. Without, the server asks for no password, and its client sends it
+all the same."""
 EXFILTRATING = """<think>The environment may hold something.</think>
 ```python
 import torch
@@ -62,14 +64,26 @@ def readings(path: Path) -> Iterator[bytes]:
 
 def leaks(folders: Iterable[Path], wanted: list[bytes], leave: Iterable[Path] = ()) -> list[str]:
     skipped = set(leave)
-    files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and not path.is_symlink() and path not in skipped]
+    files = [
+        path
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink() and path not in skipped
+    ]
     assert files
-    return [f"{one!r} in {path}" for path in files for data in readings(path) for one in wanted if one in data]
+    return [
+        f"{one!r} in {path}"
+        for path in files
+        for data in readings(path)
+        for one in wanted
+        if one in data
+    ]
 
 
 @contextmanager
 def watched_command_lines() -> Iterator[set[bytes]]:
-    """The command lines of all processes that were there at some time inside the block, asked for as often as possible."""
+    """The command lines of all processes that were there at some time inside the block, asked for
+    as often as possible."""
     seen: set[bytes] = set()
     ended = threading.Event()
 
@@ -94,15 +108,27 @@ def watched_command_lines() -> Iterator[set[bytes]]:
 def test_what_is_planted_is_found(tmp_path: Path) -> None:
     """Otherwise the test below could not fail."""
     wanted = forms(["canary-abcdefghij"])
-    pq.write_table(pa.table({"x": ["a" * 5000 + " canary-abcdefghij"]}), tmp_path / "a.parquet", compression="zstd")
+    pq.write_table(
+        pa.table({"x": ["a" * 5000 + " canary-abcdefghij"]}),
+        tmp_path / "a.parquet",
+        compression="zstd",
+    )
     with sqlite3.connect(tmp_path / "b.db") as database:
         database.execute("create table t (x text)")
         database.execute("insert into t values ('canary-abcdefghij')")
     database.close()
-    (tmp_path / "c.log").write_text("Authorization: Basic " + base64.b64encode(b"user:canary-abcdefghij").decode())
-    assert {Path(each.split(" in ")[1]).name for each in leaks([tmp_path], wanted)} == {"a.parquet", "b.db", "c.log"}
+    (tmp_path / "c.log").write_text(
+        "Authorization: Basic " + base64.b64encode(b"user:canary-abcdefghij").decode()
+    )
+    assert {Path(each.split(" in ")[1]).name for each in leaks([tmp_path], wanted)} == {
+        "a.parquet",
+        "b.db",
+        "c.log",
+    }
     with watched_command_lines() as seen:
-        subprocess.run([sys.executable, "-c", "import time; time.sleep(0.5)", "canary-abcdefghij"], check=True)
+        subprocess.run(
+            [sys.executable, "-c", "import time; time.sleep(0.5)", "canary-abcdefghij"], check=True
+        )
     assert any(b"canary-abcdefghij" in line for line in seen)
 
 
@@ -112,30 +138,50 @@ def test_a_refresh_leaves_its_secrets_nowhere(tmp_path: Path) -> None:
     mark = os.urandom(6).hex()
     secrets = {name: f"canary-{name}-{mark}" for name in ("hub", "generator", "mlflow", "prefect")}
     login = {"user": "admin", "password": secrets["mlflow"]}
-    answers = [EXFILTRATING, *responses(load("train")[0].name, "cpp")][:4]  # the task that `tasks.limit=1` takes; some are correct
-    root, ray = tmp_path / "root", Path(tempfile.mkdtemp(prefix="cr-", dir="/tmp"))  # Ray's sockets allow no long path
+    answers = [EXFILTRATING, *responses(load("train")[0].name, "cpp")][
+        :4
+    ]  # the task that `tasks.limit=1` takes; some are correct
+    root, ray = (
+        tmp_path / "root",
+        Path(tempfile.mkdtemp(prefix="cr-", dir="/tmp")),
+    )  # Ray's sockets allow no long path
     try:
         with (
             watched_command_lines() as lines,
             serving(lambda number, _: (200, completion(answers[number % 4]))) as endpoint,
-            prefect_server(tmp_path / "prefect", auth_string=f"admin:{secrets['prefect']}") as prefect,
+            prefect_server(
+                tmp_path / "prefect", auth_string=f"admin:{secrets['prefect']}"
+            ) as prefect,
             mlflow_server(tmp_path / "mlflow", **(login if AUTH else {})) as mlflow,
         ):
             environment = clean_environment() | dict(prefect.environment) | dict(mlflow.environment)
-            environment |= {"MLFLOW_TRACKING_USERNAME": "admin", "MLFLOW_TRACKING_PASSWORD": secrets["mlflow"]}
-            environment |= {"HF_TOKEN": secrets["hub"], "OPENAI_API_KEY": secrets["generator"], "RAY_TMPDIR": str(ray)}
+            environment |= {
+                "MLFLOW_TRACKING_USERNAME": "admin",
+                "MLFLOW_TRACKING_PASSWORD": secrets["mlflow"],
+            }
+            environment |= {
+                "HF_TOKEN": secrets["hub"],
+                "OPENAI_API_KEY": secrets["generator"],
+                "RAY_TMPDIR": str(ray),
+            }
             environment |= {"PYTHONPATH": str(ROOT), "PREFECT_LOGGING_LEVEL": "DEBUG"}
             command = [sys.executable, "-m", "tests.support.secret_run", str(root), endpoint.url]
-            done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, timeout=600)
+            done = subprocess.run(
+                command, env=environment, cwd=tmp_path, capture_output=True, timeout=600
+            )
             said = done.stdout + done.stderr
             assert done.returncode == 0, said.decode(errors="replace")[-3000:]
             assert b"rows 4" in done.stdout
             # the secrets were in use: whoever has them not is refused
             assert endpoint.headers[0]["authorization"] == f"Bearer {secrets['generator']}"
             assert _refused(f"{prefect.api_url}/admin/version")
-            assert not AUTH or _refused(f"{mlflow.url}/api/2.0/mlflow/experiments/get?experiment_id=0")
+            assert not AUTH or _refused(
+                f"{mlflow.url}/api/2.0/mlflow/experiments/get?experiment_id=0"
+            )
         wanted = forms(secrets.values())
-        own = [tmp_path / "mlflow" / "basic_auth.ini"]  # the settings that this test gave to MLflow's server
+        own = [
+            tmp_path / "mlflow" / "basic_auth.ini"
+        ]  # the settings that this test gave to MLflow's server
         assert leaks([root, tmp_path / "prefect", tmp_path / "mlflow", ray], wanted, own) == []
         assert [one for one in wanted if one in said] == []
         assert [line for line in lines for one in wanted if one in line] == []

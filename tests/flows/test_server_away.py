@@ -1,5 +1,5 @@
-"""Servers that are started again while a run works: what is shown waits for Prefect, what Prefect holds for the run comes free, and a run
-that begins while the Ray head is away waits for that."""
+"""Servers that are started again while a run works: what is shown waits for Prefect, what Prefect
+holds for the run comes free, and a run that begins while the Ray head is away waits for that."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from httpx import ConnectError, ReadTimeout
 
-from flows import deployed, shown
+from flows import artifacts as shown
+from flows import deployments as deployed
 from flows.config import PipelineConfig
 from kernels_eval.errors import ClusterError, UsageError
 from tasks.verification.config import VerificationConfig
@@ -36,11 +37,15 @@ def test_an_artifact_waits_for_its_server_and_is_made_once(monkeypatch: pytest.M
 
     monkeypatch.setattr(shown.artifacts, "create_markdown_artifact", create)
     shown.create_markdown_artifact(key="report", markdown="# it", description="what it is")
-    assert made == [{"key": "report", "markdown": "# it", "description": "what it is"}] and not answers
+    assert (
+        made == [{"key": "report", "markdown": "# it", "description": "what it is"}] and not answers
+    )
 
 
 @pytest.mark.parametrize("fault", [ConnectError("refused"), ValueError("no such key")])
-def test_a_run_does_not_end_for_an_artifact(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: Exception) -> None:
+def test_a_run_does_not_end_for_an_artifact(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: Exception
+) -> None:
     def create(**_: Any) -> None:
         raise fault
 
@@ -50,7 +55,9 @@ def test_a_run_does_not_end_for_an_artifact(monkeypatch: pytest.MonkeyPatch, cap
     assert "summary" in caplog.text and str(fault) in caplog.text
 
 
-def test_devices_that_cannot_be_given_back_end_no_run_and_an_error_of_the_run_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_that_cannot_be_given_back_end_no_run_and_an_error_of_the_run_stays_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     @contextmanager
     def concurrency(*_: Any, **__: Any) -> Iterator[None]:
         yield
@@ -69,8 +76,8 @@ def test_devices_that_cannot_be_given_back_end_no_run_and_an_error_of_the_run_st
 def test_a_run_that_begins_while_the_ray_head_is_away_waits_for_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    from kernels_eval import cluster
-    from tasks.verification import rejoin
+    from kernels_eval.cluster import ray as cluster
+    from tasks.verification import retry_until_back as rejoin
 
     heads = iter([UsageError("nothing answers"), UsageError("nothing answers"), None, None])
 
@@ -82,9 +89,18 @@ def test_a_run_that_begins_while_the_ray_head_is_away_waits_for_it(
     monkeypatch.setattr(cluster, "require_cluster", require_cluster)
     monkeypatch.setattr(rejoin, "ASK_EVERY_S", 0.0)
     monkeypatch.setattr(deployed, "outlive_the_reader", lambda: None)
-    config = PipelineConfig(root=str(tmp_path), language="cpp", verification=VerificationConfig(ray_address="10.0.0.7:6379"))
-    assert deployed.prepared(config) is config and next(heads, "asked until it answered") == "asked until it answered"
-    assert [record.message for record in caplog.records] == ["nothing answers; it is waited for, 180 s at most"]
+    config = PipelineConfig(
+        root=str(tmp_path),
+        language="cpp",
+        verification=VerificationConfig(ray_address="10.0.0.7:6379"),
+    )
+    assert (
+        deployed.prepared(config) is config
+        and next(heads, "asked until it answered") == "asked until it answered"
+    )
+    assert [record.message for record in caplog.records] == [
+        "nothing answers; it is waited for, 180 s at most"
+    ]
     heads = iter([UsageError("nothing answers")] * 2)
     monkeypatch.setattr(rejoin, "BACK_S", -1.0)
     with pytest.raises(ClusterError, match=r"10\.0\.0\.7:6379"):

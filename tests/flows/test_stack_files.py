@@ -1,4 +1,5 @@
-"""The files that others run: compose, systemd and Kubernetes. All are parsed, hold no secret, and name what is there."""
+"""The files that others run: compose, systemd and Kubernetes. All are parsed, hold no secret, and
+name what is there."""
 
 from __future__ import annotations
 
@@ -13,12 +14,14 @@ import pytest
 import yaml
 
 import flows
-from flows.stack.settings import StackSettings, load_settings
+from flows.ops.settings import StackSettings, load_settings
 
 DEPLOYMENTS = Path(flows.__file__).parent.parent / "deployments"
 UNITS = sorted((DEPLOYMENTS / "systemd").iterdir())
 MANIFESTS = sorted((DEPLOYMENTS / "kubernetes").glob("*.yaml"))
-SECRET = re.compile(r"(PASSWORD|AUTH_STRING|SECRET_KEY|TOKEN|DATABASE_CONNECTION_URL|BACKEND_STORE_URI)$")
+SECRET = re.compile(
+    r"(PASSWORD|AUTH_STRING|SECRET_KEY|TOKEN|DATABASE_CONNECTION_URL|BACKEND_STORE_URI)$"
+)
 
 
 def compose() -> dict[str, Any]:
@@ -26,12 +29,16 @@ def compose() -> dict[str, Any]:
 
 
 def objects() -> list[dict[str, Any]]:
-    return [one for path in MANIFESTS for one in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
+    return [
+        one for path in MANIFESTS for one in yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    ]
 
 
 def test_the_settings_that_ship_are_the_defaults() -> None:
     assert load_settings(str(DEPLOYMENTS / "stack.yaml"), {})[0] == StackSettings()
-    assert set(yaml.safe_load((DEPLOYMENTS / "stack.yaml").read_text())) == set(StackSettings.model_fields) - {
+    assert set(yaml.safe_load((DEPLOYMENTS / "stack.yaml").read_text())) == set(
+        StackSettings.model_fields
+    ) - {
         "public_host",
         "allowed_hosts",
     }
@@ -52,7 +59,9 @@ def test_every_service_says_whether_it_is_well_and_starts_after_what_it_needs() 
 
 
 def test_ports_are_published_on_loopback_only() -> None:
-    published = [port for service in compose()["services"].values() for port in service.get("ports", [])]
+    published = [
+        port for service in compose()["services"].values() for port in service.get("ports", [])
+    ]
     assert published and all(str(port).startswith("127.0.0.1:") for port in published)
 
 
@@ -64,14 +73,19 @@ def test_no_secret_is_written_in_compose_and_each_must_be_given() -> None:
                 required = re.findall(r"\$\{(\w+):\?[^}]+\}", value)
                 assert required, f"{name} is written, or may be empty"
                 needed.update(required)
-        assert not any(re.search("password|secret", str(word), re.IGNORECASE) for word in service.get("command", []))
+        assert not any(
+            re.search("password|secret", str(word), re.IGNORECASE)
+            for word in service.get("command", [])
+        )
     example = (DEPLOYMENTS / "compose" / ".env.example").read_text()
     assert set(re.findall(r"^(\w+)=$", example, re.MULTILINE)) == needed
 
 
 def test_the_image_is_not_root_and_the_files_it_names_are_there() -> None:
     text = (DEPLOYMENTS / "compose" / "Dockerfile").read_text()
-    assert re.search(r"^USER concur$", text, re.MULTILINE) and text.rindex("USER concur") > text.rindex("RUN ")
+    assert re.search(r"^USER concur$", text, re.MULTILINE) and text.rindex(
+        "USER concur"
+    ) > text.rindex("RUN ")
     line = compose()["services"]["worker"]
     assert (DEPLOYMENTS.parent / line["build"]["dockerfile"]).is_file()
     for mount in compose()["services"]["database"]["volumes"]:
@@ -84,8 +98,19 @@ def test_docker_compose_reads_it(tmp_path: Path) -> None:
     if not docker or subprocess.run([docker, "compose", "version"], capture_output=True).returncode:
         pytest.skip("needs docker's compose plugin")
     file = tmp_path / ".env"
-    file.write_text((DEPLOYMENTS / "compose" / ".env.example").read_text().replace("=\n", "=letters-and-more\n"))
-    command = [docker, "compose", "--env-file", str(file), "--file", str(DEPLOYMENTS / "compose" / "compose.yaml"), "config", "--quiet"]
+    file.write_text(
+        (DEPLOYMENTS / "compose" / ".env.example").read_text().replace("=\n", "=letters-and-more\n")
+    )
+    command = [
+        docker,
+        "compose",
+        "--env-file",
+        str(file),
+        "--file",
+        str(DEPLOYMENTS / "compose" / "compose.yaml"),
+        "config",
+        "--quiet",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -102,16 +127,18 @@ def test_a_unit_is_one(path: Path) -> None:
     if path.suffix == ".service":
         words = unit["Service"]["ExecStart"].split()
         assert words[0].endswith("/concur") and words[1] in ("up", "status")
-        from flows.cli import main
+        from flows.cli.main import main
 
-        known = {option for parameter in main.commands[words[1]].params for option in parameter.opts}
+        known = {
+            option for parameter in main.commands[words[1]].params for option in parameter.opts
+        }
         assert {word for word in words if word.startswith("--")} <= known
         assert not SECRET.search(path.read_text())
 
 
 def test_the_unit_waits_longer_than_the_stack_takes() -> None:
-    from flows.stack.control import START_S
-    from flows.stack.stopping import STOP_S
+    from flows.ops.control import START_S
+    from flows.ops.stopping import STOP_S
 
     text = (DEPLOYMENTS / "systemd" / "concur.service").read_text()
     assert int(re.search(r"TimeoutStopSec=(\d+)", text)[1]) > STOP_S  # type: ignore[index]
@@ -145,7 +172,14 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
 
 def test_every_object_has_what_every_object_needs() -> None:
     found = objects()
-    assert {one["kind"] for one in found} >= {"Namespace", "Deployment", "Service", "NetworkPolicy", "PersistentVolumeClaim", "RayCluster"}
+    assert {one["kind"] for one in found} >= {
+        "Namespace",
+        "Deployment",
+        "Service",
+        "NetworkPolicy",
+        "PersistentVolumeClaim",
+        "RayCluster",
+    }
     for one in found:
         assert one["apiVersion"] and one["kind"] and one["metadata"]["name"]
         assert one["kind"] == "Namespace" or one["metadata"]["namespace"] == "concur"
@@ -157,17 +191,29 @@ def pods() -> list[tuple[str, dict[str, Any]]]:
     for one in objects():
         if one["kind"] == "Deployment":
             template = one["spec"]["template"]
-            assert one["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+            assert (
+                one["spec"]["selector"]["matchLabels"].items()
+                <= template["metadata"]["labels"].items()
+            )
             found.append((one["metadata"]["name"], template["spec"]))
         if one["kind"] == "RayCluster":
             found.append(("head", one["spec"]["headGroupSpec"]["template"]["spec"]))
-            found += [(group["groupName"], group["template"]["spec"]) for group in one["spec"]["workerGroupSpecs"]]
+            found += [
+                (group["groupName"], group["template"]["spec"])
+                for group in one["spec"]["workerGroupSpecs"]
+            ]
     return found
 
 
-@pytest.mark.parametrize(("name", "pod"), pods(), ids=lambda value: value if isinstance(value, str) else "")
-def test_a_pod_names_volumes_that_are_there_and_takes_secrets_from_the_secret(name: str, pod: dict[str, Any]) -> None:
-    claims = {one["metadata"]["name"] for one in objects() if one["kind"] == "PersistentVolumeClaim"}
+@pytest.mark.parametrize(
+    ("name", "pod"), pods(), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_pod_names_volumes_that_are_there_and_takes_secrets_from_the_secret(
+    name: str, pod: dict[str, Any]
+) -> None:
+    claims = {
+        one["metadata"]["name"] for one in objects() if one["kind"] == "PersistentVolumeClaim"
+    }
     maps = {one["metadata"]["name"] for one in objects() if one["kind"] == "ConfigMap"}
     volumes = {volume["name"]: volume for volume in pod.get("volumes", [])}
     for volume in volumes.values():
@@ -179,13 +225,24 @@ def test_a_pod_names_volumes_that_are_there_and_takes_secrets_from_the_secret(na
         for variable in container["env"]:
             if SECRET.search(variable["name"]):
                 assert variable["valueFrom"]["secretKeyRef"]["name"] == "concur", variable["name"]
-            assert ("value" in variable) != ("valueFrom" in variable) and isinstance(variable.get("value", ""), str)
+            assert ("value" in variable) != ("valueFrom" in variable) and isinstance(
+                variable.get("value", ""), str
+            )
     assert pod["automountServiceAccountToken"] is False and pod["enableServiceLinks"] is False
 
 
 def test_the_guide_makes_every_key_that_the_manifests_ask_for() -> None:
-    variables = [variable for _, pod in pods() for container in pod["containers"] for variable in container["env"]]
-    asked = {variable["valueFrom"]["secretKeyRef"]["key"] for variable in variables if "valueFrom" in variable}
+    variables = [
+        variable
+        for _, pod in pods()
+        for container in pod["containers"]
+        for variable in container["env"]
+    ]
+    asked = {
+        variable["valueFrom"]["secretKeyRef"]["key"]
+        for variable in variables
+        if "valueFrom" in variable
+    }
     guide = (DEPLOYMENTS.parent / "docs" / "how-to" / "kubernetes.md").read_text()
     assert asked == set(re.findall(r"--from-literal=([\w-]+)=", guide))
 
@@ -197,7 +254,9 @@ def test_the_ray_cluster_is_one_that_kuberay_takes() -> None:
     assert cluster["apiVersion"] == "ray.io/v1"
     spec = cluster["spec"]
     assert spec["rayVersion"] == version("ray")
-    assert spec["headGroupSpec"]["template"]["spec"]["containers"][0]["name"] == "ray-head", "the first container is Ray's"
+    assert spec["headGroupSpec"]["template"]["spec"]["containers"][0]["name"] == "ray-head", (
+        "the first container is Ray's"
+    )
     for group in spec["workerGroupSpecs"]:
         assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
@@ -214,5 +273,8 @@ def test_probes_and_services_ask_ports_that_the_containers_open() -> None:
                     assert container[kind]["httpGet"]["port"] in opened, (name, kind)
     for one in objects():
         if one["kind"] == "Service":
-            opened = {port["containerPort"] for port in by_name[one["spec"]["selector"]["app"]]["containers"][0]["ports"]}
+            opened = {
+                port["containerPort"]
+                for port in by_name[one["spec"]["selector"]["app"]]["containers"][0]["ports"]
+            }
             assert {port["targetPort"] for port in one["spec"]["ports"]} <= opened

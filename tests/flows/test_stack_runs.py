@@ -1,4 +1,5 @@
-"""Flow runs whose process is gone get their end in a real Prefect server, and free the slot that they hold; others are left alone."""
+"""Flow runs whose process is gone get their end in a real Prefect server, and free the slot that
+they hold; others are left alone."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from flows.stack.places import Places
-from flows.stack.processes import Identity, identify
-from flows.stack.runs import RUN_ID, STOPPED, Runs, engines
-from flows.stack.settings import Secrets, StackSettings
+from flows.ops.places import Places
+from flows.ops.processes import Identity, identify
+from flows.ops.runs import RUN_ID, STOPPED, Runs, engines
+from flows.ops.settings import Secrets, StackSettings
 from tests.support.night import Night, free_port, night, until
 
 
@@ -40,15 +41,24 @@ class Work:
     """A process as Prefect starts one for a run, with a child."""
 
     def __init__(self, run: str) -> None:
-        child = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); time.sleep(600)"
-        self.process = subprocess.Popen([sys.executable, "-c", child], env={**os.environ, RUN_ID: run}, start_new_session=True)
+        child = (
+            "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time;"
+            " time.sleep(600)']); time.sleep(600)"
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", child], env={**os.environ, RUN_ID: run}, start_new_session=True
+        )
         until(lambda: len(self.all()) == 2, 30, "a process and its child")
 
     def all(self) -> list[Identity]:
         import psutil
 
         both = [self.process.pid, *(one.pid for one in psutil.Process(self.process.pid).children())]
-        return [found for pid in both if (found := identify(pid)) and Path(f"/proc/{pid}/environ").read_bytes()]
+        return [
+            found
+            for pid in both
+            if (found := identify(pid)) and Path(f"/proc/{pid}/environ").read_bytes()
+        ]
 
     def end(self) -> None:
         os.killpg(self.process.pid, 9)
@@ -58,7 +68,10 @@ class Work:
 @pytest.fixture
 def deployment(server: Night) -> str:
     return server.deployment(
-        f"nightly-{uuid.uuid4().hex[:6]}", "refresh the data set", "flows.refresh.refresh_dataset", concurrency_limit=1
+        f"nightly-{uuid.uuid4().hex[:6]}",
+        "refresh the data set",
+        "flows.refresh.refresh_dataset",
+        concurrency_limit=1,
     )
 
 
@@ -85,13 +98,23 @@ def free(server: Night, deployment: str) -> bool:
 
 def subflow(server: Night, parent: str) -> str:
     task = server.ask(
-        "task_runs/", {"flow_run_id": parent, "task_key": "a", "dynamic_key": uuid.uuid4().hex, "state": {"type": "RUNNING"}}
+        "task_runs/",
+        {
+            "flow_run_id": parent,
+            "task_key": "a",
+            "dynamic_key": uuid.uuid4().hex,
+            "state": {"type": "RUNNING"},
+        },
     )["id"]
     flow = server.ask(f"flow_runs/{parent}")["flow_id"]
-    return server.ask("flow_runs/", {"flow_id": flow, "parent_task_run_id": task, "state": {"type": "RUNNING"}})["id"]
+    return server.ask(
+        "flow_runs/", {"flow_id": flow, "parent_task_run_id": task, "state": {"type": "RUNNING"}}
+    )["id"]
 
 
-def test_the_process_of_a_run_is_known_by_what_prefect_gives_it_and_its_children_are_not_it(work: Work, run: str) -> None:
+def test_the_process_of_a_run_is_known_by_what_prefect_gives_it_and_its_children_are_not_it(
+    work: Work, run: str
+) -> None:
     me = identify(os.getpid())
     assert me and engines([*work.all(), me]) == {run: [identify(work.process.pid)]}
 
@@ -103,10 +126,14 @@ def test_a_run_whose_process_is_gone_crashes_with_its_subflows_and_frees_its_slo
     grandchild = subflow(server, child)
     runs = known(server, places)
     runs.see(work.all())
-    assert runs.settle(after_s=0) == [] and server.state(run)["type"] == "RUNNING", "its process lives"
+    assert runs.settle(after_s=0) == [] and server.state(run)["type"] == "RUNNING", (
+        "its process lives"
+    )
     work.end()
     assert not free(server, deployment), "this is what it is for"
-    assert runs.settle() == [] and server.state(run)["type"] == "RUNNING", "for a minute its worker may say itself how it ended"
+    assert runs.settle() == [] and server.state(run)["type"] == "RUNNING", (
+        "for a minute its worker may say itself how it ended"
+    )
     assert runs.settle(STOPPED, after_s=0) == [server.ask(f"flow_runs/{run}")["name"]]
     assert {server.state(each)["type"] for each in (run, child, grandchild)} == {"CRASHED"}
     assert STOPPED in server.state(run)["message"]
@@ -114,16 +141,24 @@ def test_a_run_whose_process_is_gone_crashes_with_its_subflows_and_frees_its_slo
     assert not places.runs_file.exists() and runs.settle(after_s=0) == []
 
 
-def test_after_a_power_cut_the_next_start_knows_it(server: Night, places: Places, run: str, work: Work) -> None:
+def test_after_a_power_cut_the_next_start_knows_it(
+    server: Night, places: Places, run: str, work: Work
+) -> None:
     known(server, places).see(work.all())
     assert places.runs_file.stat().st_mode & 0o077 == 0
     work.end()
     later = known(server, places)
-    until(lambda: later.settle(after_s=1.0), 30, "no worker is left that could tell, so it waits for the state to be old enough only")
+    until(
+        lambda: later.settle(after_s=1.0),
+        30,
+        "no worker is left that could tell, so it waits for the state to be old enough only",
+    )
     assert server.state(run)["type"] == "CRASHED" and "restarted" in server.state(run)["message"]
 
 
-def test_one_that_was_asked_to_end_is_cancelled(server: Night, places: Places, run: str, work: Work) -> None:
+def test_one_that_was_asked_to_end_is_cancelled(
+    server: Night, places: Places, run: str, work: Work
+) -> None:
     assert server.set_state(run, "CANCELLING", "Cancelling")["status"] == "ACCEPT"
     runs = known(server, places)
     runs.see(work.all())
@@ -131,7 +166,10 @@ def test_one_that_was_asked_to_end_is_cancelled(server: Night, places: Places, r
     assert runs.settle(after_s=0) and server.state(run)["type"] == "CANCELLED"
 
 
-@pytest.mark.parametrize(("kind", "name"), [("COMPLETED", "Completed"), ("FAILED", "Failed"), ("SCHEDULED", "AwaitingRetry")])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("COMPLETED", "Completed"), ("FAILED", "Failed"), ("SCHEDULED", "AwaitingRetry")],
+)
 def test_one_that_said_itself_what_comes_next_is_left_alone(
     server: Night, places: Places, run: str, work: Work, kind: str, name: str
 ) -> None:
@@ -143,7 +181,9 @@ def test_one_that_said_itself_what_comes_next_is_left_alone(
     assert not places.runs_file.exists()
 
 
-def test_one_that_works_again_in_another_process_is_left_alone(server: Night, places: Places, run: str, work: Work) -> None:
+def test_one_that_works_again_in_another_process_is_left_alone(
+    server: Night, places: Places, run: str, work: Work
+) -> None:
     runs = known(server, places)
     runs.see(work.all())
     work.end()
@@ -156,7 +196,9 @@ def test_one_that_works_again_in_another_process_is_left_alone(server: Night, pl
     assert runs.settle(after_s=0)
 
 
-def test_a_server_that_is_away_is_asked_later_and_a_deleted_run_is_forgotten(server: Night, places: Places, run: str, work: Work) -> None:
+def test_a_server_that_is_away_is_asked_later_and_a_deleted_run_is_forgotten(
+    server: Night, places: Places, run: str, work: Work
+) -> None:
     runs = Runs(places, StackSettings(prefect_port=free_port()), Secrets())
     runs.see(work.all())
     work.end()

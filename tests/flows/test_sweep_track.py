@@ -1,4 +1,5 @@
-"""A sweep in MLflow whose server dies on the way: what was to be written is there once, and the sweep was not ended by it."""
+"""A sweep in MLflow whose server dies on the way: what was to be written is there once, and the
+sweep was not ended by it."""
 
 from __future__ import annotations
 
@@ -8,18 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from flows.ablation.plan import SweepConfig
+from flows.ablation.records import BranchRecord
+from flows.ablation.track import SweepTracker
 from flows.config import PipelineConfig
-from flows.sweep.plan import SweepConfig
-from flows.sweep.records import BranchRecord
-from flows.sweep.track import SweepTracker
-from tasks.benchmark.comparison.records import Branch
+from tasks.reporting.comparison.records import Branch
 from tasks.tracking import connection
 from tasks.tracking.config import TrackingConfig
 from tests.support.servers import free_port, mlflow_server
 
 
 def record(name: str) -> BranchRecord:
-    return BranchRecord(branch=Branch(name=name, strategy=name, seed=0, state="failed", error="out of memory", rows=3))
+    return BranchRecord(
+        branch=Branch(
+            name=name, strategy=name, seed=0, state="failed", error="out of memory", rows=3
+        )
+    )
 
 
 @pytest.fixture
@@ -32,7 +37,9 @@ def test_a_sweep_outlives_its_mlflow(tmp_path: Path, servers: ExitStack) -> None
     from mlflow.tracking import MlflowClient
 
     home, port = tmp_path / "mlflow", free_port()
-    pipeline = PipelineConfig(root=str(tmp_path), tracking=TrackingConfig(uri=f"http://127.0.0.1:{port}"))
+    pipeline = PipelineConfig(
+        root=str(tmp_path), tracking=TrackingConfig(uri=f"http://127.0.0.1:{port}")
+    )
     told: list[str] = []
 
     def back(line: str) -> None:
@@ -48,27 +55,46 @@ def test_a_sweep_outlives_its_mlflow(tmp_path: Path, servers: ExitStack) -> None
     tracker.branch(pipeline, record("random"), {}, (2, 1.0))
     tracker.close([record("concur"), record("random")], [], [], 1.0)
     client = MlflowClient(tracker._pipeline.tracking_uri)
-    runs = client.search_runs([client.get_experiment_by_name(pipeline.tracking.experiment).experiment_id])
+    runs = client.search_runs(
+        [client.get_experiment_by_name(pipeline.tracking.experiment).experiment_id]
+    )
     parent = next(run for run in runs if run.info.run_id == tracker.run_id)
     assert parent.info.status == "FINISHED" and parent.data.metrics["branches_failed"] == 2.0
-    assert sorted(run.data.tags["concur.branch"] for run in runs if run is not parent) == ["concur", "random"]
+    assert sorted(run.data.tags["concur.branch"] for run in runs if run is not parent) == [
+        "concur",
+        "random",
+    ]
     assert set(tracker.runs) == {"concur", "random"}
-    steps = [(point.step, point.value) for point in client.get_metric_history(parent.info.run_id, "gpu_hours_spent")]
+    steps = [
+        (point.step, point.value)
+        for point in client.get_metric_history(parent.info.run_id, "gpu_hours_spent")
+    ]
     assert steps == [(1, 0.5), (2, 1.0)]
 
 
-def test_a_parent_that_was_left_half_written_gets_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parent_that_was_left_half_written_gets_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from mlflow.tracking import MlflowClient
 
     from tasks.tracking import sweep_sink
 
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    whole, (params, tags) = sweep_sink.log_values, ({f"p{n}": str(n) for n in range(150)}, {"language": "cpp"})
+    whole, (params, tags) = (
+        sweep_sink.log_values,
+        (
+            {f"p{n}": str(n) for n in range(150)},
+            {"language": "cpp"},
+        ),
+    )
 
     def dies(*_: object) -> None:
         raise ConnectionResetError("on its way")
 
-    first, again = (sweep_sink.SweepSink("f", tracking_uri=uri, artifact_root=None, experiment="e") for _ in range(2))
+    first, again = (
+        sweep_sink.SweepSink("f", tracking_uri=uri, artifact_root=None, experiment="e")
+        for _ in range(2)
+    )
     monkeypatch.setattr(sweep_sink, "log_values", dies)
     with pytest.raises(ConnectionResetError):
         first.open("sweep", tags, params)
@@ -76,13 +102,19 @@ def test_a_parent_that_was_left_half_written_gets_the_rest(tmp_path: Path, monke
     run_id = again.open("sweep", tags, params)
     data = MlflowClient(uri).get_run(run_id).data
     assert data.params == params and data.tags["language"] == "cpp"
-    assert again.open("sweep", tags, {**params, "p0": "another"}) == run_id, "what is there is kept: MLflow refuses another value"
+    assert again.open("sweep", tags, {**params, "p0": "another"}) == run_id, (
+        "what is there is kept: MLflow refuses another value"
+    )
 
 
-def test_a_server_that_stays_away_costs_a_sweep_one_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_stays_away_costs_a_sweep_one_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection, "BACK_S", 0.0)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    pipeline = PipelineConfig(root=str(tmp_path), tracking=TrackingConfig(uri=f"http://127.0.0.1:{free_port()}"))
+    pipeline = PipelineConfig(
+        root=str(tmp_path), tracking=TrackingConfig(uri=f"http://127.0.0.1:{free_port()}")
+    )
     said: list[str] = []
     tracker = SweepTracker(SweepConfig(), pipeline, "f" * 64, said.append)
     tracker.open([])

@@ -1,4 +1,5 @@
-"""What verification leaves in MLflow: written by the real stage and the real sink, read back with MLflow's own client."""
+"""What verification leaves in MLflow: written by the real stage and the real sink, read back with
+MLflow's own client."""
 
 from __future__ import annotations
 
@@ -14,25 +15,30 @@ from flows.config import PipelineConfig
 from flows.refresh import Refreshed
 from flows.report import Report
 from flows.track import track, verification_record
-from kernels_eval import telemetry as telemetry_module
-from kernels_eval.preparation import Prepared
-from kernels_eval.protocol import verdict_of
+from kernels_eval.cluster import telemetry as telemetry_module
+from kernels_eval.cluster.telemetry import BUILDERS, DEVICES, Telemetry
+from kernels_eval.parent.messages import Finding
+from kernels_eval.parent.prepare import Prepared
+from kernels_eval.parent.runner import verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Phases, Verdict
-from kernels_eval.telemetry import BUILDERS, DEVICES, Telemetry
-from kernels_eval.testimony import Finding
 from tasks.analysis import stage as analysis_stage
 from tasks.benchmark.scoring import ScoreRow
 from tasks.benchmark.stage import SCORES
-from tasks.schemas import CANDIDATES, TASKS, VERDICTS
-from tasks.store import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.tables import CANDIDATES, TASKS, VERDICTS
 from tasks.tracking.writing import PARENT_TAG
 from tasks.training.stage import HISTORY
 from tasks.verification import stage
 from tasks.verification.config import VerificationConfig
 from tests.support.planted import QUICK, planted
 
-TASK = KernelTask(task_id="t", name="t", code="class Model: pass\ndef get_inputs(): return []\ndef get_init_inputs(): return []\n")
-# (reason, tier, from the cache?, seconds with the device, phases); the last one has a reference that was there already
+TASK = KernelTask(
+    task_id="t",
+    name="t",
+    code="class Model: pass\ndef get_inputs(): return []\ndef get_init_inputs(): return []\n",
+)
+# (reason, tier, from the cache?, seconds with the device, phases); the last one has a reference
+# that was there already
 JUDGED: list[tuple[str, str | None, bool, float, Phases | None]] = [
     ("wrong_output", "lite", False, 6.0, Phases(reference_s=3.0, load_s=1.0, correctness_s=2.0)),
     ("exception", "lite", True, 1.5, Phases(load_s=0.5, correctness_s=1.0)),
@@ -71,8 +77,12 @@ class Workers:
             self.clock.now += 10
             self.telemetry.worked(BUILDERS, 5.0)
             self.telemetry.worked(DEVICES, run_s)
-            prepared = Prepared(candidate_id=candidate.candidate_id, tier=tier, cached=cached, seconds=5.0)
-            verdict = verdict_of(task, candidate, prepared, Finding(reason=reason), run_s=run_s, phases=phases)
+            prepared = Prepared(
+                candidate_id=candidate.candidate_id, tier=tier, cached=cached, seconds=5.0
+            )
+            verdict = verdict_of(
+                task, candidate, prepared, Finding(reason=reason), run_s=run_s, phases=phases
+            )
             self.telemetry.reached(verdict)
             self.telemetry.tick(0)
             yield verdict
@@ -84,22 +94,34 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "root"
 
 
-def written(root: Path, name: str, rows: list[dict[str, Any]], schema: pa.Schema, **extra: Any) -> SnapshotRef:
+def written(
+    root: Path, name: str, rows: list[dict[str, Any]], schema: pa.Schema, **extra: Any
+) -> SnapshotRef:
     snapshot = Snapshot(str(root), name, f"fingerprint-of-{name}")
     snapshot.append(rows, schema)
     return snapshot.publish(config={}, rows=len(rows), extra=extra).ref
 
 
-def verified(root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SnapshotRef, SnapshotRef, SnapshotRef]:
-    """Tasks, candidates, and the verdicts that the stage itself has written of them; one candidate has no code."""
+def verified(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[SnapshotRef, SnapshotRef, SnapshotRef]:
+    """Tasks, candidates, and the verdicts that the stage itself has written of them; one candidate
+    has no code."""
     clock = Clock()
     monkeypatch.setattr(telemetry_module, "time", clock)
     tasks = written(root, "tasks", [TASK.model_dump(mode="json")], TASKS)
     rows = []
     for number in range(len(JUDGED) + 1):
         code = "class ModelNew: pass" if number < len(JUDGED) else None
-        fields = {"sample_index": number, "code": code, "parse_reason": None if code else "truncated", "generator": "test"}
-        candidate = Candidate(candidate_id=f"c{number}", task_id="t", language=Language.CPP, response="r", **fields)
+        fields = {
+            "sample_index": number,
+            "code": code,
+            "parse_reason": None if code else "truncated",
+            "generator": "test",
+        }
+        candidate = Candidate(
+            candidate_id=f"c{number}", task_id="t", language=Language.CPP, response="r", **fields
+        )
         rows.append(candidate.model_dump(mode="json") | {"request_key": f"r{number}"})
     candidates = written(root, "synthesis", rows, CANDIDATES, requests=len(rows), generator="test")
 
@@ -107,29 +129,60 @@ def verified(root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SnapshotRef, 
         def pool(self) -> Any:
             return Workers(clock)
 
-    return tasks, candidates, stage.run(candidates, tasks, VerificationConfig(), Language.CPP, verification=Judged)
+    return (
+        tasks,
+        candidates,
+        stage.run(candidates, tasks, VerificationConfig(), Language.CPP, verification=Judged),
+    )
 
 
-def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from mlflow.tracking import MlflowClient
 
     tasks, candidates, verdicts = verified(root, monkeypatch)
-    curated = written(root, "curation", [{"candidate_id": "c0"}], pa.schema([("candidate_id", pa.string())]), criterion_counts={"short": 1})
-    steps = [{"step": 1, "epoch": 1.0, "loss": 2.0, "learning_rate": 0.1, "grad_norm": 1.0, "num_tokens": 5.0}]
+    curated = written(
+        root,
+        "curation",
+        [{"candidate_id": "c0"}],
+        pa.schema([("candidate_id", pa.string())]),
+        criterion_counts={"short": 1},
+    )
+    steps = [
+        {
+            "step": 1,
+            "epoch": 1.0,
+            "loss": 2.0,
+            "learning_rate": 0.1,
+            "grad_norm": 1.0,
+            "num_tokens": 5.0,
+        }
+    ]
     trained = written(root, "training", steps, HISTORY, loss_first=2.0, loss_last=2.0, seconds=3.0)
     adapter = trained.open().local_dir("adapter")
     (adapter / "adapter_config.json").write_text("{}")
-    score = ScoreRow(model="base", track="custom_kernel", metric="exec", k=1, value=0.5, tasks=1, samples=1)
+    score = ScoreRow(
+        model="base", track="custom_kernel", metric="exec", k=1, value=0.5, tasks=1, samples=1
+    )
     scores = written(root, "benchmark", [score.model_dump(mode="json")], SCORES)
     (root / "report.html").write_text("report")
     analysis = analysis_stage.run(*planted(root / "others", 100), QUICK)
-    refreshed = Refreshed(tasks=tasks, candidates=candidates, verdicts=verdicts, curated=curated, analysis=analysis)
-    report = Report(directory=str(root), files=(str(root / "report.html"),), markdown="", summary=())
+    refreshed = Refreshed(
+        tasks=tasks, candidates=candidates, verdicts=verdicts, curated=curated, analysis=analysis
+    )
+    report = Report(
+        directory=str(root), files=(str(root / "report.html"),), markdown="", summary=()
+    )
     config = PipelineConfig(root=str(root), name="tiny")
 
-    first = track(config, refreshed, trained, Benchmarked(suite=tasks, answers=(), scores=scores), report)
+    first = track(
+        config, refreshed, trained, Benchmarked(suite=tasks, answers=(), scores=scores), report
+    )
     assert first
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", config.tracking_uri)  # what load_table reads, whatever the client was given
+    monkeypatch.setenv(
+        "MLFLOW_TRACKING_URI", config.tracking_uri
+    )  # what load_table reads, whatever the client was given
     client = MlflowClient()
     experiment = client.get_experiment_by_name(config.tracking.experiment)
 
@@ -140,70 +193,150 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(root: Pat
 
     metrics = child().data.metrics
     assert {name: value for name, value in metrics.items() if name.startswith("status_")} == {
-        "status_compile_error": 2, "status_incorrect": 2, "status_runtime_error": 1, "status_no_code": 1,
-    }  # fmt: skip
+        "status_compile_error": 2,
+        "status_incorrect": 2,
+        "status_runtime_error": 1,
+        "status_no_code": 1,
+    }
     assert {name: value for name, value in metrics.items() if name.startswith("pool/")} == {
-        "pool/candidates": 5, "pool/wall_s": 50.0, "pool/candidates_per_hour": 360.0, "pool/on_device": 3,
-        "pool/devices": 1, "pool/device_busy_share": 0.23, "pool/device_s_per_candidate": 2.3,
-        "pool/builders": 2, "pool/builder_busy_share": 0.25, "pool/queue_depth_mean": 0.4, "pool/queue_depth_most": 2,
-    }  # fmt: skip
+        "pool/candidates": 5,
+        "pool/wall_s": 50.0,
+        "pool/candidates_per_hour": 360.0,
+        "pool/on_device": 3,
+        "pool/devices": 1,
+        "pool/device_busy_share": 0.23,
+        "pool/device_s_per_candidate": 2.3,
+        "pool/builders": 2,
+        "pool/builder_busy_share": 0.25,
+        "pool/queue_depth_mean": 0.4,
+        "pool/queue_depth_most": 2,
+    }
     assert {name: value for name, value in metrics.items() if name.startswith("builds/")} == {
-        "builds/candidates": 4, "builds/lite_share": 0.5, "builds/full_share": 0.5, "builds/cache_hit_share": 0.25,
-    }  # fmt: skip
-    # of the candidates that came to a phase: the reference was loaded once, and nothing was timed or attributed
-    assert {name: value for name, value in metrics.items() if name.startswith("phases/")} == pytest.approx({
-        "phases/reference_median_s": 3.0, "phases/reference_mean_s": 3.0,
-        "phases/load_median_s": 1.0, "phases/load_mean_s": 1.5,
-        "phases/correctness_median_s": 1.0, "phases/correctness_mean_s": 4 / 3,
-        "phases/run_median_s": 4.0, "phases/run_mean_s": 11.5 / 3,
-    })  # fmt: skip
+        "builds/candidates": 4,
+        "builds/lite_share": 0.5,
+        "builds/full_share": 0.5,
+        "builds/cache_hit_share": 0.25,
+    }
+    # of the candidates that came to a phase: the reference was loaded once, and nothing was timed
+    # or attributed
+    assert {
+        name: value for name, value in metrics.items() if name.startswith("phases/")
+    } == pytest.approx(
+        {
+            "phases/reference_median_s": 3.0,
+            "phases/reference_mean_s": 3.0,
+            "phases/load_median_s": 1.0,
+            "phases/load_mean_s": 1.5,
+            "phases/correctness_median_s": 1.0,
+            "phases/correctness_mean_s": 4 / 3,
+            "phases/run_median_s": 4.0,
+            "phases/run_mean_s": 11.5 / 3,
+        }
+    )
 
-    tables = {name: client.load_table(experiment.experiment_id, f"tables/{name}.json") for name in ("phases", "pool")}
+    tables = {
+        name: client.load_table(experiment.experiment_id, f"tables/{name}.json")
+        for name in ("phases", "pool")
+    }
     rows = {row["phase"]: row for row in tables["phases"].to_dict("records")}
     assert list(rows) == ["reference", "load", "correctness", "attribution", "timing", "run"]
-    assert (rows["load"]["candidates"], rows["load"]["sum_s"], rows["load"]["median_s"]) == (3, 4.5, 1.0)
+    assert (rows["load"]["candidates"], rows["load"]["sum_s"], rows["load"]["median_s"]) == (
+        3,
+        4.5,
+        1.0,
+    )
     assert rows["timing"]["candidates"] == 0 and tables["phases"]["median_s"].isna().sum() == 2
     (pool,) = tables["pool"].to_dict("records")
     assert (pool["candidates"], pool["device_busy_share"], pool["full_share"]) == (5, 0.23, 0.5)
 
-    analysed, numbers = child("analysis"), {row["name"]: row for row in analysis.open().read().to_dicts()}
+    analysed, numbers = (
+        child("analysis"),
+        {row["name"]: row for row in analysis.open().read().to_dicts()},
+    )
     assert analysed.data.metrics["speedup/spearman"] == numbers["speedup/spearman"]["value"]
-    assert analysed.data.metrics["all/odds_ratio_within_tasks_per_sd_upper"] == numbers["all/odds_ratio_within_tasks_per_sd"]["upper"]
-    assert {name for name in numbers if numbers[name]["value"] is not None} <= set(analysed.data.metrics)
-    files = {file.path for folder in ("", "figures") for file in client.list_artifacts(analysed.info.run_id, folder)}
-    assert {"findings.md", "report.md", "analysis.json", "figures/difficulty.svg", "figures/accuracy-by-length.png"} <= files
+    assert (
+        analysed.data.metrics["all/odds_ratio_within_tasks_per_sd_upper"]
+        == numbers["all/odds_ratio_within_tasks_per_sd"]["upper"]
+    )
+    assert {name for name in numbers if numbers[name]["value"] is not None} <= set(
+        analysed.data.metrics
+    )
+    files = {
+        file.path
+        for folder in ("", "figures")
+        for file in client.list_artifacts(analysed.info.run_id, folder)
+    }
+    assert {
+        "findings.md",
+        "report.md",
+        "analysis.json",
+        "figures/difficulty.svg",
+        "figures/accuracy-by-length.png",
+    } <= files
 
     # the same run again, from its snapshots: one value a metric, one run, tables no longer
-    assert track(config, refreshed, trained, Benchmarked(suite=tasks, answers=(), scores=scores), report) == first
+    assert (
+        track(
+            config, refreshed, trained, Benchmarked(suite=tasks, answers=(), scores=scores), report
+        )
+        == first
+    )
     assert child().data.metrics == metrics
     assert all(len(client.get_metric_history(child().info.run_id, name)) == 1 for name in metrics)
-    assert len(client.load_table(experiment.experiment_id, "tables/phases.json")) == len(tables["phases"])
+    assert len(client.load_table(experiment.experiment_id, "tables/phases.json")) == len(
+        tables["phases"]
+    )
     assert len(client.load_table(experiment.experiment_id, "tables/pool.json")) == 1
 
 
 def test_a_run_without_workers_reports_no_pool(root: Path) -> None:
-    """Every verdict was there before: whose time it took is not invented. Nor is it where the snapshot is of an older version."""
-    candidate = Candidate(candidate_id="c", task_id="t", language=Language.CPP, response="", generator="g", code="class ModelNew: pass")
+    """Every verdict was there before: whose time it took is not invented. Nor is it where the
+    snapshot is of an older version."""
+    candidate = Candidate(
+        candidate_id="c",
+        task_id="t",
+        language=Language.CPP,
+        response="",
+        generator="g",
+        code="class ModelNew: pass",
+    )
     prepared, finding = Prepared(candidate_id="c"), Finding(reason="exception")
     row = verdict_of(TASK, candidate, prepared, finding, run_s=2.0, phases=Phases(load_s=2.0))
     rows = [row.model_dump(mode="json") | {"verdict_key": "k"}]
     common = {"status_counts": {"runtime_error": 1}, "device": "cpu"}
-    reused = verification_record(PipelineConfig(root=str(root)), written(root, "verification", rows, VERDICTS, telemetry=None, **common))
+    reused = verification_record(
+        PipelineConfig(root=str(root)),
+        written(root, "verification", rows, VERDICTS, telemetry=None, **common),
+    )
     shown = {name: value for name, value in reused.metrics.items() if value is not None}
     assert shown == {
         "status_runtime_error": 1,
-        **{f"phases/{name}_{kind}_s": 2.0 for name in ("load", "run") for kind in ("median", "mean")},
+        **{
+            f"phases/{name}_{kind}_s": 2.0
+            for name in ("load", "run")
+            for kind in ("median", "mean")
+        },
     }
     assert set(reused.tables) == {"phases"}
 
     old = VERDICTS.remove(VERDICTS.get_field_index("phases"))
     rows = [{name: value for name, value in rows[0].items() if name != "phases"}]
-    older = verification_record(PipelineConfig(root=str(root)), written(root, "old", rows, old, **common))
-    assert {name for name, value in older.metrics.items() if value is not None} == {"status_runtime_error"}
+    older = verification_record(
+        PipelineConfig(root=str(root)), written(root, "old", rows, old, **common)
+    )
+    assert {name for name, value in older.metrics.items() if value is not None} == {
+        "status_runtime_error"
+    }
 
 
 def test_nothing_built_has_no_share_of_builds(root: Path) -> None:
     common = {"status_counts": {}, "device": "cpu", "telemetry": Telemetry(1, 1).summary()}
-    metrics = verification_record(PipelineConfig(root=str(root)), written(root, "verification", [], VERDICTS, **common)).metrics
-    assert metrics["builds/candidates"] == 0 and metrics["builds/lite_share"] is None and metrics["builds/cache_hit_share"] is None
+    metrics = verification_record(
+        PipelineConfig(root=str(root)), written(root, "verification", [], VERDICTS, **common)
+    ).metrics
+    assert (
+        metrics["builds/candidates"] == 0
+        and metrics["builds/lite_share"] is None
+        and metrics["builds/cache_hit_share"] is None
+    )
     assert metrics["pool/candidates"] == 0 and metrics["phases/load_median_s"] is None

@@ -1,4 +1,5 @@
-"""`concur train`: which set, which prompts, what it prints, and what MLflow is told of a training by itself."""
+"""`concur train`: which set, which prompts, what it prints, and what MLflow is told of a training
+by itself."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from flows.cli import main
+from flows.cli.main import main
 from flows.config import PipelineConfig
 from flows.report import training_steps
 from flows.track import training_run_record
 from flows.train_set import prepared, print_trained
 from kernels_eval.errors import UsageError
-from tasks.store import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot, SnapshotRef
 from tasks.tracking.mlflow_sink import log_run, registered_version
 from tasks.tracking.writing import PARENT_TAG
 from tests.support.curated import line, sample
@@ -29,13 +30,24 @@ ROOT = Path(__file__).parents[2]
 SAMPLES = [sample("t/1", 0, 10, 6.0), sample("t/1", 1, 30, 5.5), sample("t/2", 0, 10, 6.0)]
 LOG = pa.schema(
     [("step", pa.int64())]
-    + [(name, pa.float64()) for name in ("epoch", "loss", "learning_rate", "held_out_loss", "tokens_per_s", "system/cpu")]
+    + [
+        (name, pa.float64())
+        for name in (
+            "epoch",
+            "loss",
+            "learning_rate",
+            "held_out_loss",
+            "tokens_per_s",
+            "system/cpu",
+        )
+    ]
     + [("note", pa.string())]
 )
 
 
 def trained_on(curated: SnapshotRef) -> SnapshotRef:
-    """A training snapshot with columns that today's trainer may not know, one of them not of numbers."""
+    """A training snapshot with columns that today's trainer may not know, one of them not of
+    numbers."""
     snapshot = Snapshot(curated.root, "training", "f00d")
     values: list[tuple[Any, ...]] = [
         (0, 0.0, None, None, 3.0, None, None, None),
@@ -45,54 +57,97 @@ def trained_on(curated: SnapshotRef) -> SnapshotRef:
     snapshot.append([dict(zip(LOG.names, row, strict=True)) for row in values], LOG)
     adapter = snapshot.local_dir("adapter")
     (adapter / "adapter_config.json").write_text("{}")
-    extra = {"loss_first": 2.0, "loss_last": 1.5, "seconds": 3.0, "tokens": 500, "base_model": "org/base", "rows": 3}
+    extra = {
+        "loss_first": 2.0,
+        "loss_last": 1.5,
+        "seconds": 3.0,
+        "tokens": 500,
+        "base_model": "org/base",
+        "rows": 3,
+    }
     return snapshot.publish(config={}, upstream=[curated.fingerprint], extra=extra).ref
 
 
-def test_a_training_by_itself_is_a_run_with_its_data_series_and_lineage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_by_itself_is_a_run_with_its_data_series_and_lineage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import mlflow
 
     curated = line(tmp_path / "root", SAMPLES)
     trained = trained_on(curated)
     config = PipelineConfig(root=str(tmp_path / "root"), name="tiny")
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    run_id = log_run(training_run_record(config, curated, trained), tracking_uri=uri, artifact_root=None, experiment="concur")
+    run_id = log_run(
+        training_run_record(config, curated, trained),
+        tracking_uri=uri,
+        artifact_root=None,
+        experiment="concur",
+    )
     client = mlflow.tracking.MlflowClient(tracking_uri=uri, registry_uri=uri)
     run = client.get_run(run_id)
     assert run.data.metrics == {
-        "curated": 3, "train_loss_first": 2.0, "train_loss_last": 1.5,
-        "held_out_loss_first": 3.0, "held_out_loss_last": 2.5, "held_out_loss_lowest": 2.5,
-    }  # fmt: skip
+        "curated": 3,
+        "train_loss_first": 2.0,
+        "train_loss_last": 1.5,
+        "held_out_loss_first": 3.0,
+        "held_out_loss_last": 2.5,
+        "held_out_loss_lowest": 2.5,
+    }
     assert run.data.params["training.lora_rank"] == "32"
-    assert [entry.dataset.digest for entry in run.inputs.dataset_inputs] == [curated.fingerprint[:36]]
+    assert [entry.dataset.digest for entry in run.inputs.dataset_inputs] == [
+        curated.fingerprint[:36]
+    ]
 
     (child,) = client.search_runs([run.info.experiment_id], f"tags.`{PARENT_TAG}` = '{run_id}'")
-    assert [entry.dataset.digest for entry in child.inputs.dataset_inputs] == [curated.fingerprint[:36]]
-    series = {name: [(p.step, p.value) for p in client.get_metric_history(child.info.run_id, name)] for name in child.data.metrics}
+    assert [entry.dataset.digest for entry in child.inputs.dataset_inputs] == [
+        curated.fingerprint[:36]
+    ]
+    series = {
+        name: [(p.step, p.value) for p in client.get_metric_history(child.info.run_id, name)]
+        for name in child.data.metrics
+    }
     assert series == {
         "loss": [(1, 2.0)],  # NaN is no value, and some databases refuse it
         "learning_rate": [(1, 1e-4), (2, 5e-5)],
         "held_out_loss": [(0, 3.0), (2, 2.5)],
         "tokens_per_s": [(1, 100.0), (2, 120.0)],
         "system/cpu": [(1, 50.0), (2, 70.0)],
-        "loss_first": [(0, 2.0)], "loss_last": [(0, 1.5)], "seconds": [(0, 3.0)], "tokens": [(0, 500.0)],
-    }  # fmt: skip
+        "loss_first": [(0, 2.0)],
+        "loss_last": [(0, 1.5)],
+        "seconds": [(0, 3.0)],
+        "tokens": [(0, 500.0)],
+    }
 
     assert registered_version(run_id, tracking_uri=uri) == "concur-tiny/1"
     (version,) = client.search_model_versions("name = 'concur-tiny'")
     upstream = curated.open().manifest["upstream"]
-    assert version.tags["concur.curated"] == curated.fingerprint and version.tags["concur.training"] == trained.fingerprint
-    assert {version.tags[f"concur.{name}"] for name in ("verdicts", "candidates", "tasks")} <= set(upstream)
-    assert (version.tags["concur.strategy"], version.tags["concur.base_model"]) == ("concur", "org/base")
+    assert (
+        version.tags["concur.curated"] == curated.fingerprint
+        and version.tags["concur.training"] == trained.fingerprint
+    )
+    assert {version.tags[f"concur.{name}"] for name in ("verdicts", "candidates", "tasks")} <= set(
+        upstream
+    )
+    assert (version.tags["concur.strategy"], version.tags["concur.base_model"]) == (
+        "concur",
+        "org/base",
+    )
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", uri)
     signature = mlflow.models.get_model_info("models:/concur-tiny/1").signature
-    assert signature.inputs.input_names() == ["prompt"] and signature.outputs.input_names() == ["response"]
+    assert signature.inputs.input_names() == ["prompt"] and signature.outputs.input_names() == [
+        "response"
+    ]
 
 
-def test_the_report_takes_of_the_log_the_steps_and_the_columns_that_it_shows(tmp_path: Path) -> None:
+def test_the_report_takes_of_the_log_the_steps_and_the_columns_that_it_shows(
+    tmp_path: Path,
+) -> None:
     steps = training_steps(trained_on(line(tmp_path / "root", SAMPLES)).open())
-    assert [(step.step, step.epoch, step.learning_rate, step.grad_norm) for step in steps] == [(1, 0.5, 1e-4, None), (2, 1.0, 5e-5, None)]
+    assert [(step.step, step.epoch, step.learning_rate, step.grad_norm) for step in steps] == [
+        (1, 0.5, 1e-4, None),
+        (2, 1.0, 5e-5, None),
+    ]
 
 
 def test_the_prompts_are_those_of_the_sets_own_line(tmp_path: Path) -> None:
@@ -100,9 +155,16 @@ def test_the_prompts_are_those_of_the_sets_own_line(tmp_path: Path) -> None:
     profile = PipelineConfig(language="triton", root="elsewhere", name="mine")
     config, tasks, found = prepared(str(tmp_path / "root"), None, profile)
     assert found == curated and tasks.open().finished and tasks.stage == "tasks"
-    assert (config.language.value, config.synthesis.hardware, config.name) == ("cuda", "a card with 40 cores", "mine")
+    assert (config.language.value, config.synthesis.hardware, config.name) == (
+        "cuda",
+        "a card with 40 cores",
+        "mine",
+    )
     assert config.root == str(tmp_path / "root"), "snapshots and MLflow go where the set is"
-    assert prepared("anywhere", curated.open().path, profile)[2].open().fingerprint == curated.fingerprint
+    assert (
+        prepared("anywhere", curated.open().path, profile)[2].open().fingerprint
+        == curated.fingerprint
+    )
 
 
 def test_a_set_that_cannot_be_trained_on_is_told(tmp_path: Path) -> None:
@@ -129,20 +191,42 @@ def test_a_set_that_cannot_be_trained_on_is_told(tmp_path: Path) -> None:
 )
 def test_bad_input_is_told_at_once(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
     line(tmp_path / "root", SAMPLES)
-    done = CliRunner().invoke(main, ["train", *(argument.format(tmp=tmp_path) for argument in arguments)])
+    done = CliRunner().invoke(
+        main, ["train", *(argument.format(tmp=tmp_path) for argument in arguments)]
+    )
     assert done.exit_code == 2 and said in done.stderr and done.stdout == ""
 
 
 def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     data = {
-        "rows": 4800, "curated": "c0ffee", "dropped": 12, "loss_first": 0.6, "loss_last": 0.5, "held_out": {"0": 0.7, "612": 0.61},
-        "adapter": "/a", "rank": 32, "size_bytes": 4_200_000, "base_model": "Qwen/QwQ-32B", "new_work": True,
+        "rows": 4800,
+        "curated": "c0ffee",
+        "dropped": 12,
+        "loss_first": 0.6,
+        "loss_last": 0.5,
+        "held_out": {"0": 0.7, "612": 0.61},
+        "adapter": "/a",
+        "rank": 32,
+        "size_bytes": 4_200_000,
+        "base_model": "Qwen/QwQ-32B",
+        "new_work": True,
         "merged": {"directory": "/m", "dtype": "bfloat16", "relative_difference": 0.031},
-        "mlflow": {"run_id": "r1", "experiment": "concur", "model_version": "concur-paper/3", "tracking_uri": "sqlite:///x"},
-    }  # fmt: skip
+        "mlflow": {
+            "run_id": "r1",
+            "experiment": "concur",
+            "model_version": "concur-paper/3",
+            "tracking_uri": "sqlite:///x",
+        },
+    }
     print_trained(data)
     out = capsys.readouterr().out
-    for said in ("4,800 rows of c0ffee, 12 left out", "0.7000 at first, 0.6100 at last", "3.10% of what", "concur-paper/3", "tuned=/a"):
+    for said in (
+        "4,800 rows of c0ffee, 12 left out",
+        "0.7000 at first, 0.6100 at last",
+        "3.10% of what",
+        "concur-paper/3",
+        "tuned=/a",
+    ):
         assert said in out
     print_trained(data | {"merged": None, "mlflow": None, "held_out": {}, "new_work": False})
     out = capsys.readouterr().out
@@ -151,22 +235,57 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_the_command_trains_once_and_says_where(tmp_path: Path) -> None:
-    """The real command in a process of its own: small model, three rows, Prefect, Ray, MLflow; then again for nothing."""
+    """The real command in a process of its own: small model, three rows, Prefect, Ray, MLflow; then
+    again for nothing."""
     line(tmp_path / "root", SAMPLES)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_", "RAY_"))}
-    environment |= {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PREFECT_", "MLFLOW_", "RAY_"))
+    }
+    environment |= {
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "OMP_NUM_THREADS": "1",
+    }
     settings = ("training.num_epochs=1", "training.max_length=8192", "training.lora_rank=4")
-    command = [sys.executable, "-m", "flows.cli", "train", "--root", str(tmp_path / "root"), "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "flows.cli",
+        "train",
+        "--root",
+        str(tmp_path / "root"),
+        "--json",
+    ]
     command += [word for setting in settings for word in ("--set", setting)]
 
     def concur(*more: str) -> dict[str, Any]:
-        done = subprocess.run([*command, *more], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+        done = subprocess.run(
+            [*command, *more],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
     first = concur("--merged", str(tmp_path / "merged"), "--merged-dtype", "float32")
-    assert first["rows"] == 3 and first["new_work"] and first["mlflow"]["model_version"] == "concur-local/1"
+    assert (
+        first["rows"] == 3
+        and first["new_work"]
+        and first["mlflow"]["model_version"] == "concur-local/1"
+    )
     assert (Path(first["adapter"]) / "adapter_model.safetensors").is_file() and first["rank"] == 4
-    assert (tmp_path / "merged" / "model.safetensors").is_file() and first["merged"]["relative_difference"] <= 1e-3
+    assert (tmp_path / "merged" / "model.safetensors").is_file() and first["merged"][
+        "relative_difference"
+    ] <= 1e-3
     again = concur()
-    assert not again["new_work"] and again["adapter"] == first["adapter"] and again["mlflow"] == first["mlflow"]
+    assert (
+        not again["new_work"]
+        and again["adapter"] == first["adapter"]
+        and again["mlflow"] == first["mlflow"]
+    )

@@ -1,4 +1,5 @@
-"""Runs that are stuck: the rules by themselves, and against a real Prefect server whose deployment runs one at a time."""
+"""Runs that are stuck: the rules by themselves, and against a real Prefect server whose deployment
+runs one at a time."""
 
 from __future__ import annotations
 
@@ -13,20 +14,32 @@ from typing import Any
 
 import pytest
 
-from flows.guard.stuck import RunFacts, WatchdogConfig, judge
+from flows.runtime.stuck import RunFacts, WatchdogConfig, judge
 from tests.support.night import POOL, ROOT, Night, free_port, night, until
 
 NOW = datetime(2026, 1, 1, 3, tzinfo=UTC)
 
 
-def facts(state: str = "RUNNING", since: float = 0, sign: float | None = None, beat: float | None = None, **more: Any) -> RunFacts:
+def facts(
+    state: str = "RUNNING",
+    since: float = 0,
+    sign: float | None = None,
+    beat: float | None = None,
+    **more: Any,
+) -> RunFacts:
     """Times in minutes before NOW."""
     ago = lambda minutes: NOW - timedelta(minutes=minutes)  # noqa: E731
     return RunFacts(
-        run_id=more.pop("run_id", "r"), name="refresh", deployment_id=more.pop("deployment_id", "d"), state=state,
-        state_name=state.title(), since=ago(since), last_sign=ago(since if sign is None else sign),
-        last_heartbeat=None if beat is None else ago(beat), **more,
-    )  # fmt: skip
+        run_id=more.pop("run_id", "r"),
+        name="refresh",
+        deployment_id=more.pop("deployment_id", "d"),
+        state=state,
+        state_name=state.title(),
+        since=ago(since),
+        last_sign=ago(since if sign is None else sign),
+        last_heartbeat=None if beat is None else ago(beat),
+        **more,
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,7 +52,10 @@ def facts(state: str = "RUNNING", since: float = 0, sign: float | None = None, b
         (facts(since=600, sign=100, beat=2), None),
         (facts(since=600, sign=181, beat=2), "cancel"),
         (facts(since=600, sign=16, beat=16), "crash"),
-        (facts(since=600, sign=2, beat=600), None),  # heartbeats may be lost: any sign of life counts
+        (
+            facts(since=600, sign=2, beat=600),
+            None,
+        ),  # heartbeats may be lost: any sign of life counts
         (facts(since=600, sign=16, workers_online=0), "crash"),
         (facts(since=600, sign=16, workers_online=1), None),
         (facts(since=600, sign=16), None),  # no heartbeat was ever sent: they may be off
@@ -47,21 +63,30 @@ def facts(state: str = "RUNNING", since: float = 0, sign: float | None = None, b
         (facts("SCHEDULED", since=61), "tell"),
     ],
 )
-def test_a_run_is_stuck_when_its_limit_has_passed_without_a_sign(run: RunFacts, action: str | None) -> None:
+def test_a_run_is_stuck_when_its_limit_has_passed_without_a_sign(
+    run: RunFacts, action: str | None
+) -> None:
     found = judge([run], NOW, WatchdogConfig())
     assert [each.action for each in found] == ([action] if action else [])
     assert all("limit" in each.why and "min" in each.why for each in found)
 
 
 def test_of_late_runs_of_one_deployment_the_newest_waits_on() -> None:
-    runs = [facts("SCHEDULED", since=since, run_id=str(since), workers_online=0) for since in (200, 10, 80)]
+    runs = [
+        facts("SCHEDULED", since=since, run_id=str(since), workers_online=0)
+        for since in (200, 10, 80)
+    ]
     runs.append(facts("SCHEDULED", since=300, run_id="other", deployment_id="e"))
     found = {each.run_id: each for each in judge(runs, NOW, WatchdogConfig())}
-    assert {run_id: each.action for run_id, each in found.items()} == {"200": "drop", "80": "drop", "other": "tell"}
+    assert {run_id: each.action for run_id, each in found.items()} == {
+        "200": "drop",
+        "80": "drop",
+        "other": "tell",
+    }
     assert "no worker online" in found["200"].why
 
 
-# -- a real server ---------------------------------------------------------------------------------------------------------------------
+# -- a real server ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +98,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Night]:
 @pytest.fixture
 def one_at_a_time(server: Night) -> str:
     return server.deployment(
-        f"nightly-{uuid.uuid4().hex[:6]}", "refresh the data set", "flows.refresh.refresh_dataset",
-        concurrency_limit=1, concurrency_options={"collision_strategy": "CANCEL_NEW"},
-    )  # fmt: skip
+        f"nightly-{uuid.uuid4().hex[:6]}",
+        "refresh the data set",
+        "flows.refresh.refresh_dataset",
+        concurrency_limit=1,
+        concurrency_options={"collision_strategy": "CANCEL_NEW"},
+    )
 
 
 def watch(server: Night, *arguments: str) -> list[dict[str, Any]]:
@@ -86,15 +114,19 @@ def watch(server: Night, *arguments: str) -> list[dict[str, Any]]:
 
 def command(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "flows.cli", "watchdog", *arguments]
-    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=240, cwd=ROOT)
+    return subprocess.run(
+        words, env=environment, capture_output=True, text=True, timeout=240, cwd=ROOT
+    )
 
 
 def later(server: Night, minutes: float, **limits: float) -> list[dict[str, Any]]:
     """What the watchdog does so many minutes from now, with a worker online."""
-    server.ask(f"work_pools/{POOL}/workers/heartbeat", {"name": "alive", "heartbeat_interval_seconds": 30})
+    server.ask(
+        f"work_pools/{POOL}/workers/heartbeat", {"name": "alive", "heartbeat_interval_seconds": 30}
+    )
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    from flows.watchdog import watch
+    from flows.runtime.watchdog import watch
 
     with temporary_settings({PREFECT_API_URL: server.url}):
         return watch(WatchdogConfig(**limits), now=datetime.now(UTC) + timedelta(minutes=minutes))
@@ -108,40 +140,64 @@ def running(server: Night, deployment: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_pending_for_ever_no_longer_blocks_its_deployment(server: Night, one_at_a_time: str) -> None:
-    """The trap: a worker that is killed between taking a run and starting it leaves PENDING, and every later night is cancelled."""
+def test_a_run_that_is_pending_for_ever_no_longer_blocks_its_deployment(
+    server: Night, one_at_a_time: str
+) -> None:
+    """The trap: a worker that is killed between taking a run and starting it leaves PENDING, and
+    every later night is cancelled."""
     stuck, blocked = server.start(one_at_a_time), server.start(one_at_a_time)
     server.set_state(stuck, "PENDING", "Pending")
     server.set_state(blocked, "PENDING", "Pending")
     assert server.state(blocked)["type"] == "CANCELLED"
     assert watch(server) == [], "it may still come up"
     said = watch(server, "--pending-min", "0.001", "--dry-run")
-    assert [(each["run_id"], each["action"], each["done"]) for each in said] == [(stuck, "crash", "nothing: a dry run")]
+    assert [(each["run_id"], each["action"], each["done"]) for each in said] == [
+        (stuck, "crash", "nothing: a dry run")
+    ]
     assert server.state(stuck)["type"] == "PENDING"
     shown = command(server.environment, "--pending-min", "0.001")
     assert shown.returncode == 0 and "Pending" in shown.stdout
     state = server.state(stuck)
-    assert state["type"] == "CRASHED" and "pending for" in state["message"] and state["message"].startswith("concur watchdog")
+    assert (
+        state["type"] == "CRASHED"
+        and "pending for" in state["message"]
+        and state["message"].startswith("concur watchdog")
+    )
     free = running(server, one_at_a_time)
     for run in (stuck, blocked, free):
         server.ask(f"flow_runs/{run}", method="DELETE")
 
 
 @pytest.mark.slow
-def test_a_run_whose_process_is_gone_is_crashed_and_one_that_works_is_not(server: Night, one_at_a_time: str) -> None:
+def test_a_run_whose_process_is_gone_is_crashed_and_one_that_works_is_not(
+    server: Night, one_at_a_time: str
+) -> None:
     run = running(server, one_at_a_time)
     assert later(server, 170) == [], "no heartbeat was ever sent, and 3 hours are not over"
     beat = {
-        "occurred": datetime.now(UTC).isoformat(), "event": "prefect.flow-run.heartbeat", "id": str(uuid.uuid4()), "payload": {},
-        "resource": {"prefect.resource.id": f"prefect.flow-run.{run}"}, "related": [],
-    }  # fmt: skip
+        "occurred": datetime.now(UTC).isoformat(),
+        "event": "prefect.flow-run.heartbeat",
+        "id": str(uuid.uuid4()),
+        "payload": {},
+        "resource": {"prefect.resource.id": f"prefect.flow-run.{run}"},
+        "related": [],
+    }
     server.ask("events", [beat])
     until(lambda: later(server, 20), 60, "the server to have stored the heartbeat", every_s=1)
     state = server.state(run)
     assert state["type"] == "CRASHED" and "its process is gone" in state["message"]
 
     busy = running(server, one_at_a_time)
-    server.ask("events", [beat | {"id": str(uuid.uuid4()), "resource": {"prefect.resource.id": f"prefect.flow-run.{busy}"}}])
+    server.ask(
+        "events",
+        [
+            beat
+            | {
+                "id": str(uuid.uuid4()),
+                "resource": {"prefect.resource.id": f"prefect.flow-run.{busy}"},
+            }
+        ],
+    )
     body = {"key": "refresh-progress", "type": "progress", "data": 10.0, "flow_run_id": busy}
     server.ask("artifacts/", body)
     assert later(server, 14) == [] and server.state(busy)["type"] == "RUNNING"
@@ -149,11 +205,21 @@ def test_a_run_whose_process_is_gone_is_crashed_and_one_that_works_is_not(server
 
 
 @pytest.mark.slow
-def test_a_run_without_progress_is_handed_to_its_worker_and_ends_without_it_where_there_is_none(server: Night, one_at_a_time: str) -> None:
+def test_a_run_without_progress_is_handed_to_its_worker_and_ends_without_it_where_there_is_none(
+    server: Night, one_at_a_time: str
+) -> None:
     run = running(server, one_at_a_time)
-    child = server.ask("task_runs/", {"flow_run_id": run, "task_key": "x", "dynamic_key": "0", "state": {"type": "RUNNING"}})["id"]
+    child = server.ask(
+        "task_runs/",
+        {"flow_run_id": run, "task_key": "x", "dynamic_key": "0", "state": {"type": "RUNNING"}},
+    )["id"]
     sub = server.ask(
-        "flow_runs/", {"flow_id": server.ask(f"flow_runs/{run}")["flow_id"], "parent_task_run_id": child, "state": {"type": "RUNNING"}}
+        "flow_runs/",
+        {
+            "flow_id": server.ask(f"flow_runs/{run}")["flow_id"],
+            "parent_task_run_id": child,
+            "state": {"type": "RUNNING"},
+        },
     )
     assert later(server, 100) == []
     assert [each["done"] for each in later(server, 181)] == ["its worker was asked to cancel it"]
@@ -164,7 +230,9 @@ def test_a_run_without_progress_is_handed_to_its_worker_and_ends_without_it_wher
 
 
 @pytest.mark.slow
-def test_late_runs_are_told_and_those_that_a_later_one_replaces_are_dropped(server: Night, one_at_a_time: str) -> None:
+def test_late_runs_are_told_and_those_that_a_later_one_replaces_are_dropped(
+    server: Night, one_at_a_time: str
+) -> None:
     at = [(datetime.now(UTC) - timedelta(hours=hours)).isoformat() for hours in (5, 3)]
     old, new = [
         server.ask(
@@ -172,7 +240,7 @@ def test_late_runs_are_told_and_those_that_a_later_one_replaces_are_dropped(serv
             {"state": {"type": "SCHEDULED", "state_details": {"scheduled_time": when}}},
         )["id"]
         for when in at
-    ]  # fmt: skip
+    ]
     found = {each["run_id"]: each for each in watch(server, "--late-min", "60")}
     assert (found[old]["action"], found[new]["action"]) == ("drop", "tell")
     assert server.state(old)["type"] == "CANCELLED" and server.state(new)["type"] == "SCHEDULED"
@@ -180,17 +248,27 @@ def test_late_runs_are_told_and_those_that_a_later_one_replaces_are_dropped(serv
 
 
 @pytest.mark.slow
-def test_the_flow_says_what_it_did_and_does_not_look_at_itself(server: Night, one_at_a_time: str) -> None:
+def test_the_flow_says_what_it_did_and_does_not_look_at_itself(
+    server: Night, one_at_a_time: str
+) -> None:
     stuck = server.start(one_at_a_time)
     server.set_state(stuck, "PENDING", "Pending")
     program = (
-        "from flows.watchdog import watch_runs; from flows.guard.stuck import WatchdogConfig;"
-        "watch_runs(WatchdogConfig(pending_min=0.001, silent_min=0.0001))"
+        "from flows.runtime.watchdog import watch_runs; from flows.runtime.stuck import"
+        " WatchdogConfig;watch_runs(WatchdogConfig(pending_min=0.001, silent_min=0.0001))"
     )
-    done = subprocess.run([sys.executable, "-c", program], env=server.environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=server.environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert done.returncode == 0, done.stderr
     table = json.loads(server.artifacts("watchdog")[0]["data"])
-    assert stuck in [row["run_id"] for row in table] and not any("watch over" in row["name"] for row in table)
+    assert stuck in [row["run_id"] for row in table] and not any(
+        "watch over" in row["name"] for row in table
+    )
     assert server.state(stuck)["type"] == "CRASHED"
 
 
@@ -202,13 +280,23 @@ def test_the_flow_says_what_it_did_and_does_not_look_at_itself(server: Night, on
         ("http://127.0.0.1:{port}/api", ("--pending-min", "-1"), 2, "pending_min"),
     ],
 )
-def test_what_cannot_be_asked_is_one_clear_error(tmp_path: Path, url: str, arguments: tuple[str, ...], status: int, said: str) -> None:
+def test_what_cannot_be_asked_is_one_clear_error(
+    tmp_path: Path, url: str, arguments: tuple[str, ...], status: int, said: str
+) -> None:
     import os
 
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    environment |= {"PREFECT_HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "PREFECT_CLIENT_MAX_RETRIES": "0"}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")
+    }
+    environment |= {
+        "PREFECT_HOME": str(tmp_path),
+        "PYTHONPATH": str(ROOT),
+        "PREFECT_CLIENT_MAX_RETRIES": "0",
+    }
     if url:
         environment["PREFECT_API_URL"] = url.format(port=free_port())
     done = command(environment, *arguments)
-    assert done.returncode == status and said in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == status and said in done.stderr and "Traceback" not in done.stderr, (
+        done.stderr
+    )
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr

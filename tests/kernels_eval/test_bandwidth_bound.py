@@ -1,4 +1,5 @@
-"""Faster than memory allows is implausible; finding out which bytes a task needs is for those that come near."""
+"""Faster than memory allows is implausible; finding out which bytes a task needs is for those that
+come near."""
 
 from __future__ import annotations
 
@@ -6,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from kernels_eval.clock import PairedClock
 from kernels_eval.config import EvalConfig
-from kernels_eval.testimony import Stop
+from kernels_eval.parent.messages import Stop
+from kernels_eval.parent.paired_timing import PairedClock
 
 PEAK, CACHE = 1e12, 50_000_000
 INPUT, OUTPUT = 600_000_000, 400_000_000  # bytes: 1 ms at PEAK
@@ -25,20 +26,29 @@ class Reference(SimpleNamespace):
 def clock(used: float, cache: int = CACHE) -> PairedClock:
     made = object.__new__(PairedClock)
     made.config, made.sets = EvalConfig(), 4
-    made.reference = Reference(peak_bytes_per_s=PEAK, input_bytes=INPUT, output_bytes=OUTPUT, cache_bytes=cache, used=used)
+    made.reference = Reference(
+        peak_bytes_per_s=PEAK, input_bytes=INPUT, output_bytes=OUTPUT, cache_bytes=cache, used=used
+    )
     return made
 
 
 @pytest.mark.parametrize(
     ("candidate_ms", "used", "implausible", "asked"),
     [
-        (0.51, INPUT + OUTPUT, False, 0),  # half of the peak's time for all bytes: plausible whatever is used
+        (
+            0.51,
+            INPUT + OUTPUT,
+            False,
+            0,
+        ),  # half of the peak's time for all bytes: plausible whatever is used
         (0.49, INPUT + OUTPUT, True, 1),
         (0.49, OUTPUT, False, 1),  # a task that uses little of its inputs
         (0.19, OUTPUT, True, 1),
     ],
 )
-def test_faster_than_half_of_the_peak(candidate_ms: float, used: float, implausible: bool, asked: int) -> None:
+def test_faster_than_half_of_the_peak(
+    candidate_ms: float, used: float, implausible: bool, asked: int
+) -> None:
     made = clock(used)
     timing = SimpleNamespace(candidate_ms=candidate_ms)
     if implausible:

@@ -1,4 +1,5 @@
-"""The build cache under its limit, under many processes, under SIGKILL and on a full disk. Most libraries here are a few random bytes."""
+"""The build cache under its limit, under many processes, under SIGKILL and on a full disk. Most
+libraries here are a few random bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +25,14 @@ import pytest
 from kernels_eval.build import cache as cache_module
 from kernels_eval.build import disk as disk_module
 from kernels_eval.build import prepared
-from kernels_eval.build.cache import BLOCK_BYTES, KEEP_S, LIMIT_BYTES, STALE_S, BuildCache, limit_from_environment
+from kernels_eval.build.cache import (
+    BLOCK_BYTES,
+    KEEP_S,
+    LIMIT_BYTES,
+    STALE_S,
+    BuildCache,
+    limit_from_environment,
+)
 from kernels_eval.build.disk import raise_if_full
 from kernels_eval.build.extensions import Builder
 from kernels_eval.build.prepared import PRECOMPILED_KEPT_S, Prepared
@@ -33,8 +41,8 @@ from kernels_eval.build.spec import Build, ExtensionSpec
 from kernels_eval.build.toolchain import Toolchain
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import DiskFullError, UsageError
-from kernels_eval.preparation import Preparer
-from kernels_eval.protocol import Runner
+from kernels_eval.parent.prepare import Preparer
+from kernels_eval.parent.runner import Runner
 from kernels_eval.records import stable_hash
 from tests.support import kernels
 from tests.support.kernels import AFFINE, QUICK, load_inline, module
@@ -72,7 +80,9 @@ def held(cache: BuildCache, numbers: range) -> list[int]:
 
 def assert_whole(cache: BuildCache) -> int:
     """Every entry that can be seen is complete. Returns how many there are."""
-    entries = [entry for group in cache.root.iterdir() if len(group.name) == 2 for entry in group.iterdir()]
+    entries = [
+        entry for group in cache.root.iterdir() if len(group.name) == 2 for entry in group.iterdir()
+    ]
     for entry in entries:
         build = cache.find(entry.name)
         assert build is not None and build.ok
@@ -86,7 +96,7 @@ def cache(tmp_path: Path) -> BuildCache:
     return BuildCache(tmp_path / "cache", limit_bytes=20 * ENTRY_BYTES)
 
 
-# -- what is kept ------------------------------------------------------------------------------------------------------------------------
+# -- what is kept ----------------------------------------------------------------------------------
 
 
 def test_what_is_stored_is_found_and_nothing_else(cache: BuildCache, tmp_path: Path) -> None:
@@ -112,7 +122,9 @@ def test_who_comes_second_gets_what_the_first_has_kept(cache: BuildCache, tmp_pa
 
 
 @pytest.mark.parametrize("damage", ["shortened", "missing", "no record", "empty"])
-def test_what_a_power_cut_has_damaged_is_built_again(cache: BuildCache, tmp_path: Path, damage: str) -> None:
+def test_what_a_power_cut_has_damaged_is_built_again(
+    cache: BuildCache, tmp_path: Path, damage: str
+) -> None:
     library = Path(store(cache, 0, tmp_path).path)
     if damage == "shortened":
         os.truncate(library, LIBRARY_BYTES - 1)
@@ -126,7 +138,9 @@ def test_what_a_power_cut_has_damaged_is_built_again(cache: BuildCache, tmp_path
 
 
 @pytest.mark.parametrize("folder", [True, False])
-def test_what_was_made_on_another_file_system_comes_into_place_whole(tmp_path: Path, folder: bool) -> None:
+def test_what_was_made_on_another_file_system_comes_into_place_whole(
+    tmp_path: Path, folder: bool
+) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
         if os.stat(memory).st_dev == tmp_path.stat().st_dev:
             pytest.skip("needs a second file system")
@@ -139,10 +153,12 @@ def test_what_was_made_on_another_file_system_comes_into_place_whole(tmp_path: P
         assert [path.name for path in tmp_path.iterdir()] == ["target"]
 
 
-# -- eviction ----------------------------------------------------------------------------------------------------------------------------
+# -- eviction --------------------------------------------------------------------------------------
 
 
-def test_what_was_used_longest_ago_goes_first_down_to_the_low_water_mark(cache: BuildCache, tmp_path: Path) -> None:
+def test_what_was_used_longest_ago_goes_first_down_to_the_low_water_mark(
+    cache: BuildCache, tmp_path: Path
+) -> None:
     ages = random.Random(5).sample(range(20), 20)
     for number in range(20):
         store(cache, number, tmp_path)
@@ -150,8 +166,15 @@ def test_what_was_used_longest_ago_goes_first_down_to_the_low_water_mark(cache: 
     assert held(cache, range(20)) == list(range(20)), "the limit is not passed yet"
     oldest = max(range(20), key=lambda number: ages[number])
     assert cache.find(key(oldest)) is not None
-    renewed = max((number for number in range(20) if number != oldest), key=lambda number: ages[number])
-    cache.renew([str(cache.root / key(renewed)[:2] / key(renewed) / "x.so"), str(tmp_path / "gone" / "x.so")])
+    renewed = max(
+        (number for number in range(20) if number != oldest), key=lambda number: ages[number]
+    )
+    cache.renew(
+        [
+            str(cache.root / key(renewed)[:2] / key(renewed) / "x.so"),
+            str(tmp_path / "gone" / "x.so"),
+        ]
+    )
     store(cache, 20, tmp_path)
     kept = held(cache, range(21))
     assert len(kept) == 16 and {oldest, renewed, 20} <= set(kept)
@@ -173,7 +196,9 @@ def test_what_was_just_used_stays_even_above_the_limit(cache: BuildCache, tmp_pa
 
 def test_failed_builds_count_and_go_too(cache: BuildCache, tmp_path: Path) -> None:
     for number in range(80):
-        cache.store(key(number), Build(ok=False, key=key(number), reason="build_failed", log="x" * 3000))
+        cache.store(
+            key(number), Build(ok=False, key=key(number), reason="build_failed", log="x" * 3000)
+        )
         used_before(cache, number, 2 * KEEP_S - number)
     assert cache.usage() == (80, 80 * 2 * BLOCK_BYTES)
     store(cache, 80, tmp_path)
@@ -204,14 +229,20 @@ def test_storing_seldom_walks_the_cache(tmp_path: Path, monkeypatch: pytest.Monk
     assert crowded.usage().entries == 400 and walks == []
 
 
-def test_what_is_stored_while_another_evicts_is_counted(cache: BuildCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_stored_while_another_evicts_is_counted(
+    cache: BuildCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(20):
         store(cache, number, tmp_path)
         used_before(cache, number, 2 * KEEP_S - number)
     remove = cache._remove
 
     def storing(entry: str, before_ns: int) -> bool:
-        store(BuildCache(cache.cache, cache.limit_bytes), 100 + len(held(cache, range(100, 200))), tmp_path)
+        store(
+            BuildCache(cache.cache, cache.limit_bytes),
+            100 + len(held(cache, range(100, 200))),
+            tmp_path,
+        )
         return remove(entry, before_ns)
 
     monkeypatch.setattr(cache, "_remove", storing)
@@ -230,8 +261,11 @@ def test_a_cache_of_before_is_counted(cache: BuildCache, tmp_path: Path) -> None
     assert len(held(cache, range(31))) <= 20
 
 
-def test_a_use_at_the_last_moment_saves_an_entry(cache: BuildCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the evictor's look and its rename a builder finds the entry: who was given the path must find it there."""
+def test_a_use_at_the_last_moment_saves_an_entry(
+    cache: BuildCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the evictor's look and its rename a builder finds the entry: who was given the path
+    must find it there."""
     for number in range(20):
         store(cache, number, tmp_path)
         used_before(cache, number, 2 * KEEP_S - number)
@@ -249,7 +283,7 @@ def test_a_use_at_the_last_moment_saves_an_entry(cache: BuildCache, tmp_path: Pa
     assert held(cache, range(7)) == [0, 6]
 
 
-# -- many processes ----------------------------------------------------------------------------------------------------------------------
+# -- many processes --------------------------------------------------------------------------------
 
 COMMON = """
 import os, random, signal, sys, uuid
@@ -275,8 +309,18 @@ def store(number):
 """
 
 
-def process(body: str, cache: BuildCache, *, size: int = LIBRARY_BYTES, seed: int = 0) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", COMMON + textwrap.dedent(body), str(cache.cache), str(cache.limit_bytes), str(size), str(seed)]
+def process(
+    body: str, cache: BuildCache, *, size: int = LIBRARY_BYTES, seed: int = 0
+) -> subprocess.Popen[str]:
+    command = [
+        sys.executable,
+        "-c",
+        COMMON + textwrap.dedent(body),
+        str(cache.cache),
+        str(cache.limit_bytes),
+        str(size),
+        str(seed),
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
 
 
@@ -321,10 +365,12 @@ def test_processes_that_store_and_evict_at_once_see_whole_entries_only(cache: Bu
     assert list((cache.root / ".staging").iterdir()) == []
 
 
-# -- SIGKILL -----------------------------------------------------------------------------------------------------------------------------
+# -- SIGKILL ---------------------------------------------------------------------------------------
 
 
-def test_killed_at_any_moment_nothing_half_is_seen_and_nothing_hangs(cache: BuildCache, tmp_path: Path) -> None:
+def test_killed_at_any_moment_nothing_half_is_seen_and_nothing_hangs(
+    cache: BuildCache, tmp_path: Path
+) -> None:
     """Libraries of a megabyte: most of the time of a store goes into copying them."""
     body = """
     cache_module.KEEP_S = 0
@@ -353,7 +399,11 @@ KILLED = {
     "before a library is whole": ("shutil.copyfile", "lambda *_: (staging_has(b'half'), die())", 1),
     "before it is in place": ("os.rename", "lambda *_: die()", 1),
     "after it is in place": ("BuildCache._should_count", "lambda *_: die()", 2),
-    "between renaming and removing": ("shutil.rmtree", "lambda path, **_: die() if Path(path).exists() else None", 2),
+    "between renaming and removing": (
+        "shutil.rmtree",
+        "lambda path, **_: die() if Path(path).exists() else None",
+        2,
+    ),
 }
 
 
@@ -381,7 +431,9 @@ def test_killed_at_a_chosen_moment(cache: BuildCache, tmp_path: Path, moment: st
     assert len(left) == (0 if moment == "after it is in place" else 1)
     store(BuildCache(cache.cache, cache.limit_bytes), 101, tmp_path)
     if moment != "between renaming and removing":  # an evicted entry is old already
-        assert list((cache.root / ".staging").iterdir()) == left, "its owner may live, on another machine"
+        assert list((cache.root / ".staging").iterdir()) == left, (
+            "its owner may live, on another machine"
+        )
     for path in left:
         if path.exists():
             os.utime(path, (time.time() - STALE_S - 60,) * 2)
@@ -413,7 +465,9 @@ def test_the_lock_of_a_dead_process_keeps_nobody(cache: BuildCache, tmp_path: Pa
     assert len(held(cache, range(22))) == 16
 
 
-def test_a_filesystem_without_locks(cache: BuildCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_filesystem_without_locks(
+    cache: BuildCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -424,7 +478,7 @@ def test_a_filesystem_without_locks(cache: BuildCache, tmp_path: Path, monkeypat
     assert len(held(cache, range(21))) < 20 and assert_whole(cache)
 
 
-# -- a full disk -------------------------------------------------------------------------------------------------------------------------
+# -- a full disk -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -436,7 +490,11 @@ def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
     def mounted(size_mb: int) -> Path:
         if not shutil.which("mount"):
             pytest.skip("there is no mount command")
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_mb}m", "tmpfs", str(folder)], capture_output=True, text=True)
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size_mb}m", "tmpfs", str(folder)],
+            capture_output=True,
+            text=True,
+        )
         if done.returncode:
             pytest.skip(f"a file system cannot be mounted here: {done.stderr.strip()}")
         return folder
@@ -446,7 +504,9 @@ def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_storing_on_a_full_disk_makes_room_once(disk: Callable[[int], Path], tmp_path: Path) -> None:
+def test_storing_on_a_full_disk_makes_room_once(
+    disk: Callable[[int], Path], tmp_path: Path
+) -> None:
     root = disk(16)
     cache = BuildCache(root, limit_bytes=LIMIT_BYTES)
     for number in range(14):
@@ -459,8 +519,14 @@ def test_storing_on_a_full_disk_makes_room_once(disk: Callable[[int], Path], tmp
         used_before(cache, number + 7, 0)
     with pytest.raises(DiskFullError) as fault:
         store(cache, 15, tmp_path, 8 << 20)
-    assert str(root) in str(fault.value.args[0]) and "No space left" in str(fault.value) and "CONCUR_CACHE" in fault.value.hint
-    assert cache.find(key(15)) is None and assert_whole(cache) == 8, "what is in use stays, and nothing half is left"
+    assert (
+        str(root) in str(fault.value.args[0])
+        and "No space left" in str(fault.value)
+        and "CONCUR_CACHE" in fault.value.hint
+    )
+    assert cache.find(key(15)) is None and assert_whole(cache) == 8, (
+        "what is in use stays, and nothing half is left"
+    )
     assert list((cache.root / ".staging").iterdir()) == []
 
 
@@ -470,8 +536,12 @@ def sources(object_mb: int, name: str = "plain_ext") -> ExtensionSpec:
     return ExtensionSpec(kind="files", name=name, files=(("plain.cpp", text),))
 
 
-@pytest.mark.parametrize(("disk_mb", "object_mb"), [(16, 32), (96, 128)], ids=["little is free", "much is free again"])
-def test_a_build_that_fills_the_disk_is_not_the_candidates_fault(disk: Callable[[int], Path], disk_mb: int, object_mb: int) -> None:
+@pytest.mark.parametrize(
+    ("disk_mb", "object_mb"), [(16, 32), (96, 128)], ids=["little is free", "much is free again"]
+)
+def test_a_build_that_fills_the_disk_is_not_the_candidates_fault(
+    disk: Callable[[int], Path], disk_mb: int, object_mb: int
+) -> None:
     builder = Builder(BuildConfig(), cache=disk(disk_mb))
     with pytest.raises(DiskFullError) as fault:
         builder.build(sources(object_mb))
@@ -481,7 +551,9 @@ def test_a_build_that_fills_the_disk_is_not_the_candidates_fault(disk: Callable[
     assert builder.build(sources(1)).ok, "the same disk does for what is small"
 
 
-def test_a_build_takes_the_room_of_what_nobody_uses(disk: Callable[[int], Path], tmp_path: Path) -> None:
+def test_a_build_takes_the_room_of_what_nobody_uses(
+    disk: Callable[[int], Path], tmp_path: Path
+) -> None:
     builder = Builder(BuildConfig(), cache=disk(64))
     for number in range(50):
         store(builder.cache, number, tmp_path, 1 << 20)
@@ -505,16 +577,22 @@ def test_a_build_takes_the_room_of_what_nobody_uses(disk: Callable[[int], Path],
 def test_what_is_free_decides_and_a_log_only_raises_suspicion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mb: int, log: str, is_full: bool
 ) -> None:
-    monkeypatch.setattr(disk_module.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free_mb << 20))
+    monkeypatch.setattr(
+        disk_module.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free_mb << 20)
+    )
     with pytest.raises(DiskFullError) if is_full else nullcontext():
         raise_if_full(tmp_path, log)
 
 
-def test_a_quota_shows_in_an_attempt_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quota_shows_in_an_attempt_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def over_quota(*_: object) -> None:
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
-    monkeypatch.setattr(disk_module.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1 << 40))
+    monkeypatch.setattr(
+        disk_module.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1 << 40)
+    )
     monkeypatch.setattr(disk_module.os, "posix_fallocate", over_quota)
     raise_if_full(tmp_path, "plain.cpp:1: error: expected ';'")
     with pytest.raises(DiskFullError):
@@ -525,18 +603,22 @@ def test_a_source_cannot_pretend_that_the_disk_is_full(tmp_path: Path) -> None:
     if shutil.disk_usage(tmp_path).free < 4 << 30:
         pytest.skip("the disk is nearly full indeed")
     builder = Builder(BuildConfig(), cache=tmp_path / "cache")
-    pretending = ExtensionSpec(kind="files", name="plain_ext", files=(("plain.cpp", "#error No space left on device\n"),))
+    pretending = ExtensionSpec(
+        kind="files", name="plain_ext", files=(("plain.cpp", "#error No space left on device\n"),)
+    )
     build = builder.build(pretending)
     assert not build.ok and build.reason == "build_failed" and "No space left" in build.log
     assert builder.cached(pretending) is not None
 
 
-# -- those who use it --------------------------------------------------------------------------------------------------------------------
+# -- those who use it ------------------------------------------------------------------------------
 
 
 def test_a_library_that_goes_before_the_run_is_built_again() -> None:
     source = f"// {uuid.uuid4()}\ntorch::Tensor affine(torch::Tensor x) {{ return x * 2.0 + 1.0; }}"
-    code = module("return ext.affine(x)", extension=load_inline(source, ["affine"], name="evicted_ext"))
+    code = module(
+        "return ext.affine(x)", extension=load_inline(source, ["affine"], name="evicted_ext")
+    )
     asked = kernels.candidate(AFFINE, code)
     config = QUICK.model_copy(update={"time_correct": False})
     preparer = Preparer(config)
@@ -549,7 +631,9 @@ def test_a_library_that_goes_before_the_run_is_built_again() -> None:
         os.utime(Path(library).parent, (old, old))
         verdict = runner.run(AFFINE, asked, made)
         assert (verdict.reason, verdict.custom_kernels) == ("ok", ("affine",)), verdict.detail
-        assert Path(library).parent.stat().st_mtime > old + KEEP_S, "a path that is given to a candidate counts as used"
+        assert Path(library).parent.stat().st_mtime > old + KEEP_S, (
+            "a path that is given to a candidate counts as used"
+        )
         before = Path(library).stat().st_ino
         shutil.rmtree(Path(library).parent)
         again = runner.run(AFFINE, asked, made)
@@ -561,13 +645,22 @@ def test_a_library_that_goes_before_the_run_is_built_again() -> None:
         runner.close()
 
 
-def test_precompiled_headers_that_nobody_uses_go_when_another_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_precompiled_headers_that_nobody_uses_go_when_another_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prepared, "FULL_BUILDS_WITHOUT", 0)
-    monkeypatch.setattr(Prepared, "_compile", lambda self, what, command: Path(command[-1]).write_bytes(b"header") and "")
+    monkeypatch.setattr(
+        Prepared,
+        "_compile",
+        lambda self, what, command: Path(command[-1]).write_bytes(b"header") and "",
+    )
     mine = Prepared(Toolchain(tmp_path), WorkRoot(tmp_path))
     if not mine.tools.is_gcc:
         pytest.skip("only GCC precompiles here")
-    others = {name: tmp_path / "headers" / name / "full/torch/extension.h.gch" for name in ("unused", "used")}
+    others = {
+        name: tmp_path / "headers" / name / "full/torch/extension.h.gch"
+        for name in ("unused", "used")
+    }
     for name, header in others.items():
         header.parent.mkdir(parents=True)
         header.write_bytes(b"header")
@@ -581,12 +674,20 @@ def test_precompiled_headers_that_nobody_uses_go_when_another_is_made(tmp_path: 
     assert header.stat().st_mtime > time.time() - 60, "its use is noted"
 
 
-@pytest.mark.parametrize(("given", "limit_bytes"), [(None, 20 << 30), ("0", 0), (str(1 << 30), 1 << 30)])
-def test_the_limit_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str | None, limit_bytes: int) -> None:
+@pytest.mark.parametrize(
+    ("given", "limit_bytes"), [(None, 20 << 30), ("0", 0), (str(1 << 30), 1 << 30)]
+)
+def test_the_limit_comes_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str | None, limit_bytes: int
+) -> None:
     monkeypatch.delenv("CONCUR_CACHE_BYTES", raising=False)
     if given is not None:
         monkeypatch.setenv("CONCUR_CACHE_BYTES", given)
-    assert limit_from_environment() == Builder(BuildConfig(), cache=tmp_path).cache.limit_bytes == limit_bytes
+    assert (
+        limit_from_environment()
+        == Builder(BuildConfig(), cache=tmp_path).cache.limit_bytes
+        == limit_bytes
+    )
 
 
 @pytest.mark.parametrize("given", ["20", "20G", "-1", "", "1e9"])

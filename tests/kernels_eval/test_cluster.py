@@ -1,4 +1,5 @@
-"""Several nodes: `ray start` twice on this machine, with folders and a build cache of their own, joined as a user joins them."""
+"""Several nodes: `ray start` twice on this machine, with folders and a build cache of their own,
+joined as a user joins them."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ import psutil
 import pytest
 
 import kernels_eval
-from kernels_eval import cluster
+from kernels_eval.cluster import ray as cluster
+from kernels_eval.cluster.pool import start_ray
 from kernels_eval.errors import UsageError
-from kernels_eval.pool import start_ray
 from tasks.sources import bundled
 
 ROOT = Path(kernels_eval.__file__).parent.parent
@@ -38,12 +39,22 @@ TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex}
 
 def clean_environment(**added: str) -> dict[str, str]:
     left = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    return left | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "RAY_USAGE_STATS_ENABLED": "0", **TOKEN} | added
+    return (
+        left
+        | {
+            "PYTHONPATH": str(ROOT),
+            "CUDA_VISIBLE_DEVICES": "",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            **TOKEN,
+        }
+        | added
+    )
 
 
 @dataclass
 class Nodes:
-    """A head node and a second one, each with one CPU: two workers that take a CPU each are on two nodes."""
+    """A head node and a second one, each with one CPU: two workers that take a CPU each are on two
+    nodes."""
 
     folder: Path
     head: subprocess.Popen[bytes]
@@ -52,8 +63,16 @@ class Nodes:
 
 
 def start_node(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
-    """`ray start`, which ends all it has started when it is told to end: `ray stop` would also end the Ray of others on this machine."""
-    command = [str(RAY), "start", "--block", "--num-cpus=1", "--object-store-memory=100000000", *arguments]
+    """`ray start`, which ends all it has started when it is told to end: `ray stop` would also end
+    the Ray of others on this machine."""
+    command = [
+        str(RAY),
+        "start",
+        "--block",
+        "--num-cpus=1",
+        "--object-store-memory=100000000",
+        *arguments,
+    ]
     with open(folder / f"{len(list(folder.glob('*.log')))}.log", "wb") as log:
         return subprocess.Popen(
             command,
@@ -86,22 +105,31 @@ def once(condition: Any, timeout_s: float, message: str) -> Any:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
-    """Real nodes, started with the commands of the documentation; they ask for a token, as `ray start` does by itself."""
+    """Real nodes, started with the commands of the documentation; they ask for a token, as `ray
+    start` does by itself."""
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as name:  # short: sockets lie in it
         folder, started = Path(name), []
         noted = folder / "ray" / "ray_current_cluster"
         try:
             started.append(start_node(folder, "--head", "--port=0", "--include-dashboard=false"))
-            address = once(lambda: noted.exists() and noted.read_text().strip(), START_S, "the head node has not started")
+            address = once(
+                lambda: noted.exists() and noted.read_text().strip(),
+                START_S,
+                "the head node has not started",
+            )
             started.append(start_node(folder, f"--address={address}"))
-            once(lambda: b"Ray runtime started" in (folder / "1.log").read_bytes(), START_S, "the second node has not started")
+            once(
+                lambda: b"Ray runtime started" in (folder / "1.log").read_bytes(),
+                START_S,
+                "the second node has not started",
+            )
             yield Nodes(folder, *started, address)
         finally:
             for process in reversed(started):
                 end_node(process)
 
 
-# -- addresses --------------------------------------------------------------------------------------------------------------------------
+# -- addresses -------------------------------------------------------------------------------------
 
 
 class Silent(socketserver.BaseRequestHandler):
@@ -152,8 +180,14 @@ def refusal(address: str) -> str:
     return str(fault.value)
 
 
-@pytest.mark.parametrize(("listener", "text"), [(Silent, "nothing comes back within 1 s"), (Web, "HTTP/2")], indirect=["listener"])
-def test_what_listens_and_is_no_ray_is_told_from_one(no_ray: Path, listener: int, text: str) -> None:
+@pytest.mark.parametrize(
+    ("listener", "text"),
+    [(Silent, "nothing comes back within 1 s"), (Web, "HTTP/2")],
+    indirect=["listener"],
+)
+def test_what_listens_and_is_no_ray_is_told_from_one(
+    no_ray: Path, listener: int, text: str
+) -> None:
     assert text in refusal(f"127.0.0.1:{listener}")
 
 
@@ -166,12 +200,15 @@ def test_an_address_where_nothing_listens_is_an_error_at_once(no_ray: Path) -> N
     assert "Ray Client" in refusal("ray://head:10001")
     assert "Could not find any running Ray" in refusal("auto")
     (no_ray / "ray").mkdir()
-    (no_ray / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{port}")  # what a machine that was reset keeps
+    (no_ray / "ray" / "ray_current_cluster").write_text(
+        f"127.0.0.1:{port}"
+    )  # what a machine that was reset keeps
     assert f":{port}" in refusal("auto")
 
 
 def test_a_server_of_another_kind_is_no_head_node(no_ray: Path) -> None:
-    """Ray's other processes speak the same protocol: their ports are mistaken for the head node's easily."""
+    """Ray's other processes speak the same protocol: their ports are mistaken for the head node's
+    easily."""
     import grpc
 
     server = grpc.server(futures.ThreadPoolExecutor(1))
@@ -186,8 +223,19 @@ def test_a_server_of_another_kind_is_no_head_node(no_ray: Path) -> None:
 def test_a_line_asks_for_its_cluster_before_anything_starts(tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-    command = [sys.executable, "-m", "flows.cli", "run", "--set", "root=out", "--set", f"verification.ray_address={address}"]
-    done = subprocess.run(command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=120)
+    command = [
+        sys.executable,
+        "-m",
+        "flows.cli",
+        "run",
+        "--set",
+        "root=out",
+        "--set",
+        f"verification.ray_address={address}",
+    ]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=120
+    )
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
     assert address in done.stderr and "ray start --head" in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -195,12 +243,24 @@ def test_a_line_asks_for_its_cluster_before_anything_starts(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_cluster_that_asks_for_a_token_says_so(nodes: Nodes) -> None:
-    """Left to itself Ray asks again and again, for minutes. The token is read once a process, so each try is a process."""
-    joins = "import sys; from kernels_eval.pool import start_ray; start_ray(sys.argv[1]); import ray; print(len(ray.nodes()))"
+    """Left to itself Ray asks again and again, for minutes. The token is read once a process, so
+    each try is a process."""
+    joins = (
+        "import sys; from kernels_eval.cluster.pool import start_ray; start_ray(sys.argv[1]);"
+        " import ray; print(len(ray.nodes()))"
+    )
 
     def join(address: str = nodes.address, **environment: str) -> subprocess.CompletedProcess[str]:
-        given = {name: value for name, value in clean_environment().items() if name not in TOKEN} | environment
-        return subprocess.run([sys.executable, "-c", joins, address], env=given, capture_output=True, text=True, timeout=120)
+        given = {
+            name: value for name, value in clean_environment().items() if name not in TOKEN
+        } | environment
+        return subprocess.run(
+            [sys.executable, "-c", joins, address],
+            env=given,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
 
     assert join(**TOKEN).stdout == "2\n"
     assert join("auto", RAY_TMPDIR=str(nodes.folder), **TOKEN).stdout == "2\n"
@@ -209,10 +269,15 @@ def test_a_cluster_that_asks_for_a_token_says_so(nodes: Nodes) -> None:
         began = time.monotonic()
         last = join(**wrong).stderr.strip().splitlines()[-1]
         assert time.monotonic() - began < 30
-        assert nodes.address in last and "UsageError" in last and "asks for a token" in last and "ray get-auth-token" in last
+        assert (
+            nodes.address in last
+            and "UsageError" in last
+            and "asks for a token" in last
+            and "ray get-auth-token" in last
+        )
 
 
-# -- a batch on both --------------------------------------------------------------------------------------------------------------------
+# -- a batch on both -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -220,23 +285,49 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with six candidates of two tasks: right, wrong, and one without code."""
     folder = tmp_path_factory.mktemp("batch")
     tasks = [task for task in bundled.load("train") if task.name in NAMES]
-    texts = [(task, bundled.responses(task.name, "cpp")[number]) for task in tasks for number in (0, 1, 2)]
+    texts = [
+        (task, bundled.responses(task.name, "cpp")[number])
+        for task in tasks
+        for number in (0, 1, 2)
+    ]
     texts[-1] = (tasks[1], "I would rather not.")
-    pl.DataFrame([{"task_id": task.task_id, "response": text} for task, text in texts]).write_parquet(folder / "candidates.parquet")
-    pl.DataFrame([{"task_id": task.task_id, "code": task.code} for task in tasks]).write_parquet(folder / "tasks.parquet")
+    pl.DataFrame(
+        [{"task_id": task.task_id, "response": text} for task, text in texts]
+    ).write_parquet(folder / "candidates.parquet")
+    pl.DataFrame([{"task_id": task.task_id, "code": task.code} for task in tasks]).write_parquet(
+        folder / "tasks.parquet"
+    )
     return folder
 
 
-def verify_batch(folder: Path, out: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "flows.cli", "verify-batch", "candidates.parquet", "--tasks", "tasks.parquet", "--out", out]
+def verify_batch(
+    folder: Path, out: str, *arguments: str, **environment: str
+) -> subprocess.Popen[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "flows.cli",
+        "verify-batch",
+        "candidates.parquet",
+        "--tasks",
+        "tasks.parquet",
+        "--out",
+        out,
+    ]
     command += ["--workers", "2", "--builders", "1", "--set", "timing.max_s=0.3", *arguments]
     return subprocess.Popen(
-        command, cwd=folder, env=clean_environment(**environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=folder,
+        env=clean_environment(**environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
 
 
 def at_work(node: subprocess.Popen[bytes]) -> bool:
-    """Has a kernel worker of this node been given a candidate? It has a fork server from then on."""
+    """Has a kernel worker of this node been given a candidate? It has a fork server from then
+    on."""
     for process in psutil.Process(node.pid).children(recursive=True):
         try:
             if "KernelWorker" in " ".join(process.cmdline()) and process.children():
@@ -247,7 +338,11 @@ def at_work(node: subprocess.Popen[bytes]) -> bool:
 
 
 def outcomes(folder: Path, out: str) -> list[tuple[int, str, str]]:
-    return sorted(pl.read_parquet(folder / out / "verdicts.parquet").select("row", "status", "reason").iter_rows())
+    return sorted(
+        pl.read_parquet(folder / out / "verdicts.parquet")
+        .select("row", "status", "reason")
+        .iter_rows()
+    )
 
 
 @pytest.mark.slow
@@ -256,7 +351,11 @@ def test_a_batch_is_verified_on_both_nodes_as_it_is_on_one(nodes: Nodes, batch: 
     command = verify_batch(batch, "cluster", "--address", nodes.address)
     worked: set[str] = set()
     while command.poll() is None:
-        worked |= {name for name, node in (("head", nodes.head), ("other", nodes.other)) if name not in worked and at_work(node)}
+        worked |= {
+            name
+            for name, node in (("head", nodes.head), ("other", nodes.other))
+            if name not in worked and at_work(node)
+        }
         time.sleep(0.05)
     assert command.returncode == 0, command.stdout.read()
     assert worked == {"head", "other"}
@@ -269,11 +368,17 @@ def test_a_batch_is_verified_on_both_nodes_as_it_is_on_one(nodes: Nodes, batch: 
 
 @pytest.mark.slow
 def test_a_node_with_another_build_cache_is_refused(nodes: Nodes, batch: Path) -> None:
-    """A library that one node has built would be looked for on the other in vain, or found and not be readable."""
-    command = verify_batch(batch, "unlike", "--address", nodes.address, CONCUR_CACHE=str(batch / "another"))
+    """A library that one node has built would be looked for on the other in vain, or found and not
+    be readable."""
+    command = verify_batch(
+        batch, "unlike", "--address", nodes.address, CONCUR_CACHE=str(batch / "another")
+    )
     said = command.communicate(timeout=200)[0].strip().splitlines()[-1]
     assert command.returncode == 2, said
-    assert f"this one in {batch / 'another'}" in said and "set CONCUR_CACHE to one path before `ray start`" in said
+    assert (
+        f"this one in {batch / 'another'}" in said
+        and "set CONCUR_CACHE to one path before `ray start`" in said
+    )
     assert not (batch / "unlike" / "verdicts.parquet").exists()
 
 
@@ -289,7 +394,9 @@ def test_nodes_must_be_alike(changed: dict[str, str], text: str) -> None:
     here = cluster.Place(node="n1" * 28, cache="/a", code="a", torch="2.13.0")
     there = here._replace(node="n2" * 28)
     cluster.require_alike(here, there)
-    cluster.require_alike(here, here._replace(**changed))  # on one node they are the same files, whatever has been edited meanwhile
+    cluster.require_alike(
+        here, here._replace(**changed)
+    )  # on one node they are the same files, whatever has been edited meanwhile
     with pytest.raises(UsageError, match=text) as fault:
         cluster.require_alike(here, there._replace(**changed))
     assert "node n2n2n2n2" in str(fault.value) and fault.value.hint

@@ -39,7 +39,11 @@ def test_json_is_exactly_one_object_for_a_kernel_that_is_wrong(task: Path, candi
     done = run(task, candidate, "--json")
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
-    assert (record["status"], record["reason"], record["timing"]) == ("incorrect", "wrong_output", None)
+    assert (record["status"], record["reason"], record["timing"]) == (
+        "incorrect",
+        "wrong_output",
+        None,
+    )
     assert done.stdout.strip().count("\n") == 0
     assert Verdict.model_validate(record).task_id == "file/task"
 
@@ -54,8 +58,11 @@ def test_a_correct_kernel_reads_as_a_line_with_its_speedup(task: Path, candidate
     assert any("custom kernels: affine" in line for line in lines)
 
 
-def test_folders_of_the_cache_may_be_links(task: Path, candidate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On another disk, say. What compilers and children may read follows the links; else every kernel would be `build_failed`."""
+def test_folders_of_the_cache_may_be_links(
+    task: Path, candidate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On another disk, say. What compilers and children may read follows the links; else every
+    kernel would be `build_failed`."""
     candidate.write_text(kernels.module("return ext.affine(x)"))
     cache, elsewhere = tmp_path / "cache", tmp_path / "elsewhere"
     for folder in (cache, elsewhere):
@@ -81,7 +88,9 @@ def test_a_candidate_that_is_not_python_is_a_verdict(task: Path, candidate: Path
 def assert_one_line(done: subprocess.CompletedProcess[str], *words: str) -> None:
     assert done.returncode == 2
     assert done.stdout == ""
-    assert len(done.stderr.strip().splitlines()) == 1 and done.stderr.startswith("error: "), done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1 and done.stderr.startswith("error: "), (
+        done.stderr
+    )
     for word in words:
         assert word in done.stderr
 
@@ -89,7 +98,12 @@ def assert_one_line(done: subprocess.CompletedProcess[str], *words: str) -> None
 def test_a_task_without_a_model_names_file_cause_and_fix(task: Path, candidate: Path) -> None:
     task.write_text("def get_inputs():\n    return []\n")
     done = run(task, candidate, "--json")
-    assert_one_line(done, str(task), "does not define Model, get_init_inputs", "a task file defines class Model(nn.Module)")
+    assert_one_line(
+        done,
+        str(task),
+        "does not define Model, get_init_inputs",
+        "a task file defines class Model(nn.Module)",
+    )
 
 
 def test_a_task_that_is_not_python_names_the_line(task: Path, candidate: Path) -> None:
@@ -98,7 +112,9 @@ def test_a_task_that_is_not_python_names_the_line(task: Path, candidate: Path) -
 
 
 def test_a_file_that_is_not_there(task: Path, tmp_path: Path) -> None:
-    assert_one_line(run(task, tmp_path / "nothing.py"), "nothing.py", "No such file", "give the path")
+    assert_one_line(
+        run(task, tmp_path / "nothing.py"), "nothing.py", "No such file", "give the path"
+    )
     assert_one_line(run(tmp_path, task), str(tmp_path), "Is a directory")
 
 
@@ -107,9 +123,13 @@ def test_a_file_that_is_not_text(task: Path, candidate: Path) -> None:
     assert_one_line(run(task, candidate), str(candidate), "not UTF-8")
 
 
-def test_a_gpu_language_without_a_gpu_says_so(task: Path, candidate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_language_without_a_gpu_says_so(
+    task: Path, candidate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert_one_line(run(task, candidate, "--language", "cuda"), "need an NVIDIA GPU", "--language cpp")
+    assert_one_line(
+        run(task, candidate, "--language", "cuda"), "need an NVIDIA GPU", "--language cpp"
+    )
 
 
 def test_an_unknown_language_is_refused_by_name(task: Path, candidate: Path) -> None:

@@ -1,4 +1,5 @@
-"""torch.compile as a second baseline on a GPU: inductor's Triton kernels beside CUDA candidates, and where references spend device time.
+"""torch.compile as a second baseline on a GPU: inductor's Triton kernels beside CUDA candidates,
+and where references spend device time.
 
     python -m pytest -m gpu tests/kernels_eval/test_compile_baseline_gpu.py
 
@@ -12,27 +13,36 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from kernels_eval.cluster.worker import gpu_arch
 from kernels_eval.config import TimingConfig
 from kernels_eval.isolation.sandbox import Child, ForkServer
-from kernels_eval.preparation import Preparer
-from kernels_eval.protocol import Runner
+from kernels_eval.parent.prepare import Preparer
+from kernels_eval.parent.runner import Runner
 from kernels_eval.records import CompiledBaseline, KernelTask, Language, Verdict
-from kernels_eval.worker import gpu_arch
 from tests.support import kernels
 from tests.support.kernels import QUICK, assert_reason, kernel_task, module, task_source
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 INPUTS = "[torch.randn(4096, 4096)]"
-CHAIN = kernel_task(task_source("return torch.tanh(x * 2.0 + 1.0) * 0.5 - x", inputs=INPUTS), "chain_gpu")
+CHAIN = kernel_task(
+    task_source("return torch.tanh(x * 2.0 + 1.0) * 0.5 - x", inputs=INPUTS), "chain_gpu"
+)
 """Five operators of 64 MB each way: fused they move a fifth of the bytes."""
 BODY = "y[i] = tanhf(x[i] * 2.0f + 1.0f) * 0.5f - x[i];"
 LAUNCH = "  auto y = torch::empty_like(x);\n  const int n = x.numel();\n"
-LAUNCH += "  chain_kernel<<<(n + 255) / 256, 256>>>(x.data_ptr<float>(), y.data_ptr<float>(), n);\n  return y;\n"
-KERNEL = "__global__ void chain_kernel(const float* x, float* y, int n) {\n  const int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
+LAUNCH += (
+    "  chain_kernel<<<(n + 255) / 256, 256>>>(x.data_ptr<float>(), y.data_ptr<float>(), n);\n "
+    " return y;\n"
+)
+KERNEL = (
+    "__global__ void chain_kernel(const float* x, float* y, int n) {\n  const int i = blockIdx.x *"
+    " blockDim.x + threadIdx.x;\n"
+)
 SOURCE = f"{KERNEL}  if (i < n) {BODY}\n}}\ntorch::Tensor chain(torch::Tensor x) {{\n{LAUNCH}}}\n"
 EXTENSION = (
-    f"load_inline(name='chain_gpu', cpp_sources='torch::Tensor chain(torch::Tensor x);', cuda_sources={SOURCE!r}, functions=['chain'])"
+    "load_inline(name='chain_gpu', cpp_sources='torch::Tensor chain(torch::Tensor x);',"
+    f" cuda_sources={SOURCE!r}, functions=['chain'])"
 )
 
 TRITON = """
@@ -62,16 +72,33 @@ class ModelNew(nn.Module):
 
 
 def made(mode: str = "default", **more: object) -> TimingConfig:
-    return TimingConfig.model_validate({"max_s": 1.5, "min_pairs": 6, "baselines": ("eager", "compile"), "compile_mode": mode, **more})
+    return TimingConfig.model_validate(
+        {
+            "max_s": 1.5,
+            "min_pairs": 6,
+            "baselines": ("eager", "compile"),
+            "compile_mode": mode,
+            **more,
+        }
+    )
 
 
 class Bench:
     def __init__(self, timing: TimingConfig) -> None:
         limits = QUICK.limits.model_copy(update={"run_s": 30, "load_s": 60})
         config = QUICK.model_copy(update={"limits": limits, "timing": timing})
-        self.preparer, self.runner = Preparer(config, cuda_arch=gpu_arch()), Runner(config, "cuda:0", cuda_arch=gpu_arch())
+        self.preparer, self.runner = (
+            Preparer(config, cuda_arch=gpu_arch()),
+            Runner(config, "cuda:0", cuda_arch=gpu_arch()),
+        )
 
-    def __call__(self, code: str | None = None, task: KernelTask = CHAIN, language: Language = Language.CUDA, before: str = "") -> Verdict:
+    def __call__(
+        self,
+        code: str | None = None,
+        task: KernelTask = CHAIN,
+        language: Language = Language.CUDA,
+        before: str = "",
+    ) -> Verdict:
         written = code or module("return ext.chain(x)", extension=EXTENSION, before=before)
         candidate = kernels.candidate(task, written, language=language)
         return self.runner.run(task, candidate, self.preparer.prepare(candidate, task))
@@ -94,7 +121,9 @@ def compiled_of(verdict: Verdict) -> CompiledBaseline:
     return verdict.timing.compiled
 
 
-def test_a_chain_of_operators_is_faster_compiled_and_a_fused_kernel_is_worth_less_against_it(bench: Bench) -> None:
+def test_a_chain_of_operators_is_faster_compiled_and_a_fused_kernel_is_worth_less_against_it(
+    bench: Bench,
+) -> None:
     verdict = bench()
     compiled, timing = compiled_of(verdict), verdict.timing
     assert compiled.why_not == "" and compiled.graphs == 1
@@ -114,9 +143,16 @@ def test_the_next_candidates_of_the_task_share_the_compiled_reference(bench: Ben
 
 
 def test_a_candidate_that_poisons_triton_and_inductor_poisons_its_own(bench: Bench) -> None:
-    """Triton's candidates may start programs and write caches; theirs are not those of the compiled side."""
-    before = "import glob, os\nfor root in glob.glob('/tmp/torchinductor_*') + [os.environ.get('TORCHINDUCTOR_CACHE_DIR', 'none')]:\n"
-    before += "    os.makedirs(root, exist_ok=True)\n    with open(root + '/poison', 'w') as handle:\n        handle.write('poison')\n"
+    """Triton's candidates may start programs and write caches; theirs are not those of the compiled
+    side."""
+    before = (
+        "import glob, os\nfor root in glob.glob('/tmp/torchinductor_*') +"
+        " [os.environ.get('TORCHINDUCTOR_CACHE_DIR', 'none')]:\n"
+    )
+    before += (
+        "    os.makedirs(root, exist_ok=True)\n    with open(root + '/poison', 'w') as handle:\n   "
+        "     handle.write('poison')\n"
+    )
     before += "vars(triton)['compile'] = None\n"
     poisoned = TRITON.replace("\n\n@triton.jit", f"\n{before}\n\n@triton.jit", 1)
     verdict = bench(poisoned, language=Language.TRITON)
@@ -127,8 +163,12 @@ def test_a_candidate_that_poisons_triton_and_inductor_poisons_its_own(bench: Ben
 
 
 def test_cuda_graphs_can_be_the_baseline() -> None:
-    """With reduce-overhead outputs are written over by the next call: the answers that are compared are copies."""
-    small = kernel_task(task_source("return torch.tanh(x * 2.0 + 1.0) * 0.5 - x", inputs="[torch.randn(64, 64)]"), "chain_small_gpu")
+    """With reduce-overhead outputs are written over by the next call: the answers that are compared
+    are copies."""
+    small = kernel_task(
+        task_source("return torch.tanh(x * 2.0 + 1.0) * 0.5 - x", inputs="[torch.randn(64, 64)]"),
+        "chain_small_gpu",
+    )
     bench = Bench(made("reduce-overhead"))
     try:
         verdict = bench(task=small)
@@ -164,7 +204,14 @@ def profile() -> Iterator[Callable[[KernelTask], dict]]:
         with Child(server, "profile", QUICK.limits) as child:
             path = child.scratch / "task.py"
             path.write_text(task.code)
-            asked = {"path": str(path), "entry_point": "Model", "init_form": "args", "device": "cuda:0", "threads": 1, "budget_s": 0.3}
+            asked = {
+                "path": str(path),
+                "entry_point": "Model",
+                "init_form": "args",
+                "device": "cuda:0",
+                "threads": 1,
+                "budget_s": 0.3,
+            }
             return child.request("profile", timeout=60, **asked)
 
     yield ask
@@ -172,11 +219,16 @@ def profile() -> Iterator[Callable[[KernelTask], dict]]:
 
 
 def test_the_profile_is_of_device_time(profile: Callable[[KernelTask], dict]) -> None:
-    """A product of 4096 x 4096 matrices takes far longer on the device than an addition; on the processor both are a launch."""
-    answer = profile(kernel_task(task_source("return torch.matmul(x, x) + 1.0", inputs=INPUTS), "matmul_add_gpu"))
+    """A product of 4096 x 4096 matrices takes far longer on the device than an addition; on the
+    processor both are a launch."""
+    answer = profile(
+        kernel_task(task_source("return torch.matmul(x, x) + 1.0", inputs=INPUTS), "matmul_add_gpu")
+    )
     assert "error" not in answer, answer
     if os.environ.get("CONCUR_NO_CUPTI"):
         pytest.skip("CUPTI is known to be absent")
-    assert answer["clock"] == "device", "CUPTI gives no kernel times in a confined process: set CONCUR_NO_CUPTI=1 if that is known"
+    assert answer["clock"] == "device", (
+        "CUPTI gives no kernel times in a confined process: set CONCUR_NO_CUPTI=1 if that is known"
+    )
     assert [each["name"] for each in answer["operators"][:2]] == ["matmul", "add"]
     assert answer["operators"][0]["us"] > 3 * answer["operators"][1]["us"]

@@ -1,9 +1,11 @@
-"""The reference under torch.compile, compiled for real (inductor's C++), and everything that must not reach it or cost more than it.
+"""The reference under torch.compile, compiled for real (inductor's C++), and everything that must
+not reach it or cost more than it.
 
-Threats of a second baseline, one test each: a candidate that patches the compiler, or looks for the compiled side's cache and answers; an
-environment or a cache of the user's; a reference that is left to Python, answers otherwise when compiled, compiles for ever, dies, or
-compiles again under the clock. One compilation takes 10 s of a core, more on a busy machine: most tests share one. What needs a GPU is in
-test_compile_baseline_gpu.py.
+Threats of a second baseline, one test each: a candidate that patches the compiler, or looks for the
+compiled side's cache and answers; an environment or a cache of the user's; a reference that is left
+to Python, answers otherwise when compiled, compiles for ever, dies, or compiles again under the
+clock. One compilation takes 10 s of a core, more on a busy machine: most tests share one. What
+needs a GPU is in test_compile_baseline_gpu.py.
 """
 
 from __future__ import annotations
@@ -14,17 +16,28 @@ from pathlib import Path
 
 import pytest
 
-from kernels_eval.baseline import CompiledReference, Lost
 from kernels_eval.config import TimingConfig
-from kernels_eval.preparation import Preparer
-from kernels_eval.protocol import Runner
+from kernels_eval.parent.compiled_baseline import CompiledReference, Lost
+from kernels_eval.parent.prepare import Preparer
+from kernels_eval.parent.runner import Runner
 from kernels_eval.records import CompiledBaseline, KernelTask, Verdict
 from tests.support import kernels
 from tests.support.kernels import AFFINE, QUICK, assert_reason, kernel_task, module, task_source
 
-BOTH = QUICK.model_copy(update={"timing": TimingConfig(max_s=1.5, min_pairs=6, min_side_s=0.02, baselines=("eager", "compile"))})
-HOSTILE = {"TORCHDYNAMO_DISABLE": "1", "TORCH_COMPILE_DISABLE": "1", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "0"}
-"""What would leave everything to Python, or share a cache, if children had the environment of who started them."""
+BOTH = QUICK.model_copy(
+    update={
+        "timing": TimingConfig(
+            max_s=1.5, min_pairs=6, min_side_s=0.02, baselines=("eager", "compile")
+        )
+    }
+)
+HOSTILE = {
+    "TORCHDYNAMO_DISABLE": "1",
+    "TORCH_COMPILE_DISABLE": "1",
+    "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "0",
+}
+"""What would leave everything to Python, or share a cache, if children had the environment of who
+started them."""
 HONEST = "return ext.affine(x)"
 Verify = Callable[..., Verdict]
 
@@ -67,9 +80,13 @@ def test_a_correct_candidate_is_timed_against_both(bench: Bench) -> None:
     verdict = bench()
     compiled = compiled_of(verdict)
     assert compiled.why_not == "" and compiled.graphs == 1 and compiled.compile_s > 0.5
-    assert compiled.speedup == pytest.approx(compiled.reference_ms / verdict.timing.candidate_ms, rel=1e-6)
+    assert compiled.speedup == pytest.approx(
+        compiled.reference_ms / verdict.timing.candidate_ms, rel=1e-6
+    )
     assert compiled.speedup_lower <= compiled.speedup <= compiled.speedup_upper
-    assert verdict.phases.timing_s < compiled.compile_s + 5, "compiling is no part of the timed window"
+    assert verdict.phases.timing_s < compiled.compile_s + 5, (
+        "compiling is no part of the timed window"
+    )
     assert verdict.phases.reference_s >= compiled.compile_s
 
 
@@ -82,7 +99,8 @@ def test_the_next_candidate_of_the_task_pays_for_no_compilation(bench: Bench) ->
 
 @pytest.mark.slow
 def test_the_users_environment_and_cache_do_not_reach_it(bench: Bench) -> None:
-    """The fixture switches torch.compile off and names a cache in the environment of this process."""
+    """The fixture switches torch.compile off and names a cache in the environment of this
+    process."""
     assert os.environ["TORCHDYNAMO_DISABLE"] == "1"
     assert compiled_of(bench()).graphs == 1, "it was compiled all the same"
     assert list(Path(bench.shared).rglob("*")) == []
@@ -92,39 +110,53 @@ def test_the_users_environment_and_cache_do_not_reach_it(bench: Bench) -> None:
 def test_a_candidate_that_patches_the_compiler_patches_its_own(bench: Bench) -> None:
     """In the same process this would make the compiled baseline fail, or take 50 ms a call."""
     patch = (
-        "import sys, time, types\n"
-        "vars(torch)['compile'] = lambda model, **_: (lambda *a: (time.sleep(0.05), model(*a))[1])\n"
-        "sys.modules['torch._dynamo'] = types.ModuleType('torch._dynamo')\n"
-        "sys.modules['torch._inductor'] = types.ModuleType('torch._inductor')"
+        "import sys, time, types\nvars(torch)['compile'] = lambda model, **_: (lambda *a:"
+        " (time.sleep(0.05), model(*a))[1])\nsys.modules['torch._dynamo'] ="
+        " types.ModuleType('torch._dynamo')\nsys.modules['torch._inductor'] ="
+        " types.ModuleType('torch._inductor')"
     )
     compiled = compiled_of(bench(before=patch))
     assert compiled.why_not == "" and compiled.graphs == 1 and compiled.reference_ms < 10
 
 
 @pytest.mark.slow
-def test_a_candidate_finds_neither_the_cache_nor_the_answers_of_the_compiled_side(bench: Bench) -> None:
+def test_a_candidate_finds_neither_the_cache_nor_the_answers_of_the_compiled_side(
+    bench: Bench,
+) -> None:
     """It looks at the very paths, in every call, also while the compiled side is timed."""
     server = bench.runner.server
     if not any(layer.startswith("landlock") for layer in server.isolation):
-        pytest.skip("no Landlock here: which files a candidate reads is then up to the user's rights")
-    patterns = [f"{server.base}/compiled-*", f"{server.base}/compiled-*/work/**", f"{server.shared}/compiled-*", "/tmp/torchinductor_*/**"]
+        pytest.skip(
+            "no Landlock here: which files a candidate reads is then up to the user's rights"
+        )
+    patterns = [
+        f"{server.base}/compiled-*",
+        f"{server.base}/compiled-*/work/**",
+        f"{server.shared}/compiled-*",
+        "/tmp/torchinductor_*/**",
+    ]
     before = (
-        "import glob, os\n"
-        f"def reach():\n    for path in (p for pattern in {patterns!r} for p in glob.glob(pattern, recursive=True)):\n"
-        "        with open(path if os.path.isfile(path) else path + '/poison.so', 'ab') as handle:\n"
-        "            handle.write(b'poison')\n"
-        "        raise RuntimeError('reached ' + path)"
+        f"import glob, os\ndef reach():\n    for path in (p for pattern in {patterns!r} for p in"
+        " glob.glob(pattern, recursive=True)):\n        with open(path if os.path.isfile(path)"
+        " else path + '/poison.so', 'ab') as handle:\n            handle.write(b'poison')\n       "
+        " raise RuntimeError('reached ' + path)"
     )
     compiled_of(bench("reach()\n" + HONEST, before=before))
     there = list(Path(server.base).glob("compiled-*"))
     assert there, "the compiled side is alive beside the candidate, under the paths that it tried"
-    assert not list(Path(server.shared).glob("compiled-*")), "its answers are gone as soon as they are compared"
+    assert not list(Path(server.shared).glob("compiled-*")), (
+        "its answers are gone as soon as they are compared"
+    )
     if "tmpfs_scratch" in server.isolation:
-        assert not list((there[0] / "work").iterdir()), "its cache is in a file system that only it can see"
+        assert not list((there[0] / "work").iterdir()), (
+            "its cache is in a file system that only it can see"
+        )
 
 
 @pytest.mark.slow
-def test_a_compiled_side_that_is_lost_under_the_clock_leaves_the_other_two(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_side_that_is_lost_under_the_clock_leaves_the_other_two(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled_of(bench())
     sample, taken = CompiledReference._sample, iter(range(10**9))
 
@@ -138,21 +170,30 @@ def test_a_compiled_side_that_is_lost_under_the_clock_leaves_the_other_two(bench
     assert compiled_of(verdict).why_not == "torch.compile compiled it again while it was timed"
     assert verdict.timing.pairs >= 4 and verdict.timing.speedup > 0
     monkeypatch.undo()
-    assert compiled_of(bench(before="# afterwards")).why_not, "a baseline that was lost stays lost for this task"
+    assert compiled_of(bench(before="# afterwards")).why_not, (
+        "a baseline that was lost stays lost for this task"
+    )
     bench.runner._drop_reference()
 
 
 @pytest.mark.slow
 def test_a_reference_that_answers_otherwise_when_compiled_is_no_baseline(bench: Bench) -> None:
     forward = "return x * 2.0 + (2.0 if torch.compiler.is_compiling() else 1.0)"
-    compiled = compiled_of(bench(task=kernel_task(task_source(forward), "compiles_to_another_answer")))
-    assert "its output is not the eager reference's (wrong_output)" in compiled.why_not and compiled.reference_ms is None
+    compiled = compiled_of(
+        bench(task=kernel_task(task_source(forward), "compiles_to_another_answer"))
+    )
+    assert (
+        "its output is not the eager reference's (wrong_output)" in compiled.why_not
+        and compiled.reference_ms is None
+    )
 
 
 @pytest.mark.slow
 def test_a_reference_that_is_left_to_python_is_no_baseline(bench: Bench) -> None:
     """Timed all the same, it would be the eager reference under another name."""
-    code = task_source("return x * 2.0 + 1.0").replace("    def forward", "    @torch.compiler.disable\n    def forward")
+    code = task_source("return x * 2.0 + 1.0").replace(
+        "    def forward", "    @torch.compiler.disable\n    def forward"
+    )
     compiled = compiled_of(bench(task=kernel_task(code, "not_compiled")))
     assert "found no graph" in compiled.why_not and compiled.graphs is None
 
@@ -165,8 +206,11 @@ def test_a_reference_that_dies_when_compiled_costs_its_baseline_only(bench: Benc
 
 
 def test_a_reference_that_compiles_too_long_costs_its_baseline_only() -> None:
-    """The candidate's own deadlines are not touched, nor its verdict, and the next one does not wait again."""
-    hurried = BOTH.model_copy(update={"timing": BOTH.timing.model_copy(update={"compile_s": 0.05, "max_s": 0.3})})
+    """The candidate's own deadlines are not touched, nor its verdict, and the next one does not
+    wait again."""
+    hurried = BOTH.model_copy(
+        update={"timing": BOTH.timing.model_copy(update={"compile_s": 0.05, "max_s": 0.3})}
+    )
     bench = Bench(hurried)
     try:
         first = compiled_of(bench())

@@ -1,4 +1,5 @@
-"""What counts as the same answer: gates, masks, the signature of a downcast, and inputs whose meaning is kept when they are varied."""
+"""What counts as the same answer: gates, masks, the signature of a downcast, and inputs whose
+meaning is kept when they are varied."""
 
 from __future__ import annotations
 
@@ -29,13 +30,29 @@ def draw(seed: int = 0, shape: tuple[int, ...] = (64, 64)) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def verdict(actual: torch.Tensor, reference: torch.Tensor, oracle: torch.Tensor | None = None, precision: str = "fp32") -> str:
-    return judge(measure(actual, reference.double() if oracle is None else oracle, reference), precision, CONFIG)
+def verdict(
+    actual: torch.Tensor,
+    reference: torch.Tensor,
+    oracle: torch.Tensor | None = None,
+    precision: str = "fp32",
+) -> str:
+    return judge(
+        measure(actual, reference.double() if oracle is None else oracle, reference),
+        precision,
+        CONFIG,
+    )
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(0, 2**31), st.sampled_from([0.0, 1e-7, 1e-4, 0.3]), st.sampled_from([1e-20, 1.0, 1e6]), st.booleans())
-def test_finite_tensors_are_measured_as_the_formulas_say(seed: int, noise: float, size: float, fp64_oracle: bool) -> None:
+@given(
+    st.integers(0, 2**31),
+    st.sampled_from([0.0, 1e-7, 1e-4, 0.3]),
+    st.sampled_from([1e-20, 1.0, 1e6]),
+    st.booleans(),
+)
+def test_finite_tensors_are_measured_as_the_formulas_say(
+    seed: int, noise: float, size: float, fp64_oracle: bool
+) -> None:
     import numpy as np
 
     reference = draw(seed, (7, 33)) * size
@@ -44,9 +61,15 @@ def test_finite_tensors_are_measured_as_the_formulas_say(seed: int, noise: float
     measured = measure(actual, oracle, reference)
     y, a, r = (np.asarray(tensor, dtype=np.float64) for tensor in (oracle, actual, reference))
     rms = float(np.sqrt((y**2).mean()))
-    assert measured["rms"] == pytest.approx(float(np.sqrt(((a - y) ** 2).mean())) / rms, rel=1e-3, abs=1e-12)
-    assert measured["reference_rms"] == pytest.approx(float(np.sqrt(((r - y) ** 2).mean())) / rms, rel=1e-3, abs=1e-12)
-    assert measured["max"] == pytest.approx(float((np.abs(a - y) / (np.abs(y) + rms)).max()), rel=1e-3, abs=1e-12)
+    assert measured["rms"] == pytest.approx(
+        float(np.sqrt(((a - y) ** 2).mean())) / rms, rel=1e-3, abs=1e-12
+    )
+    assert measured["reference_rms"] == pytest.approx(
+        float(np.sqrt(((r - y) ** 2).mean())) / rms, rel=1e-3, abs=1e-12
+    )
+    assert measured["max"] == pytest.approx(
+        float((np.abs(a - y) / (np.abs(y) + rms)).max()), rel=1e-3, abs=1e-12
+    )
     assert measured["masks_match"] and measured["finite"]
     assert measured["kernelbench_1e2"] == bool(np.allclose(a, r, atol=1e-2, rtol=1e-2))
 
@@ -54,7 +77,11 @@ def test_finite_tensors_are_measured_as_the_formulas_say(seed: int, noise: float
 def test_the_reference_itself_is_right() -> None:
     y = draw()
     measured = measure(y, y.double(), y)
-    assert measured["rms"] == measured["max"] == 0 and measured["finite"] and measured["kernelbench_1e4"]
+    assert (
+        measured["rms"] == measured["max"] == 0
+        and measured["finite"]
+        and measured["kernelbench_1e4"]
+    )
     assert verdict(y, y) == "ok"
 
 
@@ -83,9 +110,18 @@ def gelu_by_tanh(x: torch.Tensor) -> torch.Tensor:
 
 FORMULAS = {
     "gelu": (lambda x: torch.nn.functional.gelu(x.double()), gelu_by_tanh),
-    "gelu_of_two_branches": (lambda x: torch.nn.functional.gelu((x * 0.65).double()), lambda x: gelu_by_tanh(x * 0.65)),
-    "conv_gelu": (lambda x: torch.nn.functional.gelu(leaky(x).double()), lambda x: gelu_by_tanh(leaky(x))),
-    "selu": (lambda x: 1.0507009873554805 * elu(x.double(), 1.6732632423543772), lambda x: (1.0507 * elu(x.double(), 1.673)).float()),
+    "gelu_of_two_branches": (
+        lambda x: torch.nn.functional.gelu((x * 0.65).double()),
+        lambda x: gelu_by_tanh(x * 0.65),
+    ),
+    "conv_gelu": (
+        lambda x: torch.nn.functional.gelu(leaky(x).double()),
+        lambda x: gelu_by_tanh(leaky(x)),
+    ),
+    "selu": (
+        lambda x: 1.0507009873554805 * elu(x.double(), 1.6732632423543772),
+        lambda x: (1.0507 * elu(x.double(), 1.673)).float(),
+    ),
 }
 
 
@@ -104,7 +140,10 @@ def test_an_approximation_is_not_called_a_downcast(name: str, shape: tuple[int, 
     x = draw(5, shape)
     measured = measure(approximate(x), exact(x), exact(x).float())
     assert 1e-5 < measured["rms"] < 1.6e-2, "small, and beyond every gate"
-    assert measured["systematic"] and verdict(approximate(x), exact(x).float(), exact(x)) == "wrong_output"
+    assert (
+        measured["systematic"]
+        and verdict(approximate(x), exact(x).float(), exact(x)) == "wrong_output"
+    )
 
 
 def cut(y: torch.Tensor, bits: int) -> torch.Tensor:
@@ -113,7 +152,10 @@ def cut(y: torch.Tensor, bits: int) -> torch.Tensor:
 
 ROUNDED = {
     "product_fp16": lambda x: (x @ x.T, (x.half().double() @ x.half().double().T).float()),
-    "gelu_of_bf16": lambda x: (torch.nn.functional.gelu(x), torch.nn.functional.gelu(x.bfloat16().float())),
+    "gelu_of_bf16": lambda x: (
+        torch.nn.functional.gelu(x),
+        torch.nn.functional.gelu(x.bfloat16().float()),
+    ),
     "near_one_bf16": lambda x: (1 + x.abs() / 300, (1 + x.abs() / 300).bfloat16().float()),
     "softmax_fp16": lambda x: (torch.softmax(x, 1), torch.softmax(x, 1).half().float()),
     "digits_cut": lambda x: (x, cut(x, 13)),
@@ -194,7 +236,8 @@ def test_half_precision_tasks_have_their_own_gate() -> None:
 
 
 def test_a_reference_with_a_large_own_error_widens_the_gate() -> None:
-    """Cancellation costs the fp32 reference digits; a candidate is held to eight times that, not to 1e-5."""
+    """Cancellation costs the fp32 reference digits; a candidate is held to eight times that, not to
+    1e-5."""
     oracle = draw().double()
     noise = draw(9).double() * 1e-4
     reference, actual = (oracle + noise).float(), (oracle + 4 * noise).float()
@@ -211,11 +254,15 @@ def test_merge_keeps_the_worst() -> None:
     y = draw()
     good, bad = measure(y, y.double(), y), measure(y * 1.1, y.double(), y)
     worst = merge([good, bad])
-    assert worst["rms"] == bad["rms"] and worst["kernelbench_1e2"] is False and worst["systematic"] is True
+    assert (
+        worst["rms"] == bad["rms"]
+        and worst["kernelbench_1e2"] is False
+        and worst["systematic"] is True
+    )
     assert merge([good, good]) == good
 
 
-# -- inputs ------------------------------------------------------------------------------------------------------------------------------
+# -- inputs ----------------------------------------------------------------------------------------
 
 TASK = """
 import torch
@@ -245,7 +292,9 @@ def test_inputs_repeat_for_a_seed_and_keep_their_meaning(task: Any, distribution
     assert not torch.equal(drawn[0], other[0])
     dense, labels, probabilities, triangle, symmetric, mask, half, number = drawn
     assert labels.dtype == torch.int64 and 0 <= int(labels.min()) and int(labels.max()) < 10
-    assert torch.allclose(probabilities.sum(-1), torch.ones(8), atol=1e-4) and bool((probabilities >= 0).all())
+    assert torch.allclose(probabilities.sum(-1), torch.ones(8), atol=1e-4) and bool(
+        (probabilities >= 0).all()
+    )
     assert torch.equal(triangle, torch.tril(triangle))
     assert torch.equal(symmetric, symmetric.T)
     assert set(mask.unique().tolist()) <= {0.0, 1.0}
@@ -258,19 +307,28 @@ def test_distributions_are_what_they_are_called(task: Any) -> None:
     assert float(drawn["uniform"].abs().max()) <= 1
     assert float(drawn["normal_x10"].std()) > 5 * float(drawn["normal"].std())
     assert float((drawn["sparse"] == 0).float().mean()) > 0.7
-    assert torch.equal(drawn["small_integers"], drawn["small_integers"].round()) and float(drawn["small_integers"].abs().max()) <= 3
+    assert (
+        torch.equal(drawn["small_integers"], drawn["small_integers"].round())
+        and float(drawn["small_integers"].abs().max()) <= 3
+    )
 
 
 def test_weights_map_by_order_and_shape_not_by_name() -> None:
     class One(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.weight, self.bias = torch.nn.Parameter(torch.zeros(4, 3)), torch.nn.Parameter(torch.zeros(4))
+            self.weight, self.bias = (
+                torch.nn.Parameter(torch.zeros(4, 3)),
+                torch.nn.Parameter(torch.zeros(4)),
+            )
 
     class Other(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.shift, self.matrix = torch.nn.Parameter(torch.ones(4)), torch.nn.Parameter(torch.ones(4, 3))
+            self.shift, self.matrix = (
+                torch.nn.Parameter(torch.ones(4)),
+                torch.nn.Parameter(torch.ones(4, 3)),
+            )
 
     one, other = One(), Other()
     randomise_weights(one, 5)
@@ -284,7 +342,9 @@ def test_weights_map_by_order_and_shape_not_by_name() -> None:
 def test_two_weights_of_one_shape_differ() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     randomise_weights(model, 1)
-    assert not torch.equal(model[0].weight, model[1].weight) and not torch.equal(model[0].bias, model[1].bias)
+    assert not torch.equal(model[0].weight, model[1].weight) and not torch.equal(
+        model[0].bias, model[1].bias
+    )
 
 
 def test_structures_are_told_apart() -> None:
@@ -292,5 +352,13 @@ def test_structures_are_told_apart() -> None:
     assert flatten_outputs(a) == ([a], ".")
     leaves, nested = flatten_outputs((a, [b, {"k": a}]))
     assert [id(leaf) for leaf in leaves] == [id(a), id(b), id(a)]
-    assert len({flatten_outputs(value)[1] for value in (a, (a,), (a, b), ((a, b),), {"x": a}, {"y": a})}) == 6
+    assert (
+        len(
+            {
+                flatten_outputs(value)[1]
+                for value in (a, (a,), (a, b), ((a, b),), {"x": a}, {"y": a})
+            }
+        )
+        == 6
+    )
     assert nested == "(.,(.,{k:.}))"

@@ -1,4 +1,5 @@
-"""Builds of real tiny sources: the cache, two builders at once, both header tiers, and what is refused."""
+"""Builds of real tiny sources: the cache, two builders at once, both header tiers, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -23,7 +24,13 @@ SCALE = "at::Tensor scale(at::Tensor x) { return x.mul(2); }"
 def spec(source: str = SCALE, *, unique: bool = False, **fields: object) -> ExtensionSpec:
     text = f"// {uuid.uuid4()}\n{source}" if unique else source
     return ExtensionSpec.model_validate(
-        {"name": "scale_ext", "cpp_sources": (text,), "functions": ("scale",), "extra_cflags": ("-O2",), **fields}
+        {
+            "name": "scale_ext",
+            "cpp_sources": (text,),
+            "functions": ("scale",),
+            "extra_cflags": ("-O2",),
+            **fields,
+        }
     )
 
 
@@ -49,7 +56,9 @@ def test_a_library_is_built_once(builder: Builder) -> None:
     assert Path(second.path).stat().st_mtime_ns == stamp
     assert sorted(path.name for path in entry(first).iterdir()) == ["build.json", "scale_ext.so"]
     (entry(first) / "build.json").write_text('{"a": "record of another version"}')
-    assert builder.cached(asked) is None and not entry(first).exists(), "a record nobody can read is dropped, to be built again"
+    assert builder.cached(asked) is None and not entry(first).exists(), (
+        "a record nobody can read is dropped, to be built again"
+    )
 
 
 def test_a_failed_build_is_remembered_and_says_why(builder: Builder) -> None:
@@ -59,7 +68,9 @@ def test_a_failed_build_is_remembered_and_says_why(builder: Builder) -> None:
     assert second.cached and (second.reason, second.log) == (first.reason, first.log)
 
 
-def test_two_processes_building_the_same_spec_both_succeed(builder: Builder, tmp_path: Path) -> None:
+def test_two_processes_building_the_same_spec_both_succeed(
+    builder: Builder, tmp_path: Path
+) -> None:
     asked = spec(unique=True)
     script = tmp_path / "build.py"
     script.write_text(
@@ -73,7 +84,10 @@ def test_two_processes_building_the_same_spec_both_succeed(builder: Builder, tmp
         """)
     )
     command = [sys.executable, str(script), asked.model_dump_json()]
-    both = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    both = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
     for process in both:
         assert process.stdin is not None
         process.stdin.write("go\n")
@@ -81,22 +95,39 @@ def test_two_processes_building_the_same_spec_both_succeed(builder: Builder, tmp
     builds = [Build.model_validate_json(process.communicate(timeout=200)[0]) for process in both]
     assert all(build.ok for build in builds), [build.log for build in builds]
     assert builds[0].path == builds[1].path and Path(builds[0].path).exists()
-    load = f"import torch, importlib.util as u; s = u.spec_from_file_location('scale_ext', {builds[0].path!r}); m = u.module_from_spec(s); "
+    load = (
+        "import torch, importlib.util as u; s = u.spec_from_file_location('scale_ext',"
+        f" {builds[0].path!r}); m = u.module_from_spec(s); "
+    )
     done = subprocess.run(
-        [sys.executable, "-c", load + "s.loader.exec_module(m); print(m.scale(torch.ones(2)).tolist())"], capture_output=True, text=True
+        [
+            sys.executable,
+            "-c",
+            load + "s.loader.exec_module(m); print(m.scale(torch.ones(2)).tolist())",
+        ],
+        capture_output=True,
+        text=True,
     )
     assert done.stdout.strip() == "[2.0, 2.0]", done.stderr
     shutil.rmtree(entry(builds[0]))
 
 
 FAILING = {
-    "undeclared": ("at::Tensor scale(at::Tensor x) {\n  return x + not_declared_anywhere;\n}", "not_declared_anywhere"),
-    "missing_semicolon": ("at::Tensor scale(at::Tensor x) {\n  auto y = x\n  return y;\n}", "return"),
+    "undeclared": (
+        "at::Tensor scale(at::Tensor x) {\n  return x + not_declared_anywhere;\n}",
+        "not_declared_anywhere",
+    ),
+    "missing_semicolon": (
+        "at::Tensor scale(at::Tensor x) {\n  auto y = x\n  return y;\n}",
+        "return",
+    ),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["undeclared", pytest.param("missing_semicolon", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "fault", ["undeclared", pytest.param("missing_semicolon", marks=pytest.mark.slow)]
+)
 def test_both_tiers_blame_the_same_line(builder: Builder, fault: str) -> None:
     source, name = FAILING[fault]
     asked = spec(source)
@@ -115,13 +146,27 @@ def test_both_tiers_blame_the_same_line(builder: Builder, fault: str) -> None:
     assert blamed[0] == blamed[1]
 
 
-@pytest.mark.parametrize("flags", [("-DSHARE=(ALL / GROUPS)",), ("-lineinfo", "/"), ("-not-a-flag",)])
+@pytest.mark.parametrize(
+    "flags", [("-DSHARE=(ALL / GROUPS)",), ("-lineinfo", "/"), ("-not-a-flag",)]
+)
 def test_a_slip_in_a_flag_is_no_attack(builder: Builder, flags: tuple[str, ...]) -> None:
     build = builder.build(spec(extra_cflags=flags))
     assert not build.ok and build.reason == "build_failed" and "not allowed" in build.log
 
 
-@pytest.mark.parametrize("flag", ["-fplugin=evil.so", "@options", "-specs=evil", "-wrapper", "-save-temps", "-B/tmp", "-o", "--run"])
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "-fplugin=evil.so",
+        "@options",
+        "-specs=evil",
+        "-wrapper",
+        "-save-temps",
+        "-B/tmp",
+        "-o",
+        "--run",
+    ],
+)
 @pytest.mark.parametrize("field", ["extra_cflags", "extra_ldflags", "extra_cuda_cflags"])
 def test_flags_that_load_or_write_are_refused(builder: Builder, flag: str, field: str) -> None:
     build = builder.build(spec(**{field: ("-O2", flag)}))
@@ -129,14 +174,22 @@ def test_flags_that_load_or_write_are_refused(builder: Builder, flag: str, field
 
 
 @pytest.mark.parametrize("flag", ["-oTARGET", "-Wl,-o,TARGET", "-Wl,-Map=TARGET", "-Wp,-MD,TARGET"])
-def test_no_spelling_of_a_flag_writes_outside_the_build(builder: Builder, flag: str, tmp_path: Path) -> None:
-    """The compiler runs with the rights of the user, outside any sandbox: what it writes is nobody's but the builder's."""
+def test_no_spelling_of_a_flag_writes_outside_the_build(
+    builder: Builder, flag: str, tmp_path: Path
+) -> None:
+    """The compiler runs with the rights of the user, outside any sandbox: what it writes is
+    nobody's but the builder's."""
     target = tmp_path / "elsewhere"
     field = "extra_ldflags" if flag.startswith("-Wl") else "extra_cflags"
     try:
-        build = builder.build(spec(unique=True, **{field: ("-O2", flag.replace("TARGET", str(target)))}))
+        build = builder.build(
+            spec(unique=True, **{field: ("-O2", flag.replace("TARGET", str(target)))})
+        )
     except FileNotFoundError as error:
-        pytest.fail(f"the candidate's fault came out as the machine's: {error}; written elsewhere: {target.exists()}")
+        pytest.fail(
+            f"the candidate's fault came out as the machine's: {error}; written elsewhere:"
+            f" {target.exists()}"
+        )
     assert not target.exists()
     assert not build.ok
 
@@ -167,7 +220,9 @@ def test_the_key_covers_the_gpu_only_where_there_is_cuda_code() -> None:
         assert first.key_for(cuda) != second.key_for(cuda)
 
 
-def test_a_compiler_that_is_not_there_is_the_machines_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_compiler_that_is_not_there_is_the_machines_fault(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(ToolchainError) as fault:
@@ -175,7 +230,9 @@ def test_a_compiler_that_is_not_there_is_the_machines_fault(monkeypatch: pytest.
     assert "g++" in fault.value.hint
 
 
-def test_a_compiler_sees_nothing_of_the_users_environment(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_sees_nothing_of_the_users_environment(
+    builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     monkeypatch.setenv("CPATH", "/somewhere")
     assert set(builder.tools.environment) == {"PATH", "LC_ALL", "HOME", "TMPDIR"}

@@ -1,4 +1,5 @@
-"""The verdicts that need a GPU: CUDA and Triton kernels, real faults of the device, and that one fault costs one verdict."""
+"""The verdicts that need a GPU: CUDA and Triton kernels, real faults of the device, and that one
+fault costs one verdict."""
 
 from __future__ import annotations
 
@@ -6,16 +7,18 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kernels_eval.preparation import Preparer
-from kernels_eval.protocol import Runner
+from kernels_eval.cluster.worker import gpu_arch
+from kernels_eval.parent.prepare import Preparer
+from kernels_eval.parent.runner import Runner
 from kernels_eval.records import KernelTask, Language, Verdict
-from kernels_eval.worker import gpu_arch
 from tests.support import kernels
 from tests.support.kernels import QUICK, assert_reason, kernel_task, module, task_source
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
-AFFINE = kernel_task(task_source("return x * 2.0 + 1.0", inputs="[torch.randn(512, 512)]"), "affine_gpu")
+AFFINE = kernel_task(
+    task_source("return x * 2.0 + 1.0", inputs="[torch.randn(512, 512)]"), "affine_gpu"
+)
 
 LAUNCH = """
   auto y = torch::empty_like(x);
@@ -71,10 +74,17 @@ class ModelNew(nn.Module):
 
 @pytest.fixture(scope="module")
 def verify() -> Iterator[Callable[..., Verdict]]:
-    config = QUICK.model_copy(update={"limits": QUICK.limits.model_copy(update={"run_s": 30, "load_s": 60})})
-    preparer, runner = Preparer(config, cuda_arch=gpu_arch()), Runner(config, "cuda:0", cuda_arch=gpu_arch())
+    config = QUICK.model_copy(
+        update={"limits": QUICK.limits.model_copy(update={"run_s": 30, "load_s": 60})}
+    )
+    preparer, runner = (
+        Preparer(config, cuda_arch=gpu_arch()),
+        Runner(config, "cuda:0", cuda_arch=gpu_arch()),
+    )
 
-    def verdict(code: str, language: Language = Language.CUDA, task: KernelTask = AFFINE) -> Verdict:
+    def verdict(
+        code: str, language: Language = Language.CUDA, task: KernelTask = AFFINE
+    ) -> Verdict:
         made = kernels.candidate(task, code, language=language)
         return runner.run(task, made, preparer.prepare(made, task))
 
@@ -86,17 +96,27 @@ def verify() -> Iterator[Callable[..., Verdict]]:
 def test_a_correct_cuda_kernel(verify: Callable[..., Verdict]) -> None:
     verdict = verify(RIGHT)
     assert_reason(verdict, "ok")
-    assert verdict.custom_kernels == ("affine_kernel(float const*, float*, int)",) and verdict.device not in ("", "cpu")
-    assert verdict.timing is not None and verdict.timing.candidate_ms >= 0.8 * verdict.timing.clock_bound_ms
+    assert verdict.custom_kernels == (
+        "affine_kernel(float const*, float*, int)",
+    ) and verdict.device not in ("", "cpu")
+    assert (
+        verdict.timing is not None
+        and verdict.timing.candidate_ms >= 0.8 * verdict.timing.clock_bound_ms
+    )
 
 
 def test_a_wrong_cuda_kernel(verify: Callable[..., Verdict]) -> None:
-    assert_reason(verify(cuda_module("y[i] = x[i] * 2.0f + 1.5f;", name="gpu_wrong")), "wrong_output")
+    assert_reason(
+        verify(cuda_module("y[i] = x[i] * 2.0f + 1.5f;", name="gpu_wrong")), "wrong_output"
+    )
 
 
 def test_an_answer_of_zeros_for_its_own_inputs(verify: Callable[..., Verdict]) -> None:
-    """KernelBench's L2/9: its ReLU lets nothing through. Memory that is used again holds the right zeros where no kernel is launched."""
-    task = kernel_task(task_source("return torch.relu(x - 20.0)", inputs="[torch.rand(512, 512)]"), "zeros_gpu")
+    """KernelBench's L2/9: its ReLU lets nothing through. Memory that is used again holds the right
+    zeros where no kernel is launched."""
+    task = kernel_task(
+        task_source("return torch.relu(x - 20.0)", inputs="[torch.rand(512, 512)]"), "zeros_gpu"
+    )
     own = "y[i] = fmaxf(x[i] - 20.0f, 0.0f);"
     assert_reason(verify(cuda_module(own, name="gpu_zeros"), task=task), "ok")
     triton = TRITON.replace("x * 2.0 + SHIFT", "tl.maximum(x - 20.0, 0.0)")
@@ -106,14 +126,19 @@ def test_an_answer_of_zeros_for_its_own_inputs(verify: Callable[..., Verdict]) -
 
 
 def test_a_fault_of_the_device_costs_one_verdict(verify: Callable[..., Verdict]) -> None:
-    """A write far outside every allocation: the context is lost, the next candidate and its reference are not."""
-    verdict = verify(cuda_module("*(volatile float*)(((long long)1 << 44) + 8ll * i) = x[i];", name="gpu_fault"))
+    """A write far outside every allocation: the context is lost, the next candidate and its
+    reference are not."""
+    verdict = verify(
+        cuda_module("*(volatile float*)(((long long)1 << 44) + 8ll * i) = x[i];", name="gpu_fault")
+    )
     assert_reason(verdict, "cuda_error")
     assert_reason(verify(RIGHT), "ok")
 
 
 def test_a_cuda_kernel_that_is_never_called(verify: Callable[..., Verdict]) -> None:
-    verdict = verify(cuda_module("y[i] = x[i] * 2.0f + 1.0f;", "return x * 2.0 + 1.0", name="gpu_right"))
+    verdict = verify(
+        cuda_module("y[i] = x[i] * 2.0f + 1.0f;", "return x * 2.0 + 1.0", name="gpu_right")
+    )
     assert_reason(verdict, "no_custom_kernel")
     assert verdict.outputs_match
 
@@ -125,7 +150,9 @@ def test_a_cuda_source_that_does_not_compile(verify: Callable[..., Verdict]) -> 
 
 
 def test_a_kernel_that_does_not_end(verify: Callable[..., Verdict]) -> None:
-    verdict = verify(cuda_module("while (true) { *(volatile float*)&y[i] = x[i]; }", name="gpu_spin"))
+    verdict = verify(
+        cuda_module("while (true) { *(volatile float*)&y[i] = x[i]; }", name="gpu_spin")
+    )
     assert_reason(verdict, "run")
     assert_reason(verify(RIGHT), "ok")
 
@@ -147,11 +174,17 @@ def test_a_triton_kernel_that_does_not_compile(verify: Callable[..., Verdict]) -
 
 
 def test_weights_made_by_the_old_constructor_on_the_cpu(verify: Callable[..., Verdict]) -> None:
-    """`torch.Tensor(...)` knows nothing of a default device: its weights come from the CPU's generator, as all do under KernelBench."""
+    """`torch.Tensor(...)` knows nothing of a default device: its weights come from the CPU's
+    generator, as all do under KernelBench."""
     init = "self.weight = nn.Parameter(torch.empty(64))\nnn.init.normal_(self.weight)"
     task = kernel_task(task_source("return x + self.weight", init=init), "weights_made_on_the_cpu")
     statement = "y[i] = x[i];"
     code = cuda_module(statement, "return ext.affine(x) + self.weight", name="made_on_the_cpu")
-    code = code.replace("super().__init__()", "super().__init__()\n        self.weight = nn.Parameter(torch.Tensor(64))")
-    code = code.replace("torch.Tensor(64))", "torch.Tensor(64))\n        nn.init.normal_(self.weight)")
+    code = code.replace(
+        "super().__init__()",
+        "super().__init__()\n        self.weight = nn.Parameter(torch.Tensor(64))",
+    )
+    code = code.replace(
+        "torch.Tensor(64))", "torch.Tensor(64))\n        nn.init.normal_(self.weight)"
+    )
     assert_reason(verify(code, task=task), "ok")

@@ -9,14 +9,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels_eval.checks.inputs import construct, made_elsewhere, parameter_shapes, randomise_weights, smaller_shapes
-from kernels_eval.processes import unmatched_shapes
+from kernels_eval.checks.inputs import (
+    construct,
+    made_elsewhere,
+    parameter_shapes,
+    randomise_weights,
+    smaller_shapes,
+)
+from kernels_eval.parent.handles import unmatched_shapes
 from tests.support.kernels import AFFINE
 
 SHAPE = st.lists(st.integers(1, 40), min_size=1, max_size=4)
 
 
-def shrunk(shapes: list[list[int] | None], variant: list[tuple[int, int, int]]) -> list[list[int] | None]:
+def shrunk(
+    shapes: list[list[int] | None], variant: list[tuple[int, int, int]]
+) -> list[list[int] | None]:
     made = [list(shape) if shape else shape for shape in shapes]
     for index, dim, size in variant:
         made[index][dim] = size
@@ -25,36 +33,66 @@ def shrunk(shapes: list[list[int] | None], variant: list[tuple[int, int, int]]) 
 
 def test_a_batch_shrinks_alone_where_its_size_is_its_own() -> None:
     variants = smaller_shapes([[16, 128], [16, 128], None, [128]])
-    assert shrunk([[16, 128], [16, 128], None, [128]], variants["batch_1"]) == [[1, 128], [1, 128], None, [128]]
-    assert shrunk([[16, 128], [16, 128], None, [128]], variants["odd_all"]) == [[15, 127], [15, 127], None, [127]]
+    assert shrunk([[16, 128], [16, 128], None, [128]], variants["batch_1"]) == [
+        [1, 128],
+        [1, 128],
+        None,
+        [128],
+    ]
+    assert shrunk([[16, 128], [16, 128], None, [128]], variants["odd_all"]) == [
+        [15, 127],
+        [15, 127],
+        None,
+        [127],
+    ]
 
 
 def test_a_square_has_no_batch_of_one_since_it_would_broadcast() -> None:
     assert "batch_1" not in smaller_shapes([[64, 64], [64, 64]])
-    assert shrunk([[64, 64], [64, 64]], smaller_shapes([[64, 64], [64, 64]])["odd_all"]) == [[63, 63], [63, 63]]
+    assert shrunk([[64, 64], [64, 64]], smaller_shapes([[64, 64], [64, 64]])["odd_all"]) == [
+        [63, 63],
+        [63, 63],
+    ]
 
 
 @given(st.lists(st.one_of(st.none(), SHAPE), min_size=1, max_size=4))
-def test_equal_sizes_stay_equal_and_nothing_grows_or_vanishes(shapes: list[list[int] | None]) -> None:
+def test_equal_sizes_stay_equal_and_nothing_grows_or_vanishes(
+    shapes: list[list[int] | None],
+) -> None:
     for name, variant in smaller_shapes(shapes).items():
         made = shrunk(shapes, variant)
-        pairs = [(old, new) for a, b in zip(shapes, made, strict=True) if a for old, new in zip(a, b, strict=True)]
+        pairs = [
+            (old, new)
+            for a, b in zip(shapes, made, strict=True)
+            if a
+            for old, new in zip(a, b, strict=True)
+        ]
         assert all(1 <= new <= old for old, new in pairs)
         assert any(new < old for old, new in pairs)
-        assert all(new > 1 or old == 1 or name == "batch_1" for old, new in pairs), "no dimension starts to broadcast"
-        assert len({(old, new) for old, new in pairs}) == len({old for old, _ in pairs}), "equal sizes shrink together"
+        assert all(new > 1 or old == 1 or name == "batch_1" for old, new in pairs), (
+            "no dimension starts to broadcast"
+        )
+        assert len({(old, new) for old, new in pairs}) == len({old for old, _ in pairs}), (
+            "equal sizes shrink together"
+        )
 
 
 def test_weights_map_by_shape_whatever_their_order_name_and_ones() -> None:
     class One(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.gain, self.weight = torch.nn.Parameter(torch.ones(4)), torch.nn.Parameter(torch.ones(3, 4))
+            self.gain, self.weight = (
+                torch.nn.Parameter(torch.ones(4)),
+                torch.nn.Parameter(torch.ones(3, 4)),
+            )
 
     class Other(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.w, self.g = torch.nn.Parameter(torch.zeros(3, 4)), torch.nn.Parameter(torch.zeros(1, 4, 1, 1))
+            self.w, self.g = (
+                torch.nn.Parameter(torch.zeros(3, 4)),
+                torch.nn.Parameter(torch.zeros(1, 4, 1, 1)),
+            )
 
     one, other = One(), Other()
     assert unmatched_shapes(parameter_shapes(one), parameter_shapes(other)) == ([], 0)
@@ -65,12 +103,16 @@ def test_weights_map_by_shape_whatever_their_order_name_and_ones() -> None:
 
 
 @given(st.lists(SHAPE, max_size=5), st.lists(SHAPE, max_size=5))
-def test_unmatched_parameters_are_counted_on_both_sides(reference: list[list[int]], candidate: list[list[int]]) -> None:
+def test_unmatched_parameters_are_counted_on_both_sides(
+    reference: list[list[int]], candidate: list[list[int]]
+) -> None:
     missing, spare = unmatched_shapes(reference, candidate)
     matched = len(reference) - len(missing)
     assert 0 <= matched <= min(len(reference), len(candidate))
     elements = sum(math.prod(shape) for shape in candidate)
-    assert spare == elements - sum(math.prod(shape) for i, shape in enumerate(reference) if i not in missing)
+    assert spare == elements - sum(
+        math.prod(shape) for i, shape in enumerate(reference) if i not in missing
+    )
 
 
 def test_a_tasks_inputs_are_the_same_for_the_same_seed() -> None:
@@ -83,7 +125,9 @@ def test_a_tasks_inputs_are_the_same_for_the_same_seed() -> None:
     plan = plan_inputs(make_inputs(task, 1, "declared", None, "cpu"))
     for distribution in ("declared", "uniform", "normal", "normal_x10", "sparse", "small_integers"):
         for shape in ("declared", "odd_all"):
-            a, b, c = (make_inputs(task, seed, distribution, plan, "cpu", shape)[0] for seed in (5, 5, 6))
+            a, b, c = (
+                make_inputs(task, seed, distribution, plan, "cpu", shape)[0] for seed in (5, 5, 6)
+            )
             assert torch.equal(a, b) and not torch.equal(a, c)
             assert tuple(a.shape) == ((64, 64) if shape == "declared" else (63, 63))
 
@@ -101,8 +145,15 @@ class Legacy(torch.nn.Module):
 
 
 def test_parameters_that_ignore_the_device_are_noticed() -> None:
-    """KernelBench makes both sides on the CPU: the same seed must draw from the same generator here, too."""
-    no_arguments, here = SimpleNamespace(get_init_inputs=lambda: []), SimpleNamespace(Ordinary=Ordinary, Legacy=Legacy)
+    """KernelBench makes both sides on the CPU: the same seed must draw from the same generator
+    here, too."""
+    no_arguments, here = (
+        SimpleNamespace(get_init_inputs=lambda: []),
+        SimpleNamespace(Ordinary=Ordinary, Legacy=Legacy),
+    )
     for name, elsewhere in (("Ordinary", False), ("Legacy", True)):
-        assert made_elsewhere(construct(here, name, no_arguments, "args", 0, "meta"), "meta") is elsewhere
+        assert (
+            made_elsewhere(construct(here, name, no_arguments, "args", 0, "meta"), "meta")
+            is elsewhere
+        )
         assert not made_elsewhere(construct(here, name, no_arguments, "args", 0, "cpu"), "cpu")

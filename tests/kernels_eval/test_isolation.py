@@ -1,7 +1,9 @@
-"""Candidates that try to get out, as C++ in one library: each attempt fails, costs its own verdict, and the next candidate is verified.
+"""Candidates that try to get out, as C++ in one library: each attempt fails, costs its own verdict,
+and the next candidate is verified.
 
-An attack returns the right answer only if it failed, so `ok` shows that it was contained; what it managed also goes to its log. Twins
-show that the same code succeeds where it may, so that each test can fail.
+An attack returns the right answer only if it failed, so `ok` shows that it was contained; what it
+managed also goes to its log. Twins show that the same code succeeds where it may, so that each test
+can fail.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ from pathlib import Path
 
 import pytest
 
-from kernels_eval import preparation
 from kernels_eval.checks.screening import Screening
 from kernels_eval.errors import GpuLostError
 from kernels_eval.isolation import landlock, layers, seccomp
-from kernels_eval.isolation.canary import DeviceHealth, Pulse, take_pulse
+from kernels_eval.isolation.health import DeviceHealth, Pulse, take_pulse
 from kernels_eval.isolation.sandbox import ChildFailure
-from kernels_eval.preparation import Preparer
-from kernels_eval.protocol import Runner
+from kernels_eval.parent import prepare as preparation
+from kernels_eval.parent.prepare import Preparer
+from kernels_eval.parent.runner import Runner
 from kernels_eval.records import Verdict
 from tests.support import kernels
 from tests.support.kernels import AFFINE, QUICK, load_inline, module
@@ -39,7 +41,9 @@ from tests.support.kernels import AFFINE, QUICK, load_inline, module
 CONFIG = QUICK.model_copy(
     update={
         "time_correct": False,
-        "limits": QUICK.limits.model_copy(update={"run_s": 4, "memory_gb": 0.75, "file_mb": 4, "scratch_mb": 16}),
+        "limits": QUICK.limits.model_copy(
+            update={"run_s": 4, "memory_gb": 0.75, "file_mb": 4, "scratch_mb": 16}
+        ),
     }
 )
 SECRET = "a-secret-in-the-parents-environment-51c8"
@@ -199,9 +203,26 @@ torch::Tensor leaves(torch::Tensor x) {
 }
 """
 FUNCTIONS = (
-    "honest", "reads", "lists", "reads_environments", "writes", "connects", "connects_unix", "forks", "threads", "takes_memory", "prints",
-    "fills_the_disk", "opens_many", "spins", "kills_its_parent", "kills_everything", "traces", "calls", "leaves",
-)  # fmt: skip
+    "honest",
+    "reads",
+    "lists",
+    "reads_environments",
+    "writes",
+    "connects",
+    "connects_unix",
+    "forks",
+    "threads",
+    "takes_memory",
+    "prints",
+    "fills_the_disk",
+    "opens_many",
+    "spins",
+    "kills_its_parent",
+    "kills_everything",
+    "traces",
+    "calls",
+    "leaves",
+)
 
 
 @dataclass
@@ -211,7 +232,9 @@ class Verifier:
     made: list[Verdict] = field(default_factory=list)
 
     def __call__(self, forward: str, before: str = "") -> Verdict:
-        code = module(forward, before=before, extension=load_inline(SOURCE, FUNCTIONS, name="escapes"))
+        code = module(
+            forward, before=before, extension=load_inline(SOURCE, FUNCTIONS, name="escapes")
+        )
         candidate = kernels.candidate(AFFINE, code)
         verdict = self.runner.run(AFFINE, candidate, self.preparer.prepare(candidate))
         self.made.append(verdict)
@@ -219,20 +242,26 @@ class Verifier:
 
     def contained(self, function: str, *arguments: object, reason: str = "ok") -> Verdict:
         verdict = self(f"return ext.{function}({', '.join(['x', *map(repr, arguments)])})")
-        assert verdict.reason == reason, f"{verdict.status.value}/{verdict.reason}: {verdict.detail}\n{verdict.log_tail}"
+        assert verdict.reason == reason, (
+            f"{verdict.status.value}/{verdict.reason}: {verdict.detail}\n{verdict.log_tail}"
+        )
         return verdict
 
     def attack(self, function: str, *arguments: object, reason: str = "ok") -> Verdict:
-        """The verdict of one attack; and that of an honest candidate after it, on the same Runner."""
+        """The verdict of one attack; and that of an honest candidate after it, on the same
+        Runner."""
         verdict = self.contained(function, *arguments, reason=reason)
         after = self("return ext.honest(x)")
-        assert after.reason == "ok", f"the next candidate: {after.reason}: {after.detail}\n{after.log_tail}"
+        assert after.reason == "ok", (
+            f"the next candidate: {after.reason}: {after.detail}\n{after.log_tail}"
+        )
         return verdict
 
 
 @pytest.fixture(scope="module")
 def verify() -> Iterator[Verifier]:
-    """A verifier whose screening of native sources is blind: what it would reject by name must be harmless without it, too."""
+    """A verifier whose screening of native sources is blind: what it would reject by name must be
+    harmless without it, too."""
     os.environ["CONCUR_TEST_SECRET"] = SECRET
     preparer, runner = Preparer(CONFIG), Runner(CONFIG, "cpu")
     with pytest.MonkeyPatch.context() as patch:
@@ -245,12 +274,16 @@ def verify() -> Iterator[Verifier]:
 
 def needs(*names: str) -> None:
     here = layers.probe()
-    absent = [name for name in names if name not in here and not any(layer.startswith(f"{name}:") for layer in here)]
+    absent = [
+        name
+        for name in names
+        if name not in here and not any(layer.startswith(f"{name}:") for layer in here)
+    ]
     if absent:
         pytest.skip(f"not in force here: {', '.join(absent)}")
 
 
-# -- files -------------------------------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 def test_files_of_the_system_and_of_users_cannot_be_read(verify: Verifier, tmp_path: Path) -> None:
@@ -261,7 +294,14 @@ def test_files_of_the_system_and_of_users_cannot_be_read(verify: Verifier, tmp_p
     verify.attack("reads", "/etc/passwd")
     for path in (str(private), str(Path(__file__).resolve()), "/proc/self/root/etc/passwd"):
         verify.contained("reads", path)
-    for path in ("/", "/etc", "/tmp", str(Path.home()), str(tmp_path), str(verify.runner.builder.tools.cache)):
+    for path in (
+        "/",
+        "/etc",
+        "/tmp",
+        str(Path.home()),
+        str(tmp_path),
+        str(verify.runner.builder.tools.cache),
+    ):
         verify.contained("lists", path)
 
 
@@ -274,12 +314,20 @@ def test_the_same_code_reads_what_it_may(verify: Verifier) -> None:
 def test_nothing_is_written_outside_the_scratch(verify: Verifier, tmp_path: Path) -> None:
     needs("landlock")
     tmp_path.chmod(0o777)
-    for path in (str(tmp_path / "left"), "/tmp/concur-left", "/dev/shm/concur-left", "../left", str(Path(__file__).parent / "left")):
+    for path in (
+        str(tmp_path / "left"),
+        "/tmp/concur-left",
+        "/dev/shm/concur-left",
+        "../left",
+        str(Path(__file__).parent / "left"),
+    ):
         verify.contained("writes", path)
         assert not os.path.lexists(path)
     verify.attack("writes", str(tmp_path / "left"))
     assert not list(tmp_path.iterdir())
-    assert verify("return ext.writes(x, 'left')").reason == "wrong_output", "in its own scratch it may"
+    assert verify("return ext.writes(x, 'left')").reason == "wrong_output", (
+        "in its own scratch it may"
+    )
 
 
 def test_environments_of_other_processes_cannot_be_read(verify: Verifier) -> None:
@@ -290,12 +338,14 @@ def test_environments_of_other_processes_cannot_be_read(verify: Verifier) -> Non
     holder = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         verify.attack("reads_environments", SECRET)
-        assert verify("return ext.reads_environments(x, 'OMP_NUM_THREADS')").reason == "wrong_output", "its own it can read"
+        assert (
+            verify("return ext.reads_environments(x, 'OMP_NUM_THREADS')").reason == "wrong_output"
+        ), "its own it can read"
     finally:
         holder.communicate(b"\n")
 
 
-# -- the network -------------------------------------------------------------------------------------------------------------------------
+# -- the network -----------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -341,7 +391,7 @@ def until(condition: object, what: str, timeout_s: float = 10) -> None:
         time.sleep(0.01)
 
 
-# -- processes ---------------------------------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 
 def test_no_process_is_started_and_threads_work(verify: Verifier) -> None:
@@ -356,15 +406,31 @@ def test_no_other_process_is_killed_or_traced(verify: Verifier) -> None:
     verify.attack("kills_its_parent", parent)
     verify.attack("kills_everything")
     verify.attack("traces", os.getpid())
-    assert verify.runner.server._process.pid == parent and verify.runner.server.alive, "the fork server is the same one as before"
+    assert verify.runner.server._process.pid == parent and verify.runner.server.alive, (
+        "the fork server is the same one as before"
+    )
 
 
-@pytest.mark.parametrize("name", ["bpf", "perf_event_open", "userfaultfd", "io_uring_setup", "unshare", "keyctl", "pidfd_getfd", "mount"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bpf",
+        "perf_event_open",
+        "userfaultfd",
+        "io_uring_setup",
+        "unshare",
+        "keyctl",
+        "pidfd_getfd",
+        "mount",
+    ],
+)
 def test_system_calls_that_no_kernel_needs_are_refused(verify: Verifier, name: str) -> None:
     needs("seccomp")
     number = seccomp._NUMBERS[name][seccomp._COLUMNS[seccomp.MACHINE]]
     verdict = verify(f"return ext.calls(x, {number}, 0)")
-    assert verdict.reason == "ok" and "errno 1)" in verify_log(verify, f"ext.calls(x, {number}, 0)"), verdict.log_tail
+    assert verdict.reason == "ok" and "errno 1)" in verify_log(
+        verify, f"ext.calls(x, {number}, 0)"
+    ), verdict.log_tail
 
 
 def verify_log(verify: Verifier, call: str) -> str:
@@ -372,7 +438,7 @@ def verify_log(verify: Verifier, call: str) -> str:
     return verify(f"{call}\nraise ValueError('show the log')").log_tail
 
 
-# -- bombs -------------------------------------------------------------------------------------------------------------------------------
+# -- bombs -----------------------------------------------------------------------------------------
 
 
 def test_a_memory_bomb(verify: Verifier) -> None:
@@ -408,7 +474,7 @@ def test_every_verdict_says_what_was_in_force(verify: Verifier) -> None:
     assert verify.made and all(verdict.isolation == here for verdict in verify.made)
 
 
-# -- layers, one by one, as root and as an ordinary user -----------------------------------------------------------------------------------
+# -- layers, one by one, as root and as an ordinary user -------------------------------------------
 
 ESCAPES = """
 import json, os, socket, sys
@@ -447,10 +513,15 @@ os.wait()
 SYSTEM_PYTHON = "/usr/bin/python3"
 NO_NAMESPACES = ("namespace:user", "namespace:pid", "namespace:net", "namespace:ipc")
 COMBINATIONS = {
-    "all": (), "no_namespaces": NO_NAMESPACES, "no_landlock": ("landlock",), "no_seccomp": ("seccomp",),
-    "only_landlock": (*NO_NAMESPACES, "seccomp"), "only_seccomp": (*NO_NAMESPACES, "landlock"),
-    "only_namespaces": ("landlock", "seccomp"), "no_user_namespace": ("namespace:user",),
-}  # fmt: skip
+    "all": (),
+    "no_namespaces": NO_NAMESPACES,
+    "no_landlock": ("landlock",),
+    "no_seccomp": ("seccomp",),
+    "only_landlock": (*NO_NAMESPACES, "seccomp"),
+    "only_seccomp": (*NO_NAMESPACES, "landlock"),
+    "only_namespaces": ("landlock", "seccomp"),
+    "no_user_namespace": ("namespace:user",),
+}
 
 
 def ordinary_user_can_run() -> str:
@@ -460,15 +531,28 @@ def ordinary_user_can_run() -> str:
     if not os.access(SYSTEM_PYTHON, os.X_OK):
         return "no system interpreter that another user may run"
     package = Path(layers.__file__).parents[2]
-    script = "import sys; assert sys.version_info >= (3, 11); import kernels_eval.isolation.confinement"
-    done = subprocess.run([SYSTEM_PYTHON, "-c", script], user=65534, group=65534, env={"PYTHONPATH": str(package)}, capture_output=True)
-    return "" if done.returncode == 0 else f"another user cannot import this package: {done.stderr[-200:]!r}"
+    script = (
+        "import sys; assert sys.version_info >= (3, 11); import kernels_eval.isolation.confinement"
+    )
+    done = subprocess.run(
+        [SYSTEM_PYTHON, "-c", script],
+        user=65534,
+        group=65534,
+        env={"PYTHONPATH": str(package)},
+        capture_output=True,
+    )
+    return (
+        ""
+        if done.returncode == 0
+        else f"another user cannot import this package: {done.stderr[-200:]!r}"
+    )
 
 
 @pytest.mark.parametrize("user", ["this", "nobody"])
 @pytest.mark.parametrize("combination", COMBINATIONS)
 def test_each_layer_holds_by_itself(user: str, combination: str) -> None:
-    """What a confined process reaches is what the layers said to be in force imply, whoever runs it and whatever is missing."""
+    """What a confined process reaches is what the layers said to be in force imply, whoever runs it
+    and whatever is missing."""
     identity: dict[str, object] = {}
     if user == "nobody":
         if reason := ordinary_user_can_run():
@@ -479,9 +563,18 @@ def test_each_layer_holds_by_itself(user: str, combination: str) -> None:
     os.chmod(home, 0o777)
     try:
         interpreter = SYSTEM_PYTHON if identity else sys.executable
-        command = [interpreter, "-c", ESCAPES, ",".join(COMBINATIONS[combination]), f"{home}/s", str(outside.pid)]
+        command = [
+            interpreter,
+            "-c",
+            ESCAPES,
+            ",".join(COMBINATIONS[combination]),
+            f"{home}/s",
+            str(outside.pid),
+        ]
         environment = {"PYTHONPATH": str(Path(layers.__file__).parents[2])}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, **identity)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=60, **identity
+        )
         assert done.returncode == 0 and done.stdout, done.stderr
         report = json.loads(done.stdout)
         outside_made = os.path.exists(f"{home}/s/work/made")
@@ -491,9 +584,15 @@ def test_each_layer_holds_by_itself(user: str, combination: str) -> None:
         shutil.rmtree(home)
     found, seen = set(report["layers"]), report["seen"]
     assert not found & set(COMBINATIONS[combination])
-    files, filtered, private = any(name.startswith("landlock") for name in found), "seccomp" in found, "namespace:pid" in found
+    files, filtered, private = (
+        any(name.startswith("landlock") for name in found),
+        "seccomp" in found,
+        "namespace:pid" in found,
+    )
     assert seen["scratch"] == "done"
-    assert outside_made is ("tmpfs_scratch" not in found), "with a file system of its own, nothing reaches the disk"
+    assert outside_made is ("tmpfs_scratch" not in found), (
+        "with a file system of its own, nothing reaches the disk"
+    )
     assert seen["read"] == seen["list"] == ("PermissionError" if files else "done")
     assert seen["socket"] == seen["fork"] == ("PermissionError" if filtered else "done")
     assert filtered is False or seen["unshare"] == "PermissionError"
@@ -513,10 +612,20 @@ def test_the_numbers_of_system_calls_are_the_kernels() -> None:
     """Against the kernel's own headers, where they are installed."""
     checked = 0
     for machine, name in (("x86_64", "asm/unistd_64.h"), ("aarch64", "asm-generic/unistd.h")):
-        found = next((path for root in ("/usr/include", "/usr/include/x86_64-linux-gnu") if (path := Path(root) / name).exists()), None)
+        found = next(
+            (
+                path
+                for root in ("/usr/include", "/usr/include/x86_64-linux-gnu")
+                if (path := Path(root) / name).exists()
+            ),
+            None,
+        )
         if found is None:
             continue
-        theirs = {key: int(value) for key, value in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", found.read_text())}
+        theirs = {
+            key: int(value)
+            for key, value in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", found.read_text())
+        }
         for call, numbers in seccomp._NUMBERS.items():
             ours = numbers[seccomp._COLUMNS[machine]]
             if call in theirs or ours is None:
@@ -538,7 +647,7 @@ def test_every_filter_is_one_that_the_kernel_can_take(machine: str, processes: b
             assert at + 1 + max(yes, no) < len(steps), "a jump ends inside the program"
 
 
-# -- compilers -----------------------------------------------------------------------------------------------------------------------------
+# -- compilers -------------------------------------------------------------------------------------
 
 
 def test_a_confined_compiler_compiles_and_includes_no_file_of_a_user(tmp_path: Path) -> None:
@@ -548,7 +657,9 @@ def test_a_confined_compiler_compiles_and_includes_no_file_of_a_user(tmp_path: P
         pytest.skip("no g++ here")
     (tmp_path / "work").mkdir()
     (tmp_path / "private.h").write_text("#error the private header was read\n")
-    (tmp_path / "work" / "good.cpp").write_text("#include <vector>\nint main() { return std::vector<int>{0}[0]; }\n")
+    (tmp_path / "work" / "good.cpp").write_text(
+        "#include <vector>\nint main() { return std::vector<int>{0}[0]; }\n"
+    )
     (tmp_path / "work" / "bad.cpp").write_text(f'#include "{tmp_path}/private.h"\n')
     confine = landlock.compiler_confinement([], [tmp_path / "work"])
     assert confine is not None
@@ -556,20 +667,38 @@ def test_a_confined_compiler_compiles_and_includes_no_file_of_a_user(tmp_path: P
     def compiled(source: str, output: str, confinement: object) -> subprocess.CompletedProcess[str]:
         environment = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path / "work")}
         command = [compiler, str(tmp_path / "work" / source), "-o", output]
-        return subprocess.run(command, preexec_fn=confinement, env=environment, capture_output=True, text=True, timeout=60)
+        return subprocess.run(
+            command,
+            preexec_fn=confinement,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
 
     good = compiled("good.cpp", str(tmp_path / "work" / "good"), confine)
     assert good.returncode == 0 and (tmp_path / "work" / "good").exists(), good.stderr
-    assert "private header was read" in compiled("bad.cpp", "/dev/null", None).stderr, "unconfined it is read"
+    assert "private header was read" in compiled("bad.cpp", "/dev/null", None).stderr, (
+        "unconfined it is read"
+    )
     bad = compiled("bad.cpp", str(tmp_path / "work" / "bad"), confine)
-    assert bad.returncode != 0 and "private header was read" not in bad.stderr and "ermission denied" in bad.stderr
-    assert compiled("good.cpp", str(tmp_path / "outside"), confine).returncode != 0 and not (tmp_path / "outside").exists()
+    assert (
+        bad.returncode != 0
+        and "private header was read" not in bad.stderr
+        and "ermission denied" in bad.stderr
+    )
+    assert (
+        compiled("good.cpp", str(tmp_path / "outside"), confine).returncode != 0
+        and not (tmp_path / "outside").exists()
+    )
     script = "import socket; socket.socket(socket.AF_UNIX)"
-    plain = subprocess.run([SYSTEM_PYTHON, "-c", script], preexec_fn=confine, capture_output=True, text=True)
+    plain = subprocess.run(
+        [SYSTEM_PYTHON, "-c", script], preexec_fn=confine, capture_output=True, text=True
+    )
     assert "PermissionError" in plain.stderr
 
 
-# -- the canary ----------------------------------------------------------------------------------------------------------------------------
+# -- the canary ------------------------------------------------------------------------------------
 
 
 def test_a_canary_sings_on_this_processor(verify: Verifier) -> None:
@@ -578,7 +707,8 @@ def test_a_canary_sings_on_this_processor(verify: Verifier) -> None:
 
 
 def health(*seen: Pulse | Exception) -> tuple[DeviceHealth, list[dict[str, object]], list[str]]:
-    """A DeviceHealth whose canaries see this, one after the other; what each was asked for; and what was released."""
+    """A DeviceHealth whose canaries see this, one after the other; what each was asked for; and
+    what was released."""
     left, asked, released = list(seen), [], []
 
     def pulse(server: object, device: str, limits: object, **wanted: object) -> Pulse:
@@ -587,10 +717,18 @@ def health(*seen: Pulse | Exception) -> tuple[DeviceHealth, list[dict[str, objec
             raise left.pop(0)
         return left.pop(0)
 
-    return DeviceHealth(lambda: None, "cuda:0", CONFIG.limits, lambda: released.append("all"), pulse), asked, released
+    return (
+        DeviceHealth(lambda: None, "cuda:0", CONFIG.limits, lambda: released.append("all"), pulse),
+        asked,
+        released,
+    )
 
 
-GOOD, SHORT, WRONG = Pulse(right=True, free_bytes=1000), Pulse(right=True, free_bytes=100), Pulse(right=False, free_bytes=1000)
+GOOD, SHORT, WRONG = (
+    Pulse(right=True, free_bytes=1000),
+    Pulse(right=True, free_bytes=100),
+    Pulse(right=False, free_bytes=1000),
+)
 SILENT = ChildFailure("run", "no answer")
 
 
@@ -603,7 +741,9 @@ def test_one_failed_canary_is_forgiven_and_memory_is_waited_for() -> None:
         assert asked[1]["patience_s"] > 0
 
 
-@pytest.mark.parametrize(("seen", "said"), [(SHORT, "did not come back"), (WRONG, "was wrong"), (SILENT, "no answer")])
+@pytest.mark.parametrize(
+    ("seen", "said"), [(SHORT, "did not come back"), (WRONG, "was wrong"), (SILENT, "no answer")]
+)
 def test_two_failed_canaries_mean_that_the_gpu_is_lost(seen: Pulse | Exception, said: str) -> None:
     one, _, _ = health(GOOD, seen, seen)
     one.remember()

@@ -1,4 +1,5 @@
-"""A SIGKILL from outside changes no verdict: whoever is hit, at whatever step; and who always dies of one gets its verdict at the fifth."""
+"""A SIGKILL from outside changes no verdict: whoever is hit, at whatever step; and who always dies
+of one gets its verdict at the fifth."""
 
 from __future__ import annotations
 
@@ -15,7 +16,6 @@ from typing import Any
 import psutil
 import pytest
 
-from kernels_eval import kills
 from kernels_eval.build.extensions import Builder
 from kernels_eval.build.prepared import Prepared
 from kernels_eval.build.process import WorkRoot, sweep
@@ -23,11 +23,12 @@ from kernels_eval.build.spec import ExtensionSpec
 from kernels_eval.build.toolchain import Toolchain
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import SandboxError, ToolchainError
-from kernels_eval.isolation import processes as families
+from kernels_eval.isolation import process_tree as families
 from kernels_eval.isolation.sandbox import Child
-from kernels_eval.kills import ATTEMPTS, KilledError, until_believed, was_killed
-from kernels_eval.preparation import Preparer
-from kernels_eval.protocol import Runner
+from kernels_eval.parent import kill_retry as kills
+from kernels_eval.parent.kill_retry import ATTEMPTS, KilledError, until_believed, was_killed
+from kernels_eval.parent.prepare import Preparer
+from kernels_eval.parent.runner import Runner
 from kernels_eval.records import KernelTask
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, module
@@ -44,7 +45,7 @@ STALE = module(
 )
 
 
-# -- the rule ----------------------------------------------------------------------------------------------------------------------------
+# -- the rule --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("deaths", range(ATTEMPTS + 1))
@@ -62,7 +63,10 @@ def test_four_deaths_are_put_down_to_the_machine_and_the_fifth_is_believed(death
 
 
 def test_deaths_of_one_role_do_not_speak_against_another() -> None:
-    deaths = [KilledError("killed", role=role) for role in ["reference", "candidate", "capture"] * (ATTEMPTS - 2)]
+    deaths = [
+        KilledError("killed", role=role)
+        for role in ["reference", "candidate", "capture"] * (ATTEMPTS - 2)
+    ]
     deaths += [SandboxError("the fork server is gone")] * (ATTEMPTS - 1)
 
     def work(believed: frozenset[str]) -> str:
@@ -90,7 +94,10 @@ def test_a_machine_that_fails_five_times_is_an_error() -> None:
     "said",
     [
         "g++: fatal error: Killed signal terminated program cc1plus\ncompilation terminated.",
-        "main.cpp: warning\ncollect2: fatal error: ld terminated with signal 9 [Killed]\ncompilation terminated.",
+        (
+            "main.cpp: warning\ncollect2: fatal error: ld terminated with signal 9"
+            " [Killed]\ncompilation terminated."
+        ),
         "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
         "clang++: error: unable to execute command: Killed",
     ],
@@ -98,10 +105,12 @@ def test_a_machine_that_fails_five_times_is_an_error() -> None:
 def test_what_compilers_say_of_a_program_that_was_killed(said: str) -> None:
     assert was_killed(1, said) and was_killed(-signal.SIGKILL, "")
     assert not was_killed(0, said) and not was_killed(-signal.SIGSEGV, "")
-    assert not was_killed(1, "main.cpp:3:2: error: #error g++: fatal error: Killed signal terminated program cc1plus")
+    assert not was_killed(
+        1, "main.cpp:3:2: error: #error g++: fatal error: Killed signal terminated program cc1plus"
+    )
 
 
-# -- children and fork servers -------------------------------------------------------------------------------------------------------------
+# -- children and fork servers ---------------------------------------------------------------------
 
 
 class Verifier:
@@ -122,20 +131,32 @@ def verify() -> Iterator[Verifier]:
     made.runner.close()
 
 
-def kill_at(monkeypatch: pytest.MonkeyPatch, role: str, command: str, victim: str, times: int) -> set[int]:
-    """SIGKILL for so many processes, each when the child of a role is asked a command. Returns the ids of those that were hit so far."""
+def kill_at(
+    monkeypatch: pytest.MonkeyPatch, role: str, command: str, victim: str, times: int
+) -> set[int]:
+    """SIGKILL for so many processes, each when the child of a role is asked a command. Returns the
+    ids of those that were hit so far."""
     hit: set[int] = set()
     resume = Child.resume
 
-    def hooked(self: Child, message: dict[str, Any], timeout: float, name: str = "load") -> dict[str, Any]:
-        if self.scratch.name.startswith(f"{role}-") and name == command and len(hit) < times and not self.dead:
+    def hooked(
+        self: Child, message: dict[str, Any], timeout: float, name: str = "load"
+    ) -> dict[str, Any]:
+        if (
+            self.scratch.name.startswith(f"{role}-")
+            and name == command
+            and len(hit) < times
+            and not self.dead
+        ):
             deadline = time.monotonic() + 30
             while not (inner := families.children(self.pid)) and not families.has_ended(self.pid):
                 assert time.monotonic() < deadline, "the keeper has forked the process that serves"
                 time.sleep(0.005)
             keeper, server = self.pid, self._server._process.pid
             for pid in {"child": inner[:1], "keeper": [keeper], "fork server": [server]}[victim]:
-                if not families.has_ended(pid):  # it was hit before, and its child had answered once more
+                if not families.has_ended(
+                    pid
+                ):  # it was hit before, and its child had answered once more
                     os.kill(pid, signal.SIGKILL)
                     hit.add(pid)
         return resume(self, message, timeout, name)
@@ -149,7 +170,13 @@ STEPS = [
     ("reference", "load", HONEST, AFFINE, "ok"),
     ("reference", "expect", HONEST, AFFINE, "ok"),
     ("reference", "compare", HONEST, AFFINE, "ok"),
-    ("reference", "weights_matter", STALE.replace("nn.Parameter(torch.randn(64))", "torch.randn(64)"), WEIGHTED, "stale_weights"),
+    (
+        "reference",
+        "weights_matter",
+        STALE.replace("nn.Parameter(torch.randn(64))", "torch.randn(64)"),
+        WEIGHTED,
+        "stale_weights",
+    ),
     ("candidate", "load", HONEST, AFFINE, "ok"),
     ("candidate", "call", SHAPED, AFFINE, "shape_specialised"),
     ("candidate", "state", HONEST, AFFINE, "ok"),
@@ -163,10 +190,23 @@ QUICK_STEPS = {("capture", "capture"), ("reference", "compare"), ("candidate", "
 
 @pytest.mark.parametrize(
     ("role", "command", "code", "task", "reason"),
-    [pytest.param(*step, id=f"{step[0]}-{step[1]}", marks=() if step[:2] in QUICK_STEPS else pytest.mark.slow) for step in STEPS],
+    [
+        pytest.param(
+            *step,
+            id=f"{step[0]}-{step[1]}",
+            marks=() if step[:2] in QUICK_STEPS else pytest.mark.slow,
+        )
+        for step in STEPS
+    ],
 )
 def test_a_child_that_is_killed_once_changes_no_verdict(
-    verify: Verifier, monkeypatch: pytest.MonkeyPatch, role: str, command: str, code: str, task: KernelTask, reason: str
+    verify: Verifier,
+    monkeypatch: pytest.MonkeyPatch,
+    role: str,
+    command: str,
+    code: str,
+    task: KernelTask,
+    reason: str,
 ) -> None:
     verify.runner.close()  # its reference is asked everything anew
     hit = kill_at(monkeypatch, role, command, "child", 1)
@@ -185,7 +225,12 @@ def test_a_child_that_is_killed_once_changes_no_verdict(
     ],
 )
 def test_a_keeper_or_a_fork_server_that_is_killed_changes_no_verdict(
-    verify: Verifier, monkeypatch: pytest.MonkeyPatch, victim: str, role: str, command: str, times: int
+    verify: Verifier,
+    monkeypatch: pytest.MonkeyPatch,
+    victim: str,
+    role: str,
+    command: str,
+    times: int,
 ) -> None:
     hit = kill_at(monkeypatch, role, command, victim, times)
     assert verify(SLOW) == "ok"
@@ -195,7 +240,11 @@ def test_a_keeper_or_a_fork_server_that_is_killed_changes_no_verdict(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("role", "command", "reason"),
-    [("capture", "capture", "crashed"), ("reference", "load", "reference_failed"), ("candidate", "call", "crashed")],
+    [
+        ("capture", "capture", "crashed"),
+        ("reference", "load", "reference_failed"),
+        ("candidate", "call", "crashed"),
+    ],
 )
 def test_a_child_that_is_killed_every_time_gets_its_verdict(
     verify: Verifier, monkeypatch: pytest.MonkeyPatch, role: str, command: str, reason: str
@@ -209,7 +258,9 @@ def test_a_child_that_is_killed_every_time_gets_its_verdict(
 
 
 @pytest.mark.slow
-def test_a_fork_server_that_is_killed_every_time_is_the_machines_fault(verify: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_server_that_is_killed_every_time_is_the_machines_fault(
+    verify: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(kills, "ATTEMPTS", 2)
         hit = kill_at(patch, "candidate", "call", "fork server", 100)
@@ -219,14 +270,17 @@ def test_a_fork_server_that_is_killed_every_time_is_the_machines_fault(verify: V
     assert verify(HONEST) == "ok"
 
 
-# -- compilers ---------------------------------------------------------------------------------------------------------------------------
+# -- compilers -------------------------------------------------------------------------------------
 
-PLAIN = ExtensionSpec(kind="files", name="plain_ext", files=(("plain.cpp", 'extern "C" int seven() { return 7; }\n'),))
+PLAIN = ExtensionSpec(
+    kind="files", name="plain_ext", files=(("plain.cpp", 'extern "C" int seven() { return 7; }\n'),)
+)
 
 
 @pytest.fixture(params=["driver", "program"])
 def fragile(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[int], Builder]:
-    """Makes a builder, with a cache of its own, whose compiler is killed so many times: itself, or the program that it starts."""
+    """Makes a builder, with a cache of its own, whose compiler is killed so many times: itself, or
+    the program that it starts."""
 
     def made(deaths: int) -> Builder:
         (tmp_path / "left").write_text(str(deaths))
@@ -241,7 +295,10 @@ def fragile(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[int], B
         builder = Builder(BuildConfig(), cache=tmp_path / "cache")
         if request.param == "program" and not builder.tools.is_gcc:
             pytest.skip("only GCC lets us stand between it and its programs")
-        real, _ = builder.tools.cxx, builder.tools.key  # asked for now: the scripts below would die of it
+        real, _ = (
+            builder.tools.cxx,
+            builder.tools.key,
+        )  # asked for now: the scripts below would die of it
         compiler = tmp_path / "compiler"
         if request.param == "driver":
             compiler.write_text(f'{dies.read_text()}exec {real} "$@"\n')
@@ -262,7 +319,9 @@ def test_a_compiler_that_is_killed_is_started_again(fragile: Callable[[int], Bui
     assert build.ok and build.log == "" and builder.cached(PLAIN) is not None
 
 
-def test_a_compiler_that_is_killed_every_time_has_failed_and_nobody_remembers(fragile: Callable[[int], Builder], tmp_path: Path) -> None:
+def test_a_compiler_that_is_killed_every_time_has_failed_and_nobody_remembers(
+    fragile: Callable[[int], Builder], tmp_path: Path
+) -> None:
     builder = fragile(100)
     build = builder.build(PLAIN)
     assert (build.ok, build.reason) == (False, "build_failed")
@@ -290,7 +349,8 @@ def test_what_all_builds_need_is_made_although_its_compiler_is_killed(
 
 
 def test_what_is_made_for_all_leaves_nothing_where_its_maker_is_killed(tmp_path: Path) -> None:
-    """Half of a precompiled header is 800 MB. What a killed process was making lies in its work root, which the next one sweeps."""
+    """Half of a precompiled header is 800 MB. What a killed process was making lies in its work
+    root, which the next one sweeps."""
     script = """
     import os, signal, sys
     from pathlib import Path
@@ -307,9 +367,16 @@ def test_what_is_made_for_all_leaves_nothing_where_its_maker_is_killed(tmp_path:
     made._once(made.root / "libshim.so", die)
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), str(tmp_path)])
-    assert done.returncode == -signal.SIGKILL and len(list(tmp_path.glob("work-*/*-libshim.so"))) == 1
+    assert (
+        done.returncode == -signal.SIGKILL and len(list(tmp_path.glob("work-*/*-libshim.so"))) == 1
+    )
     mine = Prepared(Toolchain(tmp_path), WorkRoot(tmp_path))
-    assert mine._once(mine.root / "libshim.so", lambda staging: staging.write_bytes(b"whole") and None).read_bytes() == b"whole"
+    assert (
+        mine._once(
+            mine.root / "libshim.so", lambda staging: staging.write_bytes(b"whole") and None
+        ).read_bytes()
+        == b"whole"
+    )
     assert [path.name for path in mine.root.iterdir() if path.suffix != ".lock"] == ["libshim.so"]
     assert len(list(tmp_path.glob("work-*"))) == 1, "its own"
 
@@ -326,7 +393,11 @@ def test_a_compiler_does_not_outlive_its_builder_for_long(tmp_path: Path) -> Non
     print(subprocess.Popen(["sleep", "600"], cwd=work, stdout=subprocess.DEVNULL, start_new_session=True).pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert done.returncode == -signal.SIGKILL
     compiler = psutil.Process(int(done.stdout))
     bystander = subprocess.Popen(["sleep", "600"], cwd=tmp_path)

@@ -1,4 +1,5 @@
-"""The lite headers: what they accept torch accepts, what they give is what torch gives, and launches of CUDA libraries are counted."""
+"""The lite headers: what they accept torch accepts, what they give is what torch gives, and
+launches of CUDA libraries are counted."""
 
 from __future__ import annotations
 
@@ -18,10 +19,19 @@ from types import ModuleType
 import pytest
 
 from kernels_eval.build.extensions import Builder
-from kernels_eval.build.launches import Launches
-from kernels_eval.build.lite import COMMON, Operators, TorchNames, certain_error, definitions, file_scope, only_declares, standard_headers
+from kernels_eval.build.lite import (
+    COMMON,
+    Operators,
+    TorchNames,
+    certain_error,
+    definitions,
+    file_scope,
+    only_declares,
+    standard_headers,
+)
 from kernels_eval.build.process import WorkRoot, sweep
 from kernels_eval.build.spec import Build, ExtensionSpec
+from kernels_eval.child.kernel_launches import Launches
 from kernels_eval.config import BuildConfig
 
 torch = pytest.importorskip("torch")
@@ -36,7 +46,13 @@ def builder() -> Builder:
 
 def inline(source: str, *functions: str, **fields: object) -> ExtensionSpec:
     return ExtensionSpec.model_validate(
-        {"name": f"lite_{uuid.uuid4().hex[:8]}", "cpp_sources": (source,), "functions": functions, "extra_cflags": ("-O1",), **fields}
+        {
+            "name": f"lite_{uuid.uuid4().hex[:8]}",
+            "cpp_sources": (source,),
+            "functions": functions,
+            "extra_cflags": ("-O1",),
+            **fields,
+        }
     )
 
 
@@ -109,12 +125,17 @@ def wide(builder: Builder) -> ModuleType:
 
 
 def test_unoptimised_code_does_not_take_the_place_of_torchs(builder: Builder) -> None:
-    """At -O0 inline functions are emitted under torch's own names; bound to by the shims, they would call each other without end."""
-    build = builder.build(inline(WIDE, "metadata", "arithmetic", "scalars", "dispatched", extra_cflags=("-O0",)))
+    """At -O0 inline functions are emitted under torch's own names; bound to by the shims, they
+    would call each other without end."""
+    build = builder.build(
+        inline(WIDE, "metadata", "arithmetic", "scalars", "dispatched", extra_cflags=("-O0",))
+    )
     assert build.ok and build.tier == "lite", build.log
     x = torch.randn(3, 4)
     assert load(build).metadata(x)[2] == 12
-    exported = subprocess.run(["nm", "-D", "--defined-only", build.path], capture_output=True, text=True, check=True).stdout
+    exported = subprocess.run(
+        ["nm", "-D", "--defined-only", build.path], capture_output=True, text=True, check=True
+    ).stdout
     names = [line.split()[-1] for line in exported.splitlines() if " A " not in line]
     assert names == [f"PyInit_{Path(build.path).stem}"]
 
@@ -123,14 +144,30 @@ def test_metadata_is_torchs(wide: ModuleType) -> None:
     x = torch.zeros(3, 4, dtype=torch.float64)
     assert wide.metadata(x).tolist() == [4, 4, 12, 1, 8, 1, 1, 4]
     assert wide.metadata(x.t()).tolist() == [3, 1, 12, 0, 8, 1, 1, 3]
-    with pytest.raises(RuntimeError, match=re.escape("want 2 dims, got 3 of [1, 2, 3] in Float on cpu 1.51")):
+    with pytest.raises(
+        RuntimeError, match=re.escape("want 2 dims, got 3 of [1, 2, 3] in Float on cpu 1.51")
+    ):
         wide.metadata(torch.zeros(1, 2, 3))
 
 
 def test_operators_mean_what_torchs_mean(wide: ModuleType) -> None:
     a, b = torch.randn(3, 4), torch.randn(3, 4)
     c = (a.clone() + b) * 0.5
-    expected = [a + b, a - 0.5, 0.5 / a, a * 2, -a, c, a.sum(), a.sum(0, keepdim=True), a.mean(1), a @ b.t(), a[0], a[0][2], a.flip(1)]
+    expected = [
+        a + b,
+        a - 0.5,
+        0.5 / a,
+        a * 2,
+        -a,
+        c,
+        a.sum(),
+        a.sum(0, keepdim=True),
+        a.mean(1),
+        a @ b.t(),
+        a[0],
+        a[0][2],
+        a.flip(1),
+    ]
     expected += [a.softmax(-1), a.max(1).values, a.view(-1)[1:3], torch.full((2, 3), 1.5), a > b]
     got = wide.arithmetic(a, b, 0.5, 2, True)
     assert len(got) == len(expected)
@@ -141,7 +178,11 @@ def test_operators_mean_what_torchs_mean(wide: ModuleType) -> None:
 def test_values_go_in_and_out_as_pybind11_takes_them(wide: ModuleType) -> None:
     assert wide.scalars(torch.ones(2), None, [5, 6], (1, 2)) == (2.0, 9, False)
     assert wide.scalars(torch.ones(2), torch.ones(1), [5], [1, 2])[2] is True
-    for wrong in ((torch.ones(2), None, [0.5], [1, 2]), ("x", None, [5], [1, 2]), (torch.ones(2), None, [5])):
+    for wrong in (
+        (torch.ones(2), None, [0.5], [1, 2]),
+        ("x", None, [5], [1, 2]),
+        (torch.ones(2), None, [5]),
+    ):
         with pytest.raises(TypeError):
             wide.scalars(*wrong)
 
@@ -168,71 +209,137 @@ std::vector<at::Tensor> f(at::Tensor x) {
     x = torch.zeros(2, 3)
     got = load(build).f(x)
     expected = [
-        torch.zeros(2, dtype=torch.float64, requires_grad=True), torch.ones_like(x, requires_grad=True), torch.full((2,), 7),
-        torch.full_like(x, 1.5, dtype=torch.float64), torch.zeros(1, dtype=torch.bool), torch.empty(2, 3),
-        torch.zeros(2, 3, device="meta"), torch.ones(1),
-    ]  # fmt: skip
+        torch.zeros(2, dtype=torch.float64, requires_grad=True),
+        torch.ones_like(x, requires_grad=True),
+        torch.full((2,), 7),
+        torch.full_like(x, 1.5, dtype=torch.float64),
+        torch.zeros(1, dtype=torch.bool),
+        torch.empty(2, 3),
+        torch.zeros(2, 3, device="meta"),
+        torch.ones(1),
+    ]
     for number, (one, other) in enumerate(zip(got, expected, strict=True)):
-        assert (one.dtype, one.shape, one.device, one.requires_grad) == (other.dtype, other.shape, other.device, other.requires_grad)
+        assert (one.dtype, one.shape, one.device, one.requires_grad) == (
+            other.dtype,
+            other.shape,
+            other.device,
+            other.requires_grad,
+        )
         assert number in (5, 6) or torch.equal(one, other)
 
 
 def test_the_common_library_exports_what_it_is_for_and_nothing_else(builder: Builder) -> None:
-    """Lite's inline functions have torch's names: exported, they would take the place of torch's in the shims, which call them."""
-    table = subprocess.run(["nm", "-DC", "--defined-only", builder.prepared.common()], capture_output=True, text=True, check=True).stdout
-    exported = [line.split(maxsplit=2)[2].split("(")[0] for line in table.splitlines() if line.split(maxsplit=2)[1] in "TWV"]
-    kept = {"c10::optTypeMetaToScalarType", *(f"{space}::{name}" for space in ("at", "torch") for name in COMMON)}
+    """Lite's inline functions have torch's names: exported, they would take the place of torch's in
+    the shims, which call them."""
+    table = subprocess.run(
+        ["nm", "-DC", "--defined-only", builder.prepared.common()],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    exported = [
+        line.split(maxsplit=2)[2].split("(")[0]
+        for line in table.splitlines()
+        if line.split(maxsplit=2)[1] in "TWV"
+    ]
+    kept = {
+        "c10::optTypeMetaToScalarType",
+        *(f"{space}::{name}" for space in ("at", "torch") for name in COMMON),
+    }
     assert kept <= set(exported)
-    assert all(name in kept or name.startswith("c10::TensorOptions::") for name in exported), exported
+    assert all(name in kept or name.startswith("c10::TensorOptions::") for name in exported), (
+        exported
+    )
 
 
-@pytest.mark.parametrize(("text", "only"), [
-    ("#include <torch/extension.h>\nat::Tensor f(at::Tensor x, const torch::Tensor& gamma, float beta, int64_t n);", True),
-    ("std::vector<at::Tensor> f(const std::vector<at::Tensor>& x); std::tuple<at::Tensor, at::Tensor> g(at::Tensor x);", True),
-    ("at::Tensor f(at::Tensor x) { return x; }", False),
-    ("at::Tensor f(at::Tensor x, float eps = 1e-5);", False),
-    ("float beta(float x, float y);", False),
-    ("#include <map>\nat::Tensor f(at::Tensor x);", False),
-    ("at::Tensor f(at::Tensor x, std::string mode);", False),
-    ("at::Tensor f(at::Half x);", False),
-    ("using torch::Tensor; Tensor f(Tensor x);", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "only"),
+    [
+        (
+            (
+                "#include <torch/extension.h>\nat::Tensor f(at::Tensor x, const torch::Tensor&"
+                " gamma, float beta, int64_t n);"
+            ),
+            True,
+        ),
+        (
+            (
+                "std::vector<at::Tensor> f(const std::vector<at::Tensor>& x);"
+                " std::tuple<at::Tensor, at::Tensor> g(at::Tensor x);"
+            ),
+            True,
+        ),
+        ("at::Tensor f(at::Tensor x) { return x; }", False),
+        ("at::Tensor f(at::Tensor x, float eps = 1e-5);", False),
+        ("float beta(float x, float y);", False),
+        ("#include <map>\nat::Tensor f(at::Tensor x);", False),
+        ("at::Tensor f(at::Tensor x, std::string mode);", False),
+        ("at::Tensor f(at::Half x);", False),
+        ("using torch::Tensor; Tensor f(Tensor x);", False),
+    ],
+)
 def test_which_sources_do_without_operators(text: str, only: bool) -> None:
     assert only_declares(text) is only
 
 
 @pytest.mark.parametrize("flags", [(), ("-O3",), ("-O2", "-DWITH_CUDA"), ("-std=c++14",)])
-def test_bindings_are_precompiled_where_the_flags_allow_it(builder: Builder, flags: tuple[str, ...], tmp_path: Path) -> None:
+def test_bindings_are_precompiled_where_the_flags_allow_it(
+    builder: Builder, flags: tuple[str, ...], tmp_path: Path
+) -> None:
     spec = inline("at::Tensor f(at::Tensor x);", "f", extra_cflags=flags)
     [(name, text, _)] = builder._units(spec, "lite")
     (tmp_path / name).write_text(text)
-    command = [*builder._cxx_flags(spec, "bindings"), *builder._includes("bindings", tmp_path), "-H", "-fsyntax-only", str(tmp_path / name)]
+    command = [
+        *builder._cxx_flags(spec, "bindings"),
+        *builder._includes("bindings", tmp_path),
+        "-H",
+        "-fsyntax-only",
+        str(tmp_path / name),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     if builder.tools.is_gcc:
-        assert (re.search(r"^! .*extension\.h\.gch", done.stderr, re.MULTILINE) is not None) is (flags != ("-std=c++14",)), done.stderr
+        assert (re.search(r"^! .*extension\.h\.gch", done.stderr, re.MULTILINE) is not None) is (
+            flags != ("-std=c++14",)
+        ), done.stderr
     assert (done.returncode == 0) is (flags != ("-std=c++14",))
 
 
 def test_standard_headers_come_with_the_names_that_need_them() -> None:
     assert standard_headers("x.numel(); expf(y); std::sqrt(z); std :: pow(a, b)") == ""
-    for text in ("std::max(a, b)", "std::vector<int> v", "using namespace std;", "x.sizes().vec()", "std::swap(a, b); std::sqrt(c)"):
+    for text in (
+        "std::max(a, b)",
+        "std::vector<int> v",
+        "using namespace std;",
+        "x.sizes().vec()",
+        "std::swap(a, b); std::sqrt(c)",
+    ):
         assert "<vector>" in standard_headers(text), text
     assert "<limits>" in standard_headers("std::numeric_limits<float>::max()")
-    assert "-DCONCUR_SPECIAL" in definitions("std::legendre(1, x)") and "-DCONCUR_SPECIAL" not in definitions("legend(1)")
+    assert "-DCONCUR_SPECIAL" in definitions(
+        "std::legendre(1, x)"
+    ) and "-DCONCUR_SPECIAL" not in definitions("legend(1)")
 
 
-@pytest.mark.parametrize("source", ["float beta = 1;", "double x = std::legendre(1, 0.5);", "double y = beta(1.0, 2.0);"])
+@pytest.mark.parametrize(
+    "source", ["float beta = 1;", "double x = std::legendre(1, 0.5);", "double y = beta(1.0, 2.0);"]
+)
 def test_special_functions_are_there_for_those_who_name_them(builder: Builder, source: str) -> None:
     plain = f"#include <cmath>\n#include <math.h>\n{source}"
     command = [builder.tools.cxx, "-std=c++20", "-fsyntax-only", "-x", "c++", "-"]
     alone = subprocess.run(command, input=plain, text=True, capture_output=True)
-    build = attempt(builder, inline(f"{source}\nat::Tensor f(at::Tensor x) {{ return x; }}", "f"), "lite")
+    build = attempt(
+        builder, inline(f"{source}\nat::Tensor f(at::Tensor x) {{ return x; }}", "f"), "lite"
+    )
     assert build.ok is (alone.returncode == 0), build.log
 
 
 def test_tensors_are_neither_leaked_nor_freed_early(builder: Builder) -> None:
     build = builder.build(
-        inline("at::Tensor same(at::Tensor x) { at::Tensor y = x; auto z = std::move(y); y = z; x = y; return x; }", "same")
+        inline(
+            "at::Tensor same(at::Tensor x) { at::Tensor y = x; auto z = std::move(y); y = z; x = y;"
+            " return x; }",
+            "same",
+        )
     )
     assert build.ok and build.tier == "lite", build.log
     same, x = load(build).same, torch.ones(1000)
@@ -259,16 +366,25 @@ STRICT = {
 
 @pytest.mark.parametrize("fault", STRICT)
 def test_what_torch_rejects_lite_rejects(builder: Builder, fault: str) -> None:
-    build = attempt(builder, inline(f"at::Tensor f(at::Tensor x) {{ {STRICT[fault]} }}", "f"), "lite")
-    assert not build.ok and "error: " in build.log and "concur_" not in build.log.partition("error: ")[0]
+    build = attempt(
+        builder, inline(f"at::Tensor f(at::Tensor x) {{ {STRICT[fault]} }}", "f"), "lite"
+    )
+    assert (
+        not build.ok
+        and "error: " in build.log
+        and "concur_" not in build.log.partition("error: ")[0]
+    )
 
 
-@pytest.mark.parametrize("source", [
-    "PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {}",
-    "at::Tensor f(at::Tensor x) { return torch::nn::functional::relu(x); }",
-    "TORCH_LIBRARY(a, m) {}",
-    "at::Tensor f(at::Tensor x) { TORCH_WARN(1); return x; }",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "source",
+    [
+        "PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {}",
+        "at::Tensor f(at::Tensor x) { return torch::nn::functional::relu(x); }",
+        "TORCH_LIBRARY(a, m) {}",
+        "at::Tensor f(at::Tensor x) { TORCH_WARN(1); return x; }",
+    ],
+)
 def test_what_only_torch_has_goes_straight_to_it(builder: Builder, source: str) -> None:
     assert not builder._lite_can(inline(source, "f"))
 
@@ -285,51 +401,143 @@ KNOWN = TorchNames(
 )
 
 
-@pytest.mark.parametrize(("message", "source", "certain"), [
-    ("main.cpp:3:4: error: 'rmax' was not declared in this scope", "rmax + 1", True),
-    ("main.cpp:3:4: error: 'stride' was not declared in this scope", "h * stride", True),
-    ("main.cpp:3:4: error: 'stride' was not declared in this scope", "using namespace at; h * stride", False),
-    ("main.cpp:3:4: error: 'relu' was not declared in this scope", "relu(x)", False),
-    ("main.cpp:3:4: error: 'printf' was not declared in this scope", "f = printf", False),
-    ("main.cpp:3:4: error: 'class at::Tensor' has no member named 'rows'", "x.rows()", True),
-    ("main.cpp:3:4: error: 'class at::Tensor' has no member named 'relu'", "x.relu()", False),
-    ("main.cpp:3:4: error: declaration of 'const float* x' shadows a parameter", "x", True),
-    ("main.cpp:3:4: error: no matching function for call to 'min(int, const int64_t&)'", "std::min(a, b)", True),
-    ("main.cpp:3:4: error: no matching function for call to 'min(int, const int64_t&)'", "std::min(a, b); min(c, d)", False),
-    ("main.cpp:3:4: error: 'stride' was not declared in this scope", "stride <b> (c)", False),
-    ('cuda.cu(9): error: identifier "__half2float" is undefined', "__half2float(x)", False),
-    ('cuda.cu(9): error: identifier "half_to_float" is undefined', "#include <torch/extension.h>\nhalf_to_float(x)", True),
-    ('cuda.cu(9): error: identifier "half_to_float" is undefined', "#include <math.h>\n#include <cuda_fp16.h>\nhalf_to_float(x)", False),
-    ('cuda.cu(9): error: identifier "half_to_float" is undefined', "#ifdef HALF\nhalf_to_float(x)", False),
-    ('core.h(9): error: identifier "half_to_float" is undefined', "half_to_float(x)", False),
-    ('cuda.cu(9): error: no suitable constructor exists to convert from "const char [5]" to "c10::Device"', "torch::device(T)", True),
-    ('cuda.cu(9): error: no suitable constructor exists to convert from "const char [5]" to "c10::Device"', "c10::Device(T)", False),
-    ('cuda.cu(9): error: no suitable constructor exists to convert from "const char [5]" to "c10::Layout"', "torch::layout(T)", False),
-    ('cuda.cu(9): error: expected a ";"', "x y", True),
-    ("main.cpp:3:4: error: expected ';' before 'y'", "x y", True),
-    ("main.cpp:3:4: error: expected ';' before 'y'", "#ifdef A\nx y", False),
-    ("main.cpp:3:4: error: no matching function for call to 'f(int)'", "f(1)", False),
-    ("dispatch.h:3:4: error: cannot convert 'const at::DeprecatedTypeProperties' to 'c10::ScalarType'", "x.type()", True),
-    ("concur/core.h:3:4: error: expected ';' before 'y'", "x y", False),
-    ('cuda.cu(9): error: class "at::Tensor" has no member "cuda_stream"', "x.cuda_stream()", True),
-    ('cuda.cu(9): error: class "at::Tensor" has no member "relu"', "x.relu()", False),
-    ('cuda.cu(9): error: namespace "at::cuda" has no member "getCurrentCUDAStream"', "at::cuda::getCurrentCUDAStream()", True),
-    ('cuda.cu(9): error: namespace "at::cuda" has no member "getCurrentCUDAStream"', "#include <c10/cuda/CUDAStream.h>\n", False),
-    ('cuda.cu(9): error: namespace "at::cuda" has no member "warp_size"', "at::cuda::warp_size()", False),
-    ('cuda.cu(9): error: "b" has already been declared in the current scope', "int b; int b;", True),
-    ('cuda.cu(9): error: declaration is incompatible with previous "a" (declared at line 3)', "a", True),
-    ('cuda.cu(9): error: declaration is incompatible with previous "a" (declared at line 3 of /x/y.h)', "a", False),
-    ("nvcc fatal   : Unsupported gpu architecture 'sm_70'", "x", True),
-    ("g++-real: error: unrecognized command-line option '-arch=sm_70'", "x", True),
-    ("g++: error: main.cpp: No such file or directory", "x", False),
-])  # fmt: skip
-def test_which_first_errors_need_no_second_opinion(message: str, source: str, certain: bool) -> None:
+@pytest.mark.parametrize(
+    ("message", "source", "certain"),
+    [
+        ("main.cpp:3:4: error: 'rmax' was not declared in this scope", "rmax + 1", True),
+        ("main.cpp:3:4: error: 'stride' was not declared in this scope", "h * stride", True),
+        (
+            "main.cpp:3:4: error: 'stride' was not declared in this scope",
+            "using namespace at; h * stride",
+            False,
+        ),
+        ("main.cpp:3:4: error: 'relu' was not declared in this scope", "relu(x)", False),
+        ("main.cpp:3:4: error: 'printf' was not declared in this scope", "f = printf", False),
+        ("main.cpp:3:4: error: 'class at::Tensor' has no member named 'rows'", "x.rows()", True),
+        ("main.cpp:3:4: error: 'class at::Tensor' has no member named 'relu'", "x.relu()", False),
+        ("main.cpp:3:4: error: declaration of 'const float* x' shadows a parameter", "x", True),
+        (
+            "main.cpp:3:4: error: no matching function for call to 'min(int, const int64_t&)'",
+            "std::min(a, b)",
+            True,
+        ),
+        (
+            "main.cpp:3:4: error: no matching function for call to 'min(int, const int64_t&)'",
+            "std::min(a, b); min(c, d)",
+            False,
+        ),
+        ("main.cpp:3:4: error: 'stride' was not declared in this scope", "stride <b> (c)", False),
+        ('cuda.cu(9): error: identifier "__half2float" is undefined', "__half2float(x)", False),
+        (
+            'cuda.cu(9): error: identifier "half_to_float" is undefined',
+            "#include <torch/extension.h>\nhalf_to_float(x)",
+            True,
+        ),
+        (
+            'cuda.cu(9): error: identifier "half_to_float" is undefined',
+            "#include <math.h>\n#include <cuda_fp16.h>\nhalf_to_float(x)",
+            False,
+        ),
+        (
+            'cuda.cu(9): error: identifier "half_to_float" is undefined',
+            "#ifdef HALF\nhalf_to_float(x)",
+            False,
+        ),
+        ('core.h(9): error: identifier "half_to_float" is undefined', "half_to_float(x)", False),
+        (
+            (
+                'cuda.cu(9): error: no suitable constructor exists to convert from "const char [5]"'
+                ' to "c10::Device"'
+            ),
+            "torch::device(T)",
+            True,
+        ),
+        (
+            (
+                'cuda.cu(9): error: no suitable constructor exists to convert from "const char [5]"'
+                ' to "c10::Device"'
+            ),
+            "c10::Device(T)",
+            False,
+        ),
+        (
+            (
+                'cuda.cu(9): error: no suitable constructor exists to convert from "const char [5]"'
+                ' to "c10::Layout"'
+            ),
+            "torch::layout(T)",
+            False,
+        ),
+        ('cuda.cu(9): error: expected a ";"', "x y", True),
+        ("main.cpp:3:4: error: expected ';' before 'y'", "x y", True),
+        ("main.cpp:3:4: error: expected ';' before 'y'", "#ifdef A\nx y", False),
+        ("main.cpp:3:4: error: no matching function for call to 'f(int)'", "f(1)", False),
+        (
+            (
+                "dispatch.h:3:4: error: cannot convert 'const at::DeprecatedTypeProperties' to"
+                " 'c10::ScalarType'"
+            ),
+            "x.type()",
+            True,
+        ),
+        ("concur/core.h:3:4: error: expected ';' before 'y'", "x y", False),
+        (
+            'cuda.cu(9): error: class "at::Tensor" has no member "cuda_stream"',
+            "x.cuda_stream()",
+            True,
+        ),
+        ('cuda.cu(9): error: class "at::Tensor" has no member "relu"', "x.relu()", False),
+        (
+            'cuda.cu(9): error: namespace "at::cuda" has no member "getCurrentCUDAStream"',
+            "at::cuda::getCurrentCUDAStream()",
+            True,
+        ),
+        (
+            'cuda.cu(9): error: namespace "at::cuda" has no member "getCurrentCUDAStream"',
+            "#include <c10/cuda/CUDAStream.h>\n",
+            False,
+        ),
+        (
+            'cuda.cu(9): error: namespace "at::cuda" has no member "warp_size"',
+            "at::cuda::warp_size()",
+            False,
+        ),
+        (
+            'cuda.cu(9): error: "b" has already been declared in the current scope',
+            "int b; int b;",
+            True,
+        ),
+        (
+            'cuda.cu(9): error: declaration is incompatible with previous "a" (declared at line 3)',
+            "a",
+            True,
+        ),
+        (
+            (
+                'cuda.cu(9): error: declaration is incompatible with previous "a" (declared at line'
+                " 3 of /x/y.h)"
+            ),
+            "a",
+            False,
+        ),
+        ("nvcc fatal   : Unsupported gpu architecture 'sm_70'", "x", True),
+        ("g++-real: error: unrecognized command-line option '-arch=sm_70'", "x", True),
+        ("g++: error: main.cpp: No such file or directory", "x", False),
+    ],
+)
+def test_which_first_errors_need_no_second_opinion(
+    message: str, source: str, certain: bool
+) -> None:
     assert certain_error(message, source, KNOWN) is certain
 
 
-def test_a_standard_that_torch_refuses_is_refused_in_its_words(builder: Builder, tmp_path: Path) -> None:
+def test_a_standard_that_torch_refuses_is_refused_in_its_words(
+    builder: Builder, tmp_path: Path
+) -> None:
     """Many candidates ask for C++14. Torch's headers took a minute to say no."""
-    old = inline("torch::Tensor f(torch::Tensor x) { return x; }", "f").model_copy(update={"extra_cflags": ("-std=c++14",)})
+    old = inline("torch::Tensor f(torch::Tensor x) { return x; }", "f").model_copy(
+        update={"extra_cflags": ("-std=c++14",)}
+    )
     build = builder._attempt(old, "lite", tmp_path)
     assert not build.ok and builder._certain(build, old)
     torchs = (builder.tools.torch_dir / "include/torch/csrc/api/include/torch/all.h").read_text()
@@ -338,7 +546,9 @@ def test_a_standard_that_torch_refuses_is_refused_in_its_words(builder: Builder,
 
 
 def test_names_at_file_scope() -> None:
-    text = 'extern "C" { int a(int p); } namespace n { int b; } enum { C1, C2 }; enum class E { d };'
+    text = (
+        'extern "C" { int a(int p); } namespace n { int b; } enum { C1, C2 }; enum class E { d };'
+    )
     text += " struct S { int e; }; void g() { int h; }"
     names = file_scope(text)
     assert {"a", "C1", "C2", "S", "E", "g"} <= names and not names & {"b", "d", "e", "h"}
@@ -348,7 +558,11 @@ def test_an_operator_comes_with_all_its_overloads(builder: Builder, tmp_path: Pa
     include = builder.tools.torch_dir / "include"
     Operators(include).write("x.sum(1); torch::softmax(x, 0); x.index({})", tmp_path)
     methods = (tmp_path / "concur_methods.inc").read_text()
-    declared = [line for line in (include / "ATen/core/TensorBody.h").read_text().split("\n};\n")[0].splitlines() if " sum(" in line]
+    declared = [
+        line
+        for line in (include / "ATen/core/TensorBody.h").read_text().split("\n};\n")[0].splitlines()
+        if " sum(" in line
+    ]
     assert len(declared) == len(re.findall(r"\bsum\(.*\) const", methods)) >= 2
     assert "= delete" in methods, "an overload with a type that lite lacks is there, and deleted"
     assert "softmax" in (tmp_path / "concur_ops.inc").read_text() and " mean(" not in methods
@@ -356,11 +570,20 @@ def test_an_operator_comes_with_all_its_overloads(builder: Builder, tmp_path: Pa
 
 def test_a_work_root_goes_with_its_process(tmp_path: Path) -> None:
     script = (
-        f"from pathlib import Path; from kernels_eval.build.process import WorkRoot; w = WorkRoot(Path({str(tmp_path)!r})); print(w.path)"
+        "from pathlib import Path; from kernels_eval.build.process import WorkRoot; w ="
+        f" WorkRoot(Path({str(tmp_path)!r})); print(w.path)"
     )
-    path = Path(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip())
+    path = Path(
+        subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        ).stdout.strip()
+    )
     assert path.parent == tmp_path and not path.exists()
-    killed = subprocess.run([sys.executable, "-c", script + "; import os; os.kill(os.getpid(), 9)"], capture_output=True, text=True)
+    killed = subprocess.run(
+        [sys.executable, "-c", script + "; import os; os.kill(os.getpid(), 9)"],
+        capture_output=True,
+        text=True,
+    )
     assert killed.returncode == -9
     [left] = tmp_path.glob("work-*")
     mine = WorkRoot(tmp_path)
@@ -371,11 +594,19 @@ def test_a_work_root_goes_with_its_process(tmp_path: Path) -> None:
 
 def test_confine_runs_in_every_compiler(tmp_path: Path) -> None:
     marks = tmp_path / "marks"
-    builder = Builder(BuildConfig(), confine=lambda: os.close(os.open(marks, os.O_CREAT | os.O_APPEND | os.O_WRONLY)))
-    assert builder.build(inline(f"// {uuid.uuid4()}\nat::Tensor f(at::Tensor x) {{ return x; }}", "f")).ok and marks.exists()
+    builder = Builder(
+        BuildConfig(),
+        confine=lambda: os.close(os.open(marks, os.O_CREAT | os.O_APPEND | os.O_WRONLY)),
+    )
+    assert (
+        builder.build(
+            inline(f"// {uuid.uuid4()}\nat::Tensor f(at::Tensor x) {{ return x; }}", "f")
+        ).ok
+        and marks.exists()
+    )
 
 
-# -- CUDA: built here, run on a GPU by test_gpu ------------------------------------------------------------------------------------------
+# -- CUDA: built here, run on a GPU by test_gpu ----------------------------------------------------
 
 needs_nvcc = pytest.mark.skipif(Builder(BuildConfig()).tools.nvcc is None, reason="needs nvcc")
 CUDA = [
@@ -419,23 +650,33 @@ torch::Tensor f(torch::Tensor x) {
 
 
 def cuda(source: str) -> ExtensionSpec:
-    return inline("torch::Tensor f(torch::Tensor x);", "f", cuda_sources=(source,), name="lite_cuda")
+    return inline(
+        "torch::Tensor f(torch::Tensor x);", "f", cuda_sources=(source,), name="lite_cuda"
+    )
 
 
 def kernel_code(cubin: Path) -> dict[str, bytes]:
     """The machine code of each kernel: the `.text.NAME` sections of an ELF file."""
     data = cubin.read_bytes()
-    table, (size, count, names) = struct.unpack_from("<Q", data, 0x28)[0], struct.unpack_from("<HHH", data, 0x3A)
+    table, (size, count, names) = (
+        struct.unpack_from("<Q", data, 0x28)[0],
+        struct.unpack_from("<HHH", data, 0x3A),
+    )
     sections = [struct.unpack_from("<IIQQQQ", data, table + i * size) for i in range(count)]
     strings = sections[names][4]
-    named = {data[strings + s[0] : data.index(b"\0", strings + s[0])].decode(): data[s[4] : s[4] + s[5]] for s in sections}
+    named = {
+        data[strings + s[0] : data.index(b"\0", strings + s[0])].decode(): data[s[4] : s[4] + s[5]]
+        for s in sections
+    }
     return {name: code for name, code in named.items() if name.startswith(".text.")}
 
 
 @needs_nvcc
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(CUDA)))
-def test_the_kernels_machine_code_does_not_depend_on_the_tier(builder: Builder, number: int, tmp_path: Path) -> None:
+def test_the_kernels_machine_code_does_not_depend_on_the_tier(
+    builder: Builder, number: int, tmp_path: Path
+) -> None:
     found = []
     for tier in ("lite", "full"):
         scratch = tmp_path / tier
@@ -444,7 +685,11 @@ def test_the_kernels_machine_code_does_not_depend_on_the_tier(builder: Builder, 
         assert build.ok, build.log
         work = scratch / tier
         flags = [*builder._nvcc_flags(cuda(CUDA[number]), tier), *builder._includes(tier, work)]
-        subprocess.run([*flags, "-cubin", "-o", str(work / "f.cubin"), str(work / "cuda.cu")], check=True, cwd=work)
+        subprocess.run(
+            [*flags, "-cubin", "-o", str(work / "f.cubin"), str(work / "cuda.cu")],
+            check=True,
+            cwd=work,
+        )
         found.append(kernel_code(work / "f.cubin"))
     lite, full = found
     assert lite and all(len(code) > 100 for code in lite.values())
@@ -452,13 +697,19 @@ def test_the_kernels_machine_code_does_not_depend_on_the_tier(builder: Builder, 
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("body", "certain"), [
-    ("int n = no_name_of_torch(x); return x;", True),
-    ("return torch::empty({2}, torch::device(\"cuda\"));", True),
-    ("float m = static_cast<float>(__float2half(1.f)); return x;", False),
-])  # fmt: skip
-def test_what_nvcc_does_not_know(builder: Builder, body: str, certain: bool, tmp_path: Path) -> None:
-    """`__float2half` is what torch's headers bring along under nvcc, and lite only for those who name at::Half."""
+@pytest.mark.parametrize(
+    ("body", "certain"),
+    [
+        ("int n = no_name_of_torch(x); return x;", True),
+        ('return torch::empty({2}, torch::device("cuda"));', True),
+        ("float m = static_cast<float>(__float2half(1.f)); return x;", False),
+    ],
+)
+def test_what_nvcc_does_not_know(
+    builder: Builder, body: str, certain: bool, tmp_path: Path
+) -> None:
+    """`__float2half` is what torch's headers bring along under nvcc, and lite only for those who
+    name at::Half."""
     asked = cuda(f"#include <torch/extension.h>\ntorch::Tensor f(torch::Tensor x) {{ {body} }}")
     build = builder._attempt(asked, "lite", tmp_path)
     assert not build.ok and builder._certain(build, asked) is certain, build.log
@@ -468,10 +719,17 @@ def test_what_nvcc_does_not_know(builder: Builder, body: str, certain: bool, tmp
 def test_launches_of_a_library_go_through_the_counter(builder: Builder) -> None:
     build = builder.build(cuda(CUDA[0]))
     assert build.ok and build.tier == "lite", build.log
-    table = subprocess.run(["nm", "-D", build.path], capture_output=True, text=True, check=True).stdout
-    assert re.search(r" U __wrap_(__)?cudaLaunchKernel", table) and "U __wrap___cudaRegisterFunction" in table
+    table = subprocess.run(
+        ["nm", "-D", build.path], capture_output=True, text=True, check=True
+    ).stdout
+    assert (
+        re.search(r" U __wrap_(__)?cudaLaunchKernel", table)
+        and "U __wrap___cudaRegisterFunction" in table
+    )
     assert not re.search(r" U (__)?cudaLaunchKernel", table), "no way around it"
-    needed = subprocess.run(["objdump", "-p", build.path], capture_output=True, text=True, check=True).stdout
+    needed = subprocess.run(
+        ["objdump", "-p", build.path], capture_output=True, text=True, check=True
+    ).stdout
     assert "libconcur_launch.so" in needed
 
 
@@ -515,13 +773,28 @@ void fake_second(long stream) { __wrap_cudaLaunchKernel(second, dim3(), dim3(), 
 
 @needs_nvcc
 def test_the_counters_add_up(builder: Builder, tmp_path: Path) -> None:
-    """Against a CUDA runtime of our own that only counts: no GPU is needed, and nothing of a real one is loaded."""
+    """Against a CUDA runtime of our own that only counts: no GPU is needed, and nothing of a real
+    one is loaded."""
     source = tmp_path / "fake.cpp"
     source.write_text(FAKE)
-    support = Path(sys.modules["kernels_eval.build.toolchain"].__file__ or "").parent / "headers/support/concur_launch.cpp"
+    support = (
+        Path(sys.modules["kernels_eval.build.toolchain"].__file__ or "").parent
+        / "headers/support/concur_launch.cpp"
+    )
     library = tmp_path / "libconcur_launch.so"
     includes = [f"-I{path}" for path in builder.tools.plain_includes]
-    command = [builder.tools.cxx, "-std=c++20", "-w", "-fPIC", "-shared", *includes, str(source), str(support), "-o", str(library)]
+    command = [
+        builder.tools.cxx,
+        "-std=c++20",
+        "-w",
+        "-fPIC",
+        "-shared",
+        *includes,
+        str(source),
+        str(support),
+        "-o",
+        str(library),
+    ]
     subprocess.run([*command, "-Wl,-Bsymbolic"], check=True)
     fake = ctypes.CDLL(str(library))
     launches = Launches(fake)
@@ -543,12 +816,25 @@ def test_the_counters_add_up(builder: Builder, tmp_path: Path) -> None:
     fake.fake_second(7)
     assert launches.elapsed_ms() == launches.elapsed_ms() == 3.0 and fake.fake_events() == 0
     launches.reset()
-    assert (launches.total, launches.off_stream, launches.elapsed_ms(), launches.names()) == (0, 0, 0.0, {})
+    assert (launches.total, launches.off_stream, launches.elapsed_ms(), launches.names()) == (
+        0,
+        0,
+        0.0,
+        {},
+    )
 
 
 def test_without_a_cuda_library_there_are_no_counters() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent("from kernels_eval.build.launches import Launches; print(Launches.find())")],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent(
+                "from kernels_eval.child.kernel_launches import Launches; print(Launches.find())"
+            ),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.strip() == "None"

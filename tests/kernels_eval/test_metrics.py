@@ -10,19 +10,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels_eval.metrics import bootstrap_interval, fast_p, geometric_mean, mean, pass_at_k, wilson_interval
+from tasks.benchmark.metrics import (
+    bootstrap_interval,
+    fast_p,
+    geometric_mean,
+    mean,
+    pass_at_k,
+    wilson_interval,
+)
 
 SPEEDUPS = st.lists(st.one_of(st.just(0.0), st.floats(0.01, 100.0)), min_size=1, max_size=30)
 
 
-@given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+@given(
+    st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n)))
+)
 def test_pass_at_k_is_the_share_of_subsets_with_a_pass(case: tuple[int, int, int]) -> None:
     n, c, k = case
     subsets = list(itertools.combinations([True] * c + [False] * (n - c), k))
     assert pass_at_k(n, c, k) == pytest.approx(sum(any(s) for s in subsets) / len(subsets))
 
 
-@given(st.integers(2, 200).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1), st.integers(1, n - 1))))
+@given(
+    st.integers(2, 200).flatmap(
+        lambda n: st.tuples(st.just(n), st.integers(0, n - 1), st.integers(1, n - 1))
+    )
+)
 def test_pass_at_k_is_bounded_and_grows_with_passes_and_with_k(case: tuple[int, int, int]) -> None:
     n, c, k = case
     here = pass_at_k(n, c, k)
@@ -62,7 +75,9 @@ def test_fast_p_refuses_a_negative_p() -> None:
 
 
 @given(SPEEDUPS)
-def test_geometric_mean_ignores_the_incorrect_and_stays_within_the_correct(speedups: list[float]) -> None:
+def test_geometric_mean_ignores_the_incorrect_and_stays_within_the_correct(
+    speedups: list[float],
+) -> None:
     correct = [s for s in speedups if s > 0]
     value = geometric_mean(speedups)
     if not correct:
@@ -78,9 +93,13 @@ def test_geometric_mean_of_nothing_is_none() -> None:
     assert geometric_mean([2.0, 8.0, 0.0]) == pytest.approx(4.0)
 
 
-@given(st.lists(st.floats(0, 1, allow_subnormal=False), min_size=2, max_size=12), st.integers(0, 2**31))
+@given(
+    st.lists(st.floats(0, 1, allow_subnormal=False), min_size=2, max_size=12), st.integers(0, 2**31)
+)
 @settings(max_examples=40)
-def test_bootstrap_is_deterministic_and_stays_within_the_data(values: list[float], seed: int) -> None:
+def test_bootstrap_is_deterministic_and_stays_within_the_data(
+    values: list[float], seed: int
+) -> None:
     first = bootstrap_interval(values, mean, seed=seed, resamples=100)
     assert first == bootstrap_interval(values, mean, seed=seed, resamples=100)
     if first is None:
@@ -106,14 +125,17 @@ def test_bootstrap_covers_the_truth_about_as_often_as_it_says() -> None:
     rng = np.random.default_rng(0)
     hits = 0
     for trial in range(120):
-        interval = bootstrap_interval(rng.normal(0.4, 0.2, size=40), mean, seed=trial, resamples=300)
+        interval = bootstrap_interval(
+            rng.normal(0.4, 0.2, size=40), mean, seed=trial, resamples=300
+        )
         assert interval is not None
         hits += interval[0] <= 0.4 <= interval[1]
     assert 0.86 <= hits / 120 <= 1.0
 
 
 def test_bootstrap_resamples_whole_tasks_not_samples() -> None:
-    """Two tasks, each all right or all wrong: 1000 samples in them do not make the answer more certain."""
+    """Two tasks, each all right or all wrong: 1000 samples in them do not make the answer more
+    certain."""
     assert bootstrap_interval([0.0, 1.0], mean, seed=0) == (0.0, 1.0)
 
 
@@ -141,8 +163,14 @@ def test_wilson_against_published_values_and_edges() -> None:
     assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
     assert wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
     assert wilson_interval(0, 0) == (0.0, 1.0)
-    below, above = wilson_interval(2, 4), wilson_interval(3, 4)  # a mean rate of 0.625 over 4 tasks is 2.5 of them
-    assert below[0] < wilson_interval(2.5, 4)[0] < above[0] and below[1] < wilson_interval(2.5, 4)[1] < above[1]
+    below, above = (
+        wilson_interval(2, 4),
+        wilson_interval(3, 4),
+    )  # a mean rate of 0.625 over 4 tasks is 2.5 of them
+    assert (
+        below[0] < wilson_interval(2.5, 4)[0] < above[0]
+        and below[1] < wilson_interval(2.5, 4)[1] < above[1]
+    )
     for successes, trials in ((-1, 3), (4, 3)):
         with pytest.raises(ValueError):
             wilson_interval(successes, trials)

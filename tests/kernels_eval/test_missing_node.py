@@ -1,4 +1,5 @@
-"""A node that is missing from the start, or lost in mid-run: real Ray nodes on this machine, workers that do nothing.
+"""A node that is missing from the start, or lost in mid-run: real Ray nodes on this machine,
+workers that do nothing.
 
 Where no worker is left at all, test_pool.py has the one error after a stated wait.
 """
@@ -11,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from kernels_eval import pool as pool_module
-from kernels_eval.pool import Pool
+from kernels_eval.cluster import pool as pool_module
+from kernels_eval.cluster.pool import Pool
 from kernels_eval.records import Candidate, KernelTask, Language
 from tests.support import kernels
 from tests.support.kernels import AFFINE
@@ -30,7 +31,12 @@ class Nothing:
         if len(calls[0]) < 3:
             return [{"candidate_id": name} for name in names], 0.0
         time.sleep(0.1)  # what a kernel takes: the work itself, not a wait for something
-        verdict = {"task_id": calls[0][0]["task_id"], "language": "cpp", "status": "correct", "reason": "ok"}
+        verdict = {
+            "task_id": calls[0][0]["task_id"],
+            "language": "cpp",
+            "status": "correct",
+            "reason": "ok",
+        }
         return [verdict | {"candidate_id": name} for name in names], 1.0
 
 
@@ -41,7 +47,9 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     monkeypatch.setattr(pool_module, "SHORT_S", SHORT_S)
-    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    found = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False}
+    )
     found.add_node(num_cpus=1)
     ray.init(address=found.address, log_to_driver=False, configure_logging=False)
     try:
@@ -67,7 +75,10 @@ def test_fewer_devices_than_asked_for_are_said_and_the_run_goes_on(cluster: Any)
         verdicts = list(few.verify(asked))
         assert sorted(v.candidate_id for v in verdicts) == sorted(c.candidate_id for _, c in asked)
         assert len(few.cautions) == 1
-        assert "2 of 5 workers have had no device for 2 s" in few.cautions[0] and "3 CPUs on 2 nodes" in few.cautions[0]
+        assert (
+            "2 of 5 workers have had no device for 2 s" in few.cautions[0]
+            and "3 CPUs on 2 nodes" in few.cautions[0]
+        )
 
 
 def test_a_node_that_is_lost_in_mid_run_is_said_and_costs_no_verdict(cluster: Any) -> None:
@@ -78,8 +89,12 @@ def test_a_node_that_is_lost_in_mid_run_is_said_and_costs_no_verdict(cluster: An
             if len(verdicts) == 20:
                 assert three.cautions == []  # whoever starts slowly lacks no device
                 cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
-        assert sorted(v.candidate_id for v in verdicts) == sorted(c.candidate_id for _, c in asked), "each once"
-        assert any("on 1 node (a node is missing or was lost)" in line for line in three.cautions), three.cautions
+        assert sorted(v.candidate_id for v in verdicts) == sorted(
+            c.candidate_id for _, c in asked
+        ), "each once"
+        assert any(
+            "on 1 node (a node is missing or was lost)" in line for line in three.cautions
+        ), three.cautions
 
 
 def test_the_stage_hands_the_caution_on() -> None:

@@ -26,7 +26,11 @@ def test_what_no_kernel_needs_is_rejected_with_its_line(source: str) -> None:
     found = screen_native(source)
     name = CERTAIN[source]
     assert found.reason == "forbidden_call"
-    line = next(number for number, text in enumerate(source.splitlines(), 1) if name in text and "#include" not in text)
+    line = next(
+        number
+        for number, text in enumerate(source.splitlines(), 1)
+        if name in text and "#include" not in text
+    )
     assert found.detail == f"native source, line {line}: calls {name}"
 
 
@@ -40,8 +44,12 @@ HONEST = [
     "void f(Q* q) { q->system(1); }",
     "void f() { mine::kill(2); }",
     "int system(int);",
-    "torch::Tensor send(torch::Tensor x) { return x; }\ntorch::Tensor f(torch::Tensor x) { return send(x); }",
-    "void bind(int a) {}\nint f() { bind(3); connect(1); return 0; }",  # no socket header: words like any other
+    (
+        "torch::Tensor send(torch::Tensor x) { return x; }\ntorch::Tensor f(torch::Tensor x) {"
+        " return send(x); }"
+    ),
+    # no socket header: words like any other
+    "void bind(int a) {}\nint f() { bind(3); connect(1); return 0; }",
     "__global__ void listen_kernel(float* x) { x[0] = 1.0f; }",
 ]
 
@@ -52,7 +60,9 @@ def test_words_comments_strings_and_own_functions_are_no_evidence(source: str) -
 
 
 def test_libraries_and_threads_are_flags() -> None:
-    found = screen_native("void f() { cublasSgemm(h, a); std::thread t(g); t.join(); cudaStreamCreate(&s); }")
+    found = screen_native(
+        "void f() { cublasSgemm(h, a); std::thread t(g); t.join(); cudaStreamCreate(&s); }"
+    )
     assert found.reason is None
     assert found.flags == ("library:cublasSgemm", "native:own_stream", "native:threads")
 

@@ -1,4 +1,5 @@
-"""A process that is killed leaves no compiler behind, whatever that has started, and nothing of a Ray that it has started in itself."""
+"""A process that is killed leaves no compiler behind, whatever that has started, and nothing of a
+Ray that it has started in itself."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ import psutil
 import pytest
 
 import kernels_eval
-from kernels_eval import orphans
 from kernels_eval.build.process import run
+from kernels_eval.isolation import reaper as orphans
 
 ROOT = Path(kernels_eval.__file__).parent.parent
 BUILDER = """
@@ -46,13 +47,17 @@ def until(condition: object, timeout_s: float = 30.0) -> None:
 
 def test_a_builder_that_is_killed_takes_its_compilers_along(tmp_path: Path) -> None:
     builder = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(BUILDER), str(tmp_path)], env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE
+        [sys.executable, "-c", textwrap.dedent(BUILDER), str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
     )
     try:
         assert builder.stdout.readline() == b"ok\n"
         until(lambda: (tmp_path / "inner").exists() and (tmp_path / "inner").read_text().strip())
         pids = [int((tmp_path / name).read_text()) for name in ("outer", "inner")]
-        assert not any(gone(pid) for pid in pids) and os.getpgid(pids[1]) == pids[0] != os.getpgid(builder.pid)
+        assert not any(gone(pid) for pid in pids) and os.getpgid(pids[1]) == pids[0] != os.getpgid(
+            builder.pid
+        )
         builder.send_signal(signal.SIGKILL)
         builder.wait()
         until(lambda: all(gone(pid) for pid in pids), 10)
@@ -63,7 +68,9 @@ def test_a_builder_that_is_killed_takes_its_compilers_along(tmp_path: Path) -> N
 
 def test_one_watcher_serves_a_process_and_knows_no_group_that_has_ended(tmp_path: Path) -> None:
     first = orphans.watcher()
-    assert [run(["true"], tmp_path, time.monotonic() + 60, dict(os.environ)) for _ in range(3)] == ["ok"] * 3
+    assert [run(["true"], tmp_path, time.monotonic() + 60, dict(os.environ)) for _ in range(3)] == [
+        "ok"
+    ] * 3
     assert orphans.watcher() == first
     child = os.fork()
     if not child:  # a fork has one of its own: the end of this one is not its end
@@ -75,18 +82,26 @@ def test_output_is_captured_and_a_wait_that_ends_early_ends_the_group(tmp_path: 
     done = orphans.captured(["sh", "-c", "echo out; echo err >&2; exit 3"], 60, cwd=tmp_path)
     assert (done.stdout, done.stderr, done.returncode) == ("out\n", "err\n", 3)
     with pytest.raises(subprocess.TimeoutExpired):
-        orphans.captured(["sh", "-c", "sh -c 'echo $$ > inner; sleep 600' & wait"], 1.0, cwd=tmp_path)
+        orphans.captured(
+            ["sh", "-c", "sh -c 'echo $$ > inner; sleep 600' & wait"], 1.0, cwd=tmp_path
+        )
     until(lambda: gone(int((tmp_path / "inner").read_text())), 10)
 
 
 def test_the_watcher_ends_with_its_owner(tmp_path: Path) -> None:
     program = "from kernels_eval import orphans; orphans.watcher()"
-    subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": str(ROOT), "OF_THIS_TEST": str(tmp_path)}, check=True)
+    subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OF_THIS_TEST": str(tmp_path)},
+        check=True,
+    )
 
     def none_left() -> bool:
         for process in psutil.process_iter():
             try:
-                if f"OF_THIS_TEST={tmp_path}" in Path(f"/proc/{process.pid}/environ").read_text(errors="replace"):
+                if f"OF_THIS_TEST={tmp_path}" in Path(f"/proc/{process.pid}/environ").read_text(
+                    errors="replace"
+                ):
                     return False
             except OSError:
                 continue
@@ -96,12 +111,13 @@ def test_the_watcher_ends_with_its_owner(tmp_path: Path) -> None:
 
 
 def test_builds_go_on_where_the_watcher_was_killed(tmp_path: Path) -> None:
-    """A pipe that nobody reads any more breaks between fork and exec, where an error would be the build's."""
+    """A pipe that nobody reads any more breaks between fork and exec, where an error would be the
+    build's."""
     program = """
     import os, signal, sys
     from pathlib import Path
     import psutil
-    from kernels_eval import orphans
+    from kernels_eval.isolation import reaper as orphans
 
     orphans.watcher()
     def ours(process):
@@ -120,13 +136,13 @@ def test_builds_go_on_where_the_watcher_was_killed(tmp_path: Path) -> None:
     assert done.stdout == "built\n", done.stderr
 
 
-# -- Ray -----------------------------------------------------------------------------------------------------------------------------------
+# -- Ray -------------------------------------------------------------------------------------------
 
 OWNER = """
     import os, subprocess, sys
     from datetime import datetime, timedelta
     from pathlib import Path
-    from kernels_eval import orphans
+    from kernels_eval.isolation import reaper as orphans
 
     orphans.ray_begins()
     orphans.ray_begins()  # a second Ray of the same process
@@ -146,19 +162,27 @@ OWNER = """
 """
 
 
-def test_what_writes_to_the_logs_of_a_killed_process_s_own_ray_is_ended_and_nothing_else(tmp_path: Path) -> None:
+def test_what_writes_to_the_logs_of_a_killed_process_s_own_ray_is_ended_and_nothing_else(
+    tmp_path: Path,
+) -> None:
     owner = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(OWNER), str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OF_THIS_TEST": str(tmp_path)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OF_THIS_TEST": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     pids = [int(word) for word in owner.stdout.readline().split()]
     try:
         own, *others = pids
-        assert not any(gone(pid) for pid in pids) and {own, pids[2]} == set(orphans.of_ray("session_2", owner.pid))
+        assert not any(gone(pid) for pid in pids) and {own, pids[2]} == set(
+            orphans.of_ray("session_2", owner.pid)
+        )
         owner.kill()
         owner.wait()
         until(lambda: gone(own), orphans.SWEEP_S)
-        until(lambda: not marked(tmp_path) - set(pids), 10)  # the watcher has ended: it touches no more
+        until(
+            lambda: not marked(tmp_path) - set(pids), 10
+        )  # the watcher has ended: it touches no more
         assert not any(gone(pid) for pid in others)
     finally:
         owner.kill()
@@ -173,14 +197,16 @@ def marked(mark: object) -> set[int]:
     found = set()
     for process in psutil.process_iter():
         with suppress(OSError):
-            if f"OF_THIS_TEST={mark}" in Path(f"/proc/{process.pid}/environ").read_text(errors="replace"):
+            if f"OF_THIS_TEST={mark}" in Path(f"/proc/{process.pid}/environ").read_text(
+                errors="replace"
+            ):
                 found.add(process.pid)
     return found
 
 
 DRIVER = """
     import sys
-    from kernels_eval.pool import start_ray
+    from kernels_eval.cluster.pool import start_ray
 
     start_ray()
     import ray
@@ -200,12 +226,22 @@ DRIVER = """
 
 
 def driver(mark: Path, **environment: str) -> tuple[subprocess.Popen[bytes], psutil.Process, str]:
-    """A process that has started a Ray or joined one, a worker of that, and the session's folder."""
+    """A process that has started a Ray or joined one, a worker of that, and the session's
+    folder."""
     left = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(DRIVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        env=left | {"PYTHONPATH": str(ROOT), "OF_THIS_TEST": str(mark), "RAY_TMPDIR": str(mark), "RAY_AUTH_MODE": "disabled"} | environment,
-    )  # fmt: skip
+        [sys.executable, "-c", textwrap.dedent(DRIVER)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=left
+        | {
+            "PYTHONPATH": str(ROOT),
+            "OF_THIS_TEST": str(mark),
+            "RAY_TMPDIR": str(mark),
+            "RAY_AUTH_MODE": "disabled",
+        }
+        | environment,
+    )
     pid, session = process.stdout.readline().decode().split()
     return process, psutil.Process(int(pid)), session
 
@@ -215,7 +251,10 @@ def of_session(session: str) -> dict[int, str]:
     found = {}
     for process in psutil.process_iter():
         with suppress(OSError, psutil.Error):
-            if any(os.readlink(entry).startswith(f"{session}/") for entry in Path(f"/proc/{process.pid}/fd").iterdir()):
+            if any(
+                os.readlink(entry).startswith(f"{session}/")
+                for entry in Path(f"/proc/{process.pid}/fd").iterdir()
+            ):
                 found[process.pid] = process.name()
     return found
 
@@ -227,7 +266,9 @@ def test_a_ray_of_ones_own_is_gone_with_its_process(short_path: Path, how: str) 
     try:
         began = of_session(session)
         assert {"gcs_server", "raylet"} <= set(began.values()) and worker.pid in began
-        assert set(orphans.of_ray("session_2", process.pid)) == set(began) - {process.pid}, "Ray names its sessions as before"
+        assert set(orphans.of_ray("session_2", process.pid)) == set(began) - {process.pid}, (
+            "Ray names its sessions as before"
+        )
         if how == "kill":
             process.kill()
         else:
@@ -246,13 +287,17 @@ def test_a_ray_that_was_joined_stays(short_path: Path) -> None:
     head, worker, session = driver(short_path)
     try:
         port = next(Path(session).glob("gcs_server_port_*")).read_text()
-        joined, theirs, same = driver(short_path, RAY_ADDRESS=f"127.0.0.1:{port}", OF_THIS_TEST=f"{short_path}/joined")
+        joined, theirs, same = driver(
+            short_path, RAY_ADDRESS=f"127.0.0.1:{port}", OF_THIS_TEST=f"{short_path}/joined"
+        )
         try:
             assert same == session and theirs.ppid() == worker.ppid()
             joined.kill()
             joined.wait()
             until(lambda: not theirs.is_running() and not marked(short_path / "joined"))
-            assert worker.is_running() and {"gcs_server", "raylet"} <= set(of_session(session).values())
+            assert worker.is_running() and {"gcs_server", "raylet"} <= set(
+                of_session(session).values()
+            )
         finally:
             joined.kill()
             joined.wait()

@@ -1,4 +1,5 @@
-"""The pipeline over real Ray: exactly one verdict each, whatever fails, and workers that die are replaced."""
+"""The pipeline over real Ray: exactly one verdict each, whatever fails, and workers that die are
+replaced."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ import psutil
 import pytest
 
 import kernels_eval
-from kernels_eval import pool as pool_module
+from kernels_eval.cluster import pool as pool_module
+from kernels_eval.cluster.pool import Pool
+from kernels_eval.cluster.worker import require_device
 from kernels_eval.errors import ClusterError, DeviceError, GpuLostError, SandboxError
-from kernels_eval.pool import Pool
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
-from kernels_eval.worker import require_device
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, load_inline, module
 
@@ -45,11 +46,16 @@ def pool() -> Iterator[Pool]:
 
 def broken(number: int) -> str:
     source = f"torch::Tensor broken(torch::Tensor x) {{ return missing_{number}(x); }}"
-    return module("return ext.broken(x)", extension=load_inline(source, ["broken"], name="pool_broken"))
+    return module(
+        "return ext.broken(x)", extension=load_inline(source, ["broken"], name="pool_broken")
+    )
 
 
 def pairs(*sources: tuple[KernelTask, str | None]) -> list[tuple[KernelTask, Candidate]]:
-    return [(task, kernels.candidate(task, code, parse_reason=None if code else "truncated")) for task, code in sources]
+    return [
+        (task, kernels.candidate(task, code, parse_reason=None if code else "truncated"))
+        for task, code in sources
+    ]
 
 
 def outcomes(asked: list[tuple[KernelTask, Candidate]], verdicts: list[Verdict]) -> list[str]:
@@ -71,12 +77,31 @@ def test_every_candidate_gets_exactly_one_verdict(pool: Pool) -> None:
         (WEIGHTED, "class ModelNew(\n"),
     )
     verdicts = list(pool.verify(iter(asked)))
-    assert outcomes(asked, verdicts) == ["ok", "build_failed", "build_failed", "ok", "crashed", "syntax_error"]
+    assert outcomes(asked, verdicts) == [
+        "ok",
+        "build_failed",
+        "build_failed",
+        "ok",
+        "crashed",
+        "syntax_error",
+    ]
 
 
 def test_a_queue_of_failures_only_ends(pool: Pool) -> None:
-    asked = pairs((AFFINE, broken(1)), (AFFINE, None), (WEIGHTED, "def (\n"), (AFFINE, "import subprocess"), (WEIGHTED, broken(2)))
-    assert outcomes(asked, list(pool.verify(asked))) == ["build_failed", "truncated", "syntax_error", "forbidden_call", "build_failed"]
+    asked = pairs(
+        (AFFINE, broken(1)),
+        (AFFINE, None),
+        (WEIGHTED, "def (\n"),
+        (AFFINE, "import subprocess"),
+        (WEIGHTED, broken(2)),
+    )
+    assert outcomes(asked, list(pool.verify(asked))) == [
+        "build_failed",
+        "truncated",
+        "syntax_error",
+        "forbidden_call",
+        "build_failed",
+    ]
 
 
 def test_an_empty_queue_ends(pool: Pool) -> None:
@@ -96,13 +121,21 @@ def test_candidates_are_taken_only_as_fast_as_they_are_done(pool: Pool) -> None:
     for _ in range(5):
         assert next(stream).reason == "forbidden_call"
     stream.close()
-    assert taken <= 5 + 2 * len(pool._builders) + 4 * len(pool._runners) + pool.at_once * len(pool._builders)
+    assert taken <= 5 + 2 * len(pool._builders) + 4 * len(pool._runners) + pool.at_once * len(
+        pool._builders
+    )
 
 
 def test_a_worker_killed_in_the_middle_is_replaced(pool: Pool) -> None:
-    """The first candidate is slow enough to be caught at work; its worker's process is killed, and every verdict still arrives."""
+    """The first candidate is slow enough to be caught at work; its worker's process is killed, and
+    every verdict still arrives."""
     slow = module("time.sleep(0.4)\nreturn ext.affine(x)", before="import time")
-    asked = pairs((AFFINE, slow), (AFFINE, module("return ext.affine(x)")), (WEIGHTED, None), (AFFINE, broken(1)))
+    asked = pairs(
+        (AFFINE, slow),
+        (AFFINE, module("return ext.affine(x)")),
+        (WEIGHTED, None),
+        (AFFINE, broken(1)),
+    )
     before = pool._runners[0].actor
     killed: list[int] = []
 
@@ -147,8 +180,9 @@ def test_leaving_a_pool_stops_its_workers() -> None:
 
 
 def failing_pool(broken_workers: int, workers: int) -> Pool:
-    """A pool whose first workers have a device that answers once, and whose canaries fail after that."""
-    from kernels_eval.isolation.canary import Pulse
+    """A pool whose first workers have a device that answers once, and whose canaries fail after
+    that."""
+    from kernels_eval.isolation.health import Pulse
 
     class FlakyPool(Pool):
         started = 0
@@ -156,7 +190,7 @@ def failing_pool(broken_workers: int, workers: int) -> Pool:
         def _new_runner(self) -> object:
             import ray
 
-            from kernels_eval.worker import KernelWorker
+            from kernels_eval.cluster.worker import KernelWorker
 
             self.started += 1
             sung: list[int] = []
@@ -166,33 +200,49 @@ def failing_pool(broken_workers: int, workers: int) -> Pool:
                 sung.append(1)
                 return Pulse(right=not broken or len(sung) == 1, free_bytes=1)
 
-            return ray.remote(KernelWorker).options(num_cpus=0).remote(self.config, "cpu", None, pulse)
+            return (
+                ray.remote(KernelWorker).options(num_cpus=0).remote(self.config, "cpu", None, pulse)
+            )
 
     return FlakyPool(Language.CPP, CONFIG, workers=workers, builders=1)
 
 
 @pytest.mark.slow
 def test_a_worker_that_fails_its_canary_is_put_aside_and_the_others_go_on() -> None:
-    asked = pairs(*[(AFFINE, module(f"return ext.aborts(x)  # {n}")) for n in range(3)], (AFFINE, module("return ext.affine(x)")))
+    asked = pairs(
+        *[(AFFINE, module(f"return ext.aborts(x)  # {n}")) for n in range(3)],
+        (AFFINE, module("return ext.affine(x)")),
+    )
     with failing_pool(broken_workers=1, workers=2) as pool:
         verdicts = list(pool.verify(asked))
         assert len(pool._runners) == 1 and len(pool.quarantined) == 1
-        assert "failed its canary twice" in pool.quarantined[0] and "was wrong" in pool.quarantined[0]
+        assert (
+            "failed its canary twice" in pool.quarantined[0] and "was wrong" in pool.quarantined[0]
+        )
         assert outcomes(asked, verdicts) == ["crashed", "crashed", "crashed", "ok"]
-        assert outcomes(asked, list(pool.verify(asked))) == ["crashed", "crashed", "crashed", "ok"], "it stays aside"
+        assert outcomes(asked, list(pool.verify(asked))) == [
+            "crashed",
+            "crashed",
+            "crashed",
+            "ok",
+        ], "it stays aside"
 
 
 @pytest.mark.slow
 def test_a_pool_without_a_working_device_says_so() -> None:
     with failing_pool(broken_workers=2, workers=2) as pool:
         with pytest.raises(GpuLostError, match="failed its canary twice") as fault:
-            list(pool.verify(pairs(*[(AFFINE, module(f"return ext.aborts(x)  # {n}")) for n in range(4)])))
+            list(
+                pool.verify(
+                    pairs(*[(AFFINE, module(f"return ext.aborts(x)  # {n}")) for n in range(4)])
+                )
+            )
         assert fault.value.hint and len(pool.quarantined) == 2 and not pool._runners
         with pytest.raises(GpuLostError, match="no worker is left.*failed its canary twice"):
             next(pool.verify(pairs((AFFINE, None))))  # a retry says so at once
 
 
-# -- workers that do not start, as those of a node that is lost ---------------------------------------------------------------------------
+# -- workers that do not start, as those of a node that is lost ------------------------------------
 
 
 class Quick:
@@ -207,15 +257,28 @@ class Quick:
         while self._hangs:
             time.sleep(1)  # until it is killed
         prepared = {"candidate_id": calls[0][1]["candidate_id"]}
-        verdict = {"task_id": calls[0][0]["task_id"], "language": "cpp", "status": "correct", "reason": "ok"}
-        timing = {"reference_ms": 1.0, "candidate_ms": 0.5, "speedup": 2.0, "speedup_lower": 1.9, "speedup_upper": 2.1, "pairs": 100}
+        verdict = {
+            "task_id": calls[0][0]["task_id"],
+            "language": "cpp",
+            "status": "correct",
+            "reason": "ok",
+        }
+        timing = {
+            "reference_ms": 1.0,
+            "candidate_ms": 0.5,
+            "speedup": 2.0,
+            "speedup_lower": 1.9,
+            "speedup_upper": 2.1,
+            "pairs": 100,
+        }
         timing |= {"calls_per_sample": 10, "clock_bound_ms": 0.5}
         return [prepared if len(calls[0]) == 2 else prepared | verdict | {"timing": timing}], 1.0
 
 
 def lossy_pool(*runners: str) -> Pool:
-    """A pool with two places for workers. What is started there, in turn: one that "works", one that "hangs" when it is given work, one
-    that "dies" as it starts, one that Ray can place "nowhere"."""
+    """A pool with two places for workers. What is started there, in turn: one that "works", one
+    that "hangs" when it is given work, one that "dies" as it starts, one that Ray can place
+    "nowhere"."""
     plan = iter(runners)
 
     class LossyPool(Pool):
@@ -229,13 +292,17 @@ def lossy_pool(*runners: str) -> Pool:
 
             kind = next(plan)
             resources = {"a node that is lost": 1} if kind == "nowhere" else {}
-            return ray.remote(Quick).options(num_cpus=0, resources=resources).remote(self.config, kind)
+            return (
+                ray.remote(Quick).options(num_cpus=0, resources=resources).remote(self.config, kind)
+            )
 
     return LossyPool(Language.CPP, CONFIG, workers=2, builders=1)
 
 
 def many(count: int) -> list[tuple[KernelTask, Candidate]]:
-    return pairs(*[(AFFINE, module(f"return ext.affine(x)  # {number}")) for number in range(count)])
+    return pairs(
+        *[(AFFINE, module(f"return ext.affine(x)  # {number}")) for number in range(count)]
+    )
 
 
 def test_nothing_waits_for_a_worker_that_cannot_be_placed(pool: Pool) -> None:
@@ -263,7 +330,9 @@ def test_a_worker_that_is_lost_with_its_node_leaves_its_candidate_to_the_others(
         verdicts = list(lossy.verify(asked))
         killer.join()
         assert set(outcomes(asked, verdicts)) == {"ok"}
-        assert not hanging.idle and not hanging.items, "its successor was never placed, and never given work"
+        assert not hanging.idle and not hanging.items, (
+            "its successor was never placed, and never given work"
+        )
 
 
 NODE_LOST = """
@@ -271,7 +340,7 @@ import time
 import ray
 from ray.cluster_utils import Cluster
 from kernels_eval.config import EvalConfig
-from kernels_eval.pool import Pool
+from kernels_eval.cluster.pool import Pool
 from kernels_eval.records import Language
 from tests.kernels_eval.test_pool import Quick, many
 
@@ -300,49 +369,84 @@ cluster.shutdown()
 @pytest.mark.slow
 def test_a_node_that_is_lost_costs_its_share_only() -> None:
     """A cluster of two nodes, with a worker on each; one of them is killed."""
-    with tempfile.TemporaryDirectory(prefix="r") as folder:  # short, for its sockets; others would join a cluster that they hear of
+    with tempfile.TemporaryDirectory(
+        prefix="r"
+    ) as folder:  # short, for its sockets; others would join a cluster that they hear of
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": folder}
-        done = subprocess.run([sys.executable, "-c", NODE_LOST], env=environment, stdout=subprocess.PIPE, text=True, timeout=300)
+        done = subprocess.run(
+            [sys.executable, "-c", NODE_LOST],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=300,
+        )
         assert (Path(folder) / "ray").is_dir()
     assert "found 40 40 workers 1" in done.stdout
 
 
-def test_where_no_worker_starts_the_pool_says_so(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_worker_starts_the_pool_says_so(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pool_module, "START_S", 1.0)
-    with lossy_pool("nowhere", "nowhere") as lossy, pytest.raises(GpuLostError, match="no worker has started") as fault:
+    with (
+        lossy_pool("nowhere", "nowhere") as lossy,
+        pytest.raises(GpuLostError, match="no worker has started") as fault,
+    ):
         list(lossy.verify(many(3)))
     assert "ray status" in fault.value.hint
 
 
 def test_a_worker_that_dies_whenever_it_starts_is_no_endless_loop(pool: Pool) -> None:
-    with lossy_pool("nowhere", *["dies"] * 2 * pool_module.DEATHS) as lossy, pytest.raises(GpuLostError, match="times while it started"):
+    with (
+        lossy_pool("nowhere", *["dies"] * 2 * pool_module.DEATHS) as lossy,
+        pytest.raises(GpuLostError, match="times while it started"),
+    ):
         list(lossy.verify(many(3)))
 
 
-def test_a_lost_node_of_its_own_is_a_clear_error(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where Ray's own process on this node is killed, calls are never answered: seen after some seconds, not never."""
+def test_a_lost_node_of_its_own_is_a_clear_error(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where Ray's own process on this node is killed, calls are never answered: seen after some
+    seconds, not never."""
     import ray
 
     monkeypatch.setattr(pool_module, "WATCH_S", 0.5)
     here = ray.get_runtime_context().get_node_id()
-    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": here, "Alive": False}, {"NodeID": "another", "Alive": True}])
-    with lossy_pool("nowhere", "nowhere") as lossy, pytest.raises(ClusterError, match="lost the node") as fault:
+    monkeypatch.setattr(
+        ray,
+        "nodes",
+        lambda: [{"NodeID": here, "Alive": False}, {"NodeID": "another", "Alive": True}],
+    )
+    with (
+        lossy_pool("nowhere", "nowhere") as lossy,
+        pytest.raises(ClusterError, match="lost the node") as fault,
+    ):
         list(lossy.verify(many(3)))
     assert "run the same again" in fault.value.hint
 
 
 @pytest.mark.parametrize(
     ("given", "variable", "used"),
-    [(None, "", "local"), (None, "10.0.0.7:6379", "10.0.0.7:6379"), ("ray-head:6379", "other:1", "ray-head:6379")],
+    [
+        (None, "", "local"),
+        (None, "10.0.0.7:6379", "10.0.0.7:6379"),
+        ("ray-head:6379", "other:1", "ray-head:6379"),
+    ],
 )
-def test_a_cluster_is_joined_only_where_it_is_named(monkeypatch: pytest.MonkeyPatch, given: str | None, variable: str, used: str) -> None:
-    """Left to itself Ray joins the last cluster that was started on the machine by anybody, or fails where that one was killed."""
+def test_a_cluster_is_joined_only_where_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, variable: str, used: str
+) -> None:
+    """Left to itself Ray joins the last cluster that was started on the machine by anybody, or
+    fails where that one was killed."""
     import ray
 
     asked: list[object] = []
     monkeypatch.setenv("RAY_ADDRESS", variable)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(pool_module, "require_cluster", lambda address: asked.append(f"is there one at {address}?"))
+    monkeypatch.setattr(
+        pool_module, "require_cluster", lambda address: asked.append(f"is there one at {address}?")
+    )
     monkeypatch.setattr(ray, "init", lambda **options: asked.append(options["address"]))
     pool_module.start_ray(given)
     assert asked == ([f"is there one at {used}?"] if used != "local" else []) + [used]
@@ -352,17 +456,22 @@ def test_a_ray_that_does_not_start_is_a_clear_error(monkeypatch: pytest.MonkeyPa
     import ray
 
     def refuse(**_: object) -> None:
-        raise Exception("The current node timed out during startup.")  # what it raises on a machine under load
+        raise Exception(
+            "The current node timed out during startup."
+        )  # what it raises on a machine under load
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refuse)
-    with pytest.raises(ClusterError, match="did not start here: The current node timed out") as fault:
+    with pytest.raises(
+        ClusterError, match="did not start here: The current node timed out"
+    ) as fault:
         pool_module.start_ray()
     assert fault.value.hint
 
 
 class Fragile:
-    """A kernel worker whose fork server fails so many times on each candidate that is marked for it, in whichever worker."""
+    """A kernel worker whose fork server fails so many times on each candidate that is marked for
+    it, in whichever worker."""
 
     def __init__(self, config: object, folder: str) -> None:
         self._folder, self._quick = Path(folder), Quick(config, "works")
@@ -376,7 +485,9 @@ class Fragile:
 
 
 @pytest.mark.parametrize("times", [pool_module.DEATHS - 1, pool_module.DEATHS])
-def test_a_sandbox_that_fails_is_tried_again_a_few_times(pool: Pool, tmp_path: Path, times: int) -> None:
+def test_a_sandbox_that_fails_is_tried_again_a_few_times(
+    pool: Pool, tmp_path: Path, times: int
+) -> None:
     class SandboxPool(Pool):
         def _new_builder(self, *_: object) -> object:
             import ray
@@ -400,7 +511,9 @@ def test_a_sandbox_that_fails_is_tried_again_a_few_times(pool: Pool, tmp_path: P
 
 
 @pytest.mark.parametrize("language", [Language.CUDA, Language.TRITON])
-def test_a_missing_gpu_is_said_before_any_work(language: Language, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_said_before_any_work(
+    language: Language, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(DeviceError) as fault:
         require_device(language)

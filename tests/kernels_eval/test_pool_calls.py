@@ -1,4 +1,5 @@
-"""Several candidates in one Ray call: still one verdict each, and whoever takes a worker down is found. The workers here do nothing."""
+"""Several candidates in one Ray call: still one verdict each, and whoever takes a worker down is
+found. The workers here do nothing."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from kernels_eval import worker
+from kernels_eval.cluster import worker
+from kernels_eval.cluster.pool import DEATHS, Pool, _Item, _together, start_ray
 from kernels_eval.errors import GpuLostError
-from kernels_eval.pool import DEATHS, Pool, _Item, _together, start_ray
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 from tests.support import kernels
 from tests.support.kernels import AFFINE
@@ -33,8 +34,16 @@ def outcomes(asked: list[tuple[KernelTask, Candidate]], verdicts: list[Verdict])
     return [found[c.candidate_id].reason for _, c in asked]
 
 
-def quick_pool(log: Path, fatal: str = "", deaths: int = 0, *, answered: int | None = None, seconds: float = 0.0) -> Pool:
-    """A pool whose workers do nothing. The one that runs `fatal` dies, `deaths` times; `log` gets every call of a run.
+def quick_pool(
+    log: Path,
+    fatal: str = "",
+    deaths: int = 0,
+    *,
+    answered: int | None = None,
+    seconds: float = 0.0,
+) -> Pool:
+    """A pool whose workers do nothing. The one that runs `fatal` dies, `deaths` times; `log` gets
+    every call of a run.
 
     A call answers the first `answered` of what it is asked, and says that it took `seconds`.
     """
@@ -49,9 +58,17 @@ def quick_pool(log: Path, fatal: str = "", deaths: int = 0, *, answered: int | N
                 return [{"candidate_id": name} for name in names[:answered]], seconds
             with open(log, "a") as handle:
                 handle.write(" ".join(names) + "\n")
-            if sum(fatal in line.split() for line in log.read_text().splitlines()) <= deaths and fatal in names:
+            if (
+                sum(fatal in line.split() for line in log.read_text().splitlines()) <= deaths
+                and fatal in names
+            ):
                 os._exit(1)
-            verdict = {"task_id": calls[0][0]["task_id"], "language": "cpp", "status": "correct", "reason": "ok"}
+            verdict = {
+                "task_id": calls[0][0]["task_id"],
+                "language": "cpp",
+                "status": "correct",
+                "reason": "ok",
+            }
             return [verdict | {"candidate_id": name} for name in names[:answered]], seconds
 
     return Pool(Language.CPP, workers=1, builders=1, builder=Quick, runner=Quick)
@@ -59,7 +76,9 @@ def quick_pool(log: Path, fatal: str = "", deaths: int = 0, *, answered: int | N
 
 def many(number: int, name: str = "many") -> list[tuple[KernelTask, Candidate]]:
     base = kernels.candidate(AFFINE, "class ModelNew: pass")
-    return [(AFFINE, base.model_copy(update={"candidate_id": f"{name}-{n}"})) for n in range(number)]
+    return [
+        (AFFINE, base.model_copy(update={"candidate_id": f"{name}-{n}"})) for n in range(number)
+    ]
 
 
 def test_quick_candidates_travel_together_and_each_has_one_verdict(tmp_path: Path) -> None:
@@ -76,7 +95,9 @@ def test_what_a_call_leaves_undone_comes_back_in_order(tmp_path: Path, answered:
     with quick_pool(tmp_path / "log", answered=answered) as quick:
         verdicts = list(quick.verify(asked))
     assert outcomes(asked, verdicts) == ["ok"] * 50
-    assert [verdict.candidate_id for verdict in verdicts] == [candidate.candidate_id for _, candidate in asked]
+    assert [verdict.candidate_id for verdict in verdicts] == [
+        candidate.candidate_id for _, candidate in asked
+    ]
 
 
 def test_slow_candidates_travel_alone(tmp_path: Path) -> None:
@@ -86,7 +107,9 @@ def test_slow_candidates_travel_alone(tmp_path: Path) -> None:
     assert [len(line.split()) for line in (tmp_path / "log").read_text().splitlines()] == [1] * 20
 
 
-def test_a_candidate_that_takes_its_worker_down_is_found_among_those_it_travelled_with(tmp_path: Path) -> None:
+def test_a_candidate_that_takes_its_worker_down_is_found_among_those_it_travelled_with(
+    tmp_path: Path,
+) -> None:
     asked = many(60)
     with quick_pool(tmp_path / "log", fatal="many-40", deaths=DEATHS) as quick:
         with pytest.raises(GpuLostError, match=f"died {DEATHS} times on candidate many-40"):
@@ -99,10 +122,18 @@ def test_a_candidate_that_takes_its_worker_down_is_found_among_those_it_travelle
 
 
 def test_one_that_lost_a_worker_before_travels_alone() -> None:
-    queue = deque(_Item(*pair, deaths=deaths) for pair, deaths in zip(many(6), (0, 0, 1, 1, 0, 0), strict=True))
+    queue = deque(
+        _Item(*pair, deaths=deaths)
+        for pair, deaths in zip(many(6), (0, 0, 1, 1, 0, 0), strict=True)
+    )
     calls = []
     while queue:
-        calls.append([item.candidate.candidate_id for item in _together(8, lambda: queue.popleft() if queue else None, queue)])
+        calls.append(
+            [
+                item.candidate.candidate_id
+                for item in _together(8, lambda: queue.popleft() if queue else None, queue)
+            ]
+        )
     assert calls == [["many-0", "many-1"], ["many-2"], ["many-3"], ["many-4", "many-5"]]
 
 
@@ -126,7 +157,10 @@ def test_slow_calls_hold_nothing_behind_them(monkeypatch: pytest.MonkeyPatch) ->
         return {"took": seconds}
 
     quick, slow = worker.TOGETHER_S / 10, worker.TOGETHER_S * 100
-    assert worker.several(takes, [(quick,)] * 4) == ([{"took": quick}] * 4, pytest.approx(4 * quick))
+    assert worker.several(takes, [(quick,)] * 4) == (
+        [{"took": quick}] * 4,
+        pytest.approx(4 * quick),
+    )
     assert worker.several(takes, [(slow,)] * 4) == ([{"took": slow}], pytest.approx(slow))
     answers, seconds = worker.several(takes, [(quick,), (slow,), (quick,)])
     assert len(answers) == 2 and seconds > worker.TOGETHER_S

@@ -1,4 +1,5 @@
-"""Records cannot be built in an illegal state, survive serialisation, and are identified by what they hold."""
+"""Records cannot be built in an illegal state, survive serialisation, and are identified by what
+they hold."""
 
 from __future__ import annotations
 
@@ -10,17 +11,42 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from kernels_eval.errors import DeviceError, EvalError, UsageError
-from kernels_eval.records import REASONS, STATUS_OF, Candidate, KernelTask, Language, SamplingParams, Status, Timing, Verdict, stable_hash
+from kernels_eval.records import (
+    REASONS,
+    STATUS_OF,
+    Candidate,
+    KernelTask,
+    Language,
+    SamplingParams,
+    Status,
+    Timing,
+    Verdict,
+    stable_hash,
+)
 from kernels_eval.records import candidate_id as identity
 
 TIMING = Timing(
-    reference_ms=2.0, candidate_ms=1.0, speedup=2.0, speedup_lower=1.9, speedup_upper=2.1, pairs=10, calls_per_sample=4, clock_bound_ms=0.9
+    reference_ms=2.0,
+    candidate_ms=1.0,
+    speedup=2.0,
+    speedup_lower=1.9,
+    speedup_upper=2.1,
+    pairs=10,
+    calls_per_sample=4,
+    clock_bound_ms=0.9,
 )
 TASK = KernelTask(task_id="t/1", name="one", code="class Model: pass")
 
 
 def verdict(status: Status, reason: str, **fields: Any) -> Verdict:
-    return Verdict(candidate_id="c", task_id="t/1", language=Language.CPP, status=status, reason=reason, **fields)
+    return Verdict(
+        candidate_id="c",
+        task_id="t/1",
+        language=Language.CPP,
+        status=status,
+        reason=reason,
+        **fields,
+    )
 
 
 def test_every_status_has_reasons_and_every_reason_one_status() -> None:
@@ -50,7 +76,9 @@ def test_the_speedup_is_the_timings() -> None:
     assert verdict(Status.CORRECT, "ok").speedup == 0.0  # correctness only was asked for
 
 
-@pytest.mark.parametrize("field", ["reference_ms", "candidate_ms", "speedup", "speedup_lower", "clock_bound_ms", "pairs"])
+@pytest.mark.parametrize(
+    "field", ["reference_ms", "candidate_ms", "speedup", "speedup_lower", "clock_bound_ms", "pairs"]
+)
 def test_a_timing_holds_no_zero(field: str) -> None:
     with pytest.raises(ValidationError):
         Timing.model_validate(TIMING.model_dump() | {field: 0})
@@ -72,12 +100,21 @@ def test_records_are_frozen_and_closed() -> None:
 
 
 def test_a_verdict_survives_json() -> None:
-    made = verdict(Status.CORRECT, "ok", timing=TIMING, custom_kernels=("affine",), isolation=("rlimits",), flags=("try",))
+    made = verdict(
+        Status.CORRECT,
+        "ok",
+        timing=TIMING,
+        custom_kernels=("affine",),
+        isolation=("rlimits",),
+        flags=("try",),
+    )
     assert Verdict.model_validate_json(made.model_dump_json()) == made
 
 
 def candidate(**fields: Any) -> Candidate:
-    return Candidate(candidate_id="c", task_id="t/1", language=Language.CPP, generator="g", **fields)
+    return Candidate(
+        candidate_id="c", task_id="t/1", language=Language.CPP, generator="g", **fields
+    )
 
 
 def test_a_candidate_has_code_or_a_reason_and_never_both() -> None:
@@ -117,7 +154,9 @@ def test_a_hash_takes_half_a_character() -> None:
     assert stable_hash("\ud800") != stable_hash("\ud801")
 
 
-@pytest.mark.parametrize("error", [UsageError("cannot read x", "give a path"), DeviceError("no GPU", "use cpp")])
+@pytest.mark.parametrize(
+    "error", [UsageError("cannot read x", "give a path"), DeviceError("no GPU", "use cpp")]
+)
 def test_an_error_keeps_its_hint_across_processes(error: EvalError) -> None:
     import pickle
 

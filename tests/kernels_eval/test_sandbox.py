@@ -1,4 +1,5 @@
-"""What a child cannot see, cannot outlive and cannot break. Hostile code runs as a candidate's module does: by the `capture` role."""
+"""What a child cannot see, cannot outlive and cannot break. Hostile code runs as a candidate's
+module does: by the `capture` role."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import SandboxError
 from kernels_eval.isolation import sandbox
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer, _sweep
-from kernels_eval.kills import KilledError
-from kernels_eval.preparation import Preparer
-from kernels_eval.protocol import Runner
+from kernels_eval.parent.kill_retry import KilledError
+from kernels_eval.parent.prepare import Preparer
+from kernels_eval.parent.runner import Runner
 from tests.support import kernels
 
 LIMITS = LimitsConfig(memory_gb=1.0, file_mb=1)
@@ -49,7 +50,11 @@ def living(processes: list[psutil.Process]) -> list[psutil.Process]:
     found = []
     for process in processes:
         try:
-            found += [process] if process.is_running() and process.status() != psutil.STATUS_ZOMBIE else []
+            found += (
+                [process]
+                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+                else []
+            )
         except psutil.NoSuchProcess:
             continue
     return found
@@ -63,7 +68,12 @@ def run(child: Child, code: str, timeout: float = 20) -> dict[str, object]:
 
 def test_a_child_sees_nothing_of_the_parents_environment(server: ForkServer) -> None:
     with Child(server, "capture", LIMITS) as child:
-        run(child, "import os\nprint(dict(os.environ))\nprint(open('/proc/self/environ').read())\nprint('seen', os.getcwd())")
+        run(
+            child,
+            "import"
+            " os\nprint(dict(os.environ))\nprint(open('/proc/self/environ').read())\nprint('seen',"
+            " os.getcwd())",
+        )
         log = child.log_tail(100_000)
     assert "seen" in log and "OMP_NUM_THREADS" in log
     assert SECRET not in log
@@ -74,8 +84,14 @@ def test_a_child_holds_no_descriptor_but_its_own(server: ForkServer, tmp_path: P
     with open(tmp_path / "parents_file", "w") as handle:
         os.set_inheritable(handle.fileno(), True)
         with Child(server, "capture", LIMITS) as child:
-            run(child, "import os\nfor fd in os.listdir('/proc/self/fd'):\n    print('fd', fd, os.readlink(f'/proc/self/fd/{fd}'))")
-            lines = [line for line in child.log_tail(100_000).splitlines() if line.startswith("fd ")]
+            run(
+                child,
+                "import os\nfor fd in os.listdir('/proc/self/fd'):\n    print('fd', fd,"
+                " os.readlink(f'/proc/self/fd/{fd}'))",
+            )
+            lines = [
+                line for line in child.log_tail(100_000).splitlines() if line.startswith("fd ")
+            ]
     assert lines
     assert not any("parents_file" in line for line in lines)
     sockets = [line for line in lines if "socket:" in line]
@@ -83,7 +99,8 @@ def test_a_child_holds_no_descriptor_but_its_own(server: ForkServer, tmp_path: P
 
 
 def test_a_child_cannot_reach_the_network(server: ForkServer) -> None:
-    """It gets no socket; where there is no filter for system calls, it has no network to use one on."""
+    """It gets no socket; where there is no filter for system calls, it has no network to use one
+    on."""
     code = "import socket\ns = socket.socket()\ns.settimeout(5)\ns.connect(('127.0.0.1', 9))"
     if "seccomp" in server.isolation:
         with Child(server, "capture", LIMITS) as child:
@@ -108,8 +125,18 @@ def test_an_exception_is_an_answer_not_a_death(server: ForkServer) -> None:
 
 @pytest.fixture(scope="module")
 def bare() -> Iterator[ForkServer]:
-    """As on a machine without namespaces, Landlock and seccomp: what is left must still kill and clean up."""
-    made = ForkServer(without=("namespace:user", "namespace:pid", "namespace:net", "namespace:ipc", "landlock", "seccomp"))
+    """As on a machine without namespaces, Landlock and seccomp: what is left must still kill and
+    clean up."""
+    made = ForkServer(
+        without=(
+            "namespace:user",
+            "namespace:pid",
+            "namespace:net",
+            "namespace:ipc",
+            "landlock",
+            "seccomp",
+        )
+    )
     yield made
     made.close()
 
@@ -130,18 +157,29 @@ RUNAWAYS = """
 
 @pytest.mark.parametrize("layers", ["all", "none"])
 @pytest.mark.parametrize("end", ["deadline", "exit", "killed_keeper"])
-def test_however_a_child_ends_nothing_of_it_lives_on(server: ForkServer, bare: ForkServer, layers: str, end: str) -> None:
-    """Four runaways in sessions of their own, two of them orphaned: gone at the deadline, at an exit, when the keeper is killed."""
+def test_however_a_child_ends_nothing_of_it_lives_on(
+    server: ForkServer, bare: ForkServer, layers: str, end: str
+) -> None:
+    """Four runaways in sessions of their own, two of them orphaned: gone at the deadline, at an
+    exit, when the keeper is killed."""
     chosen = server if layers == "all" else bare
     last = "os._exit(3)" if end == "exit" else "time.sleep(600)"
-    code = f"{textwrap.dedent(RUNAWAYS)}\nwhile not os.path.exists('../go'):\n    time.sleep(0.01)\n{last}\n"
-    with Child(chosen, "capture", LIMITS.model_copy(update={"memory_gb": 8.0}), processes=True) as child:
+    code = (
+        f"{textwrap.dedent(RUNAWAYS)}\nwhile not os.path.exists('../go'):\n   "
+        f" time.sleep(0.01)\n{last}\n"
+    )
+    with Child(
+        chosen, "capture", LIMITS.model_copy(update={"memory_gb": 8.0}), processes=True
+    ) as child:
         path = child.scratch / "candidate.py"
         path.write_text(code)
         child.channel.send({"command": "capture", "path": str(path)})
         until(lambda: child.log_tail(1000).count("runs") == 4, "the grandchildren run")
         top = psutil.Process(child.pid)
-        until(lambda: len(living([top, *top.children(recursive=True)])) == 6, "the keeper, the child, two children and two orphans run")
+        until(
+            lambda: len(living([top, *top.children(recursive=True)])) == 6,
+            "the keeper, the child, two children and two orphans run",
+        )
         family = living([top, *top.children(recursive=True)])
         (child.scratch / "go").touch()
         if end == "killed_keeper":
@@ -149,7 +187,10 @@ def test_however_a_child_ends_nothing_of_it_lives_on(server: ForkServer, bare: F
         started = time.monotonic()
         with pytest.raises(KilledError if end == "killed_keeper" else ChildFailure) as failure:
             child.resume({"command": "capture", "path": ""}, 0.5 if end == "deadline" else 10)
-        assert end == "killed_keeper" or failure.value.reason == {"deadline": "run", "exit": "exited_early"}[end]
+        assert (
+            end == "killed_keeper"
+            or failure.value.reason == {"deadline": "run", "exit": "exited_early"}[end]
+        )
         assert time.monotonic() - started < 10
     assert not living(family), "none is left when the child is closed"
     with Child(chosen, "capture", LIMITS) as child:
@@ -157,7 +198,16 @@ def test_however_a_child_ends_nothing_of_it_lives_on(server: ForkServer, bare: F
 
 
 def test_a_child_ends_with_its_fork_server() -> None:
-    server = ForkServer(without=("namespace:user", "namespace:pid", "namespace:net", "namespace:ipc", "landlock", "seccomp"))
+    server = ForkServer(
+        without=(
+            "namespace:user",
+            "namespace:pid",
+            "namespace:net",
+            "namespace:ipc",
+            "landlock",
+            "seccomp",
+        )
+    )
     child = Child(server, "capture", LIMITS, processes=True)
     path = child.scratch / "candidate.py"
     path.write_text(f"{textwrap.dedent(RUNAWAYS)}\ntime.sleep(600)")
@@ -172,7 +222,10 @@ def test_a_child_ends_with_its_fork_server() -> None:
 
 
 def test_memory_above_the_limit_kills(server: ForkServer) -> None:
-    code = "import time\nhold = []\nfor _ in range(64):\n    hold.append(b'x' * (64 << 20))\n    time.sleep(0.05)"
+    code = (
+        "import time\nhold = []\nfor _ in range(64):\n    hold.append(b'x' * (64 << 20))\n   "
+        " time.sleep(0.05)"
+    )
     with Child(server, "capture", LIMITS) as child:
         pid = child.pid
         with pytest.raises(ChildFailure) as failure:
@@ -211,28 +264,52 @@ def test_memory_is_counted_while_processes_come_and_go(server: ForkServer) -> No
     assert failure.value.reason == "out_of_memory"
 
 
-@pytest.mark.parametrize(("processes", "limits", "seen"), [
-    ("for _ in range(40):\n    os.fork() or time.sleep(600)", {"processes": 20}, "processes"),
-    ("for _ in range(40):\n    threading.Thread(target=time.sleep, args=(600,)).start()", {"threads": 20}, "threads"),
-])  # fmt: skip
-def test_processes_and_threads_above_the_limit_kill(bare: ForkServer, processes: str, limits: dict[str, int], seen: str) -> None:
-    with Child(bare, "capture", LIMITS.model_copy(update={**limits, "memory_gb": 8.0}), processes=True) as child:
+@pytest.mark.parametrize(
+    ("processes", "limits", "seen"),
+    [
+        ("for _ in range(40):\n    os.fork() or time.sleep(600)", {"processes": 20}, "processes"),
+        (
+            "for _ in range(40):\n    threading.Thread(target=time.sleep, args=(600,)).start()",
+            {"threads": 20},
+            "threads",
+        ),
+    ],
+)
+def test_processes_and_threads_above_the_limit_kill(
+    bare: ForkServer, processes: str, limits: dict[str, int], seen: str
+) -> None:
+    with Child(
+        bare, "capture", LIMITS.model_copy(update={**limits, "memory_gb": 8.0}), processes=True
+    ) as child:
         with pytest.raises(ChildFailure) as failure:
             run(child, f"import os, threading, time\n{processes}\ntime.sleep(600)", timeout=20)
-    assert failure.value.reason == "crashed" and seen in failure.value.detail and "limit is 20" in failure.value.detail
+    assert (
+        failure.value.reason == "crashed"
+        and seen in failure.value.detail
+        and "limit is 20" in failure.value.detail
+    )
 
 
 def test_processor_time_above_the_limit_is_a_timeout(server: ForkServer) -> None:
     with Child(server, "capture", LIMITS.model_copy(update={"cpu_s": 1})) as child:
         with pytest.raises(ChildFailure) as failure:
-            run(child, "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True:\n    pass", timeout=30)
+            run(
+                child,
+                "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True:\n   "
+                " pass",
+                timeout=30,
+            )
     assert failure.value.reason == "run" and "processor time" in failure.value.detail
 
 
 @pytest.mark.parametrize("layers", ["all", "none"])
 def test_scratch_is_bounded(server: ForkServer, bare: ForkServer, layers: str) -> None:
-    """A file system of its own is full; without one, the parent sees it grow. Either way the disk never holds more than a little."""
-    code = "import time\nfor n in range(40):\n    open(str(n), 'wb').write(bytes(1 << 20))\ntime.sleep(600)"
+    """A file system of its own is full; without one, the parent sees it grow. Either way the disk
+    never holds more than a little."""
+    code = (
+        "import time\nfor n in range(40):\n    open(str(n), 'wb').write(bytes(1 <<"
+        " 20))\ntime.sleep(600)"
+    )
     limits = LIMITS.model_copy(update={"scratch_mb": 8, "file_mb": 2})
     chosen = server if layers == "all" else bare
     with Child(chosen, "capture", limits) as child:
@@ -247,12 +324,18 @@ def test_scratch_is_bounded(server: ForkServer, bare: ForkServer, layers: str) -
     assert not scratch.exists()
 
 
-def test_memory_is_never_more_than_a_share_of_the_machines(monkeypatch: pytest.MonkeyPatch, server: ForkServer) -> None:
+def test_memory_is_never_more_than_a_share_of_the_machines(
+    monkeypatch: pytest.MonkeyPatch, server: ForkServer
+) -> None:
     assert 1 << 30 < sandbox.machine_memory_bytes() <= psutil.virtual_memory().total
     monkeypatch.setattr(sandbox, "machine_memory_bytes", lambda: 1 << 30)
     with Child(server, "capture", LIMITS.model_copy(update={"memory_gb": 1000.0})) as child:
         with pytest.raises(ChildFailure) as failure:
-            run(child, "hold = bytearray(b'x') * (900 << 20)\nimport time\ntime.sleep(600)", timeout=30)
+            run(
+                child,
+                "hold = bytearray(b'x') * (900 << 20)\nimport time\ntime.sleep(600)",
+                timeout=30,
+            )
     assert failure.value.reason == "out_of_memory" and "0.6 GB" in failure.value.detail
 
 
@@ -264,11 +347,21 @@ def test_a_file_above_the_limit_cannot_be_written(server: ForkServer) -> None:
         assert f"size {1 << 20}\n" in child.log_tail(1000)
 
 
-@pytest.mark.parametrize(("code", "reason", "seen"), [
-    ("import os\nos._exit(3)", "exited_early", "status 3"),
-    ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\nimport ctypes\nctypes.string_at(0)", "crashed", "SIG"),
-    ("import ctypes\nctypes.string_at(0)", "crashed", "SIGSEGV"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("code", "reason", "seen"),
+    [
+        ("import os\nos._exit(3)", "exited_early", "status 3"),
+        (
+            (
+                "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\nimport"
+                " ctypes\nctypes.string_at(0)"
+            ),
+            "crashed",
+            "SIG",
+        ),
+        ("import ctypes\nctypes.string_at(0)", "crashed", "SIGSEGV"),
+    ],
+)
 def test_a_death_is_told_apart(server: ForkServer, code: str, reason: str, seen: str) -> None:
     with Child(server, "capture", LIMITS) as child:
         with pytest.raises(ChildFailure) as failure:
@@ -292,7 +385,8 @@ ATTACKS = ["os.write(fd, b'\\xff' * 64)", "os.write(fd, b'\\0\\0\\0\\1{')", "os.
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=["length", "not_json", "closed"])
 def test_a_child_that_spoils_its_channel_and_lives_on_is_killed(attack: str) -> None:
-    """Its parent hears nonsense or the end of the stream while the process is still there: it must be killed, not waited for."""
+    """Its parent hears nonsense or the end of the stream while the process is still there: it must
+    be killed, not waited for."""
     server = ForkServer()
     try:
         with Child(server, "capture", LIMITS) as child:
@@ -316,7 +410,11 @@ def test_the_processor_clock_counts_a_childs_work(server: ForkServer) -> None:
         if clock is None:
             pytest.skip("this kernel does not account processor time by thread")
         before = clock()
-        run(child, "import time\nstart = time.process_time()\nwhile time.process_time() - start < 0.2:\n    pass")
+        run(
+            child,
+            "import time\nstart = time.process_time()\nwhile time.process_time() - start < 0.2:\n  "
+            "  pass",
+        )
         assert 0.15e9 < clock() - before < 2e9
 
 
@@ -343,7 +441,10 @@ def test_a_dead_fork_server_is_a_machine_fault(server: ForkServer) -> None:
 
 
 def test_a_dead_fork_server_is_replaced_with_the_next_use() -> None:
-    preparer, runner = Preparer(kernels.QUICK), Runner(kernels.QUICK.model_copy(update={"time_correct": False}), "cpu")
+    preparer, runner = (
+        Preparer(kernels.QUICK),
+        Runner(kernels.QUICK.model_copy(update={"time_correct": False}), "cpu"),
+    )
     made = kernels.candidate(kernels.AFFINE, kernels.module("return ext.affine(x)"))
     try:
         assert runner.run(kernels.AFFINE, made, preparer.prepare(made)).reason == "ok"
@@ -359,7 +460,10 @@ def test_a_dead_fork_server_is_replaced_with_the_next_use() -> None:
 def test_what_a_dead_process_left_is_swept_and_a_living_ones_kept(server: ForkServer) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    roots = [Path(tempfile.gettempdir()), *([Path("/dev/shm")] if os.access("/dev/shm", os.W_OK) else [])]
+    roots = [
+        Path(tempfile.gettempdir()),
+        *([Path("/dev/shm")] if os.access("/dev/shm", os.W_OK) else []),
+    ]
     left = [root / f"concur-{gone.pid}-left" for root in roots]
     for path in left:
         path.mkdir()

@@ -1,4 +1,5 @@
-"""Screening rejects what is certain from the syntax tree, names the line, and takes neither words nor honest habits for evidence."""
+"""Screening rejects what is certain from the syntax tree, names the line, and takes neither words
+nor honest habits for evidence."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ REJECTED = {
     "import sys\nsys._getframe(1).f_locals": "forbidden_call",
     "import inspect\nx = [inspect.stack() for _ in range(2)]": "forbidden_call",
     "import kernels_eval": "harness_tampering",
-    "from kernels_eval.child import serve": "harness_tampering",
+    "from kernels_eval.child.main import serve": "harness_tampering",
     "import torch\ntorch.allclose = lambda *a: True": "harness_tampering",
     "import torch\ntorch.cuda.Event.elapsed_time = None": "harness_tampering",
     "import torch\na = torch.nn.functional.relu = None": "harness_tampering",
@@ -84,7 +85,10 @@ def test_a_rejection_names_its_line() -> None:
 
 def test_the_first_finding_is_the_one_reported() -> None:
     screened = screen("import torch\ntorch.allclose = None\nimport subprocess\n")
-    assert (screened.reason, screened.detail) == ("harness_tampering", "line 2: assigns to torch.allclose")
+    assert (screened.reason, screened.detail) == (
+        "harness_tampering",
+        "line 2: assigns to torch.allclose",
+    )
 
 
 FLAGGED = {
@@ -111,7 +115,9 @@ def test_a_module_without_model_new_is_flagged_not_rejected() -> None:
     assert screen("Model = object\nModelNew = Model\n").flags == ("no_static_model_new",)
 
 
-@pytest.mark.parametrize("code", ["def f(:\n    pass", "class A\n", "x = 1\n  y = 2", "return\x00", "(" * 10_000])
+@pytest.mark.parametrize(
+    "code", ["def f(:\n    pass", "class A\n", "x = 1\n  y = 2", "return\x00", "(" * 10_000]
+)
 def test_what_python_cannot_read_is_a_syntax_error(code: str) -> None:
     assert screen(code).reason == "syntax_error"
 
@@ -127,5 +133,8 @@ def test_any_text_gets_an_answer(text: str) -> None:
 
 @given(st.text(alphabet=st.characters(exclude_characters='"\\\x00\r', codec="utf-8"), max_size=100))
 def test_a_string_is_never_evidence(words: str) -> None:
-    code = f'X = """{words} import subprocess; torch.allclose = 1; os.system("x"); """\nclass ModelNew: pass\n'
+    code = (
+        f'X = """{words} import subprocess; torch.allclose = 1; os.system("x"); """\nclass'
+        " ModelNew: pass\n"
+    )
     assert screen(code).reason is None

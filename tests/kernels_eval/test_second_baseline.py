@@ -1,5 +1,5 @@
-"""torch.compile as a second baseline: what stays as it was without it, and the statistics of three sides on samplers whose truth is known.
-What needs a compiler is in test_compiled_baseline.py."""
+"""torch.compile as a second baseline: what stays as it was without it, and the statistics of three
+sides on samplers whose truth is known. What needs a compiler is in test_compiled_baseline.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import CompiledBaseline, Language, Status, Timing, Verdict, stable_hash
 from tests.support.kernels import QUICK
 
-CONFIG = TimingConfig(max_s=5.0, min_pairs=40, min_side_s=0.0, interval_width=0.5, bootstrap=400, sample_us=200, process_spread=0.0)
+CONFIG = TimingConfig(
+    max_s=5.0,
+    min_pairs=40,
+    min_side_s=0.0,
+    interval_width=0.5,
+    bootstrap=400,
+    sample_us=200,
+    process_spread=0.0,
+)
 FACTS = {"mode": "default", "graphs": 1, "compile_s": 12.5}
 BOTH = {"baselines": ("eager", "compile")}
 
@@ -33,23 +41,40 @@ class Scripted:
 
 def measured(eager_ns: float, candidate_ns: float, compiled_ns: float | None) -> tuple[Timing, str]:
     turns: list[str] = []
-    third = None if compiled_ns is None else CompiledSampler(Scripted("c", compiled_ns, turns), FACTS)
-    timing = measure(Scripted("a", eager_ns, turns), Scripted("b", candidate_ns, turns), CONFIG, compiled=third, bound=lambda call_ns: 1.0)
+    third = (
+        None if compiled_ns is None else CompiledSampler(Scripted("c", compiled_ns, turns), FACTS)
+    )
+    timing = measure(
+        Scripted("a", eager_ns, turns),
+        Scripted("b", candidate_ns, turns),
+        CONFIG,
+        compiled=third,
+        bound=lambda call_ns: 1.0,
+    )
     return timing, "".join(turns)
 
 
 def test_three_sides_take_turns_in_an_order_that_reads_the_same_backwards() -> None:
     timing, turns = measured(500_000, 250_000, 400_000)
     window = turns[-6 * (timing.pairs // 2) :]
-    assert window == "acbbca" * (timing.pairs // 2), "each side is sampled as often as the others, at the same time on average"
+    assert window == "acbbca" * (timing.pairs // 2), (
+        "each side is sampled as often as the others, at the same time on average"
+    )
 
 
 def test_the_speedup_against_each_baseline_has_its_own_interval() -> None:
     timing, _ = measured(500_000, 250_000, 400_000)
     assert timing.speedup == pytest.approx(2.0, rel=0.02)
     compiled = timing.compiled
-    assert compiled is not None and (compiled.mode, compiled.graphs, compiled.compile_s, compiled.why_not) == ("default", 1, 12.5, "")
-    assert compiled.reference_ms == pytest.approx(0.4, rel=0.02) and compiled.speedup == pytest.approx(1.6, rel=0.02)
+    assert compiled is not None and (
+        compiled.mode,
+        compiled.graphs,
+        compiled.compile_s,
+        compiled.why_not,
+    ) == ("default", 1, 12.5, "")
+    assert compiled.reference_ms == pytest.approx(
+        0.4, rel=0.02
+    ) and compiled.speedup == pytest.approx(1.6, rel=0.02)
     assert compiled.speedup_lower <= 1.6 * 1.01 and compiled.speedup_upper >= 1.6 * 0.99
     assert timing.speedup_lower > compiled.speedup_upper, "eager and compiled are told apart"
 
@@ -76,27 +101,43 @@ def test_a_third_side_whose_time_is_not_known_yet_keeps_the_measurement_going() 
 
 
 def test_the_default_is_eager_alone_and_hashes_as_it_always_did() -> None:
-    """The hashes are those of the commit before there was a second baseline: fingerprints, verdict keys and manifests depend on them."""
+    """The hashes are those of the commit before there was a second baseline: fingerprints, verdict
+    keys and manifests depend on them."""
     assert EvalConfig().timing.baselines == ("eager",) and not EvalConfig().timing.compiles
     assert stable_hash(EvalConfig().model_dump(mode="json")) == "1b8445934c09ce9dd1164e16acd18dbf"
     assert stable_hash(QUICK.model_dump(mode="json")) == "7bc4d3c5ec9b9c202f4879e2cdd74984"
-    assert not {"baselines", "compile_mode", "compile_s"} & EvalConfig().model_dump()["timing"].keys()
+    assert (
+        not {"baselines", "compile_mode", "compile_s"} & EvalConfig().model_dump()["timing"].keys()
+    )
     assert EvalConfig.model_validate_json(EvalConfig().model_dump_json()) == EvalConfig()
 
 
 def test_a_second_baseline_is_part_of_the_key_with_all_that_bears_on_it() -> None:
     keys = {
-        stable_hash(EvalConfig(timing=TimingConfig.model_validate(BOTH | more)).model_dump(mode="json"))
+        stable_hash(
+            EvalConfig(timing=TimingConfig.model_validate(BOTH | more)).model_dump(mode="json")
+        )
         for more in ({}, {"compile_mode": "max-autotune"}, {"compile_s": 60})
     }
     assert len(keys) == 3
     asked = EvalConfig(timing=TimingConfig.model_validate(BOTH))
     assert EvalConfig.model_validate_json(asked.model_dump_json()) == asked
     swapped = TimingConfig.model_validate({"baselines": ["compile", "eager", "compile"]})
-    assert swapped.baselines == ("eager", "compile"), "an order means nothing, so it makes no other key"
+    assert swapped.baselines == (
+        "eager",
+        "compile",
+    ), "an order means nothing, so it makes no other key"
 
 
-@pytest.mark.parametrize("bad", [{"baselines": ()}, {"baselines": ("compile",)}, {"baselines": ("eager", "jit")}, {"compile_mode": "fast"}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"baselines": ()},
+        {"baselines": ("compile",)},
+        {"baselines": ("eager", "jit")},
+        {"compile_mode": "fast"},
+    ],
+)
 def test_baselines_that_make_no_sense_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         TimingConfig.model_validate(bad)
@@ -105,15 +146,31 @@ def test_baselines_that_make_no_sense_are_refused(bad: dict[str, object]) -> Non
 def test_a_timing_without_it_is_written_as_it_always_was() -> None:
     timing, _ = measured(500_000, 250_000, None)
     assert set(timing.model_dump()) == {
-        "reference_ms", "candidate_ms", "speedup", "speedup_lower", "speedup_upper", "pairs", "calls_per_sample", "clock_bound_ms", "drift",
+        "reference_ms",
+        "candidate_ms",
+        "speedup",
+        "speedup_lower",
+        "speedup_upper",
+        "pairs",
+        "calls_per_sample",
+        "clock_bound_ms",
+        "drift",
         "throttled",
-    }  # fmt: skip
+    }
     assert Timing.model_validate(timing.model_dump()) == timing
     with_it, _ = measured(500_000, 250_000, 400_000)
     assert Timing.model_validate_json(with_it.model_dump_json()) == with_it
 
 
-@pytest.mark.parametrize("bad", [{}, {"reference_ms": 1.0}, {"why_not": "no", "reference_ms": 1.0}, {"why_not": "no", "speedup": 2.0}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {},
+        {"reference_ms": 1.0},
+        {"why_not": "no", "reference_ms": 1.0},
+        {"why_not": "no", "speedup": 2.0},
+    ],
+)
 def test_a_baseline_has_all_of_its_numbers_or_a_reason(bad: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match="either all of its numbers or a reason"):
         CompiledBaseline.model_validate({"mode": "default", **bad})
@@ -122,16 +179,26 @@ def test_a_baseline_has_all_of_its_numbers_or_a_reason(bad: dict[str, object]) -
 def test_a_verdict_for_a_person_names_the_baseline() -> None:
     def shown(compiled: CompiledBaseline | None) -> str:
         timing, _ = measured(500_000, 250_000, 400_000)
-        facts = {"candidate_id": "c", "task_id": "t", "language": Language.CPP, "status": Status.CORRECT, "reason": "ok"}
+        facts = {
+            "candidate_id": "c",
+            "task_id": "t",
+            "language": Language.CPP,
+            "status": Status.CORRECT,
+            "reason": "ok",
+        }
         return render(Verdict(**facts, timing=timing.model_copy(update={"compiled": compiled})))
 
     there = measured(500_000, 250_000, 400_000)[0].compiled
     assert "against torch.compile (default): speedup 1.60" in shown(there)
-    assert "no baseline, it does not compile" in shown(CompiledBaseline(mode="default", why_not="it does not compile"))
+    assert "no baseline, it does not compile" in shown(
+        CompiledBaseline(mode="default", why_not="it does not compile")
+    )
     assert "torch.compile" not in shown(None)
 
 
 def test_a_protocol_for_the_command_line_takes_the_baselines() -> None:
-    assert load_protocol(["timing.baselines=[eager,compile]", "timing.compile_mode=max-autotune"]).timing.compiles
+    assert load_protocol(
+        ["timing.baselines=[eager,compile]", "timing.compile_mode=max-autotune"]
+    ).timing.compiles
     with pytest.raises(UsageError, match="baselines"):
         load_protocol(["timing.baselines=[compile]"])

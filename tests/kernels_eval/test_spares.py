@@ -1,4 +1,5 @@
-"""Processes that are started before there is work for them: the same verdicts, and nothing is lost with one that dies."""
+"""Processes that are started before there is work for them: the same verdicts, and nothing is lost
+with one that dies."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ import pytest
 
 from kernels_eval.errors import SandboxError
 from kernels_eval.isolation.sandbox import Child, ForkServer
-from kernels_eval.preparation import Preparer
-from kernels_eval.protocol import Runner
+from kernels_eval.isolation.warm_pool import WANTED, Spares
+from kernels_eval.parent.prepare import Preparer
+from kernels_eval.parent.runner import Runner
 from kernels_eval.records import KernelTask
-from kernels_eval.spares import WANTED, Spares
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, module
 
@@ -48,7 +49,9 @@ def verify() -> Iterator[Verifier]:
     made.runner.close()
 
 
-def test_verdicts_are_those_of_processes_that_are_started_when_they_are_needed(verify: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdicts_are_those_of_processes_that_are_started_when_they_are_needed(
+    verify: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken: list[tuple[str, bool]] = []
     take = Spares._spare
 
@@ -62,12 +65,16 @@ def test_verdicts_are_those_of_processes_that_are_started_when_they_are_needed(v
         for reason, (task, code) in CODES.items():
             assert verify(task, code) == reason
     candidates = [there for role, there in taken if role == "candidate"]
-    assert not candidates[0] and all(candidates[1:]), "the first had to be started; every other one was there"
+    assert not candidates[0] and all(candidates[1:]), (
+        "the first had to be started; every other one was there"
+    )
     assert [there for role, there in taken if role == "reference"].count(False) == 1
 
 
 @pytest.mark.parametrize("role", WANTED)
-def test_a_spare_that_is_killed_while_it_waits_costs_no_verdict(verify: Verifier, role: str) -> None:
+def test_a_spare_that_is_killed_while_it_waits_costs_no_verdict(
+    verify: Verifier, role: str
+) -> None:
     task, code = CODES["ok"]
     assert verify(task, code) == "ok"
     verify.runner._spares.settle()
@@ -103,7 +110,10 @@ def test_nothing_is_under_way_once_settled_and_nothing_is_left_once_closed() -> 
         assert closed and not any(child.owed for child in children)
         pids = [child.pid for child in children]
         spares.close()
-        assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
+        assert not any(
+            psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+            for pid in pids
+        )
         assert not any(child.scratch.exists() for child in children)
     finally:
         with_server.close()

@@ -1,4 +1,5 @@
-"""Intervals and tests against known answers: simulated benchmarks whose truth is known, identities, and scipy on the same data."""
+"""Intervals and tests against known answers: simulated benchmarks whose truth is known, identities,
+and scipy on the same data."""
 
 from __future__ import annotations
 
@@ -11,29 +12,45 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kernels_eval.metrics import bootstrap_interval, expanded_tail, hierarchical_interval, mean, pass_at_k, sign_flip_p
+from tasks.benchmark.metrics import (
+    bootstrap_interval,
+    expanded_tail,
+    hierarchical_interval,
+    mean,
+    pass_at_k,
+    sign_flip_p,
+)
 
 Counts = NDArray[np.int64]
 
 
 def benchmark(rng: np.random.Generator, tasks: int, samples: int, a: float, b: float) -> Counts:
-    """How many of `samples` samples passed on each task, whose difficulty is drawn from Beta(a, b)."""
+    """How many of `samples` samples passed on each task, whose difficulty is drawn from Beta(a,
+    b)."""
     return rng.binomial(samples, rng.beta(a, b, tasks))
 
 
 def truth(k: int, a: float, b: float) -> float:
     """pass@k over all tasks of that kind: 1 - E[(1 - p)^k] = 1 - B(a, b + k) / B(a, b)."""
-    return 1 - math.exp(math.lgamma(b + k) - math.lgamma(b) + math.lgamma(a + b) - math.lgamma(a + b + k))
+    return 1 - math.exp(
+        math.lgamma(b + k) - math.lgamma(b) + math.lgamma(a + b) - math.lgamma(a + b + k)
+    )
 
 
-def coverage(kind: str, *, tasks: int, samples: int, k: int, a: float, b: float, runs: int, resamples: int) -> float:
+def coverage(
+    kind: str, *, tasks: int, samples: int, k: int, a: float, b: float, runs: int, resamples: int
+) -> float:
     rng, wanted, hits = np.random.default_rng(1), truth(k, a, b), 0
     for run in range(runs):
         passed = benchmark(rng, tasks, samples, a, b)
         if kind == "tasks":
-            interval = bootstrap_interval([pass_at_k(samples, int(c), k) for c in passed], mean, seed=run, resamples=resamples)
+            interval = bootstrap_interval(
+                [pass_at_k(samples, int(c), k) for c in passed], mean, seed=run, resamples=resamples
+            )
         else:
-            interval = hierarchical_interval(passed, [samples] * tasks, k, seed=run, resamples=resamples)
+            interval = hierarchical_interval(
+                passed, [samples] * tasks, k, seed=run, resamples=resamples
+            )
         assert interval is not None
         hits += interval.lower <= wanted <= interval.upper
     return hits / runs
@@ -50,18 +67,30 @@ KINDS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "tasks", "samples", "k", "a", "b"), KINDS)
-def test_intervals_cover_the_truth_in_93_to_97_of_100_benchmarks(kind: str, tasks: int, samples: int, k: int, a: float, b: float) -> None:
-    assert 0.93 <= coverage(kind, tasks=tasks, samples=samples, k=k, a=a, b=b, runs=2000, resamples=1000) <= 0.97
+def test_intervals_cover_the_truth_in_93_to_97_of_100_benchmarks(
+    kind: str, tasks: int, samples: int, k: int, a: float, b: float
+) -> None:
+    assert (
+        0.93
+        <= coverage(kind, tasks=tasks, samples=samples, k=k, a=a, b=b, runs=2000, resamples=1000)
+        <= 0.97
+    )
 
 
 @pytest.mark.parametrize("kind", ["tasks", "both"])
 def test_coverage_in_short(kind: str) -> None:
-    """300 runs have a standard deviation of 1.3 points: an interval that is a fifth too narrow (88 %) or half too wide (99.7 %) fails."""
-    assert 0.91 <= coverage(kind, tasks=40, samples=8, k=1, a=0.5, b=1.0, runs=300, resamples=300) <= 0.985
+    """300 runs have a standard deviation of 1.3 points: an interval that is a fifth too narrow (88
+    %) or half too wide (99.7 %) fails."""
+    assert (
+        0.91
+        <= coverage(kind, tasks=40, samples=8, k=1, a=0.5, b=1.0, runs=300, resamples=300)
+        <= 0.985
+    )
 
 
 def test_plain_percentiles_of_ten_tasks_would_not_do() -> None:
-    """The reason for expanded percentiles, on the same benchmarks: these miss the truth twice as often as they may."""
+    """The reason for expanded percentiles, on the same benchmarks: these miss the truth twice as
+    often as they may."""
     rng, wanted, plain, expanded = np.random.default_rng(2), truth(1, 0.5, 1.0), 0, 0
     for run in range(400):
         rates = benchmark(rng, 10, 10, 0.5, 1.0) / 10
@@ -77,28 +106,38 @@ def test_plain_percentiles_of_ten_tasks_would_not_do() -> None:
 def test_the_expanded_tail_tends_to_the_plain_one_and_leaves_one_task_alone() -> None:
     assert expanded_tail(10**6) == pytest.approx(0.025, rel=1e-3)
     assert expanded_tail(1) == pytest.approx(0.025)
-    assert [expanded_tail(n) for n in (2, 5, 20, 100)] == sorted(expanded_tail(n) for n in (2, 5, 20, 100))
-    # for normal data the half width of the mean's interval is then t s / sqrt(n), as in every textbook
+    assert [expanded_tail(n) for n in (2, 5, 20, 100)] == sorted(
+        expanded_tail(n) for n in (2, 5, 20, 100)
+    )
+    # for normal data the half width of the mean's interval is then t s / sqrt(n), as in every
+    # textbook
     tasks, sd = 12, 1.0
     rates = np.random.default_rng(3).normal(0, sd, tasks)
     interval = bootstrap_interval(rates, mean, resamples=20_000)
     assert interval is not None
-    assert interval.upper - interval.lower == pytest.approx(2 * 2.201 * rates.std(ddof=1) / math.sqrt(tasks), rel=0.1)
+    assert interval.upper - interval.lower == pytest.approx(
+        2 * 2.201 * rates.std(ddof=1) / math.sqrt(tasks), rel=0.1
+    )
 
 
 def test_the_bootstrap_agrees_with_scipys() -> None:
-    """scipy has plain percentiles: with so many tasks that the expansion is below 1 %, the two are the same within Monte Carlo error."""
+    """scipy has plain percentiles: with so many tasks that the expansion is below 1 %, the two are
+    the same within Monte Carlo error."""
     from scipy.stats import bootstrap
 
     rates = np.random.default_rng(4).beta(0.5, 1.0, 1000)
     ours = bootstrap_interval(rates, mean, seed=1, resamples=4000)
-    theirs = bootstrap((rates,), np.mean, n_resamples=4000, method="percentile", rng=np.random.default_rng(2)).confidence_interval
+    theirs = bootstrap(
+        (rates,), np.mean, n_resamples=4000, method="percentile", rng=np.random.default_rng(2)
+    ).confidence_interval
     assert ours is not None
     width = theirs.high - theirs.low
-    assert abs(ours.lower - theirs.low) < 0.08 * width and abs(ours.upper - theirs.high) < 0.08 * width
+    assert (
+        abs(ours.lower - theirs.low) < 0.08 * width and abs(ours.upper - theirs.high) < 0.08 * width
+    )
 
 
-# -- tasks, then samples within ------------------------------------------------------------------------------------------------
+# -- tasks, then samples within --------------------------------------------------------------------
 
 
 def width(interval: tuple[float, float] | None) -> float:
@@ -119,7 +158,8 @@ def test_drawing_samples_too_widens_and_with_one_sample_a_task_changes_nothing()
 
 @pytest.mark.parametrize("k", [1, 5, 10])
 def test_the_hierarchical_interval_holds_its_estimate_also_where_k_is_all_samples(k: int) -> None:
-    """Without moving the resamples, pass@10 of tasks with 1 right of 10 would be drawn as 65 %, below any interval that holds 100 %."""
+    """Without moving the resamples, pass@10 of tasks with 1 right of 10 would be drawn as 65 %,
+    below any interval that holds 100 %."""
     passed = [1, 0] * 30
     estimate = mean([pass_at_k(10, c, k) for c in passed])
     interval = hierarchical_interval(passed, [10] * 60, k)
@@ -127,7 +167,9 @@ def test_the_hierarchical_interval_holds_its_estimate_also_where_k_is_all_sample
     assert (interval.lower + interval.upper) / 2 == pytest.approx(estimate, abs=0.03)
 
 
-def test_the_hierarchical_interval_takes_unequal_counts_and_refuses_what_it_cannot_estimate() -> None:
+def test_the_hierarchical_interval_takes_unequal_counts_and_refuses_what_it_cannot_estimate() -> (
+    None
+):
     assert hierarchical_interval([1, 2, 0], [4, 8, 6], 2) is not None
     assert hierarchical_interval([4, 8], [4, 8], 2) is None  # all right: no resample differs
     with pytest.raises(ValueError, match="pass@5"):
@@ -138,18 +180,23 @@ def test_the_hierarchical_interval_takes_unequal_counts_and_refuses_what_it_cann
         hierarchical_interval([], [], 1)
 
 
-# -- paired differences --------------------------------------------------------------------------------------------------------
+# -- paired differences ----------------------------------------------------------------------------
 
-DIFFERENCES = st.lists(st.sampled_from([-0.5, -0.25, 0.0, 0.125, 0.25, 1.0]), min_size=1, max_size=9)
+DIFFERENCES = st.lists(
+    st.sampled_from([-0.5, -0.25, 0.0, 0.125, 0.25, 1.0]), min_size=1, max_size=9
+)
 
 
 @given(DIFFERENCES)
 @settings(max_examples=60)
 def test_exact_p_is_the_share_of_all_sign_patterns(differences: list[float]) -> None:
     sums = [
-        abs(sum(s * d for s, d in zip(signs, differences, strict=True))) for signs in itertools.product((-1, 1), repeat=len(differences))
+        abs(sum(s * d for s, d in zip(signs, differences, strict=True)))
+        for signs in itertools.product((-1, 1), repeat=len(differences))
     ]
-    assert sign_flip_p(differences) == pytest.approx(np.mean([s >= abs(sum(differences)) - 1e-12 for s in sums]))
+    assert sign_flip_p(differences) == pytest.approx(
+        np.mean([s >= abs(sum(differences)) - 1e-12 for s in sums])
+    )
     assert sign_flip_p([-d for d in differences]) == sign_flip_p(differences)
 
 
@@ -180,11 +227,15 @@ def test_p_of_nothing_is_one_and_of_everything_is_small_but_never_zero() -> None
 
 
 def rejections(tasks: int, gain: float, runs: int, samples: int = 5) -> float:
-    """Share of pairs of models that are called different at 5 %, where one solves `gain` more of each task's samples."""
+    """Share of pairs of models that are called different at 5 %, where one solves `gain` more of
+    each task's samples."""
     rng, found = np.random.default_rng(6), 0
     for run in range(runs):
         difficulty = rng.beta(0.5, 1.0, tasks)
-        a, b = rng.binomial(samples, difficulty * (1 - gain) + gain), rng.binomial(samples, difficulty)
+        a, b = (
+            rng.binomial(samples, difficulty * (1 - gain) + gain),
+            rng.binomial(samples, difficulty),
+        )
         found += sign_flip_p((a - b) / samples, seed=run, resamples=499) <= 0.05
     return found / runs
 

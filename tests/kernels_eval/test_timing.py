@@ -1,4 +1,5 @@
-"""Statistics of the paired measurement on samplers whose truth is known: nothing here runs a kernel or depends on the machine's speed."""
+"""Statistics of the paired measurement on samplers whose truth is known: nothing here runs a kernel
+or depends on the machine's speed."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from pydantic import ValidationError
 from kernels_eval.checks.timing import ImplausibleTime, drift, log_ratio_interval, measure, widened
 from kernels_eval.config import TimingConfig
 
-QUICK = TimingConfig(max_s=0.4, min_pairs=10, min_side_s=0.0, sample_us=50, bootstrap=200, process_spread=0.0)
+QUICK = TimingConfig(
+    max_s=0.4, min_pairs=10, min_side_s=0.0, sample_us=50, bootstrap=200, process_spread=0.0
+)
 
 
 def busy(nanoseconds: float) -> int:
@@ -90,12 +93,16 @@ def test_a_liar_is_found(factor: float) -> None:
 
 
 def test_a_liar_who_reports_nothing_does_not_hold_the_machine() -> None:
-    """A reported time near zero must not make the parent ask for samples of a hundred thousand real calls."""
+    """A reported time near zero must not make the parent ask for samples of a hundred thousand real
+    calls."""
     spent = {"ns": 0}
 
     def nothing(calls: int) -> int:
         spent["ns"] += busy(min(40_000 * calls, 5e8))
-        assert spent["ns"] < 2.5e9, f"asked for {calls} calls a sample; 2.5 s are gone on a measurement with a budget of {QUICK.max_s} s"
+        assert spent["ns"] < 2.5e9, (
+            f"asked for {calls} calls a sample; 2.5 s are gone on a measurement with a budget of"
+            f" {QUICK.max_s} s"
+        )
         return 0
 
     with pytest.raises(ImplausibleTime):
@@ -104,7 +111,9 @@ def test_a_liar_who_reports_nothing_does_not_hold_the_machine() -> None:
 
 def test_a_liar_is_found_by_the_processor_clock_too() -> None:
     def liar(calls: int) -> int:
-        return busy(40_000 * calls) // 20  # far below: on a busy machine this process gets a part of the time that passes
+        return (
+            busy(40_000 * calls) // 20
+        )  # far below: on a busy machine this process gets a part of the time that passes
 
     with pytest.raises(ImplausibleTime):
         measure(honest(40_000), liar, QUICK, cpu_clock=time.process_time_ns)
@@ -122,7 +131,8 @@ def test_a_sleeper_may_not_claim_that_its_sleep_did_not_count() -> None:
 
 
 def test_an_honest_but_preempted_sampler_is_believed() -> None:
-    """Another process has the core for most of every sample: the wall sees it, the candidate's own processor clock does not."""
+    """Another process has the core for most of every sample: the wall sees it, the candidate's own
+    processor clock does not."""
     worked = {"ns": 0}
 
     def preempted(calls: int) -> int:
@@ -138,12 +148,15 @@ def test_an_honest_but_preempted_sampler_is_believed() -> None:
 
 
 def test_one_preempted_round_is_forgiven() -> None:
-    """The first plausibility round is slow by the wall, later ones are not; without a processor clock that must not convict."""
+    """The first plausibility round is slow by the wall, later ones are not; without a processor
+    clock that must not convict."""
     state = {"long": 0}
 
     def sampler(calls: int) -> int:
         spent = busy(20_000 * calls)
-        if calls >= 500 and state["long"] < 5:  # the samples of the first bound: 2e7 ns of 20 us calls
+        if (
+            calls >= 500 and state["long"] < 5
+        ):  # the samples of the first bound: 2e7 ns of 20 us calls
             state["long"] += 1
             busy(spent)
         return spent
@@ -154,7 +167,8 @@ def test_one_preempted_round_is_forgiven() -> None:
 
 
 def test_a_liar_on_a_machine_that_gets_busy_wins_nothing() -> None:
-    """Ten times as slow while it is asked again, a tenth of what passed looks like what a call needs: then that is what counts."""
+    """Ten times as slow while it is asked again, a tenth of what passed looks like what a call
+    needs: then that is what counts."""
     asked_again = False
 
     def liar(calls: int) -> int:
@@ -167,17 +181,25 @@ def test_a_liar_on_a_machine_that_gets_busy_wins_nothing() -> None:
         return 20_000
 
     timing = measure(honest(20_000), liar, QUICK, bound=bound)
-    assert timing.candidate_ms >= 0.02 and timing.speedup <= 1.2 and timing.speedup_lower <= timing.speedup <= timing.speedup_upper
+    assert (
+        timing.candidate_ms >= 0.02
+        and timing.speedup <= 1.2
+        and timing.speedup_lower <= timing.speedup <= timing.speedup_upper
+    )
 
 
 def test_the_budget_is_kept() -> None:
     started = time.monotonic()
-    timing = measure(scripted(2e6, 0.5, 1), scripted(2e6, 0.5, 2), TimingConfig(max_s=0.3, min_pairs=10_000, bootstrap=100))
+    timing = measure(
+        scripted(2e6, 0.5, 1),
+        scripted(2e6, 0.5, 2),
+        TimingConfig(max_s=0.3, min_pairs=10_000, bootstrap=100),
+    )
     assert time.monotonic() - started < 5
     assert 4 <= timing.pairs < 10_000
 
 
-# -- the interval ------------------------------------------------------------------------------------------------------------------------
+# -- the interval ----------------------------------------------------------------------------------
 
 samples = st.lists(st.integers(1_000, 10_000_000), min_size=4, max_size=40)
 
@@ -201,7 +223,9 @@ def test_scaling_one_side_shifts_the_interval(values: list[int], factor: float) 
 def test_swapping_the_sides_mirrors_the_interval(values: list[int]) -> None:
     other = sorted(values)
     low, high = log_ratio_interval(values, other, resamples=100, seed=1)
-    assert log_ratio_interval(other, values, resamples=100, seed=1) == pytest.approx((-high, -low), abs=1e-9)
+    assert log_ratio_interval(other, values, resamples=100, seed=1) == pytest.approx(
+        (-high, -low), abs=1e-9
+    )
 
 
 @given(st.integers(1, 10**9), st.integers(1, 10**9), st.integers(4, 50))
@@ -222,7 +246,10 @@ def test_the_interval_covers_about_as_often_as_it_says(seed: int) -> None:
     rng = np.random.default_rng(seed)
     covered = 0
     for trial in range(200):
-        a, b = 2e6 * np.exp(0.1 * rng.standard_normal(40)), 1e6 * np.exp(0.1 * rng.standard_normal(40))
+        a, b = (
+            2e6 * np.exp(0.1 * rng.standard_normal(40)),
+            1e6 * np.exp(0.1 * rng.standard_normal(40)),
+        )
         low, high = log_ratio_interval(list(a), list(b), resamples=200, seed=trial)
         covered += low <= np.log(2) <= high
     assert covered >= 0.87 * 200, f"a 95 % interval covered the truth in {covered} of 200"
@@ -231,20 +258,36 @@ def test_the_interval_covers_about_as_often_as_it_says(seed: int) -> None:
 def test_more_pairs_narrow_the_interval() -> None:
     rng = np.random.default_rng(3)
     a, b = 1e6 * (1 + rng.random(400)), 1e6 * (1 + rng.random(400))
-    few, many = (np.subtract(*reversed(log_ratio_interval(list(a[:n]), list(b[:n]), resamples=400, seed=1))) for n in (25, 400))
+    few, many = (
+        np.subtract(*reversed(log_ratio_interval(list(a[:n]), list(b[:n]), resamples=400, seed=1)))
+        for n in (25, 400)
+    )
     assert many < few / 2
 
 
 def test_slow_calls_that_hardly_differ_are_measured_for_the_shorter_budget() -> None:
-    config, seen = TimingConfig(max_s=0.5, precise_s=1e-9, bootstrap=100), {"bound": lambda call_ns: 1.0}
-    steady = measure(lambda calls: 4_000_000 * calls, lambda calls: 8_000_000 * calls, config, **seen)
+    config, seen = (
+        TimingConfig(max_s=0.5, precise_s=1e-9, bootstrap=100),
+        {"bound": lambda call_ns: 1.0},
+    )
+    steady = measure(
+        lambda calls: 4_000_000 * calls, lambda calls: 8_000_000 * calls, config, **seen
+    )
     assert steady.pairs == config.precise_pairs < config.min_pairs
     noise = np.random.default_rng(3)
-    uneven = measure(lambda calls: int(4e6 * calls * noise.uniform(0.7, 1.3)), lambda calls: 4_000_000 * calls, config, **seen)
+    uneven = measure(
+        lambda calls: int(4e6 * calls * noise.uniform(0.7, 1.3)),
+        lambda calls: 4_000_000 * calls,
+        config,
+        **seen,
+    )
     assert uneven.pairs > config.min_pairs, "what is not precise yet has the whole budget"
 
 
-@pytest.mark.parametrize("bad", [{"min_pairs": 1}, {"max_s": 0}, {"clock_bound_share": 1.0}, {"bootstrap": 10}, {"unknown": 1}])
+@pytest.mark.parametrize(
+    "bad",
+    [{"min_pairs": 1}, {"max_s": 0}, {"clock_bound_share": 1.0}, {"bootstrap": 10}, {"unknown": 1}],
+)
 def test_a_configuration_that_makes_no_sense_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ValidationError):
         TimingConfig.model_validate(bad)
@@ -255,7 +298,9 @@ def test_the_spread_between_processes_widens_both_arms_in_quadrature() -> None:
     assert (low, high) == pytest.approx((-0.03, 0.04))
     low, high = widened(-0.03, 0.04, 0.0, 0.01)
     between = 1.96 * 2**0.5 * 0.01  # this process's and the later one's
-    assert low == pytest.approx(-np.hypot(0.03, between)) and high == pytest.approx(np.hypot(0.04, between))
+    assert low == pytest.approx(-np.hypot(0.03, between)) and high == pytest.approx(
+        np.hypot(0.04, between)
+    )
     assert widened(1.2, 1.3, 1.2, 0.01)[0] < 1.2, "an arm of no length gets one"
 
 

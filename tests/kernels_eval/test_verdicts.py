@@ -1,4 +1,5 @@
-"""One real tiny kernel for every verdict that can happen on a CPU: the status, the reason and, for honest twins, the absence of both."""
+"""One real tiny kernel for every verdict that can happen on a CPU: the status, the reason and, for
+honest twins, the absence of both."""
 
 from __future__ import annotations
 
@@ -9,12 +10,21 @@ from dataclasses import dataclass
 import pytest
 
 from kernels_eval.config import BuildConfig
-from kernels_eval.preparation import Preparer
-from kernels_eval.processes import CandidateProcess, MadeElsewhere, ReferenceProcess
-from kernels_eval.protocol import Runner
+from kernels_eval.parent.handles import CandidateProcess, MadeElsewhere, ReferenceProcess
+from kernels_eval.parent.prepare import Preparer
+from kernels_eval.parent.runner import Runner
 from kernels_eval.records import KernelTask, Status, Verdict
 from tests.support import kernels
-from tests.support.kernels import AFFINE, QUICK, WEIGHTED, assert_reason, kernel_task, load_inline, module, task_source
+from tests.support.kernels import (
+    AFFINE,
+    QUICK,
+    WEIGHTED,
+    assert_reason,
+    kernel_task,
+    load_inline,
+    module,
+    task_source,
+)
 
 
 @dataclass
@@ -22,7 +32,9 @@ class Verifier:
     preparer: Preparer
     runner: Runner
 
-    def __call__(self, task: KernelTask, code: str | None, *, parse_reason: str | None = None) -> Verdict:
+    def __call__(
+        self, task: KernelTask, code: str | None, *, parse_reason: str | None = None
+    ) -> Verdict:
         made = kernels.candidate(task, code, parse_reason=parse_reason)
         return self.runner.run(task, made, self.preparer.prepare(made, task))
 
@@ -40,7 +52,7 @@ def calls(function: str) -> str:
     return module(f"return ext.{function}(x)")
 
 
-# -- correct -----------------------------------------------------------------------------------------------------------------------------
+# -- correct ---------------------------------------------------------------------------------------
 
 
 def test_a_correct_kernel_is_timed_and_named(verify: Verifier) -> None:
@@ -50,23 +62,34 @@ def test_a_correct_kernel_is_timed_and_named(verify: Verifier) -> None:
     assert verdict.timing is not None and verdict.timing.pairs >= 4
     assert verdict.timing.speedup_lower <= verdict.timing.speedup <= verdict.timing.speedup_upper
     assert verdict.timing.candidate_ms >= 0.8 * verdict.timing.clock_bound_ms
-    assert verdict.correctness is not None and verdict.correctness.oracle == "float64" and verdict.correctness.trials == 7
+    assert (
+        verdict.correctness is not None
+        and verdict.correctness.oracle == "float64"
+        and verdict.correctness.trials == 7
+    )
     assert verdict.custom_kernels == ("affine",)
     assert verdict.outputs_match and verdict.build_tier == "lite" and verdict.device == "cpu"
     assert verdict.phases is not None
     phases = verdict.phases.model_dump()
-    assert min(phases[name] for name in ("load_s", "correctness_s", "attribution_s", "timing_s")) > 0
+    assert (
+        min(phases[name] for name in ("load_s", "correctness_s", "attribution_s", "timing_s")) > 0
+    )
     assert 0.8 * verdict.run_s <= sum(phases.values()) <= verdict.run_s
 
 
 def test_a_correct_kernel_with_weights_is_right_for_other_weights_too(verify: Verifier) -> None:
-    verdict = verify(WEIGHTED, module("return ext.times_row(x, self.gain)", init="self.gain = nn.Parameter(torch.randn(64))"))
+    verdict = verify(
+        WEIGHTED,
+        module(
+            "return ext.times_row(x, self.gain)", init="self.gain = nn.Parameter(torch.randn(64))"
+        ),
+    )
     assert_reason(verdict, "ok")
     assert verdict.correctness is not None and verdict.correctness.trials == 8
     assert "weights_not_mappable" not in verdict.flags
 
 
-# -- wrong answers -----------------------------------------------------------------------------------------------------------------------
+# -- wrong answers ---------------------------------------------------------------------------------
 
 WRONG = {
     "wrong_output": calls("shifted"),
@@ -99,17 +122,22 @@ def test_weights_snapshotted_at_construction(verify: Verifier) -> None:
     assert_reason(verdict, "stale_weights")
 
 
-# -- no custom kernel --------------------------------------------------------------------------------------------------------------------
+# -- no custom kernel ------------------------------------------------------------------------------
 
 NO_KERNEL = {
     "uncalled": module("return x * 2.0 + 1.0"),
-    "only_a_string": f"import torch\nimport torch.nn as nn\nSOURCE = {kernels.SOURCE!r}\n"
-    "class ModelNew(nn.Module):\n    def forward(self, x):\n        return x * 2.0 + 1.0\n",
-    "hidden_behind_a_fallback": module("try:\n    return ext.affine(x, 1, 2)\nexcept Exception:\n    return x * 2.0 + 1.0"),
-    "called_once_then_torch": module(
-        "self.calls += 1\nreturn ext.affine(x) if self.calls == 1 else x * 2.0 + 1.0", init="self.calls = 0"
+    "only_a_string": (
+        f"import torch\nimport torch.nn as nn\nSOURCE = {kernels.SOURCE!r}\n"
+        "class ModelNew(nn.Module):\n    def forward(self, x):\n        return x * 2.0 + 1.0\n"
     ),
-}  # fmt: skip
+    "hidden_behind_a_fallback": module(
+        "try:\n    return ext.affine(x, 1, 2)\nexcept Exception:\n    return x * 2.0 + 1.0"
+    ),
+    "called_once_then_torch": module(
+        "self.calls += 1\nreturn ext.affine(x) if self.calls == 1 else x * 2.0 + 1.0",
+        init="self.calls = 0",
+    ),
+}
 
 
 @pytest.mark.parametrize("trick", NO_KERNEL)
@@ -120,7 +148,7 @@ def test_torch_doing_the_work_is_not_a_kernel(verify: Verifier, trick: str) -> N
     assert any("mul" in name for name in verdict.library_calls) or trick == "called_once_then_torch"
 
 
-# -- cheating ----------------------------------------------------------------------------------------------------------------------------
+# -- cheating --------------------------------------------------------------------------------------
 
 PATCHED_TIME = """
 def slow_down():
@@ -139,31 +167,45 @@ stopwatch["_now_ns"] = lambda: real() // 10
 NO_FIRST = "self.first = None"
 REJECTED = {
     "input_mutated": ("input_mutated", module("y = ext.affine(x)\next.relu_in_place(x)\nreturn y")),
-    "one_static_buffer": ("output_aliased", module("return ext.affine_into(x, self.out)", init="self.out = torch.empty(64, 64)")),
+    "one_static_buffer": (
+        "output_aliased",
+        module("return ext.affine_into(x, self.out)", init="self.out = torch.empty(64, 64)"),
+    ),
     "cache_by_data_ptr": (
         "stale_cache",
         module(
-            "key = x.data_ptr()\ny = ext.affine(x)\nself.seen.setdefault(key, y)\nreturn self.seen[key].clone()",
+            "key = x.data_ptr()\ny = ext.affine(x)\nself.seen.setdefault(key, y)\nreturn"
+            " self.seen[key].clone()",
             init="self.seen = {}",
         ),
     ),
     "first_output_kept": (
         "stale_cache",
-        module("y = ext.affine(x)\nself.first = y if self.first is None else self.first\nreturn self.first.clone()", init=NO_FIRST),
+        module(
+            "y = ext.affine(x)\nself.first = y if self.first is None else self.first\nreturn"
+            " self.first.clone()",
+            init=NO_FIRST,
+        ),
     ),
     "tensor_subclass": (
         "lazy_output",
-        module("return torch.Tensor._make_subclass(Lazy, ext.affine(x))", before="class Lazy(torch.Tensor):\n    pass"),
+        module(
+            "return torch.Tensor._make_subclass(Lazy, ext.affine(x))",
+            before="class Lazy(torch.Tensor):\n    pass",
+        ),
     ),
     "subprocess": ("forbidden_call", module("return ext.affine(x)", before="import subprocess")),
-    "patches_allclose": ("harness_tampering", module("return ext.affine(x)", before="torch.allclose = lambda *a, **k: True")),
+    "patches_allclose": (
+        "harness_tampering",
+        module("return ext.affine(x)", before="torch.allclose = lambda *a, **k: True"),
+    ),
     "patches_perf_counter": (
         "harness_tampering",
         module("return ext.affine(x)", before="import time\ntime.perf_counter = lambda: 0.0"),
     ),
     "patches_time": ("harness_tampering", calls("affine") + PATCHED_TIME),
     "forges_the_clock": ("implausible_time", module("return ext.affine(x)", after=FORGED_CLOCK)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("trick", REJECTED)
@@ -172,19 +214,32 @@ def test_cheats_are_rejected(verify: Verifier, trick: str) -> None:
     assert_reason(verify(AFFINE, code), reason)
 
 
-# -- building ----------------------------------------------------------------------------------------------------------------------------
+# -- building --------------------------------------------------------------------------------------
 
 
 def test_a_source_that_does_not_compile(verify: Verifier) -> None:
     source = "torch::Tensor broken(torch::Tensor x) {\n  return x + not_declared_anywhere;\n}\n"
-    verdict = verify(AFFINE, module("return ext.broken(x)", extension=load_inline(source, ["broken"], name="broken_ext")))
+    verdict = verify(
+        AFFINE,
+        module(
+            "return ext.broken(x)", extension=load_inline(source, ["broken"], name="broken_ext")
+        ),
+    )
     assert_reason(verdict, "build_failed")
     assert "not_declared_anywhere" in verdict.log_tail
 
 
 def test_a_function_declared_but_not_defined(verify: Verifier) -> None:
-    source = "torch::Tensor missing(torch::Tensor x);\ntorch::Tensor affine(torch::Tensor x) { return missing(x); }\n"
-    verdict = verify(AFFINE, module("return ext.affine(x)", extension=load_inline(source, ["affine"], name="undefined_ext")))
+    source = (
+        "torch::Tensor missing(torch::Tensor x);\ntorch::Tensor affine(torch::Tensor x) { return"
+        " missing(x); }\n"
+    )
+    verdict = verify(
+        AFFINE,
+        module(
+            "return ext.affine(x)", extension=load_inline(source, ["affine"], name="undefined_ext")
+        ),
+    )
     assert_reason(verdict, "undefined_symbol")
 
 
@@ -195,14 +250,19 @@ def test_python_that_does_not_parse(verify: Verifier) -> None:
 
 
 def test_a_module_that_is_not_installed(verify: Verifier) -> None:
-    assert_reason(verify(AFFINE, module("return ext.affine(x)", before="import a_module_nobody_has")), "no_module")
+    assert_reason(
+        verify(AFFINE, module("return ext.affine(x)", before="import a_module_nobody_has")),
+        "no_module",
+    )
 
 
 def test_a_module_that_is_not_installed_and_no_extension(verify: Verifier) -> None:
-    assert_reason(verify(AFFINE, "import a_module_nobody_has\nclass ModelNew:\n    pass\n"), "no_module")
+    assert_reason(
+        verify(AFFINE, "import a_module_nobody_has\nclass ModelNew:\n    pass\n"), "no_module"
+    )
 
 
-# -- running -----------------------------------------------------------------------------------------------------------------------------
+# -- running ---------------------------------------------------------------------------------------
 
 
 def test_an_exception_in_forward(verify: Verifier) -> None:
@@ -222,29 +282,36 @@ def test_a_native_crash_costs_its_own_verdict_only(verify: Verifier, function: s
 def test_a_forged_verdict_on_stdout_and_a_quick_exit(verify: Verifier) -> None:
     verdict = verify(AFFINE, calls("leaves"))
     assert_reason(verdict, "exited_early")
-    assert '"speedup": 1000.0' in verdict.log_tail, "the forged record did reach stdout, and is nothing but a log line"
+    assert '"speedup": 1000.0' in verdict.log_tail, (
+        "the forged record did reach stdout, and is nothing but a log line"
+    )
 
 
-# -- deadlines ---------------------------------------------------------------------------------------------------------------------------
+# -- deadlines -------------------------------------------------------------------------------------
 
 
 def test_a_compile_that_does_not_end(verify: Verifier) -> None:
-    """Instantiations without end: a new source each time, for a deadline is not remembered but a success would be."""
+    """Instantiations without end: a new source each time, for a deadline is not remembered but a
+    success would be."""
     bomb = (
-        f"// {uuid.uuid4()}\n"
-        "template <int N, int M> struct Bomb { static constexpr int value = Bomb<N - 1, 2 * M>::value + Bomb<N - 1, 2 * M + 1>::value; };\n"
-        "template <int M> struct Bomb<0, M> { static constexpr int value = M; };\n"
-        "torch::Tensor affine(torch::Tensor x) { return x * (Bomb<24, 0>::value % 3); }\n"
+        f"// {uuid.uuid4()}\ntemplate <int N, int M> struct Bomb {{ static constexpr int value ="
+        " Bomb<N - 1, 2 * M>::value + Bomb<N - 1, 2 * M + 1>::value; };\ntemplate <int M> struct"
+        " Bomb<0, M> { static constexpr int value = M; };\ntorch::Tensor affine(torch::Tensor x)"
+        " { return x * (Bomb<24, 0>::value % 3); }\n"
     )
     preparer = Preparer(QUICK.model_copy(update={"build": BuildConfig(timeout_s=1.0)}))
     try:
-        code = module("return ext.affine(x)", extension=load_inline(bomb, ["affine"], name="bomb_ext"))
+        code = module(
+            "return ext.affine(x)", extension=load_inline(bomb, ["affine"], name="bomb_ext")
+        )
         made = kernels.candidate(AFFINE, code)
         verdict = verify.runner.run(AFFINE, made, preparer.prepare(made))
     finally:
         preparer.close()
     assert_reason(verdict, "build")
-    assert verdict.status is Status.TIMEOUT and verdict.build_s < 60, "the compiler was stopped, not waited for"
+    assert verdict.status is Status.TIMEOUT and verdict.build_s < 60, (
+        "the compiler was stopped, not waited for"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -258,18 +325,22 @@ def hasty() -> Iterator[Verifier]:
 
 
 def test_an_import_that_does_not_end(hasty: Verifier) -> None:
-    assert_reason(hasty(AFFINE, module("return ext.affine(x)", before="while True:\n    pass")), "load")
+    assert_reason(
+        hasty(AFFINE, module("return ext.affine(x)", before="while True:\n    pass")), "load"
+    )
 
 
 def test_a_constructor_that_does_not_end(hasty: Verifier) -> None:
-    assert_reason(hasty(AFFINE, module("return ext.affine(x)", init="while True:\n    pass")), "load")
+    assert_reason(
+        hasty(AFFINE, module("return ext.affine(x)", init="while True:\n    pass")), "load"
+    )
 
 
 def test_a_native_loop_that_does_not_end(verify: Verifier, hasty: Verifier) -> None:
     assert_reason(hasty(AFFINE, calls("spins")), "run")
 
 
-# -- no code, and tasks that cannot be used ------------------------------------------------------------------------------------------------
+# -- no code, and tasks that cannot be used --------------------------------------------------------
 
 
 @pytest.mark.parametrize("reason", ["no_code_block", "truncated", "missing_model_new"])
@@ -298,7 +369,8 @@ def test_a_reference_that_cannot_judge(verify: Verifier, fault: str) -> None:
 
 
 def test_a_task_that_refuses_most_inputs_judges_by_those_it_takes(verify: Verifier) -> None:
-    """Few matrices have a Cholesky factor: that the reference fails on others says that it depends on them, and nothing of the task."""
+    """Few matrices have a Cholesky factor: that the reference fails on others says that it depends
+    on them, and nothing of the task."""
     positive = "[(lambda a: a @ a.T + 64 * torch.eye(64))(torch.rand(64, 64))]"
     task = kernel_task(task_source("return torch.linalg.cholesky(x)", inputs=positive), "cholesky")
     verdict = verify(task, calls("affine"))
@@ -306,13 +378,17 @@ def test_a_task_that_refuses_most_inputs_judges_by_those_it_takes(verify: Verifi
     assert not any(flag.startswith("task_ignores_input") for flag in verdict.flags)
 
 
-# -- honest twins: each looks like something above, and is correct -------------------------------------------------------------------------
+# -- honest twins: each looks like something above, and is correct ---------------------------------
 
 IN_PLACE = kernel_task(task_source("return torch.relu_(x)"), "in_place")
-INTEGERS = kernel_task(task_source("return x * 3 - 1", inputs="[torch.randint(0, 100, (64, 64))]"), "integers")
+INTEGERS = kernel_task(
+    task_source("return x * 3 - 1", inputs="[torch.randint(0, 100, (64, 64))]"), "integers"
+)
 PAIR = kernel_task(task_source("return x * 2.0 + 1.0, x.sum(1)"), "pair")
 BOOK = kernel_task(
-    task_source("return x * self.scale + 1.0", init="self.scale = scale", init_inputs="[[], {'scale': 2.0}]"),
+    task_source(
+        "return x * self.scale + 1.0", init="self.scale = scale", init_inputs="[[], {'scale': 2.0}]"
+    ),
     "book",
     init_form="args_kwargs",
 )
@@ -339,14 +415,26 @@ LATE = "\n".join(
 TWINS = {
     "docstring_with_pass": (
         AFFINE,
-        module('"""Nothing to pass; no try, no subprocess, no torch.allclose = here."""\nreturn ext.affine(x)'),
+        module(
+            '"""Nothing to pass; no try, no subprocess, no torch.allclose = here."""\nreturn'
+            " ext.affine(x)"
+        ),
     ),
     "try_around_an_import": (
         AFFINE,
-        module("return ext.affine(x)", before="try:\n    import a_module_nobody_has\nexcept ImportError:\n    a_module_nobody_has = None"),
+        module(
+            "return ext.affine(x)",
+            before=(
+                "try:\n    import a_module_nobody_has\nexcept ImportError:\n    a_module_nobody_has"
+                " = None"
+            ),
+        ),
     ),
     "built_in_the_constructor": (AFFINE, LATE),
-    "several_sources_and_functions_as_dict": (AFFINE, module("return ext.affine(x)", extension=TWO_SOURCES)),
+    "several_sources_and_functions_as_dict": (
+        AFFINE,
+        module("return ext.affine(x)", extension=TWO_SOURCES),
+    ),
     "in_place_reference": (IN_PLACE, module("return ext.relu_in_place(x)")),
     "book_form": (BOOK, module("return ext.affine(x)")),
     "integer_input": (INTEGERS, module("return ext.integers(x)")),
@@ -354,11 +442,12 @@ TWINS = {
     "preallocated_but_returned_as_a_copy": (
         AFFINE,
         module(
-            "if self.out.shape != x.shape:\n    self.out = torch.empty_like(x)\nreturn ext.affine_into(x, self.out).clone()",
+            "if self.out.shape != x.shape:\n    self.out = torch.empty_like(x)\nreturn"
+            " ext.affine_into(x, self.out).clone()",
             init="self.out = torch.empty(64, 64)",
         ),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("twin", TWINS)
@@ -374,14 +463,17 @@ OWN_BINDING = load_inline(
     name="own_binding_ext",
 )
 FRONTEND = load_inline(
-    "namespace F = torch::nn::functional;\ntorch::Tensor affine(torch::Tensor x) { return F::relu(x) * 2 - F::relu(-x) * 2 + 1; }\n",
+    "namespace F = torch::nn::functional;\ntorch::Tensor affine(torch::Tensor x) { return"
+    " F::relu(x) * 2 - F::relu(-x) * 2 + 1; }\n",
     ["affine"],
     name="frontend_ext",
 )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("extension", [OWN_BINDING, FRONTEND], ids=["own_binding", "torch_nn_functional"])
+@pytest.mark.parametrize(
+    "extension", [OWN_BINDING, FRONTEND], ids=["own_binding", "torch_nn_functional"]
+)
 def test_sources_that_need_torchs_whole_header(verify: Verifier, extension: str) -> None:
     verdict = verify(AFFINE, module("return ext.affine(x)", extension=extension))
     assert_reason(verdict, "ok")
@@ -396,7 +488,9 @@ def test_what_a_constructor_asks_for_is_built_before_the_device_is_held(verify: 
         assert_reason(verify.runner.run(AFFINE, made, prepared), "ok")
 
 
-def test_a_constructor_that_fails_without_its_kernels_or_hangs_is_left_to_the_run(hasty: Verifier) -> None:
+def test_a_constructor_that_fails_without_its_kernels_or_hangs_is_left_to_the_run(
+    hasty: Verifier,
+) -> None:
     fails = LATE.replace("self.ext = ", "self.started = torch.zeros(1).cuda()\n        self.ext = ")
     hangs = LATE.replace("self.ext = ", "[None for _ in iter(int, 1)]\n        self.ext = ")
     for code, reason in ((fails, "exception"), (hangs, "load")):
@@ -407,27 +501,42 @@ def test_a_constructor_that_fails_without_its_kernels_or_hangs_is_left_to_the_ru
 
 
 def test_a_wrong_call_of_load_inline_never_reaches_a_device(verify: Verifier) -> None:
-    code = module("return ext.affine(x)", extension="load_inline(name='nothing', functions=['affine'])")
+    code = module(
+        "return ext.affine(x)", extension="load_inline(name='nothing', functions=['affine'])"
+    )
     prepared = verify.preparer.prepare(kernels.candidate(AFFINE, code), AFFINE)
     assert prepared.finding is not None and prepared.finding.reason == "exception"
     assert "cpp_sources" in prepared.finding.detail and "Traceback" in prepared.finding.log
 
 
 def test_inputs_that_break_the_references_device_are_left_out(verify: Verifier) -> None:
-    """Labels out of range end a CUDA context. Said here by the message alone: what counts is that a new process goes on without them."""
-    forward = "if bool((x == x.round()).all()):\n    raise RuntimeError('CUDA error: device-side assert triggered')\nreturn x * 2.0 + 1.0"
+    """Labels out of range end a CUDA context. Said here by the message alone: what counts is that a
+    new process goes on without them."""
+    forward = (
+        "if bool((x == x.round()).all()):\n    raise RuntimeError('CUDA error: device-side assert"
+        " triggered')\nreturn x * 2.0 + 1.0"
+    )
     picky = kernel_task(task_source(forward), "picky_about_integers")
     verdict = verify(picky, calls("affine"))
     assert_reason(verdict, "ok")
     assert verdict.correctness is not None and verdict.correctness.trials == 6
 
 
-def test_weights_that_were_made_elsewhere_get_a_reference_that_was_made_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU nothing is elsewhere: the answer is put in the candidate's mouth, what follows is real. `cpu:0` is another name of `cpu`."""
+def test_weights_that_were_made_elsewhere_get_a_reference_that_was_made_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a CPU nothing is elsewhere: the answer is put in the candidate's mouth, what follows is
+    real. `cpu:0` is another name of `cpu`."""
     references: list[str] = []
     load = CandidateProcess.load
 
-    def says_elsewhere(self: CandidateProcess, task: KernelTask, candidate: object, reference: ReferenceProcess, *rest: object) -> None:
+    def says_elsewhere(
+        self: CandidateProcess,
+        task: KernelTask,
+        candidate: object,
+        reference: ReferenceProcess,
+        *rest: object,
+    ) -> None:
         references.append(reference.construct_on)
         if len(references) == 1:
             raise MadeElsewhere
@@ -435,19 +544,32 @@ def test_weights_that_were_made_elsewhere_get_a_reference_that_was_made_there(mo
 
     monkeypatch.setattr(CandidateProcess, "load", says_elsewhere)
     preparer, runner = Preparer(QUICK), Runner(QUICK, "cpu:0")
-    made = kernels.candidate(WEIGHTED, module("return ext.times_row(x, self.gain)", init="self.gain = nn.Parameter(torch.randn(64))"))
+    made = kernels.candidate(
+        WEIGHTED,
+        module(
+            "return ext.times_row(x, self.gain)", init="self.gain = nn.Parameter(torch.randn(64))"
+        ),
+    )
     try:
         assert_reason(runner.run(WEIGHTED, made, preparer.prepare(made, WEIGHTED)), "ok")
         assert_reason(runner.run(WEIGHTED, made, preparer.prepare(made, WEIGHTED)), "ok")
     finally:
         preparer.close()
         runner.close()
-    assert references == ["cpu:0", "cpu", "cpu"], "the second candidate is served by the reference at hand"
+    assert references == [
+        "cpu:0",
+        "cpu",
+        "cpu",
+    ], "the second candidate is served by the reference at hand"
 
 
 def test_what_is_built_late_is_screened_as_well(verify: Verifier) -> None:
     source = 'torch::Tensor f(torch::Tensor x) { auto r = system("true"); return x * (2 + r) + 1; }'
-    code = module("return self.ext.f(x)", extension="None", init=f"self.ext = {kernels.load_inline(source, ['f'], name='late_call')}")
+    code = module(
+        "return self.ext.f(x)",
+        extension="None",
+        init=f"self.ext = {kernels.load_inline(source, ['f'], name='late_call')}",
+    )
     verdict = verify(AFFINE, code)
     assert_reason(verdict, "forbidden_call")
     assert verdict.detail == "native source, line 1: calls system"

@@ -1,7 +1,8 @@
-"""The form of the adversarial corpus: one case is a cheat, the reasons it may end with, and a near-twin that is honest.
+"""The form of the adversarial corpus: one case is a cheat, the reasons it may end with, and a
+near-twin that is honest.
 
-Guarantees: every case is judged on status and reason; a twin is always judged as `correct`. The numbers of threats are those of the
-list in docs/explanation/verification.md, 1 to 40.
+Guarantees: every case is judged on status and reason; a twin is always judged as `correct`. The
+numbers of threats are those of the list in docs/explanation/verification.md, 1 to 40.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from kernels_eval.preparation import Preparer
-from kernels_eval.protocol import Runner
+from kernels_eval.parent.prepare import Preparer
+from kernels_eval.parent.runner import Runner
 from kernels_eval.records import STATUS_OF, KernelTask, Language, Verdict
 from tests.support import kernels
 from tests.support.kernels import kernel_task, load_inline, module, task_source
@@ -22,9 +23,11 @@ Check = Callable[[Verdict], None]
 
 @dataclass(frozen=True)
 class Case:
-    """A cheat and its twin. `expect` lists every reason that the cheat may end with; one is preferred, more only where chance decides.
+    """A cheat and its twin. `expect` lists every reason that the cheat may end with; one is
+    preferred, more only where chance decides.
 
-    `twin` is None where an earlier case of the same threat has it. `twin_task` is the cheat's own unless given.
+    `twin` is None where an earlier case of the same threat has it. `twin_task` is the cheat's own
+    unless given.
     """
 
     threat: int
@@ -38,7 +41,8 @@ class Case:
     twin_check: Check | None = None
     language: Language = Language.CPP
     deadline_s: float | None = None
-    """Of the test of the cheat: for attacks whose failure is that the verifier never comes to an end."""
+    """Of the test of the cheat: for attacks whose failure is that the verifier never comes to an
+    end."""
 
     @property
     def needs_gpu(self) -> bool:
@@ -65,7 +69,8 @@ class Trial:
 
 
 def trials(cases: Iterable[Case]) -> list[object]:
-    """Pytest parameters with ids such as `t07-fallback-cheat`. Cases of one task follow each other: its reference is loaded once."""
+    """Pytest parameters with ids such as `t07-fallback-cheat`. Cases of one task follow each other:
+    its reference is loaded once."""
     cases = list(cases)
     order = list(dict.fromkeys(case.task.task_id for case in cases))
     found = []
@@ -76,13 +81,16 @@ def trials(cases: Iterable[Case]) -> list[object]:
         marks = [pytest.mark.timeout(case.deadline_s)] if case.deadline_s else []
         found.append(pytest.param(cheat, id=f"{name}-cheat", marks=marks))
         if case.twin is not None:
-            twin = Trial(case.twin_task or case.task, case.twin, ("ok",), case.twin_check, case.language)
+            twin = Trial(
+                case.twin_task or case.task, case.twin, ("ok",), case.twin_check, case.language
+            )
             found.append(pytest.param(twin, id=f"{name}-honest"))
     return found
 
 
 class Judge:
-    """Verdicts of candidates, in one pair of processes for the whole session. Raises EvalError where the machine fails."""
+    """Verdicts of candidates, in one pair of processes for the whole session. Raises EvalError
+    where the machine fails."""
 
     def __init__(self, preparer: Preparer, runner: Runner) -> None:
         self.preparer, self.runner = preparer, runner
@@ -96,7 +104,9 @@ class Judge:
         self.runner.close()
 
 
-AFFINE = kernel_task(task_source("return x * 2.0 + 1.0", inputs="[torch.randn(48, 64)]"), "adversarial_affine")
+AFFINE = kernel_task(
+    task_source("return x * 2.0 + 1.0", inputs="[torch.randn(48, 64)]"), "adversarial_affine"
+)
 """Not square: a batch of one does not touch the other dimension."""
 
 AFFINE_CPP = r"""
@@ -109,11 +119,13 @@ torch::Tensor affine_into(torch::Tensor x, torch::Tensor out) {
 }
 torch::Tensor affine(torch::Tensor x) { return affine_into(x, torch::empty_like(x.contiguous())); }
 """
-"""The honest kernel of AFFINE, for any shape; the files of this corpus put it into their own libraries."""
+"""The honest kernel of AFFINE, for any shape; the files of this corpus put it into their own
+libraries."""
 
 
 def writer(source: str, functions: Iterable[str], name: str) -> Callable[..., str]:
-    """Like tests.support.kernels.module, with the library of one file: everything in it is compiled once."""
+    """Like tests.support.kernels.module, with the library of one file: everything in it is compiled
+    once."""
     extension = load_inline(source, list(functions), name=name)
 
     def write(forward: str, **parts: str) -> str:

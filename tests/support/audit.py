@@ -1,9 +1,11 @@
-"""`make audit`: are the dependencies what constraints.txt says, all of them, and is anything known against them?
+"""`make audit`: are the dependencies what constraints.txt says, all of them, and is anything known
+against them?
 
-Guarantees: every distribution that `concur[dev,browser]` needs here, directly or through others, is pinned, and is installed in the pinned
-version; `pip check` agrees; where pip-audit is installed and advisories can be had, any that concerns a pin is a failure. Where they
-cannot be had it says so in its last line: then nobody has looked for known vulnerabilities. Holds no list of bad versions of its own. Does
-not check hashes: torch's builds differ by platform, and the pins are for all of them.
+Guarantees: every distribution that `concur[dev,browser]` needs here, directly or through others, is
+pinned, and is installed in the pinned version; `pip check` agrees; where pip-audit is installed and
+advisories can be had, any that concerns a pin is a failure. Where they cannot be had it says so in
+its last line: then nobody has looked for known vulnerabilities. Holds no list of bad versions of
+its own. Does not check hashes: torch's builds differ by platform, and the pins are for all of them.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ def pins(text: str) -> dict[str, str]:
 
 
 def needed(project: str, extras: Iterable[str]) -> dict[str, str | None]:
-    """What a project needs in this environment, directly and through others: name -> installed version, None where it is not installed."""
+    """What a project needs in this environment, directly and through others: name -> installed
+    version, None where it is not installed."""
     found: dict[str, str | None] = {}
     seen: set[tuple[str, str]] = set()
     waiting = [(canonicalize_name(project), extra) for extra in ("", *extras)]
@@ -58,14 +61,17 @@ def needed(project: str, extras: Iterable[str]) -> dict[str, str | None]:
         for text in installed.requires or []:
             requirement = Requirement(text)
             if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
-                waiting += [(canonicalize_name(requirement.name), more) for more in ("", *requirement.extras)]
+                waiting += [
+                    (canonicalize_name(requirement.name), more)
+                    for more in ("", *requirement.extras)
+                ]
     del found[canonicalize_name(project)]
     return found
 
 
 def differences(pinned: Mapping[str, str], installed: Mapping[str, str | None]) -> list[str]:
-    """One line for each distribution that is needed and not pinned, not installed, or installed in another version. A local label such as
-    `+cpu` is the platform's build of the same version."""
+    """One line for each distribution that is needed and not pinned, not installed, or installed in
+    another version. A local label such as `+cpu` is the platform's build of the same version."""
     lines = []
     for name, version in sorted(installed.items()):
         if version is None:
@@ -78,18 +84,39 @@ def differences(pinned: Mapping[str, str], installed: Mapping[str, str | None]) 
 
 
 def advisories(report: str) -> tuple[list[str], int, int]:
-    """Of pip-audit's JSON: a line for each vulnerability, how many distributions were looked up, and how many could not be."""
+    """Of pip-audit's JSON: a line for each vulnerability, how many distributions were looked up,
+    and how many could not be."""
     entries = json.loads(report)["dependencies"]
     skipped = sum("skip_reason" in entry for entry in entries)
-    lines = [f"{each['name']} {each['version']}: {one['id']}" for each in entries for one in each.get("vulns", [])]
+    lines = [
+        f"{each['name']} {each['version']}: {one['id']}"
+        for each in entries
+        for one in each.get("vulns", [])
+    ]
     return lines, len(entries) - skipped, skipped
 
 
 def known_vulnerabilities() -> tuple[list[str], str]:
     """What pip-audit finds, and a sentence on what it could look at."""
     if not find_spec("pip_audit"):
-        return [], "pip-audit is not installed: known vulnerabilities were NOT looked for (pip install pip-audit)"
-    command = [sys.executable, "-m", "pip_audit", "-r", str(CONSTRAINTS), "--no-deps", "--disable-pip", "--format", "json"]
+        return (
+            [],
+            (
+                "pip-audit is not installed: known vulnerabilities were NOT looked for (pip install"
+                " pip-audit)"
+            ),
+        )
+    command = [
+        sys.executable,
+        "-m",
+        "pip_audit",
+        "-r",
+        str(CONSTRAINTS),
+        "--no-deps",
+        "--disable-pip",
+        "--format",
+        "json",
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
         lines, looked_up, skipped = advisories(done.stdout)
@@ -107,7 +134,10 @@ def main() -> int:
     found, said = known_vulnerabilities()
     for line in [*problems, *found]:
         print(line)
-    print(f"{len(problems)} differences from constraints.txt; {len(found)} known vulnerabilities. {said}.")
+    print(
+        f"{len(problems)} differences from constraints.txt; {len(found)} known vulnerabilities."
+        f" {said}."
+    )
     unseen = "NOT" in said and os.environ.get("CONCUR_REQUIRE_ADVISORIES") == "1"
     return 1 if problems or found or unseen else 0
 

@@ -1,10 +1,12 @@
 """A real Chromium, headless, for tests of pages that people look at.
 
-Guarantees: a fresh profile for each; no request leaves the machine, whatever a page asks for, and what it asked for is kept in `outside`;
-uncaught errors of the page's scripts are kept in `page_errors`, and what dialogs said, which are dismissed, in `dialogs`; no process and no
-profile stays behind. Where there is no Chromium the test is skipped with the line that installs it, or fails under
-CONCUR_REQUIRE_BROWSER=1: a CI that should have one must not pass without. Does not guarantee that addresses the browser itself refuses
-(such as `javascript:`) are seen: a test asks the page what they did.
+Guarantees: a fresh profile for each; no request leaves the machine, whatever a page asks for, and
+what it asked for is kept in `outside`; uncaught errors of the page's scripts are kept in
+`page_errors`, and what dialogs said, which are dismissed, in `dialogs`; no process and no profile
+stays behind. Where there is no Chromium the test is skipped with the line that installs it, or
+fails under CONCUR_REQUIRE_BROWSER=1: a CI that should have one must not pass without. Does not
+guarantee that addresses the browser itself refuses (such as `javascript:`) are seen: a test asks
+the page what they did.
 """
 
 from __future__ import annotations
@@ -26,17 +28,23 @@ if TYPE_CHECKING:
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
-    "--no-sandbox",  # tests may run as root, where Chromium refuses to start with it; the pages are ours and local
+    # tests may run as root, where Chromium refuses to start with it; the pages are ours and local
+    "--no-sandbox",
     "--disable-gpu",
     "--no-first-run",
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    "--disable-dev-shm-usage",  # /dev/shm is 64 MB in many containers, and a page that fills it crashes
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",  # also for what routing does not see
+    # /dev/shm is 64 MB in many containers, and a page that fills it crashes
+    "--disable-dev-shm-usage",
+    # also for what routing does not see
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
 )
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
-INSTALL = "apt-get install chromium && pip install -e '.[browser]' (or set CONCUR_CHROMIUM to the path of one)"
+INSTALL = (
+    "apt-get install chromium && pip install -e '.[browser]' (or set CONCUR_CHROMIUM to the path of"
+    " one)"
+)
 WIDTH_PX, HEIGHT_PX = 1440, 1000
 
 
@@ -51,7 +59,8 @@ class Browser:
     dialogs: list[str] = field(default_factory=list)
 
     def shot(self, name: str, *, full_page: bool = True) -> Path:
-        """A picture of the page as NAME.png, in $CONCUR_SCREENSHOTS where that is set, else in the test's own folder."""
+        """A picture of the page as NAME.png, in $CONCUR_SCREENSHOTS where that is set, else in the
+        test's own folder."""
         folder = Path(os.environ.get("CONCUR_SCREENSHOTS") or self.shots)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{name}.png"
@@ -60,12 +69,23 @@ class Browser:
 
 
 def chromium_path() -> str:
-    """The Chromium to use. Skips the test where there is none, or fails it under CONCUR_REQUIRE_BROWSER=1."""
+    """The Chromium to use. Skips the test where there is none, or fails it under
+    CONCUR_REQUIRE_BROWSER=1."""
     named = os.environ.get("CONCUR_CHROMIUM")
-    found = shutil.which(named) if named else next((path for path in map(shutil.which, NAMES) if path), None)
+    found = (
+        shutil.which(named)
+        if named
+        else next((path for path in map(shutil.which, NAMES) if path), None)
+    )
     if found and _has_playwright():
         return found
-    lacking = "playwright is not installed" if found else f"{named} is no program" if named else f"none of {', '.join(NAMES)} on PATH"
+    lacking = (
+        "playwright is not installed"
+        if found
+        else f"{named} is no program"
+        if named
+        else f"none of {', '.join(NAMES)} on PATH"
+    )
     message = f"no browser: {lacking}; {INSTALL}"
     if os.environ.get("CONCUR_REQUIRE_BROWSER") == "1":
         pytest.fail(message)
@@ -74,7 +94,8 @@ def chromium_path() -> str:
 
 @contextmanager
 def chromium(shots: Path) -> Iterator[Browser]:
-    """A window of a new profile; `shots` is where pictures go. Not to be called where an asyncio loop runs in this thread."""
+    """A window of a new profile; `shots` is where pictures go. Not to be called where an asyncio
+    loop runs in this thread."""
     program = chromium_path()
     from playwright.sync_api import sync_playwright
 
@@ -89,9 +110,13 @@ def chromium(shots: Path) -> Iterator[Browser]:
             locale="en-US",
         )
         try:
-            browser = Browser(page=context.pages[0] if context.pages else context.new_page(), shots=shots)
+            browser = Browser(
+                page=context.pages[0] if context.pages else context.new_page(), shots=shots
+            )
             context.route(lambda url: not is_local(url), lambda route: _refuse(browser, route))
-            context.route_web_socket(lambda url: not is_local(url), lambda socket: _refuse_socket(browser, socket))
+            context.route_web_socket(
+                lambda url: not is_local(url), lambda socket: _refuse_socket(browser, socket)
+            )
             context.on("weberror", lambda found: browser.page_errors.append(str(found.error)))
             context.on("dialog", lambda dialog: _dismiss(browser, dialog))
             yield browser
@@ -100,8 +125,12 @@ def chromium(shots: Path) -> Iterator[Browser]:
 
 
 def is_local(url: str) -> bool:
-    """Does asking for this stay on the machine? Addresses without a host (`data:`, `blob:`, `about:`) do, and so do files."""
-    return urlsplit(url).scheme not in ("http", "https", "ws", "wss", "ftp") or urlsplit(url).hostname in LOCAL_HOSTS
+    """Does asking for this stay on the machine? Addresses without a host (`data:`, `blob:`,
+    `about:`) do, and so do files."""
+    return (
+        urlsplit(url).scheme not in ("http", "https", "ws", "wss", "ftp")
+        or urlsplit(url).hostname in LOCAL_HOSTS
+    )
 
 
 def _refuse(browser: Browser, route: Any) -> None:

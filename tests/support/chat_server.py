@@ -1,4 +1,5 @@
-"""An OpenAI-compatible endpoint in a thread, which answers what a test says and remembers what it was asked."""
+"""An OpenAI-compatible endpoint in a thread, which answers what a test says and remembers what it
+was asked."""
 
 from __future__ import annotations
 
@@ -10,13 +11,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 Raw = Callable[[BaseHTTPRequestHandler], object]
 Answer = tuple[int, dict | bytes] | tuple[int, dict | bytes, dict] | Raw
-"""Status, body and further headers; status 0 drops the connection. Or what writes to the connection itself, and ends it."""
+"""Status, body and further headers; status 0 drops the connection. Or what writes to the connection
+itself, and ends it."""
 
 
 class Server:
-    """A chat completions endpoint. `answer(number, body)` says what the request with that number (from 0) gets.
+    """A chat completions endpoint. `answer(number, body)` says what the request with that number
+    (from 0) gets.
 
-    A GET (what a redirected POST may become) is answered 405 and counted in `gets`; `die` ends the endpoint for good.
+    A GET (what a redirected POST may become) is answered 405 and counted in `gets`; `die` ends the
+    endpoint for good.
     """
 
     def __init__(self, answer: Callable[[int, dict], Answer], port: int = 0) -> None:
@@ -33,7 +37,9 @@ class Server:
                 with owner.lock:
                     number = len(owner.bodies)
                     owner.bodies.append(body | {"path": self.path})
-                    owner.headers.append({name.lower(): value for name, value in self.headers.items()})
+                    owner.headers.append(
+                        {name.lower(): value for name, value in self.headers.items()}
+                    )
                     owner.in_flight += 1
                     owner.most_in_flight = max(owner.most_in_flight, owner.in_flight)
                 try:
@@ -54,7 +60,8 @@ class Server:
                 try:
                     self.send_response(status)
                     for name, value in (
-                        {"content-type": "application/json", "content-length": str(len(raw))} | (more[0] if more else {})
+                        {"content-type": "application/json", "content-length": str(len(raw))}
+                        | (more[0] if more else {})
                     ).items():
                         self.send_header(name, value)
                     self.end_headers()
@@ -77,7 +84,8 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}/v1"
 
     def die(self) -> None:
-        """Nobody listens any more when this returns. Not for the thread that serves; a handler's will do."""
+        """Nobody listens any more when this returns. Not for the thread that serves; a handler's
+        will do."""
         self.server.shutdown()
         self.server.server_close()
 
@@ -96,8 +104,27 @@ def serving(answer: Callable[[int, dict], Answer], port: int = 0) -> Iterator[Se
         server.server.server_close()
 
 
-def completion(content: str | None = "an answer", finish: str | None = "stop", tokens: int | None = 7, **message: object) -> dict:
+def completion(
+    content: str | None = "an answer",
+    finish: str | None = "stop",
+    tokens: int | None = 7,
+    **message: object,
+) -> dict:
     """A completion with one choice; without `tokens` it says nothing of its usage."""
-    choice = {"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": content} | message}
-    usage = {"usage": {"prompt_tokens": 1, "completion_tokens": tokens, "total_tokens": 1 + tokens}} if tokens is not None else {}
-    return {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]} | usage
+    choice = {
+        "index": 0,
+        "finish_reason": finish,
+        "message": {"role": "assistant", "content": content} | message,
+    }
+    usage = (
+        {"usage": {"prompt_tokens": 1, "completion_tokens": tokens, "total_tokens": 1 + tokens}}
+        if tokens is not None
+        else {}
+    )
+    return {
+        "id": "x",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "m",
+        "choices": [choice],
+    } | usage

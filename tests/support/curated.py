@@ -1,4 +1,5 @@
-"""A whole line of small snapshots, curated by the real rule: what publishing and the difference of two refreshes are tested on."""
+"""A whole line of small snapshots, curated by the real rule: what publishing and the difference of
+two refreshes are tested on."""
 
 from __future__ import annotations
 
@@ -11,14 +12,22 @@ from tasks.curation.strategies import CurationConfig
 from tasks.decontamination.decontamination import DecontaminationConfig
 from tasks.decontamination.deduplication import DeduplicationConfig
 from tasks.decontamination.stage import run as choose
-from tasks.schemas import CANDIDATES, TASKS, VERDICTS
-from tasks.store import Snapshot, SnapshotRef, fingerprint
+from tasks.store.snapshot import Snapshot, SnapshotRef, fingerprint
+from tasks.tables import CANDIDATES, TASKS, VERDICTS
 from tasks.workload.record import WORKLOADS
 
-SINGLE, FUSION = ["torch.nn.functional.linear"], ["torch.nn.functional.linear", "torch.nn.functional.gelu"]
+SINGLE, FUSION = (
+    ["torch.nn.functional.linear"],
+    [
+        "torch.nn.functional.linear",
+        "torch.nn.functional.gelu",
+    ],
+)
 
 
-def sample(task: str, index: int, tokens: int, speedup: float | None, **changes: Any) -> dict[str, Any]:
+def sample(
+    task: str, index: int, tokens: int, speedup: float | None, **changes: Any
+) -> dict[str, Any]:
     """One candidate and its verdict; no speedup: not correct."""
     return {
         "task": task,
@@ -52,34 +61,92 @@ def line(
     workloads: list[dict[str, Any]] | None = None,
     flags: dict[str, list[str]] | None = None,
 ) -> SnapshotRef:
-    """Snapshots of tasks, candidates and verdicts under `root`, and what the rule takes of them; `chosen`: of tasks that were chosen among
-    the source's, as in a run of the line."""
-    source = source or {"source": "bundled", "split": "train", "levels": None, "limit": None, "location": None}
+    """Snapshots of tasks, candidates and verdicts under `root`, and what the rule takes of them;
+    `chosen`: of tasks that were chosen among the source's, as in a run of the line."""
+    source = source or {
+        "source": "bundled",
+        "split": "train",
+        "levels": None,
+        "limit": None,
+        "location": None,
+    }
     names = sorted({entry["task"] for entry in samples})
     code = {name: f"class Model:\n    name = {name!r}\n" for name in names} | (programs or {})
     tasks = [
-        {"task_id": name, "name": name, "code": code[name], "entry_point": "Model", "init_form": "args", "source": source["source"]}
+        {
+            "task_id": name,
+            "name": name,
+            "code": code[name],
+            "entry_point": "Model",
+            "init_form": "args",
+            "source": source["source"],
+        }
         for name in names
     ]
     candidates = [_candidate(entry) for entry in samples]
     verdicts = [_verdict(entry, device) for entry in samples]
-    synthesis = synthesis or {"sampler": "openai", "samples_per_task": 5, "base_url": "http://secret-host:8000/v1", "model": "org/writer"}
+    synthesis = synthesis or {
+        "sampler": "openai",
+        "samples_per_task": 5,
+        "base_url": "http://secret-host:8000/v1",
+        "model": "org/writer",
+    }
     ref = _kept(root, "tasks", tasks, TASKS, source, [], rows_per_part)
     if chosen:
-        ref = choose(ref, None, DecontaminationConfig(enabled=False), DeduplicationConfig(enabled=False))
-    written = _kept(root, "synthesis", candidates, CANDIDATES, synthesis, [ref], rows_per_part, {"generator": "org/writer"})
-    extra = {"device": device, "language": "cuda", "status_counts": {"correct": sum(v["status"] == "correct" for v in verdicts)}}
-    judged = _kept(root, "verification", verdicts, VERDICTS, {"eval": protocol or {"trials": 5}}, [written, ref], rows_per_part, extra)
-    counted = None if workloads is None else _kept(root, "workloads", workloads, WORKLOADS, {}, [ref], rows_per_part)
+        ref = choose(
+            ref, None, DecontaminationConfig(enabled=False), DeduplicationConfig(enabled=False)
+        )
+    written = _kept(
+        root,
+        "synthesis",
+        candidates,
+        CANDIDATES,
+        synthesis,
+        [ref],
+        rows_per_part,
+        {"generator": "org/writer"},
+    )
+    extra = {
+        "device": device,
+        "language": "cuda",
+        "status_counts": {"correct": sum(v["status"] == "correct" for v in verdicts)},
+    }
+    judged = _kept(
+        root,
+        "verification",
+        verdicts,
+        VERDICTS,
+        {"eval": protocol or {"trials": 5}},
+        [written, ref],
+        rows_per_part,
+        extra,
+    )
+    counted = (
+        None
+        if workloads is None
+        else _kept(root, "workloads", workloads, WORKLOADS, {}, [ref], rows_per_part)
+    )
     flagged = None
     if flags is not None:
-        rows = [{"candidate_id": entry["id"], "trace_flags": flags.get(entry["id"], [])} for entry in samples]
-        flagged = _kept(root, "trace-flags", rows, TRACE_FLAGS, {}, [judged, written], rows_per_part)
+        rows = [
+            {"candidate_id": entry["id"], "trace_flags": flags.get(entry["id"], [])}
+            for entry in samples
+        ]
+        flagged = _kept(
+            root, "trace-flags", rows, TRACE_FLAGS, {}, [judged, written], rows_per_part
+        )
     return stage.run(judged, written, ref, config or CurationConfig(), counted, flagged)
 
 
 def _kept(
-    root: Path, name: str, rows: list[dict], schema: Any, config: dict, upstream: list[SnapshotRef], rows_per_part: int, extra: Any = None
+    root: Path,
+    name: str,
+    rows: list[dict],
+    schema: Any,
+    config: dict,
+    upstream: list[SnapshotRef],
+    rows_per_part: int,
+    extra: Any = None,
 ) -> SnapshotRef:
     above = [ref.fingerprint for ref in upstream]
     snapshot = Snapshot(str(root), name, fingerprint(name, [config, rows], above))
@@ -111,8 +178,20 @@ def _candidate(entry: dict[str, Any]) -> dict[str, Any]:
 def _verdict(entry: dict[str, Any], device: str) -> dict[str, Any]:
     timing, speedup = None, entry["speedup"]
     if speedup is not None:
-        timing = {"reference_ms": speedup, "candidate_ms": 1.0, "speedup": speedup, "pairs": 50, "calls_per_sample": 1}
-        timing |= {"speedup_lower": speedup * 0.9, "speedup_upper": speedup * 1.1, "clock_bound_ms": 1.0, "drift": 0.0, "throttled": False}
+        timing = {
+            "reference_ms": speedup,
+            "candidate_ms": 1.0,
+            "speedup": speedup,
+            "pairs": 50,
+            "calls_per_sample": 1,
+        }
+        timing |= {
+            "speedup_lower": speedup * 0.9,
+            "speedup_upper": speedup * 1.1,
+            "clock_bound_ms": 1.0,
+            "drift": 0.0,
+            "throttled": False,
+        }
     return {
         "schema_version": 2,
         "candidate_id": entry["id"],

@@ -1,8 +1,9 @@
-"""What the documentation tells people to type: found in its pages, and understood as far as that goes without typing it.
+"""What the documentation tells people to type: found in its pages, and understood as far as that
+goes without typing it.
 
-Guarantees: every line of every shell fence is a command here or a comment; a `concur` command is parsed by the command itself as it is
-installed, values of --set and profiles included. Does not say that a command does what its page says: tests/flows/test_docs.py runs those
-that it can.
+Guarantees: every line of every shell fence is a command here or a comment; a `concur` command is
+parsed by the command itself as it is installed, values of --set and profiles included. Does not say
+that a command does what its page says: tests/flows/test_docs.py runs those that it can.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ from typing import Any, NamedTuple
 import click
 
 import flows
-from flows.cli import main
+from flows.cli.main import main
 
 ROOT = Path(flows.__file__).parent.parent
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md") if (ROOT / name).is_file()),
+    *(
+        ROOT / name
+        for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")
+        if (ROOT / name).is_file()
+    ),
     *sorted(ROOT.glob("docs/**/*.md")),
 ]
 FENCE = re.compile(r"^(`{3,})(\w*)([^\n]*)\n(.*?)^\1", re.MULTILINE | re.DOTALL)
@@ -53,7 +58,13 @@ def fences() -> Iterator[Fence]:
         text = page.read_text(encoding="utf-8")
         for match in FENCE.finditer(text):
             title = re.search(r'title="([^"]+)"', match[3])
-            yield Fence(page, text.count("\n", 0, match.start()) + 1, match[2], title[1] if title else "", match[4])
+            yield Fence(
+                page,
+                text.count("\n", 0, match.start()) + 1,
+                match[2],
+                title[1] if title else "",
+                match[4],
+            )
 
 
 def commands() -> Iterator[Command]:
@@ -82,7 +93,8 @@ def _of_the_program(words: list[str]) -> list[str]:
 
 
 def check(command: Command) -> str:
-    """What is understood of a command: "concur", "make", "module", "pytest", "python", or "other" where nothing is.
+    """What is understood of a command: "concur", "make", "module", "pytest", "python", or "other"
+    where nothing is.
 
     Raises AssertionError for an option, target, module, marker or file that is not there.
     """
@@ -97,7 +109,9 @@ def check(command: Command) -> str:
         parse_concur(words[1:])
         return "concur"
     if program == "make":
-        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        targets = re.findall(
+            r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
+        )
         assert set(words[1:]) <= set(targets), f"{command.place}: no target {words[1:]}"
         return "make"
     if program.startswith("python") and words[1:2] == ["-c"]:
@@ -106,14 +120,20 @@ def check(command: Command) -> str:
     if program.startswith("python") and words[1:3] == ["-m", "pytest"]:
         _check_pytest(command)
         return "pytest"
-    if program.startswith("python") and words[1:2] == ["-m"] and words[2].split(".")[0] in ("benchmarks", "kernels_eval", "flows", "tasks"):
+    if (
+        program.startswith("python")
+        and words[1:2] == ["-m"]
+        and words[2].split(".")[0] in ("benchmarks", "kernels_eval", "flows", "tasks")
+    ):
         _check_module(command)
         return "module"
     return "other"
 
 
 def _check_pytest(command: Command) -> None:
-    declared = re.findall(r'^    "(\w+): ', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    declared = re.findall(
+        r'^    "(\w+): ', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE
+    )
     words = command.words[3:]
     for i, word in enumerate(words):
         if word == "-m":
@@ -123,7 +143,8 @@ def _check_pytest(command: Command) -> None:
 
 
 def _check_module(command: Command) -> None:
-    """The options of a module's command are read from its source: asking each for --help would import torch again and again."""
+    """The options of a module's command are read from its source: asking each for --help would
+    import torch again and again."""
     found = importlib.util.find_spec(command.words[2])
     assert found and found.origin, f"{command.place}: no module {command.words[2]}"
     source = Path(found.origin).read_text(encoding="utf-8")
@@ -132,20 +153,30 @@ def _check_module(command: Command) -> None:
 
 
 def parse_concur(words: list[str]) -> click.Context:
-    """The context of the command that these words call, parsed by click but not called. Raises click.UsageError or AssertionError."""
-    context = main.make_context("concur", list(words), resilient_parsing="--help" in words or "--version" in words)
+    """The context of the command that these words call, parsed by click but not called. Raises
+    click.UsageError or AssertionError."""
+    context = main.make_context(
+        "concur", list(words), resilient_parsing="--help" in words or "--version" in words
+    )
     group: Any = main
-    rest = [*context._protected_args, *context.args] if hasattr(context, "_protected_args") else list(context.args)
+    rest = (
+        [*context._protected_args, *context.args]
+        if hasattr(context, "_protected_args")
+        else list(context.args)
+    )
     while isinstance(group, click.Group) and rest:
         name, group, rest = group.resolve_command(context, rest)
-        context = group.make_context(name, list(rest), parent=context, resilient_parsing="--help" in rest)
+        context = group.make_context(
+            name, list(rest), parent=context, resilient_parsing="--help" in rest
+        )
         rest = list(context.args) if isinstance(group, click.Group) else []
     _check_settings(context)
     return context
 
 
 def _check_settings(context: click.Context) -> None:
-    """Profiles and overrides are read as the command would read them; profiles that a page defines are checked where it does."""
+    """Profiles and overrides are read as the command would read them; profiles that a page defines
+    are checked where it does."""
     from flows.config import load_profile, load_protocol
 
     profile, overrides = context.params.get("profile"), context.params.get("overrides") or ()
@@ -157,8 +188,12 @@ def _check_settings(context: click.Context) -> None:
 
 
 def _written(profile: str, folder: Path) -> str | None:
-    """The file of a profile that a page tells the reader to write under this name; None where no page does."""
-    text = next((fence.text for fence in fences() if fence.language == "yaml" and fence.title == profile), None)
+    """The file of a profile that a page tells the reader to write under this name; None where no
+    page does."""
+    text = next(
+        (fence.text for fence in fences() if fence.language == "yaml" and fence.title == profile),
+        None,
+    )
     if text is None:
         return None
     (folder / "profile.yaml").write_text(text, encoding="utf-8")

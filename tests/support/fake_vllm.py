@@ -1,9 +1,12 @@
-"""A stand-in for `vllm serve`: the same command line, /health, /v1/models and /v1/chat/completions, and an engine process of its own.
+"""A stand-in for `vllm serve`: the same command line, /health, /v1/models and /v1/chat/completions,
+and an engine process of its own.
 
-What it does is said by files in $FAKE_VLLM_DIR, looked at whenever they matter: `refuse_start` (end with status 3 after a traceback),
-`never_healthy`, `stubborn` (ignore SIGTERM), `chatty` (write a megabyte to the log at the start), `hold` (answers wait while it exists),
-`hang` (nothing is answered any more). It appends its arguments, process ids and environment to `starts.jsonl`, and every answer to
-`answers.jsonl`. The prompt "kill the server" ends it with SIGKILL while `poison` exists.
+What it does is said by files in $FAKE_VLLM_DIR, looked at whenever they matter: `refuse_start` (end
+with status 3 after a traceback), `never_healthy`, `stubborn` (ignore SIGTERM), `chatty` (write a
+megabyte to the log at the start), `hold` (answers wait while it exists), `hang` (nothing is
+answered any more). It appends its arguments, process ids and environment to `starts.jsonl`, and
+every answer to `answers.jsonl`. The prompt "kill the server" ends it with SIGKILL while `poison`
+exists.
 """
 
 from __future__ import annotations
@@ -30,7 +33,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--served-model-name", required=True)
-    for name in ("--max-model-len", "--max-num-seqs", "--tensor-parallel-size", "--max-loras", "--max-lora-rank"):
+    for name in (
+        "--max-model-len",
+        "--max-num-seqs",
+        "--tensor-parallel-size",
+        "--max-loras",
+        "--max-lora-rank",
+    ):
         parser.add_argument(name, type=int)
     parser.add_argument("--gpu-memory-utilization", type=float)
     parser.add_argument("--speculative-config", type=json.loads)
@@ -67,8 +76,13 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/health":
             self.answer(503 if there("never_healthy") else 200, {})
         elif self.path == "/v1/models" and self.allowed():
-            names = [self.options.served_model_name, *(pair.split("=", 1)[0] for pair in self.options.lora_modules)]
-            self.answer(200, {"object": "list", "data": [{"id": name, "object": "model"} for name in names]})
+            names = [
+                self.options.served_model_name,
+                *(pair.split("=", 1)[0] for pair in self.options.lora_modules),
+            ]
+            self.answer(
+                200, {"object": "list", "data": [{"id": name, "object": "model"} for name in names]}
+            )
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -82,12 +96,29 @@ class Handler(BaseHTTPRequestHandler):
                 time.sleep(0.02)
             if prompt == "kill the server" and there("poison"):
                 os.kill(os.getpid(), signal.SIGKILL)
-            note("answers.jsonl", port=self.options.port, model=body["model"], prompt=prompt, seed=body["seed"])
-            message = {"role": "assistant", "content": f"{body['model']} says {prompt} {body['seed']}"}
+            note(
+                "answers.jsonl",
+                port=self.options.port,
+                model=body["model"],
+                prompt=prompt,
+                seed=body["seed"],
+            )
+            message = {
+                "role": "assistant",
+                "content": f"{body['model']} says {prompt} {body['seed']}",
+            }
             choice = {"index": 0, "finish_reason": "stop", "message": message}
             usage = {"prompt_tokens": 1, "completion_tokens": 5, "total_tokens": 6}
             self.answer(
-                200, {"id": "x", "object": "chat.completion", "created": 0, "model": body["model"], "choices": [choice], "usage": usage}
+                200,
+                {
+                    "id": "x",
+                    "object": "chat.completion",
+                    "created": 0,
+                    "model": body["model"],
+                    "choices": [choice],
+                    "usage": usage,
+                },
             )
         finally:
             with Handler.lock:
@@ -114,11 +145,17 @@ class Handler(BaseHTTPRequestHandler):
 def main() -> None:
     options = Handler.options = arguments()
     if there("refuse_start"):
-        print("Traceback (most recent call last):\nValueError: the model has no such window", file=sys.stderr)
+        print(
+            "Traceback (most recent call last):\nValueError: the model has no such window",
+            file=sys.stderr,
+        )
         sys.exit(3)
-    # as vLLM's engine: a process of its own, here in a session of its own that shrugs off SIGTERM, the hardest case
+    # as vLLM's engine: a process of its own, here in a session of its own that shrugs off SIGTERM,
+    # the hardest case
     engine = subprocess.Popen([sys.executable, "-c", ENGINE], start_new_session=True)
-    note("starts.jsonl", argv=sys.argv[1:], pid=os.getpid(), engine=engine.pid, env=dict(os.environ))
+    note(
+        "starts.jsonl", argv=sys.argv[1:], pid=os.getpid(), engine=engine.pid, env=dict(os.environ)
+    )
     server = ThreadingHTTPServer((options.host, options.port), Handler)
     server.daemon_threads = True
 

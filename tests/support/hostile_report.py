@@ -1,22 +1,46 @@
-"""A report in which everything that a candidate, a task, a model or a profile can name would act on a page if it were taken for markup."""
+"""A report in which everything that a candidate, a task, a model or a profile can name would act on
+a page if it were taken for markup."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from tasks.benchmark.errors import ErrorGroup
-from tasks.benchmark.report import CandidatePoint, Example, ReportContext
+from tasks.reporting.report import CandidatePoint, Example, ReportContext
 from tests.support.payloads import HOSTILE
 
 
 def hostile_fields(text: str) -> dict[str, Any]:
     """Fields of a report that hold words of others, all of them `text`."""
     return {
-        "errors": [ErrorGroup(reason=text, signature=text, count=1, tasks=1, models={text: 1}, names=[text], example=text)],
+        "errors": [
+            ErrorGroup(
+                reason=text,
+                signature=text,
+                count=1,
+                tasks=1,
+                models={text: 1},
+                names=[text],
+                example=text,
+            )
+        ],
         "findings": [text],
         "findings_bounded_by": [text],
-        "points": [CandidatePoint(task_name=text, generator=text, status=text, reason=text, reasoning_tokens=5, speedup=2.0)],
-        "examples": [Example(task_name=text, generator=text, status=text, reason=text, detail=text, code=text)],
+        "points": [
+            CandidatePoint(
+                task_name=text,
+                generator=text,
+                status=text,
+                reason=text,
+                reasoning_tokens=5,
+                speedup=2.0,
+            )
+        ],
+        "examples": [
+            Example(
+                task_name=text, generator=text, status=text, reason=text, detail=text, code=text
+            )
+        ],
         "fingerprints": {text: text},
         "tool_versions": {text: text},
         "hardware": {text: text},

@@ -1,6 +1,8 @@
-"""Run as a program against a Prefect and an MLflow server: shows hostile text in every way that our flows show something there.
+"""Run as a program against a Prefect and an MLflow server: shows hostile text in every way that our
+flows show something there.
 
-Prints one JSON object: the ids of what was made. `raw_*` are what our edge would escape, unescaped: what the user interfaces do with it.
+Prints one JSON object: the ids of what was made. `raw_*` are what our edge would escape, unescaped:
+what the user interfaces do with it.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from prefect.runtime import flow_run
 
 from flows.artifact_text import as_text, cells
 from kernels_eval.errors import UsageError
-from tasks.benchmark.report import build_report, summary_table, to_markdown
 from tasks.decontamination.decontamination import Decontaminated, removed_frame
+from tasks.reporting.report import build_report, summary_table, to_markdown
 from tasks.tracking.mlflow_sink import log_run
 from tasks.tracking.records import RunRecord, StageRecord
 from tests.support.hostile_report import hostile_report
@@ -28,19 +30,30 @@ from tests.support.payloads import HOSTILE, LINES
 
 @flow(name="refresh the data set", flow_run_name="refresh {name}")
 def hostile_refresh(name: str, comparison: str) -> dict[str, str]:
-    """What `flows.refresh`, `flows.pipeline` and `flows.ablations` show, made by the same functions of hostile records."""
+    """What `flows.refresh`, `flows.pipeline` and `flows.ablation.flow` show, made by the same
+    functions of hostile records."""
     report, frame = hostile_report(), removed_frame([])
-    rows = [{column: (HOSTILE if frame.schema[column] == pl.String else 1.0) for column in frame.columns} | {"level": "exact"}]
-    known = Decontaminated(("kept",), pl.DataFrame(rows, schema=frame.schema), (HOSTILE,), ("exact",))
+    rows = [
+        {column: HOSTILE if frame.schema[column] == pl.String else 1.0 for column in frame.columns}
+        | {"level": "exact"}
+    ]
+    known = Decontaminated(
+        ("kept",), pl.DataFrame(rows, schema=frame.schema), (HOSTILE,), ("exact",)
+    )
     made = {
         "report": create_markdown_artifact(key="report", markdown=to_markdown(report)),
         "comparison": create_markdown_artifact(key="comparison", markdown=comparison),
-        "decontamination": create_markdown_artifact(key="decontamination", markdown=known.markdown()),
+        "decontamination": create_markdown_artifact(
+            key="decontamination", markdown=known.markdown()
+        ),
         "caution": create_markdown_artifact(key="observations", markdown=as_text(LINES)),
         "summary": create_table_artifact(
-            key="summary", table=cells({"what": name, "value": value} for name, value in summary_table(report))
+            key="summary",
+            table=cells({"what": name, "value": value} for name, value in summary_table(report)),
         ),
-        "table": create_table_artifact(key="refresh", table=cells([{"snapshot": HOSTILE, "counts": LINES, HOSTILE: HOSTILE}])),
+        "table": create_table_artifact(
+            key="refresh", table=cells([{"snapshot": HOSTILE, "counts": LINES, HOSTILE: HOSTILE}])
+        ),
         "raw_table": create_table_artifact(key="raw-table", table=[{"raw": HOSTILE}]),
         "raw_markdown": create_markdown_artifact(key="raw", markdown=LINES),
     }
@@ -55,7 +68,12 @@ def hostile_failure(name: str) -> None:
 
 def track(folder: Path, uri: str) -> str:
     report = hostile_report()
-    files = {"report.html": build_report(report), "report.md": to_markdown(report), "raw.html": LINES, "raw.md": LINES}
+    files = {
+        "report.html": build_report(report),
+        "report.md": to_markdown(report),
+        "raw.html": LINES,
+        "raw.md": LINES,
+    }
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
     record = RunRecord(
@@ -72,9 +90,15 @@ def track(folder: Path, uri: str) -> str:
 
 def main() -> None:
     folder, uri = Path(sys.argv[1]), sys.argv[2]
-    made = hostile_refresh(HOSTILE, hostile_comparison(folder / "sweep").markdown.read_text(encoding="utf-8"))
+    made = hostile_refresh(
+        HOSTILE, hostile_comparison(folder / "sweep").markdown.read_text(encoding="utf-8")
+    )
     failed = hostile_failure(HOSTILE, return_state=True)
-    print(json.dumps(made | {"failed": str(failed.state_details.flow_run_id), "mlflow": track(folder, uri)}))
+    print(
+        json.dumps(
+            made | {"failed": str(failed.state_details.flow_run_id), "mlflow": track(folder, uri)}
+        )
+    )
 
 
 if __name__ == "__main__":

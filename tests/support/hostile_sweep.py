@@ -1,7 +1,9 @@
-"""A sweep whose strategies, branches, tasks, models, devices and errors are named after payloads, put where `concur ablate` puts one.
+"""A sweep whose strategies, branches, tasks, models, devices and errors are named after payloads,
+put where `concur ablate` puts one.
 
-Our own edge refuses most of these names before a sweep begins (`flows.sweep.plan.label_of`). Its pages must not lean on that: a record may
-come of an older version, another machine or somebody's hand.
+Our own edge refuses most of these names before a sweep begins (`flows.ablation.plan.label_of`). Its
+pages must not lean on that: a record may come of an older version, another machine or somebody's
+hand.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.benchmark.comparison import Branch, Sweep, Written, write_comparison
+from tasks.reporting.comparison.page import Branch, Sweep, Written, write_comparison
 from tasks.tracking.records import RunRecord
 from tasks.tracking.sweep_sink import ChildRecord, SweepSink
 from tests.support.payloads import ACT, CANARY, HOSTILE, LINES, PAYLOADS
@@ -29,26 +31,56 @@ class HostileRuns(NamedTuple):
 
 
 def hostile_sweep(root: Path | str) -> Sweep:
-    """A strategy for each payload; the first at two sizes, the second with two seeds; one branch that failed and one left out."""
-    plans = [(strategy, None, 0) for strategy in PAYLOADS] + [(PAYLOADS[0], 10, 0), (PAYLOADS[1], None, 1)]
+    """A strategy for each payload; the first at two sizes, the second with two seeds; one branch
+    that failed and one left out."""
+    plans = [(strategy, None, 0) for strategy in PAYLOADS] + [
+        (PAYLOADS[0], 10, 0),
+        (PAYLOADS[1], None, 1),
+    ]
     branches = []
     for number, (strategy, size, seed) in enumerate(plans):
         rows = drawn(0.2 + 0.05 * number, tasks=8, samples=3, seed=number, device=HOSTILE)
-        rows += [verdict(task, 0, None, HOSTILE) | {"status": "task_error", "reason": "reference_failed"} for task in PAYLOADS]
-        facts: dict[str, Any] = {"curated": HOSTILE, "trained": LINES, "scores": HOSTILE, "rows": size or 20, "loss_last": 1.0}
+        rows += [
+            verdict(task, 0, None, HOSTILE) | {"status": "task_error", "reason": "reference_failed"}
+            for task in PAYLOADS
+        ]
+        facts: dict[str, Any] = {
+            "curated": HOSTILE,
+            "trained": LINES,
+            "scores": HOSTILE,
+            "rows": size or 20,
+            "loss_last": 1.0,
+        }
         made = answers(root, "tuned", rows, f"branch-{number}")
         name = f"branch {number} {strategy}"
-        branches.append(Branch(name=name, strategy=strategy, size=size, seed=seed, state="done", answers=made, **facts, **LINKS))
+        branches.append(
+            Branch(
+                name=name,
+                strategy=strategy,
+                size=size,
+                seed=seed,
+                state="done",
+                answers=made,
+                **facts,
+                **LINKS,
+            )
+        )
     lost = {"strategy": PAYLOADS[0], "seed": 2, **LINKS}
     branches.append(Branch(name=f"failed {HOSTILE}", state="failed", error=LINES, **lost))
     branches.append(Branch(name=f"left {LINES}", state="left_out", error=HOSTILE, **lost))
-    beside = {model: drawn(0.2, tasks=8, samples=3, seed=90, device=HOSTILE) for model in (*PAYLOADS, "base")}
+    beside = {
+        model: drawn(0.2, tasks=8, samples=3, seed=90, device=HOSTILE)
+        for model in (*PAYLOADS, "base")
+    }
     return Sweep(
         name=HOSTILE,
         fingerprint=HOSTILE,
         branches=tuple(branches),
         base_model=HOSTILE,
-        references=tuple(answers(root, model, rows, f"beside-{place}") for place, (model, rows) in enumerate(beside.items())),
+        references=tuple(
+            answers(root, model, rows, f"beside-{place}")
+            for place, (model, rows) in enumerate(beside.items())
+        ),
         baseline=PAYLOADS[0],
         created_at=HOSTILE,
         cautions=(HOSTILE, LINES),
@@ -61,10 +93,13 @@ def hostile_comparison(root: Path) -> Written:
 
 
 def log_hostile_sweep(root: Path, uri: str) -> HostileRuns:
-    """The sweep in MLflow, as `flows.sweep.track` writes it: a parent with the comparison's files, and two children to compare."""
+    """The sweep in MLflow, as `flows.ablation.track` writes it: a parent with the comparison's
+    files, and two children to compare."""
     files = hostile_comparison(root)
     sink = SweepSink("hostile-sweep", tracking_uri=uri, artifact_root=None, experiment="concur")
-    parent = sink.open(HOSTILE, {"profile": HOSTILE}, {"strategies": HOSTILE, "pipeline.name": LINES})
+    parent = sink.open(
+        HOSTILE, {"profile": HOSTILE}, {"strategies": HOSTILE, "pipeline.name": LINES}
+    )
     children = []
     for number in range(2):
         run = RunRecord(
@@ -75,7 +110,18 @@ def log_hostile_sweep(root: Path, uri: str) -> HostileRuns:
             metrics={"exec_at_1": 0.25 * (number + 1), "fast_1_at_1": 0.1},
         )
         tables = {"scores": ({"metric": HOSTILE, HOSTILE: 0.5},)}
-        children.append(sink.child(f"branch-{number}", ChildRecord(run=run, tables=tables, error=LINES if number else None)))
+        children.append(
+            sink.child(
+                f"branch-{number}",
+                ChildRecord(run=run, tables=tables, error=LINES if number else None),
+            )
+        )
     tables = {"strategies": [{"strategy": HOSTILE, HOSTILE: 0.5}]}
-    sink.close(metrics={"branches_done": 2.0}, series={}, tags={}, files=[files.html, files.markdown, files.json_file], tables=tables)
+    sink.close(
+        metrics={"branches_done": 2.0},
+        series={},
+        tags={},
+        files=[files.html, files.markdown, files.json_file],
+        tables=tables,
+    )
     return HostileRuns(parent, children, sink.experiment_id)

@@ -1,7 +1,8 @@
-"""Tiny tasks, one small C++ library full of honest and dishonest kernels, and builders of candidate sources.
+"""Tiny tasks, one small C++ library full of honest and dishonest kernels, and builders of candidate
+sources.
 
-Most candidates share `SOURCE`, so a whole test file compiles it once: what differs is which function they call and what Python they wrap
-around it. Inputs are about 64 x 64 float32.
+Most candidates share `SOURCE`, so a whole test file compiles it once: what differs is which
+function they call and what Python they wrap around it. Inputs are about 64 x 64 float32.
 """
 
 from __future__ import annotations
@@ -21,13 +22,21 @@ QUICK = EvalConfig(
 
 
 def kernel_task(code: str, name: str, **fields: object) -> KernelTask:
-    return KernelTask.model_validate({"task_id": f"test/{name}", "name": name, "code": textwrap.dedent(code).lstrip(), **fields})
+    return KernelTask.model_validate(
+        {"task_id": f"test/{name}", "name": name, "code": textwrap.dedent(code).lstrip(), **fields}
+    )
 
 
 def task_source(
-    forward: str, *, init: str = "pass", arguments: str = "x", inputs: str = "[torch.randn(64, 64)]", init_inputs: str = "[]"
+    forward: str,
+    *,
+    init: str = "pass",
+    arguments: str = "x",
+    inputs: str = "[torch.randn(64, 64)]",
+    init_inputs: str = "[]",
 ) -> str:
-    """A reference program; `forward` and `init` are one statement a line, `init` may use the name `scale` when it is an argument."""
+    """A reference program; `forward` and `init` are one statement a line, `init` may use the name
+    `scale` when it is an argument."""
     takes = ", scale" if init_inputs != "[]" else ""
     return "\n".join(
         [
@@ -48,7 +57,10 @@ def task_source(
 
 
 AFFINE = kernel_task(task_source("return x * 2.0 + 1.0"), "affine")
-WEIGHTED = kernel_task(task_source("return x * self.weight", init="self.weight = nn.Parameter(torch.randn(64))"), "weighted")
+WEIGHTED = kernel_task(
+    task_source("return x * self.weight", init="self.weight = nn.Parameter(torch.randn(64))"),
+    "weighted",
+)
 
 SOURCE = r"""
 #include <unistd.h>
@@ -137,19 +149,48 @@ torch::Tensor spins(torch::Tensor x) {
 }
 """
 FUNCTIONS = (
-    "affine", "rounded", "shifted", "with_nan", "one_wrong", "affine_into", "relu_in_place", "times_row", "integers", "row_sum", "aborts",
-    "null_write", "leaves", "spins",
-)  # fmt: skip
+    "affine",
+    "rounded",
+    "shifted",
+    "with_nan",
+    "one_wrong",
+    "affine_into",
+    "relu_in_place",
+    "times_row",
+    "integers",
+    "row_sum",
+    "aborts",
+    "null_write",
+    "leaves",
+    "spins",
+)
 
 
-def load_inline(source: str = SOURCE, functions: Sequence[str] | None = FUNCTIONS, *, name: str = "concur_test_kernels") -> str:
+def load_inline(
+    source: str = SOURCE,
+    functions: Sequence[str] | None = FUNCTIONS,
+    *,
+    name: str = "concur_test_kernels",
+) -> str:
     """A `load_inline(...)` expression; `functions` is None where the source binds itself."""
     names = None if functions is None else list(functions)
-    return f"load_inline(name={name!r}, cpp_sources={source!r}, functions={names!r}, extra_cflags=['-O2'])"
+    return (
+        f"load_inline(name={name!r}, cpp_sources={source!r}, functions={names!r},"
+        " extra_cflags=['-O2'])"
+    )
 
 
-def module(forward: str, *, init: str = "", before: str = "", after: str = "", extension: str | None = None, arguments: str = "x") -> str:
-    """A candidate's Python source. `forward`, `init`, `before` and `after` are lines of Python; the extension is the name `ext`."""
+def module(
+    forward: str,
+    *,
+    init: str = "",
+    before: str = "",
+    after: str = "",
+    extension: str | None = None,
+    arguments: str = "x",
+) -> str:
+    """A candidate's Python source. `forward`, `init`, `before` and `after` are lines of Python; the
+    extension is the name `ext`."""
     return "\n".join(
         [
             "import torch",
@@ -168,14 +209,26 @@ def module(forward: str, *, init: str = "", before: str = "", after: str = "", e
     )
 
 
-def candidate(task: KernelTask, code: str | None, *, language: Language = Language.CPP, parse_reason: str | None = None) -> Candidate:
+def candidate(
+    task: KernelTask,
+    code: str | None,
+    *,
+    language: Language = Language.CPP,
+    parse_reason: str | None = None,
+) -> Candidate:
     return Candidate(
-        candidate_id=stable_hash([task.code, code, parse_reason]), task_id=task.task_id, language=language, generator="tests", code=code,
+        candidate_id=stable_hash([task.code, code, parse_reason]),
+        task_id=task.task_id,
+        language=language,
+        generator="tests",
+        code=code,
         parse_reason=parse_reason,
-    )  # fmt: skip
+    )
 
 
 def assert_reason(verdict: Verdict, reason: str) -> None:
-    assert verdict.reason == reason, f"{verdict.status.value}/{verdict.reason}: {verdict.detail}\n{verdict.log_tail}"
+    assert verdict.reason == reason, (
+        f"{verdict.status.value}/{verdict.reason}: {verdict.detail}\n{verdict.log_tail}"
+    )
     assert verdict.status is STATUS_OF[reason]
     assert (verdict.timing is not None) == (reason == "ok")

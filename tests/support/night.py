@@ -1,7 +1,9 @@
-"""A Prefect server and a process worker of a test's own, and what a night's run leaves behind on the machine.
+"""A Prefect server and a process worker of a test's own, and what a night's run leaves behind on
+the machine.
 
-Guarantees: everything that is started here ends with its block, whatever happens in it; the processes of a run are found by the tree below
-the worker, sampled while it works, and by a marker in the environment: what leaves the tree keeps one of the two.
+Guarantees: everything that is started here ends with its block, whatever happens in it; the
+processes of a run are found by the tree below the worker, sampled while it works, and by a marker
+in the environment: what leaves the tree keeps one of the two.
 """
 
 from __future__ import annotations
@@ -38,7 +40,12 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def until(condition: Callable[[], Any], timeout_s: float, what: str | Callable[[], str], every_s: float = 0.1) -> Any:
+def until(
+    condition: Callable[[], Any],
+    timeout_s: float,
+    what: str | Callable[[], str],
+    every_s: float = 0.1,
+) -> Any:
     """The first true answer of `condition`. Fails the test after `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
@@ -49,9 +56,12 @@ def until(condition: Callable[[], Any], timeout_s: float, what: str | Callable[[
 
 
 class Night:
-    """A client of the server at `url`, in this process: plain HTTP, so that no setting of Prefect's leaks into the tests."""
+    """A client of the server at `url`, in this process: plain HTTP, so that no setting of Prefect's
+    leaks into the tests."""
 
-    def __init__(self, url: str, environment: dict[str, str], log: Path, server: subprocess.Popen[bytes]) -> None:
+    def __init__(
+        self, url: str, environment: dict[str, str], log: Path, server: subprocess.Popen[bytes]
+    ) -> None:
         self.url, self.environment, self.log, self.server = url, environment, log, server
         self.mark = environment[MARK]
 
@@ -68,7 +78,9 @@ class Night:
                     text = response.read()
                 break
             except urllib.error.HTTPError as error:
-                if error.code != 503 or attempt == 4:  # its database was busy for a moment: Prefect's own client asks again, too
+                if (
+                    error.code != 503 or attempt == 4
+                ):  # its database was busy for a moment: Prefect's own client asks again, too
                     raise
                 time.sleep(1)
         return json.loads(text) if text else None
@@ -76,44 +88,66 @@ class Night:
     def deployment(self, name: str, flow: str, entrypoint: str, **more: Any) -> str:
         """The id of a deployment on the pool."""
         flow_id = self.ask("flows/", {"name": flow})["id"]
-        body = {"name": name, "flow_id": flow_id, "entrypoint": entrypoint, "work_pool_name": POOL, "enforce_parameter_schema": False}
+        body = {
+            "name": name,
+            "flow_id": flow_id,
+            "entrypoint": entrypoint,
+            "work_pool_name": POOL,
+            "enforce_parameter_schema": False,
+        }
         return self.ask("deployments/", body | more)["id"]
 
     def start(self, deployment: str, **parameters: Any) -> str:
         """The id of a flow run."""
-        return self.ask(f"deployments/{deployment}/create_flow_run", {"parameters": parameters, "state": {"type": "SCHEDULED"}})["id"]
+        return self.ask(
+            f"deployments/{deployment}/create_flow_run",
+            {"parameters": parameters, "state": {"type": "SCHEDULED"}},
+        )["id"]
 
     def state(self, run: str) -> dict[str, Any]:
         return self.ask(f"flow_runs/{run}")["state"]
 
     def set_state(self, run: str, kind: str, name: str, message: str = "") -> dict[str, Any]:
         """What the UI's buttons do."""
-        return self.ask(f"flow_runs/{run}/set_state", {"state": {"type": kind, "name": name, "message": message}, "force": False})
+        return self.ask(
+            f"flow_runs/{run}/set_state",
+            {"state": {"type": kind, "name": name, "message": message}, "force": False},
+        )
 
     def ended(self, run: str, timeout_s: float) -> dict[str, Any]:
         def over() -> dict[str, Any] | None:
             state = self.state(run)
             return state if state["type"] in ENDED else None
 
-        return until(over, timeout_s, lambda: f"the end of {run} ({self.log.read_text(errors='replace')[-3000:]})", every_s=0.5)
+        return until(
+            over,
+            timeout_s,
+            lambda: f"the end of {run} ({self.log.read_text(errors='replace')[-3000:]})",
+            every_s=0.5,
+        )
 
     def artifacts(self, key: str) -> list[dict[str, Any]]:
-        return self.ask("artifacts/filter", {"artifacts": {"key": {"any_": [key]}}, "sort": "CREATED_DESC"})
+        return self.ask(
+            "artifacts/filter", {"artifacts": {"key": {"any_": [key]}}, "sort": "CREATED_DESC"}
+        )
 
-    # -- processes ---------------------------------------------------------------------------------------------------------------------
+    # -- processes ---------------------------------------------------------------------------------
 
     def processes(self) -> set[psutil.Process]:
         """All with this night's marker in their environment, the server and the worker apart."""
         found = set()
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
-                if f"{MARK}={self.mark}".encode() in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
+                if f"{MARK}={self.mark}".encode() in Path(
+                    f"/proc/{process.pid}/environ"
+                ).read_bytes().split(b"\0"):
                     found.add(process)
         return found
 
 
 class Watched:
-    """Every process that is ever seen below a worker, and every one that carries the marker. A thread looks five times a second."""
+    """Every process that is ever seen below a worker, and every one that carries the marker. A
+    thread looks five times a second."""
 
     def __init__(self, night: Night, worker: subprocess.Popen[bytes]) -> None:
         self.worker = worker
@@ -136,8 +170,12 @@ class Watched:
         found = []
         for process in (self._seen | self._night.processes()) - self._own - server:
             with suppress(psutil.Error):
-                # the worker's own: it runs the hooks of a run that has ended, in a process of its own
-                hook = "_workspace_runtime_bootstrap" in " ".join(process.cmdline()) and "hook" in process.cmdline()
+                # the worker's own: it runs the hooks of a run that has ended, in a process of its
+                # own
+                hook = (
+                    "_workspace_runtime_bootstrap" in " ".join(process.cmdline())
+                    and "hook" in process.cmdline()
+                )
                 if process.is_running() and process.status() != psutil.STATUS_ZOMBIE and not hook:
                     found.append(process)
         return found
@@ -161,7 +199,9 @@ class Watched:
 def night(home: Path, port: int | None = None, **settings: str) -> Iterator[Night]:
     """A server whose environment, with `settings` on top, is the worker's, too."""
     port = port or free_port()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")} | {
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")
+    } | {
         "PREFECT_HOME": str(home / "prefect"),
         "PREFECT_SERVER_API_PORT": str(port),
         "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
@@ -174,9 +214,21 @@ def night(home: Path, port: int | None = None, **settings: str) -> Iterator[Nigh
         **settings,
     }
     log = home / "night.log"
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "prefect",
+        "server",
+        "start",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     with log.open("ab") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True, cwd=home)
+        process = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=output, start_new_session=True, cwd=home
+        )
     found = Night(environment["PREFECT_API_URL"], environment, log, process)
 
     def healthy() -> bool:
@@ -188,7 +240,10 @@ def night(home: Path, port: int | None = None, **settings: str) -> Iterator[Nigh
 
     try:
         until(healthy, 180, "a Prefect server")
-        found.ask("work_pools/", {"name": POOL, "type": "process", "base_job_template": process_template()})
+        found.ask(
+            "work_pools/",
+            {"name": POOL, "type": "process", "base_job_template": process_template()},
+        )
         yield found
     finally:
         end_group(process)
@@ -197,10 +252,25 @@ def night(home: Path, port: int | None = None, **settings: str) -> Iterator[Nigh
 @contextmanager
 def worker(night: Night, **environment: str) -> Iterator[Watched]:
     """A process worker of the pool; what it leaves behind is killed at the end."""
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
+    command = [
+        sys.executable,
+        "-m",
+        "prefect",
+        "worker",
+        "start",
+        "--pool",
+        POOL,
+        "--type",
+        "process",
+    ]
     with night.log.open("ab") as output:
         process = subprocess.Popen(
-            command, env=night.environment | environment, stdout=output, stderr=output, start_new_session=True, cwd=night.log.parent
+            command,
+            env=night.environment | environment,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            cwd=night.log.parent,
         )
     watched = Watched(night, process)
     try:
@@ -211,7 +281,8 @@ def worker(night: Night, **environment: str) -> Iterator[Watched]:
 
 
 def process_template() -> Mapping[str, Any]:
-    """The base job template of process workers, as `prefect work-pool create --type process` takes it."""
+    """The base job template of process workers, as `prefect work-pool create --type process` takes
+    it."""
     from prefect.workers.process import ProcessWorker
 
     return ProcessWorker.get_default_base_job_template()

@@ -6,13 +6,21 @@ import base64
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
-PARTS = ("</pre>", "<script>alert(1)</script>", '"><img src=http://evil.example/x onerror=alert(2)>', "`x`", "```", "| a | b |")
+PARTS = (
+    "</pre>",
+    "<script>alert(1)</script>",
+    '"><img src=http://evil.example/x onerror=alert(2)>',
+    "`x`",
+    "```",
+    "| a | b |",
+)
 LINES = "\n# title\n[link](http://evil.example) https://evil.example www.evil.example "
 HOSTILE = " ".join(PARTS) + LINES + "\x1b[31mred\u202egnp.exe\x00 $\\frac{$"
 
 
 class Page(HTMLParser):
-    """What a browser would see: tags with attributes, text, and whether every tag is closed in order."""
+    """What a browser would see: tags with attributes, text, and whether every tag is closed in
+    order."""
 
     VOID = frozenset({"meta", "img", "br", "source"})
 
@@ -41,5 +49,13 @@ class Page(HTMLParser):
 
 
 def svgs(page: Page) -> list[ElementTree.Element]:
-    sources = [found[name] or "" for tag, found in page.tags for name in ("src", "srcset") if tag in ("img", "source") and name in found]
-    return [ElementTree.fromstring(base64.b64decode(source.removeprefix("data:image/svg+xml;base64,"))) for source in sources]
+    sources = [
+        found[name] or ""
+        for tag, found in page.tags
+        for name in ("src", "srcset")
+        if tag in ("img", "source") and name in found
+    ]
+    return [
+        ElementTree.fromstring(base64.b64decode(source.removeprefix("data:image/svg+xml;base64,")))
+        for source in sources
+    ]

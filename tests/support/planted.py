@@ -1,4 +1,5 @@
-"""Finished snapshots of verdicts and candidates in which an effect of length is planted, and a configuration that analyses them quickly."""
+"""Finished snapshots of verdicts and candidates in which an effect of length is planted, and a
+configuration that analyses them quickly."""
 
 from __future__ import annotations
 
@@ -9,13 +10,15 @@ import pyarrow as pa
 
 from benchmarks.analysis_scale import planted_frame
 from tasks.analysis.config import ObservationConfig
-from tasks.schemas import CANDIDATES, VERDICTS
-from tasks.store import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.tables import CANDIDATES, VERDICTS
 
 QUICK = ObservationConfig(max_conditional_tasks=60, permutations=199)
 
 
-def written(root: Path | str, name: str, rows: list[dict[str, Any]], schema: pa.Schema) -> SnapshotRef:
+def written(
+    root: Path | str, name: str, rows: list[dict[str, Any]], schema: pa.Schema
+) -> SnapshotRef:
     snapshot = Snapshot(str(root), name, f"fingerprint of {name}")
     snapshot.append(rows, schema)
     return snapshot.publish(config={}).ref
@@ -23,5 +26,10 @@ def written(root: Path | str, name: str, rows: list[dict[str, Any]], schema: pa.
 
 def planted(root: Path | str, rows: int = 600) -> tuple[SnapshotRef, SnapshotRef]:
     """Verdicts, and candidates the other way round."""
-    table = [row | {"timing": row["speedup"] and {"speedup": row["speedup"]}} for row in planted_frame(rows, 0).to_dicts()]
-    return written(root, "verification", table, VERDICTS), written(root, "synthesis", table[::-1], CANDIDATES)
+    table = [
+        row | {"timing": row["speedup"] and {"speedup": row["speedup"]}}
+        for row in planted_frame(rows, 0).to_dicts()
+    ]
+    return written(root, "verification", table, VERDICTS), written(
+        root, "synthesis", table[::-1], CANDIDATES
+    )

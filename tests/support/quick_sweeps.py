@@ -1,7 +1,9 @@
-"""A sweep whose samples are there and whose models are quick: real plans, curation, snapshots, scores and MLflow, without a device.
+"""A sweep whose samples are there and whose models are quick: real plans, curation, snapshots,
+scores and MLflow, without a device.
 
-What is replaced is what needs one: training writes a log and an adapter by its seed and its rows, models answer by name, verdicts are a
-function of the answer. All that the stages themselves do around it is theirs.
+What is replaced is what needs one: training writes a log and an adapter by its seed and its rows,
+models answer by name, verdicts are a function of the answer. All that the stages themselves do
+around it is theirs.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ from typing import Any
 import pytest
 import yaml
 
+from kernels_eval.cluster.telemetry import Telemetry
 from kernels_eval.errors import EvalError
 from kernels_eval.records import Candidate, KernelTask, Language, Timing, Verdict, stable_hash
-from kernels_eval.telemetry import Telemetry
-from tasks.store import SnapshotRef
+from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis.sampler import Response
 from tasks.training.stage import HISTORY
 from tests.support.curated import FUSION, SINGLE, line, sample
@@ -29,7 +31,12 @@ PROFILE = {
     "name": "tried",
     "language": "cpp",
     "synthesis": {"sampler": "recorded", "samples_per_task": 3},
-    "training": {"base_model": "small", "batch_size": 2, "gradient_accumulation": 1, "num_epochs": 2},
+    "training": {
+        "base_model": "small",
+        "batch_size": 2,
+        "gradient_accumulation": 1,
+        "num_epochs": 2,
+    },
     "benchmark": {
         "tasks": {"source": "bundled", "split": "heldout", "limit": 3},
         "models": ["base", "tuned"],
@@ -43,14 +50,19 @@ PROFILE = {
 
 
 def samples(root: Path, tasks: int = 6) -> SnapshotRef:
-    """Verdicts of samples of which concur, random and min_length take different ones. Returns the verification snapshot."""
+    """Verdicts of samples of which concur, random and min_length take different ones. Returns the
+    verification snapshot."""
     rows = []
     for number in range(tasks):
         ops = SINGLE if number % 2 else FUSION
-        for index, (tokens, speedup) in enumerate(((100 + number, 2.0), (300, 6.5), (50, 0.5), (70, None))):
+        for index, (tokens, speedup) in enumerate(
+            ((100 + number, 2.0), (300, 6.5), (50, 0.5), (70, None))
+        ):
             rows.append(sample(f"task{number}", index, tokens, speedup, ops=ops))
     curated = line(root, rows)
-    verdicts = SnapshotRef(root=str(root), stage="verification", fingerprint=curated.open().manifest["upstream"][0])
+    verdicts = SnapshotRef(
+        root=str(root), stage="verification", fingerprint=curated.open().manifest["upstream"][0]
+    )
     manifest = Path(verdicts.open().path) / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"language": "cpp"}))
     return verdicts
@@ -85,13 +97,31 @@ class Quick:
                 meet.wait(timeout=120)
                 self.meet = None
             if (strategy, recipe.seed) in self.broken:
-                raise EvalError(f"the device fell off the bus\x1b[31m\nwhile {strategy}", "put it back")
-            rows = [{"step": step, "epoch": step / 2, "loss": 3.0 / step, "held_out_loss": 4.0 / step} for step in (1, 2, 3, 4)]
-            snapshot.append([{name: row.get(name) for name in HISTORY.names} for row in rows], HISTORY)
+                raise EvalError(
+                    f"the device fell off the bus\x1b[31m\nwhile {strategy}", "put it back"
+                )
+            rows = [
+                {"step": step, "epoch": step / 2, "loss": 3.0 / step, "held_out_loss": 4.0 / step}
+                for step in (1, 2, 3, 4)
+            ]
+            snapshot.append(
+                [{name: row.get(name) for name in HISTORY.names} for row in rows], HISTORY
+            )
             adapter = snapshot.local_dir("adapter")
-            (adapter / "adapter_config.json").write_text(json.dumps({"r": 8, "seed": recipe.seed, "set": curated.fingerprint}))
-            extra = {"loss_first": 3.0, "loss_last": 0.875, "seconds": 0.5, "tokens": 4000, "steps": 4, "base_model": "small"}
-            return snapshot.publish(config=recipe, upstream=[curated.fingerprint], rows=4, extra=extra).ref
+            (adapter / "adapter_config.json").write_text(
+                json.dumps({"r": 8, "seed": recipe.seed, "set": curated.fingerprint})
+            )
+            extra = {
+                "loss_first": 3.0,
+                "loss_last": 0.875,
+                "seconds": 0.5,
+                "tokens": 4000,
+                "steps": 4,
+                "base_model": "small",
+            }
+            return snapshot.publish(
+                config=recipe, upstream=[curated.fingerprint], rows=4, extra=extra
+            ).ref
         finally:
             with self._lock:
                 self.at_once -= 1
@@ -114,7 +144,11 @@ class Answering:
     def sample(self, requests: Any) -> Iterator[Response]:
         for request in requests:
             code = f"# {request.request_key}\nclass ModelNew(Model):\n    pass\n"
-            yield Response(request_key=request.request_key, text=f"hm</think>\n```python\n{code}```", finish_reason="stop")
+            yield Response(
+                request_key=request.request_key,
+                text=f"hm</think>\n```python\n{code}```",
+                finish_reason="stop",
+            )
 
     def count_tokens(self, texts: Any) -> None:
         return None
@@ -143,10 +177,27 @@ class Judging:
             right = int(stable_hash(candidate.code), 16) % 2 == 0
             facts: dict[str, Any] = {"status": "incorrect", "reason": "wrong_output"}
             if right:
-                bounds = {"speedup_lower": 1.9, "speedup_upper": 2.1, "pairs": 9, "calls_per_sample": 1, "clock_bound_ms": 1}
+                bounds = {
+                    "speedup_lower": 1.9,
+                    "speedup_upper": 2.1,
+                    "pairs": 9,
+                    "calls_per_sample": 1,
+                    "clock_bound_ms": 1,
+                }
                 timing = Timing(reference_ms=2, candidate_ms=1, speedup=2, **bounds)
-                facts = {"status": "correct", "reason": "ok", "timing": timing, "custom_kernels": ("k",), "outputs_match": True}
-            verdict = Verdict(candidate_id=candidate.candidate_id, task_id=task.task_id, language=Language.CPP, **facts)
+                facts = {
+                    "status": "correct",
+                    "reason": "ok",
+                    "timing": timing,
+                    "custom_kernels": ("k",),
+                    "outputs_match": True,
+                }
+            verdict = Verdict(
+                candidate_id=candidate.candidate_id,
+                task_id=task.task_id,
+                language=Language.CPP,
+                **facts,
+            )
             self.telemetry.reached(verdict)
             yield verdict
 
@@ -154,7 +205,7 @@ class Judging:
 @pytest.fixture
 def devices(monkeypatch: pytest.MonkeyPatch) -> Quick:
     """What needs a device is replaced; flows and tasks are Prefect's."""
-    import flows.ablations as ablations
+    import flows.ablation.flow as ablations
     from tasks.synthesis import stage as synthesis
     from tasks.training import stage as training
     from tasks.verification import stage as verification
@@ -170,17 +221,24 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Quick:
 @pytest.fixture
 def quick(devices: Quick, monkeypatch: pytest.MonkeyPatch) -> Quick:
     """No Prefect either: flows and tasks are called as the functions that they are."""
-    import flows.ablations as ablations
-    import flows.sweep.branch as branch
+    import flows.ablation.branch as branch
+    import flows.ablation.flow as ablations
     from tasks.verification import stage as verification
 
     monkeypatch.setattr(branch, "verify", verification.run)
     for module in (ablations, branch):
-        monkeypatch.setattr(module, "call_stage", lambda step, *args, **kwargs: step.fn(*args, **kwargs))
+        monkeypatch.setattr(
+            module, "call_stage", lambda step, *args, **kwargs: step.fn(*args, **kwargs)
+        )
     monkeypatch.setattr(ablations, "run_branch", branch.run_branch.fn)
     monkeypatch.setattr(ablations, "load_tasks", ablations.load_tasks.fn)
     monkeypatch.setattr(ablations, "get_run_logger", lambda: logging.getLogger("sweep"))
-    for name in ("create_markdown_artifact", "create_table_artifact", "create_progress_artifact", "update_progress_artifact"):
+    for name in (
+        "create_markdown_artifact",
+        "create_table_artifact",
+        "create_progress_artifact",
+        "update_progress_artifact",
+    ):
         monkeypatch.setattr(ablations, name, lambda *args, **kwargs: None)
     return devices
 

@@ -1,4 +1,5 @@
-"""An endpoint's answers from the bundled recordings, and what a run of the line has written of them to the disk so far."""
+"""An endpoint's answers from the bundled recordings, and what a run of the line has written of them
+to the disk so far."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ class Recordings:
     def __init__(self) -> None:
         self.open = threading.Event()
         self.answered: Counter[tuple[str, int]] = Counter()
-        self._by_code = [(task.code.strip(), bundled.responses(task.name, "cpp")) for task in bundled.load("all")]
+        self._by_code = [
+            (task.code.strip(), bundled.responses(task.name, "cpp")) for task in bundled.load("all")
+        ]
 
     def recorded(self, body: dict[str, Any]) -> tuple[int, dict]:
         prompt, seed = body["messages"][0]["content"], body["seed"]
@@ -32,7 +35,11 @@ class Recordings:
 
 def written(snapshot: Path, columns: list[str]) -> list[dict[str, Any]]:
     """Rows as they lie in the parts: nothing is made unique."""
-    return [row for part in sorted(snapshot.glob("part-*.parquet")) for row in pq.read_table(part, columns=columns).to_pylist()]
+    return [
+        row
+        for part in sorted(snapshot.glob("part-*.parquet"))
+        for row in pq.read_table(part, columns=columns).to_pylist()
+    ]
 
 
 def rows_there(root: Path) -> Counter[tuple[str, str]]:
@@ -45,7 +52,9 @@ def rows_there(root: Path) -> Counter[tuple[str, str]]:
                     found[stage, row["candidate_id"]] += 1
             for journal in snapshot.glob(".journal-*.jsonl"):
                 with suppress(FileNotFoundError):
-                    for text in journal.read_text(encoding="utf-8", errors="surrogatepass").splitlines():
+                    for text in journal.read_text(
+                        encoding="utf-8", errors="surrogatepass"
+                    ).splitlines():
                         with suppress(ValueError):
                             found[stage, json.loads(text)["candidate_id"]] += 1
     return found

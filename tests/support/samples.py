@@ -1,4 +1,5 @@
-"""Verified samples as frames of the real schemas, small enough to decide by hand, and a strategy of hypothesis for any of them."""
+"""Verified samples as frames of the real schemas, small enough to decide by hand, and a strategy of
+hypothesis for any of them."""
 
 from __future__ import annotations
 
@@ -8,10 +9,18 @@ import polars as pl
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from tasks.schemas import CANDIDATES, VERDICTS
+from tasks.tables import CANDIDATES, VERDICTS
 
-SINGLE, FUSION = ["torch.nn.functional.linear"], ["torch.nn.functional.linear", "torch.nn.functional.gelu"]
-SCHEMA = pa.schema([*VERDICTS, *(field for field in CANDIDATES if field.name not in VERDICTS.names)])
+SINGLE, FUSION = (
+    ["torch.nn.functional.linear"],
+    [
+        "torch.nn.functional.linear",
+        "torch.nn.functional.gelu",
+    ],
+)
+SCHEMA = pa.schema(
+    [*VERDICTS, *(field for field in CANDIDATES if field.name not in VERDICTS.names)]
+)
 
 
 def sample(
@@ -27,7 +36,13 @@ def sample(
     timing = None
     if speedup is not None and status == "correct":
         low = speedup * 0.9 if lower is None else lower
-        timing = {"reference_ms": speedup, "candidate_ms": 1.0, "speedup": speedup, "speedup_lower": low, "speedup_upper": speedup * 1.1}
+        timing = {
+            "reference_ms": speedup,
+            "candidate_ms": 1.0,
+            "speedup": speedup,
+            "speedup_lower": low,
+            "speedup_upper": speedup * 1.1,
+        }
         timing |= {"pairs": 50, "calls_per_sample": 1, "clock_bound_ms": 1.0}
     return {
         "candidate_id": f"{task}-{index}",
@@ -55,14 +70,29 @@ SPEEDUPS = (None, float("nan"), 0.5, 1.0, 1.05, 6.0, 8.0)  # few, so that ties a
 
 @st.composite
 def any_samples(draw: st.DrawFn, max_size: int = 24) -> list[dict[str, Any]]:
-    """Samples of up to six tasks, each task of one kind, with ties in length and speedup, untimed and incorrect ones among them."""
+    """Samples of up to six tasks, each task of one kind, with ties in length and speedup, untimed
+    and incorrect ones among them."""
     drawn = draw(
         st.lists(
-            st.tuples(st.sampled_from("abcdef"), st.integers(1, 4), st.sampled_from(SPEEDUPS), st.booleans()), min_size=1, max_size=max_size
+            st.tuples(
+                st.sampled_from("abcdef"),
+                st.integers(1, 4),
+                st.sampled_from(SPEEDUPS),
+                st.booleans(),
+            ),
+            min_size=1,
+            max_size=max_size,
         )
     )
     kinds = {task: draw(st.booleans()) for task in sorted({task for task, *_ in drawn})}
     return [
-        sample(task, index, tokens, speedup, status="correct" if ok else "incorrect", ops=SINGLE if kinds[task] else FUSION)
+        sample(
+            task,
+            index,
+            tokens,
+            speedup,
+            status="correct" if ok else "incorrect",
+            ops=SINGLE if kinds[task] else FUSION,
+        )
         for index, (task, tokens, speedup, ok) in enumerate(drawn)
     ]

@@ -1,4 +1,5 @@
-"""Run as a program whose environment holds secrets: a refresh with Prefect and a run in MLflow, as `concur run` does them."""
+"""Run as a program whose environment holds secrets: a refresh with Prefect and a run in MLflow, as
+`concur run` does them."""
 
 from __future__ import annotations
 
@@ -14,8 +15,19 @@ from tasks.tracking.records import DatasetRef, RunRecord, StageRecord
 
 def main() -> None:
     root, endpoint = sys.argv[1:]
-    wanted = (f"root={root}", "tasks.limit=1", "synthesis.sampler=openai", f"synthesis.base_url={endpoint}", "synthesis.model=m")
-    more = ("synthesis.samples_per_task=4", "verification.workers=1", "verification.eval.timing.max_s=0.2", "curation.min_speedup=0.01")
+    wanted = (
+        f"root={root}",
+        "tasks.limit=1",
+        "synthesis.sampler=openai",
+        f"synthesis.base_url={endpoint}",
+        "synthesis.model=m",
+    )
+    more = (
+        "synthesis.samples_per_task=4",
+        "verification.workers=1",
+        "verification.eval.timing.max_s=0.2",
+        "curation.min_speedup=0.01",
+    )
     config = load_profile("local", (*wanted, *more))
     refreshed: Refreshed = refresh_dataset(config)
     curated = refreshed.curated.open()
@@ -28,9 +40,20 @@ def main() -> None:
             verification_record(config, refreshed.verdicts),
             *analysis_records(config, refreshed),
         ),
-        datasets=(DatasetRef("candidates", str(refreshed.candidates.open().path), refreshed.candidates.fingerprint),),
+        datasets=(
+            DatasetRef(
+                "candidates",
+                str(refreshed.candidates.open().path),
+                refreshed.candidates.fingerprint,
+            ),
+        ),
     )
-    log_run(record, tracking_uri=os.environ["MLFLOW_TRACKING_URI"], artifact_root=None, experiment="concur")
+    log_run(
+        record,
+        tracking_uri=os.environ["MLFLOW_TRACKING_URI"],
+        artifact_root=None,
+        experiment="concur",
+    )
     print("rows", refreshed.verdicts.open().manifest["rows"])
 
 

@@ -1,8 +1,10 @@
-"""A real Prefect server and a real MLflow server, each a process on a free port of the loopback, for tests.
+"""A real Prefect server and a real MLflow server, each a process on a free port of the loopback,
+for tests.
 
-Guarantees: when a block begins the server answers its health endpoint; when it ends no process of it is left. Data lie in the folder that
-the test gave. Does not share anything with a server that the user runs: the homes are those of the test, and every setting of Prefect and
-MLflow in the environment is left out.
+Guarantees: when a block begins the server answers its health endpoint; when it ends no process of
+it is left. Data lie in the folder that the test gave. Does not share anything with a server that
+the user runs: the homes are those of the test, and every setting of Prefect and MLflow in the
+environment is left out.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Served:
-    """`url` is the page, `api_url` what a client is given, `environment` what a client's process needs to reach it."""
+    """`url` is the page, `api_url` what a client is given, `environment` what a client's process
+    needs to reach it."""
 
     url: str
     api_url: str
@@ -41,7 +44,8 @@ class Served:
 
 
 def free_port() -> int:
-    """A port of the loopback that is free now. Another process may take it before it is used: `_serve` tries again then."""
+    """A port of the loopback that is free now. Another process may take it before it is used:
+    `_serve` tries again then."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
@@ -67,45 +71,86 @@ def prefect_server(folder: Path, *, auth_string: str | None = None) -> Iterator[
 
     with _serve("prefect", folder, command, environment, "/api/health") as (port, log, pid):
         url = f"http://127.0.0.1:{port}"
-        client = {"PREFECT_HOME": str(folder / "client"), "PREFECT_API_URL": f"{url}/api", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+        client = {
+            "PREFECT_HOME": str(folder / "client"),
+            "PREFECT_API_URL": f"{url}/api",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        }
         client |= {"PREFECT_API_AUTH_STRING": auth_string} if auth_string else {}
         yield Served(url, f"{url}/api", client, log, pid, folder, _basic(auth_string))
 
 
 @contextmanager
-def mlflow_server(folder: Path, *, user: str | None = None, password: str | None = None, port: int | None = None) -> Iterator[Served]:
-    """An MLflow server on SQLite in `folder`, artifacts in `folder`/mlartifacts; with a password it asks for it (MLflow's basic auth).
-    With a `port` it takes the place of one that has ended there."""
+def mlflow_server(
+    folder: Path, *, user: str | None = None, password: str | None = None, port: int | None = None
+) -> Iterator[Served]:
+    """An MLflow server on SQLite in `folder`, artifacts in `folder`/mlartifacts; with a password it
+    asks for it (MLflow's basic auth). With a `port` it takes the place of one that has ended
+    there."""
     folder.mkdir(parents=True, exist_ok=True)
     asked = bool(user and password)
 
     def environment(port: int) -> dict[str, str]:
-        told = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "1"}
+        told = {
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "DO_NOT_TRACK": "1",
+        }
         if asked:
             settings = folder / "basic_auth.ini"
             settings.write_text(
-                "[mlflow]\ndefault_permission = READ\n"
-                f"database_uri = sqlite:///{folder / 'basic_auth.db'}\nadmin_username = {user}\nadmin_password = {password}\n"
+                "[mlflow]\ndefault_permission = READ\ndatabase_uri ="
+                f" sqlite:///{folder / 'basic_auth.db'}\nadmin_username = {user}\nadmin_password ="
+                f" {password}\n"
             )
             settings.chmod(0o600)
-            told |= {"MLFLOW_AUTH_CONFIG_PATH": str(settings), "MLFLOW_FLASK_SERVER_SECRET_KEY": os.urandom(16).hex()}
+            told |= {
+                "MLFLOW_AUTH_CONFIG_PATH": str(settings),
+                "MLFLOW_FLASK_SERVER_SECRET_KEY": os.urandom(16).hex(),
+            }
         return told
 
     def command(port: int) -> list[str]:
-        where = ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}", "--artifacts-destination", str(folder / "mlartifacts")]
+        where = [
+            "--backend-store-uri",
+            f"sqlite:///{folder / 'mlflow.db'}",
+            "--artifacts-destination",
+            str(folder / "mlartifacts"),
+        ]
         login = ["--app-name", "basic-auth"] if asked else []
-        return ["mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1", *where, *login]
+        return [
+            "mlflow",
+            "server",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--workers",
+            "1",
+            *where,
+            *login,
+        ]
 
     with _serve("mlflow", folder, command, environment, "/health", port) as (port, log, pid):
         url = f"http://127.0.0.1:{port}"
-        login = {"MLFLOW_TRACKING_USERNAME": user, "MLFLOW_TRACKING_PASSWORD": password} if asked else {}
+        login = (
+            {"MLFLOW_TRACKING_USERNAME": user, "MLFLOW_TRACKING_PASSWORD": password}
+            if asked
+            else {}
+        )
         client = {"MLFLOW_TRACKING_URI": url, "MLFLOW_DISABLE_TELEMETRY": "true", **login}
-        yield Served(url, url, client, log, pid, folder, _basic(f"{user}:{password}" if asked else None))
+        yield Served(
+            url, url, client, log, pid, folder, _basic(f"{user}:{password}" if asked else None)
+        )
 
 
 def clean_environment() -> dict[str, str]:
     """This process's environment without any setting of Prefect or MLflow."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PREFECT_", "MLFLOW_"))
+    }
 
 
 @contextmanager
@@ -135,14 +180,20 @@ def _serve(
             if _healthy(process, f"http://127.0.0.1:{port}{health}"):
                 yield port, log, process.pid
                 return
-            if attempt == ATTEMPTS or "address already in use" not in log.read_text(errors="replace").lower():
-                raise RuntimeError(f"the {name} server did not start:\n{log.read_text(errors='replace')[-3000:]}")
+            if (
+                attempt == ATTEMPTS
+                or "address already in use" not in log.read_text(errors="replace").lower()
+            ):
+                raise RuntimeError(
+                    f"the {name} server did not start:\n{log.read_text(errors='replace')[-3000:]}"
+                )
         finally:
             _end(process)
 
 
 def _healthy(process: subprocess.Popen[bytes], url: str) -> bool:
-    """Wait until the server answers, for at most five minutes; False as soon as its process is gone."""
+    """Wait until the server answers, for at most five minutes; False as soon as its process is
+    gone."""
     until = time.monotonic() + READY_S
     while time.monotonic() < until and process.poll() is None:
         with suppress(OSError, urllib.error.URLError):

@@ -1,4 +1,5 @@
-"""Sweeps whose truth is known: verdicts of every branch as finished snapshots, with the chance of a correct answer planted by strategy."""
+"""Sweeps whose truth is known: verdicts of every branch as finished snapshots, with the chance of a
+correct answer planted by strategy."""
 
 from __future__ import annotations
 
@@ -8,18 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from tasks.benchmark.comparison import Branch, Sweep
 from tasks.benchmark.stage import Answers
-from tasks.schemas import VERDICTS
-from tasks.store import Snapshot
+from tasks.reporting.comparison.page import Branch, Sweep
+from tasks.store.snapshot import Snapshot
+from tasks.tables import VERDICTS
 
 DEVICE = "a CPU"
 
 
-def verdict(task: str, number: int, speedup: float | None, device: str = DEVICE, salt: str = "") -> dict[str, Any]:
+def verdict(
+    task: str, number: int, speedup: float | None, device: str = DEVICE, salt: str = ""
+) -> dict[str, Any]:
     """One row of VERDICTS: correct with this speedup, or a wrong output."""
     right = speedup is not None
-    timing = {"speedup": speedup, "speedup_lower": speedup * 0.9, "speedup_upper": speedup * 1.1} if speedup is not None else None
+    timing = (
+        {"speedup": speedup, "speedup_lower": speedup * 0.9, "speedup_upper": speedup * 1.1}
+        if speedup is not None
+        else None
+    )
     return {
         "candidate_id": f"{salt}{task}-{number}",
         "task_id": task,
@@ -35,18 +42,30 @@ def answers(root: Path | str, model: str, rows: Sequence[Mapping[str, Any]], nam
     snapshot = Snapshot(str(root), "verification", name)
     snapshot.append(rows, VERDICTS)
     ref = snapshot.publish(config={}).ref
-    return Answers(model=model, candidates=ref.model_copy(update={"stage": "synthesis"}), verdicts=ref)
+    return Answers(
+        model=model, candidates=ref.model_copy(update={"stage": "synthesis"}), verdicts=ref
+    )
 
 
-def drawn(chance: float, *, tasks: int, samples: int, seed: int, fast: float = 1.3, device: str = DEVICE) -> list[dict[str, Any]]:
-    """Verdicts on tasks of unequal difficulty; the tasks' difficulties are the same for every seed."""
+def drawn(
+    chance: float, *, tasks: int, samples: int, seed: int, fast: float = 1.3, device: str = DEVICE
+) -> list[dict[str, Any]]:
+    """Verdicts on tasks of unequal difficulty; the tasks' difficulties are the same for every
+    seed."""
     hard = np.random.default_rng(7).uniform(-0.15, 0.15, tasks)
     luck = np.random.default_rng(seed)
     rows = []
     for task in range(tasks):
         for number in range(samples):
             right = luck.random() < min(max(chance + hard[task], 0.0), 1.0)
-            rows.append(verdict(f"task-{task:03}", number, float(fast * luck.lognormal(0, 0.3)) if right else None, device))
+            rows.append(
+                verdict(
+                    f"task-{task:03}",
+                    number,
+                    float(fast * luck.lognormal(0, 0.3)) if right else None,
+                    device,
+                )
+            )
     return rows
 
 
@@ -60,17 +79,47 @@ def sweep(
     base: float | None = None,
     **more: Any,
 ) -> Sweep:
-    """A branch for each (strategy, size) and seed. Candidate ids are the same in all branches, as equal answers' are."""
+    """A branch for each (strategy, size) and seed. Candidate ids are the same in all branches, as
+    equal answers' are."""
     branches, number = [], 0
     for (strategy, size), chance in chances.items():
         for seed in range(seeds):
             number += 1
             name = f"{strategy}-{size or 'all'}-{seed}"
             rows = drawn(chance, tasks=tasks, samples=samples, seed=1000 + number)
-            facts = {"rows": size or 40, "loss_last": 1.5 - chance, "held_out_loss_last": 1.7, "gpu_hours": 0.25, "seconds": 90.0}
-            links = {"mlflow_url": f"http://127.0.0.1:7201/#/experiments/1/runs/{number}", "prefect_url": "http://127.0.0.1:7202/runs/x"}
+            facts = {
+                "rows": size or 40,
+                "loss_last": 1.5 - chance,
+                "held_out_loss_last": 1.7,
+                "gpu_hours": 0.25,
+                "seconds": 90.0,
+            }
+            links = {
+                "mlflow_url": f"http://127.0.0.1:7201/#/experiments/1/runs/{number}",
+                "prefect_url": "http://127.0.0.1:7202/runs/x",
+            }
             made = answers(root, "tuned", rows, f"{name}")
-            branches.append(Branch(name=name, strategy=strategy, size=size, seed=seed, state="done", answers=made, **facts, **links))
-    references = [answers(root, "base", drawn(base, tasks=tasks, samples=samples, seed=1), "of-base")] if base is not None else []
-    facts = {"name": "planted", "fingerprint": "abc123", "base_model": "small", "created_at": "2026-11-22T05:00:00+00:00"}
+            branches.append(
+                Branch(
+                    name=name,
+                    strategy=strategy,
+                    size=size,
+                    seed=seed,
+                    state="done",
+                    answers=made,
+                    **facts,
+                    **links,
+                )
+            )
+    references = (
+        [answers(root, "base", drawn(base, tasks=tasks, samples=samples, seed=1), "of-base")]
+        if base is not None
+        else []
+    )
+    facts = {
+        "name": "planted",
+        "fingerprint": "abc123",
+        "base_model": "small",
+        "created_at": "2026-11-22T05:00:00+00:00",
+    }
     return Sweep(**(facts | {"branches": tuple(branches), "references": tuple(references)} | more))

@@ -1,4 +1,5 @@
-"""A tiny base model and a few rows for tests of training, and a process that is killed in the middle of it."""
+"""A tiny base model and a few rows for tests of training, and a process that is killed in the
+middle of it."""
 
 from __future__ import annotations
 
@@ -13,12 +14,18 @@ from typing import Any
 from tasks.sources.small_model import SmallModelConfig, build_small_model
 from tasks.training.recipe import TrainingRecipe
 
-REASONING = "The rows are independent, so walk over four at once.\n\n```cpp\nacc += x[j];\n```\n\nThat hides the latency of the add."
+REASONING = (
+    "The rows are independent, so walk over four at once.\n\n```cpp\nacc += x[j];\n```\n\nThat"
+    " hides the latency of the add."
+)
 ANSWER = "Four rows at a time:\n\n```python\nclass ModelNew(nn.Module):\n    pass\n```"
 EXHAUSTED = "exhausted_rank"
-SHAPE = SmallModelConfig(vocab_size=700, hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate_size=64)
+SHAPE = SmallModelConfig(
+    vocab_size=700, hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate_size=64
+)
 
-# Trains like any caller, and kills its own process after so many passes or checkpoints. Forks for each case: the imports take longest.
+# Trains like any caller, and kills its own process after so many passes or checkpoints. Forks for
+# each case: the imports take longest.
 KILLED = """
 import json, os, signal, sys
 from trl import SFTTrainer
@@ -69,11 +76,14 @@ def render(row: Mapping[str, Any]) -> str:
 
 
 def tiny_model(directory: Path, **shape: int) -> Path:
-    return build_small_model(directory, [REASONING, ANSWER, render(row(0))], SHAPE.model_copy(update=shape))
+    return build_small_model(
+        directory, [REASONING, ANSWER, render(row(0))], SHAPE.model_copy(update=shape)
+    )
 
 
 def exhaust_memory() -> None:
-    """For Ray's workers, as they start: the one whose rank the first row names (under EXHAUSTED) gets no memory for its first pass."""
+    """For Ray's workers, as they start: the one whose rank the first row names (under EXHAUSTED)
+    gets no memory for its first pass."""
     from tasks.training import launch
 
     real = launch.Job.train
@@ -93,11 +103,14 @@ def exhaust_memory() -> None:
 
 
 def die_while_training(
-    rows: Sequence[Mapping[str, Any]], recipe: TrainingRecipe, base: Path, deaths: Sequence[tuple[str, int, Path]]
+    rows: Sequence[Mapping[str, Any]],
+    recipe: TrainingRecipe,
+    base: Path,
+    deaths: Sequence[tuple[str, int, Path]],
 ) -> None:
-    """Start training once for each of `deaths` (a method of SFTTrainer, after how many calls of it, the directory trained in) and have
-    that process killed by SIGKILL there. `training_step` is one forward and backward pass; `_save_rng_state` is in the middle of writing a
-    checkpoint."""
+    """Start training once for each of `deaths` (a method of SFTTrainer, after how many calls of it,
+    the directory trained in) and have that process killed by SIGKILL there. `training_step` is one
+    forward and backward pass; `_save_rng_state` is in the middle of writing a checkpoint."""
     job = {
         "rows": list(rows),
         "recipe": recipe.model_dump(mode="json"),

@@ -1,4 +1,5 @@
-"""The accelerated model learns what the plain one learns: losses, gradients, names, masks; and it compiles once."""
+"""The accelerated model learns what the plain one learns: losses, gradients, names, masks; and it
+compiles once."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ def model(dropout: float = 0.0, layers: int = 3) -> torch.nn.Module:
         tie_word_embeddings=False,
         attn_implementation="sdpa",
     )
-    adapted = get_peft_model(Qwen2ForCausalLM(config), LoraConfig(r=4, lora_alpha=4, lora_dropout=dropout, target_modules=PROJECTIONS))
+    adapted = get_peft_model(
+        Qwen2ForCausalLM(config),
+        LoraConfig(r=4, lora_alpha=4, lora_dropout=dropout, target_modules=PROJECTIONS),
+    )
     for name, parameter in adapted.named_parameters():
         if "lora_B" in name:  # PEFT starts it at zero, where half of the gradients are
             torch.nn.init.normal_(parameter, std=0.05)
@@ -41,16 +45,24 @@ def row(length: int = TOKENS, seed: int = 1) -> dict[str, list[int]]:
     return {"input_ids": ids, "labels": [-100] * (length // 3) + ids[length // 3 :]}
 
 
-def loss_and_gradients(adapted: torch.nn.Module, line: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def loss_and_gradients(
+    adapted: torch.nn.Module, line: dict[str, torch.Tensor]
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     adapted.zero_grad()
     labels = line["labels"]
     logits = adapted(**{name: value for name, value in line.items() if name != "labels"}).logits
     loss = torch.nn.functional.cross_entropy(logits[0, :-1], labels[0, 1:], reduction="sum")
     loss.backward()
-    return loss.detach(), {name: parameter.grad.clone() for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+    return loss.detach(), {
+        name: parameter.grad.clone()
+        for name, parameter in adapted.named_parameters()
+        if parameter.requires_grad
+    }
 
 
-def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance: float = 1e-4) -> None:
+def assert_same(
+    ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance: float = 1e-4
+) -> None:
     assert ours.keys() == theirs.keys()
     for name in theirs:
         scale = theirs[name].abs().max().clamp(min=1e-6)
@@ -61,8 +73,15 @@ def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], 
 def test_losses_gradients_and_names_are_those_of_the_plain_model(recompute: str):
     plain = model()
     changed = copy.deepcopy(plain)
-    accelerate(changed, tokens=TOKENS, seed=0, options=AccelerationOptions(compile=False, recompute=recompute))
-    assert list(changed.state_dict()) == list(plain.state_dict()), "an adapter saved before loads after, and the other way round"
+    accelerate(
+        changed,
+        tokens=TOKENS,
+        seed=0,
+        options=AccelerationOptions(compile=False, recompute=recompute),
+    )
+    assert list(changed.state_dict()) == list(plain.state_dict()), (
+        "an adapter saved before loads after, and the other way round"
+    )
     line = pack([row()])
     theirs, ours = loss_and_gradients(plain, line), loss_and_gradients(changed, line)
     assert torch.allclose(ours[0], theirs[0], rtol=1e-5)
@@ -74,7 +93,12 @@ def test_masks_follow_seed_and_step_and_a_resumed_position():
 
     def losses(seed: int, start: int, count: int, recompute: str = "keep") -> list[float]:
         adapted = model(dropout=0.3)
-        acceleration = accelerate(adapted, tokens=TOKENS, seed=seed, options=AccelerationOptions(compile=False, recompute=recompute))
+        acceleration = accelerate(
+            adapted,
+            tokens=TOKENS,
+            seed=seed,
+            options=AccelerationOptions(compile=False, recompute=recompute),
+        )
         acceleration.micro_step = start
         return [float(loss_and_gradients(adapted, line)[0]) for _ in range(count)]
 
@@ -90,7 +114,12 @@ def test_recomputation_draws_the_masks_of_the_forward_pass():
     gradients = {}
     for recompute in ("keep", "layer", "mlp"):
         adapted = model(dropout=0.3)
-        accelerate(adapted, tokens=TOKENS, seed=5, options=AccelerationOptions(compile=False, recompute=recompute))
+        accelerate(
+            adapted,
+            tokens=TOKENS,
+            seed=5,
+            options=AccelerationOptions(compile=False, recompute=recompute),
+        )
         gradients[recompute] = loss_and_gradients(adapted, line)[1]
     assert_same(gradients["layer"], gradients["keep"])
     assert_same(gradients["mlp"], gradients["keep"])
@@ -98,7 +127,9 @@ def test_recomputation_draws_the_masks_of_the_forward_pass():
 
 def test_evaluation_draws_nothing_and_moves_no_position():
     adapted = model(dropout=0.3)
-    acceleration = accelerate(adapted, tokens=TOKENS, seed=5, options=AccelerationOptions(compile=False))
+    acceleration = accelerate(
+        adapted, tokens=TOKENS, seed=5, options=AccelerationOptions(compile=False)
+    )
     ids = pack([row()])["input_ids"]
     adapted.eval()
     with torch.no_grad():
@@ -113,7 +144,9 @@ def test_a_packed_row_is_computed_as_if_alone(padding: int):
     rows = [row(9, 1), row(14, 2), row(5, 3)]
     line = pack(rows, padded_tokens=28 + padding)
     with torch.no_grad():
-        packed = adapted(**{name: value for name, value in line.items() if name != "labels"}).logits[0]
+        packed = adapted(
+            **{name: value for name, value in line.items() if name != "labels"}
+        ).logits[0]
         begin = 0
         for single in rows:
             alone = adapted(torch.tensor([single["input_ids"]])).logits[0]
@@ -122,7 +155,10 @@ def test_a_packed_row_is_computed_as_if_alone(padding: int):
     together = loss_and_gradients(adapted, line)
     separate = [loss_and_gradients(adapted, pack([single])) for single in rows]
     assert torch.allclose(together[0], sum(loss for loss, _ in separate), rtol=1e-5)
-    assert_same(together[1], {name: sum(gradients[name] for _, gradients in separate) for name in together[1]})
+    assert_same(
+        together[1],
+        {name: sum(gradients[name] for _, gradients in separate) for name in together[1]},
+    )
 
 
 def test_without_isolation_a_packed_row_is_computed_otherwise():
@@ -150,7 +186,13 @@ def test_a_model_without_decoder_layers_is_refused():
 
 def test_the_shape_is_read_off_the_model():
     shape = shape_of(model())
-    assert (shape.layers, shape.hidden, shape.intermediate, shape.lora_rank, shape.head_size) == (3, 32, 80, 4, 8)
+    assert (shape.layers, shape.hidden, shape.intermediate, shape.lora_rank, shape.head_size) == (
+        3,
+        32,
+        80,
+        4,
+        8,
+    )
 
 
 def compiled_codes() -> int:
@@ -167,10 +209,17 @@ def fresh_compiler():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["layer", "mlp", "keep"])
-def test_layers_share_one_compiled_code_that_computes_the_same(recompute: str, fresh_compiler: None):
+def test_layers_share_one_compiled_code_that_computes_the_same(
+    recompute: str, fresh_compiler: None
+):
     line = pack([row()])
     eager = model(dropout=0.3)
-    accelerate(eager, tokens=TOKENS, seed=5, options=AccelerationOptions(compile=False, recompute=recompute))
+    accelerate(
+        eager,
+        tokens=TOKENS,
+        seed=5,
+        options=AccelerationOptions(compile=False, recompute=recompute),
+    )
     compiled = model(dropout=0.3)
     options = AccelerationOptions(recompute=recompute, compile_backend="aot_eager_decomp_partition")
     accelerate(compiled, tokens=TOKENS, seed=5, options=options)
@@ -197,13 +246,17 @@ def test_generated_code_computes_the_same(fresh_compiler: None):
 @pytest.mark.slow
 def test_evaluation_compiles_nothing(fresh_compiler: None):
     compiled = model(dropout=0.3, layers=2)
-    accelerate(compiled, tokens=TOKENS, seed=5, options=AccelerationOptions(compile_backend="aot_eager"))
+    accelerate(
+        compiled, tokens=TOKENS, seed=5, options=AccelerationOptions(compile_backend="aot_eager")
+    )
     before = loss_and_gradients(compiled, pack([row()]))
     for length in (3, 9, 14):
         with torch.no_grad():
             compiled.eval()(torch.ones(1, length, dtype=torch.long))
     assert compiled_codes() == 1
-    assert loss_and_gradients(compiled.train(), pack([row()]))[0] != before[0], "the next step, with other masks"
+    assert loss_and_gradients(compiled.train(), pack([row()]))[0] != before[0], (
+        "the next step, with other masks"
+    )
     assert compiled_codes() == 1
 
 
@@ -211,13 +264,25 @@ def test_evaluation_compiles_nothing(fresh_compiler: None):
 def test_rounded_base_weights_compile(fresh_compiler: None):
     line = pack([row()])
     eager, compiled = model(layers=2), model(layers=2)
-    accelerate(eager, tokens=TOKENS, seed=5, options=AccelerationOptions(compile=False, base_precision="fp8"))
     accelerate(
-        compiled, tokens=TOKENS, seed=5, options=AccelerationOptions(base_precision="fp8", compile_backend="aot_eager", recompute="mlp")
+        eager,
+        tokens=TOKENS,
+        seed=5,
+        options=AccelerationOptions(compile=False, base_precision="fp8"),
+    )
+    accelerate(
+        compiled,
+        tokens=TOKENS,
+        seed=5,
+        options=AccelerationOptions(
+            base_precision="fp8", compile_backend="aot_eager", recompute="mlp"
+        ),
     )
     theirs, ours = loss_and_gradients(eager, line), loss_and_gradients(compiled, line)
     assert torch.allclose(ours[0], theirs[0], rtol=1e-3)
-    assert_same(ours[1], theirs[1], tolerance=0.1)  # a value at the border between two float8 numbers may fall either way
+    assert_same(
+        ours[1], theirs[1], tolerance=0.1
+    )  # a value at the border between two float8 numbers may fall either way
     assert compiled_codes() == 1
 
 
@@ -239,7 +304,8 @@ def test_lines_of_any_length_share_compiled_code(fresh_compiler: None):
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["layer", "mlp", "keep"])
 def test_a_layer_saves_what_the_plan_counts(recompute: str, fresh_compiler: None):
-    """bfloat16 as on a GPU. This backend keeps attention's output in two layouts where generated code keeps one: that much is allowed."""
+    """bfloat16 as on a GPU. This backend keeps attention's output in two layouts where generated
+    code keeps one: that much is allowed."""
     torch.manual_seed(0)
     config = Qwen2Config(
         hidden_size=320,
@@ -251,7 +317,9 @@ def test_a_layer_saves_what_the_plan_counts(recompute: str, fresh_compiler: None
         tie_word_embeddings=False,
     )
     base = Qwen2ForCausalLM(config).to(torch.bfloat16)
-    adapted = get_peft_model(base, LoraConfig(r=16, lora_alpha=16, lora_dropout=0.05, target_modules=PROJECTIONS)).train()
+    adapted = get_peft_model(
+        base, LoraConfig(r=16, lora_alpha=16, lora_dropout=0.05, target_modules=PROJECTIONS)
+    ).train()
     options = AccelerationOptions(recompute=recompute, compile_backend="aot_eager_decomp_partition")
     accelerate(adapted, tokens=256, seed=0, options=options)
     inner = adapted.get_base_model().model
@@ -265,7 +333,10 @@ def test_a_layer_saves_what_the_plan_counts(recompute: str, fresh_compiler: None
             saved[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    with torch.autocast("cpu", dtype=torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+    ):
         inner.layers[0](hidden, attention_mask=None, position_embeddings=angles, use_cache=False)
     per_token = sum(tensor.untyped_storage().nbytes() for tensor in saved.values()) / 256
     counted = shape_of(adapted).layer_bytes(recompute)

@@ -1,4 +1,5 @@
-"""What only a GPU has: kernels for packed rows, the choice of attention, float8 products, generated code under autocast."""
+"""What only a GPU has: kernels for packed rows, the choice of attention, float8 products, generated
+code under autocast."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def model(dropout: float = 0.0) -> torch.nn.Module:
     )
     projections = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     base = Qwen2ForCausalLM(config).to(CUDA, torch.bfloat16)
-    adapted = get_peft_model(base, LoraConfig(r=16, lora_alpha=16, lora_dropout=dropout, target_modules=projections))
+    adapted = get_peft_model(
+        base, LoraConfig(r=16, lora_alpha=16, lora_dropout=dropout, target_modules=projections)
+    )
     for name, parameter in adapted.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.02)
@@ -43,7 +46,9 @@ def row(length: int) -> dict[str, list[int]]:
     return {"input_ids": ids, "labels": ids}
 
 
-def loss_and_gradient(adapted: torch.nn.Module, line: dict[str, torch.Tensor]) -> tuple[float, torch.Tensor]:
+def loss_and_gradient(
+    adapted: torch.nn.Module, line: dict[str, torch.Tensor]
+) -> tuple[float, torch.Tensor]:
     adapted.zero_grad()
     line = {name: value.to(CUDA) for name, value in line.items()}
     labels = line.pop("labels")
@@ -51,7 +56,9 @@ def loss_and_gradient(adapted: torch.nn.Module, line: dict[str, torch.Tensor]) -
         logits = adapted(**line).logits.float()
     loss = torch.nn.functional.cross_entropy(logits[0, :-1], labels[0, 1:], reduction="sum")
     loss.backward()
-    return float(loss), torch.cat([parameter.grad.flatten() for parameter in adapted.parameters() if parameter.requires_grad])
+    return float(loss), torch.cat(
+        [parameter.grad.flatten() for parameter in adapted.parameters() if parameter.requires_grad]
+    )
 
 
 def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -60,7 +67,9 @@ def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 def test_attention_is_chosen_by_time():
     times = fastest_attention(8, 2, 128, 1024, CUDA)
-    assert SDPA in times and list(times.values()) == sorted(times.values()) and min(times.values()) > 0
+    assert (
+        SDPA in times and list(times.values()) == sorted(times.values()) and min(times.values()) > 0
+    )
 
 
 @pytest.mark.parametrize("compile", [False, True])
@@ -79,8 +88,16 @@ def test_packed_rows_are_computed_as_if_alone(compile: bool):
 def test_generated_code_computes_what_the_plain_model_does(recompute: str, attention: str):
     plain = model()
     changed = copy.deepcopy(plain)
-    accelerate(changed, tokens=256, seed=0, options=AccelerationOptions(recompute=recompute, attention=attention))
-    theirs, ours = loss_and_gradient(plain, pack([row(256)])), loss_and_gradient(changed, pack([row(256)]))
+    accelerate(
+        changed,
+        tokens=256,
+        seed=0,
+        options=AccelerationOptions(recompute=recompute, attention=attention),
+    )
+    theirs, ours = (
+        loss_and_gradient(plain, pack([row(256)])),
+        loss_and_gradient(changed, pack([row(256)])),
+    )
     assert ours[0] == pytest.approx(theirs[0], rel=2e-3)
     assert relative(ours[1], theirs[1]) < 0.03
 
@@ -90,7 +107,10 @@ def test_generated_code_draws_the_masks_of_the_uncompiled_one():
     accelerate(eager, tokens=256, seed=5, options=AccelerationOptions(compile=False))
     accelerate(compiled, tokens=256, seed=5)
     for _ in range(2):
-        theirs, ours = loss_and_gradient(eager, pack([row(256)])), loss_and_gradient(compiled, pack([row(256)]))
+        theirs, ours = (
+            loss_and_gradient(eager, pack([row(256)])),
+            loss_and_gradient(compiled, pack([row(256)])),
+        )
         assert ours[0] == pytest.approx(theirs[0], rel=2e-3)
         assert relative(ours[1], theirs[1]) < 0.03
 
@@ -101,7 +121,11 @@ def test_float8_products_are_those_that_other_devices_imitate():
     results = {}
     for device in ("cpu", "cuda"):
         rounded = Fp8Linear(linear.to(device))
-        x = torch.randn(64, 256, generator=torch.Generator().manual_seed(1)).to(device, torch.bfloat16).requires_grad_()
+        x = (
+            torch.randn(64, 256, generator=torch.Generator().manual_seed(1))
+            .to(device, torch.bfloat16)
+            .requires_grad_()
+        )
         out = rounded(x)
         out.float().square().sum().backward()
         results[device] = out.float().cpu().detach(), x.grad.float().cpu()

@@ -1,4 +1,5 @@
-"""What leaves training: an adapter that vLLM takes, merged weights only where they agree, and a card that tells the run."""
+"""What leaves training: an adapter that vLLM takes, merged weights only where they agree, and a
+card that tells the run."""
 
 from __future__ import annotations
 
@@ -15,19 +16,31 @@ import yaml
 
 from kernels_eval.errors import EvalError, UsageError
 from tasks.sources.small_model import build_small_model, load_causal_model, load_tokenizer
-from tasks.training.adapter import MERGE, WEIGHTS, AdapterFacts, MergeCheck, check_adapter, compare, merge_adapter
+from tasks.training.adapter import (
+    MERGE,
+    WEIGHTS,
+    AdapterFacts,
+    MergeCheck,
+    check_adapter,
+    compare,
+    merge_adapter,
+)
 from tasks.training.card import CardFacts, card, sources_of, write_card
 from tasks.training.evaluation import HeldOutLoss
 from tasks.training.recipe import PROJECTIONS, TrainingRecipe
 
 TEXT = "Write a kernel that adds one to every element of a tensor.\n" + "x = x + 1\n" * 40
 PROBES = [TEXT, "<think>\nFour at a time.\n</think>\n\nclass ModelNew: pass"]
-PYTHON = os.environ.get("CONCUR_VLLM_PYTHON") or Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
+PYTHON = (
+    os.environ.get("CONCUR_VLLM_PYTHON")
+    or Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
+)
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base model in bfloat16, as the models are that are trained on: what is merged into it is rounded."""
+    """A base model in bfloat16, as the models are that are trained on: what is merged into it is
+    rounded."""
     import torch
 
     plain = build_small_model(tmp_path_factory.mktemp("models") / "plain", PROBES)
@@ -40,13 +53,23 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def make(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     def make(*, scale: float = 1.0, untrained: bool = False, **changes: Any) -> Path:
-        """A LoRA adapter of rank 32 on the seven projections with random matrices; `scale` is by how much it changes the model."""
+        """A LoRA adapter of rank 32 on the seven projections with random matrices; `scale` is by
+        how much it changes the model."""
         import torch
         from peft import LoraConfig, get_peft_model
 
         torch.manual_seed(0)
-        settings = {"r": 32, "lora_alpha": 32, "target_modules": list(PROJECTIONS), "task_type": "CAUSAL_LM", **changes}
-        model = get_peft_model(load_causal_model(base, dtype=torch.float32), LoraConfig(init_lora_weights=untrained, **settings))
+        settings = {
+            "r": 32,
+            "lora_alpha": 32,
+            "target_modules": list(PROJECTIONS),
+            "task_type": "CAUSAL_LM",
+            **changes,
+        }
+        model = get_peft_model(
+            load_causal_model(base, dtype=torch.float32),
+            LoraConfig(init_lora_weights=untrained, **settings),
+        )
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if "lora_B" in name:
@@ -63,17 +86,21 @@ def adapter(make: Callable[..., Path]) -> Path:
     return make()
 
 
-# -- the directory ------------------------------------------------------------------------------------------------------------------
+# -- the directory ---------------------------------------------------------------------------------
 
 
 def test_an_adapter_of_ours_is_told_as_it_is(base: Path, adapter: Path) -> None:
     facts = check_adapter(adapter, base_model=str(base))
     assert (facts.base_model, facts.rank, facts.alpha) == (str(base), 32, 32.0)
-    assert set(facts.target_modules) == set(PROJECTIONS) and facts.modules == 2 * 7, "seven projections in each of two layers"
+    assert set(facts.target_modules) == set(PROJECTIONS) and facts.modules == 2 * 7, (
+        "seven projections in each of two layers"
+    )
     shape = json.loads((base / "config.json").read_text())
     hidden, wide = shape["hidden_size"], shape["intermediate_size"]
     keys = hidden * shape["num_key_value_heads"] // shape["num_attention_heads"]
-    pairs = 2 * (hidden + hidden) + 2 * (hidden + keys) + 3 * (hidden + wide)  # q and o, k and v, gate, up and down
+    pairs = (
+        2 * (hidden + hidden) + 2 * (hidden + keys) + 3 * (hidden + wide)
+    )  # q and o, k and v, gate, up and down
     assert facts.parameters == 2 * 32 * pairs
     assert facts.size_bytes == (adapter / WEIGHTS).stat().st_size
 
@@ -90,7 +117,9 @@ def test_an_adapter_of_ours_is_told_as_it_is(base: Path, adapter: Path) -> None:
         ({"untrained": True}, "changes nothing"),
     ],
 )
-def test_what_vllm_refuses_and_what_does_nothing_is_found_here(make: Callable[..., Path], changes: dict[str, Any], said: str) -> None:
+def test_what_vllm_refuses_and_what_does_nothing_is_found_here(
+    make: Callable[..., Path], changes: dict[str, Any], said: str
+) -> None:
     with pytest.raises(UsageError, match=said):
         check_adapter(make(**changes))
 
@@ -111,7 +140,10 @@ def test_damaged_foreign_and_diverged_adapters_are_refused(adapter: Path, tmp_pa
         ({"base_model.model.lm_head.weight": torch.ones(2)}, "no matrix of a LoRA module"),
         ({name: None}, "no pair of matrices"),
     ):
-        save_file({key: value for key, value in {**tensors, **change}.items() if value is not None}, broken / WEIGHTS)
+        save_file(
+            {key: value for key, value in {**tensors, **change}.items() if value is not None},
+            broken / WEIGHTS,
+        )
         with pytest.raises(UsageError, match=said):
             check_adapter(broken)
     (broken / WEIGHTS).write_bytes((adapter / WEIGHTS).read_bytes()[:1000])
@@ -119,11 +151,13 @@ def test_damaged_foreign_and_diverged_adapters_are_refused(adapter: Path, tmp_pa
         check_adapter(broken)
 
 
-# -- merged weights -----------------------------------------------------------------------------------------------------------------
+# -- merged weights --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_merged_weights_answer_as_base_and_adapter_do(base: Path, adapter: Path, tmp_path: Path, dtype: Any) -> None:
+def test_merged_weights_answer_as_base_and_adapter_do(
+    base: Path, adapter: Path, tmp_path: Path, dtype: Any
+) -> None:
     import torch
     from peft import PeftModel
 
@@ -133,25 +167,45 @@ def test_merged_weights_answer_as_base_and_adapter_do(base: Path, adapter: Path,
     tokenizer = load_tokenizer(out)
     merged = load_causal_model(out, dtype=torch.float32)
     assert next(load_causal_model(out, dtype="auto").parameters()).dtype == getattr(torch, dtype)
-    apart = PeftModel.from_pretrained(load_causal_model(base, dtype=torch.float32), str(adapter)).eval()
+    apart = PeftModel.from_pretrained(
+        load_causal_model(base, dtype=torch.float32), str(adapter)
+    ).eval()
     encoded = tokenizer(TEXT, return_tensors="pt", add_special_tokens=False)
     with torch.inference_mode():
         distance = (merged(**encoded).logits - apart(**encoded).logits).abs().max()
-        moved = (apart(**encoded).logits - load_causal_model(base, dtype=torch.float32)(**encoded).logits).abs().max()
-    assert 0 < distance <= check.difference_max and distance < 0.2 * moved, "and it is not the base model"
+        moved = (
+            (
+                apart(**encoded).logits
+                - load_causal_model(base, dtype=torch.float32)(**encoded).logits
+            )
+            .abs()
+            .max()
+        )
+    assert 0 < distance <= check.difference_max and distance < 0.2 * moved, (
+        "and it is not the base model"
+    )
     assert MergeCheck.model_validate_json((out / MERGE).read_text()) == check and check.agrees
-    assert check.positions == sum(len(load_tokenizer(base)(text)["input_ids"]) for text in PROBES) and check.same_top_token > 0.9
+    assert (
+        check.positions == sum(len(load_tokenizer(base)(text)["input_ids"]) for text in PROBES)
+        and check.same_top_token > 0.9
+    )
 
 
-def test_an_adapter_too_weak_for_bfloat16_is_not_published_merged(base: Path, make: Callable[..., Path], tmp_path: Path) -> None:
+def test_an_adapter_too_weak_for_bfloat16_is_not_published_merged(
+    base: Path, make: Callable[..., Path], tmp_path: Path
+) -> None:
     weak = make(scale=1e-3)
-    with pytest.raises(EvalError, match="merged weights in bfloat16 are not published.*merge in float32"):
+    with pytest.raises(
+        EvalError, match="merged weights in bfloat16 are not published.*merge in float32"
+    ):
         merge_adapter(base, weak, tmp_path / "merged", PROBES, dtype="bfloat16")
     assert list(tmp_path.iterdir()) == [], "nothing is left, under any name"
     assert merge_adapter(base, weak, tmp_path / "merged", PROBES, dtype="float32").agrees
 
 
-def test_a_merge_needs_a_new_directory_and_a_probe(base: Path, adapter: Path, tmp_path: Path) -> None:
+def test_a_merge_needs_a_new_directory_and_a_probe(
+    base: Path, adapter: Path, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match="exists"):
         merge_adapter(base, adapter, tmp_path, PROBES)
     with pytest.raises(UsageError, match="no probe"):
@@ -170,10 +224,12 @@ def test_the_figures_are_those_of_the_logits() -> None:
     p = torch.softmax(apart[1].double(), 0)
     q = torch.softmax(merged[1].double(), 0)
     assert check.kl_nats == pytest.approx(float((p * (p / q).log()).sum()) / 2)
-    assert not compare([apart], [apart], [apart + 1e-9], dtype="float32", tolerance=1.0).agrees, "no effect: nothing to agree with"
+    assert not compare([apart], [apart], [apart + 1e-9], dtype="float32", tolerance=1.0).agrees, (
+        "no effect: nothing to agree with"
+    )
 
 
-# -- the card -----------------------------------------------------------------------------------------------------------------------
+# -- the card --------------------------------------------------------------------------------------
 
 
 CHECK = MergeCheck(
@@ -190,7 +246,13 @@ FACTS = CardFacts(
     name="night-12",
     base_model="Qwen/QwQ-32B",
     adapter=AdapterFacts(
-        base_model="x", rank=32, alpha=32, target_modules=("q_proj", "v_proj"), modules=128, parameters=1_000_000, size_bytes=4_200_000
+        base_model="x",
+        rank=32,
+        alpha=32,
+        target_modules=("q_proj", "v_proj"),
+        modules=128,
+        parameters=1_000_000,
+        size_bytes=4_200_000,
     ),
     recipe=TrainingRecipe().model_dump(mode="json"),
     sources=sources_of(TrainingRecipe()),
@@ -204,7 +266,9 @@ FACTS = CardFacts(
     seconds=41_000,
     loss_first=0.61234,
     loss_last=0.48768,
-    held_out=tuple(HeldOutLoss(step=612 * epoch, epoch=epoch, loss=0.71 - 0.05 * epoch) for epoch in range(3)),
+    held_out=tuple(
+        HeldOutLoss(step=612 * epoch, epoch=epoch, loss=0.71 - 0.05 * epoch) for epoch in range(3)
+    ),
     merged=CHECK,
     tools={"peft": "0.21.2"},
 )
@@ -226,7 +290,10 @@ def test_a_card_tells_the_run(tmp_path: Path) -> None:
         "| 1224 | 2 | 0.6100 |",
         "4,892 rows of the curated snapshot `c0ffee`, chosen by the strategy `concur`",
         "1 empty_answer, 12 overlong",
-        "vllm serve Qwen/QwQ-32B --enable-lora --max-lora-rank 32 --lora-modules night-12=DIRECTORY",
+        (
+            "vllm serve Qwen/QwQ-32B --enable-lora --max-lora-rank 32 --lora-modules"
+            " night-12=DIRECTORY"
+        ),
         "PeftModel.from_pretrained",
         "| `lora_rank` | `32` | paper, training setup: r = 32",
         "2.50% of that",
@@ -246,25 +313,47 @@ def test_a_value_that_is_not_the_default_is_not_told_as_the_papers() -> None:
 def test_a_card_leaves_out_what_is_not_known_and_tells_no_path(tmp_path: Path) -> None:
     base = tmp_path / "models" / "small-1a2b"
     base.mkdir(parents=True)
-    facts = FACTS.model_copy(update={"base_model": str(base), "held_out": (), "merged": None, "dropped": {}, "strategy": None, "tools": {}})
+    facts = FACTS.model_copy(
+        update={
+            "base_model": str(base),
+            "held_out": (),
+            "merged": None,
+            "dropped": {},
+            "strategy": None,
+            "tools": {},
+        }
+    )
     front, body = parts(card(facts.model_copy(update={"recipe": {"lora_rank": 32}})))
     assert "base_model" not in front and str(tmp_path) not in body and "`small-1a2b`" in body
-    assert "No tasks were held out." in body and "Merged" not in body and "not trained on" not in body and "strategy" not in body
+    assert (
+        "No tasks were held out." in body
+        and "Merged" not in body
+        and "not trained on" not in body
+        and "strategy" not in body
+    )
 
 
-@pytest.mark.parametrize("name", ["a|b", "x`y", "---\nbase_model: other", "$(rm -rf .)", "<script>"])
+@pytest.mark.parametrize(
+    "name", ["a|b", "x`y", "---\nbase_model: other", "$(rm -rf .)", "<script>"]
+)
 def test_a_name_breaks_neither_the_front_matter_nor_the_command(name: str) -> None:
     import shlex
 
     front, body = parts(card(FACTS.model_copy(update={"name": name, "base_model": name})))
     assert "base_model" not in front
-    command = next(line for line in body.splitlines() if line.startswith("vllm serve")) if "\n" not in name else None
+    command = (
+        next(line for line in body.splitlines() if line.startswith("vllm serve"))
+        if "\n" not in name
+        else None
+    )
     if command:
         assert shlex.split(command)[-1] == f"{name}=DIRECTORY"
-    assert "<script>" not in re.sub(r"```.*?```|`[^`]*`", "", body, flags=re.DOTALL), "outside of code, text is no markup"
+    assert "<script>" not in re.sub(r"```.*?```|`[^`]*`", "", body, flags=re.DOTALL), (
+        "outside of code, text is no markup"
+    )
 
 
-# -- a real vLLM --------------------------------------------------------------------------------------------------------------------
+# -- a real vLLM -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -272,7 +361,13 @@ def ray_without_gpus() -> Iterator[None]:
     import ray
 
     ray.shutdown()
-    ray.init(num_cpus=1, num_gpus=0, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    ray.init(
+        num_cpus=1,
+        num_gpus=0,
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=False,
+    )
     yield
     ray.shutdown()
 
@@ -283,7 +378,8 @@ def ray_without_gpus() -> Iterator[None]:
 def test_vllm_serves_an_adapter_that_passed_by_its_name_and_the_merged_weights_answer_alike(
     ray_without_gpus: None, base: Path, adapter: Path, tmp_path: Path
 ) -> None:
-    """Greedy, in float32: under its name vLLM says what the merged files say in transformers, and not what the base model says."""
+    """Greedy, in float32: under its name vLLM says what the merged files say in transformers, and
+    not what the base model says."""
     from kernels_eval.records import KernelTask, Language, SamplingParams
     from tasks.synthesis.config import ServerConfig
     from tasks.synthesis.local import TransformersSampler
@@ -294,9 +390,23 @@ def test_vllm_serves_an_adapter_that_passed_by_its_name_and_the_merged_weights_a
     merge_adapter(base, adapter, tmp_path / "merged", PROBES, dtype="float32")
     task = KernelTask(task_id="t", name="t", code="class Model: pass")
     sampling = SamplingParams(temperature=0.0, max_tokens=12)
-    request = Request(request_key="r", task=task, language=Language.CPP, prompt=TEXT, sample_index=0, sampling=sampling)
-    config = ServerConfig(python=str(PYTHON), env={"VLLM_NO_USAGE_STATS": "1"}, max_num_seqs=2, args=["--dtype", "float32"])
-    served = VllmSampler(str(base), "small", config, adapters={"tuned": adapter}, logs=tmp_path / "logs")
+    request = Request(
+        request_key="r",
+        task=task,
+        language=Language.CPP,
+        prompt=TEXT,
+        sample_index=0,
+        sampling=sampling,
+    )
+    config = ServerConfig(
+        python=str(PYTHON),
+        env={"VLLM_NO_USAGE_STATS": "1"},
+        max_num_seqs=2,
+        args=["--dtype", "float32"],
+    )
+    served = VllmSampler(
+        str(base), "small", config, adapters={"tuned": adapter}, logs=tmp_path / "logs"
+    )
     said: dict[str, str] = {}
     try:
         for name in ("small", "tuned"):

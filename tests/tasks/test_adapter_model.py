@@ -1,4 +1,5 @@
-"""A registered adapter has a signature and answers under it, loaded by MLflow alone from the registry."""
+"""A registered adapter has a signature and answers under it, loaded by MLflow alone from the
+registry."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(0)
-    config = LoraConfig(r=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False, task_type="CAUSAL_LM"
+    )
     directory = tmp_path_factory.mktemp("run") / "adapter"
     get_peft_model(load_causal_model(base, dtype=torch.float32), config).save_pretrained(directory)
     return directory
@@ -35,40 +38,66 @@ def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def greedy(base: Path, adapter: Path | None, tokens: int) -> str:
     import torch
 
-    tokenizer, model = load_tokenizer(base), load_causal_model(base, dtype=torch.float32, adapter=adapter)
-    text = tokenizer.apply_chat_template([{"role": "user", "content": PROMPT}], tokenize=False, add_generation_prompt=True)
+    tokenizer, model = (
+        load_tokenizer(base),
+        load_causal_model(base, dtype=torch.float32, adapter=adapter),
+    )
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": PROMPT}], tokenize=False, add_generation_prompt=True
+    )
     encoded = tokenizer(text, return_tensors="pt", add_special_tokens=False)
     out = model.generate(**encoded, do_sample=False, max_new_tokens=tokens)
     return tokenizer.decode(out[0, encoded["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
-def test_the_registry_gives_back_a_model_that_answers(base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_registry_gives_back_a_model_that_answers(
+    base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import mlflow
     import pandas as pd
 
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     before = {path.name: path.read_bytes() for path in adapter.iterdir()}
-    record: dict[str, Any] = {"run_fingerprint": "f", "run_name": "tiny", "adapter_dir": adapter, "base_model": str(base)}
+    record: dict[str, Any] = {
+        "run_fingerprint": "f",
+        "run_name": "tiny",
+        "adapter_dir": adapter,
+        "base_model": str(base),
+    }
     run_id = log_run(
         RunRecord(**record, registered_model="concur-tiny", lineage={"concur.curated": "c0ffee"}),
         tracking_uri=uri,
         artifact_root=None,
         experiment="concur",
     )
-    assert {path.name: path.read_bytes() for path in adapter.iterdir()} == before, "the snapshot's own folder is not touched"
+    assert {path.name: path.read_bytes() for path in adapter.iterdir()} == before, (
+        "the snapshot's own folder is not touched"
+    )
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", uri)
     info = mlflow.models.get_model_info("models:/concur-tiny/1")
-    assert info.signature == signature() and info.run_id == run_id and info.metadata == {"concur.curated": "c0ffee"}
+    assert (
+        info.signature == signature()
+        and info.run_id == run_id
+        and info.metadata == {"concur.curated": "c0ffee"}
+    )
     assert info.flavors["concur_lora"]["base_model"] == str(base)
 
     loaded = mlflow.pyfunc.load_model("models:/concur-tiny/1")
-    answered = loaded.predict(pd.DataFrame({"prompt": [PROMPT, PROMPT]}), params={"max_new_tokens": 12})
-    assert list(answered.columns) == ["response"] and answered["response"].to_list() == [greedy(base, adapter, 12)] * 2
+    answered = loaded.predict(
+        pd.DataFrame({"prompt": [PROMPT, PROMPT]}), params={"max_new_tokens": 12}
+    )
+    assert (
+        list(answered.columns) == ["response"]
+        and answered["response"].to_list() == [greedy(base, adapter, 12)] * 2
+    )
     assert greedy(base, adapter, 12) != greedy(base, None, 12)
     drawn = {"max_new_tokens": 12, "temperature": 1.5}
     first, again, other = (
-        loaded.predict(pd.DataFrame({"prompt": [PROMPT]}), params={**drawn, "seed": seed})["response"][0] for seed in (1, 1, 2)
+        loaded.predict(pd.DataFrame({"prompt": [PROMPT]}), params={**drawn, "seed": seed})[
+            "response"
+        ][0]
+        for seed in (1, 1, 2)
     )
     assert first == again != other
     with pytest.raises(mlflow.exceptions.MlflowException, match="prompt"):

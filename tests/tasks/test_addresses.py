@@ -1,4 +1,5 @@
-"""Which server gets the next request, by a clock of the test's; and the client over several real servers."""
+"""Which server gets the next request, by a clock of the test's; and the client over several real
+servers."""
 
 from __future__ import annotations
 
@@ -49,13 +50,17 @@ def test_one_that_failed_rests_for_longer_each_time_and_comes_back_on_trial() ->
     clock.now += 0.2
     trial = take(addresses)
     assert trial.url == "a"
-    assert [take(addresses).url for _ in range(3)] == ["b"] * 3, "one request tries it; the others do not wait for what it finds"
+    assert [take(addresses).url for _ in range(3)] == ["b"] * 3, (
+        "one request tries it; the others do not wait for what it finds"
+    )
     addresses.release(trial, transport_fault=True)
     clock.now += 1.5
     assert take(addresses).url == "b", "its second rest lasts two seconds"
     clock.now += 0.6
     addresses.release(take(addresses))
-    assert [take(addresses).url for _ in range(5)] == ["a"] * 5, "after an answer it is one of them again"
+    assert [take(addresses).url for _ in range(5)] == ["a"] * 5, (
+        "after an answer it is one of them again"
+    )
 
 
 def test_where_all_rest_the_first_to_wake_is_given() -> None:
@@ -76,9 +81,13 @@ def test_parked_addresses_are_waited_for_and_a_fault_reaches_everybody() -> None
         waiting = [asyncio.create_task(addresses.take()) for _ in range(3)]
         await asyncio.sleep(0)
         assert not any(task.done() for task in waiting)
-        thread = threading.Thread(target=addresses.put, args=(0, "a"))  # an owner's thread knows no event loop
+        thread = threading.Thread(
+            target=addresses.put, args=(0, "a")
+        )  # an owner's thread knows no event loop
         thread.start()
-        found = [address.url for address in await asyncio.wait_for(asyncio.gather(*waiting), timeout=5)]
+        found = [
+            address.url for address in await asyncio.wait_for(asyncio.gather(*waiting), timeout=5)
+        ]
         addresses.park(0)
         waiting = [asyncio.create_task(addresses.take()) for _ in range(2)]
         await asyncio.sleep(0)
@@ -100,15 +109,23 @@ def test_an_address_keeps_its_count_until_it_is_parked() -> None:
     assert take(addresses) is taken and taken.in_flight == 2
     addresses.park("r")
     addresses.put("r", "a")
-    assert take(addresses) is not taken, "what is still in flight at the one before is not this one's"
+    assert take(addresses) is not taken, (
+        "what is still in flight at the one before is not this one's"
+    )
 
 
-# --- the client -------------------------------------------------------------------------------------------------------------------
+# --- the client
+# --------------------------------------------------------------------------------------------------
 
 
 def ask_several(urls: list[str], count: int, **options: object) -> list[str]:
     sampler = client(urls, **options)
-    return sorted(response.text for response in sampler.sample([request(user_task(), index, prompt=f"{index}") for index in range(count)]))
+    return sorted(
+        response.text
+        for response in sampler.sample(
+            [request(user_task(), index, prompt=f"{index}") for index in range(count)]
+        )
+    )
 
 
 def echo(number: int, body: dict) -> Answer:
@@ -141,7 +158,8 @@ def test_a_dead_address_costs_no_request_and_no_pause() -> None:
 
 
 def test_a_server_that_drops_what_it_holds_loses_nothing() -> None:
-    """Ten requests are lost with the connections that carried them; each gets its answer from the other one."""
+    """Ten requests are lost with the connections that carried them; each gets its answer from the
+    other one."""
     together = threading.Barrier(10)
 
     def drop(number: int, body: dict) -> Answer:
@@ -163,7 +181,10 @@ def test_where_all_are_dead_the_attempts_end() -> None:
 
 
 def test_a_refusal_names_the_address_that_refused() -> None:
-    with serving(echo) as fine, serving(lambda number, body: (404, {"error": {"message": "no"}})) as strange:
+    with (
+        serving(echo) as fine,
+        serving(lambda number, body: (404, {"error": {"message": "no"}})) as strange,
+    ):
         with pytest.raises(UsageError, match="HTTP 404") as caught:
             ask_several([fine.url, strange.url], 8, concurrency=2)
     assert strange.url in str(caught.value) and fine.url not in str(caught.value)

@@ -1,4 +1,5 @@
-"""An endpoint's key from a Prefect secret block: with a real Prefect, inside of a task and outside, and nowhere that it could be read."""
+"""An endpoint's key from a Prefect secret block: with a real Prefect, inside of a task and outside,
+and nowhere that it could be read."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ import pytest
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import KernelTask, Language
 from tasks.policy import secret
-from tasks.schemas import TASKS
-from tasks.store import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot, SnapshotRef
 from tasks.synthesis import stage
 from tasks.synthesis.config import SynthesisConfig
+from tasks.tables import TASKS
 from tests.support.chat_server import Answer, Server, completion, serving
 
 KEY = "sk-from-a-block-0123456789"
@@ -33,7 +34,10 @@ def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
     home = tmp_path_factory.mktemp("prefect")
     updates = {settings.PREFECT_HOME: home, settings.PREFECT_LOCAL_STORAGE_PATH: home / "storage"}
-    with settings.temporary_settings(updates=updates), prefect_test_harness(server_startup_timeout=120):
+    with (
+        settings.temporary_settings(updates=updates),
+        prefect_test_harness(server_startup_timeout=120),
+    ):
         Secret(value=KEY + "\n").save("endpoint", _sync=True)  # as a file or a prompt gives it
         Secret(value={"key": KEY}).save("a-mapping", _sync=True)
         Secret(value=" ").save("blank", _sync=True)
@@ -73,13 +77,16 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
 @pytest.fixture
 def tasks(tmp_path: Path) -> SnapshotRef:
     snapshot = Snapshot(str(tmp_path / "root"), "tasks", "one")
-    snapshot.append([KernelTask(task_id="t/0", name="t0", code="# 0").model_dump(mode="json")], TASKS)
+    snapshot.append(
+        [KernelTask(task_id="t/0", name="t0", code="# 0").model_dump(mode="json")], TASKS
+    )
     return snapshot.publish(config={}, rows=1).ref
 
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Every message that this process logs, at any level: Prefect takes handlers away and sets levels where a flow begins."""
+    """Every message that this process logs, at any level: Prefect takes handlers away and sets
+    levels where a flow begins."""
     messages: list[str] = []
     make = logging.getLogRecordFactory()
 
@@ -95,11 +102,18 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def config(endpoint: Endpoint, block: str | None = "endpoint") -> SynthesisConfig:
-    return SynthesisConfig(sampler="openai", model="m", base_url=endpoint.url, api_key_block=block, samples_per_task=1)
+    return SynthesisConfig(
+        sampler="openai", model="m", base_url=endpoint.url, api_key_block=block, samples_per_task=1
+    )
 
 
 def test_the_whole_stage_as_a_plain_call_and_as_a_prefect_task(
-    endpoint: Endpoint, tasks: SnapshotRef, tmp_path: Path, prefect_home: Path, said: list[str], capfd: pytest.CaptureFixture[str]
+    endpoint: Endpoint,
+    tasks: SnapshotRef,
+    tmp_path: Path,
+    prefect_home: Path,
+    said: list[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     from prefect import flow
 
@@ -119,17 +133,29 @@ def test_the_whole_stage_as_a_plain_call_and_as_a_prefect_task(
     assert any(endpoint.url in message for message in said), "the list is real"
     assert [message for message in said if KEY in message] == []
     assert KEY not in "".join(capfd.readouterr())
-    written = [path for folder in (tmp_path, prefect_home / "storage") for path in folder.rglob("*") if path.is_file()]
+    written = [
+        path
+        for folder in (tmp_path, prefect_home / "storage")
+        for path in folder.rglob("*")
+        if path.is_file()
+    ]
     assert any(path.suffix == ".parquet" for path in written)
     assert [path for path in written if KEY.encode() in path.read_bytes()] == []
 
 
-def test_where_the_key_lies_does_not_matter_to_the_snapshot(endpoint: Endpoint, tasks: SnapshotRef) -> None:
-    found = {stage.planned(tasks, config(endpoint, block), Language.CUDA).fingerprint for block in (None, "endpoint", "elsewhere")}
+def test_where_the_key_lies_does_not_matter_to_the_snapshot(
+    endpoint: Endpoint, tasks: SnapshotRef
+) -> None:
+    found = {
+        stage.planned(tasks, config(endpoint, block), Language.CUDA).fingerprint
+        for block in (None, "endpoint", "elsewhere")
+    }
     assert len(found) == 1
 
 
-def test_a_key_that_the_endpoint_refuses_is_put_right_in_the_block(endpoint: Endpoint, tasks: SnapshotRef) -> None:
+def test_a_key_that_the_endpoint_refuses_is_put_right_in_the_block(
+    endpoint: Endpoint, tasks: SnapshotRef
+) -> None:
     from prefect.blocks.system import Secret
 
     Secret(value="sk-expired-0123456789").save("expired", _sync=True)
@@ -140,7 +166,9 @@ def test_a_key_that_the_endpoint_refuses_is_put_right_in_the_block(endpoint: End
 
 
 @pytest.mark.parametrize("block", ["nowhere", "a-mapping", "blank", "no such name!"])
-def test_a_block_that_holds_no_key_is_one_line_with_the_fix(endpoint: Endpoint, tasks: SnapshotRef, block: str) -> None:
+def test_a_block_that_holds_no_key_is_one_line_with_the_fix(
+    endpoint: Endpoint, tasks: SnapshotRef, block: str
+) -> None:
     with pytest.raises(UsageError) as caught:
         stage.run(tasks, config(endpoint, block), Language.CUDA)
     assert f"no secret block {block!r}" in str(caught.value) and "\n" not in str(caught.value)
@@ -158,6 +186,9 @@ def test_a_caller_with_an_event_loop_gets_the_text_too() -> None:
 def test_a_prefect_that_does_not_answer_is_a_fault_that_may_be_tried_again() -> None:
     from prefect import settings
 
-    with settings.temporary_settings(updates={settings.PREFECT_API_URL: "http://127.0.0.1:9/api"}), pytest.raises(EvalError) as caught:
+    with (
+        settings.temporary_settings(updates={settings.PREFECT_API_URL: "http://127.0.0.1:9/api"}),
+        pytest.raises(EvalError) as caught,
+    ):
         secret("endpoint")
     assert not isinstance(caught.value, UsageError) and "could not be asked" in str(caught.value)

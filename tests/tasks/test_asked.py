@@ -1,4 +1,5 @@
-"""Requests are made when they are read: the same each time, without what is done, and no further ahead than answers are taken."""
+"""Requests are made when they are read: the same each time, without what is done, and no further
+ahead than answers are taken."""
 
 from __future__ import annotations
 
@@ -7,24 +8,29 @@ from pathlib import Path
 import pytest
 
 from kernels_eval.records import KernelTask, Language
-from tasks.schemas import TASKS
-from tasks.store import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot, SnapshotRef
 from tasks.synthesis import asked as asked_module
 from tasks.synthesis.asked import Asked, Speed
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.sampler import Response
+from tasks.tables import TASKS
 
 
 @pytest.fixture
 def tasks(tmp_path: Path) -> SnapshotRef:
     snapshot = Snapshot(str(tmp_path), "tasks", "three")
-    rows = [KernelTask(task_id=f"t/{n}", name=f"t{n}", code=f"# {n}").model_dump(mode="json") for n in range(3)]
+    rows = [
+        KernelTask(task_id=f"t/{n}", name=f"t{n}", code=f"# {n}").model_dump(mode="json")
+        for n in range(3)
+    ]
     snapshot.append(rows, TASKS)
     return snapshot.publish(config={}, rows=3).ref
 
 
 def asked(tasks: SnapshotRef, **changes: object) -> Asked:
-    config = SynthesisConfig(sampler="openai", model="m", base_url="http://h/v1", samples_per_task=4, **changes)
+    config = SynthesisConfig(
+        sampler="openai", model="m", base_url="http://h/v1", samples_per_task=4, **changes
+    )
     return Asked(tasks, config, Language.CUDA, "m")
 
 
@@ -34,7 +40,9 @@ def test_each_reading_gives_the_same_requests_in_the_order_of_tasks(tasks: Snaps
     assert first == list(requests) == [requests[request.request_key] for request in first]
     assert [request.task.task_id for request in first] == ["t/0"] * 4 + ["t/1"] * 4 + ["t/2"] * 4
     assert len(requests) == len({request.request_key for request in first}) == 12
-    assert [request.sampling.seed for request in first[:4]] == [first[0].sampling.seed + index for index in range(4)]
+    assert [request.sampling.seed for request in first[:4]] == [
+        first[0].sampling.seed + index for index in range(4)
+    ]
 
 
 def test_what_is_done_is_left_out_and_a_key_names_what_was_asked(tasks: SnapshotRef) -> None:
@@ -46,7 +54,9 @@ def test_what_is_done_is_left_out_and_a_key_names_what_was_asked(tasks: Snapshot
     assert requests.keys == asked(tasks, concurrency=3).keys
 
 
-def test_a_progress_line_tells_tokens_and_time_once_there_is_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_progress_line_tells_tokens_and_time_once_there_is_a_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = [100.0]
     monkeypatch.setattr(asked_module.time, "monotonic", lambda: now[0])
     speed = Speed()

@@ -1,4 +1,5 @@
-"""Scores against two baselines: eager PyTorch always, torch.compile where verdicts were timed against it, nothing guessed."""
+"""Scores against two baselines: eager PyTorch always, torch.compile where verdicts were timed
+against it, nothing guessed."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ from flows.benchmark import Benchmarked
 from flows.score import markdown_of, score_table
 from flows.track import model_records
 from kernels_eval.records import CompiledBaseline, Language, Status, Timing, Verdict
-from tasks.benchmark.report.markdown import to_markdown
-from tasks.benchmark.report.records import ReportContext
 from tasks.benchmark.samples import baselines_of, uncompiled_tasks
 from tasks.benchmark.scoring import GEOMETRIC_MEAN, ScoreRow, distribution, score
 from tasks.benchmark.stage import SCORES, Answers, scores_of
-from tasks.schemas import VERDICTS
-from tasks.store import Snapshot
+from tasks.reporting.markdown import to_markdown
+from tasks.reporting.records import ReportContext
+from tasks.store.snapshot import Snapshot
+from tasks.tables import VERDICTS
 
 ASKED: dict[str, Any] = {"ks": (1,), "ps": (0.0, 1.0), "resamples": 100}
 NO_BASELINE = CompiledBaseline(mode="default", compile_s=3.0, why_not="it does not compile")
@@ -29,17 +30,31 @@ NO_BASELINE = CompiledBaseline(mode="default", compile_s=3.0, why_not="it does n
 def against(speedup: float | None) -> CompiledBaseline:
     if speedup is None:
         return NO_BASELINE
-    numbers = {"reference_ms": speedup, "speedup": speedup, "speedup_lower": 0.9 * speedup, "speedup_upper": 1.1 * speedup}
+    numbers = {
+        "reference_ms": speedup,
+        "speedup": speedup,
+        "speedup_lower": 0.9 * speedup,
+        "speedup_upper": 1.1 * speedup,
+    }
     return CompiledBaseline(mode="default", graphs=1, compile_s=3.0, drift=0.0, **numbers)
 
 
-def verdict(task: str, number: int, eager: float | None, compiled: CompiledBaseline | None = None) -> Verdict:
+def verdict(
+    task: str, number: int, eager: float | None, compiled: CompiledBaseline | None = None
+) -> Verdict:
     """Correct with this speedup against eager PyTorch; wrong where it is None."""
     status = (Status.CORRECT, "ok") if eager else (Status.INCORRECT, "wrong_output")
     timing = eager and Timing(
-        reference_ms=eager, candidate_ms=1.0, speedup=eager, speedup_lower=eager, speedup_upper=eager, pairs=9, calls_per_sample=1,
-        clock_bound_ms=1.0, compiled=compiled,
-    )  # fmt: skip
+        reference_ms=eager,
+        candidate_ms=1.0,
+        speedup=eager,
+        speedup_lower=eager,
+        speedup_upper=eager,
+        pairs=9,
+        calls_per_sample=1,
+        clock_bound_ms=1.0,
+        compiled=compiled,
+    )
     return Verdict(
         candidate_id=f"{task}#{number}",
         task_id=task,
@@ -52,18 +67,31 @@ def verdict(task: str, number: int, eager: float | None, compiled: CompiledBasel
 
 
 def stored(path: Path, verdicts: list[Verdict], schema: pa.Schema = VERDICTS) -> Path:
-    pq.write_table(pa.Table.from_pylist([each.model_dump(mode="json") for each in verdicts], schema=schema), path)
+    pq.write_table(
+        pa.Table.from_pylist([each.model_dump(mode="json") for each in verdicts], schema=schema),
+        path,
+    )
     return path
 
 
 def frame(tmp_path: Path, **models: list[Verdict]) -> pl.DataFrame:
-    parts = [pl.read_parquet(stored(tmp_path / f"{name}.parquet", verdicts)) for name, verdicts in models.items()]
-    named = [part.with_columns(pl.lit(name).alias("model")) for name, part in zip(models, parts, strict=True)]
+    parts = [
+        pl.read_parquet(stored(tmp_path / f"{name}.parquet", verdicts))
+        for name, verdicts in models.items()
+    ]
+    named = [
+        part.with_columns(pl.lit(name).alias("model"))
+        for name, part in zip(models, parts, strict=True)
+    ]
     return pl.concat(named)
 
 
-def value(rows: list[ScoreRow], metric: str, model: str = "m", track: str = "custom_kernel") -> float | None:
-    found = [row.value for row in rows if (row.metric, row.model, row.track) == (metric, model, track)]
+def value(
+    rows: list[ScoreRow], metric: str, model: str = "m", track: str = "custom_kernel"
+) -> float | None:
+    found = [
+        row.value for row in rows if (row.metric, row.model, row.track) == (metric, model, track)
+    ]
     assert len(found) == 1
     return found[0]
 
@@ -80,19 +108,37 @@ def test_each_baseline_counts_its_own_speedups(tmp_path: Path) -> None:
     made = frame(tmp_path, m=BOTH)
     assert baselines_of(made) == ("eager", "compile") and uncompiled_tasks(made) == ["c"]
     eager, compiled = (score(made, baseline=baseline, **ASKED) for baseline in baselines_of(made))
-    assert value(eager, "fast_1") == pytest.approx(3 / 4) and value(eager, "exec") == pytest.approx(3 / 4)
-    assert value(compiled, "fast_1") == pytest.approx(1 / 3), "of a, b and d; c has no such baseline and counts for nobody"
+    assert value(eager, "fast_1") == pytest.approx(3 / 4) and value(eager, "exec") == pytest.approx(
+        3 / 4
+    )
+    assert value(compiled, "fast_1") == pytest.approx(1 / 3), (
+        "of a, b and d; c has no such baseline and counts for nobody"
+    )
     assert value(compiled, GEOMETRIC_MEAN) == pytest.approx((2.0 * 0.5) ** 0.5)
     assert value(eager, GEOMETRIC_MEAN) == pytest.approx(24 ** (1 / 3))
-    assert {row.metric for row in compiled} == {"fast_1", GEOMETRIC_MEAN}, "being right has no baseline"
-    assert {row.baseline for row in eager} == {"eager"} and {row.baseline for row in compiled} == {"compile"}
+    assert {row.metric for row in compiled} == {
+        "fast_1",
+        GEOMETRIC_MEAN,
+    }, "being right has no baseline"
+    assert {row.baseline for row in eager} == {"eager"} and {row.baseline for row in compiled} == {
+        "compile"
+    }
     assert {row.tasks for row in compiled} == {3}
-    median = next(row for row in distribution(made, resamples=50, baseline="compile") if row.metric == "speedup_q0.5")
+    median = next(
+        row
+        for row in distribution(made, resamples=50, baseline="compile")
+        if row.metric == "speedup_q0.5"
+    )
     assert median.value == pytest.approx(1.25) and median.baseline == "compile"
 
 
 def test_the_default_is_eager_whatever_else_verdicts_hold(tmp_path: Path) -> None:
-    plain = [each.model_copy(update={"timing": each.timing and each.timing.model_copy(update={"compiled": None})}) for each in BOTH]
+    plain = [
+        each.model_copy(
+            update={"timing": each.timing and each.timing.model_copy(update={"compiled": None})}
+        )
+        for each in BOTH
+    ]
     with_it, without = (score(frame(tmp_path, m=verdicts), **ASKED) for verdicts in (BOTH, plain))
     assert with_it == without
 
@@ -102,9 +148,13 @@ def test_verdicts_without_it_give_no_rows_against_it(tmp_path: Path) -> None:
     assert baselines_of(plain) == ("eager",) and uncompiled_tasks(plain) == []
     old = VERDICTS.set(
         VERDICTS.get_field_index("timing"),
-        pa.field("timing", pa.struct([f for f in VERDICTS.field("timing").type if f.name != "compiled"])),
+        pa.field(
+            "timing", pa.struct([f for f in VERDICTS.field("timing").type if f.name != "compiled"])
+        ),
     )
-    before = pl.read_parquet(stored(tmp_path / "old.parquet", [verdict("a", 0, 2.0)], old)).with_columns(pl.lit("m").alias("model"))
+    before = pl.read_parquet(
+        stored(tmp_path / "old.parquet", [verdict("a", 0, 2.0)], old)
+    ).with_columns(pl.lit("m").alias("model"))
     assert baselines_of(before) == ("eager",), "a table from before there was a second baseline"
     assert value(score(before, **ASKED), "fast_1") == 1.0
     bare = pl.DataFrame({"model": ["m"], "task_id": ["a"], "status": ["correct"], "timing": [None]})
@@ -115,27 +165,44 @@ def test_a_model_that_was_not_timed_against_it_has_no_such_numbers(tmp_path: Pat
     made = frame(tmp_path, m=BOTH, other=[verdict("a", 1, 9.0), verdict("b", 1, 9.0)])
     rows = score(made, baseline="compile", **ASKED)
     assert value(rows, "fast_1") is not None and value(rows, "fast_1", "other") is None
-    assert {row.why_not for row in rows if row.model == "other"} == {"2 of its timed samples were not timed against torch.compile"}
+    assert {row.why_not for row in rows if row.model == "other"} == {
+        "2 of its timed samples were not timed against torch.compile"
+    }
 
 
 def test_a_verdict_with_it_survives_the_table(tmp_path: Path) -> None:
     rows = pl.read_parquet(stored(tmp_path / "v.parquet", BOTH)).to_dicts()
     again = [
-        Verdict.model_validate({name: value for name, value in row.items() if value is not None and name != "verdict_key"}) for row in rows
+        Verdict.model_validate(
+            {
+                name: value
+                for name, value in row.items()
+                if value is not None and name != "verdict_key"
+            }
+        )
+        for row in rows
     ]
     assert again == BOTH
-    assert again[0].timing.compiled == against(2.0) and again[2].timing.compiled.why_not == "it does not compile"
+    assert (
+        again[0].timing.compiled == against(2.0)
+        and again[2].timing.compiled.why_not == "it does not compile"
+    )
 
 
 def test_the_table_of_scores_keeps_the_baseline_and_old_ones_are_eager(tmp_path: Path) -> None:
     made = frame(tmp_path, m=BOTH)
-    rows = [row for baseline in ("eager", "compile") for row in score(made, baseline=baseline, **ASKED)]
+    rows = [
+        row for baseline in ("eager", "compile") for row in score(made, baseline=baseline, **ASKED)
+    ]
     snapshot = Snapshot(str(tmp_path), "benchmark", "new")
     snapshot.append([row.model_dump() for row in rows], SCORES)
     ref = snapshot.publish(config={}, rows=len(rows)).ref
     assert scores_of(ref) + scores_of(ref, "compile") == rows
     old = Snapshot(str(tmp_path), "benchmark", "old")
-    old.append([row.model_dump(exclude={"baseline"}) for row in scores_of(ref)], pa.schema([f for f in SCORES if f.name != "baseline"]))
+    old.append(
+        [row.model_dump(exclude={"baseline"}) for row in scores_of(ref)],
+        pa.schema([f for f in SCORES if f.name != "baseline"]),
+    )
     before = old.publish(config={}, rows=1).ref
     assert scores_of(before) == scores_of(ref) and scores_of(before, "compile") == []
 
@@ -144,27 +211,55 @@ def test_the_command_names_the_baseline_of_every_row(tmp_path: Path) -> None:
     path = str(stored(tmp_path / "v.parquet", BOTH))
     data = score_table(path, ks=(1,), ps=(0.0, 1.0), resamples=50)
     lines = [line.split(" | ") for line in markdown_of(data)]
-    assert lines[0][3] == "against" and [line[3] for line in lines[2:]] == ["eager"] * 2 + ["torch.compile"] * 2
+    assert (
+        lines[0][3] == "against"
+        and [line[3] for line in lines[2:]] == ["eager"] * 2 + ["torch.compile"] * 2
+    )
     assert lines[4][5] == "-", "Exec stands in the row of eager PyTorch"
-    assert "Scores against torch.compile leave out 1 tasks without such a baseline: c." in data["notes"]
+    assert (
+        "Scores against torch.compile leave out 1 tasks without such a baseline: c."
+        in data["notes"]
+    )
 
 
 def test_the_report_shows_both_with_their_names(tmp_path: Path) -> None:
     made = frame(tmp_path, m=BOTH)
-    facts = {"run_name": "r", "language": "cpp", "tasks": 4, "candidates": 4, "scores": tuple(score(made, **ASKED))}
+    facts = {
+        "run_name": "r",
+        "language": "cpp",
+        "tasks": 4,
+        "candidates": 4,
+        "scores": tuple(score(made, **ASKED)),
+    }
     alone = to_markdown(ReportContext.model_validate(facts))
-    both = to_markdown(ReportContext.model_validate(facts | {"against_compile": tuple(score(made, baseline="compile", **ASKED))}))
+    both = to_markdown(
+        ReportContext.model_validate(
+            facts | {"against_compile": tuple(score(made, baseline="compile", **ASKED))}
+        )
+    )
     assert "torch.compile" not in alone
-    line = next(line for line in both.splitlines() if line.startswith("| m | custom kernel") and "1.00" in line)
+    line = next(
+        line
+        for line in both.splitlines()
+        if line.startswith("| m | custom kernel") and "1.00" in line
+    )
     assert "against torch.compile" in both and "33" in line
 
 
 def test_mlflow_keeps_both_apart(tmp_path: Path) -> None:
     made = frame(tmp_path, m=BOTH)
-    rows = [row for baseline in ("eager", "compile") for row in score(made, baseline=baseline, **ASKED)]
+    rows = [
+        row for baseline in ("eager", "compile") for row in score(made, baseline=baseline, **ASKED)
+    ]
     snapshot = Snapshot(str(tmp_path), "benchmark", "both")
     snapshot.append([row.model_dump() for row in rows], SCORES)
     ref = snapshot.publish(config={}, rows=len(rows)).ref
-    (record,) = model_records(Benchmarked(suite=ref, answers=(Answers(model="m", candidates=ref, verdicts=ref),), scores=ref))
-    assert record.metrics["fast_1_at_1"] == pytest.approx(3 / 4) and record.metrics["fast_1_at_1_vs_compile"] == pytest.approx(1 / 3)
+    (record,) = model_records(
+        Benchmarked(
+            suite=ref, answers=(Answers(model="m", candidates=ref, verdicts=ref),), scores=ref
+        )
+    )
+    assert record.metrics["fast_1_at_1"] == pytest.approx(3 / 4) and record.metrics[
+        "fast_1_at_1_vs_compile"
+    ] == pytest.approx(1 / 3)
     assert "exec_at_1" in record.metrics and "exec_at_1_vs_compile" not in record.metrics

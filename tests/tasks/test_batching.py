@@ -1,4 +1,5 @@
-"""Length-aware plans: every row once an epoch, never above the budget, the same for the same seed, and little padding on real lengths."""
+"""Length-aware plans: every row once an epoch, never above the budget, the same for the same seed,
+and little padding on real lengths."""
 
 from __future__ import annotations
 
@@ -17,15 +18,32 @@ modes = st.sampled_from(["pack", "pad"])
 
 
 def plans(lengths, *, mode="pack", epochs=3, seed=0, budget=BUDGET, multiple=64, window_rows=32):
-    return plan_epochs(lengths, token_budget=budget, epochs=epochs, seed=seed, mode=mode, multiple=multiple, window_rows=window_rows)
+    return plan_epochs(
+        lengths,
+        token_budget=budget,
+        epochs=epochs,
+        seed=seed,
+        mode=mode,
+        multiple=multiple,
+        window_rows=window_rows,
+    )
 
 
 @given(lengths_of_rows, modes, st.integers(0, 3))
-def test_every_row_is_there_exactly_once_an_epoch_and_no_batch_is_above_the_budget(lengths, mode, seed):
+def test_every_row_is_there_exactly_once_an_epoch_and_no_batch_is_above_the_budget(
+    lengths, mode, seed
+):
     for plan in plans(lengths, mode=mode, seed=seed):
-        assert sorted(row for batch in plan.batches for row in batch.rows) == list(range(len(lengths)))
+        assert sorted(row for batch in plan.batches for row in batch.rows) == list(
+            range(len(lengths))
+        )
         for batch in plan.batches:
-            assert batch.tokens == sum(lengths[row] for row in batch.rows) <= batch.padded_tokens <= BUDGET
+            assert (
+                batch.tokens
+                == sum(lengths[row] for row in batch.rows)
+                <= batch.padded_tokens
+                <= BUDGET
+            )
 
 
 @given(lengths_of_rows, modes)
@@ -53,10 +71,13 @@ def test_coverage_does_not_depend_on_the_order_of_the_rows(lengths, generator):
 
 @given(st.lists(st.integers(1, BUDGET), min_size=1, max_size=60))
 def test_packing_is_within_first_fits_bound(lengths):
-    """First and best fit decreasing need at most 11/9 of the least possible number of lines, and one (Johnson 1973)."""
+    """First and best fit decreasing need at most 11/9 of the least possible number of lines, and
+    one (Johnson 1973)."""
     plan = plans(lengths, epochs=1, window_rows=64)[0]
     least = max(-(-sum(lengths) // BUDGET), sum(length > BUDGET // 2 for length in lengths))
-    assert len(plan.batches) <= 11 / 9 * least + least * 0.5 + 1  # `least` is a lower bound of the optimum, which is at most 1.5 times it
+    assert (
+        len(plan.batches) <= 11 / 9 * least + least * 0.5 + 1
+    )  # `least` is a lower bound of the optimum, which is at most 1.5 times it
 
 
 def test_seeds_and_epochs_give_other_orders():
@@ -67,13 +88,18 @@ def test_seeds_and_epochs_give_other_orders():
 
 
 def test_real_lengths_waste_less_than_three_percent():
-    # tokens of 1,032 recorded QwQ-32B responses with their prompts, as a log-normal of their mean and spread, cut where they are cut
+    # tokens of 1,032 recorded QwQ-32B responses with their prompts, as a log-normal of their mean
+    # and spread, cut where they are cut
     generator = random.Random(0)
-    lengths = [min(24_865, max(1492, round(generator.lognormvariate(9.25, 0.42)))) for _ in range(1032)]
+    lengths = [
+        min(24_865, max(1492, round(generator.lognormvariate(9.25, 0.42)))) for _ in range(1032)
+    ]
     for mode in ("pack", "pad"):
         for plan in plan_epochs(lengths, token_budget=32_768, epochs=2, seed=0, mode=mode):
             assert plan.padding_waste <= 0.03
-    unplanned = 1 - sum(lengths) / sum(4 * max(lengths[start : start + 4]) for start in range(0, 1032, 4))
+    unplanned = 1 - sum(lengths) / sum(
+        4 * max(lengths[start : start + 4]) for start in range(0, 1032, 4)
+    )
     assert unplanned > 0.2, "rows taken as they come, four at a time"
 
 

@@ -1,4 +1,5 @@
-"""Groups of tasks, and what to look at: a signature is said where the numbers show it, with these numbers, and else not."""
+"""Groups of tasks, and what to look at: a signature is said where the numbers show it, with these
+numbers, and else not."""
 
 from __future__ import annotations
 
@@ -13,8 +14,24 @@ from hypothesis import strategies as st
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import STATUS_OF
-from tasks.benchmark.breakdown import GroupRow, arl_groups, gap, level_groups, operator_groups, score_groups
-from tasks.benchmark.diagnosis import Bottleneck, Traces, correct_but_slow, cut_off, diagnose, level_gap, missed_bottleneck, verbose
+from tasks.benchmark.breakdown import (
+    GroupRow,
+    arl_groups,
+    gap,
+    level_groups,
+    operator_groups,
+    score_groups,
+)
+from tasks.benchmark.diagnosis import (
+    Bottleneck,
+    Traces,
+    correct_but_slow,
+    cut_off,
+    diagnose,
+    level_gap,
+    missed_bottleneck,
+    verbose,
+)
 from tasks.benchmark.errors import error_groups, first_error, signature
 from tasks.benchmark.scoring import ScoreRow, distribution, score
 
@@ -44,25 +61,42 @@ def frame(*rows: dict[str, Any]) -> pl.DataFrame:
 def levels(one: int, two: int, tasks: int = 50, speedup: float = 0.5) -> pl.DataFrame:
     """`one` and `two` of so many tasks of levels 1 and 2 are solved."""
     solved = {1: one, 2: two}
-    return frame(*(row(f"L{level}/{i}", speedup if i < solved[level] else "wrong_output") for level in solved for i in range(tasks)))
+    return frame(
+        *(
+            row(f"L{level}/{i}", speedup if i < solved[level] else "wrong_output")
+            for level in solved
+            for i in range(tasks)
+        )
+    )
 
 
-TASKS = pl.DataFrame({"task_id": [f"L{level}/{i}" for level in (2, 1) for i in range(50)] + ["own"], "level": [2] * 50 + [1] * 50 + [None]})
+TASKS = pl.DataFrame(
+    {
+        "task_id": [f"L{level}/{i}" for level in (2, 1) for i in range(50)] + ["own"],
+        "level": [2] * 50 + [1] * 50 + [None],
+    }
+)
 
 
 def of_levels(verdicts: pl.DataFrame) -> list[GroupRow]:
     return score_groups(verdicts, {"level": level_groups(TASKS)}, ks=(1,), resamples=300)
 
 
-# -- groups ----------------------------------------------------------------------------------------------------------------------
+# -- groups ----------------------------------------------------------------------------------------
 
 
 def test_a_group_is_scored_as_its_verdicts_alone_would_be() -> None:
     verdicts = levels(10, 30)
     found = of_levels(verdicts)
     assert list(dict.fromkeys(r.group for r in found)) == ["1", "2"]
-    alone = score(verdicts.filter(pl.col("task_id").str.starts_with("L2/")), ks=(1,), ps=(1.0,), resamples=300)
-    assert [ScoreRow.model_validate(r.model_dump(exclude={"by", "group"})) for r in found if r.group == "2"] == alone
+    alone = score(
+        verdicts.filter(pl.col("task_id").str.starts_with("L2/")), ks=(1,), ps=(1.0,), resamples=300
+    )
+    assert [
+        ScoreRow.model_validate(r.model_dump(exclude={"by", "group"}))
+        for r in found
+        if r.group == "2"
+    ] == alone
 
 
 def test_families_overlap_kinds_do_not_and_what_was_not_counted_comes_last() -> None:
@@ -74,17 +108,34 @@ def test_families_overlap_kinds_do_not_and_what_was_not_counted_comes_last() -> 
         }
     )
     found = operator_groups(workloads)
-    assert found["operator_kind"] == {"fusion": ["a", "c"], "single_operator": ["b"], "not counted": ["d"]}
-    assert list(found["operator_family"].items()) == [("matmul", ["a", "b", "c"]), ("softmax", ["a", "c"]), ("not counted", ["d"])]
-    rows = score_groups(frame(row("a", 2.0), row("b", "wrong_output")), found, ks=(1,), resamples=50)
-    matmul = [r for r in rows if (r.by, r.group, r.metric, r.track) == ("operator_family", "matmul", "exec", "any")]
+    assert found["operator_kind"] == {
+        "fusion": ["a", "c"],
+        "single_operator": ["b"],
+        "not counted": ["d"],
+    }
+    assert list(found["operator_family"].items()) == [
+        ("matmul", ["a", "b", "c"]),
+        ("softmax", ["a", "c"]),
+        ("not counted", ["d"]),
+    ]
+    rows = score_groups(
+        frame(row("a", 2.0), row("b", "wrong_output")), found, ks=(1,), resamples=50
+    )
+    matmul = [
+        r
+        for r in rows
+        if (r.by, r.group, r.metric, r.track) == ("operator_family", "matmul", "exec", "any")
+    ]
     assert [(r.value, r.tasks) for r in matmul] == [(0.5, 2)]
     assert not [r for r in rows if r.group == "not counted"]  # no verdict is there
 
 
 def test_thirds_by_mean_length_leave_unknown_lengths_out() -> None:
     lengths = pl.DataFrame(
-        {"task_id": ["a", "a", "b", "c", "d", "e", "f", "g"], "reasoning_tokens": [100, 900, 300, 200, 50, 700, 800, None]},
+        {
+            "task_id": ["a", "a", "b", "c", "d", "e", "f", "g"],
+            "reasoning_tokens": [100, 900, 300, 200, 50, 700, 800, None],
+        },
         schema_overrides={"reasoning_tokens": pl.Int64},
     )
     assert arl_groups(lengths) == {"short": ["d", "c"], "middle": ["b", "a"], "long": ["e", "f"]}
@@ -96,29 +147,45 @@ def test_thirds_by_mean_length_leave_unknown_lengths_out() -> None:
 def test_the_gap_of_two_groups_covers_the_truth() -> None:
     """Two groups of 60 tasks that are solved at 20 and 45 %: 95 of 100 intervals hold 25 points."""
     rng, hits, runs = np.random.default_rng(0), 0, 400
-    from kernels_eval.metrics import wilson_interval
+    from tasks.benchmark.metrics import wilson_interval
 
     def scored(share: float) -> ScoreRow:
         solved = int(rng.binomial(60, share))
         lower, upper = wilson_interval(solved, 60)
-        return ScoreRow(model="m", track="any", metric="exec", k=1, value=solved / 60, lower=lower, upper=upper, tasks=60, samples=60)
+        return ScoreRow(
+            model="m",
+            track="any",
+            metric="exec",
+            k=1,
+            value=solved / 60,
+            lower=lower,
+            upper=upper,
+            tasks=60,
+            samples=60,
+        )
 
     for _ in range(runs):
         found = gap(scored(0.45), scored(0.20))
         assert found is not None
         hits += found[1].lower <= 0.25 <= found[1].upper
     assert 0.925 <= hits / runs <= 0.98
-    assert gap(ScoreRow(model="m", track="any", metric="exec", tasks=0, samples=0), scored(0.2)) is None
+    assert (
+        gap(ScoreRow(model="m", track="any", metric="exec", tasks=0, samples=0), scored(0.2))
+        is None
+    )
 
 
-# -- signatures ------------------------------------------------------------------------------------------------------------------
+# -- signatures ------------------------------------------------------------------------------------
 
 
 def test_level_2_above_level_1_is_said_with_its_numbers_and_its_likely_cause() -> None:
     found = level_gap(of_levels(levels(15, 30)), model="tuned", k=1, single_operator=(196, 4892))
     assert found is not None and found.numbers["difference"] == pytest.approx(0.30)
     assert found.sentence.startswith("tuned: level 2 is 30 points above level 1 (95 % interval ")
-    assert "the training set holds 4 % single-operator samples (196 of 4,892). Add single-operator tasks" in found.sentence
+    assert (
+        "the training set holds 4 % single-operator samples (196 of 4,892). Add single-operator"
+        " tasks" in found.sentence
+    )
     balanced = level_gap(of_levels(levels(15, 30)), model="tuned", k=1, single_operator=(500, 1000))
     assert balanced is not None and "not the likely cause" in balanced.sentence
     unknown = level_gap(of_levels(levels(15, 30)), model="tuned", k=1)
@@ -127,18 +194,28 @@ def test_level_2_above_level_1_is_said_with_its_numbers_and_its_likely_cause() -
 
 @pytest.mark.parametrize(("one", "two"), [(15, 18), (30, 15), (20, 26)])
 def test_no_gap_is_said_where_it_is_small_reversed_or_within_chance(one: int, two: int) -> None:
-    assert level_gap(of_levels(levels(one, two)), model="tuned", k=1, single_operator=(1, 100)) is None
+    assert (
+        level_gap(of_levels(levels(one, two)), model="tuned", k=1, single_operator=(1, 100)) is None
+    )
 
 
 def test_high_exec_and_low_fast_1_is_said_with_the_median_speedup() -> None:
     verdicts = levels(40, 40, speedup=0.5)
-    scores, speedups = score(verdicts, ks=(1,), ps=(1.0,), resamples=300), distribution(verdicts, resamples=100)
+    scores, speedups = (
+        score(verdicts, ks=(1,), ps=(1.0,), resamples=300),
+        distribution(verdicts, resamples=100),
+    )
     found = correct_but_slow(scores, speedups, model="tuned", k=1)
     assert (
-        found is not None and "Exec@1 is 80 %, but fast_1@1 0 %, and the median correct kernel runs at 0.50x of PyTorch" in found.sentence
+        found is not None
+        and "Exec@1 is 80 %, but fast_1@1 0 %, and the median correct kernel runs at 0.50x of PyTorch"
+        in found.sentence
     )
     for quiet in (levels(40, 40, speedup=2.0), levels(5, 5, speedup=0.5)):
-        assert correct_but_slow(score(quiet, ks=(1,), ps=(1.0,), resamples=300), model="tuned", k=1) is None
+        assert (
+            correct_but_slow(score(quiet, ks=(1,), ps=(1.0,), resamples=300), model="tuned", k=1)
+            is None
+        )
 
 
 def test_verbose_outputs_are_held_against_the_baseline_and_the_training_set() -> None:
@@ -148,37 +225,57 @@ def test_verbose_outputs_are_held_against_the_baseline_and_the_training_set() ->
     found = verbose("tuned", now, before=before, before_name="base", training=training)
     assert found is not None
     assert found.sentence.startswith(
-        "tuned: of 400 outputs, 35 % are self-doubting (base: 10 %), the median one is 2.2 times as long as base's. "
-        "The training set's own traces: 21 % are self-doubting."
+        "tuned: of 400 outputs, 35 % are self-doubting (base: 10 %), the median one is 2.2 times as"
+        " long as base's. The training set's own traces: 21 % are self-doubting."
     )
     assert verbose("tuned", before, before=before, before_name="base", training=training) is None
-    slightly = Traces(samples=40, flagged={"self_doubting": 7}, median_tokens=4100)  # 17.5 % of 40: may be chance
+    slightly = Traces(
+        samples=40, flagged={"self_doubting": 7}, median_tokens=4100
+    )  # 17.5 % of 40: may be chance
     assert verbose("tuned", slightly, before=before, before_name="base") is None
     assert verbose("tuned", now) is not None and verbose("tuned", Traces(samples=0)) is None
 
 
 def test_answers_that_were_cut_off_are_said() -> None:
-    verdicts = frame(*(row("a", "truncated") for _ in range(30)), *(row("a", 2.0) for _ in range(70)))
+    verdicts = frame(
+        *(row("a", "truncated") for _ in range(30)), *(row("a", 2.0) for _ in range(70))
+    )
     found = cut_off("tuned", verdicts)
     assert found is not None and "30 % of 100 answers ran into the token limit" in found.sentence
     assert cut_off("tuned", verdicts.tail(75)) is None and cut_off("nobody", verdicts) is None
 
 
-def slow(model: str, shares: list[float], calls: list[str], speedup: float = 0.5) -> list[dict[str, Any]]:
-    return [row(f"t{i}", speedup, model, custom_kernel_time_share=share, library_calls=calls) for i, share in enumerate(shares)]
+def slow(
+    model: str, shares: list[float], calls: list[str], speedup: float = 0.5
+) -> list[dict[str, Any]]:
+    return [
+        row(f"t{i}", speedup, model, custom_kernel_time_share=share, library_calls=calls)
+        for i, share in enumerate(shares)
+    ]
 
 
 def test_kernels_that_replaced_what_does_not_take_the_time_are_said() -> None:
     calls = ["aten::empty", "aten::convolution"]
-    verdicts = frame(*slow("tuned", [0.1] * 8 + [0.9] * 2, calls), *slow("fine", [0.9] * 10, calls), *slow("quick", [0.1] * 10, calls, 2.0))
+    verdicts = frame(
+        *slow("tuned", [0.1] * 8 + [0.9] * 2, calls),
+        *slow("fine", [0.9] * 10, calls),
+        *slow("quick", [0.1] * 10, calls, 2.0),
+    )
     found = missed_bottleneck("tuned", verdicts)
     assert found is not None and found.numbers == {"kernels": 10, "share": 0.8}
     assert found.sentence.startswith(
-        "tuned: of 10 correct kernels that are not faster than PyTorch, 8 (80 %) spend more than half of their"
+        "tuned: of 10 correct kernels that are not faster than PyTorch, 8 (80 %) spend more than"
+        " half of their"
     )
-    assert missed_bottleneck("fine", verdicts) is None and missed_bottleneck("quick", verdicts) is None
-    assert missed_bottleneck("tuned", frame(*slow("tuned", [0.1] * 4, calls))) is None  # four are no pattern
-    assert missed_bottleneck("tuned", frame(*slow("tuned", [0.1] * 2 + [0.9] * 8, calls))) is None  # two of ten may be chance
+    assert (
+        missed_bottleneck("fine", verdicts) is None and missed_bottleneck("quick", verdicts) is None
+    )
+    assert (
+        missed_bottleneck("tuned", frame(*slow("tuned", [0.1] * 4, calls))) is None
+    )  # four are no pattern
+    assert (
+        missed_bottleneck("tuned", frame(*slow("tuned", [0.1] * 2 + [0.9] * 8, calls))) is None
+    )  # two of ten may be chance
     assert missed_bottleneck("tuned", verdicts.drop("library_calls")) is None
 
 
@@ -189,28 +286,56 @@ def test_with_a_profile_the_operator_that_was_left_to_torch_is_named() -> None:
     found = missed_bottleneck("tuned", verdicts, main)
     assert (
         found is not None
-        and "10 (100 %) leave the operator that takes most of the reference's time to torch (torch.convolution 10)" in (found.sentence)
+        and "10 (100 %) leave the operator that takes most of the reference's time to torch (torch.convolution 10)"
+        in (found.sentence)
     )
-    assert missed_bottleneck("tuned", verdicts, {task: Bottleneck(operator="aten::mm", share=0.8) for task in main}) is None
-    even = {task: Bottleneck(operator="aten::convolution", share=0.4) for task in main}  # no operator takes most of the time
+    assert (
+        missed_bottleneck(
+            "tuned", verdicts, {task: Bottleneck(operator="aten::mm", share=0.8) for task in main}
+        )
+        is None
+    )
+    even = {
+        task: Bottleneck(operator="aten::convolution", share=0.4) for task in main
+    }  # no operator takes most of the time
     assert missed_bottleneck("tuned", verdicts, even) is None
 
 
 def test_a_diagnosis_names_every_sign_and_does_not_blame_training_for_the_baseline() -> None:
-    both = pl.concat([levels(15, 40), levels(15, 40).with_columns(model=pl.lit("base"), candidate_id="b" + pl.col("candidate_id"))])
+    both = pl.concat(
+        [
+            levels(15, 40),
+            levels(15, 40).with_columns(
+                model=pl.lit("base"), candidate_id="b" + pl.col("candidate_id")
+            ),
+        ]
+    )
     scores = score(both, ks=(1,), ps=(1.0,), resamples=300)
-    traces = {"base": Traces(samples=100), "tuned": Traces(samples=100, flagged={"ends_in_loop": 60})}
+    traces = {
+        "base": Traces(samples=100),
+        "tuned": Traces(samples=100, flagged={"ends_in_loop": 60}),
+    }
     found = diagnose(
-        scores, groups=of_levels(both), traces=traces, training=Traces(samples=10), single_operator=(4, 100), verdicts=both, baseline="base"
+        scores,
+        groups=of_levels(both),
+        traces=traces,
+        training=Traces(samples=10),
+        single_operator=(4, 100),
+        verdicts=both,
+        baseline="base",
     )
     assert [(f.model, f.sign) for f in found] == [
-        ("tuned", "level_gap"), ("tuned", "correct_but_slow"), ("tuned", "verbose"), ("base", "level_gap"), ("base", "correct_but_slow"),
-    ]  # fmt: skip
+        ("tuned", "level_gap"),
+        ("tuned", "correct_but_slow"),
+        ("tuned", "verbose"),
+        ("base", "level_gap"),
+        ("base", "correct_but_slow"),
+    ]
     assert "training set" in found[0].sentence and "training set" not in found[3].sentence
     assert diagnose([]) == ()
 
 
-# -- typical errors --------------------------------------------------------------------------------------------------------------
+# -- typical errors --------------------------------------------------------------------------------
 
 TRACE = """Traceback (most recent call last):
   File "/a/b.py", line 3, in f
@@ -229,9 +354,17 @@ TypeError: forward() takes 2 arguments but 3 were given
             "main.cpp:12:30: error: 'd' was not declared",
         ),
         (TRACE, "", "TypeError: forward() takes 2 arguments but 3 were given"),
-        ('\x1b[31mmain.cu(3): error: identifier "q" is undefined\x1b[0m', "", 'main.cu(3): error: identifier "q" is undefined'),
+        (
+            '\x1b[31mmain.cu(3): error: identifier "q" is undefined\x1b[0m',
+            "",
+            'main.cu(3): error: identifier "q" is undefined',
+        ),
         ("", "killed by signal 11\nmore", "killed by signal 11"),
-        ("nothing to see", "CUDA error: an illegal memory access", "CUDA error: an illegal memory access"),
+        (
+            "nothing to see",
+            "CUDA error: an illegal memory access",
+            "CUDA error: an illegal memory access",
+        ),
         ("", "", ""),
     ],
 )
@@ -242,23 +375,39 @@ def test_the_first_error_line_is_found(log: str, detail: str, expected: str) -> 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("main.cpp:12:30: error: 'rmax' was not declared in this scope; did you mean 'fmax'?", "'…' was not declared in this scope"),
+        (
+            "main.cpp:12:30: error: 'rmax' was not declared in this scope; did you mean 'fmax'?",
+            "'…' was not declared in this scope",
+        ),
         ('/tmp/x/main.cu(14): error: identifier "blk" is undefined', "identifier '…' is undefined"),
         (
             "TypeError: forward() takes 2 positional arguments but 3 were given",
             "TypeError: forward() takes N positional arguments but N were given",
         ),
         ("/a/b_c/d.so: undefined symbol: selu_cuda", "PATH: undefined symbol: selu_cuda"),
-        ("RuntimeError: can't allocate 1.5e9 bytes at 0x7f00", "RuntimeError: can't allocate N bytes at N"),
+        (
+            "RuntimeError: can't allocate 1.5e9 bytes at 0x7f00",
+            "RuntimeError: can't allocate N bytes at N",
+        ),
     ],
 )
 def test_a_signature_holds_no_place_no_name_and_no_number(line: str, expected: str) -> None:
     assert signature(line) == expected
 
 
-@given(st.integers(1, 999), st.integers(1, 99), st.from_regex(r"[a-z][a-z_]{0,12}", fullmatch=True), st.floats(0, 1e9))
-def test_failures_alike_have_one_signature(line: int, column: int, name: str, number: float) -> None:
-    made = signature(f"{name}/main.cpp:{line}:{column}: error: no matching function for call to '{name}({number})' with {line} arguments")
+@given(
+    st.integers(1, 999),
+    st.integers(1, 99),
+    st.from_regex(r"[a-z][a-z_]{0,12}", fullmatch=True),
+    st.floats(0, 1e9),
+)
+def test_failures_alike_have_one_signature(
+    line: int, column: int, name: str, number: float
+) -> None:
+    made = signature(
+        f"{name}/main.cpp:{line}:{column}: error: no matching function for call to"
+        f" '{name}({number})' with {line} arguments"
+    )
     assert made == "no matching function for call to '…' with N arguments"
 
 
@@ -268,7 +417,10 @@ def test_any_line_has_a_short_signature(text: str) -> None:
 
 
 def test_groups_count_failures_tasks_and_models_and_leave_wrong_outputs_out() -> None:
-    undeclared = [f"main.cpp:{i}:1: error: '{name}' was not declared in this scope" for i, name in enumerate(["d", "d", "rmax"])]
+    undeclared = [
+        f"main.cpp:{i}:1: error: '{name}' was not declared in this scope"
+        for i, name in enumerate(["d", "d", "rmax"])
+    ]
     verdicts = frame(
         *(row(f"t{i % 2}", "build_failed", log_tail=line) for i, line in enumerate(undeclared)),
         row("t9", "build_failed", "base", log_tail=undeclared[0]),
@@ -276,7 +428,10 @@ def test_groups_count_failures_tasks_and_models_and_leave_wrong_outputs_out() ->
         row("t1", "wrong_output", detail="relative RMS error"),
     )
     found = error_groups(verdicts)
-    assert [(g.count, g.tasks, g.reason, g.names) for g in found] == [(4, 3, "build_failed", ("d", "rmax")), (1, 1, "exception", ())]
+    assert [(g.count, g.tasks, g.reason, g.names) for g in found] == [
+        (4, 3, "build_failed", ("d", "rmax")),
+        (1, 1, "exception", ()),
+    ]
     assert found[0].models == {"tuned": 3, "base": 1} and found[0].example == undeclared[0]
     assert error_groups(verdicts, limit=1) == found[:1]
 
@@ -285,6 +440,13 @@ def test_a_long_hostile_log_takes_no_time() -> None:
     import time
 
     started = time.monotonic()
-    for text in ("'" * 8000, "/" * 8000, "a/" * 4000, "error " + "1" * 8000, "Error" * 1600, "(1)" * 2700):
+    for text in (
+        "'" * 8000,
+        "/" * 8000,
+        "a/" * 4000,
+        "error " + "1" * 8000,
+        "Error" * 1600,
+        "(1)" * 2700,
+    ):
         signature(first_error(text))
     assert time.monotonic() - started < 2

@@ -1,6 +1,8 @@
-"""What servers and proxies do to a chat completion: late, in pieces, cut, elsewhere, huge, half empty, and gone for good.
+"""What servers and proxies do to a chat completion: late, in pieces, cut, elsewhere, huge, half
+empty, and gone for good.
 
-Faults that a further attempt mends are in test_samplers.py as well; here is what happens to the connection, and to the stage behind it.
+Faults that a further attempt mends are in test_samplers.py as well; here is what happens to the
+connection, and to the stage behind it.
 """
 
 from __future__ import annotations
@@ -17,19 +19,22 @@ import pytest
 
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import KernelTask, Language, SamplingParams
-from tasks.schemas import TASKS
-from tasks.store import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot, SnapshotRef
 from tasks.synthesis import client as client_module
 from tasks.synthesis.client import OpenAISampler
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.prompts import prompt_hash
 from tasks.synthesis.sampler import Request, Response
 from tasks.synthesis.stage import planned, run
+from tasks.tables import TASKS
 from tests.support.chat_server import Answer, Server, completion, serving
 
 KEY, KEY_ENV = "sk-very-secret-0123456789", "CONCUR_TEST_KEY"
 LONG_TOKENS = 200_000
-MODULE = "import torch\n\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x + 1\n"
+MODULE = (
+    "import torch\n\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x"
+    " + 1\n"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -55,14 +60,21 @@ def requests(count: int) -> list[Request]:
 
 
 def sampler(url: str, **options: object) -> OpenAISampler:
-    return OpenAISampler(url, model="org/model", api_key_env=KEY_ENV, **({"backoff_s": 0.001, "retries": 2} | options))
+    return OpenAISampler(
+        url,
+        model="org/model",
+        api_key_env=KEY_ENV,
+        **({"backoff_s": 0.001, "retries": 2} | options),
+    )
 
 
 def ask(server: Server, count: int = 1, **options: object) -> list[Response]:
     return list(sampler(server.url, **options).sample(requests(count)))
 
 
-def written(content: dict, *, length: bool = True, pieces: int = 1, share: float = 1.0) -> Callable[[BaseHTTPRequestHandler], None]:
+def written(
+    content: dict, *, length: bool = True, pieces: int = 1, share: float = 1.0
+) -> Callable[[BaseHTTPRequestHandler], None]:
     """An answer in pieces; with a `share` below 1 the connection ends before the body does."""
     raw = json.dumps(content).encode()
 
@@ -80,7 +92,8 @@ def written(content: dict, *, length: bool = True, pieces: int = 1, share: float
     return write
 
 
-# --- pauses -----------------------------------------------------------------------------------------------------------------------------
+# --- pauses
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -121,7 +134,8 @@ def test_what_no_attempt_mends_is_asked_once(status: int) -> None:
     assert len(server.bodies) == 1 and server.url in str(caught.value)
 
 
-# --- slow and cut -----------------------------------------------------------------------------------------------------------------------
+# --- slow and cut
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_body_in_pieces_is_read_whole() -> None:
@@ -139,7 +153,9 @@ def test_a_body_that_trickles_for_ever_times_out() -> None:
         handler.send_header("content-type", "application/json")
         handler.end_headers()
         for _ in range(1000):
-            if over.wait(timeout=0.01):  # each piece comes long before any limit on the wait for one
+            if over.wait(
+                timeout=0.01
+            ):  # each piece comes long before any limit on the wait for one
                 break
             handler.wfile.write(b" ")
             handler.wfile.flush()
@@ -176,7 +192,8 @@ def test_a_cut_connection_is_tried_again_and_half_an_answer_is_none(cut: Answer)
 
 
 def test_a_long_answer_is_kept_whole_in_time_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """200,000 tokens are about 800 KB. Two in flight and two unread are held, never all that were asked for."""
+    """200,000 tokens are about 800 KB. Two in flight and two unread are held, never all that were
+    asked for."""
     monkeypatch.setattr(client_module, "UNREAD", 2)
     text = "".join(f"{number:x} é\n" for number in range(LONG_TOKENS))[: 4 * LONG_TOKENS]
     answer, count = json.dumps(completion(text, "length", LONG_TOKENS)).encode(), 24
@@ -188,7 +205,10 @@ def test_a_long_answer_is_kept_whole_in_time_and_memory(monkeypatch: pytest.Monk
         try:
             for response in sampler(server.url, concurrency=2).sample(requests(count)):
                 assert response.text == text
-                assert (response.completion_tokens, response.finish_reason) == (LONG_TOKENS, "length")
+                assert (response.completion_tokens, response.finish_reason) == (
+                    LONG_TOKENS,
+                    "length",
+                )
                 seen += 1
             peak = tracemalloc.get_traced_memory()[1]
         finally:
@@ -198,7 +218,8 @@ def test_a_long_answer_is_kept_whole_in_time_and_memory(monkeypatch: pytest.Monk
     assert peak < count * len(text) / 2, "they were held at once"
 
 
-# --- elsewhere --------------------------------------------------------------------------------------------------------------------------
+# --- elsewhere
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [307, 308])
@@ -214,8 +235,11 @@ def test_a_redirect_is_followed_and_the_key_does_not_go_to_another_host(status: 
 
 @pytest.mark.parametrize("status", [301, 302, 303])
 def test_a_redirect_that_loses_the_question_is_the_callers_mistake(status: int) -> None:
-    """As HTTP has it, the client asks again with GET, which no such endpoint takes: an http address of an https server, say."""
-    with serving(lambda number, body: (status, b"", {"location": "/v1/chat/completions"})) as server:
+    """As HTTP has it, the client asks again with GET, which no such endpoint takes: an http address
+    of an https server, say."""
+    with serving(
+        lambda number, body: (status, b"", {"location": "/v1/chat/completions"})
+    ) as server:
         with pytest.raises(UsageError, match=server.url) as caught:
             ask(server)
     assert (len(server.bodies), server.gets) == (1, 1)
@@ -229,17 +253,30 @@ def test_a_circle_of_redirects_ends() -> None:
     assert 1 < len(server.bodies) < 50
 
 
-# --- half empty -------------------------------------------------------------------------------------------------------------------------
+# --- half empty
+# --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("finish", ["stop", "length", "content_filter", None, "a reason of tomorrow"])
+@pytest.mark.parametrize(
+    "finish", ["stop", "length", "content_filter", None, "a reason of tomorrow"]
+)
 def test_the_finish_reason_is_kept_as_it_was_said(finish: str | None) -> None:
     with serving(lambda number, body: (200, completion("text", finish))) as server:
         (response,) = ask(server)
     assert (response.text, response.finish_reason) == ("text", finish)
 
 
-@pytest.mark.parametrize("usage", [None, {}, {"completion_tokens": None}, {"completion_tokens": "many"}, {"prompt_tokens": 1}, "much"])
+@pytest.mark.parametrize(
+    "usage",
+    [
+        None,
+        {},
+        {"completion_tokens": None},
+        {"completion_tokens": "many"},
+        {"prompt_tokens": 1},
+        "much",
+    ],
+)
 def test_unknown_usage_is_unknown(usage: object) -> None:
     with serving(lambda number, body: (200, completion(tokens=None) | {"usage": usage})) as server:
         (response,) = ask(server)
@@ -249,7 +286,9 @@ def test_unknown_usage_is_unknown(usage: object) -> None:
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
 def test_reasoning_without_an_answer_is_kept(field: str) -> None:
     """What vLLM says where the limit is met before `</think>`."""
-    with serving(lambda number, body: (200, completion(None, "length", **{field: "thoughts"}))) as server:
+    with serving(
+        lambda number, body: (200, completion(None, "length", **{field: "thoughts"}))
+    ) as server:
         (response,) = ask(server)
     assert (response.text, response.reasoning, response.finish_reason) == ("", "thoughts", "length")
 
@@ -274,8 +313,16 @@ def test_either_field_holds_the_reasoning(message: dict, reasoning: str | None) 
 @pytest.mark.parametrize(
     "answer",
     [
-        {"id": "x", "object": "chat.completion", "choices": [{"index": 0, "finish_reason": "stop", "message": None}]},
-        {"id": "x", "object": "chat.completion", "choices": [{"index": 0, "finish_reason": "stop"}]},
+        {
+            "id": "x",
+            "object": "chat.completion",
+            "choices": [{"index": 0, "finish_reason": "stop", "message": None}],
+        },
+        {
+            "id": "x",
+            "object": "chat.completion",
+            "choices": [{"index": 0, "finish_reason": "stop"}],
+        },
         {"id": "x", "object": "chat.completion"},
         {"error": {"message": "overloaded"}},
         "a string",
@@ -285,18 +332,24 @@ def test_either_field_holds_the_reasoning(message: dict, reasoning: str | None) 
 )
 def test_an_answer_without_a_message_is_tried_again(answer: object) -> None:
     raw = json.dumps(answer).encode()
-    with serving(lambda number, body: (200, raw) if number < 2 else (200, completion("whole"))) as server:
+    with serving(
+        lambda number, body: (200, raw) if number < 2 else (200, completion("whole"))
+    ) as server:
         assert [response.text for response in ask(server)] == ["whole"]
     assert len(server.bodies) == 3
 
 
-# --- the stage --------------------------------------------------------------------------------------------------------------------------
+# --- the stage
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def tasks(tmp_path: Path) -> SnapshotRef:
     snapshot = Snapshot(str(tmp_path), "tasks", "three")
-    rows = [KernelTask(task_id=f"t/{n}", name=f"t{n}", code=f"# {n}").model_dump(mode="json") for n in range(3)]
+    rows = [
+        KernelTask(task_id=f"t/{n}", name=f"t{n}", code=f"# {n}").model_dump(mode="json")
+        for n in range(3)
+    ]
     snapshot.append(rows, TASKS)
     return snapshot.publish(config={}, rows=3).ref
 
@@ -317,7 +370,9 @@ def module(number: int) -> dict:
     return completion(f"Add one.\n</think>\n```python\n# {number}\n{MODULE}```")
 
 
-def test_a_server_that_dies_for_good_costs_what_it_had_not_answered(tasks: SnapshotRef, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_dies_for_good_costs_what_it_had_not_answered(
+    tasks: SnapshotRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client_module, "LONGEST_PAUSE_S", 0.001)
     asked: list[tuple[str, int]] = []
     both, once = threading.Barrier(2), threading.Lock()
@@ -335,7 +390,9 @@ def test_a_server_that_dies_for_good_costs_what_it_had_not_answered(tasks: Snaps
         config = synthesis(server)
         with pytest.raises(EvalError, match="no answer for t/1 in 7 attempts") as caught:
             run(tasks, config, Language.CPP)
-    assert server.url in str(caught.value) and "answers so far are kept" in (caught.value.hint or "")
+    assert server.url in str(caught.value) and "answers so far are kept" in (
+        caught.value.hint or ""
+    )
     assert not isinstance(caught.value, UsageError)
     left = planned(tasks, config, Language.CPP)
     assert not left.finished
@@ -348,19 +405,33 @@ def test_a_server_that_dies_for_good_costs_what_it_had_not_answered(tasks: Snaps
         frame = run(tasks, config, Language.CPP).open().read(unique="candidate_id")
     assert len(asked) == len(set(asked)) == len(frame) == 12, "each is asked once over both runs"
     assert len(again.bodies) == 7
-    assert sum(code.startswith("# 10") for code in frame["code"]) == 7, "the first five are those of the first run"
+    assert sum(code.startswith("# 10") for code in frame["code"]) == 7, (
+        "the first five are those of the first run"
+    )
     assert set(frame["reasoning"]) == {"Add one."} and frame["parse_reason"].null_count() == 12
-    assert set(frame["prompt_hash"]) == {prompt_hash(prompt) for prompt, _ in asked} and frame["prompt_hash"].n_unique() == 3
+    assert (
+        set(frame["prompt_hash"]) == {prompt_hash(prompt) for prompt, _ in asked}
+        and frame["prompt_hash"].n_unique() == 3
+    )
 
 
 def test_a_long_answer_goes_through_the_stage_whole(tasks: SnapshotRef) -> None:
     thoughts = "".join(f"{number} so " for number in range(LONG_TOKENS))[: 4 * LONG_TOKENS].strip()
-    with serving(lambda number, body: (200, completion(f"{thoughts}\n</think>\n```python\n{MODULE}```", tokens=LONG_TOKENS))) as server:
+    with serving(
+        lambda number, body: (
+            200,
+            completion(f"{thoughts}\n</think>\n```python\n{MODULE}```", tokens=LONG_TOKENS),
+        )
+    ) as server:
         began = time.process_time()
         frame = run(tasks, synthesis(server), Language.CPP).open().read(unique="candidate_id")
     assert time.process_time() - began < 30
     assert len(frame) == 12
-    assert set(frame["reasoning"]) == {thoughts} and set(frame["code"]) == {MODULE} and set(frame["completion_tokens"]) == {LONG_TOKENS}
+    assert (
+        set(frame["reasoning"]) == {thoughts}
+        and set(frame["code"]) == {MODULE}
+        and set(frame["completion_tokens"]) == {LONG_TOKENS}
+    )
 
 
 @pytest.mark.parametrize(
@@ -373,13 +444,21 @@ def test_a_long_answer_goes_through_the_stage_whole(tasks: SnapshotRef) -> None:
         (completion(None, "content_filter"), "", "no_code_block"),
         (completion("Add one.</think>I cannot.", None), "Add one.", "no_code_block"),
         (completion("I cannot.", "stop", reasoning="Add one."), "Add one.", "no_code_block"),
-        (completion("```python\nx = 1\n```", "stop", reasoning="Add one."), "Add one.", "missing_model_new"),
+        (
+            completion("```python\nx = 1\n```", "stop", reasoning="Add one."),
+            "Add one.",
+            "missing_model_new",
+        ),
     ],
 )
-def test_an_answer_without_code_is_a_candidate_with_the_reason(tasks: SnapshotRef, answer: dict, reasoning: str, reason: str) -> None:
+def test_an_answer_without_code_is_a_candidate_with_the_reason(
+    tasks: SnapshotRef, answer: dict, reasoning: str, reason: str
+) -> None:
     with serving(lambda number, body: (200, answer)) as server:
         frame = run(tasks, synthesis(server), Language.CPP).open().read(unique="candidate_id")
-    assert set(zip(frame["code"], frame["parse_reason"], frame["reasoning"], strict=True)) == {(None, reason, reasoning)}
+    assert set(zip(frame["code"], frame["parse_reason"], frame["reasoning"], strict=True)) == {
+        (None, reason, reasoning)
+    }
     assert len(server.bodies) == 12, "nothing is asked again"
 
 
@@ -394,7 +473,9 @@ def test_an_answer_without_code_is_a_candidate_with_the_reason(tasks: SnapshotRe
         {"content": "The code above.", "reasoning": f"Add one.\n```python\n{MODULE}```"},
     ],
 )
-def test_reasoning_and_code_are_apart_whatever_the_server_returns(tasks: SnapshotRef, message: dict) -> None:
+def test_reasoning_and_code_are_apart_whatever_the_server_returns(
+    tasks: SnapshotRef, message: dict
+) -> None:
     with serving(lambda number, body: (200, completion(**message))) as server:
         frame = run(tasks, synthesis(server), Language.CPP).open().read(unique="candidate_id")
     assert set(frame["reasoning"]) == {"Add one."} and set(frame["code"]) == {MODULE}

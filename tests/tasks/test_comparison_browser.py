@@ -1,4 +1,5 @@
-"""The comparison in a real browser: on wide and small screens, light and dark, with nothing loaded from elsewhere."""
+"""The comparison in a real browser: on wide and small screens, light and dark, with nothing loaded
+from elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.benchmark.comparison import write_comparison
+from tasks.reporting.comparison.page import write_comparison
 from tests.support.sweeps import sweep
 
 pytestmark = pytest.mark.browser
@@ -19,28 +20,48 @@ def test_the_page_fits_every_screen_and_asks_for_nothing(tmp_path: Path) -> None
     if chromium is None:
         pytest.skip("no Chromium: install one, such as with `apt-get install chromium`")
     made = write_comparison(
-        sweep(tmp_path, {("a very long strategy name " * 4, None): 0.5, ("random", None): 0.3}), tmp_path / "out", resamples=50
+        sweep(tmp_path, {("a very long strategy name " * 4, None): 0.5, ("random", None): 0.3}),
+        tmp_path / "out",
+        resamples=50,
     )
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(
-            executable_path=chromium, args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+            executable_path=chromium,
+            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
         )
         for scheme in ("light", "dark"):
             for width in (400, 1200):
-                page = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900}).new_page()
+                page = browser.new_context(
+                    color_scheme=scheme, viewport={"width": width, "height": 900}
+                ).new_page()
                 asked: list[str] = []
                 page.on("request", lambda request, asked=asked: asked.append(request.url))
                 page.goto(made.html.as_uri())
-                assert [url for url in asked if not url.startswith(("data:", made.html.as_uri()))] == []
+                assert [
+                    url for url in asked if not url.startswith(("data:", made.html.as_uri()))
+                ] == []
                 assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
                 drawn = page.evaluate("document.querySelector('img').naturalWidth")
-                assert (drawn < 500) is (width == 400), "small screens get the figure with one panel above the other"
-                ink, paper = page.evaluate("[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]")
-                assert (ink, paper) == (
-                    ("rgb(29, 33, 38)", "rgb(255, 255, 255)") if scheme == "light" else ("rgb(223, 227, 232)", "rgb(21, 24, 28)")
+                assert (drawn < 500) is (width == 400), (
+                    "small screens get the figure with one panel above the other"
                 )
-        page = browser.new_context(viewport={"width": 586, "height": 900}).new_page()  # as wide as MLflow's preview on a laptop
+                ink, paper = page.evaluate(
+                    "[getComputedStyle(document.body).color,"
+                    " getComputedStyle(document.body).backgroundColor]"
+                )
+                assert (ink, paper) == (
+                    ("rgb(29, 33, 38)", "rgb(255, 255, 255)")
+                    if scheme == "light"
+                    else ("rgb(223, 227, 232)", "rgb(21, 24, 28)")
+                )
+        page = browser.new_context(
+            viewport={"width": 586, "height": 900}
+        ).new_page()  # as wide as MLflow's preview on a laptop
         page.goto(made.html.as_uri())
-        rights = page.locator("th", has_text="reads as").evaluate_all("all => all.map(each => each.getBoundingClientRect().right)")
-        assert rights and all(0 < right <= 586 for right in rights), "what a difference comes to is seen without scrolling"
+        rights = page.locator("th", has_text="reads as").evaluate_all(
+            "all => all.map(each => each.getBoundingClientRect().right)"
+        )
+        assert rights and all(0 < right <= 586 for right in rights), (
+            "what a difference comes to is seen without scrolling"
+        )
         browser.close()

@@ -1,4 +1,5 @@
-"""Tables of statuses, sets and what sets share, and their figures: parts add up, and everyone can read them."""
+"""Tables of statuses, sets and what sets share, and their figures: parts add up, and everyone can
+read them."""
 
 from __future__ import annotations
 
@@ -14,14 +15,35 @@ from hypothesis import strategies as st
 
 from flows.set_figures import Figures, task_families
 from kernels_eval.errors import UsageError
-from tasks.analysis.composition import STATUSES, Quantiles, SetComposition, composition, leading_family, markdown, overlap, status_by_family
-from tasks.analysis.composition_figures import FAMILY_LOOKS, OTHER, STATUS_LOOKS, composition_figure, overlap_figure, status_figure
+from tasks.analysis.composition import (
+    STATUSES,
+    Quantiles,
+    SetComposition,
+    composition,
+    leading_family,
+    markdown,
+    overlap,
+    status_by_family,
+)
+from tasks.analysis.composition_figures import (
+    FAMILY_LOOKS,
+    OTHER,
+    STATUS_LOOKS,
+    composition_figure,
+    overlap_figure,
+    status_figure,
+)
 from tasks.analysis.drawing import LOOKS, Drawn, Look, save
 from tests.support.samples import FUSION, SINGLE, frame, sample
 
 RELU = ["torch.nn.functional.relu"]
 ROWS = [
-    *(sample("a", index, 100 + index, 2.0, status="correct" if index else "compile_error", ops=FUSION) for index in range(4)),
+    *(
+        sample(
+            "a", index, 100 + index, 2.0, status="correct" if index else "compile_error", ops=FUSION
+        )
+        for index in range(4)
+    ),
     *(sample("b", index, 300, None, status="no_code", ops=[]) for index in range(3)),
     sample("b", 3, 900, 0.5, ops=RELU),
     sample("c", 0, 50, float("nan"), ops=[]),
@@ -31,10 +53,19 @@ ROWS = [
 def test_statuses_of_families_add_up_and_a_task_without_operators_is_unknown() -> None:
     verdicts = frame(*ROWS)
     found = status_by_family(verdicts, task_families(verdicts))
-    assert [(row.family, row.tasks, row.candidates) for row in found] == [("activation", 1, 4), ("matmul", 1, 4), ("unknown", 1, 1)]
-    assert found[0].counts == {"correct": 1, "no_code": 3} and found[1].counts == {"correct": 3, "compile_error": 1}
+    assert [(row.family, row.tasks, row.candidates) for row in found] == [
+        ("activation", 1, 4),
+        ("matmul", 1, 4),
+        ("unknown", 1, 1),
+    ]
+    assert found[0].counts == {"correct": 1, "no_code": 3} and found[1].counts == {
+        "correct": 3,
+        "compile_error": 1,
+    }
     assert sum(row.candidates for row in found) == verdicts.height
-    assert status_by_family(pl.concat([verdicts, verdicts]), task_families(verdicts)) == found  # a candidate counts once
+    assert (
+        status_by_family(pl.concat([verdicts, verdicts]), task_families(verdicts)) == found
+    )  # a candidate counts once
     with pytest.raises(UsageError, match="status"):
         status_by_family(verdicts.drop("status"), task_families(verdicts))
     with pytest.raises(UsageError, match="no verdict names a task"):
@@ -42,8 +73,14 @@ def test_statuses_of_families_add_up_and_a_task_without_operators_is_unknown() -
 
 
 def test_the_leading_family_is_what_a_kernel_mostly_computes() -> None:
-    assert leading_family(["matmul", "activation"]) == "matmul" and leading_family(["matmul", "convolution"]) == "convolution"
-    assert leading_family(["activation", "elementwise"]) == "activation" and leading_family([]) == "unknown"
+    assert (
+        leading_family(["matmul", "activation"]) == "matmul"
+        and leading_family(["matmul", "convolution"]) == "convolution"
+    )
+    assert (
+        leading_family(["activation", "elementwise"]) == "activation"
+        and leading_family([]) == "unknown"
+    )
 
 
 def test_what_a_set_holds() -> None:
@@ -52,27 +89,53 @@ def test_what_a_set_holds() -> None:
     assert (found.samples, found.tasks, found.single_operator, found.fusion) == (5, 3, 1, 4)
     assert found.families == {"matmul": 3, "activation": 1, "unknown": 1}
     assert found.tokens is not None and (found.tokens.n, found.tokens.median) == (5, 102.0)
-    assert found.speedups is not None and (found.speedups.n, found.speedups.median) == (4, 2.0)  # NaN is not timed
-    curated = pl.DataFrame({"task_id": ["a", "b"], "reasoning_tokens": [5, 7], "speedup": [None, -1.0], "operator_kind": ["fusion", None]})
+    assert found.speedups is not None and (found.speedups.n, found.speedups.median) == (
+        4,
+        2.0,
+    )  # NaN is not timed
+    curated = pl.DataFrame(
+        {
+            "task_id": ["a", "b"],
+            "reasoning_tokens": [5, 7],
+            "speedup": [None, -1.0],
+            "operator_kind": ["fusion", None],
+        }
+    )
     assert composition("curated", curated, task_families(frame(*ROWS))).speedups is None
     with pytest.raises(UsageError, match="reasoning_tokens"):
         composition("mine", rows.drop("reasoning_tokens"), task_families(rows))
     with pytest.raises(UsageError, match="holds String, no numbers"):
-        composition("mine", rows.with_columns(pl.lit("many").alias("reasoning_tokens")), task_families(rows))
+        composition(
+            "mine", rows.with_columns(pl.lit("many").alias("reasoning_tokens")), task_families(rows)
+        )
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.dictionaries(st.sampled_from(["a", "b", "c", "d", "e"]), st.frozensets(st.integers(0, 12).map(str)), max_size=5))
-def test_intersections_are_a_partition_that_gives_every_set_back(sets: dict[str, frozenset[str]]) -> None:
+@given(
+    st.dictionaries(
+        st.sampled_from(["a", "b", "c", "d", "e"]),
+        st.frozensets(st.integers(0, 12).map(str)),
+        max_size=5,
+    )
+)
+def test_intersections_are_a_partition_that_gives_every_set_back(
+    sets: dict[str, frozenset[str]],
+) -> None:
     found = overlap(sets)
-    assert sum(each.samples for each in found.intersections) == found.samples == len(frozenset().union(*sets.values()))
+    assert (
+        sum(each.samples for each in found.intersections)
+        == found.samples
+        == len(frozenset().union(*sets.values()))
+    )
     assert {frozenset(each.names) for each in found.sets} == {
         frozenset(name for name, other in sets.items() if other == ids) for ids in sets.values()
     }
     sizes = {name: each.samples for each in found.sets for name in each.names}
     assert sizes == {name: len(ids) for name, ids in sets.items()}
     for number, each in enumerate(found.sets):
-        assert sum(part.samples for part in found.intersections if number in part.sets) == each.samples
+        assert (
+            sum(part.samples for part in found.intersections if number in part.sets) == each.samples
+        )
     assert len(found.pairs) == len(sets) * (len(sets) - 1) // 2
     for pair in found.pairs:
         assert pair.shared == len(sets[pair.first] & sets[pair.second]) and 0 <= pair.jaccard <= 1
@@ -81,29 +144,53 @@ def test_intersections_are_a_partition_that_gives_every_set_back(sets: dict[str,
 
 def test_the_tables_name_sets_that_are_the_same_and_what_they_share() -> None:
     rows = frame(*(row for row in ROWS if row["status"] == "correct"))
-    held = [composition(name, rows.head(n), task_families(rows)) for name, n in (("one", 2), ("two", 4), ("again", 2))]
-    shared = overlap({"one": rows["candidate_id"].head(2), "two": rows["candidate_id"].head(4), "again": rows["candidate_id"].head(2)})
+    held = [
+        composition(name, rows.head(n), task_families(rows))
+        for name, n in (("one", 2), ("two", 4), ("again", 2))
+    ]
+    shared = overlap(
+        {
+            "one": rows["candidate_id"].head(2),
+            "two": rows["candidate_id"].head(4),
+            "again": rows["candidate_id"].head(2),
+        }
+    )
     assert [each.names for each in shared.sets] == [("two",), ("one", "again")]
     text = markdown(held, shared)
     assert "| one |  | 2 (50) | 2 (100) |" in text and "| two | 4 | 2 |" in text
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------------------------
+# -- figures ---------------------------------------------------------------------------------------
 
 
 def many(sets: int = 12, tasks: int = 30) -> Figures:
-    operators = [SINGLE, FUSION, RELU, ["torch.conv2d"], ["torch.sum"], ["torch.nn.functional.batch_norm"], ["torch.cumsum"], []]
+    operators = [
+        SINGLE,
+        FUSION,
+        RELU,
+        ["torch.conv2d"],
+        ["torch.sum"],
+        ["torch.nn.functional.batch_norm"],
+        ["torch.cumsum"],
+        [],
+    ]
     statuses = [*STATUSES, "something_new"]
     rows = []
     for task in range(tasks):
         for index in range(5):
             status = statuses[(task + index) % len(statuses)] if index else "correct"
             ops = operators[task % len(operators)]
-            rows.append(sample(f"t{task}", index, 100 * index + task, 0.2 * (index + 1), status=status, ops=ops))
+            rows.append(
+                sample(
+                    f"t{task}", index, 100 * index + task, 0.2 * (index + 1), status=status, ops=ops
+                )
+            )
     verdicts = frame(*rows)
     figures, correct = Figures(verdicts), verdicts.filter(pl.col("status") == "correct")
     for number in range(sets):
-        figures.add(f"strategy_with_a_long_name_{number}", correct.sample(10, seed=number, shuffle=True))
+        figures.add(
+            f"strategy_with_a_long_name_{number}", correct.sample(10, seed=number, shuffle=True)
+        )
     return figures
 
 
@@ -116,11 +203,17 @@ def test_every_figure_reads_on_white_and_on_black_and_says_its_n(tmp_path: Path)
         names.append(drawn.name)
         text = vector.read_text(encoding="utf-8")
         assert "<dc:description>" in text and len(drawn.alt) > 100
-        assert any(character.isdigit() for character in caption_of(drawn)) and "n " in caption_of(drawn)
+        assert any(character.isdigit() for character in caption_of(drawn)) and "n " in caption_of(
+            drawn
+        )
         pixels = imread(raster)
         assert pixels[0, 0, 3] == 0  # nothing behind it
         solid = pixels[pixels[..., 3] > 0.95][:, :3]
-        linear = np.where(solid <= 0.04045, solid / 12.92, ((solid + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722]
+        linear = np.where(solid <= 0.04045, solid / 12.92, ((solid + 0.055) / 1.055) ** 2.4) @ [
+            0.2126,
+            0.7152,
+            0.0722,
+        ]
         # WCAG contrast against both grounds: 3 : 1 is asked of graphics
         assert (1.05 / (linear + 0.05)).min() > 3 and ((linear + 0.05) / (0.0056 + 0.05)).min() > 3
     assert names == ["status-by-family", "composition", "overlap"]
@@ -140,19 +233,47 @@ def boxes_of(drawn: Drawn) -> dict[str, Any]:
     beyond = set()  # labels of ticks that lie beyond the ends of their axis are there and not drawn
     for axis in (each for axes in drawn.figure.axes for each in (axes.xaxis, axes.yaxis)):
         shown = set(axis._update_ticks()) if axis.axes.axison else set()
-        beyond |= {label for tick in (*axis.majorTicks, *axis.minorTicks) if tick not in shown for label in (tick.label1, tick.label2)}
-    texts = [text for text in drawn.figure.findobj(Text) if text.get_visible() and text.get_text().strip() and text not in beyond]
-    return {f"{number} {text.get_text()}": text.get_window_extent(canvas.get_renderer()) for number, text in enumerate(texts)}
+        beyond |= {
+            label
+            for tick in (*axis.majorTicks, *axis.minorTicks)
+            if tick not in shown
+            for label in (tick.label1, tick.label2)
+        }
+    texts = [
+        text
+        for text in drawn.figure.findobj(Text)
+        if text.get_visible() and text.get_text().strip() and text not in beyond
+    ]
+    return {
+        f"{number} {text.get_text()}": text.get_window_extent(canvas.get_renderer())
+        for number, text in enumerate(texts)
+    }
 
 
 def paper_scale() -> list[Drawn]:
     """Sets of 214,638 samples, and speedups within less than a decade."""
     speedups = Quantiles(n=200_000, p10=0.55, p25=0.8, median=1.2, p75=1.9, p90=3.1)
     tokens = Quantiles(n=214_638, p10=4_000, p25=6_000, median=9_000, p75=15_000, p90=31_000)
-    facts = {"samples": 214_638, "tasks": 180_000, "single_operator": 107_319, "fusion": 107_319, "tokens": tokens, "speedups": speedups}
-    held = [SetComposition(name=f"set_{number}", families={"matmul": 214_638}, **facts) for number in range(3)]
+    facts = {
+        "samples": 214_638,
+        "tasks": 180_000,
+        "single_operator": 107_319,
+        "fusion": 107_319,
+        "tokens": tokens,
+        "speedups": speedups,
+    }
+    held = [
+        SetComposition(name=f"set_{number}", families={"matmul": 214_638}, **facts)
+        for number in range(3)
+    ]
     few = overlap({"a": ["x", "y"], "b": ["y"]})
-    large = few.model_copy(update={"intersections": tuple(each.model_copy(update={"samples": 214_638}) for each in few.intersections)})
+    large = few.model_copy(
+        update={
+            "intersections": tuple(
+                each.model_copy(update={"samples": 214_638}) for each in few.intersections
+            )
+        }
+    )
     return [composition_figure(held), overlap_figure(large)]
 
 
@@ -163,7 +284,11 @@ def test_no_letters_lie_over_others_or_leave_the_picture(what: tuple[int, int] |
         assert len(boxes) > 5
         width, height = drawn.figure.canvas.get_width_height()
         for name, box in boxes.items():
-            assert box.x0 > -2 and box.y0 > -2 and box.x1 < width + 2 and box.y1 < height + 2, (drawn.name, name, box)
+            assert box.x0 > -2 and box.y0 > -2 and box.x1 < width + 2 and box.y1 < height + 2, (
+                drawn.name,
+                name,
+                box,
+            )
         for (first, a), (second, b) in combinations(boxes.items(), 2):
             across = min(a.x1, b.x1) - max(a.x0, b.x0)
             down = min(a.y1, b.y1) - max(a.y0, b.y0)
@@ -174,15 +299,23 @@ def test_no_letters_lie_over_others_or_leave_the_picture(what: tuple[int, int] |
 AS_SEEN = {
     "everyone": np.eye(3),
     "protanopia": np.array([[0.1124, 0.8876, 0.0], [0.1124, 0.8876, 0.0], [0.0040, -0.0040, 1.0]]),
-    "deuteranopia": np.array([[0.2928, 0.7072, 0.0], [0.2928, 0.7072, 0.0], [-0.0223, 0.0223, 1.0]]),
+    "deuteranopia": np.array(
+        [[0.2928, 0.7072, 0.0], [0.2928, 0.7072, 0.0], [-0.0223, 0.0223, 1.0]]
+    ),
 }
 TOLD_APART = 20.0  # difference in CIE Lab; 2.3 is just noticeable side by side
 
 
 def lab(colour: str, seen: np.ndarray) -> np.ndarray:
     rgb = np.array([int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)])
-    linear = np.clip(seen @ np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4), 0, 1)
-    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ linear / [0.9505, 1.0, 1.089]
+    linear = np.clip(
+        seen @ np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4), 0, 1
+    )
+    xyz = (
+        np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+        @ linear
+        / [0.9505, 1.0, 1.089]
+    )
     f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
@@ -193,19 +326,28 @@ def test_kinds_are_told_apart_by_every_reader(reader: str) -> None:
     families = {f"family {number}": look for number, look in enumerate((*FAMILY_LOOKS, LOOKS[7]))}
     for looks in ({**STATUS_LOOKS, "another status": OTHER}, families):
         for (first, a), (second, b) in combinations(looks.items(), 2):
-            apart = float(np.linalg.norm(lab(a.colour, AS_SEEN[reader]) - lab(b.colour, AS_SEEN[reader])))
+            apart = float(
+                np.linalg.norm(lab(a.colour, AS_SEEN[reader]) - lab(b.colour, AS_SEEN[reader]))
+            )
             assert a.hatch != b.hatch or apart > TOLD_APART, (first, second, apart)
 
 
 def test_every_status_has_a_look_of_its_own() -> None:
-    assert set(STATUS_LOOKS) == set(STATUSES) and len(set(STATUS_LOOKS.values()) | {OTHER}) == len(STATUSES) + 1
+    assert (
+        set(STATUS_LOOKS) == set(STATUSES)
+        and len(set(STATUS_LOOKS.values()) | {OTHER}) == len(STATUSES) + 1
+    )
     assert all(isinstance(look, Look) for look in STATUS_LOOKS.values())
 
 
 def test_figures_of_little_or_nothing() -> None:
     figures = Figures(frame(sample("t", 0, 10, None, status="no_code", ops=[])))
-    assert [drawn.name for drawn in figures.drawn()] == ["status-by-family"] and "1 no_code" in figures.drawn()[0].alt
-    assert overlap_figure(overlap({})).alt.startswith("Overlap of training sets, 0 different samples")
+    assert [drawn.name for drawn in figures.drawn()] == [
+        "status-by-family"
+    ] and "1 no_code" in figures.drawn()[0].alt
+    assert overlap_figure(overlap({})).alt.startswith(
+        "Overlap of training sets, 0 different samples"
+    )
     nothing = composition("none", frame(*ROWS).clear(), task_families(frame(*ROWS)))
     assert "0 samples of 0 tasks" in composition_figure([nothing]).alt
     assert status_figure(figures.statuses).alt == figures.drawn()[0].alt
@@ -213,8 +355,12 @@ def test_figures_of_little_or_nothing() -> None:
 
 def test_the_same_sets_give_the_same_bytes(tmp_path: Path) -> None:
     written = [many(3, 8).write(tmp_path / name) for name in ("first", "second")]
-    assert [path.name for path in written[0]] == [path.name for path in written[1]] and len(written[0]) == 7
-    assert all(first.read_bytes() == second.read_bytes() for first, second in zip(*written, strict=True))
+    assert [path.name for path in written[0]] == [path.name for path in written[1]] and len(
+        written[0]
+    ) == 7
+    assert all(
+        first.read_bytes() == second.read_bytes() for first, second in zip(*written, strict=True)
+    )
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:

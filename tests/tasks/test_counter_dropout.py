@@ -19,11 +19,14 @@ def dropouts(count: int, seed: int = 3, step: int = 0) -> list[CounterDropout]:
 
 
 def masks(count: int, *, seed: int = 3, step: int = 0) -> torch.Tensor:
-    return torch.stack([keep_mask((ROWS, COLUMNS), module.key, RATE) for module in dropouts(count, seed, step)])
+    return torch.stack(
+        [keep_mask((ROWS, COLUMNS), module.key, RATE) for module in dropouts(count, seed, step)]
+    )
 
 
 def assert_independent(first: torch.Tensor, second: torch.Tensor) -> None:
-    """Of dropped elements, as many coincide as chance gives: within five standard errors of rate squared."""
+    """Of dropped elements, as many coincide as chance gives: within five standard errors of rate
+    squared."""
     both = (~first & ~second).double()
     error = math.sqrt(RATE**2 * (1 - RATE**2) / both.numel())
     assert abs(float(both.mean()) - RATE**2) < 5 * error
@@ -99,12 +102,18 @@ def test_compiled_code_draws_the_same_mask_and_keeps_nothing_of_it():
 
     x = torch.randn(ROWS, COLUMNS, requires_grad=True)
     saved: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor
+    ):
         out = torch.compile(step)(x)
     assert torch.allclose(out, step(x), atol=1e-5)
     assert not any(tensor.dtype == torch.bool for tensor in saved)
-    assert sum(tensor.nbytes for tensor in saved) <= x.nbytes + weight.nbytes + 64, "the input, the weight and the key"
+    assert sum(tensor.nbytes for tensor in saved) <= x.nbytes + weight.nbytes + 64, (
+        "the input, the weight and the key"
+    )
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     DropoutKeys([module], 3).set(1)
     assert not torch.equal(torch.compile(step)(x), out)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before, "a new key compiles nothing"
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before, (
+        "a new key compiles nothing"
+    )

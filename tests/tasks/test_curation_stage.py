@@ -1,4 +1,5 @@
-"""Curation from snapshot to snapshot: what a training set's rows hold, that a killed run goes on, and that texts stay on the disk."""
+"""Curation from snapshot to snapshot: what a training set's rows hold, that a killed run goes on,
+and that texts stay on the disk."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from kernels_eval.errors import UsageError
 from tasks.curation import stage
 from tasks.curation.strategies import CurationConfig, curate
 from tasks.curation.tables import deciding
-from tasks.schemas import CANDIDATES, CURATED, TASKS, VERDICTS
-from tasks.store import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
 from tasks.workload.record import WORKLOADS
 from tests.support.samples import FUSION, SINGLE, frame, sample
 
@@ -21,20 +22,44 @@ from tests.support.samples import FUSION, SINGLE, frame, sample
 def rows(tasks: int = 30) -> list[dict[str, Any]]:
     rng = random.Random(3)
     return [
-        sample(f"t{task:02d}", index, rng.randint(10, 99), rng.choice([0.5, 1.0, 2.0, 6.0]), ops=FUSION if task % 3 else SINGLE)
-        | {"answer": f"answer {task}-{index}", "code": f"# {task}-{index}", "language": "cpp", "reason": "verified"}
+        sample(
+            f"t{task:02d}",
+            index,
+            rng.randint(10, 99),
+            rng.choice([0.5, 1.0, 2.0, 6.0]),
+            ops=FUSION if task % 3 else SINGLE,
+        )
+        | {
+            "answer": f"answer {task}-{index}",
+            "code": f"# {task}-{index}",
+            "language": "cpp",
+            "reason": "verified",
+        }
         for task in range(tasks)
         for index in range(3)
     ]
 
 
-def snapshots(root: Path, samples: list[dict[str, Any]]) -> tuple[SnapshotRef, SnapshotRef, SnapshotRef]:
+def snapshots(
+    root: Path, samples: list[dict[str, Any]]
+) -> tuple[SnapshotRef, SnapshotRef, SnapshotRef]:
     """Finished verdicts, candidates (the other way round) and tasks."""
     ids = sorted({row["task_id"] for row in samples})
     tables = {
         "verification": (samples, VERDICTS),
         "synthesis": (samples[::-1], CANDIDATES),
-        "tasks": ([{"task_id": name, "name": f"name {name}", "code": f"code {name}", "entry_point": "Model"} for name in ids], TASKS),
+        "tasks": (
+            [
+                {
+                    "task_id": name,
+                    "name": f"name {name}",
+                    "code": f"code {name}",
+                    "entry_point": "Model",
+                }
+                for name in ids
+            ],
+            TASKS,
+        ),
     }
     refs = []
     for name, (table, schema) in tables.items():
@@ -51,18 +76,33 @@ def test_every_row_of_a_training_set(tmp_path: Path, strategy: Any) -> None:
     made = stage.run(*snapshots(tmp_path, samples), config).open()
     curated = made.read()
     expected = curate(frame(*samples), config)
-    assert curated.columns == CURATED.names and curated["candidate_id"].equals(expected["candidate_id"])
-    assert made.manifest["criterion_counts"] == dict(sorted(expected["criterion"].value_counts().iter_rows()))
+    assert curated.columns == CURATED.names and curated["candidate_id"].equals(
+        expected["candidate_id"]
+    )
+    assert made.manifest["criterion_counts"] == dict(
+        sorted(expected["criterion"].value_counts().iter_rows())
+    )
     of = {row["candidate_id"]: row for row in samples}
     for row in curated.iter_rows(named=True):
         own = of[row["candidate_id"]]
         giver = of[row["reasoning_from"] or row["candidate_id"]]
         assert (row["reasoning_from"] is None) == (strategy != "shuffled_reasoning")
-        assert (row["reasoning"], row["reasoning_tokens"]) == (giver["reasoning"], giver["reasoning_tokens"])
+        assert (row["reasoning"], row["reasoning_tokens"]) == (
+            giver["reasoning"],
+            giver["reasoning_tokens"],
+        )
         assert (row["answer"], row["code"], row["language"]) == (own["answer"], own["code"], "cpp")
-        assert (row["speedup"], row["speedup_lower"]) == (own["timing"]["speedup"], own["timing"]["speedup_lower"])
-        assert (row["task_name"], row["task_code"]) == (f"name {own['task_id']}", f"code {own['task_id']}")
-        assert row["operator_kind"] == ("single_operator" if own["reference_operators"] == SINGLE else "fusion")
+        assert (row["speedup"], row["speedup_lower"]) == (
+            own["timing"]["speedup"],
+            own["timing"]["speedup_lower"],
+        )
+        assert (row["task_name"], row["task_code"]) == (
+            f"name {own['task_id']}",
+            f"code {own['task_id']}",
+        )
+        assert row["operator_kind"] == (
+            "single_operator" if own["reference_operators"] == SINGLE else "fusion"
+        )
 
 
 def test_a_killed_run_goes_on_and_a_finished_one_is_served(tmp_path: Path) -> None:
@@ -70,7 +110,9 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_served(tmp_path: Path) -> No
     config = CurationConfig()
     half = stage.planned(*refs, config)
     whole = curate(deciding(refs[0].open(), refs[1].open()), config)["candidate_id"].to_list()
-    half.append([{"candidate_id": name, "criterion": "there already"} for name in whole[:4]], CURATED)
+    half.append(
+        [{"candidate_id": name, "criterion": "there already"} for name in whole[:4]], CURATED
+    )
     made = stage.run(*refs, config).open()
     assert made.read()["candidate_id"].to_list() == whole and made.manifest["rows"] == len(whole)
     before = made.parts()
@@ -86,17 +128,24 @@ def test_strategies_lie_side_by_side(tmp_path: Path) -> None:
 def test_deciding_reads_no_text(tmp_path: Path) -> None:
     verdicts, candidates, _ = snapshots(tmp_path, rows())
     read = deciding(verdicts.open(), candidates.open())
-    assert read.height == 90 and not {"response", "reasoning", "answer", "code", "log_tail"} & set(read.columns)
+    assert read.height == 90 and not {"response", "reasoning", "answer", "code", "log_tail"} & set(
+        read.columns
+    )
 
 
 def workloads(root: Path, operators: dict[str, list[str] | None]) -> SnapshotRef:
     """Finished workloads; None: a task that could not be counted."""
     snapshot = Snapshot(str(root), "workloads", "w")
-    snapshot.append([{"task_id": name, "operators": found or []} for name, found in operators.items()], WORKLOADS)
+    snapshot.append(
+        [{"task_id": name, "operators": found or []} for name, found in operators.items()],
+        WORKLOADS,
+    )
     return snapshot.publish(config={}).ref
 
 
-def test_operators_are_the_verdicts_where_it_names_any_else_those_that_were_counted(tmp_path: Path) -> None:
+def test_operators_are_the_verdicts_where_it_names_any_else_those_that_were_counted(
+    tmp_path: Path,
+) -> None:
     samples = [
         sample("a", 0, 10, 2.0, ops=SINGLE),
         sample("b", 0, 10, 2.0, ops=[]),
@@ -113,18 +162,29 @@ def test_operators_are_the_verdicts_where_it_names_any_else_those_that_were_coun
     assert made.manifest["operators_from"] == {"unknown": 1, "verdict": 1, "workload": 2}
     assert made.manifest["upstream"] == ["x", "x", "x", "w"]
     without = stage.run(*refs, config).open()
-    assert without.fingerprint != made.fingerprint and without.manifest["operators_from"] == {"unknown": 3, "verdict": 1}
+    assert without.fingerprint != made.fingerprint and without.manifest["operators_from"] == {
+        "unknown": 3,
+        "verdict": 1,
+    }
     assert dict(without.read().select("task_id", "operator_kind").iter_rows())["b"] == "fusion"
 
 
-def test_verdicts_of_a_version_without_operators_are_balanced_by_workloads_or_refused(tmp_path: Path) -> None:
+def test_verdicts_of_a_version_without_operators_are_balanced_by_workloads_or_refused(
+    tmp_path: Path,
+) -> None:
     _, candidates, tasks = snapshots(tmp_path, rows(4))
     older = Snapshot(str(tmp_path), "verification", "older")
     older.append(rows(4), VERDICTS.remove(VERDICTS.get_field_index("reference_operators")))
     verdicts = older.publish(config={}).ref
     with pytest.raises(UsageError, match="needs the columns reference_operators"):
         stage.run(verdicts, candidates, tasks, CurationConfig())
-    made = stage.run(verdicts, candidates, tasks, CurationConfig(), workloads(tmp_path, {f"t0{i}": SINGLE for i in range(4)})).open()
+    made = stage.run(
+        verdicts,
+        candidates,
+        tasks,
+        CurationConfig(),
+        workloads(tmp_path, {f"t0{i}": SINGLE for i in range(4)}),
+    ).open()
     assert set(made.read()["operator_kind"]) == {"single_operator"}
 
 
@@ -132,13 +192,23 @@ def test_nothing_taken_is_an_error_that_says_why(tmp_path: Path) -> None:
     wrong = [sample("a", 0, 10, None, status="incorrect")]
     with pytest.raises(UsageError, match="took none of 1 candidates .0 correct"):
         stage.run(*snapshots(tmp_path / "wrong", wrong), CurationConfig())
-    later = [sample("a", 0, 10, None, status="incorrect"), sample("a", 1, 10, 2.0) | {"turn": 2, "parent": "a-0"}]
+    later = [
+        sample("a", 0, 10, None, status="incorrect"),
+        sample("a", 1, 10, 2.0) | {"turn": 2, "parent": "a-0"},
+    ]
     refs = snapshots(tmp_path / "later", later)
     with pytest.raises(UsageError, match="1 correct.*later_turns=true"):
         stage.run(*refs, CurationConfig())
-    assert stage.run(*refs, CurationConfig(later_turns=True)).open().read()["candidate_id"].to_list() == ["a-1"]
+    assert stage.run(*refs, CurationConfig(later_turns=True)).open().read()[
+        "candidate_id"
+    ].to_list() == ["a-1"]
 
 
 def test_a_configuration_of_an_older_version_still_loads() -> None:
-    older = {"min_speedup": 5.0, "require_speedup_lower_above": None, "single_operator_quota": 0.5, "strategy": "concur"}
+    older = {
+        "min_speedup": 5.0,
+        "require_speedup_lower_above": None,
+        "single_operator_quota": 0.5,
+        "strategy": "concur",
+    }
     assert CurationConfig.model_validate(older) == CurationConfig()

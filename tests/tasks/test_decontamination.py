@@ -8,25 +8,40 @@ from hypothesis import strategies as st
 from benchmarks.planted import PLANTED
 from kernels_eval.errors import UsageError
 from tasks.decontamination.decontamination import DecontaminationConfig, decontaminate
-from tasks.decontamination.deduplication import DeduplicationConfig, deduplicate_samples, deduplicate_tasks
+from tasks.decontamination.deduplication import (
+    DeduplicationConfig,
+    deduplicate_samples,
+    deduplicate_tasks,
+)
 from tasks.decontamination.fingerprints import LEVELS
 
 HEAD = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n\n\n"
 
 
 def task(layers, forward, size=64, parameters="width, depth", inputs="[width, depth]"):
-    """A task in KernelBench form: `layers` are the statements of `__init__`, `forward` those of `forward`."""
-    lines = [f"class Model(nn.Module):\n    def __init__(self, {parameters}):\n        super().__init__()"]
+    """A task in KernelBench form: `layers` are the statements of `__init__`, `forward` those of
+    `forward`."""
+    lines = [
+        f"class Model(nn.Module):\n    def __init__(self, {parameters}):\n       "
+        " super().__init__()"
+    ]
     lines += [f"        {line}" for line in layers]
     lines += ["\n    def forward(self, x):", *(f"        {line}" for line in forward)]
-    lines += [f"\nwidth = {size}\ndepth = {size // 2}\n\ndef get_inputs():\n    return [torch.rand(16, width)]"]
+    lines += [
+        f"\nwidth = {size}\ndepth = {size // 2}\n\ndef get_inputs():\n    return [torch.rand(16,"
+        " width)]"
+    ]
     lines += [f"\ndef get_init_inputs():\n    return {inputs}\n"]
     return HEAD + "\n".join(lines)
 
 
 BENCHMARK = {
     "bench/attention": task(
-        ["self.query = nn.Linear(width, depth)", "self.key = nn.Linear(width, depth)", "self.norm = nn.LayerNorm(depth)"],
+        [
+            "self.query = nn.Linear(width, depth)",
+            "self.key = nn.Linear(width, depth)",
+            "self.norm = nn.LayerNorm(depth)",
+        ],
         [
             "q = self.query(x)",
             "k = self.key(x)",
@@ -37,7 +52,10 @@ BENCHMARK = {
         ],
     ),
     "bench/activation": task([], ["return torch.relu(x)"], 4096, "*args", "[]"),
-    "bench/mlp": task(["self.a = nn.Linear(width, depth)", "self.b = nn.Linear(depth, 7)"], ["return self.b(torch.tanh(self.a(x)))"]),
+    "bench/mlp": task(
+        ["self.a = nn.Linear(width, depth)", "self.b = nn.Linear(depth, 7)"],
+        ["return self.b(torch.tanh(self.a(x)))"],
+    ),
     "bench/norm": task(
         ["self.conv = nn.Linear(width, depth, bias=False)", "self.norm = nn.LayerNorm(depth)"],
         ["x = self.conv(x)", "x = F.gelu(x)", "x = self.norm(x)", "return x.sum(dim=1)"],
@@ -45,7 +63,9 @@ BENCHMARK = {
 }
 UNRELATED = {
     "train/softmax": task([], ["return torch.softmax(x, dim=1)"], 4096, "*args", "[]"),
-    "train/activation of other sizes and form": task(["self.act = nn.ReLU()"], ["return self.act(x)"], 512, "*args", "[]"),
+    "train/activation of other sizes and form": task(
+        ["self.act = nn.ReLU()"], ["return self.act(x)"], 512, "*args", "[]"
+    ),
     "train/norm first": task(
         ["self.conv = nn.Linear(width, depth, bias=False)", "self.norm = nn.LayerNorm(width)"],
         ["x = self.norm(x)", "x = self.conv(x)", "x = F.gelu(x)", "return x.sum(dim=1)"],
@@ -55,14 +75,18 @@ UNRELATED = {
         ["x = self.conv(x)", "x = F.silu(x)", "x = self.norm(x)", "return x.mean(dim=1)"],
     ),
     "train/mlp with another activation": task(
-        ["self.a = nn.Linear(width, depth)", "self.b = nn.Linear(depth, 7)"], ["return self.b(torch.sin(self.a(x)))"]
+        ["self.a = nn.Linear(width, depth)", "self.b = nn.Linear(depth, 7)"],
+        ["return self.b(torch.sin(self.a(x)))"],
     ),
     "train/no Python": "class Model(:\n    nothing of the benchmark\n",
 }
 
 
 def frame(tasks):
-    return pl.DataFrame({"task_id": list(tasks), "code": list(tasks.values())}, schema={"task_id": pl.String, "code": pl.String})
+    return pl.DataFrame(
+        {"task_id": list(tasks), "code": list(tasks.values())},
+        schema={"task_id": pl.String, "code": pl.String},
+    )
 
 
 def found(tasks, **settings):
@@ -84,7 +108,10 @@ def test_planted_contamination_is_found_at_its_level(change):
     row = result.removed.row(0, named=True)
     assert result.removed.height == 1
     assert (row["task_id"], row["benchmark_task_id"]) == ("train/planted", "bench/attention")
-    earlier = {"split": "normalised", "split, other shapes": "shapes"}  # a temporary is inlined before the operators are looked at
+    earlier = {
+        "split": "normalised",
+        "split, other shapes": "shapes",
+    }  # a temporary is inlined before the operators are looked at
     assert row["level"] == earlier.get(change, wanted)
     assert (row["similarity"] == 1.0) == (row["level"] != "near")
 
@@ -93,7 +120,10 @@ def test_a_short_sequence_counts_only_with_the_same_input_sizes():
     module = task(["self.act = nn.ReLU()"], ["return self.act(x)"], 4096, "*args", "[]")
     assert found({"train/relu": module}).counts["operators"] == 1
     assert found({"train/relu": module.replace("4096", "4095")}).removed.is_empty()
-    assert found({"train/relu": module.replace("4096", "4095")}, min_operators=1).counts["operators"] == 1
+    assert (
+        found({"train/relu": module.replace("4096", "4095")}, min_operators=1).counts["operators"]
+        == 1
+    )
 
 
 def test_a_task_is_reported_at_the_first_of_the_levels_that_are_asked_for():
@@ -132,12 +162,20 @@ def test_switched_off_everything_is_kept_and_no_benchmark_is_needed():
 @settings(max_examples=10, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_the_order_of_rows_never_matters(random):
-    tasks = {**UNRELATED, **{f"train/{name}": make(BENCHMARK["bench/norm"]) or "" for name, (_, make) in PLANTED.items()}}
+    tasks = {
+        **UNRELATED,
+        **{
+            f"train/{name}": make(BENCHMARK["bench/norm"]) or ""
+            for name, (_, make) in PLANTED.items()
+        },
+    }
     names, known = list(tasks), list(BENCHMARK)
     random.shuffle(names)
     random.shuffle(known)
     config = DecontaminationConfig()
-    shuffled = decontaminate(frame({n: tasks[n] for n in names}), frame({n: BENCHMARK[n] for n in known}), config)
+    shuffled = decontaminate(
+        frame({n: tasks[n] for n in names}), frame({n: BENCHMARK[n] for n in known}), config
+    )
     plain = decontaminate(frame(tasks), frame(BENCHMARK), config)
     assert shuffled.kept == plain.kept and shuffled.removed.equals(plain.removed)
     assert set(plain.kept) | set(plain.removed["task_id"]) == set(tasks)
@@ -147,13 +185,24 @@ def test_the_order_of_rows_never_matters(random):
 @given(st.randoms(use_true_random=False))
 def test_of_equal_tasks_the_smallest_id_stays_whatever_the_order(random):
     code = BENCHMARK["bench/attention"]
-    tasks = {"b": code, "a": PLANTED["renamed"][1](code), "c": code, "d": PLANTED["shapes"][1](code), "e": BENCHMARK["bench/mlp"]}
+    tasks = {
+        "b": code,
+        "a": PLANTED["renamed"][1](code),
+        "c": code,
+        "d": PLANTED["shapes"][1](code),
+        "e": BENCHMARK["bench/mlp"],
+    }
     names = list(tasks)
     random.shuffle(names)
     result = deduplicate_tasks(frame({name: tasks[name] for name in names}), DeduplicationConfig())
     assert result.kept == ("a", "d", "e")
-    assert result.removed.select("id", "level", "equals").rows() == [("b", "normalised", "a"), ("c", "normalised", "a")]
-    again = deduplicate_tasks(frame({name: tasks[name] for name in result.kept}), DeduplicationConfig())
+    assert result.removed.select("id", "level", "equals").rows() == [
+        ("b", "normalised", "a"),
+        ("c", "normalised", "a"),
+    ]
+    again = deduplicate_tasks(
+        frame({name: tasks[name] for name in result.kept}), DeduplicationConfig()
+    )
     assert again.kept == result.kept and again.removed.is_empty()
 
 
@@ -182,17 +231,35 @@ class ModelNew(torch.nn.Module):
 
 
 def test_equal_kernels_of_one_task_are_one_sample():
-    renamed = KERNEL.replace("module", "library").replace("source", "text").replace("cuda_texts", "cuda_sources")
+    renamed = (
+        KERNEL.replace("module", "library")
+        .replace("source", "text")
+        .replace("cuda_texts", "cuda_sources")
+    )
     renamed = renamed.replace("cpp_texts", "cpp_sources")
     rows = {
-        "s1": ("t", KERNEL), "s2": ("t", KERNEL + "\n"), "s3": ("t", renamed), "s4": ("t", KERNEL.replace("2.0f", "3.0f")),
-        "s5": ("other", KERNEL), "s6": ("t", None), "s7": ("t", None), "s0": ("t", renamed.replace("\n\n\n", "\n\n")),
-    }  # fmt: skip
-    samples = pl.DataFrame([(name, *row) for name, row in rows.items()], schema=["candidate_id", "task_id", "code"], orient="row")
+        "s1": ("t", KERNEL),
+        "s2": ("t", KERNEL + "\n"),
+        "s3": ("t", renamed),
+        "s4": ("t", KERNEL.replace("2.0f", "3.0f")),
+        "s5": ("other", KERNEL),
+        "s6": ("t", None),
+        "s7": ("t", None),
+        "s0": ("t", renamed.replace("\n\n\n", "\n\n")),
+    }
+    samples = pl.DataFrame(
+        [(name, *row) for name, row in rows.items()],
+        schema=["candidate_id", "task_id", "code"],
+        orient="row",
+    )
     result = deduplicate_samples(samples, DeduplicationConfig())
     assert result.kept == ("s0", "s4", "s5", "s6", "s7")
     assert result.removed.select("id", "level", "equals").rows() == [
-        ("s1", "normalised", "s0"), ("s2", "exact", "s0"), ("s3", "normalised", "s0"),
-    ]  # fmt: skip
-    shuffled = deduplicate_samples(samples.sample(fraction=1, shuffle=True, seed=3), DeduplicationConfig())
+        ("s1", "normalised", "s0"),
+        ("s2", "exact", "s0"),
+        ("s3", "normalised", "s0"),
+    ]
+    shuffled = deduplicate_samples(
+        samples.sample(fraction=1, shuffle=True, seed=3), DeduplicationConfig()
+    )
     assert shuffled.kept == result.kept and shuffled.removed.equals(result.removed)

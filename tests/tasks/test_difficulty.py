@@ -1,4 +1,5 @@
-"""Planted difficulty is found, ARL that only mirrors its own wrong samples is unmasked, and two generators are compared."""
+"""Planted difficulty is found, ARL that only mirrors its own wrong samples is unmasked, and two
+generators are compared."""
 
 from __future__ import annotations
 
@@ -11,8 +12,17 @@ from tasks.analysis.difficulty import Difficulty, difficulty, divide, monotone
 from tasks.analysis.estimates import Estimate
 
 
-def planted(tasks: int, *, seed: int, harder: float, wrong_longer: float = 0.0, name: str = "g", samples: int = 8) -> pl.DataFrame:
-    """`harder`: how much of a task's hardness reaches its lengths; `wrong_longer`: tokens that a wrong sample is longer by itself.
+def planted(
+    tasks: int,
+    *,
+    seed: int,
+    harder: float,
+    wrong_longer: float = 0.0,
+    name: str = "g",
+    samples: int = 8,
+) -> pl.DataFrame:
+    """`harder`: how much of a task's hardness reaches its lengths; `wrong_longer`: tokens that a
+    wrong sample is longer by itself.
 
     Hardness depends on the task alone, so frames of two generators share it; speedup falls with it.
     """
@@ -20,7 +30,12 @@ def planted(tasks: int, *, seed: int, harder: float, wrong_longer: float = 0.0, 
     task = np.repeat(np.arange(tasks), samples)
     easy = 0.0 if wrong_longer else 1.5
     right = random.random(len(task)) < 1 / (1 + np.exp(easy * hardness[task]))
-    tokens = 9000 + 2000 * harder * hardness[task] + wrong_longer * ~right + random.normal(scale=800, size=len(task))
+    tokens = (
+        9000
+        + 2000 * harder * hardness[task]
+        + wrong_longer * ~right
+        + random.normal(scale=800, size=len(task))
+    )
     speedup = np.exp(0.3 - 0.4 * hardness[task] + random.normal(scale=0.2, size=len(task)))
     return pl.DataFrame(
         {
@@ -44,27 +59,42 @@ def test_planted_difficulty_falls_over_the_thirds_in_exec_and_speedup() -> None:
     assert found.tertiles is not None and found.split_half is not None
     assert [group.name for group in found.tertiles.groups] == ["easy", "medium", "hard"]
     assert [group.tasks for group in found.tertiles.groups] == [200, 200, 200]
-    assert found.tertiles.exec_monotone == found.tertiles.speedup_monotone == found.split_half.exec_monotone == "falls"
+    assert (
+        found.tertiles.exec_monotone
+        == found.tertiles.speedup_monotone
+        == found.split_half.exec_monotone
+        == "falls"
+    )
     assert execs(found) == sorted(execs(found), reverse=True)
     assert found.arl_exec.upper < -0.5 and found.reliability.lower > 0.7
     # moved thresholds, other numbers of groups, and medians say the same
-    assert len(found.sensitivity) == 7 and {division.exec_monotone for division in found.sensitivity} == {"falls"}
+    assert len(found.sensitivity) == 7 and {
+        division.exec_monotone for division in found.sensitivity
+    } == {"falls"}
     assert "falls with every step, with 95 % confidence" in found.finding[0]
 
 
 def test_lengths_without_difficulty_are_not_taken_for_it() -> None:
     random, said = np.random.default_rng(0), []
     for _ in range(200):
-        tasks = pl.DataFrame({"task_id": [f"{n:03}" for n in range(150)], "arl": random.normal(size=150), "share": random.random(150)})
+        tasks = pl.DataFrame(
+            {
+                "task_id": [f"{n:03}" for n in range(150)],
+                "arl": random.normal(size=150),
+                "share": random.random(150),
+            }
+        )
         found = divide(tasks.with_columns(samples=1, timed=0, log_sum=0.0), (1 / 3, 2 / 3), "x")
         assert found is not None
         said.append(found.exec_monotone)
-    # intervals hold with 95 % for both steps: a rise is claimed in one of 40 at most, a fall of both steps hardly ever
+    # intervals hold with 95 % for both steps: a rise is claimed in one of 40 at most, a fall of
+    # both steps hardly ever
     assert said.count("refuted") <= 10 and said.count("falls") == 0
 
 
 def test_wrong_samples_that_are_long_by_themselves_are_unmasked_by_other_samples() -> None:
-    """All tasks are equally hard; wrong samples are longer. ARL then counts failures, and only a split by samples shows it."""
+    """All tasks are equally hard; wrong samples are longer. ARL then counts failures, and only a
+    split by samples shows it."""
     found = difficulty(planted(600, seed=2, harder=0.0, wrong_longer=3000.0))
     assert found.tertiles is not None and found.split_half is not None
     assert found.tertiles.exec_monotone == "falls"
@@ -85,13 +115,19 @@ def test_two_generators_that_share_difficulty_agree_and_others_do_not() -> None:
     assert same is not None and other is not None
     assert (same.first, same.second, same.tasks) == ("first", "second", 600)
     assert same.spearman.lower > 0.8 and same.kappa.lower > 0.6 and same.same_third.lower > 0.7
-    assert other.spearman.lower < 0 < other.spearman.upper and other.kappa.lower < 0 < other.kappa.upper
+    assert (
+        other.spearman.lower < 0 < other.spearman.upper
+        and other.kappa.lower < 0 < other.kappa.upper
+    )
     assert same.crossed is not None and same.crossed.exec_monotone == "falls"
     assert other.crossed is not None and other.crossed.exec_monotone != "falls"
 
 
 def test_a_frame_of_two_generators_is_divided() -> None:
-    first, second = planted(60, seed=4, harder=1.0, name="first"), planted(60, seed=5, harder=1.0, name="second", samples=4)
+    first, second = (
+        planted(60, seed=4, harder=1.0, name="first"),
+        planted(60, seed=5, harder=1.0, name="second", samples=4),
+    )
     together = difficulty(pl.concat([second, first]))
     assert together == difficulty(first, second)
 
@@ -99,7 +135,11 @@ def test_a_frame_of_two_generators_is_divided() -> None:
 def test_generators_without_a_common_task_cannot_agree() -> None:
     first, second = planted(30, seed=4, harder=1.0), planted(30, seed=5, harder=1.0, name="h")
     found = difficulty(first, second.with_columns(task_id="other/" + pl.col("task_id")))
-    assert found.agreement is not None and found.agreement.tasks == 0 and found.agreement.spearman.value is None
+    assert (
+        found.agreement is not None
+        and found.agreement.tasks == 0
+        and found.agreement.spearman.value is None
+    )
     assert any("cannot be said: 0 tasks are shared" in sentence for sentence in found.finding)
 
 
@@ -120,7 +160,11 @@ def test_groups_by_hand() -> None:
         (600, 600, 0.5),
         (2000, 2000, 0.0),
     ]
-    assert easy.speedup.value == pytest.approx(4.0) and medium.speedup.value == pytest.approx(0.5) and hard.speedup.value is None
+    assert (
+        easy.speedup.value == pytest.approx(4.0)
+        and medium.speedup.value == pytest.approx(0.5)
+        and hard.speedup.value is None
+    )
     assert found.tertiles.exec_monotone == "unsayable"  # one task a group bounds nothing
 
 
@@ -144,7 +188,12 @@ def test_the_words_for_steps() -> None:
     def step(value: float, lower: float | None, upper: float | None) -> Estimate:
         return Estimate(value=value, lower=lower, upper=upper)
 
-    sure, perhaps, unsure, rises = step(1, 0.5, 1.5), step(0.1, -0.1, 0.3), step(-0.1, -0.3, 0.1), step(-1, -2, -0.5)
+    sure, perhaps, unsure, rises = (
+        step(1, 0.5, 1.5),
+        step(0.1, -0.1, 0.3),
+        step(-0.1, -0.3, 0.1),
+        step(-1, -2, -0.5),
+    )
     assert monotone([sure, sure]) == "falls"
     assert monotone([sure, perhaps]) == "not refuted"
     assert monotone([sure, unsure]) == "not shown"
@@ -160,16 +209,31 @@ def test_bad_frames_are_usage_errors() -> None:
 
 
 def test_the_words_on_speedup_follow_the_means_that_they_show() -> None:
-    """Tasks differ in how many of their samples are timed: the mean over samples rises where that over tasks falls."""
+    """Tasks differ in how many of their samples are timed: the mean over samples rises where that
+    over tasks falls."""
     rows = []
-    for group, (tokens, many, few) in enumerate(((100, 4.0, 4.0), (200, 0.5, 3.0), (300, 2.0, 0.1))):
+    for group, (tokens, many, few) in enumerate(
+        ((100, 4.0, 4.0), (200, 0.5, 3.0), (300, 2.0, 0.1))
+    ):
         for task in range(4):
             samples, speedup = (8, many) if task == 0 else (1, few)
-            rows += [(f"t{group}{task}", "correct", tokens + task, speedup * (1 + 0.01 * n + 0.001 * task)) for n in range(samples)]
-    frame = pl.DataFrame(rows, schema=["task_id", "status", "reasoning_tokens", "speedup"], orient="row")
+            rows += [
+                (
+                    f"t{group}{task}",
+                    "correct",
+                    tokens + task,
+                    speedup * (1 + 0.01 * n + 0.001 * task),
+                )
+                for n in range(samples)
+            ]
+    frame = pl.DataFrame(
+        rows, schema=["task_id", "status", "reasoning_tokens", "speedup"], orient="row"
+    )
     found = difficulty(frame)
     assert found.tertiles is not None
     values = [group.speedup.value for group in found.tertiles.groups]
-    assert values[0] > values[1] and all(step.value is not None for step in found.tertiles.speed_steps)
+    assert values[0] > values[1] and all(
+        step.value is not None for step in found.tertiles.speed_steps
+    )
     for step, before, after in zip(found.tertiles.speed_steps, values, values[1:], strict=False):
         assert step.value == pytest.approx(np.log(before) - np.log(after), abs=1e-9)

@@ -1,4 +1,5 @@
-"""Why a candidate is taken or not: the words on small cases, and that the answer is always the rule's own."""
+"""Why a candidate is taken or not: the words on small cases, and that the answer is always the
+rule's own."""
 
 from __future__ import annotations
 
@@ -36,8 +37,10 @@ def test_not_the_shortest_not_the_fastest_not_fast_enough_and_no_single_operator
     said = why("a-0", *ROWS)
     assert (said.taken, said.criterion, said.strategy, said.task_id) == (False, None, "concur", "a")
     assert said.reasons == (
-        "concise_and_fast: reasoning 5,120 tokens; the shortest correct of its task has 3,004 (a-1);"
-        " speedup 1.2; the fastest of its task has 7 (a-2)",
+        (
+            "concise_and_fast: reasoning 5,120 tokens; the shortest correct of its task has 3,004"
+            " (a-1); speedup 1.2; the fastest of its task has 7 (a-2)"
+        ),
         "high_speedup: speedup 1.2 is not above 5",
         "single_operator: its task is a fusion, not a single operator",
     )
@@ -45,24 +48,34 @@ def test_not_the_shortest_not_the_fastest_not_fast_enough_and_no_single_operator
 
 def test_what_was_taken_says_by_what() -> None:
     said = why("a-2", *ROWS)
-    assert said.criterion == "high_speedup" and said.reasons[-1] == "high_speedup: speedup 7 is above 5"
+    assert (
+        said.criterion == "high_speedup"
+        and said.reasons[-1] == "high_speedup: speedup 7 is above 5"
+    )
     assert "the shortest correct of its task has 3,004" in said.reasons[0]
     said = why("c-1", *ROWS)
     assert said.criterion == "concise_and_fast"
     assert said.reasons == (
-        "concise_and_fast: reasoning 300 tokens, the shortest of its task's 3 correct; speedup 1, the fastest of its task's 3 correct",
+        (
+            "concise_and_fast: reasoning 300 tokens, the shortest of its task's 3 correct; speedup"
+            " 1, the fastest of its task's 3 correct"
+        ),
     )
 
 
 def test_a_tie_names_who_was_taken() -> None:
     assert why("b-0", *ROWS).taken
     said = why("b-1", *ROWS)
-    assert said.reasons[0].endswith("the shortest of its task's 2 correct, as are 1 others; speedup 2, the fastest of its task's 2 correct;"
-                                    " b-0 (sample 0) of its task was taken")  # fmt: skip
+    assert said.reasons[0].endswith(
+        "the shortest of its task's 2 correct, as are 1 others; speedup 2, the fastest of its"
+        " task's 2 correct; b-0 (sample 0) of its task was taken"
+    )
 
 
 def test_what_is_not_eligible() -> None:
-    assert why("b-2", *ROWS).reasons == ("status incorrect/wrong_output: only correct samples are taken",)
+    assert why("b-2", *ROWS).reasons == (
+        "status incorrect/wrong_output: only correct samples are taken",
+    )
     later = sample("d", 0, 10, 2.0) | {"turn": 2, "parent": "x"}
     assert "turn 2" in why("d-0", *ROWS, later).reasons[0]
     assert why("d-0", *ROWS, later, later_turns=True).taken
@@ -71,16 +84,29 @@ def test_what_is_not_eligible() -> None:
 
 def test_strict_demands_come_first() -> None:
     said = why("b-0", *ROWS, require_speedup_lower_above=1.9)
-    assert said.reasons[0] == "the lower bound of its speedup, 1.8, is not above 1.9 (require_speedup_lower_above)" and not said.taken
+    assert (
+        said.reasons[0]
+        == "the lower bound of its speedup, 1.8, is not above 1.9 (require_speedup_lower_above)"
+        and not said.taken
+    )
     assert "names no custom kernel" in why("b-0", *ROWS, require_custom_kernel=True).reasons[0]
 
 
 def test_the_quota_and_the_turn() -> None:
-    singles = [row for name in ("s1", "s2") for row in (sample(name, 0, 100, 1.0, ops=SINGLE), sample(name, 1, 200, 2.0, ops=SINGLE))]
+    singles = [
+        row
+        for name in ("s1", "s2")
+        for row in (sample(name, 0, 100, 1.0, ops=SINGLE), sample(name, 1, 200, 2.0, ops=SINGLE))
+    ]
     rows = [sample("f", 0, 100, 2.0), *singles]
     assert why("s1-0", *rows).criterion == "single_operator"
-    assert why("s1-1", *rows).reasons[-1] == "single_operator: s1-0 (sample 0) of its task was taken"
-    assert why("s2-0", *rows).reasons[-1] == "single_operator: 1 were added and then the quota was met; none of them is of its task"
+    assert (
+        why("s1-1", *rows).reasons[-1] == "single_operator: s1-0 (sample 0) of its task was taken"
+    )
+    assert (
+        why("s2-0", *rows).reasons[-1]
+        == "single_operator: 1 were added and then the quota was met; none of them is of its task"
+    )
 
 
 def test_intervals_that_overlap_or_not() -> None:
@@ -99,9 +125,16 @@ def test_baselines_say_the_place_in_the_task_and_in_the_order() -> None:
         "at most 1 of a task: a-1 came first",
     )
     said = why("a-1", *ROWS, strategy="min_length", size=2)
-    assert said.reasons[1] == "number 3 of 3 samples in that order; the set of 2 takes 2 of them" and not said.taken
+    assert (
+        said.reasons[1] == "number 3 of 3 samples in that order; the set of 2 takes 2 of them"
+        and not said.taken
+    )
     said = why("c-1", *ROWS, strategy="balanced_min_length", size=2)
-    assert said.reasons[1] == "number 1 of 1 single operators in that order; the set of 2 takes 1 of them" and said.taken
+    assert (
+        said.reasons[1]
+        == "number 1 of 1 single operators in that order; the set of 2 takes 1 of them"
+        and said.taken
+    )
     untimed = sample("d", 0, 10, None)
     assert why("d-0", *ROWS, untimed, strategy="speedup", size=9).reasons == ("it was not timed",)
 
@@ -109,8 +142,11 @@ def test_baselines_say_the_place_in_the_task_and_in_the_order() -> None:
 def test_thinning_and_moved_reasoning_are_told() -> None:
     whole = curate(frame(*ROWS), CurationConfig())["candidate_id"].to_list()
     kept = curate(frame(*ROWS), CurationConfig(size=1))["candidate_id"].to_list()
-    (left, *_) = [name for name in whole if name not in kept]
-    assert why(left, *ROWS, size=1).reasons[-1] == f"size 1 keeps 1 of the {len(whole)} samples of the rule, drawn with seed 0"
+    left, *_ = [name for name in whole if name not in kept]
+    assert (
+        why(left, *ROWS, size=1).reasons[-1]
+        == f"size 1 keeps 1 of the {len(whole)} samples of the rule, drawn with seed 0"
+    )
     moved = curate(frame(*ROWS), CurationConfig(strategy="shuffled_reasoning"))
     for row in moved.iter_rows(named=True):
         said = why(row["candidate_id"], *ROWS, strategy="shuffled_reasoning")
@@ -128,7 +164,11 @@ def test_an_explanation_is_frozen() -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGY_NAMES)
-@given(rows=any_samples(max_size=14), size=st.sampled_from([None, 2]), bound=st.sampled_from([None, 0.9]))
+@given(
+    rows=any_samples(max_size=14),
+    size=st.sampled_from([None, 2]),
+    bound=st.sampled_from([None, 0.9]),
+)
 @settings(max_examples=5, deadline=None)
 def test_every_candidate_can_be_asked_and_the_answer_is_the_rules(
     strategy: Any, rows: list[dict[str, Any]], size: int | None, bound: float | None
@@ -141,7 +181,10 @@ def test_every_candidate_can_be_asked_and_the_answer_is_the_rules(
         return  # nothing to move between
     for row in rows:
         said = explain(table, config, row["candidate_id"])
-        assert (said.taken, said.criterion) == (row["candidate_id"] in taken, taken.get(row["candidate_id"]))
+        assert (said.taken, said.criterion) == (
+            row["candidate_id"] in taken,
+            taken.get(row["candidate_id"]),
+        )
         assert said.reasons and all(said.reasons)
 
 

@@ -1,4 +1,5 @@
-"""8-bit base weights: how far products, gradients and losses are from those of the weights they round."""
+"""8-bit base weights: how far products, gradients and losses are from those of the weights they
+round."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def test_rounding_is_relative_to_each_row():
 def test_products_and_gradients_are_near_those_of_the_rounded_linear():
     torch.manual_seed(0)
     linear = torch.nn.Linear(256, 192).requires_grad_(False)
-    linear.weight.mul_(torch.logspace(-2, 2, 192)[:, None])  # rows of very different size: one scale for all would lose the small ones
+    linear.weight.mul_(
+        torch.logspace(-2, 2, 192)[:, None]
+    )  # rows of very different size: one scale for all would lose the small ones
     ours = Fp8Linear(linear)
     x, y = (torch.randn(3, 17, 256).requires_grad_() for _ in range(2))
     y.data.copy_(x.data)
@@ -49,29 +52,48 @@ def test_a_model_keeps_its_adapter_and_its_loss_moves_little():
     def model() -> torch.nn.Module:
         torch.manual_seed(0)
         config = Qwen2Config(
-            hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=96
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=96,
         )
-        adapted = get_peft_model(Qwen2ForCausalLM(config), LoraConfig(r=4, lora_alpha=4, target_modules=PROJECTIONS))
+        adapted = get_peft_model(
+            Qwen2ForCausalLM(config), LoraConfig(r=4, lora_alpha=4, target_modules=PROJECTIONS)
+        )
         return adapted.train()
 
     ids = torch.randint(0, 96, (1, 32), generator=torch.Generator().manual_seed(1))
     losses = {}
     for precision in ("bf16", "fp8"):
         adapted = model()
-        accelerate(adapted, tokens=32, seed=0, options=AccelerationOptions(compile=False, base_precision=precision))
+        accelerate(
+            adapted,
+            tokens=32,
+            seed=0,
+            options=AccelerationOptions(compile=False, base_precision=precision),
+        )
         loss = adapted(ids, labels=ids).loss
         loss.backward()
         losses[precision] = float(loss.detach())
         trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
         assert all(parameter.dtype == torch.float32 for parameter in trained)
-        assert sum(float(parameter.grad.abs().sum()) > 0 for parameter in trained) >= len(trained) // 2
+        assert (
+            sum(float(parameter.grad.abs().sum()) > 0 for parameter in trained) >= len(trained) // 2
+        )
     assert losses["bf16"] != losses["fp8"]
     assert abs(losses["bf16"] - losses["fp8"]) < 0.01 * losses["bf16"]
 
 
 def test_all_adapted_products_are_rounded_and_nothing_else():
     config = Qwen2Config(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=64
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=64,
     )
     adapted = get_peft_model(Qwen2ForCausalLM(config), LoraConfig(r=4, target_modules=PROJECTIONS))
     names = set(adapted.state_dict())

@@ -1,4 +1,5 @@
-"""Held-out tasks are chosen by task, their loss is that of their completion tokens, and measuring it changes nothing of the training."""
+"""Held-out tasks are chosen by task, their loss is that of their completion tokens, and measuring
+it changes nothing of the training."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ from hypothesis import strategies as st
 
 from kernels_eval.errors import UsageError
 from tasks.publishing.shards import TEST, split_of
-from tasks.sources.small_model import SmallModelConfig, build_small_model, load_causal_model, load_tokenizer
+from tasks.sources.small_model import (
+    SmallModelConfig,
+    build_small_model,
+    load_causal_model,
+    load_tokenizer,
+)
 from tasks.training.evaluation import (
     EvaluationConfig,
     HeldOutLoss,
@@ -37,7 +43,7 @@ CONFIGS = st.builds(
 )
 
 
-# -- the split ----------------------------------------------------------------------------------------------------------------------
+# -- the split -------------------------------------------------------------------------------------
 
 
 def chosen(names: list[str], config: EvaluationConfig) -> set[str] | None:
@@ -48,7 +54,9 @@ def chosen(names: list[str], config: EvaluationConfig) -> set[str] | None:
 
 
 @given(names=NAMES, config=CONFIGS)
-def test_every_row_is_on_one_side_and_all_rows_of_a_task_on_the_same(names: list[str], config: EvaluationConfig) -> None:
+def test_every_row_is_on_one_side_and_all_rows_of_a_task_on_the_same(
+    names: list[str], config: EvaluationConfig
+) -> None:
     rows = [{"task_id": name, "row": index} for index, name in enumerate(names)]
     if (held := chosen(names, config)) is None:
         with pytest.raises(UsageError, match="nothing is left"):
@@ -56,33 +64,51 @@ def test_every_row_is_on_one_side_and_all_rows_of_a_task_on_the_same(names: list
         return
     training, held_out = split_by_task(rows, config)
     assert sorted(row["row"] for row in training + held_out) == list(range(len(rows)))
-    assert {row["task_id"] for row in held_out} == held and {row["task_id"] for row in training} == set(names) - held
-    assert all(side == sorted(side, key=lambda row: row["row"]) for side in (training, held_out)), "in their order"
+    assert {row["task_id"] for row in held_out} == held and {
+        row["task_id"] for row in training
+    } == set(names) - held
+    assert all(side == sorted(side, key=lambda row: row["row"]) for side in (training, held_out)), (
+        "in their order"
+    )
 
 
 @given(names=NAMES, config=CONFIGS, shuffled=st.randoms(use_true_random=False))
-def test_order_and_repeats_do_not_matter(names: list[str], config: EvaluationConfig, shuffled: Any) -> None:
+def test_order_and_repeats_do_not_matter(
+    names: list[str], config: EvaluationConfig, shuffled: Any
+) -> None:
     other = names + names[: len(names) // 2]
     shuffled.shuffle(other)
     assert chosen(other, config) == chosen(names, config)
 
 
 @given(names=NAMES, more=NAMES, share=st.floats(0, 0.6), seed=st.integers(0, 3))
-def test_more_tasks_move_none_across(names: list[str], more: list[str], share: float, seed: int) -> None:
+def test_more_tasks_move_none_across(
+    names: list[str], more: list[str], share: float, seed: int
+) -> None:
     config = EvaluationConfig(share=share, min_tasks=1, seed=seed)
     before, after = chosen(names, config), chosen(names + more, config)
     if before is not None and after is not None:
         assert after & set(names) == before
 
 
-@given(names=st.sets(st.text(max_size=8), min_size=2, max_size=40), count=st.integers(0, 39), seed=st.integers(0, 3))
+@given(
+    names=st.sets(st.text(max_size=8), min_size=2, max_size=40),
+    count=st.integers(0, 39),
+    seed=st.integers(0, 3),
+)
 def test_a_number_of_tasks_is_that_number(names: set[str], count: int, seed: int) -> None:
     count = min(count, len(names) - 1)
     assert len(held_out_tasks(names, EvaluationConfig(tasks=count, seed=seed))) == count
 
 
-@given(names=st.sets(st.text(max_size=8), min_size=1, max_size=40), share=st.floats(0.01, 0.6), seed=st.integers(0, 3))
-def test_the_held_out_tasks_are_those_of_the_published_split(names: set[str], share: float, seed: int) -> None:
+@given(
+    names=st.sets(st.text(max_size=8), min_size=1, max_size=40),
+    share=st.floats(0.01, 0.6),
+    seed=st.integers(0, 3),
+)
+def test_the_held_out_tasks_are_those_of_the_published_split(
+    names: set[str], share: float, seed: int
+) -> None:
     held = chosen(sorted(names), EvaluationConfig(share=share, min_tasks=1, seed=seed))
     assert held is None or held == {name for name in names if split_of(name, seed, share) == TEST}
 
@@ -96,7 +122,7 @@ def test_a_share_is_about_that_share_and_of_a_small_set_nothing() -> None:
         held_out_tasks(names[:3], EvaluationConfig(tasks=5))
 
 
-# -- the loss -----------------------------------------------------------------------------------------------------------------------
+# -- the loss --------------------------------------------------------------------------------------
 
 
 WORDS = "walk over the rows four at a time and keep the sum in a register".split()
@@ -105,15 +131,24 @@ WORDS = "walk over the rows four at a time and keep the sum in a register".split
 def rows(count: int, offset: int = 0) -> list[dict[str, Any]]:
     """Rows of unequal length: a mean over rows and a mean over tokens differ."""
     return [
-        {"candidate_id": f"c{n}", "task_id": f"t{n}", "reasoning": " ".join(WORDS[: 2 + 3 * n % 11] * (1 + n % 3)), "answer": f"x += {n};"}
+        {
+            "candidate_id": f"c{n}",
+            "task_id": f"t{n}",
+            "reasoning": " ".join(WORDS[: 2 + 3 * n % 11] * (1 + n % 3)),
+            "answer": f"x += {n};",
+        }
         for n in range(offset, offset + count)
     ]
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = SmallModelConfig(vocab_size=600, hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate_size=64)
-    return build_small_model(tmp_path_factory.mktemp("models") / "small", [" ".join(WORDS), "x += 1;", "Task t1"], config)
+    config = SmallModelConfig(
+        vocab_size=600, hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate_size=64
+    )
+    return build_small_model(
+        tmp_path_factory.mktemp("models") / "small", [" ".join(WORDS), "x += 1;", "Task t1"], config
+    )
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +159,14 @@ def examples(base: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return found[:6], found[6:]
 
 
-def trainer_of(base: Path, training: list[dict[str, Any]], out: Path, *, epochs: int = 3, learning_rate: float = 5e-3) -> Any:
+def trainer_of(
+    base: Path,
+    training: list[dict[str, Any]],
+    out: Path,
+    *,
+    epochs: int = 3,
+    learning_rate: float = 5e-3,
+) -> Any:
     """TRL's trainer with dropout, as ours is built; checkpoints each epoch."""
     import torch
     from datasets import Dataset
@@ -151,9 +193,16 @@ def trainer_of(base: Path, training: list[dict[str, Any]], out: Path, *, epochs:
     trainer = SFTTrainer(
         model=load_causal_model(base, dtype=torch.float32),
         args=args,
-        train_dataset=Dataset.from_list([{side: example[side] for side in ("prompt", "completion")} for example in training]),
+        train_dataset=Dataset.from_list(
+            [{side: example[side] for side in ("prompt", "completion")} for example in training]
+        ),
         processing_class=load_tokenizer(base),
-        peft_config=LoraConfig(task_type="CAUSAL_LM", r=4, lora_dropout=0.05, target_modules=["q_proj", "v_proj", "down_proj"]),
+        peft_config=LoraConfig(
+            task_type="CAUSAL_LM",
+            r=4,
+            lora_dropout=0.05,
+            target_modules=["q_proj", "v_proj", "down_proj"],
+        ),
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -167,7 +216,9 @@ def by_hand(model: Any, examples: list[dict[str, Any]], tokenizer: Any) -> float
     with torch.no_grad():
         for example in examples:
             mask = label_mask(example, tokenizer)
-            said = torch.log_softmax(model(input_ids=torch.tensor([mask.input_ids])).logits[0].double(), -1)
+            said = torch.log_softmax(
+                model(input_ids=torch.tensor([mask.input_ids])).logits[0].double(), -1
+            )
             for position in range(1, len(mask.input_ids)):
                 if mask.carries_loss[position]:
                     total -= float(said[position - 1, mask.input_ids[position]])
@@ -188,14 +239,26 @@ def test_the_loss_is_that_of_the_held_out_completion_tokens_before_the_first_ste
     attach(trainer, held_out, tokenizer)
     trainer.train()
     losses = losses_of(trainer.state.log_history)
-    assert [(entry.step, entry.epoch) for entry in losses] == [(0, 0.0), (3, 1.0), (6, 2.0), (9, 3.0)]
+    assert [(entry.step, entry.epoch) for entry in losses] == [
+        (0, 0.0),
+        (3, 1.0),
+        (6, 2.0),
+        (9, 3.0),
+    ]
     assert losses[0].loss == pytest.approx(untrained, rel=1e-5)
     for entry in losses[1:]:
-        model = PeftModel.from_pretrained(load_causal_model(base, dtype=torch.float32), str(tmp_path / f"checkpoint-{entry.step}")).eval()
+        model = PeftModel.from_pretrained(
+            load_causal_model(base, dtype=torch.float32), str(tmp_path / f"checkpoint-{entry.step}")
+        ).eval()
         assert entry.loss == pytest.approx(by_hand(model, held_out, tokenizer), rel=1e-4)
     assert losses[-1].loss < losses[0].loss, "what it learns of some rows holds for the others"
-    row_means = [by_hand(load_causal_model(base, dtype=torch.float32), [example], tokenizer) for example in held_out]
-    assert abs(sum(row_means) / len(row_means) - untrained) > 1e-4, "each token counts once, not each row"
+    row_means = [
+        by_hand(load_causal_model(base, dtype=torch.float32), [example], tokenizer)
+        for example in held_out
+    ]
+    assert abs(sum(row_means) / len(row_means) - untrained) > 1e-4, (
+        "each token counts once, not each row"
+    )
 
 
 def test_a_resumed_run_measures_what_an_uninterrupted_one_does_and_learns_the_same(
@@ -254,7 +317,9 @@ def test_an_epoch_whose_checkpoint_came_before_its_evaluation_is_measured_on_res
     whole.train()
     written = tmp_path / "checkpoint-6" / "trainer_state.json"
     state = json.loads(written.read_text())
-    kept = [entry for entry in state["log_history"] if not ("eval_loss" in entry and entry["step"] == 6)]
+    kept = [
+        entry for entry in state["log_history"] if not ("eval_loss" in entry and entry["step"] == 6)
+    ]
     assert len(kept) == len(state["log_history"]) - 1
     written.write_text(json.dumps(state | {"log_history": kept}))
     resumed = trainer_of(base, training, tmp_path)
@@ -263,11 +328,13 @@ def test_an_epoch_whose_checkpoint_came_before_its_evaluation_is_measured_on_res
     assert losses_of(resumed.state.log_history) == losses_of(whole.state.log_history)
 
 
-# -- early stopping -----------------------------------------------------------------------------------------------------------------
+# -- early stopping --------------------------------------------------------------------------------
 
 
 def measured(*losses: float) -> list[HeldOutLoss]:
-    return [HeldOutLoss(step=3 * epoch, epoch=epoch, loss=loss) for epoch, loss in enumerate(losses)]
+    return [
+        HeldOutLoss(step=3 * epoch, epoch=epoch, loss=loss) for epoch, loss in enumerate(losses)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -283,7 +350,9 @@ def measured(*losses: float) -> list[HeldOutLoss]:
         ((), 1, False),
     ],
 )
-def test_patience_counts_epochs_without_a_new_lowest_loss(losses: tuple[float, ...], patience: int | None, stops: bool) -> None:
+def test_patience_counts_epochs_without_a_new_lowest_loss(
+    losses: tuple[float, ...], patience: int | None, stops: bool
+) -> None:
     assert stopped(measured(*losses), patience) is stops
 
 
@@ -292,19 +361,27 @@ def test_training_stops_early_only_where_it_is_asked_to_and_its_checkpoint_says_
 ) -> None:
     # what training makes likelier comes at the expense of signs that it never sees
     row = {"candidate_id": "c", "task_id": "t", "reasoning": "%@! ?" * 40, "answer": "%@!"}
-    held_out = to_prompt_completion([row], load_tokenizer(base), lambda row: f"Task {row['task_id']}")
+    held_out = to_prompt_completion(
+        [row], load_tokenizer(base), lambda row: f"Task {row['task_id']}"
+    )
     for patience, last in ((None, 9), (1, 3)):
         trainer = trainer_of(base, examples[0], tmp_path / str(patience), learning_rate=3e-2)
         attach(trainer, held_out, load_tokenizer(base), patience_epochs=patience)
         trainer.train()
         losses = losses_of(trainer.state.log_history)
-        assert trainer.state.global_step == losses[-1].step == last and losses[1].loss > losses[0].loss
+        assert (
+            trainer.state.global_step == losses[-1].step == last and losses[1].loss > losses[0].loss
+        )
     checkpoint = tmp_path / "1" / "checkpoint-3"
-    assert stopped_at(checkpoint, 1) and not stopped_at(checkpoint, 2) and not stopped_at(checkpoint, None)
+    assert (
+        stopped_at(checkpoint, 1)
+        and not stopped_at(checkpoint, 2)
+        and not stopped_at(checkpoint, None)
+    )
     assert not stopped_at(tmp_path / "nothing", 1)
 
 
-# -- the log ------------------------------------------------------------------------------------------------------------------------
+# -- the log ---------------------------------------------------------------------------------------
 
 
 def test_the_log_has_the_loss_in_the_rows_of_its_steps_and_a_row_before_the_first_step() -> None:

@@ -1,4 +1,5 @@
-"""Text of strangers in every page that we write, as the Markdown renderer and the HTML parser of a user interface would take it."""
+"""Text of strangers in every page that we write, as the Markdown renderer and the HTML parser of a
+user interface would take it."""
 
 from __future__ import annotations
 
@@ -16,7 +17,23 @@ from tasks.decontamination.decontamination import Decontaminated, removed_frame
 from tasks.publishing.text import cell, fenced
 from tests.support.payloads import ACT, CANARY, HOSTILE, LINES, PAYLOADS
 
-OURS = {"p", "table", "thead", "tbody", "tr", "th", "td", "h1", "h2", "h3", "ul", "li", "strong", "code", "pre"}
+OURS = {
+    "p",
+    "table",
+    "thead",
+    "tbody",
+    "tr",
+    "th",
+    "td",
+    "h1",
+    "h2",
+    "h3",
+    "ul",
+    "li",
+    "strong",
+    "code",
+    "pre",
+}
 
 
 class Tags(HTMLParser):
@@ -41,28 +58,52 @@ def rendered(text: str) -> str:
 def acts(page: str) -> list[str]:
     """What in a rendered page is more than text, in tags and attributes that are not ours."""
     seen = Tags(page)
-    attributes = [f"{name}={value}" for name, value in seen.attributes if name not in ("style", "class", "start")]
-    return sorted(seen.tags - OURS) + attributes + [value for name, value in seen.attributes if name == "style" and "url" in value]
+    attributes = [
+        f"{name}={value}"
+        for name, value in seen.attributes
+        if name not in ("style", "class", "start")
+    ]
+    return (
+        sorted(seen.tags - OURS)
+        + attributes
+        + [value for name, value in seen.attributes if name == "style" and "url" in value]
+    )
 
 
 def test_the_payloads_act_where_nothing_is_escaped() -> None:
     """Otherwise the other tests could not fail."""
     found = acts(rendered(LINES))
-    assert {"script", "img", "svg", "iframe", "details", "a"} <= set(found) and any(CANARY in each for each in found)
-    assert sum(bool(acts(rendered(f"a\n\n{one}"))) for one in PAYLOADS) >= 7  # two need something of ours around them to get out of
+    assert {"script", "img", "svg", "iframe", "details", "a"} <= set(found) and any(
+        CANARY in each for each in found
+    )
+    assert (
+        sum(bool(acts(rendered(f"a\n\n{one}"))) for one in PAYLOADS) >= 7
+    )  # two need something of ours around them to get out of
 
 
 def decontamination_report() -> str:
     names = [HOSTILE, *PAYLOADS]
-    rows = [{"task_id": name, "benchmark_task_id": name, "level": "exact", "detail": name} for name in names]
+    rows = [
+        {"task_id": name, "benchmark_task_id": name, "level": "exact", "detail": name}
+        for name in names
+    ]
     frame = removed_frame([])
-    frame = pl.DataFrame([{column: row.get(column) for column in frame.columns} for row in rows], schema=frame.schema)
+    frame = pl.DataFrame(
+        [{column: row.get(column) for column in frame.columns} for row in rows], schema=frame.schema
+    )
     return Decontaminated(("kept",), frame, (HOSTILE, LINES), ("exact",)).markdown()
 
 
 def composition() -> str:
     fields = {name: None for name in SetComposition.model_fields}
-    fields |= {"name": HOSTILE, "samples": 1, "tasks": 1, "single_operator": 1, "fusion": 0, "families": {HOSTILE: 1}}
+    fields |= {
+        "name": HOSTILE,
+        "samples": 1,
+        "tasks": 1,
+        "single_operator": 1,
+        "fusion": 0,
+        "families": {HOSTILE: 1},
+    }
     return markdown([SetComposition.model_construct(**fields)])
 
 
@@ -77,7 +118,9 @@ PLACES = {
     "the training sets by strategy": composition,
     "what the observations say": observations,
     "a caution": lambda: f"- {as_text(HOSTILE)}\n\n{as_text(LINES)}",
-    "cells of a table artifact": lambda: "\n\n".join(str(one) for row in cells([{HOSTILE: HOSTILE, "n": LINES}]) for one in row.values()),
+    "cells of a table artifact": lambda: "\n\n".join(
+        str(one) for row in cells([{HOSTILE: HOSTILE, "n": LINES}]) for one in row.values()
+    ),
     "a cell of the card": lambda: f"| {cell(HOSTILE, 9999)} |\n\n{cell(LINES, 9999)}",
     "code on the card": lambda: f"before\n\n{fenced(LINES, 'python', 9999)}\n\nafter",
 }
@@ -91,16 +134,22 @@ def test_nothing_that_a_stranger_wrote_is_markup(place: str) -> None:
 
 
 def test_the_report_holds_no_markup_of_strangers() -> None:
-    from tasks.benchmark.report import build_report, to_markdown
+    from tasks.reporting.report import build_report, to_markdown
     from tests.support.hostile_report import hostile_report
 
     context = hostile_report()
     assert acts(rendered(to_markdown(context))) == []
     page = Tags(build_report(context))
     assert not page.tags & {"script", "iframe", "svg", "a", "object", "link", "form", "b"}
-    assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("href", "srcdoc", "style")]
+    assert not [
+        name
+        for name, _ in page.attributes
+        if name.startswith("on") or name in ("href", "srcdoc", "style")
+    ]
     for name, value in page.attributes:
         if name == "src":
             drawn = base64.b64decode(value.removeprefix("data:image/svg+xml;base64,")).decode()
-            assert not re.search(r"<script|<image|<foreignObject|\son\w+=|<a\s", drawn, re.IGNORECASE)
+            assert not re.search(
+                r"<script|<image|<foreignObject|\son\w+=|<a\s", drawn, re.IGNORECASE
+            )
     assert ACT in "".join(value for _, value in page.attributes) or ACT in build_report(context)

@@ -1,4 +1,5 @@
-"""A known generator is asked as its card says; what somebody sets wins; nobody else's settings change."""
+"""A known generator is asked as its card says; what somebody sets wins; nobody else's settings
+change."""
 
 from __future__ import annotations
 
@@ -10,25 +11,33 @@ import pytest
 from flows.benchmark import synthesis_for
 from flows.config import PipelineConfig, load_profile
 from kernels_eval.records import Language, SamplingParams
-from tasks import store
 from tasks.benchmark.config import BenchmarkConfig
-from tasks.store import SnapshotRef
+from tasks.store import snapshot as store
+from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.known_models import KNOWN_MODELS, sampling_for
 from tasks.synthesis.stage import planned
 
-ROOT = Path(store.__file__).parent.parent
+ROOT = Path(store.__file__).parents[2]
 KEVIN, QWQ, KERNEL_CODER = "cognition-ai/Kevin-32B", "Qwen/QwQ-32B", "lkongam/KernelCoder"
 CARDS = {
     KEVIN: {"temperature": 0.9, "top_p": 1.0, "max_tokens": 16384},
     QWQ: {"temperature": 0.6, "top_p": 0.95, "top_k": 40, "min_p": 0.0, "max_tokens": 32768},
-    KERNEL_CODER: {"temperature": 1.0, "top_p": 0.95, "top_k": 40, "min_p": 0.0, "max_tokens": 16384},
+    KERNEL_CODER: {
+        "temperature": 1.0,
+        "top_p": 0.95,
+        "top_k": 40,
+        "min_p": 0.0,
+        "max_tokens": 16384,
+    },
 }
 
 
 def asked(model: str | None, **sampling: object) -> SamplingParams:
     given = {"sampling": sampling} if sampling else {}
-    return SynthesisConfig.model_validate({"sampler": "openai", "model": model, "base_url": "http://h/v1", **given}).sampling
+    return SynthesisConfig.model_validate(
+        {"sampler": "openai", "model": model, "base_url": "http://h/v1", **given}
+    ).sampling
 
 
 @pytest.mark.parametrize("model", CARDS)
@@ -43,15 +52,36 @@ def test_the_table_holds_these_models_and_only_settings_that_exist() -> None:
         assert SamplingParams(**settings).identity.items() >= settings.items()
 
 
-@pytest.mark.parametrize("model", [None, "small", "/models/QwQ-32B", "./Qwen/QwQ-32B", "Qwen/QwQ-32B-Preview", "Qwen/QwQ-32B-AWQ"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        None,
+        "small",
+        "/models/QwQ-32B",
+        "./Qwen/QwQ-32B",
+        "Qwen/QwQ-32B-Preview",
+        "Qwen/QwQ-32B-AWQ",
+    ],
+)
 def test_any_other_model_has_the_defaults_of_before(model: str | None) -> None:
-    assert asked(model).identity == {"temperature": 1.0, "top_p": 1.0, "max_tokens": 16384, "seed": 0}
+    assert asked(model).identity == {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "max_tokens": 16384,
+        "seed": 0,
+    }
 
 
 def test_what_is_set_wins_even_where_it_is_the_default() -> None:
-    assert asked(QWQ, temperature=1.0, max_tokens=100).identity == CARDS[QWQ] | {"temperature": 1.0, "max_tokens": 100, "seed": 0}
+    assert asked(QWQ, temperature=1.0, max_tokens=100).identity == CARDS[QWQ] | {
+        "temperature": 1.0,
+        "max_tokens": 100,
+        "seed": 0,
+    }
     assert asked(QWQ, top_k=0).top_k == 0
-    assert "top_k" not in asked(QWQ, top_k=None).identity, "null: for an endpoint that has no such setting"
+    assert "top_k" not in asked(QWQ, top_k=None).identity, (
+        "null: for an endpoint that has no such setting"
+    )
     assert asked(KEVIN, repetition_penalty=1.05).repetition_penalty == 1.05
 
 
@@ -67,16 +97,20 @@ def test_resolving_changes_neither_its_argument_nor_the_table() -> None:
         KNOWN_MODELS[QWQ]["temperature"] = 2.0  # type: ignore[index]
 
 
-# -- the benchmark ------------------------------------------------------------------------------------------------------------------------
+# -- the benchmark ---------------------------------------------------------------------------------
 
 
 def line(base_model: str, **benchmark: object) -> PipelineConfig:
-    return PipelineConfig.model_validate({"training": {"base_model": base_model}, **({"benchmark": benchmark} if benchmark else {})})
+    return PipelineConfig.model_validate(
+        {"training": {"base_model": base_model}, **({"benchmark": benchmark} if benchmark else {})}
+    )
 
 
 def test_base_and_tuned_are_asked_as_the_base_models_card_says() -> None:
     for config in (line(QWQ), line(QWQ, samples_per_task=10)):
-        assert config.benchmark.sampling.identity == CARDS[QWQ] | {"seed": 0}, "4,096 tokens are the default for models that are not known"
+        assert config.benchmark.sampling.identity == CARDS[QWQ] | {"seed": 0}, (
+            "4,096 tokens are the default for models that are not known"
+        )
     config = line(QWQ, sampling={"temperature": 0.1})
     assert config.benchmark.sampling.identity == CARDS[QWQ] | {"temperature": 0.1, "seed": 0}
     for model in ("base", "tuned"):
@@ -86,7 +120,9 @@ def test_base_and_tuned_are_asked_as_the_base_models_card_says() -> None:
 def test_the_benchmark_of_any_other_model_is_what_it_was() -> None:
     assert line("small").benchmark == line("/models/QwQ-32B").benchmark == BenchmarkConfig()
     assert PipelineConfig().benchmark.sampling == SamplingParams(max_tokens=4096)
-    assert line("small", sampling={"temperature": 0.8}).benchmark.sampling == SamplingParams(temperature=0.8)
+    assert line("small", sampling={"temperature": 0.8}).benchmark.sampling == SamplingParams(
+        temperature=0.8
+    )
 
 
 def test_a_fault_in_the_training_section_is_told_as_that() -> None:
@@ -94,34 +130,47 @@ def test_a_fault_in_the_training_section_is_told_as_that() -> None:
         PipelineConfig.model_validate({"training": {"base_model": QWQ, "lora_rank": 0}})
 
 
-# -- one effective value everywhere -------------------------------------------------------------------------------------------------------
+# -- one effective value everywhere ----------------------------------------------------------------
 
 
 def test_the_paper_profile_asks_as_the_paper_did() -> None:
     config = load_profile("paper")
     assert config.synthesis.sampling.identity == CARDS[KEVIN] | {"seed": 0}
     assert config.benchmark.sampling.identity == CARDS[QWQ] | {"max_tokens": 16384, "seed": 0}
-    other = load_profile("paper", [f"synthesis.model={KERNEL_CODER}", "synthesis.sampling.min_p=0.05"])
+    other = load_profile(
+        "paper", [f"synthesis.model={KERNEL_CODER}", "synthesis.sampling.min_p=0.05"]
+    )
     assert other.synthesis.sampling.identity == CARDS[KERNEL_CODER] | {"min_p": 0.05, "seed": 0}
 
 
 @pytest.mark.parametrize("sampling", [{}, {"top_k": None}, {"temperature": 1.0, "min_p": 0.1}])
 def test_a_configuration_survives_json_with_its_effective_values(sampling: dict) -> None:
     config = line(QWQ, sampling=sampling).model_copy(
-        update={"synthesis": SynthesisConfig(sampler="openai", model=QWQ, sampling=SamplingParams(**sampling))}
+        update={
+            "synthesis": SynthesisConfig(
+                sampler="openai", model=QWQ, sampling=SamplingParams(**sampling)
+            )
+        }
     )
     dumped = config.model_dump(mode="json")
     again = PipelineConfig.model_validate(dumped)
     assert again == config and again.model_dump(mode="json") == dumped
     assert again.synthesis.sampling.identity == config.synthesis.sampling.identity
-    assert dumped["synthesis"]["sampling"].get("top_p") == 0.95, "what is printed and shown is what is sent"
+    assert dumped["synthesis"]["sampling"].get("top_p") == 0.95, (
+        "what is printed and shown is what is sent"
+    )
 
 
 def test_a_default_and_the_same_value_spelled_out_are_one_snapshot(tmp_path: Path) -> None:
     tasks = SnapshotRef(root=str(tmp_path), stage="tasks", fingerprint="t")
 
     def fingerprint(model: str, **sampling: object) -> str:
-        config = SynthesisConfig(sampler="openai", model=model, base_url="http://h/v1", sampling=SamplingParams(**sampling))
+        config = SynthesisConfig(
+            sampler="openai",
+            model=model,
+            base_url="http://h/v1",
+            sampling=SamplingParams(**sampling),
+        )
         return planned(tasks, config, Language.CUDA).fingerprint
 
     assert fingerprint(QWQ) == fingerprint(QWQ, **CARDS[QWQ])
@@ -130,7 +179,11 @@ def test_a_default_and_the_same_value_spelled_out_are_one_snapshot(tmp_path: Pat
 
 
 def test_the_documentation_shows_the_same_table() -> None:
-    rows = re.findall(r"^\| `(\S+/\S+)` \|(.*)\|$", (ROOT / "docs" / "how-to" / "sample-with-vllm.md").read_text(encoding="utf-8"), re.M)
+    rows = re.findall(
+        r"^\| `(\S+/\S+)` \|(.*)\|$",
+        (ROOT / "docs" / "how-to" / "sample-with-vllm.md").read_text(encoding="utf-8"),
+        re.M,
+    )
     shown = {model: [cell.strip() for cell in cells.split("|")] for model, cells in rows}
     names = ("temperature", "top_p", "top_k", "min_p", "max_tokens")
     assert shown.keys() == KNOWN_MODELS.keys()

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from kernels_eval.errors import EvalError, UsageError
-from tasks.schemas import VERDICTS
+from tasks.tables import VERDICTS
 from tasks.tracking import connection, mlflow_sink, writing
 from tasks.tracking.mlflow_sink import STAGE_TAG, log_run, registered_version
 from tasks.tracking.records import DatasetRef, RunRecord, StageRecord, flatten
@@ -43,7 +43,9 @@ class Home:
         self.artifacts = path / "artifact root"
 
     def log(self, record: RunRecord) -> str:
-        return log_run(record, tracking_uri=self.uri, artifact_root=str(self.artifacts), experiment="refresh")
+        return log_run(
+            record, tracking_uri=self.uri, artifact_root=str(self.artifacts), experiment="refresh"
+        )
 
     @property
     def client(self) -> Any:
@@ -52,11 +54,19 @@ class Home:
         return MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
 
     def runs(self, query: str = "") -> list[Any]:
-        return list(self.client.search_runs([self.client.get_experiment_by_name("refresh").experiment_id], query))
+        return list(
+            self.client.search_runs(
+                [self.client.get_experiment_by_name("refresh").experiment_id], query
+            )
+        )
 
     def parents(self) -> dict[str, str]:
         """run id -> status of every parent run."""
-        return {run.info.run_id: run.info.status for run in self.runs() if FINGERPRINT_TAG in run.data.tags}
+        return {
+            run.info.run_id: run.info.status
+            for run in self.runs()
+            if FINGERPRINT_TAG in run.data.tags
+        }
 
     def children(self, parent: str) -> dict[str, Any]:
         return {run.info.run_name: run for run in self.runs(f"tags.`{PARENT_TAG}` = '{parent}'")}
@@ -72,9 +82,16 @@ class Home:
         (self.path / "loss.svg").write_text("<svg/>")
         for part in range(2):
             rows = [{"candidate_id": f"{part}-{index}", "status": "correct"} for index in range(3)]
-            pq.write_table(pa.Table.from_pylist(rows, schema=VERDICTS), snapshot / f"part-{part}.parquet")
+            pq.write_table(
+                pa.Table.from_pylist(rows, schema=VERDICTS), snapshot / f"part-{part}.parquet"
+            )
         stages = (
-            StageRecord(name="verification", params={"workers": 2}, metrics={"correct": 3, "rejected": 0}, tags={"device": "cpu"}),
+            StageRecord(
+                name="verification",
+                params={"workers": 2},
+                metrics={"correct": 3, "rejected": 0},
+                tags={"device": "cpu"},
+            ),
             StageRecord(
                 name="training",
                 series={"loss": [(1, 2.5), (2, 1.5), (3, 0.75)]},
@@ -82,7 +99,13 @@ class Home:
                 datasets=(DatasetRef("curated", str(snapshot), "c0ffee"),),
             ),
             StageRecord(
-                name="benchmark base", metrics={"exec_at_1": 0.5, "exec_at_1_lower": 0.1, "exec_at_1_upper": 0.9, "exec_at_5": None}
+                name="benchmark base",
+                metrics={
+                    "exec_at_1": 0.5,
+                    "exec_at_1_lower": 0.1,
+                    "exec_at_1_upper": 0.9,
+                    "exec_at_5": None,
+                },
             ),
             StageRecord(name="benchmark tuned", metrics={"exec_at_1": 0.0, "fast_1_at_1": 0.0}),
         )
@@ -90,7 +113,11 @@ class Home:
             "run_fingerprint": fingerprint,
             "run_name": "local refresh",
             "tags": {"language": "cpp"},
-            "params": {"curation": {"strategy": "concur", "min_speedup": 5.0}, "ks": [1, 5], "seed": None},
+            "params": {
+                "curation": {"strategy": "concur", "min_speedup": 5.0},
+                "ks": [1, 5],
+                "seed": None,
+            },
             "metrics": {"curated": 7, "fast_1_at_1": 0.0},
             "stages": stages,
             "datasets": [("verification", str(snapshot), FINGERPRINT)],
@@ -105,7 +132,8 @@ class Home:
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """An MLflow database with its tables and nothing else: making one takes seconds, copying one does not."""
+    """An MLflow database with its tables and nothing else: making one takes seconds, copying one
+    does not."""
     from mlflow.tracking import MlflowClient
 
     path = tmp_path_factory.mktemp("template") / "mlflow.db"
@@ -123,7 +151,12 @@ def test_everything_of_a_run_reads_back(home: Home) -> None:
     run_id = home.log(home.record())
     run = home.client.get_run(run_id)
     assert run.info.status == "FINISHED" and run.info.run_name == "local refresh"
-    assert run.data.params == {"curation.strategy": "concur", "curation.min_speedup": "5.0", "ks": "[1, 5]", "seed": "null"}
+    assert run.data.params == {
+        "curation.strategy": "concur",
+        "curation.min_speedup": "5.0",
+        "ks": "[1, 5]",
+        "seed": "null",
+    }
     assert run.data.metrics == {"curated": 7.0, "fast_1_at_1": 0.0}
     assert run.data.tags["language"] == "cpp" and run.data.tags[FINGERPRINT_TAG] == FINGERPRINT
 
@@ -137,29 +170,57 @@ def test_everything_of_a_run_reads_back(home: Home) -> None:
     history = home.client.get_metric_history(children["training"].info.run_id, "loss")
     assert [(point.step, point.value) for point in history] == [(1, 2.5), (2, 1.5), (3, 0.75)]
     # k above the number of samples has no value: nothing is written, least of all a zero
-    assert children["benchmark base"].data.metrics == {"exec_at_1": 0.5, "exec_at_1_lower": 0.1, "exec_at_1_upper": 0.9}
+    assert children["benchmark base"].data.metrics == {
+        "exec_at_1": 0.5,
+        "exec_at_1_lower": 0.1,
+        "exec_at_1_upper": 0.9,
+    }
     assert children["benchmark tuned"].data.metrics == {"exec_at_1": 0.0, "fast_1_at_1": 0.0}
 
 
 def test_artifacts_lie_under_the_given_root(home: Home) -> None:
     run_id = home.log(home.record())
-    files = {str(path.relative_to(home.artifacts)) for path in home.artifacts.rglob("*") if path.is_file()}
+    files = {
+        str(path.relative_to(home.artifacts))
+        for path in home.artifacts.rglob("*")
+        if path.is_file()
+    }
     loss = home.children(run_id)["training"].info.run_id
-    own = ("report.html", "figures/speedup.png", "adapter/adapter_config.json", "adapter/adapter_model.safetensors", "adapter/MLmodel")
-    assert files == {f"{run_id}/artifacts/{name}" for name in own} | {f"{loss}/artifacts/figures/loss.svg"}
+    own = (
+        "report.html",
+        "figures/speedup.png",
+        "adapter/adapter_config.json",
+        "adapter/adapter_model.safetensors",
+        "adapter/MLmodel",
+    )
+    assert files == {f"{run_id}/artifacts/{name}" for name in own} | {
+        f"{loss}/artifacts/figures/loss.svg"
+    }
 
 
-def test_a_table_reads_back_and_a_replay_does_not_lengthen_it(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [{"phase": "load", "candidates": 3, "median_s": 1.5}, {"phase": "timing", "candidates": 0, "median_s": None}]
+def test_a_table_reads_back_and_a_replay_does_not_lengthen_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {"phase": "load", "candidates": 3, "median_s": 1.5},
+        {"phase": "timing", "candidates": 0, "median_s": None},
+    ]
     record = home.record(stages=(StageRecord(name="verification", tables={"phases": rows}),))
     for _ in range(2):
         home.log(record)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", home.uri)  # what load_table reads, whatever the client was given
+    monkeypatch.setenv(
+        "MLFLOW_TRACKING_URI", home.uri
+    )  # what load_table reads, whatever the client was given
     found = home.client.load_table(
-        home.client.get_experiment_by_name("refresh").experiment_id, "tables/phases.json", extra_columns=["run_id"]
+        home.client.get_experiment_by_name("refresh").experiment_id,
+        "tables/phases.json",
+        extra_columns=["run_id"],
     )
     assert list(found.columns) == ["phase", "candidates", "median_s", "run_id"]
-    assert found["phase"].to_list() == ["load", "timing"] and found["candidates"].to_list() == [3, 0]
+    assert found["phase"].to_list() == ["load", "timing"] and found["candidates"].to_list() == [
+        3,
+        0,
+    ]
     assert found["median_s"][0] == 1.5 and math.isnan(found["median_s"][1])
 
 
@@ -170,8 +231,15 @@ def test_dataset_input_counts_rows_over_all_parts(home: Home) -> None:
     (entry,) = run.inputs.dataset_inputs
     assert (entry.dataset.name, entry.dataset.digest) == ("verification", FINGERPRINT)
     assert json.loads(entry.dataset.profile)["num_rows"] == 6
-    columns = {column["name"]: column["type"] for column in json.loads(entry.dataset.schema)["mlflow_colspec"]}
-    assert list(columns) == VERDICTS.names and columns["status"] == "string" and columns["timing"] == "object"
+    columns = {
+        column["name"]: column["type"]
+        for column in json.loads(entry.dataset.schema)["mlflow_colspec"]
+    }
+    assert (
+        list(columns) == VERDICTS.names
+        and columns["status"] == "string"
+        and columns["timing"] == "object"
+    )
     source = mlflow.data.get_source(run.inputs.dataset_inputs[0])
     assert sorted(Path(source.load()).iterdir()) == sorted((home.path / "verification").iterdir())
 
@@ -195,11 +263,20 @@ def test_the_registered_version_is_the_adapter(home: Home) -> None:
 
     run_id = home.log(home.record())
     (version,) = home.client.search_model_versions("name = 'concur-adapter'")
-    assert version.run_id == run_id and version.status == "READY" and version.tags[FINGERPRINT_TAG] == FINGERPRINT
+    assert (
+        version.run_id == run_id
+        and version.status == "READY"
+        and version.tags[FINGERPRINT_TAG] == FINGERPRINT
+    )
     assert home.client.get_run(run_id).data.tags[VERSION_TAG] == "concur-adapter/1"
-    assert {name: version.tags[name] for name in ("concur.curated", "concur.tasks")} == {"concur.curated": "c0ffee", "concur.tasks": "beef"}
+    assert {name: version.tags[name] for name in ("concur.curated", "concur.tasks")} == {
+        "concur.curated": "c0ffee",
+        "concur.tasks": "beef",
+    }
     assert registered_version(run_id, tracking_uri=home.uri) == "concur-adapter/1"
-    weights = mlflow.artifacts.download_artifacts(f"{version.source}/adapter_model.safetensors", tracking_uri=home.uri)
+    weights = mlflow.artifacts.download_artifacts(
+        f"{version.source}/adapter_model.safetensors", tracking_uri=home.uri
+    )
     assert Path(weights).read_bytes() == b"weights"
 
 
@@ -209,7 +286,9 @@ def test_a_second_call_writes_nothing(home: Home) -> None:
     before = [(run.info.run_id, run.info.end_time, run.data.to_dictionary()) for run in home.runs()]
     (home.path / "report.html").unlink()  # a replay does not even need the files
     assert home.log(record) == first
-    assert [(run.info.run_id, run.info.end_time, run.data.to_dictionary()) for run in home.runs()] == before
+    assert [
+        (run.info.run_id, run.info.end_time, run.data.to_dictionary()) for run in home.runs()
+    ] == before
     assert len(home.client.search_model_versions("name = 'concur-adapter'")) == 1
 
 
@@ -250,27 +329,45 @@ KILLED_WRITER = """
 
 
 def _killed_at(call: str, home: Home, record: RunRecord) -> None:
-    """A real process that is killed (SIGKILL) when it comes to the first such call of MLflow's client."""
+    """A real process that is killed (SIGKILL) when it comes to the first such call of MLflow's
+    client."""
     written = home.path / "record.json"
     written.write_text(record.model_dump_json())
-    command = [sys.executable, "-c", textwrap.dedent(KILLED_WRITER), call, str(written), home.uri, str(home.artifacts)]
+    command = [
+        sys.executable,
+        "-c",
+        textwrap.dedent(KILLED_WRITER),
+        call,
+        str(written),
+        home.uri,
+        str(home.artifacts),
+    ]
     env = os.environ | {"PYTHONPATH": str(Path(mlflow_sink.__file__).parents[2])}
-    assert subprocess.run(command, env=env, cwd=home.path, timeout=120).returncode == -signal.SIGKILL
+    assert (
+        subprocess.run(command, env=env, cwd=home.path, timeout=120).returncode == -signal.SIGKILL
+    )
 
 
 def test_what_a_killed_process_left_is_written_anew_and_deleted(home: Home) -> None:
     record = home.record()
-    _killed_at("log_artifact", home, record)  # the first file is a child's: parent and child are both open
+    _killed_at(
+        "log_artifact", home, record
+    )  # the first file is a child's: parent and child are both open
     assert list(home.parents().values()) == ["RUNNING"]
     (left,) = home.parents()
     new = home.log(record)
     assert home.parents() == {new: "FINISHED"} and not home.children(left)
     gone = home.client.get_run(left).info
-    assert (gone.status, gone.lifecycle_stage) == ("KILLED", "deleted")  # not lost: `mlflow` can restore it
+    assert (gone.status, gone.lifecycle_stage) == (
+        "KILLED",
+        "deleted",
+    )  # not lost: `mlflow` can restore it
     assert home.log(record) == new
 
 
-def test_what_a_killed_process_left_of_another_run_is_ended_after_a_while(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_killed_process_left_of_another_run_is_ended_after_a_while(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _killed_at("log_artifact", home, home.record())
     (left,) = home.parents()
     other = home.log(home.record("another"))
@@ -287,7 +384,9 @@ def test_a_process_killed_before_registration_is_completed(home: Home) -> None:
     (left,) = home.parents()
     assert home.client.search_model_versions("name = 'concur-adapter'") == []
     assert home.log(record) == left  # the run was whole: only the version was missing
-    assert [version.run_id for version in home.client.search_model_versions("name = 'concur-adapter'")] == [left]
+    assert [
+        version.run_id for version in home.client.search_model_versions("name = 'concur-adapter'")
+    ] == [left]
 
 
 def test_a_process_killed_after_registration_does_not_register_twice(home: Home) -> None:
@@ -312,7 +411,9 @@ def test_a_failing_write_is_marked_failed_and_raised(home: Home) -> None:
     assert home.parents()[new] == "FINISHED" and failed not in home.parents()
 
 
-@pytest.mark.parametrize("broken", ["artifact", "stage artifact", "adapter", "dataset", "stage dataset"])
+@pytest.mark.parametrize(
+    "broken", ["artifact", "stage artifact", "adapter", "dataset", "stage dataset"]
+)
 def test_a_missing_path_is_named_before_anything_is_written(home: Home, broken: str) -> None:
     missing = home.path / "not there"
     changes: dict[str, dict[str, Any]] = {
@@ -320,7 +421,9 @@ def test_a_missing_path_is_named_before_anything_is_written(home: Home, broken: 
         "stage artifact": {"stages": (StageRecord(name="training", artifacts=(missing,)),)},
         "adapter": {"adapter_dir": missing},
         "dataset": {"datasets": [("tasks", str(missing), "f")]},
-        "stage dataset": {"stages": (StageRecord(name="training", datasets=[("tasks", str(missing), "f")]),)},
+        "stage dataset": {
+            "stages": (StageRecord(name="training", datasets=[("tasks", str(missing), "f")]),)
+        },
     }
     with pytest.raises(UsageError, match="not there"):
         home.log(home.record(**changes[broken]))
@@ -329,17 +432,34 @@ def test_a_missing_path_is_named_before_anything_is_written(home: Home, broken: 
 
 def test_hostile_and_huge_values_fit(home: Home) -> None:
     params = {f"key {index}": "x" for index in range(230)}
-    params |= {"long": "é" * 7000, "pass@1 > 2": "a", "pass@1 < 2": "b", "../up": "c", "n" * 300: "d"}
-    tags = {"detail": "<script>\x00" + "y" * 9000, FINGERPRINT_TAG: "forged", "mlflow.note.content": "what a person wrote"}
+    params |= {
+        "long": "é" * 7000,
+        "pass@1 > 2": "a",
+        "pass@1 < 2": "b",
+        "../up": "c",
+        "n" * 300: "d",
+    }
+    tags = {
+        "detail": "<script>\x00" + "y" * 9000,
+        FINGERPRINT_TAG: "forged",
+        "mlflow.note.content": "what a person wrote",
+    }
     series = {"loss": [(step, 1 / step) for step in range(1, 2402)], "grad_norm": [(1, math.nan)]}
-    stage = StageRecord(name="training " * 100, series=series, tags={FINGERPRINT_TAG: FINGERPRINT, PARENT_TAG: "forged"})
+    stage = StageRecord(
+        name="training " * 100,
+        series=series,
+        tags={FINGERPRINT_TAG: FINGERPRINT, PARENT_TAG: "forged"},
+    )
     run_id = home.log(home.record(params=params, tags=tags, stages=(stage,)))
     data = home.client.get_run(run_id).data
     assert len(data.params) == len(params)
     assert data.params["long"] == "é" * 5997 + "..."
     assert sorted(data.params[key] for key in data.params if key.startswith("pass_1")) == ["a", "b"]
     assert data.tags["detail"].startswith("<script>\ufffdyyy") and len(data.tags["detail"]) == 8000
-    assert data.tags[FINGERPRINT_TAG] == FINGERPRINT and data.tags["mlflow.note.content"] == "what a person wrote"
+    assert (
+        data.tags[FINGERPRINT_TAG] == FINGERPRINT
+        and data.tags["mlflow.note.content"] == "what a person wrote"
+    )
     (child,) = home.children(run_id).values()
     history = home.client.get_metric_history(child.info.run_id, "loss")
     assert sorted(point.step for point in history) == list(range(1, 2402))
@@ -360,7 +480,10 @@ def test_every_name_becomes_a_legal_and_distinct_key(names: list[str]) -> None:
 def test_a_batch_of_the_longest_values_stays_under_the_servers_limit() -> None:
     from mlflow.utils import validation
 
-    assert (writing.PARAM_LENGTH, writing.TAG_LENGTH) == (validation.MAX_PARAM_VAL_LENGTH, validation.MAX_TAG_VAL_LENGTH)
+    assert (writing.PARAM_LENGTH, writing.TAG_LENGTH) == (
+        validation.MAX_PARAM_VAL_LENGTH,
+        validation.MAX_TAG_VAL_LENGTH,
+    )
     longest = {"key": "k" * writing.KEY_LENGTH, "value": "\U0001f600" * writing.TAG_LENGTH}
     worst = json.dumps([longest] * writing.TEXTS_PER_BATCH)
     assert len(worst) < validation.MAX_BATCH_LOG_REQUEST_SIZE
@@ -371,7 +494,9 @@ def test_flatten() -> None:
         path: Path = Path("a/b")
         empty: dict[str, int] = {}
 
-    assert flatten({"a": {"b": 1.5, "c": [1, {"d": None}]}, "e": Inner(), "f": True, "g": "text"}) == {
+    assert flatten(
+        {"a": {"b": 1.5, "c": [1, {"d": None}]}, "e": Inner(), "f": True, "g": "text"}
+    ) == {
         "a.b": "1.5",
         "a.c": '[1, {"d": null}]',
         "e.path": "a/b",
@@ -392,7 +517,11 @@ def test_flatten() -> None:
         {"base_model": None},  # an adapter to nothing
         {"registered_model": "a/b"},
         {"artifacts": (Path("a/report.html"), Path("b/report.html"))},
-        {"stages": ({"name": "training", "metrics": {"loss": 1.0}, "series": {"loss": [(1, 2.0)]}},)},
+        {
+            "stages": (
+                {"name": "training", "metrics": {"loss": 1.0}, "series": {"loss": [(1, 2.0)]}},
+            )
+        },
         {"stages": ({"name": "verification", "tables": {"phases": [{"a": 1}, {"b": 2}]}},)},
         {"stages": ({"name": "verification", "tables": {"../phases": [{"a": 1}]}},)},
         {"stages": ({"name": "verification", "tables": {"phases": []}},)},
@@ -404,7 +533,9 @@ def test_illegal_records_cannot_be_built(home: Home, changes: dict[str, Any]) ->
         home.record(**changes)
 
 
-def test_without_an_artifact_root_artifacts_lie_beside_the_database(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_artifact_root_artifacts_lie_beside_the_database(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     elsewhere = home.path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
@@ -415,7 +546,12 @@ def test_without_an_artifact_root_artifacts_lie_beside_the_database(home: Home, 
 
 def test_a_database_server_needs_an_artifact_root_and_its_password_stays_secret(home: Home) -> None:
     with pytest.raises(UsageError, match="artifact root") as caught:
-        log_run(home.record(), tracking_uri="postgresql://me:secret@127.0.0.1/mlflow", artifact_root=None, experiment="refresh")
+        log_run(
+            home.record(),
+            tracking_uri="postgresql://me:secret@127.0.0.1/mlflow",
+            artifact_root=None,
+            experiment="refresh",
+        )
     assert "secret" not in str(caught.value)
 
 
@@ -443,7 +579,9 @@ def silent_server() -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_a_server_that_never_answers_is_an_error_soon(home: Home, silent_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_never_answers_is_an_error_soon(
+    home: Home, silent_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from mlflow.exceptions import MlflowException
 
     monkeypatch.setattr(connection, "HTTP_TIMEOUT_S", 1)
@@ -495,7 +633,9 @@ def test_a_server_that_dies_is_waited_for_and_written_to_again(once_away: str) -
     assert len(told) == 1 and once_away in told[0]
 
 
-def test_a_server_that_stays_away_or_refuses_is_not_written_to_again(once_away: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_stays_away_or_refuses_is_not_written_to_again(
+    once_away: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from mlflow.exceptions import RestException
 
     calls: list[Exception] = []
@@ -521,11 +661,15 @@ def test_what_the_user_set_in_the_environment_wins(monkeypatch: pytest.MonkeyPat
     with connection.bounded_and_quiet():
         assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
         assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == str(connection.HTTP_RETRIES)
-    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77" and "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
+    assert (
+        os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
+        and "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
+    )
 
 
 def test_a_first_write_in_a_fresh_process_prints_nothing(tmp_path: Path) -> None:
-    """No template here: the database does not exist, nor does its directory, and MLflow is imported for the first time."""
+    """No template here: the database does not exist, nor does its directory, and MLflow is imported
+    for the first time."""
     script = f"""
         import sys
         from tasks.tracking.mlflow_sink import log_run
@@ -536,7 +680,9 @@ def test_a_first_write_in_a_fresh_process_prints_nothing(tmp_path: Path) -> None
     """
     env = os.environ | {"PYTHONPATH": str(Path(mlflow_sink.__file__).parents[2])}
     command = [sys.executable, "-c", textwrap.dedent(script)]
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "new" / "mlflow.db").is_file()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new"]

@@ -55,19 +55,27 @@ def changed(*pairs):
 
 SAME = {
     "comments": changed(("  # the only activation", ""), ('    """Scores."""\n\n', "")),
-    "aliases": changed(("import torch.nn.functional as F", "from torch.nn import functional"), ("F.gelu", "functional.gelu")),
+    "aliases": changed(
+        ("import torch.nn.functional as F", "from torch.nn import functional"),
+        ("F.gelu", "functional.gelu"),
+    ),
     "annotations": changed(("def forward(self, x)", "def forward(self, x: torch.Tensor) -> tuple")),
     "constants": changed(("width = 16 * 4", "width = 64")),
     "inlined": changed(("torch.rand(32, width)", "torch.rand(32, 64)")),
     "size as a list": changed(("torch.rand(32, width)", "torch.rand([32, width])")),
-    "keywords": changed(("nn.Linear(width, depth)", "nn.Linear(out_features=depth, in_features=width)")),
+    "keywords": changed(
+        ("nn.Linear(width, depth)", "nn.Linear(out_features=depth, in_features=width)")
+    ),
     "statements": changed(
         ("        hidden = F.gelu(self.first(x))  # the only activation\n", ""),
         ("        total =", "        hidden = F.gelu(self.first(x))\n        total ="),
     ),
     "layers": changed(
         ("        self.first = nn.Linear(width, depth)\n", ""),
-        ("        self.scale = 0.5\n", "        self.scale = 0.5\n        self.first = nn.Linear(width, depth)\n"),
+        (
+            "        self.scale = 0.5\n",
+            "        self.scale = 0.5\n        self.first = nn.Linear(width, depth)\n",
+        ),
     ),
     "temporary": changed(("return total, shifted", "both = (total, shifted)\n        return both")),
     "unused helper": TASK + "\n\ndef helper(x):\n    return x\n",
@@ -99,7 +107,9 @@ OTHER = {
     "axis": changed(("dim=1", "dim=2")),
     "operand": changed(("self.second(hidden)", "self.second(shifted)")),
     "order of results": changed(("return total, shifted", "return shifted, total")),
-    "reads itself": changed(("total = self.second(hidden)", "total = self.second(hidden + hidden)")),
+    "reads itself": changed(
+        ("total = self.second(hidden)", "total = self.second(hidden + hidden)")
+    ),
 }
 
 
@@ -117,13 +127,28 @@ def test_another_program_has_another_form_whatever_its_sizes(code):
 
 
 def test_other_sizes_are_another_program_of_the_same_shapes_form():
-    code = changed(("depth = 48", "depth = 96"), ("32, width", "8, width"), ("self.scale = 0.5", "self.scale = 0.25"))
+    code = changed(
+        ("depth = 48", "depth = 96"),
+        ("32, width", "8, width"),
+        ("self.scale = 0.5", "self.scale = 0.25"),
+    )
     assert canonical(code).normalised != canonical(TASK).normalised
     assert canonical(code).shapes == canonical(TASK).shapes
     assert canonical(code).inputs != canonical(TASK).inputs
 
 
-@pytest.mark.parametrize("form", ["F.relu(x)", "torch.relu(x)", "x.relu()", "nn.ReLU()(x)", "x.relu_()", "self.act(x)", "self.help(x)"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "F.relu(x)",
+        "torch.relu(x)",
+        "x.relu()",
+        "nn.ReLU()(x)",
+        "x.relu_()",
+        "self.act(x)",
+        "self.help(x)",
+    ],
+)
 def test_one_operator_has_one_name_however_it_is_called(form):
     code = f"""
 import torch
@@ -171,21 +196,34 @@ class Net(nn.Module):
             x = layer(x)
         return x
 """
-    assert operator_sequence(parse_program(code, "Net")) == ("linear", "tanh", "add", "softmax", "layernorm")
+    assert operator_sequence(parse_program(code, "Net")) == (
+        "linear",
+        "tanh",
+        "add",
+        "softmax",
+        "layernorm",
+    )
 
 
 NAMES = ["width", "depth", "first", "second", "hidden", "shifted", "total", "x", "scale"]
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.permutations(["alpha", "x", "depth", "zz", "hidden", "w1", "_b", "Total", "first"]), st.integers(0, 3))
+@given(
+    st.permutations(["alpha", "x", "depth", "zz", "hidden", "w1", "_b", "Total", "first"]),
+    st.integers(0, 3),
+)
 def test_names_and_white_space_never_matter(names, blank):
     renaming = dict(zip(NAMES, names, strict=True))
     tree = ast.parse(TASK)
     for node in ast.walk(tree):
         for field in ("id", "arg", "attr"):
             name = getattr(node, field, None)
-            if name in renaming and not (field == "attr" and not isinstance(node.value, ast.Name)) and not isinstance(node, ast.keyword):
+            if (
+                name in renaming
+                and not (field == "attr" and not isinstance(node.value, ast.Name))
+                and not isinstance(node, ast.keyword)
+            ):
                 setattr(node, field, renaming[name])
     code = ast.unparse(tree).replace("\n", "\n" * (blank + 1))
     assert canonical(code).normalised == canonical(TASK).normalised
@@ -200,14 +238,26 @@ HOSTILE = {
     "nested parentheses": "x = " + "(" * 5000 + ")" * 5000,
     "long sum": "x = " + "+".join(["1"] * 30_000),
     "deep minus": "class Model:\n    def forward(self, x):\n        return " + "-" * 3000 + "x",
-    "many statements": "class Model:\n    def forward(self, x):\n"
-    + "".join(f"        a{i} = x\n" for i in range(6000))
-    + "        return x\n",
+    "many statements": (
+        "class Model:\n    def forward(self, x):\n"
+        + "".join(f"        a{i} = x\n" for i in range(6000))
+        + "        return x\n"
+    ),
     "own base": "class Model(Model):\n    pass\n",
-    "own wrapper": "class Model:\n def __init__(self):\n  self.m = Model()\n\n def forward(self, x):\n  return self.m(x)\n",
-    "huge power": "N = 10 ** 10 ** 10\nM = 2 ** 99999999\nclass Model:\n    def forward(self, x):\n        return x * N\n",
+    "own wrapper": (
+        "class Model:\n def __init__(self):\n  self.m = Model()\n\n def forward(self, x):\n  return"
+        " self.m(x)\n"
+    ),
+    "huge power": (
+        "N = 10 ** 10 ** 10\nM = 2 ** 99999999\nclass Model:\n    def forward(self, x):\n       "
+        " return x * N\n"
+    ),
     "growing product": "a = 9**9\n" + "a = a * a\n" * 200,
-    "doubling": "class Model:\n    def forward(self, x):\n" + "        x = [x, x]\n" * 200 + "        return x\n",
+    "doubling": (
+        "class Model:\n    def forward(self, x):\n"
+        + "        x = [x, x]\n" * 200
+        + "        return x\n"
+    ),
     "surrogate": "x = '\ud800'\nclass Model:\n    pass\n",
     "too long": "#" * (CODE_LIMIT + 1),
 }

@@ -1,4 +1,5 @@
-"""Lines of packed rows in a trainer: the gradient is that of the unpacked rows, plans are followed, a resumed run goes on in them."""
+"""Lines of packed rows in a trainer: the gradient is that of the unpacked rows, plans are followed,
+a resumed run goes on in them."""
 
 from __future__ import annotations
 
@@ -30,7 +31,15 @@ def rows(count: int = 11) -> list[dict[str, list[int]]]:
     return made
 
 
-def trainer(folder: Path, *, accumulation: int, epochs: int = 2, dropout: float = 0.0, packed: bool = True, rate: float = 1e-2) -> Any:
+def trainer(
+    folder: Path,
+    *,
+    accumulation: int,
+    epochs: int = 2,
+    dropout: float = 0.0,
+    packed: bool = True,
+    rate: float = 1e-2,
+) -> Any:
     torch.manual_seed(0)
     config = Qwen2Config(
         hidden_size=32,
@@ -42,7 +51,9 @@ def trainer(folder: Path, *, accumulation: int, epochs: int = 2, dropout: float 
         tie_word_embeddings=False,
     )
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel({"<end>": 0, "a": 1}, "a")), eos_token="<end>", pad_token="<end>"
+        tokenizer_object=Tokenizer(models.WordLevel({"<end>": 0, "a": 1}, "a")),
+        eos_token="<end>",
+        pad_token="<end>",
     )
     arguments = SFTConfig(
         output_dir=str(folder),
@@ -75,19 +86,28 @@ def trainer(folder: Path, *, accumulation: int, epochs: int = 2, dropout: float 
     made.remove_callback(PrinterCallback)
     if packed:
         lengths = [len(row["input_ids"]) for row in rows()]
-        plans = plan_epochs(lengths, token_budget=BUDGET, epochs=epochs, seed=0, multiple=16, window_rows=64)
+        plans = plan_epochs(
+            lengths, token_budget=BUDGET, epochs=epochs, seed=0, multiple=16, window_rows=64
+        )
         use_lines(made, plans, token_budget=BUDGET, multiple=16, pad_token=0)
-    acceleration = accelerate(made.model, tokens=BUDGET, seed=0, options=AccelerationOptions(compile=False))
+    acceleration = accelerate(
+        made.model, tokens=BUDGET, seed=0, options=AccelerationOptions(compile=False)
+    )
     made.add_callback(acceleration.callback())
     return made
 
 
 def adapter(made: Any) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in made.model.named_parameters() if parameter.requires_grad}
+    return {
+        name: parameter.detach().clone()
+        for name, parameter in made.model.named_parameters()
+        if parameter.requires_grad
+    }
 
 
 def test_one_step_over_packed_rows_is_one_step_over_the_rows_alone(tmp_path: Path):
-    """Plain gradient descent over one whole epoch as one optimiser step: the change of every weight is the gradient."""
+    """Plain gradient descent over one whole epoch as one optimiser step: the change of every weight
+    is the gradient."""
     changed = {}
     for packed in (False, True):
         made = trainer(tmp_path / str(packed), accumulation=100, epochs=1, packed=packed)
@@ -98,7 +118,9 @@ def test_one_step_over_packed_rows_is_one_step_over_the_rows_alone(tmp_path: Pat
     for name, theirs in changed[False].items():
         step = (theirs - start[name]).abs().max()
         assert (changed[True][name] - theirs).abs().max() <= 1e-4 * step + 1e-9, name
-    assert any((theirs - start[name]).abs().max() > 1e-6 for name, theirs in changed[False].items()), "something was learned"
+    assert any(
+        (theirs - start[name]).abs().max() > 1e-6 for name, theirs in changed[False].items()
+    ), "something was learned"
 
 
 def seen(made: Any) -> list[list[int]]:
@@ -115,7 +137,9 @@ def seen(made: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])  # with 4 the last step of an epoch is short
-def test_plans_are_followed_and_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path: Path, accumulation: int):
+def test_plans_are_followed_and_a_resumed_run_ends_as_an_uninterrupted_one(
+    tmp_path: Path, accumulation: int
+):
     whole = trainer(tmp_path / "whole", accumulation=accumulation, dropout=0.2)
     lines = seen(whole)
     whole.train()
@@ -139,19 +163,26 @@ def test_evaluation_rows_keep_their_collator_and_their_loss(tmp_path: Path):
     made = trainer(tmp_path, accumulation=1, epochs=1)
     held_out = Dataset.from_list(rows()[:3])
     packed = made.evaluate(held_out)["eval_loss"]
-    alone = trainer(tmp_path, accumulation=1, epochs=1, packed=False).evaluate(held_out)["eval_loss"]
+    alone = trainer(tmp_path, accumulation=1, epochs=1, packed=False).evaluate(held_out)[
+        "eval_loss"
+    ]
     assert packed == pytest.approx(alone, rel=1e-6)
 
 
 def test_the_first_token_of_a_row_and_padding_carry_no_loss():
-    line = pack([{"input_ids": [5, 6], "labels": [5, 6]}, {"input_ids": [7, 8, 9], "labels": [-100, 8, 9]}], padded_tokens=8)
+    line = pack(
+        [{"input_ids": [5, 6], "labels": [5, 6]}, {"input_ids": [7, 8, 9], "labels": [-100, 8, 9]}],
+        padded_tokens=8,
+    )
     assert line["labels"].tolist() == [[-100, 6, -100, 8, 9, -100, -100, -100]]
     assert line["position_ids"].tolist() == [[0, 1, 0, 1, 2, 0, 1, 2]]
     assert line["cu_documents"].tolist() == [0, 2, 5, 8, 8, 8, 8, 8]
 
 
 def test_a_line_of_one_row_needs_no_bounds():
-    assert "cu_documents" not in pack([{"input_ids": [5, 6, 7], "labels": [5, 6, 7]}], padded_tokens=5)
+    assert "cu_documents" not in pack(
+        [{"input_ids": [5, 6, 7], "labels": [5, 6, 7]}], padded_tokens=5
+    )
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path):
@@ -161,4 +192,10 @@ def test_what_does_not_fit_is_refused(tmp_path: Path):
         LineCollator(token_budget=8, multiple=4, pad_token=0)([[], []])
     made = trainer(tmp_path, accumulation=1, packed=False)
     with pytest.raises(ValueError, match="the plans hold 2 rows, the trainer 11"):
-        use_lines(made, plan_epochs([3, 4], token_budget=8, epochs=1, seed=0), token_budget=8, multiple=4, pad_token=0)
+        use_lines(
+            made,
+            plan_epochs([3, 4], token_budget=8, epochs=1, seed=0),
+            token_budget=8,
+            multiple=4,
+            pad_token=0,
+        )

@@ -1,4 +1,5 @@
-"""Responses as models really write them, then anything at all: parsing never fails and never takes long."""
+"""Responses as models really write them, then anything at all: parsing never fails and never takes
+long."""
 
 from __future__ import annotations
 
@@ -11,7 +12,10 @@ from hypothesis import strategies as st
 from kernels_eval.records import REASONS, Candidate, Language, Status
 from tasks.synthesis.parsing import Parsed, is_unfinished, parse_response
 
-MODULE = "import torch\n\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x + 1\n"
+MODULE = (
+    "import torch\n\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x"
+    " + 1\n"
+)
 DRAFT = MODULE.replace("x + 1", "x + 2")
 HELPER = "def helper(x):\n    return x"
 
@@ -38,21 +42,33 @@ def test_reasoning_stands_before_the_closing_tag(text: str) -> None:
 
 
 def test_reasoning_that_the_server_separated_is_kept_and_its_drafts_do_not_count() -> None:
-    parsed = parse_response("No kernel is needed.", reasoning=f"Add two.\n{fenced(DRAFT)}\nNo.", finish_reason="stop")
+    parsed = parse_response(
+        "No kernel is needed.", reasoning=f"Add two.\n{fenced(DRAFT)}\nNo.", finish_reason="stop"
+    )
     assert (parsed.answer, parsed.parse_reason) == ("No kernel is needed.", "no_code_block")
     assert parts(parse_response(fenced(MODULE), reasoning="Add one.")) == ("Add one.", MODULE, None)
-    assert parse_response(f"<think>Add one.</think>{fenced(MODULE)}", reasoning="").reasoning == "Add one."
+    assert (
+        parse_response(f"<think>Add one.</think>{fenced(MODULE)}", reasoning="").reasoning
+        == "Add one."
+    )
 
 
 def test_drafts_in_the_reasoning_never_count_beside_an_answer() -> None:
     parsed = parse_response(f"<think>\n{fenced(DRAFT)}\n</think>\n{fenced(MODULE)}")
     assert parsed.code == MODULE
-    assert parse_response(f"<think>\n{fenced(DRAFT)}\nBut that is wrong.\n</think>\nThat is all.").parse_reason == "no_code_block"
+    assert (
+        parse_response(
+            f"<think>\n{fenced(DRAFT)}\nBut that is wrong.\n</think>\nThat is all."
+        ).parse_reason
+        == "no_code_block"
+    )
 
 
 @pytest.mark.parametrize("tail", ["", "\n\n", "\n</think>\n"])
 @pytest.mark.parametrize("finish_reason", [None, "stop"])
-def test_a_module_that_the_reasoning_ends_with_is_the_answers_where_that_only_speaks_of_it(tail: str, finish_reason: str | None) -> None:
+def test_a_module_that_the_reasoning_ends_with_is_the_answers_where_that_only_speaks_of_it(
+    tail: str, finish_reason: str | None
+) -> None:
     expected = ("Add one.", f"{fenced(MODULE)}\n\nThe code above adds `one`.", MODULE)
     thought, answer = f"Add one.\n\n{fenced(MODULE)}{tail}", "\n\nThe code above adds `one`."
     for parsed in (
@@ -74,9 +90,19 @@ def test_a_module_that_the_reasoning_ends_with_is_the_answers_where_that_only_sp
         (fenced(HELPER), "That is all.", "stop", "no_code_block"),
     ],
 )
-def test_a_draft_stays_one_where_the_answer_holds_code_or_breaks_off(thought: str, answer: str, finish_reason: str, reason: str) -> None:
-    assert parse_response(f"<think>{thought}</think>{answer}", finish_reason=finish_reason).parse_reason == reason
-    assert parse_response(answer, reasoning=thought, finish_reason=finish_reason).parse_reason == reason
+def test_a_draft_stays_one_where_the_answer_holds_code_or_breaks_off(
+    thought: str, answer: str, finish_reason: str, reason: str
+) -> None:
+    assert (
+        parse_response(
+            f"<think>{thought}</think>{answer}", finish_reason=finish_reason
+        ).parse_reason
+        == reason
+    )
+    assert (
+        parse_response(answer, reasoning=thought, finish_reason=finish_reason).parse_reason
+        == reason
+    )
 
 
 def test_a_response_that_ends_with_its_reasoning_has_its_answer_there() -> None:
@@ -87,31 +113,54 @@ def test_a_response_that_ends_with_its_reasoning_has_its_answer_there() -> None:
 
 @pytest.mark.parametrize("preamble", ["", "The kernel must be fast.\n\n"])
 @pytest.mark.parametrize("finish_reason", [None, "length"])
-def test_reasoning_never_closed_is_truncated_whatever_it_drafts(preamble: str, finish_reason: str | None) -> None:
-    parsed = parse_response(f"{preamble}<think>\nPerhaps\n{fenced(DRAFT)}\nWait,", finish_reason=finish_reason)
+def test_reasoning_never_closed_is_truncated_whatever_it_drafts(
+    preamble: str, finish_reason: str | None
+) -> None:
+    parsed = parse_response(
+        f"{preamble}<think>\nPerhaps\n{fenced(DRAFT)}\nWait,", finish_reason=finish_reason
+    )
     assert (parsed.code, parsed.parse_reason, parsed.answer) == (None, "truncated", "")
     assert parsed.reasoning.startswith("Perhaps") and DRAFT in parsed.reasoning
 
 
 def test_without_tags_the_last_module_is_taken_and_the_reasoning_ends_where_it_begins() -> None:
-    thought, answer = f"First try:\n{fenced(DRAFT)}\nBetter:", f"{fenced(MODULE)}\nUsage:\n{fenced('ModelNew()')}"
+    thought, answer = (
+        f"First try:\n{fenced(DRAFT)}\nBetter:",
+        f"{fenced(MODULE)}\nUsage:\n{fenced('ModelNew()')}",
+    )
     parsed = parse_response(f"{thought}\n{answer}")
     assert (parsed.reasoning, parsed.answer, parsed.code) == (thought, answer, MODULE)
 
 
 def test_what_stopped_at_the_limit_before_any_tag_is_all_reasoning() -> None:
     parsed = parse_response("Let me think about tiles.", finish_reason="length")
-    assert (parsed.reasoning, parsed.answer, parsed.parse_reason) == ("Let me think about tiles.", "", "truncated")
+    assert (parsed.reasoning, parsed.answer, parsed.parse_reason) == (
+        "Let me think about tiles.",
+        "",
+        "truncated",
+    )
 
 
 @pytest.mark.parametrize("finish_reason", [None, "stop", "length"])
-def test_a_complete_module_counts_even_where_the_text_was_cut_behind_it(finish_reason: str | None) -> None:
-    assert parse_response(f"x</think>{fenced(MODULE)}\n```python\nimport", finish_reason=finish_reason).code == MODULE
+def test_a_complete_module_counts_even_where_the_text_was_cut_behind_it(
+    finish_reason: str | None,
+) -> None:
+    assert (
+        parse_response(
+            f"x</think>{fenced(MODULE)}\n```python\nimport", finish_reason=finish_reason
+        ).code
+        == MODULE
+    )
 
 
 def test_a_fence_never_closed_is_truncated() -> None:
     for finish_reason in (None, "stop", "length"):
-        assert parse_response(f"x</think>```python\n{MODULE}", finish_reason=finish_reason).parse_reason == "truncated"
+        assert (
+            parse_response(
+                f"x</think>```python\n{MODULE}", finish_reason=finish_reason
+            ).parse_reason
+            == "truncated"
+        )
 
 
 @pytest.mark.parametrize(
@@ -127,7 +176,9 @@ def test_a_fence_never_closed_is_truncated() -> None:
         fenced(MODULE) + " The kernel is fused.",
         f"```python\nimport torch  # never closed\n{fenced(MODULE)}",
         fenced(MODULE, "cuda"),
-        f"{fenced('class ModelNew { int x; };', 'cpp')}\n{fenced(MODULE)}\n{fenced('class ModelNew { int y; };', 'cpp')}",
+        (
+            f"{fenced('class ModelNew { int x; };', 'cpp')}\n{fenced(MODULE)}\n{fenced('class ModelNew { int y; };', 'cpp')}"
+        ),
         f"{fenced(MODULE)}\n{fenced(HELPER)}",
         MODULE,
         f"\n\n{MODULE}\n",
@@ -199,15 +250,43 @@ def check_invariants(text: str, reasoning: str | None, finish_reason: str | None
     assert (parsed.code is None) != (parsed.parse_reason is None)
     assert parsed.parse_reason is None or parsed.parse_reason in REASONS[Status.NO_CODE]
     assert parsed.code is None or "ModelNew" in parsed.code
-    facts = {"reasoning": parsed.reasoning, "code": parsed.code, "parse_reason": parsed.parse_reason}
+    facts = {
+        "reasoning": parsed.reasoning,
+        "code": parsed.code,
+        "parse_reason": parsed.parse_reason,
+    }
     Candidate(candidate_id="c", task_id="t", language=Language.CPP, generator="g", **facts)
 
 
 ANY_TEXT = st.text(st.characters(), max_size=300)
 FINISH = st.sampled_from([None, "stop", "length", "content_filter"])
 PIECES = st.sampled_from(
-    ["```", "````", "~~~", "```python", "``` cpp", "    ```", "<think>", "</think>", "\n", "\r\n", "`", " ", "\x00", "\ud800", "prose"]
-    + ["class ModelNew:\n    pass\n", "class ModelNew(", "x = '''", "def f(:\n", MODULE, fenced(MODULE), fenced(HELPER)]
+    [
+        "```",
+        "````",
+        "~~~",
+        "```python",
+        "``` cpp",
+        "    ```",
+        "<think>",
+        "</think>",
+        "\n",
+        "\r\n",
+        "`",
+        " ",
+        "\x00",
+        "\ud800",
+        "prose",
+    ]
+    + [
+        "class ModelNew:\n    pass\n",
+        "class ModelNew(",
+        "x = '''",
+        "def f(:\n",
+        MODULE,
+        fenced(MODULE),
+        fenced(HELPER),
+    ]
 )
 
 
@@ -218,14 +297,21 @@ def test_any_text_is_parsed(text: str, reasoning: str | None, finish_reason: str
 
 @given(st.lists(PIECES, max_size=40), st.none() | st.lists(PIECES, max_size=6).map("".join), FINISH)
 @settings(max_examples=400)
-def test_fence_soup_is_parsed(pieces: list[str], reasoning: str | None, finish_reason: str | None) -> None:
+def test_fence_soup_is_parsed(
+    pieces: list[str], reasoning: str | None, finish_reason: str | None
+) -> None:
     check_invariants("".join(pieces), reasoning, finish_reason)
 
 
 @given(st.lists(PIECES, max_size=20).map("".join), st.sampled_from(["stop", "length", None]))
 @settings(max_examples=200)
-def test_a_clean_answer_behind_any_closed_reasoning_is_found(soup: str, finish_reason: str | None) -> None:
-    assert parse_response(f"{soup}</think>\n{fenced(MODULE)}\n", finish_reason=finish_reason).code == MODULE
+def test_a_clean_answer_behind_any_closed_reasoning_is_found(
+    soup: str, finish_reason: str | None
+) -> None:
+    assert (
+        parse_response(f"{soup}</think>\n{fenced(MODULE)}\n", finish_reason=finish_reason).code
+        == MODULE
+    )
 
 
 UNTAGGED = st.lists(PIECES.filter(lambda piece: "think>" not in piece), max_size=20).map("".join)
@@ -233,7 +319,9 @@ UNTAGGED = st.lists(PIECES.filter(lambda piece: "think>" not in piece), max_size
 
 @given(UNTAGGED.filter(str.strip), UNTAGGED, FINISH)
 @settings(max_examples=200)
-def test_it_does_not_matter_who_separates_the_reasoning(reasoning: str, answer: str, finish_reason: str | None) -> None:
+def test_it_does_not_matter_who_separates_the_reasoning(
+    reasoning: str, answer: str, finish_reason: str | None
+) -> None:
     separated = parse_response(answer, reasoning=reasoning, finish_reason=finish_reason)
     for raw in (f"<think>\n{reasoning}\n</think>\n{answer}", f"{reasoning}\n</think>\n{answer}"):
         assert parse_response(raw, finish_reason=finish_reason) == separated
@@ -256,7 +344,10 @@ def test_it_does_not_matter_who_separates_the_reasoning(reasoning: str, answer: 
         fenced("class ModelNew(\n") * 20_000 + "</think>" * 200_000 + "That is all.",
         fenced(MODULE) + "\n" * 5_000_000 + "</think>That is all.",
     ],
-    ids="backticks runs empty-blocks reopened closings openings spaces classes nesting deep-sum long-module late-tags late-lines".split(),
+    ids=(
+        "backticks runs empty-blocks reopened closings openings spaces classes nesting deep-sum"
+        " long-module late-tags late-lines".split()
+    ),
 )
 def test_hostile_sizes_take_seconds_at_most(text: str) -> None:
     start = time.process_time()

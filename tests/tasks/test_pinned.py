@@ -1,4 +1,5 @@
-"""The night on which the hub cannot be reached: the pinned copy is used and said so, and without one there is one clear error."""
+"""The night on which the hub cannot be reached: the pinned copy is used and said so, and without
+one there is one clear error."""
 
 from __future__ import annotations
 
@@ -37,7 +38,10 @@ def get_inputs():
 def get_init_inputs():
     return [[], {{}}]
 """
-ROWS = [{"uuid": number, "entry_point": "Model", "python_code": CODE.format(number=number)} for number in range(3)]
+ROWS = [
+    {"uuid": number, "entry_point": "Model", "python_code": CODE.format(number=number)}
+    for number in range(3)
+]
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +53,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Hub:
-    """What answers in place of the hub: rows, or a fault, which may be of the network or its own word."""
+    """What answers in place of the hub: rows, or a fault, which may be of the network or its own
+    word."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rows, self.commit, self.fault, self.loads, self.asks = ROWS, COMMIT, None, [], 0
@@ -80,24 +85,39 @@ def load(revision: str | None = COMMIT) -> tuple[list[dict], list[str]]:
 
 
 DOWN = [
-    ConnectionError("Couldn't reach it"), TimeoutError("no answer"), httpx.ConnectError("refused"), httpx.ReadTimeout("silence"),
-]  # fmt: skip
+    ConnectionError("Couldn't reach it"),
+    TimeoutError("no answer"),
+    httpx.ConnectError("refused"),
+    httpx.ReadTimeout("silence"),
+]
 
 
 @pytest.mark.parametrize("fault", DOWN, ids=lambda fault: type(fault).__name__)
-def test_a_hub_that_is_down_costs_the_night_nothing_but_a_caution(answers: Hub, fault: Exception) -> None:
+def test_a_hub_that_is_down_costs_the_night_nothing_but_a_caution(
+    answers: Hub, fault: Exception
+) -> None:
     assert load() == (ROWS, [])
     answers.fault = fault
     rows, cautions = load()
     assert rows == ROWS and len(answers.loads) == 1 + hub.ATTEMPTS
-    assert len(cautions) == 1 and COMMIT in cautions[0] and "3 rows" in cautions[0] and "could not be reached" in cautions[0]
+    assert (
+        len(cautions) == 1
+        and COMMIT in cautions[0]
+        and "3 rows" in cautions[0]
+        and "could not be reached" in cautions[0]
+    )
 
 
-def test_the_newest_copy_stands_in_for_a_branch_and_the_right_one_for_a_commit(answers: Hub) -> None:
+def test_the_newest_copy_stands_in_for_a_branch_and_the_right_one_for_a_commit(
+    answers: Hub,
+) -> None:
     load(None)
     answers.commit, answers.rows = OTHER, ROWS[:2]
     assert load(None) == (ROWS[:2], [])
-    assert answers.loads == [COMMIT, OTHER], "what is loaded is pinned: the commit that the branch is at"
+    assert answers.loads == [
+        COMMIT,
+        OTHER,
+    ], "what is loaded is pinned: the commit that the branch is at"
     answers.fault = ConnectionError("no route")
     assert load(None)[0] == ROWS[:2] and load(COMMIT)[0] == ROWS
     with pytest.raises(UsageError, match="no copy"):
@@ -106,7 +126,10 @@ def test_the_newest_copy_stands_in_for_a_branch_and_the_right_one_for_a_commit(a
 
 def test_without_a_copy_there_is_one_error_that_says_how_to_go_on(answers: Hub) -> None:
     answers.fault = ConnectionError("no route")
-    with pytest.raises(UsageError, match=r"cannot load GPUMODE/KernelBook .* from the hub: no route .*tasks\.location"):
+    with pytest.raises(
+        UsageError,
+        match=r"cannot load GPUMODE/KernelBook .* from the hub: no route .*tasks\.location",
+    ):
         load()
     assert len(answers.loads) == hub.ATTEMPTS
 
@@ -130,7 +153,9 @@ def test_a_damaged_copy_is_passed_over(answers: Hub, cache: Path) -> None:
     assert rows == ROWS and COMMIT in cautions[0]
 
 
-def test_a_few_copies_are_kept_and_the_note_has_what_a_person_asks_for(answers: Hub, cache: Path) -> None:
+def test_a_few_copies_are_kept_and_the_note_has_what_a_person_asks_for(
+    answers: Hub, cache: Path
+) -> None:
     for number in range(pinned.KEPT + 2):
         answers.commit = f"{number:040x}"
         load(None)
@@ -156,7 +181,7 @@ def test_the_source_uses_the_copy(answers: Hub) -> None:
     assert kernelbook.PINNED in cautions[0]
 
 
-# -- the real client -----------------------------------------------------------------------------------------------------------------
+# -- the real client -------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -188,7 +213,9 @@ def broken_hub(status: int) -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize(("status", "down"), [(503, True), (404, False), (401, False)])
-def test_what_the_hubs_own_client_raises_is_told_apart(monkeypatch: pytest.MonkeyPatch, status: int, down: bool) -> None:
+def test_what_the_hubs_own_client_raises_is_told_apart(
+    monkeypatch: pytest.MonkeyPatch, status: int, down: bool
+) -> None:
     from huggingface_hub import HfApi
 
     with broken_hub(status) as (url, asked):
@@ -198,7 +225,9 @@ def test_what_the_hubs_own_client_raises_is_told_apart(monkeypatch: pytest.Monke
     assert asked and hub.unreachable(caught.value) is down
 
 
-def test_an_address_where_nobody_listens_is_a_hub_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_where_nobody_listens_is_a_hub_that_is_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from huggingface_hub import HfApi
 
     with broken_hub(200) as (url, _):

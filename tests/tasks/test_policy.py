@@ -1,4 +1,5 @@
-"""What Prefect retries, what it answers from its cache, and what it makes again: with a real Prefect."""
+"""What Prefect retries, what it answers from its cache, and what it makes again: with a real
+Prefect."""
 
 from __future__ import annotations
 
@@ -10,11 +11,26 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from kernels_eval.errors import ClusterError, DeviceError, DiskFullError, EvalError, GpuLostError, SandboxError, ToolchainError, UsageError
+from kernels_eval.errors import (
+    ClusterError,
+    DeviceError,
+    DiskFullError,
+    EvalError,
+    GpuLostError,
+    SandboxError,
+    ToolchainError,
+    UsageError,
+)
 from tasks import policy
-from tasks.policy import ProgressArtifact, by_fingerprint, call_stage, infrastructure_only, stage_options
+from tasks.policy import (
+    ProgressArtifact,
+    by_fingerprint,
+    call_stage,
+    infrastructure_only,
+    stage_options,
+)
 from tasks.progress import observed_by, report
-from tasks.store import Snapshot, SnapshotRef, fingerprint
+from tasks.store.snapshot import Snapshot, SnapshotRef, fingerprint
 
 SCHEMA = pa.schema([("value", pa.int64())])
 CALLS: list[int] = []
@@ -26,7 +42,8 @@ def planned(root: str, value: int) -> Snapshot:
 
 
 def fill(root: str, value: int) -> SnapshotRef:
-    """A stage as small as one can be: raises what `FAULTS` holds, one a call, then writes its snapshot."""
+    """A stage as small as one can be: raises what `FAULTS` holds, one a call, then writes its
+    snapshot."""
     CALLS.append(value)
     if FAULTS:
         raise FAULTS.pop(0)
@@ -51,11 +68,14 @@ def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
     home = tmp_path_factory.mktemp("prefect")
     updates = {settings.PREFECT_HOME: home, settings.PREFECT_LOCAL_STORAGE_PATH: home / "storage"}
-    with settings.temporary_settings(updates=updates), prefect_test_harness(server_startup_timeout=120):
+    with (
+        settings.temporary_settings(updates=updates),
+        prefect_test_harness(server_startup_timeout=120),
+    ):
         yield home
 
 
-# -- what is retried ---------------------------------------------------------------------------------------------------------------------
+# -- what is retried -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -99,7 +119,16 @@ def test_every_step_is_made_with_this_policy() -> None:
     from tasks.verification.step import verify_chunk
     from tasks.workload.step import measure_workloads
 
-    for step in (load_tasks, measure_workloads, synthesise, refine, verify_chunk, curate, train, score_benchmark):
+    for step in (
+        load_tasks,
+        measure_workloads,
+        synthesise,
+        refine,
+        verify_chunk,
+        curate,
+        train,
+        score_benchmark,
+    ):
         assert (step.retries, step.retry_condition_fn) == (2, infrastructure_only), step.name
         assert step.retry_delay_seconds == [5, 30] and step.retry_jitter_factor == 0.5, step.name
     for step in (synthesise, refine, curate, train, score_benchmark):
@@ -107,7 +136,9 @@ def test_every_step_is_made_with_this_policy() -> None:
 
 
 @pytest.mark.slow
-def test_a_lost_gpu_is_tried_again_and_an_unreadable_input_is_not(prefect_home: Path, tmp_path: Path) -> None:
+def test_a_lost_gpu_is_tried_again_and_an_unreadable_input_is_not(
+    prefect_home: Path, tmp_path: Path
+) -> None:
     from prefect import flow, task
 
     step = task(**{**stage_options(planned), "retry_delay_seconds": 0})(fill)
@@ -134,7 +165,7 @@ def test_a_lost_gpu_is_tried_again_and_an_unreadable_input_is_not(prefect_home: 
         assert CALLS == [3], error
 
 
-# -- what is cached ----------------------------------------------------------------------------------------------------------------------
+# -- what is cached --------------------------------------------------------------------------------
 
 
 def test_the_cache_key_is_the_snapshot_and_its_place(tmp_path: Path) -> None:
@@ -144,12 +175,16 @@ def test_the_cache_key_is_the_snapshot_and_its_place(tmp_path: Path) -> None:
         return key(None, {"root": root, "value": value})
 
     assert of("a", 1) == of("a", 1)
-    assert len({of("a", 1), of("a", 2), of("b", 1)}) == 3  # another root is another snapshot, whatever the fingerprint
+    assert (
+        len({of("a", 1), of("a", 2), of("b", 1)}) == 3
+    )  # another root is another snapshot, whatever the fingerprint
     assert planned("a", 1).fingerprint in of("a", 1)
 
 
 @pytest.mark.slow
-def test_a_cached_snapshot_that_was_deleted_is_made_again(prefect_home: Path, tmp_path: Path) -> None:
+def test_a_cached_snapshot_that_was_deleted_is_made_again(
+    prefect_home: Path, tmp_path: Path
+) -> None:
     from prefect import flow, task
 
     step = task(**stage_options(planned))(fill)
@@ -173,7 +208,9 @@ def test_a_cached_snapshot_that_was_deleted_is_made_again(prefect_home: Path, tm
 
 
 @pytest.mark.slow
-def test_a_snapshot_whose_manifest_is_gone_is_resumed_not_believed(prefect_home: Path, tmp_path: Path) -> None:
+def test_a_snapshot_whose_manifest_is_gone_is_resumed_not_believed(
+    prefect_home: Path, tmp_path: Path
+) -> None:
     from prefect import flow, task
 
     step = task(**stage_options(planned))(fill)
@@ -188,18 +225,24 @@ def test_a_snapshot_whose_manifest_is_gone_is_resumed_not_believed(prefect_home:
     assert CALLS == [9, 9]
 
 
-# -- what is shown -----------------------------------------------------------------------------------------------------------------------
+# -- what is shown ---------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_the_progress_artifact_follows_the_stage_and_ends_full(prefect_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_progress_artifact_follows_the_stage_and_ends_full(
+    prefect_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import prefect.artifacts
     from prefect import flow
     from prefect.artifacts import Artifact
 
     now, sent, update = [100.0], [], prefect.artifacts.update_progress_artifact
     monkeypatch.setattr(policy, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(prefect.artifacts, "update_progress_artifact", lambda id, **kept: (sent.append(kept), update(id, **kept)))
+    monkeypatch.setattr(
+        prefect.artifacts,
+        "update_progress_artifact",
+        lambda id, **kept: (sent.append(kept), update(id, **kept)),
+    )
 
     @flow
     def line() -> None:
@@ -233,7 +276,9 @@ def test_progress_that_cannot_be_shown_stops_nothing_and_is_said_once(
     shown = ProgressArtifact("key", "share")
     for stage in ("a", "b"):
         shown(stage, 1, 1, "")
-    assert [record.getMessage() for record in caplog.records] == ["progress is not shown for now: ConnectionError: the server is away"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "progress is not shown for now: ConnectionError: the server is away"
+    ]
 
 
 @pytest.mark.parametrize(

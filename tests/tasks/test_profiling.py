@@ -1,4 +1,5 @@
-"""Where references spend their time: really profiled, in a confined process, and what fails costs one row."""
+"""Where references spend their time: really profiled, in a confined process, and what fails costs
+one row."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from kernels_eval.records import KernelTask
-from tasks.profiling import stage
-from tasks.profiling.config import ProfilingConfig
-from tasks.profiling.stage import Profiler, profiles_of
 from tasks.sources import bundled
 from tasks.sources.stage import keep
+from tasks.workload import operator_times_stage as stage
+from tasks.workload.operator_times_config import ProfilingConfig
+from tasks.workload.operator_times_stage import Profiler, profiles_of
 
 CONFIG = ProfilingConfig(budget_s=0.2, timeout_s=30)
 BUNDLED = {task.name: task for task in bundled.load()}
@@ -22,7 +23,11 @@ def broken(name: str, forward: str) -> KernelTask:
     code = BUNDLED["softmax_rows"].code
     head, tail = code.split("    def forward", 1)
     rest = tail[tail.index("\n\n\n") :]
-    return KernelTask(task_id=f"user/{name}", name=name, code=f"{head}    def forward(self, x):\n        {forward}{rest}")
+    return KernelTask(
+        task_id=f"user/{name}",
+        name=name,
+        code=f"{head}    def forward(self, x):\n        {forward}{rest}",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +44,8 @@ def test_one_operator_takes_all_the_time(profiler: Profiler) -> None:
 
 
 def test_the_shares_of_several_are_those_of_the_outermost_calls(profiler: Profiler) -> None:
-    """`linear` is an addmm below torch's surface, and has its time; a large product outweighs its activation."""
+    """`linear` is an addmm below torch's surface, and has its time; a large product outweighs its
+    activation."""
     found = profiler.profile(BUNDLED["linear_gelu"])
     assert set(list(found.shares)[:2]) == {"linear", "gelu"} and "addmm" not in found.shares
     assert found.shares["linear"] > found.shares["gelu"] > 0.02
@@ -47,27 +53,49 @@ def test_the_shares_of_several_are_those_of_the_outermost_calls(profiler: Profil
 
 @pytest.mark.parametrize(
     ("forward", "said"),
-    [("raise ValueError('no')", "ValueError: no"), ("import os; os._exit(3)", "status 3"), ("while True: pass", "no answer")],
+    [
+        ("raise ValueError('no')", "ValueError: no"),
+        ("import os; os._exit(3)", "status 3"),
+        ("while True: pass", "no answer"),
+    ],
 )
-def test_a_reference_that_misbehaves_costs_its_own_row(profiler: Profiler, forward: str, said: str) -> None:
-    hurried = Profiler("cpu", CONFIG.model_copy(update={"timeout_s": 3.0 if "while" in forward else 30.0}))
+def test_a_reference_that_misbehaves_costs_its_own_row(
+    profiler: Profiler, forward: str, said: str
+) -> None:
+    hurried = Profiler(
+        "cpu", CONFIG.model_copy(update={"timeout_s": 3.0 if "while" in forward else 30.0})
+    )
     hurried._server = profiler._server  # the same process that has imported torch
     found = hurried.profile(broken("bad", forward))
     assert found.problem is not None and said in found.problem and found.shares == {}
 
 
-def test_the_stage_keeps_a_row_a_task_and_profiles_a_program_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stage_keeps_a_row_a_task_and_profiles_a_program_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     twin = BUNDLED["softmax_rows"].model_copy(update={"task_id": "user/twin", "name": "twin"})
-    tasks = keep([BUNDLED["softmax_rows"], twin, broken("bad", "raise ValueError('no')")], str(tmp_path), {})
+    tasks = keep(
+        [BUNDLED["softmax_rows"], twin, broken("bad", "raise ValueError('no')")], str(tmp_path), {}
+    )
     asked: list[str] = []
     original = Profiler.profile
-    monkeypatch.setattr(Profiler, "profile", lambda self, task: asked.append(task.name) or original(self, task))
+    monkeypatch.setattr(
+        Profiler, "profile", lambda self, task: asked.append(task.name) or original(self, task)
+    )
     ref = stage.run(tasks, CONFIG, "cpu", "a processor")
     found = profiles_of(ref)
     assert set(found) == {"bundled/softmax_rows", "user/twin", "user/bad"} and len(asked) == 2
-    assert found["user/twin"].shares == found["bundled/softmax_rows"].shares and found["user/twin"].shares["softmax"] > 0.9
+    assert (
+        found["user/twin"].shares == found["bundled/softmax_rows"].shares
+        and found["user/twin"].shares["softmax"] > 0.9
+    )
     assert found["user/bad"].problem and found["user/twin"].device == "a processor"
     assert stage.run(tasks, CONFIG, "cpu", "a processor") == ref and len(asked) == 2
-    assert stage.planned(tasks, CONFIG, "cpu", "another").fingerprint != ref.fingerprint, "shares of one device say nothing of another"
+    assert stage.planned(tasks, CONFIG, "cpu", "another").fingerprint != ref.fingerprint, (
+        "shares of one device say nothing of another"
+    )
     more = keep([BUNDLED["softmax_rows"]], str(tmp_path), {})
-    assert profiles_of(stage.run(more, CONFIG, "cpu", "a processor"))["bundled/softmax_rows"].shares and len(asked) == 2
+    assert (
+        profiles_of(stage.run(more, CONFIG, "cpu", "a processor"))["bundled/softmax_rows"].shares
+        and len(asked) == 2
+    )

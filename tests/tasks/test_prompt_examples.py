@@ -1,13 +1,14 @@
-"""The example answers of the prompts pass concur's own verifier: what generators are shown would itself be a good candidate."""
+"""The example answers of the prompts pass concur's own verifier: what generators are shown would
+itself be a good candidate."""
 
 from __future__ import annotations
 
 import pytest
 
+from kernels_eval.cluster.worker import gpu_arch
 from kernels_eval.evaluator import Evaluator
-from kernels_eval.preparation import Preparer
+from kernels_eval.parent.prepare import Preparer
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
-from kernels_eval.worker import gpu_arch
 from tasks.synthesis.parsing import parse_response
 from tasks.synthesis.prompts import EXAMPLE_TASK, EXAMPLES
 from tests.support import kernels
@@ -15,12 +16,16 @@ from tests.support.kernels import QUICK, assert_reason
 
 TASK = KernelTask(task_id="example/bias_relu_add", name="bias_relu_add", code=EXAMPLE_TASK)
 OF_A_BUSY_MACHINE = {"clock_drift", "throttled", "reference_drift"}
-ON_GPU = QUICK.model_copy(update={"limits": QUICK.limits.model_copy(update={"run_s": 60, "load_s": 120})})
+ON_GPU = QUICK.model_copy(
+    update={"limits": QUICK.limits.model_copy(update={"run_s": 60, "load_s": 120})}
+)
 
 
 def answer(language: Language) -> Candidate:
     """The example as a generator would give it back, taken out by our own parser."""
-    parsed = parse_response(f"Fuse the three.\n</think>\n\n```python\n{EXAMPLES[language]}```\n", finish_reason="stop")
+    parsed = parse_response(
+        f"Fuse the three.\n</think>\n\n```python\n{EXAMPLES[language]}```\n", finish_reason="stop"
+    )
     assert parsed.code == EXAMPLES[language]
     return kernels.candidate(TASK, parsed.code, language=language)
 

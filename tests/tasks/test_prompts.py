@@ -1,4 +1,5 @@
-"""Prompts hold the task whole, a worked example that is real code, and change only with their version."""
+"""Prompts hold the task whole, a worked example that is real code, and change only with their
+version."""
 
 from __future__ import annotations
 
@@ -19,14 +20,22 @@ HASHES = {
     "triton": "a4182cb553c788e67358220ac29bc27e",
     "cpp": "6dfc9964c2590cdde63c073a87161cfc",
 }
-TASK = KernelTask(task_id="user/t", name="t", code="class Model:\n    '''{braces} %s \\n'''\n", entry_point="Model")
+TASK = KernelTask(
+    task_id="user/t",
+    name="t",
+    code="class Model:\n    '''{braces} %s \\n'''\n",
+    entry_point="Model",
+)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_prompt_holds_task_and_example_of_the_language_whole(language: Language) -> None:
     prompt = render(TASK, language)
     assert f"```python\n{TASK.code}```" in prompt
-    assert f"```python\n{EXAMPLE_TASK}```" in prompt and f"```python\n{EXAMPLES[language]}```" in prompt
+    assert (
+        f"```python\n{EXAMPLE_TASK}```" in prompt
+        and f"```python\n{EXAMPLES[language]}```" in prompt
+    )
     for other in LANGUAGES:
         assert (EXAMPLES[other] in prompt) == (other is language)
     assert prompt.count("```") == 6
@@ -34,7 +43,13 @@ def test_prompt_holds_task_and_example_of_the_language_whole(language: Language)
 
 
 def test_prompt_names_the_entry_point() -> None:
-    task = KernelTask(task_id="kernelbook/1", name="Swish", code="class Swish: pass", entry_point="Swish", init_form="args_kwargs")
+    task = KernelTask(
+        task_id="kernelbook/1",
+        name="Swish",
+        code="class Swish: pass",
+        entry_point="Swish",
+        init_form="args_kwargs",
+    )
     prompt = render(task, Language.CUDA)
     assert "a module named `Swish`" in prompt and "as those of `Swish`" in prompt
     assert "`Model`" not in prompt
@@ -64,9 +79,12 @@ def test_every_bundled_task_renders_in_every_language() -> None:
 
 
 def test_wording_changes_only_with_the_version() -> None:
-    """Where this fails after a change of the wording or an example: raise PROMPT_VERSION, then record the new hashes."""
+    """Where this fails after a change of the wording or an example: raise PROMPT_VERSION, then
+    record the new hashes."""
     assert PROMPT_VERSION == 1
-    assert {language.value: prompt_hash(render(TASK, language, "a machine")) for language in LANGUAGES} == HASHES
+    assert {
+        language.value: prompt_hash(render(TASK, language, "a machine")) for language in LANGUAGES
+    } == HASHES
 
 
 def test_prompt_hash_tells_prompts_and_versions_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,10 +100,14 @@ def test_examples_are_whole_modules(language: Language) -> None:
     module = ast.parse(EXAMPLES[language])
     classes = [node for node in module.body if isinstance(node, ast.ClassDef)]
     assert [node.name for node in classes] == ["ModelNew"]
-    reference = next(node for node in ast.parse(EXAMPLE_TASK).body if isinstance(node, ast.ClassDef))
+    reference = next(
+        node for node in ast.parse(EXAMPLE_TASK).body if isinstance(node, ast.ClassDef)
+    )
     for mine, theirs in zip(classes[0].body, reference.body, strict=True):
         assert ast.dump(mine.args) == ast.dump(theirs.args)
-    assert ast.dump(classes[0].body[0]) == ast.dump(reference.body[0]), "the same parameters, made in the same way"
+    assert ast.dump(classes[0].body[0]) == ast.dump(reference.body[0]), (
+        "the same parameters, made in the same way"
+    )
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -102,7 +124,9 @@ def check_example(language: Language, device: str, folder: Path) -> None:
     modules = {}
     for name, code in (("reference", EXAMPLE_TASK), ("answer", EXAMPLES[language])):
         path = folder / f"{name}.py"
-        path.write_text(code, encoding="utf-8")  # a file, because Triton reads a kernel's source from it
+        path.write_text(
+            code, encoding="utf-8"
+        )  # a file, because Triton reads a kernel's source from it
         spec = importlib.util.spec_from_file_location(f"prompt_example_{name}", path)
         modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(modules[name])
@@ -117,7 +141,9 @@ def check_example(language: Language, device: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_cpp_example_computes_what_its_task_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpp_example_computes_what_its_task_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     check_example(Language.CPP, "cpu", tmp_path)
 
@@ -125,7 +151,9 @@ def test_cpp_example_computes_what_its_task_does(tmp_path: Path, monkeypatch: py
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.parametrize("language", [Language.CUDA, Language.TRITON])
-def test_gpu_examples_compute_what_their_task_does(language: Language, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_examples_compute_what_their_task_does(
+    language: Language, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU")

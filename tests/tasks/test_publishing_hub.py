@@ -1,4 +1,5 @@
-"""Pushing to a hub that is kept in memory: what is sent, what is refused, and that the token shows up nowhere."""
+"""Pushing to a hub that is kept in memory: what is sent, what is refused, and that the token shows
+up nowhere."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ class FakeHub:
         self.fails: dict[str, Exception] = {}
 
     def _called(self, name: str, *args: Any, **named: Any) -> dict[str, Any]:
-        bound = inspect.signature(getattr(HfApi, name)).bind(None, *args, **named)  # a call that the real one refuses fails here
+        bound = inspect.signature(getattr(HfApi, name)).bind(
+            None, *args, **named
+        )  # a call that the real one refuses fails here
         self.calls.append(name)
         if name in self.fails:
             raise self.fails.pop(name)
@@ -45,7 +48,9 @@ class FakeHub:
     def create_repo(self, *args: Any, **named: Any) -> None:
         asked = self._called("create_repo", *args, **named)
         assert asked["repo_type"] == "dataset" and asked["exist_ok"]
-        self.repos.setdefault(asked["repo_id"], {"private": asked["private"], "files": {}, "tags": {}, "commits": []})
+        self.repos.setdefault(
+            asked["repo_id"], {"private": asked["private"], "files": {}, "tags": {}, "commits": []}
+        )
 
     def repo_info(self, *args: Any, **named: Any) -> Any:
         asked = self._called("repo_info", *args, **named)
@@ -53,13 +58,23 @@ class FakeHub:
 
     def list_repo_refs(self, *args: Any, **named: Any) -> Any:
         asked = self._called("list_repo_refs", *args, **named)
-        return SimpleNamespace(tags=[SimpleNamespace(name=tag) for tag in self.repos[asked["repo_id"]]["tags"]])
+        return SimpleNamespace(
+            tags=[SimpleNamespace(name=tag) for tag in self.repos[asked["repo_id"]]["tags"]]
+        )
 
     def upload_folder(self, *args: Any, **named: Any) -> Any:
         asked = self._called("upload_folder", *args, **named)
         repo, folder = self.repos[asked["repo_id"]], Path(asked["folder_path"])
-        paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-        sent = {name: path.read_bytes() for name, path in paths.items() if name in asked["allow_patterns"]}
+        paths = {
+            path.relative_to(folder).as_posix(): path
+            for path in folder.rglob("*")
+            if path.is_file()
+        }
+        sent = {
+            name: path.read_bytes()
+            for name, path in paths.items()
+            if name in asked["allow_patterns"]
+        }
         kept = {
             name: data
             for name, data in repo["files"].items()
@@ -90,7 +105,10 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("made")
-    publish(line(directory / "root", [sample("t/1", 0, 10, 6.0), sample("t/2", 0, 10, 6.0)]), directory / "out")
+    publish(
+        line(directory / "root", [sample("t/1", 0, 10, 6.0), sample("t/2", 0, 10, 6.0)]),
+        directory / "out",
+    )
     return directory / "out"
 
 
@@ -107,8 +125,17 @@ def answer(status: int) -> httpx.Response:
 def test_a_push_sends_the_folder_and_tags_the_commit(fake: FakeHub, folder: Path) -> None:
     pushed = push_to_hub(folder, REPO)
     repo = fake.repos[REPO]
-    assert repo["private"] and pushed.private and pushed.sent and repo["tags"] == {pushed.tag: "commit1"}
-    assert repo["files"] == {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert (
+        repo["private"]
+        and pushed.private
+        and pushed.sent
+        and repo["tags"] == {pushed.tag: "commit1"}
+    )
+    assert repo["files"] == {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
     assert pushed.url == f"https://hub.invalid/datasets/{REPO}/tree/{pushed.tag}"
 
 
@@ -119,22 +146,32 @@ def test_a_refresh_that_is_there_is_not_sent_again(fake: FakeHub, folder: Path) 
     assert not second.sent and second.tag == first.tag and "upload_folder" not in fake.calls
 
 
-def test_the_next_refresh_removes_what_it_no_longer_has_and_keeps_what_is_not_ours(fake: FakeHub, folder: Path, tmp_path: Path) -> None:
+def test_the_next_refresh_removes_what_it_no_longer_has_and_keeps_what_is_not_ours(
+    fake: FakeHub, folder: Path, tmp_path: Path
+) -> None:
     push_to_hub(folder, REPO)
     fake.repos[REPO]["files"] |= {
         ".gitattributes": b"x",
         "data/train-00000-of-00009.parquet": b"old",
         "strategies/random/a.parquet": b"old",
     }
-    publish(line(tmp_path / "root", [sample("t/3", 0, 10, 6.0)]), folder, PublishOptions(license="mit"))
+    publish(
+        line(tmp_path / "root", [sample("t/3", 0, 10, 6.0)]), folder, PublishOptions(license="mit")
+    )
     pushed = push_to_hub(folder, REPO)
     assert set(fake.repos[REPO]["files"]) == {
-        ".gitattributes", "README.md", "croissant.json", "publication.json", "data/train-00000-of-00001.parquet",
-    }  # fmt: skip
+        ".gitattributes",
+        "README.md",
+        "croissant.json",
+        "publication.json",
+        "data/train-00000-of-00001.parquet",
+    }
     assert len(fake.repos[REPO]["tags"]) == 2 and fake.repos[REPO]["tags"][pushed.tag] == "commit2"
 
 
-def test_without_a_token_nothing_is_sent(fake: FakeHub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_token_nothing_is_sent(
+    fake: FakeHub, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for value in (None, " "):
         monkeypatch.delenv("HF_TOKEN") if value is None else monkeypatch.setenv("HF_TOKEN", value)
         with pytest.raises(UsageError, match="no token for the hub in HF_TOKEN.*export HF_TOKEN"):
@@ -142,7 +179,9 @@ def test_without_a_token_nothing_is_sent(fake: FakeHub, folder: Path, monkeypatc
     assert fake.calls == []
 
 
-def test_a_public_repository_is_used_only_where_that_is_asked_for(fake: FakeHub, folder: Path) -> None:
+def test_a_public_repository_is_used_only_where_that_is_asked_for(
+    fake: FakeHub, folder: Path
+) -> None:
     fake.repos[REPO] = {"private": False, "files": {}, "tags": {}, "commits": []}
     with pytest.raises(UsageError, match="is public.*--public"):
         push_to_hub(folder, REPO)
@@ -150,7 +189,9 @@ def test_a_public_repository_is_used_only_where_that_is_asked_for(fake: FakeHub,
     assert not push_to_hub(folder, REPO, private=False).private
 
 
-def test_a_folder_that_was_changed_or_is_none_is_not_sent(fake: FakeHub, folder: Path, tmp_path: Path) -> None:
+def test_a_folder_that_was_changed_or_is_none_is_not_sent(
+    fake: FakeHub, folder: Path, tmp_path: Path
+) -> None:
     data = folder / "data/train-00000-of-00001.parquet"
     data.write_bytes(data.read_bytes()[:-1] + b"?")  # the size stays
     with pytest.raises(UsageError, match="have changed"):
@@ -164,8 +205,16 @@ def test_a_folder_that_was_changed_or_is_none_is_not_sent(fake: FakeHub, folder:
     ("error", "raised", "said"),
     [
         (HfHubHTTPError(f"401 for Bearer {TOKEN}", response=answer(401)), UsageError, "refuses"),
-        (HfHubHTTPError(f"403 for Bearer {TOKEN}", response=answer(403)), UsageError, "token that may write"),
-        (HfHubHTTPError(f"500 for Bearer {TOKEN}", response=answer(500)), EvalError, "the same push again"),
+        (
+            HfHubHTTPError(f"403 for Bearer {TOKEN}", response=answer(403)),
+            UsageError,
+            "token that may write",
+        ),
+        (
+            HfHubHTTPError(f"500 for Bearer {TOKEN}", response=answer(500)),
+            EvalError,
+            "the same push again",
+        ),
         (HFValidationError(f"bad {TOKEN}"), UsageError, "owner/name"),
         (OfflineModeIsEnabled("offline"), UsageError, "HF_HUB_OFFLINE"),
         (httpx.ConnectError(f"no route {TOKEN}"), EvalError, "does not answer"),
@@ -174,7 +223,13 @@ def test_a_folder_that_was_changed_or_is_none_is_not_sent(fake: FakeHub, folder:
 )
 @pytest.mark.parametrize("where", ["create_repo", "upload_folder", "create_tag"])
 def test_what_the_hub_does_wrong_is_one_error_without_the_token(
-    fake: FakeHub, folder: Path, caplog: pytest.LogCaptureFixture, error: Exception, raised: type[EvalError], said: str, where: str
+    fake: FakeHub,
+    folder: Path,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    raised: type[EvalError],
+    said: str,
+    where: str,
 ) -> None:
     fake.fails[where] = error
     with caplog.at_level(logging.DEBUG), pytest.raises(raised, match=said) as caught:

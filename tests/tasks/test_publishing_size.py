@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.publishing.lineage import CURATION, SYNTHESIS, TASKS, VERIFICATION
-from tasks.schemas import CANDIDATES, CURATED, VERDICTS
-from tasks.schemas import TASKS as TASKS_SCHEMA
-from tasks.store import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.tables import CANDIDATES, CURATED, VERDICTS
+from tasks.tables import TASKS as TASKS_SCHEMA
 
 TEXT_BYTES = 1000
 PER_PART = 5000
@@ -23,27 +23,42 @@ PROGRAM = """
 import json, resource, sys
 from pathlib import Path
 from tasks.publishing.publish import PublishOptions, publish
-from tasks.store import SnapshotRef
+from tasks.store.snapshot import SnapshotRef
 made = publish(SnapshotRef.model_validate_json(sys.argv[1]), Path(sys.argv[2]), PublishOptions(shard_bytes=2**19))
 peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 print(json.dumps({"peak_mib": peak_mib, "shards": len(made.shards), "rows": made.rows["concur"]["train"]}))
 """
 
 
-def write_part(snapshot: Snapshot, number: int, columns: dict[str, pl.Expr], rows: pl.DataFrame, schema: pa.Schema) -> None:
+def write_part(
+    snapshot: Snapshot,
+    number: int,
+    columns: dict[str, pl.Expr],
+    rows: pl.DataFrame,
+    schema: pa.Schema,
+) -> None:
     table = rows.select(**columns).to_arrow()
     arrays = [
-        table[name].cast(schema.field(name).type) if name in table.column_names else pa.nulls(len(table), schema.field(name).type)
+        (
+            table[name].cast(schema.field(name).type)
+            if name in table.column_names
+            else pa.nulls(len(table), schema.field(name).type)
+        )
         for name in schema.names
     ]
     path = Path(snapshot.path)
     path.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table(arrays, schema=schema), path / f"part-{number:020d}-x.parquet", compression="lz4")
+    pq.write_table(
+        pa.table(arrays, schema=schema), path / f"part-{number:020d}-x.parquet", compression="lz4"
+    )
 
 
 def large_line(root: Path, rows: int) -> SnapshotRef:
     """The snapshots of a line with so many curated rows, written part by part."""
-    snapshots = {name: Snapshot(str(root), name, f"{name}{rows}") for name in (TASKS, SYNTHESIS, VERIFICATION, CURATION)}
+    snapshots = {
+        name: Snapshot(str(root), name, f"{name}{rows}")
+        for name in (TASKS, SYNTHESIS, VERIFICATION, CURATION)
+    }
     order = pl.Series(range(rows)).shuffle(seed=1)
     number, task = pl.col("number"), pl.format("t/{}", pl.col("number") // 5)
     candidate = pl.format("{}-{}", task, number)
@@ -55,19 +70,43 @@ def large_line(root: Path, rows: int) -> SnapshotRef:
         words = {name: pl.lit("x") for name in ("generator", "criterion", "language")}
         told = {**named, **texts, **words, "speedup": pl.lit(1.5), "reasoning_tokens": number}
         write_part(snapshots[CURATION], part, told, chosen, CURATED)
-        write_part(snapshots[SYNTHESIS], part, {**named, "sample_index": number % 5, "prompt_hash": candidate}, chosen, CANDIDATES)
-        write_part(snapshots[VERIFICATION], part, {**named, "verdict_key": candidate, "device": pl.lit("GPU")}, chosen, VERDICTS)
+        write_part(
+            snapshots[SYNTHESIS],
+            part,
+            {**named, "sample_index": number % 5, "prompt_hash": candidate},
+            chosen,
+            CANDIDATES,
+        )
+        write_part(
+            snapshots[VERIFICATION],
+            part,
+            {**named, "verdict_key": candidate, "device": pl.lit("GPU")},
+            chosen,
+            VERDICTS,
+        )
     tasks = pl.DataFrame({"number": range(0, rows, 5)})
-    write_part(snapshots[TASKS], 0, {"task_id": task, "source": pl.lit("user")}, tasks, TASKS_SCHEMA)
-    for name, above in ((TASKS, []), (SYNTHESIS, []), (VERIFICATION, []), (CURATION, [VERIFICATION, SYNTHESIS, TASKS])):
-        snapshots[name].publish(config={"strategy": "concur"}, upstream=[snapshots[other].fingerprint for other in above])
+    write_part(
+        snapshots[TASKS], 0, {"task_id": task, "source": pl.lit("user")}, tasks, TASKS_SCHEMA
+    )
+    for name, above in (
+        (TASKS, []),
+        (SYNTHESIS, []),
+        (VERIFICATION, []),
+        (CURATION, [VERIFICATION, SYNTHESIS, TASKS]),
+    ):
+        snapshots[name].publish(
+            config={"strategy": "concur"},
+            upstream=[snapshots[other].fingerprint for other in above],
+        )
     return snapshots[CURATION].ref
 
 
 def published(tmp_path: Path, rows: int) -> dict[str, float]:
     ref = large_line(tmp_path / "root", rows)
     command = [sys.executable, "-c", PROGRAM, ref.model_dump_json(), str(tmp_path / f"out{rows}")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=500)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=500
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -84,5 +123,10 @@ def test_memory_does_not_grow_with_the_texts_of_200_000_rows(tmp_path: Path) -> 
         .select("task_id", "candidate_id", "sample_index", "reasoning_tokens")
         .collect()
     )
-    assert ids.equals(ids.sort("task_id", "sample_index", "candidate_id")) and ids["candidate_id"].n_unique() == 200_000
-    assert (ids["candidate_id"] == ids["task_id"] + "-" + ids["reasoning_tokens"].cast(pl.String)).all()
+    assert (
+        ids.equals(ids.sort("task_id", "sample_index", "candidate_id"))
+        and ids["candidate_id"].n_unique() == 200_000
+    )
+    assert (
+        ids["candidate_id"] == ids["task_id"] + "-" + ids["reasoning_tokens"].cast(pl.String)
+    ).all()

@@ -1,4 +1,5 @@
-"""An endpoint that takes requests and never answers is found out; one that takes its time is waited for."""
+"""An endpoint that takes requests and never answers is found out; one that takes its time is waited
+for."""
 
 from __future__ import annotations
 
@@ -52,17 +53,24 @@ def requests_of(count: int) -> list[Request]:
     task = KernelTask(task_id="t", name="t", code="class Model: ...", source="files")
     return [
         Request(
-            request_key=str(n), task=task, language=Language.CPP, prompt="p", sample_index=n, sampling=SamplingParams(seed=n)
+            request_key=str(n),
+            task=task,
+            language=Language.CPP,
+            prompt="p",
+            sample_index=n,
+            sampling=SamplingParams(seed=n),
         )
         for n in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def sampler(url: str | list[str], **more: object) -> OpenAISampler:
     return OpenAISampler(url, "m", timeout_s=3600, backoff_s=0.01, direct=True, **more)  # type: ignore[arg-type]
 
 
-def test_a_server_that_hangs_is_a_fault_of_transport_within_minutes_and_not_an_hour(black_hole: str) -> None:
+def test_a_server_that_hangs_is_a_fault_of_transport_within_minutes_and_not_an_hour(
+    black_hole: str,
+) -> None:
     began = time.monotonic()
     with pytest.raises(EvalError, match="gave no answer for .* in 2 attempts"):
         list(sampler(black_hole, retries=1).sample(requests_of(1)))
@@ -71,12 +79,15 @@ def test_a_server_that_hangs_is_a_fault_of_transport_within_minutes_and_not_an_h
 
 def test_another_address_takes_what_a_hanging_one_had(black_hole: str) -> None:
     with serving(lambda number, body: (200, completion(f"answer {number}"))) as server:
-        answers = list(sampler([black_hole, server.url], retries=4, concurrency=2).sample(requests_of(6)))
+        answers = list(
+            sampler([black_hole, server.url], retries=4, concurrency=2).sample(requests_of(6))
+        )
     assert len(answers) == 6
 
 
 def test_an_answer_that_takes_long_is_waited_for_while_its_server_lives() -> None:
-    """It is asked for its models a dozen times meanwhile, and answers with an error: it is there."""
+    """It is asked for its models a dozen times meanwhile, and answers with an error: it is
+    there."""
     asked = threading.Event()
 
     def answer(number: int, body: dict) -> Answer:

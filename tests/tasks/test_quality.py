@@ -21,7 +21,10 @@ class ModelNew(torch.nn.Module):
 
 Registers hold the partial sums. That is all there is to do here.
 """
-DOUBTS = "Wait, the stride is wrong. Hmm, alternatively the row is. Let me check again. Actually it might be fine. "
+DOUBTS = (
+    "Wait, the stride is wrong. Hmm, alternatively the row is. Let me check again. Actually it"
+    " might be fine. "
+)
 LOOP = "You must keep the shape of the output and the type of the output. "
 
 
@@ -45,7 +48,9 @@ def test_an_ordinary_trace_has_no_flag_and_its_numbers_are_of_the_prose():
         "repetitive": GOOD + GOOD.split("\n\n")[0] * 8 + ".",
         "ends_in_loop": GOOD + LOOP * 30,
         "self_doubting": GOOD + DOUBTS * 6,
-        "mixed_language": GOOD + "\u6211\u4eec\u9700\u8981\u4f18\u5316\u8fd9\u4e2a\u6a21\u578b\u3002",
+        "mixed_language": (
+            GOOD + "\u6211\u4eec\u9700\u8981\u4f18\u5316\u8fd9\u4e2a\u6a21\u578b\u3002"
+        ),
         "truncated": GOOD + "And then the kernel is launched with",
     }.items(),
 )
@@ -55,7 +60,11 @@ def test_each_flag_is_raised_by_what_it_is_for(flag, text):
 
 
 def test_a_draft_written_again_is_no_repetition_and_the_same_prose_is():
-    code = "```python\n" + "\n".join(f"value_{i} = load(pointer, {i}) + {i}" for i in range(40)) + "\n```\n"
+    code = (
+        "```python\n"
+        + "\n".join(f"value_{i} = load(pointer, {i}) + {i}" for i in range(40))
+        + "\n```\n"
+    )
     assert quality([GOOD + code * 6])["repeated_share"][0] == quality([GOOD])["repeated_share"][0]
     assert quality([GOOD + code.replace("`", "") * 6])["repeated_share"][0] > 0.5
 
@@ -63,11 +72,18 @@ def test_a_draft_written_again_is_no_repetition_and_the_same_prose_is():
 @pytest.mark.parametrize(
     ("text", "cut"),
     [
-        ("It is done.", False), ("It is done. \n\n", False), ("It is", True), ("", False), ("```python\nx = 1\n```", False),
-        ("```python\nx = 1\n", True), ("<think>So it is.", True), ("<think>So it is.</think> Yes.", False), ("Then y = f(x)", False),
+        ("It is done.", False),
+        ("It is done. \n\n", False),
+        ("It is", True),
+        ("", False),
+        ("```python\nx = 1\n```", False),
+        ("```python\nx = 1\n", True),
+        ("<think>So it is.", True),
+        ("<think>So it is.</think> Yes.", False),
+        ("Then y = f(x)", False),
         ("\u5b8c\u6210\u4e86\u3002", False),
     ],
-)  # fmt: skip
+)
 def test_where_a_thought_is_cut(text, cut):
     assert ("truncated" in flags(text)) == cut
 
@@ -78,23 +94,41 @@ def test_the_loop_at_the_end_is_counted_in_words_whatever_its_period():
         row = quality(["start here and then " + " ".join([loop] * 50)]).row(0, named=True)
         assert row["loop_words"] == 50 * period
     assert quality(["one two three four five"])["loop_words"][0] == 0
-    assert quality([LOOP * 30 + "It ended after all, with other words than before."])["loop_words"][0] == 0
+    assert (
+        quality([LOOP * 30 + "It ended after all, with other words than before."])["loop_words"][0]
+        == 0
+    )
 
 
 @pytest.mark.parametrize(
-    "text", ["\u6211\u4eec" * 20, "\u043f\u0440\u0438\u0432\u0435\u0442 " * 9, "\u03b1 + \u03b2 \u2264 \u03b3 \u00d7 2 is the bound."]
+    "text",
+    [
+        "\u6211\u4eec" * 20,
+        "\u043f\u0440\u0438\u0432\u0435\u0442 " * 9,
+        "\u03b1 + \u03b2 \u2264 \u03b3 \u00d7 2 is the bound.",
+    ],
 )
 def test_one_language_or_greek_in_formulas_is_no_mixture(text):
     assert quality([text])["foreign_letters"][0] == 0
 
 
 def test_the_words_waiting_and_awaited_are_no_doubt():
-    assert quality(["The waiting thread awaited the await; an actual hmmer profile."])["doubt_markers"][0] == 0
+    assert (
+        quality(["The waiting thread awaited the await; an actual hmmer profile."])[
+            "doubt_markers"
+        ][0]
+        == 0
+    )
     assert quality(["Wait. ACTUALLY, hmmm: no, alternatively..."])["doubt_markers"][0] == 5
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.one_of(st.none(), st.text(max_size=300), st.just(GOOD), st.just(LOOP * 5)), max_size=6), st.integers(1, 400))
+@given(
+    st.lists(
+        st.one_of(st.none(), st.text(max_size=300), st.just(GOOD), st.just(LOOP * 5)), max_size=6
+    ),
+    st.integers(1, 400),
+)
 def test_a_row_depends_on_its_text_alone(texts, batch):
     together = quality(texts, QualityConfig(batch_characters=batch))
     assert together.columns == [*MEASURES, *FLAGS]
@@ -126,7 +160,15 @@ def test_more_rows_than_a_batch_are_streamed_without_reading_ahead():
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    "text", ["a" * 4_000_000, "a " * 2_000_000, "\n" * 4_000_000, "```\n" * 1_000_000, "** " * 1_000_000, "\u6f22" * 2_000_000]
+    "text",
+    [
+        "a" * 4_000_000,
+        "a " * 2_000_000,
+        "\n" * 4_000_000,
+        "```\n" * 1_000_000,
+        "** " * 1_000_000,
+        "\u6f22" * 2_000_000,
+    ],
 )
 def test_time_is_linear_in_hostile_text(text):
     def seconds(part):

@@ -1,4 +1,5 @@
-"""Rows in another order than they were written in: the right rows, read when due, and no more of them in memory than was allowed."""
+"""Rows in another order than they were written in: the right rows, read when due, and no more of
+them in memory than was allowed."""
 
 from __future__ import annotations
 
@@ -11,11 +12,13 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from tasks.store import Snapshot
+from tasks.store.snapshot import Snapshot
 from tasks.verification import reading
 from tasks.verification.reading import rows_in_order
 
-SCHEMA = pa.schema([("name", pa.string()), ("code", pa.string()), ("number", pa.int64()), ("heavy", pa.string())])
+SCHEMA = pa.schema(
+    [("name", pa.string()), ("code", pa.string()), ("number", pa.int64()), ("heavy", pa.string())]
+)
 
 
 class Counting(Snapshot):
@@ -29,7 +32,10 @@ class Counting(Snapshot):
 def written(root: Path, numbers: list[int], part_rows: int) -> Counting:
     snapshot = Counting(str(root), "stage", "f00d")
     for start in range(0, len(numbers), part_rows):
-        rows = [{"name": f"n{n}", "code": "x" * 50 + str(n), "number": n, "heavy": "h"} for n in numbers[start : start + part_rows]]
+        rows = [
+            {"name": f"n{n}", "code": "x" * 50 + str(n), "number": n, "heavy": "h"}
+            for n in numbers[start : start + part_rows]
+        ]
         snapshot.append(rows, SCHEMA)
     return snapshot
 
@@ -47,7 +53,9 @@ def orders(rows: int) -> dict[str, list[int]]:
     nearly = [
         number
         for start in range(0, rows, 8)
-        for number in random.Random(start).sample(range(start, min(rows, start + 8)), min(8, rows - start))
+        for number in random.Random(start).sample(
+            range(start, min(rows, start + 8)), min(8, rows - start)
+        )
     ]
     return {
         "sorted": list(range(rows)),
@@ -60,10 +68,22 @@ def orders(rows: int) -> dict[str, list[int]]:
 @pytest.mark.parametrize("part_rows", [10, 1000])
 @pytest.mark.parametrize("order", ["sorted", "nearly", "backwards", "scattered"])
 @pytest.mark.parametrize("buffer_bytes", [0, 20_000, reading.BUFFER_BYTES])
-def test_every_row_comes_once_in_the_order_asked_for(tmp_path: Path, order: str, part_rows: int, buffer_bytes: int) -> None:
+def test_every_row_comes_once_in_the_order_asked_for(
+    tmp_path: Path, order: str, part_rows: int, buffer_bytes: int
+) -> None:
     snapshot = written(tmp_path, orders(333)[order], part_rows)
-    rows = list(rows_in_order(snapshot, places(snapshot), ["number", "code"], tmp_path / "scratch", buffer_bytes=buffer_bytes))
-    assert rows == [{"number": n, "code": "x" * 50 + str(n)} for n in range(333)]  # and no other column
+    rows = list(
+        rows_in_order(
+            snapshot,
+            places(snapshot),
+            ["number", "code"],
+            tmp_path / "scratch",
+            buffer_bytes=buffer_bytes,
+        )
+    )
+    assert rows == [
+        {"number": n, "code": "x" * 50 + str(n)} for n in range(333)
+    ]  # and no other column
     assert sorted(snapshot.seen) == snapshot.parts(), "each part is read once"
     assert not list(tmp_path.glob("scratch/*")), "what was spilled is gone when it has been read"
 
@@ -97,6 +117,19 @@ def test_what_waits_in_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(reading._Waiting, "add", watched)
     snapshot = written(tmp_path, orders(4000)["scattered"], 50)
     assert (
-        len(list(rows_in_order(snapshot, places(snapshot), ["number"], tmp_path / "scratch", buffer_bytes=200 * reading.ROW_BYTES))) == 4000
+        len(
+            list(
+                rows_in_order(
+                    snapshot,
+                    places(snapshot),
+                    ["number"],
+                    tmp_path / "scratch",
+                    buffer_bytes=200 * reading.ROW_BYTES,
+                )
+            )
+        )
+        == 4000
     )
-    assert 200 < most <= 200 + 50 + 2 * reading.STRETCH_ROWS  # the limit, a batch, and the stretch that is due
+    assert (
+        200 < most <= 200 + 50 + 2 * reading.STRETCH_ROWS
+    )  # the limit, a batch, and the stretch that is due

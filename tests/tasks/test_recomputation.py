@@ -9,12 +9,23 @@ from hypothesis import strategies as st
 from kernels_eval.errors import UsageError
 from tasks.training.recomputation import LayerShape, plan_recomputation
 
-QWQ = LayerShape(layers=64, hidden=5120, intermediate=27648, heads=40, key_value_heads=8, head_size=128, vocabulary=152064, lora_rank=32)
+QWQ = LayerShape(
+    layers=64,
+    hidden=5120,
+    intermediate=27648,
+    heads=40,
+    key_value_heads=8,
+    head_size=128,
+    vocabulary=152064,
+    lora_rank=32,
+)
 WEIGHTS, TRAINED, H200 = 65_500_000_000, 268_435_456, 150_700_000_000
 
 
 def plan(tokens: int, device_bytes: int = H200):
-    return plan_recomputation(QWQ, device_bytes=device_bytes, weight_bytes=WEIGHTS, trained=TRAINED, tokens=tokens)
+    return plan_recomputation(
+        QWQ, device_bytes=device_bytes, weight_bytes=WEIGHTS, trained=TRAINED, tokens=tokens
+    )
 
 
 def test_one_short_row_keeps_everything_and_long_rows_do_not():
@@ -26,7 +37,9 @@ def test_one_short_row_keeps_everything_and_long_rows_do_not():
 
 def test_flops_of_qwq_are_four_per_weight_and_causal_attention():
     short = QWQ.flops_per_token(8192, TRAINED, 0.8)
-    weights = 31.2e9 + 0.8 * 0.78e9  # Qwen/QwQ-32B: 31.0 billion parameters without embeddings, head 152,064 x 5,120
+    weights = (
+        31.2e9 + 0.8 * 0.78e9
+    )  # Qwen/QwQ-32B: 31.0 billion parameters without embeddings, head 152,064 x 5,120
     assert short == pytest.approx(4 * weights + 6 * TRAINED + 3 * 64 * 2 * 8192 * 5120, rel=0.01)
     assert QWQ.flops_per_token(16_384, TRAINED, 0.8) - short == 3 * 64 * 2 * 8192 * 5120
 

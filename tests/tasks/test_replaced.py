@@ -1,4 +1,5 @@
-"""Which operators a candidate replaced, read from its source, and what is said of it. Nothing here runs a candidate."""
+"""Which operators a candidate replaced, read from its source, and what is said of it. Nothing here
+runs a candidate."""
 
 from __future__ import annotations
 
@@ -25,7 +26,13 @@ SUB = "class Sub(nn.Module):\n    def forward(self, x):\n        return x.exp()"
 
 
 def source(forward: str, init: str = "pass", extra: str = "", native: str = "x") -> str:
-    lines = [HEAD.replace("NATIVE", native), extra, "class ModelNew(nn.Module):", "    def __init__(self):", "        super().__init__()"]
+    lines = [
+        HEAD.replace("NATIVE", native),
+        extra,
+        "class ModelNew(nn.Module):",
+        "    def __init__(self):",
+        "        super().__init__()",
+    ]
     lines += [*(f"        {line}" for line in init.splitlines()), "    def forward(self, x):"]
     return "\n".join([*lines, *(f"        {line}" for line in forward.splitlines())])
 
@@ -45,41 +52,104 @@ def called(forward: str, **parts: str) -> frozenset[str]:
         ("return x.relu_()", {}, {"relu"}),
         ("return ext.softmax(x)", {}, set()),
         ("return self.ops.softmax(x)", {"init": "self.ops = ext"}, set()),
-        ("return self.ops.softmax(x)", {"init": "self.ops = load_inline(name='f', cpp_sources='')"}, set()),
+        (
+            "return self.ops.softmax(x)",
+            {"init": "self.ops = load_inline(name='f', cpp_sources='')"},
+            set(),
+        ),
         ("return torch.ops.mine.softmax(x)", {}, set()),
         ("return torch.ops.aten.softmax(x, -1)", {}, {"softmax"}),
         ("return self.act(x)", {"init": "self.act = nn.GELU()"}, {"gelu"}),
         ("return ext.softmax(x)", {"init": "self.act = nn.GELU()"}, set()),
-        ("return self.both(x)", {"init": "self.both = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))"}, {"convolution", "batchnorm"}),
+        (
+            "return self.both(x)",
+            {"init": "self.both = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))"},
+            {"convolution", "batchnorm"},
+        ),
         ("return self.norm(x)", {"init": "self.norm = nn.LayerNorm(8)"}, {"layernorm"}),
         ("return x @ self.w.t()", {}, {"product", "t"}),
         ("return x * 2.0 + 1.0", {}, {"mul", "add"}),
         ("x += 1\nreturn -x", {}, {"add", "neg"}),
-        ("return self.helper(x)", {"extra": "class Base(nn.Module):\n    def helper(self, x):\n        return x.tanh()"}, set()),
-        ("return helper(x)", {"extra": "def helper(x):\n    return inner(x)\ndef inner(x):\n    return torch.tanh(x)"}, {"tanh"}),
-        ("return Fn.apply(x)", {"extra": "class Fn(torch.autograd.Function):\n    def forward(ctx, x):\n        return x.exp()"}, {"exp"}),
+        (
+            "return self.helper(x)",
+            {"extra": "class Base(nn.Module):\n    def helper(self, x):\n        return x.tanh()"},
+            set(),
+        ),
+        (
+            "return helper(x)",
+            {
+                "extra": (
+                    "def helper(x):\n    return inner(x)\ndef inner(x):\n    return torch.tanh(x)"
+                )
+            },
+            {"tanh"},
+        ),
+        (
+            "return Fn.apply(x)",
+            {
+                "extra": (
+                    "class Fn(torch.autograd.Function):\n    def forward(ctx, x):\n        return"
+                    " x.exp()"
+                )
+            },
+            {"exp"},
+        ),
         ("return self.sub(x)", {"init": "self.sub = Sub()", "extra": SUB}, {"exp"}),
         ("return ext.softmax(x)", {"native": "torch::mm(x, x)"}, {"product"}),
         ("return gelu(x)", {"extra": "from torch.nn.functional import gelu"}, {"gelu"}),
     ],
-)  # fmt: skip
+)
 def test_what_is_still_left_to_torch(forward: str, parts: dict[str, str], keys: set[str]) -> None:
     assert called(forward, **parts) == keys
 
 
 def test_names_of_one_operator_are_one() -> None:
-    assert len({operator_key(name) for name in ("nn.BatchNorm2d", "F.batch_norm", "aten.native_batch_norm", "BatchNorm1d")}) == 1
+    assert (
+        len(
+            {
+                operator_key(name)
+                for name in (
+                    "nn.BatchNorm2d",
+                    "F.batch_norm",
+                    "aten.native_batch_norm",
+                    "BatchNorm1d",
+                )
+            }
+        )
+        == 1
+    )
     assert len({operator_key(name) for name in ("linear", "torch.matmul", "addmm", "bmm")}) == 1
-    assert len({operator_key(name) for name in ("nn.CrossEntropyLoss", "cross_entropy_loss", "F.cross_entropy")}) == 1
-    assert len({operator_key(name) for name in ("relu", "gelu", "softmax", "log_softmax", "layer_norm", "group_norm")}) == 6
+    assert (
+        len(
+            {
+                operator_key(name)
+                for name in ("nn.CrossEntropyLoss", "cross_entropy_loss", "F.cross_entropy")
+            }
+        )
+        == 1
+    )
+    assert (
+        len(
+            {
+                operator_key(name)
+                for name in ("relu", "gelu", "softmax", "log_softmax", "layer_norm", "group_norm")
+            }
+        )
+        == 6
+    )
 
 
 def test_shares_of_what_is_gone() -> None:
     shares = {"linear": 0.7, "gelu": 0.2, "view": 0.1}
-    assert replaced_share(shares, called("return ext.softmax(x)")) == (pytest.approx(0.9), True), "a view is not there to be replaced"
+    assert replaced_share(shares, called("return ext.softmax(x)")) == (
+        pytest.approx(0.9),
+        True,
+    ), "a view is not there to be replaced"
     kept = called("return ext.softmax(F.linear(x, self.w))")
     assert replaced_share(shares, kept) == (pytest.approx(0.2), False)
-    assert replaced_share({"view": 1.0}, frozenset()) == (0.0, False) and replaced_share({}, frozenset()) == (0.0, False)
+    assert replaced_share({"view": 1.0}, frozenset()) == (0.0, False) and replaced_share(
+        {}, frozenset()
+    ) == (0.0, False)
 
 
 @pytest.mark.parametrize("bad", ["", "class ModelNew(", "class Other: pass", "x = 1\0"])
@@ -88,7 +158,9 @@ def test_what_cannot_be_read_is_none(bad: str) -> None:
 
 
 def test_calls_in_a_circle_end() -> None:
-    assert called("return a(x)", extra="def a(x):\n    return b(x).exp()\ndef b(x):\n    return a(x)") == {"exp"}
+    assert called(
+        "return a(x)", extra="def a(x):\n    return b(x).exp()\ndef b(x):\n    return a(x)"
+    ) == {"exp"}
     base = "class ModelNew(ModelNew):\n    pass"
     assert called_operators(base) == frozenset()
 
@@ -99,24 +171,42 @@ def code_of(task: str, number: int, language: str = "cpp") -> str:
     return code
 
 
-SPENT = {"bundled/group_norm_swish": {"sigmoid": 0.4, "mul": 0.3, "group_norm": 0.3}, "bundled/linear_gelu": {"linear": 0.74, "gelu": 0.26}}
+SPENT = {
+    "bundled/group_norm_swish": {"sigmoid": 0.4, "mul": 0.3, "group_norm": 0.3},
+    "bundled/linear_gelu": {"linear": 0.74, "gelu": 0.26},
+}
 
 
 def test_recorded_answers_that_fuse_and_one_that_falls_back() -> None:
-    """Answer 2 calls its own kernel for some widths and torch for the others: read as kept, since who reads cannot know which."""
+    """Answer 2 calls its own kernel for some widths and torch for the others: read as kept, since
+    who reads cannot know which."""
     spent = SPENT["bundled/group_norm_swish"]
-    shares = [replaced_share(spent, called_operators(code_of("group_norm_swish", n)) or ()) for n in range(5)]
+    shares = [
+        replaced_share(spent, called_operators(code_of("group_norm_swish", n)) or ())
+        for n in range(5)
+    ]
     assert [main for _, main in shares] == [True, True, False, True, True]
     assert shares[0][0] == pytest.approx(1.0) and shares[2][0] == 0.0
 
 
 def verdicts(*answers: tuple[str, int, str]) -> pl.DataFrame:
-    rows = [{"model": "m", "task_id": f"bundled/{task}", "status": s, "reason": "ok", "code": code_of(task, n)} for task, n, s in answers]
+    rows = [
+        {
+            "model": "m",
+            "task_id": f"bundled/{task}",
+            "status": s,
+            "reason": "ok",
+            "code": code_of(task, n),
+        }
+        for task, n, s in answers
+    ]
     return pl.DataFrame(rows)
 
 
 def test_the_sentence_holds_its_numbers() -> None:
-    answers = [("group_norm_swish", n, "correct") for n in range(5)] + [("linear_gelu", n, "correct") for n in (1, 2, 4)]
+    answers = [("group_norm_swish", n, "correct") for n in range(5)] + [
+        ("linear_gelu", n, "correct") for n in (1, 2, 4)
+    ]
     made = verdicts(*answers, ("linear_gelu", 3, "incorrect"))
     found = replaced("m", made, SPENT)
     assert found is not None and found.sign == "replaced"
@@ -124,7 +214,9 @@ def test_the_sentence_holds_its_numbers() -> None:
     assert found.numbers["main_operator_share"] == pytest.approx((5 * 0.4 + 3 * 0.74) / 8)
     assert found.numbers["replaced_time_share"] == pytest.approx(7 / 8)
     assert found.numbers["lower"] < 7 / 8 < found.numbers["upper"]
-    assert "88 % of 8 correct answers" in found.sentence and "Read from the source" in found.sentence
+    assert (
+        "88 % of 8 correct answers" in found.sentence and "Read from the source" in found.sentence
+    )
 
 
 def test_too_few_answers_or_no_profile_say_nothing() -> None:
@@ -133,5 +225,7 @@ def test_too_few_answers_or_no_profile_say_nothing() -> None:
     many = verdicts(*(("group_norm_swish", n, "correct") for n in range(5)))
     assert replaced("m", many, {}) is None and replaced("m", many.drop("code"), SPENT) is None
     scored = [ScoreRow(model="m", track="any", metric="exec", tasks=1, samples=5)]
-    assert [found.sign for found in diagnose(scored, verdicts=many, time_by_operator=SPENT)] == ["replaced"]
+    assert [found.sign for found in diagnose(scored, verdicts=many, time_by_operator=SPENT)] == [
+        "replaced"
+    ]
     assert diagnose(scored, verdicts=many) == ()

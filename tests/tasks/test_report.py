@@ -1,4 +1,5 @@
-"""The report as its readers meet it: what it says, that strangers' text stays text, and that it stands alone."""
+"""The report as its readers meet it: what it says, that strangers' text stays text, and that it
+stands alone."""
 
 from __future__ import annotations
 
@@ -12,11 +13,13 @@ import polars as pl
 import pytest
 
 from kernels_eval.records import REASONS, Status
-from tasks.benchmark import report
 from tasks.benchmark.breakdown import score_groups
 from tasks.benchmark.diagnosis import Finding, diagnose
 from tasks.benchmark.errors import error_groups
-from tasks.benchmark.report import (
+from tasks.benchmark.scoring import compare, compare_all, distribution, score, variants
+from tasks.reporting import report
+from tasks.reporting.drawing import INK
+from tasks.reporting.report import (
     CandidatePoint,
     Example,
     ReportContext,
@@ -31,17 +34,25 @@ from tasks.benchmark.report import (
     to_json,
     to_markdown,
 )
-from tasks.benchmark.report.drawing import INK
-from tasks.benchmark.scoring import compare, compare_all, distribution, score, variants
 from tests.support.hostile_report import hostile_fields
 from tests.support.pages import HOSTILE, Page, svgs
 
 
-def verdict(model: str, task: str, outcome: float | str, tokens: int = 100, number: int = 0) -> dict[str, Any]:
+def verdict(
+    model: str, task: str, outcome: float | str, tokens: int = 100, number: int = 0
+) -> dict[str, Any]:
     """One verdict joined with its candidate: an outcome is a speedup or a reason."""
     timed = isinstance(outcome, float)
-    status = "correct" if timed else next(status for status, reasons in REASONS.items() if outcome in reasons)
-    timing = {"speedup": outcome, "speedup_lower": outcome * 0.9, "speedup_upper": outcome * 1.1} if timed else None
+    status = (
+        "correct"
+        if timed
+        else next(status for status, reasons in REASONS.items() if outcome in reasons)
+    )
+    timing = (
+        {"speedup": outcome, "speedup_lower": outcome * 0.9, "speedup_upper": outcome * 1.1}
+        if timed
+        else None
+    )
     return {
         "model": model,
         "candidate_id": f"{model}-{task}-{number}",
@@ -51,7 +62,9 @@ def verdict(model: str, task: str, outcome: float | str, tokens: int = 100, numb
         "detail": f"saw {outcome}",
         "outputs_match": timed,
         "timing": timing,
-        "log_tail": "" if timed else f"main.cpp:{number}:1: error: '{model}' was not declared in this scope",
+        "log_tail": (
+            "" if timed else f"main.cpp:{number}:1: error: '{model}' was not declared in this scope"
+        ),
         "generator": "a model",
         "reasoning_tokens": tokens,
         "code": "int x;",
@@ -66,8 +79,17 @@ LINE = [
     verdict("line", "t3", "wrong_output", 2500),
     verdict("line", "t3", "no_custom_kernel", 400, 1),
 ]
-HELD_OUT = [verdict("recorded", f"h{i}", 2.0 if i else "wrong_output", number=n) for i in range(4) for n in range(2)]
-HELD_OUT += [verdict(model, f"h{i}", "build_failed", number=n) for model in ("base", "tuned") for i in range(4) for n in range(2)]
+HELD_OUT = [
+    verdict("recorded", f"h{i}", 2.0 if i else "wrong_output", number=n)
+    for i in range(4)
+    for n in range(2)
+]
+HELD_OUT += [
+    verdict(model, f"h{i}", "build_failed", number=n)
+    for model in ("base", "tuned")
+    for i in range(4)
+    for n in range(2)
+]
 NAMES = {"t1": "1_Square_matmul", "t2": "2_Softmax", "t3": "3_Norm"}
 
 
@@ -85,10 +107,17 @@ def facts() -> dict[str, Any]:
         "criterion_counts": {"concise_and_fast": 1, "high_speedup": 0},
         "trace_flags": {"repetitive": (2, 1)},
         "base_model": "tiny",
-        "history": [{"step": i + 1, "epoch": (i + 1) / 2, "loss": 3.0 - 0.5 * i, "learning_rate": 1e-4} for i in range(4)],
+        "history": [
+            {"step": i + 1, "epoch": (i + 1) / 2, "loss": 3.0 - 0.5 * i, "learning_rate": 1e-4}
+            for i in range(4)
+        ],
         "scores": score(held_out, ks=(1, 5), ps=(0.0, 1.0, 2.0), resamples=200),
-        "comparisons": compare(held_out, baseline="base", model="recorded", ks=(1,), ps=(1.0,), resamples=200),
-        "breakdowns": score_groups(held_out, {"level": {"1": ["h0", "h1"], "2": ["h2", "h3"]}}, ks=(1,), resamples=50),
+        "comparisons": compare(
+            held_out, baseline="base", model="recorded", ks=(1,), ps=(1.0,), resamples=200
+        ),
+        "breakdowns": score_groups(
+            held_out, {"level": {"1": ["h0", "h1"], "2": ["h2", "h3"]}}, ks=(1,), resamples=50
+        ),
         "distributions": distribution(held_out, resamples=50),
         "variants": variants(held_out, ks=(1,), resamples=50),
         "errors": error_groups(held_out),
@@ -119,15 +148,20 @@ def hostile() -> ReportContext:
         criterion_counts={HOSTILE: 1},
         trace_flags={HOSTILE: (1, 1)},
         scores=[row.model_copy(update={"model": HOSTILE}) for row in context().scores],
-        breakdowns=[row.model_copy(update={"model": HOSTILE, "group": HOSTILE}) for row in context().breakdowns],
-        distributions=[row.model_copy(update={"model": HOSTILE}) for row in context().distributions],
+        breakdowns=[
+            row.model_copy(update={"model": HOSTILE, "group": HOSTILE})
+            for row in context().breakdowns
+        ],
+        distributions=[
+            row.model_copy(update={"model": HOSTILE}) for row in context().distributions
+        ],
         variants=[row.model_copy(update={"model": HOSTILE}) for row in context().variants],
         diagnosis=[Finding(sign="verbose", model=HOSTILE, sentence=HOSTILE)],
         **hostile_fields(HOSTILE),
     )
 
 
-# -- what it says --------------------------------------------------------------------------------------------------------------
+# -- what it says ----------------------------------------------------------------------------------
 
 
 def test_the_summary_is_the_run_in_rows() -> None:
@@ -136,8 +170,12 @@ def test_the_summary_is_the_run_in_rows() -> None:
     assert rows["status correct"] == "2 (33.3 %)" and rows["status compile_error"] == "2 (33.3 %)"
     assert (rows["curated by concise_and_fast"], rows["curated by high_speedup"]) == ("1", "0")
     assert rows["training loss, first to last epoch"] == "2.750 to 1.750 (4 steps)"
-    assert rows["recorded, custom kernel"].startswith("Exec@1 75.0 % (25.0 to 100.0), fast_1@1 75.0 %")
-    assert rows["tuned, custom kernel"] == "Exec@1 0.0 % (0.0 to 49.0), fast_1@1 0.0 % (0.0 to 49.0)"
+    assert rows["recorded, custom kernel"].startswith(
+        "Exec@1 75.0 % (25.0 to 100.0), fast_1@1 75.0 %"
+    )
+    assert (
+        rows["tuned, custom kernel"] == "Exec@1 0.0 % (0.0 to 49.0), fast_1@1 0.0 % (0.0 to 49.0)"
+    )
 
 
 def test_the_headline_tells_the_outcome() -> None:
@@ -153,8 +191,21 @@ def test_page_and_markdown_hold_the_same_facts(render: Any) -> None:
     shown = (Page(text).words if text.startswith("<!doctype") else text).replace("\\", "")
     scores = ["Exec@5", "n/a", "0.0 % (0.0 to 49.0)", "fast_2@1", "2.00x", "recorded minus base"]
     line = ["build_failed", "concise_and_fast", "2.750", "1_Square_matmul", "3.50x", "saw 3.5"]
-    rest = ["4 tasks a model", "They say nothing about a GPU", "a note of the run", "KernelCoder (r)", "abc123", "2.13"]
-    rest += ["repetitive", "of these taken", "What reasoning length says", "Shorter is more often correct.", "Three tasks only."]
+    rest = [
+        "4 tasks a model",
+        "They say nothing about a GPU",
+        "a note of the run",
+        "KernelCoder (r)",
+        "abc123",
+        "2.13",
+    ]
+    rest += [
+        "repetitive",
+        "of these taken",
+        "What reasoning length says",
+        "Shorter is more often correct.",
+        "Three tasks only.",
+    ]
     for fact in (*scores, *line, *rest):
         assert fact in shown, fact
 
@@ -173,7 +224,11 @@ def test_what_not_to_trust_follows_from_the_data() -> None:
         return " ".join(json.loads(to_json(context(**changes)))["caveats"])
 
     said = caveats()
-    assert "4 tasks a model" in said and "base, tuned: not one correct kernel in 8 samples" in said and "CPU" in said
+    assert (
+        "4 tasks a model" in said
+        and "base, tuned: not one correct kernel in 8 samples" in said
+        and "CPU" in said
+    )
     assert "recorded:" not in said
     assert "CPU" not in caveats(language="cuda")
     assert "do not add up" not in said and "do not add up" in caveats(candidates=7)
@@ -184,7 +239,9 @@ def test_what_not_to_trust_follows_from_the_data() -> None:
 
 def test_loss_compares_epochs_and_falls_back_to_steps() -> None:
     assert context().losses == (2.75, 1.75)
-    assert context(history=[TrainingStep(step=1, loss=2.0), TrainingStep(step=2, loss=1.0)]).losses == (2.0, 1.0)
+    assert context(
+        history=[TrainingStep(step=1, loss=2.0), TrainingStep(step=2, loss=1.0)]
+    ).losses == (2.0, 1.0)
     assert context(history=[TrainingStep(step=1, epoch=3.0, loss=2.0)]).losses == (2.0, 2.0)
     assert context(history=()).losses is None
 
@@ -194,11 +251,23 @@ def words(**changes: Any) -> str:
 
 
 def test_what_to_look_at_holds_signatures_and_typical_errors() -> None:
-    held_out = pl.DataFrame([verdict("tuned", f"h{i}", 0.5, number=n) for i in range(40) for n in range(2)])
-    signs = diagnose(score(held_out, ks=(1,), ps=(1.0,), resamples=200), speedups=distribution(held_out, resamples=50))
+    held_out = pl.DataFrame(
+        [verdict("tuned", f"h{i}", 0.5, number=n) for i in range(40) for n in range(2)]
+    )
+    signs = diagnose(
+        score(held_out, ks=(1,), ps=(1.0,), resamples=200),
+        speedups=distribution(held_out, resamples=50),
+    )
     said = words(diagnosis=signs)
-    assert "What to look at" in said and "tuned: Exec@1 is 100 %, but fast_1@1 0 %, and the median correct kernel runs at 0.50x" in said
-    assert "| '…' was not declared in this scope | build_failed | 16 | 4 | base 8, tuned 8 | base, tuned |" in said
+    assert (
+        "What to look at" in said
+        and "tuned: Exec@1 is 100 %, but fast_1@1 0 %, and the median correct kernel runs at 0.50x"
+        in said
+    )
+    assert (
+        "| '…' was not declared in this scope | build_failed | 16 | 4 | base 8, tuned 8 | base,"
+        " tuned |" in said
+    )
     assert "What to look at" not in words(diagnosis=(), errors=())
 
 
@@ -207,7 +276,10 @@ def test_scores_are_broken_down_spread_out_and_counted_by_other_rules() -> None:
     assert "| level | tasks | recorded Exec@1 | recorded fast_1@1 | base Exec@1 |" in said
     assert "| 1 | 2 | 50.0 % (0.0 to 100.0) |" in said and "| 2 | 2 | 100.0 %" in said
     assert "50 % are below" in said and "2.00x" in said
-    assert "| our gates, intervals over tasks and samples | recorded | custom kernel | 4 | 75.0 %" in said
+    assert (
+        "| our gates, intervals over tasks and samples | recorded | custom kernel | 4 | 75.0 %"
+        in said
+    )
     for absent in ("breakdowns", "distributions", "variants"):
         assert words(**{absent: ()}) != said
     assert "By level" not in words(breakdowns=()) and "other rules" not in words(variants=())
@@ -216,27 +288,54 @@ def test_scores_are_broken_down_spread_out_and_counted_by_other_rules() -> None:
 def test_families_and_thirds_are_tables_of_their_own() -> None:
     held_out = pl.DataFrame(HELD_OUT)
     families = {f"family_{i}": [f"h{i % 4}"] for i in range(20)}
-    rows = score_groups(held_out, {"operator_family": families, "arl_third": {"short": ["h0"], "middle": ["h1"], "long": ["h2"]}}, ks=(1,))
+    rows = score_groups(
+        held_out,
+        {
+            "operator_family": families,
+            "arl_third": {"short": ["h0"], "middle": ["h1"], "long": ["h2"]},
+        },
+        ks=(1,),
+    )
     said = words(breakdowns=rows, arl_of="recorded")
-    assert "| operator family | tasks | recorded Exec@1 |" in said and "| family 15 | 1 |" in said and "| family 16 |" not in said
+    assert (
+        "| operator family | tasks | recorded Exec@1 |" in said
+        and "| family 15 | 1 |" in said
+        and "| family 16 |" not in said
+    )
     assert "The 16 largest of 20 groups; the JSON has them all." in said
     assert "| reasoning | tasks |" in said and "| long | 1 | 100.0 %" in said
-    assert "mean length of recorded's reasoning" in said and "by which recorded itself is not scored" in said
-    assert len({row["group"] for row in json.loads(to_json(context(breakdowns=rows)))["breakdowns"]}) == 23
+    assert (
+        "mean length of recorded's reasoning" in said
+        and "by which recorded itself is not scored" in said
+    )
+    assert (
+        len({row["group"] for row in json.loads(to_json(context(breakdowns=rows)))["breakdowns"]})
+        == 23
+    )
 
 
 def test_differences_have_their_p_and_a_corrected_one_where_many_were_made() -> None:
     alone, together = words(), words(comparisons=compare_all(pl.DataFrame(HELD_OUT), resamples=100))
-    assert "| recorded minus base | custom kernel | Exec@1 | 4 | +75.0" in alone and "| 0.250 |  |" in alone  # 2 of 8 sign patterns
+    assert (
+        "| recorded minus base | custom kernel | Exec@1 | 4 | +75.0" in alone
+        and "| 0.250 |  |" in alone
+    )  # 2 of 8 sign patterns
     assert "| 1.000 |" not in alone and "| 1.000 | 1.000 |" in together
 
 
 def test_what_was_not_estimated_and_who_lacks_tasks_is_said() -> None:
     said = words()
-    assert "Not estimated: pass@5 needs 5 samples of each task; 4 of 4 tasks have fewer (the least: 2)." in said
+    assert (
+        "Not estimated: pass@5 needs 5 samples of each task; 4 of 4 tasks have fewer (the"
+        " least: 2)." in said
+    )
     assert "no sample on" not in said
-    fewer = pl.DataFrame([row for row in HELD_OUT if row["model"] != "tuned" or row["task_id"] == "h1"])
-    assert "tuned has no sample on 3 tasks that another model answered" in words(scores=score(fewer, ks=(1,), ps=(1.0,), resamples=50))
+    fewer = pl.DataFrame(
+        [row for row in HELD_OUT if row["model"] != "tuned" or row["task_id"] == "h1"]
+    )
+    assert "tuned has no sample on 3 tasks that another model answered" in words(
+        scores=score(fewer, ks=(1,), ps=(1.0,), resamples=50)
+    )
 
 
 def test_published_results_stand_apart_and_are_marked() -> None:
@@ -251,7 +350,12 @@ def test_published_results_stand_apart_and_are_marked() -> None:
 
 def test_examples_are_the_fastest_then_one_of_each_reason_commonest_first() -> None:
     chosen = examples_of(pl.DataFrame(LINE), NAMES)
-    assert [example.reason for example in chosen] == ["ok", "build_failed", "no_custom_kernel", "wrong_output"]
+    assert [example.reason for example in chosen] == [
+        "ok",
+        "build_failed",
+        "no_custom_kernel",
+        "wrong_output",
+    ]
     assert chosen[0].speedup == 3.5 and chosen[0].task_name == "1_Square_matmul"
 
 
@@ -261,30 +365,69 @@ def test_points_carry_timing_only_where_there_is_one() -> None:
     assert points[0].lower == pytest.approx(3.15) and points[0].task_name == "t1"
 
 
-# -- strangers' text stays text ------------------------------------------------------------------------------------------------
+# -- strangers' text stays text --------------------------------------------------------------------
 
 
 def test_hostile_text_adds_no_tag_and_no_attribute() -> None:
     page = Page(build_report(hostile()))
     assert page.open == []
-    layout = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "ul", "li", "div", "details", "summary", "pre"}
+    layout = {
+        "html",
+        "head",
+        "meta",
+        "title",
+        "style",
+        "body",
+        "h1",
+        "h2",
+        "p",
+        "ul",
+        "li",
+        "div",
+        "details",
+        "summary",
+        "pre",
+    }
     tables = {"table", "thead", "tbody", "tr", "th", "td", "figure", "img", "figcaption"}
     assert {tag for tag, _ in page.tags} == layout | tables
     attributes = {name for _, found in page.tags for name in found}
-    assert attributes <= {"lang", "charset", "name", "content", "http-equiv", "class", "scope", "alt", "src"}
+    assert attributes <= {
+        "lang",
+        "charset",
+        "name",
+        "content",
+        "http-equiv",
+        "class",
+        "scope",
+        "alt",
+        "src",
+    }
     assert page.words.count("<script>alert(1)</script>") > 10  # shown, as text
 
 
 def test_hostile_text_cannot_act_in_figures() -> None:
     for root in svgs(Page(build_report(hostile()))):
-        assert not {"script", "img", "image", "foreignObject", "a"} & {element.tag.split("}")[-1] for element in root.iter()}
-        assert not [name for element in root.iter() for name in element.attrib if name.lower().startswith("on")]
+        assert not {"script", "img", "image", "foreignObject", "a"} & {
+            element.tag.split("}")[-1] for element in root.iter()
+        }
+        assert not [
+            name
+            for element in root.iter()
+            for name in element.attrib
+            if name.lower().startswith("on")
+        ]
     labels = " ".join("".join(root.itertext()) for root in svgs(Page(build_report(hostile()))))
     assert "<script>" in labels
 
 
 def test_a_name_that_looks_like_a_formula_is_drawn_as_it_is() -> None:
-    point = CandidatePoint(task_name="$\\frac{$ and $x_1$", status="$\\sqrt$", reason="ok", reasoning_tokens=5, speedup=2.0)
+    point = CandidatePoint(
+        task_name="$\\frac{$ and $x_1$",
+        status="$\\sqrt$",
+        reason="ok",
+        reasoning_tokens=5,
+        speedup=2.0,
+    )
     drawn = figures(context(points=[point]))
     assert "$\\frac{$ and $x_1$" in drawn["speedup"] and "$\\sqrt$" in drawn["reasoning_length"]
 
@@ -292,7 +435,9 @@ def test_a_name_that_looks_like_a_formula_is_drawn_as_it_is() -> None:
 @pytest.mark.parametrize("render", [build_report, to_markdown, to_json])
 def test_no_control_or_invisible_character_survives(render: Any) -> None:
     text = render(hostile())
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]", text)
+    assert not re.search(
+        "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]", text
+    )
     assert "x1b" in text or "u001b" in text
 
 
@@ -306,15 +451,27 @@ def test_hostile_text_is_no_markdown() -> None:
     prose = [line for line in lines if not line.startswith("    ")]
     assert not [line for line in prose if re.search(r"<|(?<!\\)`|(?<!\\)\[|://|www\.", line)]
     assert not [line for line in prose if line.startswith("#") and not re.match(r"#{1,3} ", line)]
-    tables = [block.split("\n") for block in "\n".join(prose).split("\n\n") if block.startswith("|")]
+    tables = [
+        block.split("\n") for block in "\n".join(prose).split("\n\n") if block.startswith("|")
+    ]
     assert len(tables) > 8
     for header, rule, *body in tables:
         assert re.fullmatch(r"\|( --- \|)+", rule)
-        assert {len(re.findall(r"(?<!\\)\|", line)) for line in (header, *body)} == {rule.count("|")}, header
+        assert {len(re.findall(r"(?<!\\)\|", line)) for line in (header, *body)} == {
+            rule.count("|")
+        }, header
 
 
 def test_code_in_markdown_cannot_leave_its_block() -> None:
-    text = to_markdown(context(examples=[Example(task_name="t", status="correct", reason="ok", code="a\r\n```\n\n<b>\n# no\rx")]))
+    text = to_markdown(
+        context(
+            examples=[
+                Example(
+                    task_name="t", status="correct", reason="ok", code="a\r\n```\n\n<b>\n# no\rx"
+                )
+            ]
+        )
+    )
     block = [line for line in text.split("\n") if line.strip() in ("a", "```", "<b>", "# no\\rx")]
     assert len(block) == 4 and all(line.startswith("    ") for line in block)
 
@@ -329,7 +486,10 @@ def test_clean_shows_what_would_act() -> None:
 
 def test_passwords_in_urls_are_masked_everywhere() -> None:
     made = context(
-        config={"tracking": {"uri": "postgresql://user:s3cret@db/mlflow"}, "urls": ["http://a:s3c:r@t@host:80/x", "http://host:80/y@z"]}
+        config={
+            "tracking": {"uri": "postgresql://user:s3cret@db/mlflow"},
+            "urls": ["http://a:s3c:r@t@host:80/x", "http://host:80/y@z"],
+        }
     )
     for text in (build_report(made), to_markdown(made), to_json(made)):
         assert "s3c" not in text
@@ -337,19 +497,29 @@ def test_passwords_in_urls_are_masked_everywhere() -> None:
     assert made.config["urls"] == ["http://a:***@host:80/x", "http://host:80/y@z"]
 
 
-# -- the page stands alone -----------------------------------------------------------------------------------------------------
+# -- the page stands alone -------------------------------------------------------------------------
 
 
 def test_the_page_loads_nothing() -> None:
     page = Page(build_report(context()))
     sources = [found["src"] or "" for tag, found in page.tags if tag == "img"]
-    assert len(sources) == 3 and all(source.startswith("data:image/svg+xml;base64,") for source in sources)
+    assert len(sources) == 3 and all(
+        source.startswith("data:image/svg+xml;base64,") for source in sources
+    )
     assert not {"script", "link", "iframe", "object"} & {tag for tag, _ in page.tags}
-    (policy,) = [found["content"] or "" for _, found in page.tags if found.get("http-equiv") == "Content-Security-Policy"]
+    (policy,) = [
+        found["content"] or ""
+        for _, found in page.tags
+        if found.get("http-equiv") == "Content-Security-Policy"
+    ]
     assert policy.startswith("default-src 'none';")
     for root in svgs(page):
         for element in root.iter():
-            assert all(value.startswith("#") for name, value in element.attrib.items() if name.endswith("href"))
+            assert all(
+                value.startswith("#")
+                for name, value in element.attrib.items()
+                if name.endswith("href")
+            )
 
 
 def test_figures_follow_the_colour_scheme() -> None:
@@ -365,7 +535,10 @@ def test_every_figure_has_its_data() -> None:
     marks = {name: svg.count("<use ") for name, svg in figures(context()).items()}
     assert marks["training_loss"] >= 4 and marks["reasoning_length"] >= 6
     assert "1_Square_matmul" in figures(context())["speedup"]
-    points = [point.model_copy(update={"reasoning_tokens": None, "speedup": None}) for point in context().points]
+    points = [
+        point.model_copy(update={"reasoning_tokens": None, "speedup": None})
+        for point in context().points
+    ]
     without = context(points=points, history=())
     assert figures(without) == {}
     assert "tokenizer was not given" in Page(build_report(without)).words
@@ -374,14 +547,34 @@ def test_every_figure_has_its_data() -> None:
 def test_a_large_run_stays_under_the_size_and_says_what_was_cut() -> None:
     timing = {"lower": 1.0, "upper": 2.0}
     points = [
-        CandidatePoint(task_name=f"task {i}", status=list(Status)[i % 8], reason="ok", reasoning_tokens=i, speedup=1 + i / 1e4, **timing)
+        CandidatePoint(
+            task_name=f"task {i}",
+            status=list(Status)[i % 8],
+            reason="ok",
+            reasoning_tokens=i,
+            speedup=1 + i / 1e4,
+            **timing,
+        )
         for i in range(20_000)
     ]
-    examples = [Example(task_name="t", status="correct", reason="ok", code="x" * 1_000_000, detail="d" * 1_000_000) for _ in range(50)]
+    examples = [
+        Example(
+            task_name="t",
+            status="correct",
+            reason="ok",
+            code="x" * 1_000_000,
+            detail="d" * 1_000_000,
+        )
+        for _ in range(50)
+    ]
     page = build_report(context(points=points, examples=examples, candidates=20_000))
     assert len(page.encode()) < 600_000
     words = Page(page).words
-    assert "1,500 of 20,000 candidates" in words and "30 of 20,000" in words and "more characters" in words
+    assert (
+        "1,500 of 20,000 candidates" in words
+        and "30 of 20,000" in words
+        and "more characters" in words
+    )
 
 
 def test_the_same_context_gives_the_same_bytes() -> None:
@@ -394,7 +587,15 @@ def test_json_is_plain_and_complete() -> None:
     made = context(history=[TrainingStep(step=1, loss=math.nan), TrainingStep(step=2, loss=1.5)])
     data = json.loads(to_json(made), parse_constant=lambda name: pytest.fail(name))
     assert data["history"][0]["loss"] is None
-    assert {"headline", "summary", "caveats", "scores", "points", "fingerprints", "published"} <= set(data)
+    assert {
+        "headline",
+        "summary",
+        "caveats",
+        "scores",
+        "points",
+        "fingerprints",
+        "published",
+    } <= set(data)
     again = ReportContext(**{name: data[name] for name in ReportContext.model_fields})
     assert again.scores == made.scores and again.points == made.points
     assert to_json(hostile()).isascii()

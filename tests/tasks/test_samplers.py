@@ -1,4 +1,5 @@
-"""Recorded responses are replayed exactly; the client speaks the protocol to a real server, faults included."""
+"""Recorded responses are replayed exactly; the client speaks the protocol to a real server, faults
+included."""
 
 from __future__ import annotations
 
@@ -24,21 +25,35 @@ KEY = "sk-very-secret-0123456789"
 KEY_ENV = "CONCUR_TEST_KEY"
 
 
-def request(task: KernelTask, index: int = 0, language: Language = Language.CPP, prompt: str = "a prompt") -> Request:
+def request(
+    task: KernelTask, index: int = 0, language: Language = Language.CPP, prompt: str = "a prompt"
+) -> Request:
     key = f"{task.task_id}#{language.value}#{index}"
-    return Request(request_key=key, task=task, language=language, prompt=prompt, sample_index=index, sampling=SamplingParams(seed=index))
+    return Request(
+        request_key=key,
+        task=task,
+        language=language,
+        prompt=prompt,
+        sample_index=index,
+        sampling=SamplingParams(seed=index),
+    )
 
 
 def user_task(name: str = "mine") -> KernelTask:
     return KernelTask(task_id=f"user/{name}", name=name, code="class Model: pass")
 
 
-# --- recorded ---------------------------------------------------------------------------------------------------------------------
+# --- recorded
+# --------------------------------------------------------------------------------------------------
 
 
 def test_recorded_serves_each_recording_under_its_own_request() -> None:
     task = next(task for task in bundled.load() if task.name == "softmax_rows")
-    wanted = [request(task, index, language) for language in (Language.CUDA, Language.CPP) for index in range(5)]
+    wanted = [
+        request(task, index, language)
+        for language in (Language.CUDA, Language.CPP)
+        for index in range(5)
+    ]
     got = {response.request_key: response.text for response in RecordedSampler().sample(wanted)}
     texts = bundled.responses("softmax_rows", "cuda") + bundled.responses("softmax_rows", "cpp")
     assert got == {asked.request_key: text for asked, text in zip(wanted, texts, strict=True)}
@@ -47,16 +62,30 @@ def test_recorded_serves_each_recording_under_its_own_request() -> None:
 
 def test_recorded_passes_over_what_it_does_not_have() -> None:
     task = next(task for task in bundled.load() if task.name == "softmax_rows")
-    namesake = KernelTask(task_id="user/softmax_rows", name="softmax_rows", code="class Model: pass")
-    wanted = [request(task, 5), request(task, 0, Language.TRITON), request(namesake), request(task, 1)]
-    assert [response.request_key for response in RecordedSampler().sample(wanted)] == [wanted[3].request_key]
+    namesake = KernelTask(
+        task_id="user/softmax_rows", name="softmax_rows", code="class Model: pass"
+    )
+    wanted = [
+        request(task, 5),
+        request(task, 0, Language.TRITON),
+        request(namesake),
+        request(task, 1),
+    ]
+    assert [response.request_key for response in RecordedSampler().sample(wanted)] == [
+        wanted[3].request_key
+    ]
 
 
 def test_counts_tokens_only_with_a_tokenizer(tmp_path: Path) -> None:
     from tasks.sources.small_model import build_small_model
 
-    directory = build_small_model(tmp_path / "model", ["some text to learn from, some text to count"])
-    for make in (RecordedSampler, lambda tokenizer=None: client("http://127.0.0.1:1/v1", tokenizer=tokenizer)):
+    directory = build_small_model(
+        tmp_path / "model", ["some text to learn from, some text to count"]
+    )
+    for make in (
+        RecordedSampler,
+        lambda tokenizer=None: client("http://127.0.0.1:1/v1", tokenizer=tokenizer),
+    ):
         assert make().count_tokens(["some text"]) is None
         short, long, empty = make(tokenizer=str(directory)).count_tokens(["text", "text " * 50, ""])
         assert empty == 0 < short < long
@@ -64,37 +93,57 @@ def test_counts_tokens_only_with_a_tokenizer(tmp_path: Path) -> None:
 
 def responses_file(path: Path, **changes: list) -> Path:
     columns = {
-        "level": [1, 1, 2], "problem_id": [3, 3, 3], "sample_id": [0, 2, 0], "model": ["Org/M"] * 3, "response": ["a", "<think>b", "c"],
-    }  # fmt: skip
+        "level": [1, 1, 2],
+        "problem_id": [3, 3, 3],
+        "sample_id": [0, 2, 0],
+        "model": ["Org/M"] * 3,
+        "response": ["a", "<think>b", "c"],
+    }
     pl.DataFrame(columns | changes).write_parquet(path)
     return path
 
 
 def kernelbench_task(level: int, problem: int) -> KernelTask:
-    return KernelTask(task_id=f"kernelbench/L{level}/{problem}", name="x", code="class Model: pass", level=level)
+    return KernelTask(
+        task_id=f"kernelbench/L{level}/{problem}", name="x", code="class Model: pass", level=level
+    )
 
 
 def test_responses_file_answers_by_level_problem_and_sample(tmp_path: Path) -> None:
     sampler = ResponsesFile(responses_file(tmp_path / "r.parquet"))
-    wanted = [request(kernelbench_task(level, 3), index, Language.CUDA) for level in (1, 2, 3) for index in range(3)]
-    got = {response.request_key: (response.text, response.finish_reason) for response in sampler.sample(wanted)}
+    wanted = [
+        request(kernelbench_task(level, 3), index, Language.CUDA)
+        for level in (1, 2, 3)
+        for index in range(3)
+    ]
+    got = {
+        response.request_key: (response.text, response.finish_reason)
+        for response in sampler.sample(wanted)
+    }
     assert got == {
         "kernelbench/L1/3#cuda#0": ("a", "stop"),
         "kernelbench/L1/3#cuda#2": ("<think>b", "length"),
         "kernelbench/L2/3#cuda#0": ("c", "stop"),
     }
     assert sampler.generator == "Org/M"
-    assert not list(sampler.sample([request(kernelbench_task(1, 3), 0, Language.CPP)])), "the recordings are CUDA"
+    assert not list(sampler.sample([request(kernelbench_task(1, 3), 0, Language.CPP)])), (
+        "the recordings are CUDA"
+    )
 
 
 def test_responses_file_may_name_its_language(tmp_path: Path) -> None:
-    sampler = ResponsesFile(responses_file(tmp_path / "r.parquet", language=["cpp", "triton", None]))
+    sampler = ResponsesFile(
+        responses_file(tmp_path / "r.parquet", language=["cpp", "triton", None])
+    )
     tasks = [
         (kernelbench_task(1, 3), 0, Language.CPP),
         (kernelbench_task(1, 3), 2, Language.TRITON),
         (kernelbench_task(2, 3), 0, Language.CUDA),
     ]
-    assert [response.text for response in sampler.sample([request(*asked[:2], asked[2]) for asked in tasks])] == ["a", "<think>b", "c"]
+    assert [
+        response.text
+        for response in sampler.sample([request(*asked[:2], asked[2]) for asked in tasks])
+    ] == ["a", "<think>b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +154,9 @@ def test_responses_file_may_name_its_language(tmp_path: Path) -> None:
         ({"sample_id": [0, 0, 0]}, "two responses for kernelbench/L1/3"),
     ],
 )
-def test_responses_file_refuses_what_is_ambiguous(tmp_path: Path, changes: dict, message: str) -> None:
+def test_responses_file_refuses_what_is_ambiguous(
+    tmp_path: Path, changes: dict, message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         ResponsesFile(responses_file(tmp_path / "r.parquet", **changes))
 
@@ -118,15 +169,25 @@ def test_responses_file_names_what_is_wrong_with_the_file(tmp_path: Path) -> Non
         ResponsesFile(tmp_path / "absent.parquet")
 
 
-# --- OpenAI client ----------------------------------------------------------------------------------------------------------------
+# --- OpenAI client
+# --------------------------------------------------------------------------------------------------
 
 
 def client(url: str, **options: object) -> OpenAISampler:
-    return OpenAISampler(base_url=url, model="org/model", api_key_env=KEY_ENV, **({"backoff_s": 0.001, "retries": 3} | options))
+    return OpenAISampler(
+        base_url=url,
+        model="org/model",
+        api_key_env=KEY_ENV,
+        **({"backoff_s": 0.001, "retries": 3} | options),
+    )
 
 
 def ask(server: Server, count: int = 1, **options: object) -> list[Response]:
-    return list(client(server.url, **options).sample([request(user_task(), index, prompt=f"prompt {index}") for index in range(count)]))
+    return list(
+        client(server.url, **options).sample(
+            [request(user_task(), index, prompt=f"prompt {index}") for index in range(count)]
+        )
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -139,11 +200,15 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sends_what_was_asked_and_returns_what_was_said() -> None:
     with serving(lambda number, body: (200, completion("text", "length", 12))) as server:
         (response,) = ask(server)
-    assert response == Response(request_key="user/mine#cpp#0", text="text", completion_tokens=12, finish_reason="length")
+    assert response == Response(
+        request_key="user/mine#cpp#0", text="text", completion_tokens=12, finish_reason="length"
+    )
     (body,) = server.bodies
     assert body["path"] == "/v1/chat/completions" and body["model"] == "org/model"
     assert body["messages"] == [{"role": "user", "content": "prompt 0"}]
-    assert {name: body[name] for name in ("temperature", "top_p", "max_tokens", "seed")} == SamplingParams(seed=0).model_dump()
+    assert {
+        name: body[name] for name in ("temperature", "top_p", "max_tokens", "seed")
+    } == SamplingParams(seed=0).model_dump()
     assert server.headers[0]["authorization"] == f"Bearer {KEY}"
 
 
@@ -159,7 +224,11 @@ def test_nobody_asks_further_ahead_than_answers_are_taken(monkeypatch: pytest.Mo
 
     with serving(answer) as server:
         stream = client(server.url, concurrency=3).sample(asked)
-        first = next(stream)  # while it is held, no more than these are asked: five unread, and three that wait for room
+        first = next(
+            stream
+            # while it is held, no more than these are asked: five unread, and three that wait for
+            # room
+        )
         assert full.wait(timeout=20)
         others = ask(server, count=40, concurrency=1)  # time in which the first would ask on
         assert len(server.bodies) - len(others) <= 5 + 3 + 1
@@ -182,12 +251,16 @@ def test_answers_come_as_they_finish_and_concurrency_is_bounded() -> None:
         return 200, completion(body["messages"][0]["content"])
 
     with serving(answer) as server:
-        stream = client(server.url, concurrency=3).sample([request(user_task(), index, prompt=f"prompt {index}") for index in range(8)])
+        stream = client(server.url, concurrency=3).sample(
+            [request(user_task(), index, prompt=f"prompt {index}") for index in range(8)]
+        )
         early = [next(stream) for _ in range(7)]
         first_may_go.set()
         late = list(stream)
     assert {response.text for response in early} == {f"prompt {index}" for index in range(1, 8)}
-    assert [(response.text, response.request_key) for response in late] == [("prompt 0", "user/mine#cpp#0")]
+    assert [(response.text, response.request_key) for response in late] == [
+        ("prompt 0", "user/mine#cpp#0")
+    ]
     assert server.most_in_flight == 3
 
 
@@ -212,7 +285,9 @@ def test_answers_come_as_they_finish_and_concurrency_is_bounded() -> None:
 )
 class TestFaults:
     def test_is_tried_again(self, fault: Answer) -> None:
-        with serving(lambda number, body: fault if number < 2 else (200, completion("at last"))) as server:
+        with serving(
+            lambda number, body: fault if number < 2 else (200, completion("at last"))
+        ) as server:
             (response,) = ask(server)
         assert response.text == "at last" and len(server.bodies) == 3
 
@@ -256,7 +331,9 @@ def test_reasoning_that_the_server_separates_is_kept_apart(field: str) -> None:
 def test_missing_parts_are_unknown_not_invented() -> None:
     with serving(lambda number, body: (200, completion(None, "content_filter", None))) as server:
         (response,) = ask(server)
-    assert response == Response(request_key="user/mine#cpp#0", text="", finish_reason="content_filter")
+    assert response == Response(
+        request_key="user/mine#cpp#0", text="", finish_reason="content_filter"
+    )
 
 
 def test_lone_surrogates_do_not_stop_the_run() -> None:
@@ -267,7 +344,11 @@ def test_lone_surrogates_do_not_stop_the_run() -> None:
 
 @pytest.mark.parametrize(
     ("status", "message"),
-    [(401, rf"refused the API key.*{KEY_ENV}"), (403, rf"refused the API key.*{KEY_ENV}"), (404, r"org/model.*synthesis\.model")],
+    [
+        (401, rf"refused the API key.*{KEY_ENV}"),
+        (403, rf"refused the API key.*{KEY_ENV}"),
+        (404, r"org/model.*synthesis\.model"),
+    ],
 )
 def test_a_wrong_key_or_address_stops_at_once(status: int, message: str) -> None:
     with serving(lambda number, body: (status, {"error": {"message": "no"}})) as server:
@@ -290,18 +371,26 @@ def test_the_key_appears_nowhere(caplog: pytest.LogCaptureFixture) -> None:
     assert KEY not in repr(client("http://127.0.0.1:1/v1"))
 
 
-def test_a_refused_request_stays_unanswered_and_the_others_are_answered(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_request_stays_unanswered_and_the_others_are_answered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     too_long = (400, {"error": {"message": "maximum context length is 4096 tokens"}})
-    with serving(lambda number, body: too_long if body["seed"] % 2 else (200, completion())) as server:
+    with serving(
+        lambda number, body: too_long if body["seed"] % 2 else (200, completion())
+    ) as server:
         got = ask(server, count=6, concurrency=1)
-    assert [response.request_key for response in got] == [f"user/mine#cpp#{index}" for index in (0, 2, 4)]
+    assert [response.request_key for response in got] == [
+        f"user/mine#cpp#{index}" for index in (0, 2, 4)
+    ]
     assert caplog.text.count("maximum context length") == 3
     assert len(server.bodies) == 6
 
 
 @pytest.mark.parametrize("count", [1, 50])
 def test_an_endpoint_that_refuses_everything_is_the_callers_mistake(count: int) -> None:
-    with serving(lambda number, body: (400, {"error": {"message": "max_tokens is too large"}})) as server:
+    with serving(
+        lambda number, body: (400, {"error": {"message": "max_tokens is too large"}})
+    ) as server:
         with pytest.raises(UsageError, match="max_tokens is too large"):
             ask(server, count=count, concurrency=1)
     assert len(server.bodies) == min(count, REFUSALS_BEFORE_GIVING_UP)
@@ -314,14 +403,18 @@ def test_leaving_early_cancels_what_is_in_flight(leave: str) -> None:
     def answer(number: int, body: dict) -> Answer:
         if number == 0:
             return 200, completion()
-        if number == 2 and leave == "interrupt":  # Ctrl-C while the caller waits for its second answer
+        if (
+            number == 2 and leave == "interrupt"
+        ):  # Ctrl-C while the caller waits for its second answer
             one_taken.wait(timeout=20)
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         hold.wait(timeout=20)
         return 200, completion()
 
     with serving(answer) as server:
-        stream = client(server.url, concurrency=2).sample([request(user_task(), index) for index in range(10)])
+        stream = client(server.url, concurrency=2).sample(
+            [request(user_task(), index) for index in range(10)]
+        )
         try:
             assert next(stream).text == "an answer"
             if leave == "close":

@@ -1,4 +1,5 @@
-"""Top-k, min-p and repetition penalty: what goes over the wire, and what they do where we draw ourselves."""
+"""Top-k, min-p and repetition penalty: what goes over the wire, and what they do where we draw
+ourselves."""
 
 from __future__ import annotations
 
@@ -30,7 +31,11 @@ class Endpoint:
     def answer(self, _: int, body: dict) -> Answer:
         self.bodies.append(body)
         wrong = self.refused & body.keys()
-        return (400, {"error": {"message": f"unknown field {min(wrong)}"}}) if wrong else (200, completion("text"))
+        return (
+            (400, {"error": {"message": f"unknown field {min(wrong)}"}})
+            if wrong
+            else (200, completion("text"))
+        )
 
 
 @pytest.fixture
@@ -44,15 +49,24 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
 
 
 def request(sampling: SamplingParams, task: KernelTask = TASK, key: str = "k") -> Request:
-    return Request(request_key=key, task=task, language=Language.CPP, prompt="p", sample_index=0, sampling=sampling)
+    return Request(
+        request_key=key,
+        task=task,
+        language=Language.CPP,
+        prompt="p",
+        sample_index=0,
+        sampling=sampling,
+    )
 
 
 def ask(endpoint: Endpoint, tmp_path: Path, **settings: object) -> list[Response]:
-    config = SynthesisConfig.model_validate({"sampler": "openai", "base_url": endpoint.url} | settings)
+    config = SynthesisConfig.model_validate(
+        {"sampler": "openai", "base_url": endpoint.url} | settings
+    )
     return list(make_sampler(config, str(tmp_path)).sample([request(config.sampling)]))
 
 
-# -- over the wire ------------------------------------------------------------------------------------------------------------------------
+# -- over the wire ---------------------------------------------------------------------------------
 
 
 def test_a_body_holds_what_is_set_and_nothing_else(endpoint: Endpoint, tmp_path: Path) -> None:
@@ -61,23 +75,41 @@ def test_a_body_holds_what_is_set_and_nothing_else(endpoint: Endpoint, tmp_path:
     ask(endpoint, tmp_path, model="Qwen/QwQ-32B")
     ask(endpoint, tmp_path, model="Qwen/QwQ-32B", sampling={"top_k": None, "min_p": None})
     plain, some, known, bare = endpoint.bodies
-    assert plain.keys() == bare.keys() == PLAIN, "an endpoint with OpenAI's settings alone is not troubled with others"
-    assert some.keys() == PLAIN | {"top_k", "repetition_penalty"} and (some["top_k"], some["repetition_penalty"]) == (0, 1.05)
+    assert plain.keys() == bare.keys() == PLAIN, (
+        "an endpoint with OpenAI's settings alone is not troubled with others"
+    )
+    assert some.keys() == PLAIN | {"top_k", "repetition_penalty"} and (
+        some["top_k"],
+        some["repetition_penalty"],
+    ) == (0, 1.05)
     assert known.keys() == PLAIN | {"top_k", "min_p"}
-    assert {name: known[name] for name in ("temperature", "top_p", "top_k", "min_p", "max_tokens")} == {
-        "temperature": 0.6, "top_p": 0.95, "top_k": 40, "min_p": 0.0, "max_tokens": 32768,
-    }  # fmt: skip
+    assert {
+        name: known[name] for name in ("temperature", "top_p", "top_k", "min_p", "max_tokens")
+    } == {
+        "temperature": 0.6,
+        "top_p": 0.95,
+        "top_k": 40,
+        "min_p": 0.0,
+        "max_tokens": 32768,
+    }
 
 
-def test_an_endpoint_that_knows_no_such_setting_says_so_and_we_say_what_to_do(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_an_endpoint_that_knows_no_such_setting_says_so_and_we_say_what_to_do(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
     endpoint.refused = {"top_k"}
     with pytest.raises(UsageError, match="unknown field top_k") as caught:
         ask(endpoint, tmp_path, model="Qwen/QwQ-32B")
     assert "synthesis.sampling.top_k=null" in caught.value.hint
-    assert ask(endpoint, tmp_path, model="Qwen/QwQ-32B", sampling={"top_k": None})[0].text == "text", "and what we say helps"
+    assert (
+        ask(endpoint, tmp_path, model="Qwen/QwQ-32B", sampling={"top_k": None})[0].text == "text"
+    ), "and what we say helps"
 
 
-@pytest.mark.parametrize("wrong", [{"top_k": -1}, {"min_p": 1.5}, {"min_p": -0.1}, {"repetition_penalty": 0.0}, {"top_k": 0.5}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"top_k": -1}, {"min_p": 1.5}, {"min_p": -0.1}, {"repetition_penalty": 0.0}, {"top_k": 0.5}],
+)
 def test_values_out_of_range_are_refused(wrong: dict) -> None:
     with pytest.raises(ValidationError, match=next(iter(wrong))):
         SamplingParams(**wrong)
@@ -87,12 +119,15 @@ def test_recordings_do_not_look_at_settings() -> None:
     task = next(task for task in bundled.load() if task.name == "softmax_rows")
     given = [
         next(iter(RecordedSampler().sample([request(sampling, task)]))).text
-        for sampling in (SamplingParams(), SamplingParams(top_k=1, min_p=1.0, repetition_penalty=2.0))
+        for sampling in (
+            SamplingParams(),
+            SamplingParams(top_k=1, min_p=1.0, repetition_penalty=2.0),
+        )
     ]
     assert given == [bundled.responses("softmax_rows", "cpp")[0]] * 2
 
 
-# -- drawn here ---------------------------------------------------------------------------------------------------------------------------
+# -- drawn here ------------------------------------------------------------------------------------
 
 LOGITS = (1.0, 0.0, 2.0, -1.0, 1.5)
 DRAWS = 4000
@@ -128,7 +163,10 @@ def softmax(logits: dict[int, float]) -> dict[int, float]:
         ({"min_p": 1.0}, {2}),
         ({"min_p": 0.0}, {0, 1, 2, 3, 4}),
         ({"top_k": 3, "min_p": 0.5}, {2, 4}),
-        ({"top_k": 2, "top_p": 0.6}, {2}),  # of two, the first alone has 0.62: the nucleus is one of what top-k leaves
+        (
+            {"top_k": 2, "top_p": 0.6},
+            {2},
+        ),  # of two, the first alone has 0.62: the nucleus is one of what top-k leaves
         ({"top_p": 0.6}, {2, 4}),  # of all it has 0.44
         ({"top_k": 4, "temperature": 0.0}, {2}),
     ],
@@ -144,7 +182,9 @@ def test_a_penalty_makes_tokens_that_were_there_less_likely_whichever_sign_they_
     found = shares(SamplingParams(repetition_penalty=2.0), seen=(2, 3))
     expected = softmax({0: 1.0, 1: 0.0, 2: 1.0, 3: -2.0, 4: 1.5})
     assert all(abs(found[token] - share) < CLOSE for token, share in expected.items())
-    assert shares(SamplingParams(repetition_penalty=1.0), seen=(2, 3)) == shares(SamplingParams()), "1 does nothing"
+    assert shares(SamplingParams(repetition_penalty=1.0), seen=(2, 3)) == shares(
+        SamplingParams()
+    ), "1 does nothing"
 
 
 def test_rows_of_one_batch_have_their_own_settings_and_each_token_counts_as_seen() -> None:
@@ -152,8 +192,15 @@ def test_rows_of_one_batch_have_their_own_settings_and_each_token_counts_as_seen
 
     from tasks.synthesis.local import _draw, _Row
 
-    settings = [SamplingParams(top_k=1), SamplingParams(temperature=0.0, repetition_penalty=4.0), SamplingParams(min_p=1.0)]
-    rows = [_Row(request(sampling, key=str(number)), [], 100) for number, sampling in enumerate(settings)]
+    settings = [
+        SamplingParams(top_k=1),
+        SamplingParams(temperature=0.0, repetition_penalty=4.0),
+        SamplingParams(min_p=1.0),
+    ]
+    rows = [
+        _Row(request(sampling, key=str(number)), [], 100)
+        for number, sampling in enumerate(settings)
+    ]
     written: list[list[int]] = []
     for _ in range(2):
         written.append(_draw(torch.tensor(LOGITS).repeat(3, 1), rows).tolist())

@@ -1,4 +1,5 @@
-"""Reasoning of a model that concur serves is counted with that model's own tokenizer, without anybody saying so, and without a network."""
+"""Reasoning of a model that concur serves is counted with that model's own tokenizer, without
+anybody saying so, and without a network."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ import pytest
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, Language
-from tasks.schemas import TASKS
 from tasks.sources.small_model import SmallModelConfig, build_small_model, count_tokens
-from tasks.store import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot, SnapshotRef
 from tasks.synthesis.config import ServerConfig, SynthesisConfig
 from tasks.synthesis.sampler import Requests, Response
 from tasks.synthesis.server import VllmSampler, served_tokenizer
 from tasks.synthesis.stage import make_sampler, run
+from tasks.tables import TASKS
 from tests.support.chat_server import completion, serving
 
 TEXTS = ["", "think of tiles", "think of tiles " * 50]
@@ -49,23 +50,38 @@ def cached(models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def config(model: Path | str, **changes: object) -> SynthesisConfig:
-    return SynthesisConfig(**({"sampler": "vllm", "model": str(model), "server": SERVER, "samples_per_task": 2} | changes))
+    return SynthesisConfig(
+        **(
+            {"sampler": "vllm", "model": str(model), "server": SERVER, "samples_per_task": 2}
+            | changes
+        )
+    )
 
 
 def test_the_two_count_differently(models: dict[str, Path]) -> None:
     assert count_tokens(models["tiles"], TEXTS) != count_tokens(models["other"], TEXTS)
 
 
-def test_a_model_directory_is_counted_with_its_own_tokenizer(models: dict[str, Path], tmp_path: Path) -> None:
-    assert make_sampler(config(models["tiles"]), str(tmp_path)).count_tokens(TEXTS) == count_tokens(models["tiles"], TEXTS)
+def test_a_model_directory_is_counted_with_its_own_tokenizer(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    assert make_sampler(config(models["tiles"]), str(tmp_path)).count_tokens(TEXTS) == count_tokens(
+        models["tiles"], TEXTS
+    )
 
 
-def test_a_hub_id_is_counted_with_its_snapshot_on_this_machine(cached: Path, models: dict[str, Path], tmp_path: Path) -> None:
+def test_a_hub_id_is_counted_with_its_snapshot_on_this_machine(
+    cached: Path, models: dict[str, Path], tmp_path: Path
+) -> None:
     assert served_tokenizer("org/tiles") == cached
-    assert make_sampler(config("org/tiles"), str(tmp_path)).count_tokens(TEXTS) == count_tokens(models["tiles"], TEXTS)
+    assert make_sampler(config("org/tiles"), str(tmp_path)).count_tokens(TEXTS) == count_tokens(
+        models["tiles"], TEXTS
+    )
 
 
-def test_a_snapshot_that_the_server_fetches_is_found_when_it_is_there(cached: Path, tmp_path: Path) -> None:
+def test_a_snapshot_that_the_server_fetches_is_found_when_it_is_there(
+    cached: Path, tmp_path: Path
+) -> None:
     hidden = cached.rename(tmp_path / "not yet")
     sampler = make_sampler(config("org/tiles"), str(tmp_path))
     assert sampler.count_tokens(TEXTS) is None
@@ -73,10 +89,21 @@ def test_a_snapshot_that_the_server_fetches_is_found_when_it_is_there(cached: Pa
     assert sampler.count_tokens(TEXTS) is not None
 
 
-@pytest.mark.parametrize("args", [("--tokenizer", "{other}"), ("--tokenizer={other}",), ("--tokenizer", "nowhere", "--tokenizer={other}")])
-def test_a_tokenizer_among_the_servers_arguments_is_the_one_served(args: tuple[str, ...], models: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--tokenizer", "{other}"),
+        ("--tokenizer={other}",),
+        ("--tokenizer", "nowhere", "--tokenizer={other}"),
+    ],
+)
+def test_a_tokenizer_among_the_servers_arguments_is_the_one_served(
+    args: tuple[str, ...], models: dict[str, Path], tmp_path: Path
+) -> None:
     server = SERVER.model_copy(update={"args": tuple(arg.format(**models) for arg in args)})
-    assert make_sampler(config(models["tiles"], server=server), str(tmp_path)).count_tokens(TEXTS) == count_tokens(models["other"], TEXTS)
+    assert make_sampler(config(models["tiles"], server=server), str(tmp_path)).count_tokens(
+        TEXTS
+    ) == count_tokens(models["other"], TEXTS)
 
 
 def test_the_one_that_is_configured_wins(models: dict[str, Path], tmp_path: Path) -> None:
@@ -86,10 +113,16 @@ def test_the_one_that_is_configured_wins(models: dict[str, Path], tmp_path: Path
 
 @pytest.mark.parametrize("model", ["directory", "org/absent"])
 def test_without_one_nothing_is_counted_and_one_warning_says_so(
-    model: str, cached: Path, models: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    model: str,
+    cached: Path,
+    models: dict[str, Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     if model == "directory":  # weights, and a config.json that names no tokenizer
-        shutil.copytree(models["tiles"], tmp_path / "bare", ignore=shutil.ignore_patterns("*token*"))
+        shutil.copytree(
+            models["tiles"], tmp_path / "bare", ignore=shutil.ignore_patterns("*token*")
+        )
         model = str(tmp_path / "bare")
         assert (tmp_path / "bare" / "config.json").is_file()
     sampler = make_sampler(config(model), str(tmp_path))
@@ -104,16 +137,29 @@ def test_candidates_of_a_served_model_have_their_reasoning_counted(
     def canned(self: VllmSampler, requests: Requests) -> Iterator[Response]:
         for request in requests:
             thoughts = "think of tiles " * (1 + request.sample_index)
-            yield Response(request_key=request.request_key, text="An answer.", reasoning=thoughts, finish_reason="stop")
+            yield Response(
+                request_key=request.request_key,
+                text="An answer.",
+                reasoning=thoughts,
+                finish_reason="stop",
+            )
 
     monkeypatch.setattr(VllmSampler, "sample", canned)
-    frame = run(one_task(tmp_path), config(models["tiles"]), Language.CPP).open().read(unique="candidate_id").sort("sample_index")
-    assert frame["reasoning_tokens"].to_list() == count_tokens(models["tiles"], frame["reasoning"].to_list())
+    frame = (
+        run(one_task(tmp_path), config(models["tiles"]), Language.CPP)
+        .open()
+        .read(unique="candidate_id")
+        .sort("sample_index")
+    )
+    assert frame["reasoning_tokens"].to_list() == count_tokens(
+        models["tiles"], frame["reasoning"].to_list()
+    )
     assert 0 < frame["reasoning_tokens"][0] < frame["reasoning_tokens"][1]
 
 
 def test_a_tokenizer_is_loaded_before_anything_is_asked_for(tmp_path: Path) -> None:
-    """Answers would wait for it, and be lost where the run is stopped meanwhile; one that cannot be loaded would cost them all."""
+    """Answers would wait for it, and be lost where the run is stopped meanwhile; one that cannot be
+    loaded would cost them all."""
     (tmp_path / "none").mkdir()
     with serving(lambda number, body: (200, completion("An answer."))) as server:
         asked = config("m", sampler="openai", base_url=server.url, tokenizer=str(tmp_path / "none"))
@@ -124,5 +170,7 @@ def test_a_tokenizer_is_loaded_before_anything_is_asked_for(tmp_path: Path) -> N
 
 def one_task(root: Path) -> SnapshotRef:
     snapshot = Snapshot(str(root), "tasks", "one")
-    snapshot.append([KernelTask(task_id="t/0", name="t0", code="# 0").model_dump(mode="json")], TASKS)
+    snapshot.append(
+        [KernelTask(task_id="t/0", name="t0", code="# 0").model_dump(mode="json")], TASKS
+    )
     return snapshot.publish(config={}, rows=1).ref

@@ -1,4 +1,5 @@
-"""Servers that concur starts: real processes, a real supervisor and a real Ray; vLLM alone is a stand-in (support/fake_vllm.py)."""
+"""Servers that concur starts: real processes, a real supervisor and a real Ray; vLLM alone is a
+stand-in (support/fake_vllm.py)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from kernels_eval.errors import DeviceError, EvalError, UsageError
 from kernels_eval.records import KernelTask, Language, SamplingParams
 from tasks.sources import stage as sources
 from tasks.sources.config import TasksConfig
-from tasks.store import SnapshotRef
+from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis import replica as replica_module
 from tasks.synthesis import server as server_module
 from tasks.synthesis.config import ServerConfig, SynthesisConfig
@@ -71,11 +72,15 @@ class Fake:
         return self._lines("answers.jsonl")
 
     def alive(self) -> list[psutil.Process]:
-        """Every process of ours: servers, engines and supervisors, known by the directory in their environment."""
+        """Every process of ours: servers, engines and supervisors, known by the directory in their
+        environment."""
         found = []
         for process in psutil.process_iter():
             try:
-                if process.environ().get("FAKE_VLLM_DIR") == str(self.home) and process.status() != psutil.STATUS_ZOMBIE:
+                if (
+                    process.environ().get("FAKE_VLLM_DIR") == str(self.home)
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
                     found.append(process)
             except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
                 continue
@@ -94,36 +99,52 @@ def fake(tmp_path: Path) -> Iterator[Fake]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the driver looks at twice a second is looked at ten times: these tests wait for it some forty times."""
+    """What the driver looks at twice a second is looked at ten times: these tests wait for it some
+    forty times."""
     monkeypatch.setattr(server_module, "RENEW_S", 0.1)
 
 
 @pytest.fixture(scope="module")
 def four_gpus() -> Iterator[None]:
-    """A Ray that believes in four GPUs: it hands out their numbers, and that is all the stand-in asks of them."""
+    """A Ray that believes in four GPUs: it hands out their numbers, and that is all the stand-in
+    asks of them."""
     import ray
 
     ray.shutdown()
-    ray.init(num_cpus=2, num_gpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    ray.init(
+        num_cpus=2,
+        num_gpus=4,
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=False,
+    )
     yield
     ray.shutdown()
 
 
-def sampler(fake: Fake, adapters: dict | None = None, asked: str | None = None, **settings: object) -> VllmSampler:
+def sampler(
+    fake: Fake, adapters: dict | None = None, asked: str | None = None, **settings: object
+) -> VllmSampler:
     settings = {"replicas": 1, "restart_pause_s": 0.1, "drain_s": 0.2, "max_num_seqs": 8} | settings
     config = ServerConfig(command=FAKE, env={"FAKE_VLLM_DIR": str(fake.home)}, **settings)
-    return VllmSampler("org/model", "org/model", config, adapters=adapters, asked=asked, logs=fake.home / "logs")
+    return VllmSampler(
+        "org/model", "org/model", config, adapters=adapters, asked=asked, logs=fake.home / "logs"
+    )
 
 
 def requests(count: int, prompt: str = "prompt") -> list[Request]:
     task = KernelTask(task_id="user/mine", name="mine", code="class Model: pass")
     return [
         Request(
-            request_key=f"{prompt}#{index}", task=task, language=Language.CPP, prompt=prompt, sample_index=index,
+            request_key=f"{prompt}#{index}",
+            task=task,
+            language=Language.CPP,
+            prompt=prompt,
+            sample_index=index,
             sampling=SamplingParams(seed=index, max_tokens=1000),
         )
         for index in range(count)
-    ]  # fmt: skip
+    ]
 
 
 class Asking(threading.Thread):
@@ -145,30 +166,53 @@ class Asking(threading.Thread):
     def all_answered(self) -> bool:
         self.join(timeout=WAIT_S)
         assert not self.is_alive() and self.error is None, self.error
-        return Counter(answer.request_key for answer in self.got) == Counter(asked.request_key for asked in self.asked)
+        return Counter(answer.request_key for answer in self.got) == Counter(
+            asked.request_key for asked in self.asked
+        )
 
 
-# --- one server, from start to end ------------------------------------------------------------------------------------------------
+# --- one server, from start to end
+# ------------------------------------------------------------------------------------------------
 
 
-def test_starts_at_the_first_request_answers_and_leaves_nothing(four_gpus: None, fake: Fake, tmp_path: Path) -> None:
+def test_starts_at_the_first_request_answers_and_leaves_nothing(
+    four_gpus: None, fake: Fake, tmp_path: Path
+) -> None:
     for rank, name in ((16, "tuned"), (24, "other")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "adapter_config.json").write_text(json.dumps({"r": rank}))
     adapters = {"tuned": str(tmp_path / "tuned"), "other": str(tmp_path / "other")}
-    served = sampler(fake, adapters, "tuned", tensor_parallel=2, ngram_tokens=4, args=("--max-loras", "7"))
-    assert served.generator == "org/model+tuned" and list(served.sample([])) == [] and fake.starts == []
+    served = sampler(
+        fake, adapters, "tuned", tensor_parallel=2, ngram_tokens=4, args=("--max-loras", "7")
+    )
+    assert (
+        served.generator == "org/model+tuned"
+        and list(served.sample([])) == []
+        and fake.starts == []
+    )
     got = list(served.sample(requests(5)))
-    assert sorted(response.text for response in got) == [f"tuned says prompt {index}" for index in range(5)]
+    assert sorted(response.text for response in got) == [
+        f"tuned says prompt {index}" for index in range(5)
+    ]
     (start,) = fake.starts
     words = start["argv"]
     assert words[:2] == ["serve", "org/model"] and words[words.index("--host") + 1] == "127.0.0.1"
-    assert {"--enable-prefix-caching", "--enable-lora", "--speculative-config", f"tuned={adapters['tuned']}"} <= set(words)
-    assert words[words.index("--max-lora-rank") + 1] == "32" and words[words.index("--tensor-parallel-size") + 1] == "2"
+    assert {
+        "--enable-prefix-caching",
+        "--enable-lora",
+        "--speculative-config",
+        f"tuned={adapters['tuned']}",
+    } <= set(words)
+    assert (
+        words[words.index("--max-lora-rank") + 1] == "32"
+        and words[words.index("--tensor-parallel-size") + 1] == "2"
+    )
     # 6 / 2 + 256 + 1000 tokens, in steps of 256
     assert words[words.index("--max-model-len") + 1] == "1280"
     assert start["env"]["CUDA_VISIBLE_DEVICES"] in ("0,1", "2,3")
-    assert "PYTHONPATH" not in start["env"] and not any(name.startswith("RAY_") for name in start["env"])
+    assert "PYTHONPATH" not in start["env"] and not any(
+        name.startswith("RAY_") for name in start["env"]
+    )
     key = start["env"]["VLLM_API_KEY"]
     assert len(key) > 20 and not any(key in word for word in words)
     assert key not in (fake.home / "logs" / "replica-0.log").read_text()
@@ -180,11 +224,19 @@ def test_starts_at_the_first_request_answers_and_leaves_nothing(four_gpus: None,
     served.close()
 
 
-def test_replicas_are_pinned_to_gpus_of_their_own_and_share_the_work(four_gpus: None, fake: Fake) -> None:
+def test_replicas_are_pinned_to_gpus_of_their_own_and_share_the_work(
+    four_gpus: None, fake: Fake
+) -> None:
     served = sampler(fake, replicas=None, tensor_parallel=2, max_num_seqs=4)
     fake.set("hold")
     asking = Asking(served, requests(30))
-    until(lambda: served.servers and [status.state for status in served.servers.statuses] == ["healthy"] * 2, "two healthy replicas")
+    until(
+        lambda: (
+            served.servers
+            and [status.state for status in served.servers.statuses] == ["healthy"] * 2
+        ),
+        "two healthy replicas",
+    )
     fake.unset("hold")
     assert asking.all_answered()
     assert sorted(start["env"]["CUDA_VISIBLE_DEVICES"] for start in fake.starts) == ["0,1", "2,3"]
@@ -195,31 +247,55 @@ def test_replicas_are_pinned_to_gpus_of_their_own_and_share_the_work(four_gpus: 
 
 
 @pytest.mark.parametrize(("replicas", "each"), [(3, 2), (None, 8)])
-def test_more_gpus_than_there_are_is_said_before_anything_starts(four_gpus: None, fake: Fake, replicas: int | None, each: int) -> None:
-    with pytest.raises(DeviceError, match=rf"{replicas or 1} vLLM replicas of {each} GPUs do not fit onto the 4 GPUs of this machine"):
+def test_more_gpus_than_there_are_is_said_before_anything_starts(
+    four_gpus: None, fake: Fake, replicas: int | None, each: int
+) -> None:
+    with pytest.raises(
+        DeviceError,
+        match=(
+            rf"{replicas or 1} vLLM replicas of {each} GPUs do not fit onto the 4 GPUs of this"
+            r" machine"
+        ),
+    ):
         list(sampler(fake, replicas=replicas, tensor_parallel=each).sample(requests(1)))
     assert fake.starts == []
 
 
-def test_the_stage_starts_servers_only_for_what_no_snapshot_answers(four_gpus: None, fake: Fake, tmp_path: Path) -> None:
+def test_the_stage_starts_servers_only_for_what_no_snapshot_answers(
+    four_gpus: None, fake: Fake, tmp_path: Path
+) -> None:
     root = str(tmp_path / "root")
     tasks = sources.run(TasksConfig(source="bundled", split="heldout"), root)
     server = {"command": FAKE, "env": {"FAKE_VLLM_DIR": str(fake.home)}, "replicas": 1}
     config = SynthesisConfig(sampler="vllm", model="org/model", samples_per_task=2, server=server)
     made = run(tasks, config, Language.CPP)
     rows = made.open().read()
-    assert len(rows) == 2 * tasks.open().manifest["rows"] == len(fake.answers) and set(rows["generator"]) == {"org/model"}
-    assert fake.alive() == [] and [path.name for path in (tmp_path / "root" / "logs" / "vllm").glob("*.log")] == ["replica-0.log"]
-    assert run(tasks, config.model_copy(update={"server": ServerConfig(command="nothing at all")}), Language.CPP) == made
+    assert len(rows) == 2 * tasks.open().manifest["rows"] == len(fake.answers) and set(
+        rows["generator"]
+    ) == {"org/model"}
+    assert fake.alive() == [] and [
+        path.name for path in (tmp_path / "root" / "logs" / "vllm").glob("*.log")
+    ] == ["replica-0.log"]
+    assert (
+        run(
+            tasks,
+            config.model_copy(update={"server": ServerConfig(command="nothing at all")}),
+            Language.CPP,
+        )
+        == made
+    )
     more = run(tasks, config.model_copy(update={"samples_per_task": 1}), Language.CPP)
     assert more != made and len(more.open().read()) == tasks.open().manifest["rows"]
     assert len(fake.starts) == 1, "all of it was known"
 
 
-# --- crashes ----------------------------------------------------------------------------------------------------------------------
+# --- crashes
+# --------------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_is_killed_comes_back_and_no_request_is_lost(four_gpus: None, fake: Fake) -> None:
+def test_a_server_that_is_killed_comes_back_and_no_request_is_lost(
+    four_gpus: None, fake: Fake
+) -> None:
     served = sampler(fake)
     fake.set("hold")
     asking = Asking(served, requests(20))
@@ -228,7 +304,9 @@ def test_a_server_that_is_killed_comes_back_and_no_request_is_lost(four_gpus: No
     fake.unset("hold")
     assert asking.all_answered()
     first, second = fake.starts
-    assert first["argv"] == second["argv"], "on the same port: who knows its address need not learn another"
+    assert first["argv"] == second["argv"], (
+        "on the same port: who knows its address need not learn another"
+    )
     assert not psutil.pid_exists(first["engine"]), "what a killed server has started goes with it"
     served.close()
 
@@ -262,7 +340,9 @@ def test_an_actor_that_dies_is_replaced_and_its_server_with_it(four_gpus: None, 
 def test_a_request_that_kills_every_server_ends_the_run(four_gpus: None, fake: Fake) -> None:
     fake.set("poison")
     served = sampler(fake, restarts=1)
-    with pytest.raises(EvalError, match=r"replica 0 crashed 2 times, the last time: it ended with signal 9"):
+    with pytest.raises(
+        EvalError, match=r"replica 0 crashed 2 times, the last time: it ended with signal 9"
+    ):
         list(served.sample(requests(1, "kill the server")))
     assert len(fake.starts) == 2 and fake.alive() == []
 
@@ -270,11 +350,25 @@ def test_a_request_that_kills_every_server_ends_the_run(four_gpus: None, fake: F
 @pytest.mark.parametrize(
     ("trouble", "message"),
     [
-        ("refuse_start", r"did not become healthy: it ended with exit status 3; the end of .*replica-0\.log:\n(.*\n)*.*has no such window"),
-        ("never_healthy", r"did not become healthy: it was not healthy 2 s after its start \(HTTP Error 503.*\n(.*\n)*.*startup complete"),
+        (
+            "refuse_start",
+            (
+                r"did not become healthy: it ended with exit status 3; the end of"
+                r" .*replica-0\.log:\n(.*\n)*.*has no such window"
+            ),
+        ),
+        (
+            "never_healthy",
+            (
+                r"did not become healthy: it was not healthy 2 s after its start \(HTTP Error"
+                r" 503.*\n(.*\n)*.*startup complete"
+            ),
+        ),
     ],
 )
-def test_a_server_that_never_serves_is_one_clear_error(four_gpus: None, fake: Fake, trouble: str, message: str) -> None:
+def test_a_server_that_never_serves_is_one_clear_error(
+    four_gpus: None, fake: Fake, trouble: str, message: str
+) -> None:
     fake.set(trouble)
     with pytest.raises(EvalError, match=message) as caught:
         list(sampler(fake, start_timeout_s=2).sample(requests(3)))
@@ -282,27 +376,41 @@ def test_a_server_that_never_serves_is_one_clear_error(four_gpus: None, fake: Fa
     assert fake.alive() == []
 
 
-# --- one replica, without Ray -----------------------------------------------------------------------------------------------------
+# --- one replica, without Ray
+# --------------------------------------------------------------------------------------------------
 
 
 def spec(fake: Fake, **changes: object) -> ReplicaSpec:
     fields = {
-        "command": (*FAKE.split(), "org/model", "--served-model-name", "m"), "names": ("m",), "env": {"FAKE_VLLM_DIR": str(fake.home)},
-        "api_key": "k", "log_dir": str(fake.home / "logs"), "log_bytes": 1 << 20, "start_timeout_s": 20.0, "restarts": 2,
-        "restart_pause_s": 0.05, "lease_s": 60.0, "grace_s": 0.2,
-    }  # fmt: skip
+        "command": (*FAKE.split(), "org/model", "--served-model-name", "m"),
+        "names": ("m",),
+        "env": {"FAKE_VLLM_DIR": str(fake.home)},
+        "api_key": "k",
+        "log_dir": str(fake.home / "logs"),
+        "log_bytes": 1 << 20,
+        "start_timeout_s": 20.0,
+        "restarts": 2,
+        "restart_pause_s": 0.05,
+        "lease_s": 60.0,
+        "grace_s": 0.2,
+    }
     return ReplicaSpec(**(fields | changes))
 
 
 def healthy(replica: Replica, starts: int = 1) -> str:
-    until(lambda: (status := replica.renew()).state == "healthy" and status.starts == starts, f"health after start {starts}")
+    until(
+        lambda: (status := replica.renew()).state == "healthy" and status.starts == starts,
+        f"health after start {starts}",
+    )
     return replica.renew().base_url
 
 
 def ask(url: str) -> dict:
     body = {"model": "m", "messages": [{"role": "user", "content": "prompt"}], "seed": 0}
     headers = {"content-type": "application/json", "authorization": "Bearer k"}
-    with urllib.request.urlopen(urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode(), headers)) as answer:
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode(), headers)
+    ) as answer:
         return json.load(answer)
 
 
@@ -315,7 +423,10 @@ def test_what_is_in_flight_is_answered_before_a_server_stops(fake: Fake) -> None
     stopping = threading.Thread(target=replica.stop)
     until(lambda: len(psutil.Process(fake.starts[0]["pid"]).net_connections()) > 1, "the request")
     stopping.start()
-    until(lambda: "=== stopping: asked to" in (fake.home / "logs" / "replica-0.log").read_text(), "the order to stop")
+    until(
+        lambda: "=== stopping: asked to" in (fake.home / "logs" / "replica-0.log").read_text(),
+        "the order to stop",
+    )
     assert not answers
     fake.unset("hold")
     asking.join(timeout=WAIT_S)
@@ -331,7 +442,9 @@ def test_a_server_that_ignores_the_order_to_stop_is_killed(fake: Fake) -> None:
     assert fake.alive() == []
 
 
-def test_a_server_that_answers_no_more_is_started_again(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_answers_no_more_is_started_again(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(replica_module, "UNRESPONSIVE_S", 1.0)
     monkeypatch.setattr(replica_module, "HEALTH_TIMEOUT_S", 0.4)
     monkeypatch.setattr(replica_module, "HEALTH_EVERY_S", 0.1)
@@ -349,7 +462,9 @@ def test_pauses_grow_and_restarts_are_bounded(fake: Fake, monkeypatch: pytest.Mo
     replica = Replica(spec(fake, restarts=2, restart_pause_s=0.2), 0)
     pauses = []
     wait = replica._stopping.wait
-    monkeypatch.setattr(replica._stopping, "wait", lambda timeout=None: pauses.append(timeout) or wait(timeout))
+    monkeypatch.setattr(
+        replica._stopping, "wait", lambda timeout=None: pauses.append(timeout) or wait(timeout)
+    )
     for number in range(1, 4):
         healthy(replica, starts=number)
         os.kill(fake.starts[-1]["pid"], signal.SIGKILL)
@@ -366,18 +481,27 @@ def test_a_taken_port_is_left_to_who_has_it(fake: Fake) -> None:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         until(lambda: _binds(other, int(first.rsplit(":", 1)[1].split("/")[0])), "the port")
         other.listen()
-        until(lambda: (status := replica.renew()).state == "healthy" and status.starts == 2, "health at another port")
+        until(
+            lambda: (status := replica.renew()).state == "healthy" and status.starts == 2,
+            "health at another port",
+        )
     assert replica.renew().base_url != first
     replica.stop()
 
 
-def test_a_port_that_is_lost_between_the_look_and_the_start_is_no_failure(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_is_lost_between_the_look_and_the_start_is_no_failure(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         found = [other.getsockname()[1]]
         real = replica_module.free_port
-        monkeypatch.setattr(replica_module, "free_port", lambda host, wanted=None: found.pop() if found else real(host, wanted))
+        monkeypatch.setattr(
+            replica_module,
+            "free_port",
+            lambda host, wanted=None: found.pop() if found else real(host, wanted),
+        )
         replica = Replica(spec(fake, restart_pause_s=3600.0), 0)
         healthy(replica, starts=2)
     assert not found and len(fake.starts) == 2, "the second start needed no pause"
@@ -407,18 +531,30 @@ def test_two_runs_under_one_root_do_not_share_a_log(fake: Fake) -> None:
     replicas = [Replica(spec(fake), 0) for _ in range(2)]
     for replica in replicas:
         healthy(replica)
-    assert sorted(path.name for path in (fake.home / "logs").glob("*.log")) == ["replica-0-2.log", "replica-0.log"]
+    assert sorted(path.name for path in (fake.home / "logs").glob("*.log")) == [
+        "replica-0-2.log",
+        "replica-0.log",
+    ]
     for replica in replicas:
         replica.stop()
 
 
-# --- the lease --------------------------------------------------------------------------------------------------------------------
+# --- the lease
+# --------------------------------------------------------------------------------------------------
 
 
 def supervised(fake: Fake, **changes: object) -> Supervised:
-    arguments = {"log_dir": str(fake.home / "logs"), "log_name": "server", "log_bytes": 1 << 20, "lease_s": 60.0, "grace_s": 0.5} | changes
+    arguments = {
+        "log_dir": str(fake.home / "logs"),
+        "log_name": "server",
+        "log_bytes": 1 << 20,
+        "lease_s": 60.0,
+        "grace_s": 0.5,
+    } | changes
     command = [*FAKE.split(), "m", "--served-model-name", "m", "--host", "127.0.0.1", "--port", "0"]
-    server = Supervised(command, {**os.environ, "FAKE_VLLM_DIR": str(fake.home), "VLLM_API_KEY": "k"}, **arguments)
+    server = Supervised(
+        command, {**os.environ, "FAKE_VLLM_DIR": str(fake.home), "VLLM_API_KEY": "k"}, **arguments
+    )
     until(lambda: fake.starts, "the server")
     return server
 
@@ -435,17 +571,31 @@ def test_a_lease_that_nobody_renews_runs_out(fake: Fake) -> None:
 
 def test_where_the_supervisor_is_killed_the_server_ends_all_the_same(fake: Fake) -> None:
     server = supervised(fake)
-    (supervisor,) = [process for process in fake.alive() if "supervisor.py" in " ".join(process.cmdline())]
+    (supervisor,) = [
+        process for process in fake.alive() if "supervisor.py" in " ".join(process.cmdline())
+    ]
     supervisor.kill()
     assert server.ended.wait(WAIT_S)
     until(lambda: not psutil.pid_exists(server.pid), "the end of the server")
-    psutil.Process(fake.starts[0]["engine"]).kill()  # vLLM's ends with its server: this one is made not to
+    psutil.Process(
+        fake.starts[0]["engine"]
+    ).kill()  # vLLM's ends with its server: this one is made not to
     until(lambda: not fake.alive(), "the end of the engine")
 
 
 def test_a_command_that_cannot_be_run_is_said(fake: Fake) -> None:
-    server = Supervised(["/no/such/program"], dict(os.environ), str(fake.home / "logs"), "server", 1 << 20, 60.0, 0.5)
-    assert server.ended.wait(WAIT_S) and server.fault == "/no/such/program: No such file or directory"
+    server = Supervised(
+        ["/no/such/program"],
+        dict(os.environ),
+        str(fake.home / "logs"),
+        "server",
+        1 << 20,
+        60.0,
+        0.5,
+    )
+    assert (
+        server.ended.wait(WAIT_S) and server.fault == "/no/such/program: No such file or directory"
+    )
 
 
 DRIVER = """
@@ -462,7 +612,8 @@ finally:
 
 
 def stopped_driver(fake: Fake, how: signal.Signals, **environment: str) -> None:
-    """A run in a process of its own that is stopped in the middle of its answers, with two servers; nothing of it is left."""
+    """A run in a process of its own that is stopped in the middle of its answers, with two servers;
+    nothing of it is left."""
     fake.set("hold")
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(fake.home)],
@@ -488,7 +639,9 @@ def stopped_driver(fake: Fake, how: signal.Signals, **environment: str) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "SIGKILL"])
-def test_a_driver_that_is_stopped_leaves_nothing_on_a_cluster_that_goes_on(four_gpus: None, fake: Fake, how: signal.Signals) -> None:
+def test_a_driver_that_is_stopped_leaves_nothing_on_a_cluster_that_goes_on(
+    four_gpus: None, fake: Fake, how: signal.Signals
+) -> None:
     import ray
 
     stopped_driver(fake, how, RAY_ADDRESS=ray.get_runtime_context().gcs_address)
@@ -498,11 +651,15 @@ def test_a_driver_that_is_stopped_leaves_nothing_on_a_cluster_that_goes_on(four_
 def test_a_driver_that_is_killed_with_a_ray_of_its_own_leaves_nothing(fake: Fake) -> None:
     """On the CPU: this Ray knows of no GPUs."""
     stopped_driver(fake, signal.SIGKILL, CUDA_VISIBLE_DEVICES="")
-    assert all("--enforce-eager" in start["argv"] and "--tensor-parallel-size" not in start["argv"] for start in fake.starts)
+    assert all(
+        "--enforce-eager" in start["argv"] and "--tensor-parallel-size" not in start["argv"]
+        for start in fake.starts
+    )
     assert all(start["env"]["VLLM_CPU_KVCACHE_SPACE"] == "1" for start in fake.starts)
 
 
-# --- settings ---------------------------------------------------------------------------------------------------------------------
+# --- settings
+# --------------------------------------------------------------------------------------------------
 
 
 def test_only_what_changes_the_responses_is_part_of_the_fingerprint(tmp_path: Path) -> None:
@@ -514,14 +671,28 @@ def test_only_what_changes_the_responses_is_part_of_the_fingerprint(tmp_path: Pa
 
     def fingerprint(**changes: object) -> str:
         server = changes.pop("server", {})
-        return planned(tasks, SynthesisConfig(**base | changes | {"server": server}), Language.CPP).fingerprint
+        return planned(
+            tasks, SynthesisConfig(**base | changes | {"server": server}), Language.CPP
+        ).fingerprint
 
     plain = fingerprint()
     unimportant = [
-        {"python": "/usr/bin/python3"}, {"command": "vllm serve"}, {"replicas": 8}, {"tensor_parallel": 4}, {"log_mib": 1},
-        {"lease_s": 5.0}, {"restarts": 1}, {"max_num_seqs": 12}, {"adapters": {"a": str(adapter)}}, {"env": {"A": "b"}},
-        {"listen": "node"}, {"gpu_memory_utilization": 0.5}, {"prefix_caching": False}, {"drain_s": 1.0}, {"start_timeout_s": 9.0},
-    ]  # fmt: skip
+        {"python": "/usr/bin/python3"},
+        {"command": "vllm serve"},
+        {"replicas": 8},
+        {"tensor_parallel": 4},
+        {"log_mib": 1},
+        {"lease_s": 5.0},
+        {"restarts": 1},
+        {"max_num_seqs": 12},
+        {"adapters": {"a": str(adapter)}},
+        {"env": {"A": "b"}},
+        {"listen": "node"},
+        {"gpu_memory_utilization": 0.5},
+        {"prefix_caching": False},
+        {"drain_s": 1.0},
+        {"start_timeout_s": 9.0},
+    ]
     assert {fingerprint(server=changes) for changes in unimportant} == {plain}
     asked = {"adapter": "a", "server": {"adapters": {"a": str(adapter)}}}
     important = [
@@ -537,13 +708,29 @@ def test_only_what_changes_the_responses_is_part_of_the_fingerprint(tmp_path: Pa
 
 
 def test_a_setting_is_known_to_matter_or_not_to() -> None:
-    """A new setting of the server must be put on one side or the other, here and in ServerConfig.identity."""
+    """A new setting of the server must be put on one side or the other, here and in
+    ServerConfig.identity."""
     matter = {"args", "max_model_len"}
     matter_not = {
-        "python", "command", "adapters", "tensor_parallel", "replicas", "listen", "max_num_seqs", "gpu_memory_utilization",
-        "prefix_caching", "cpu_kv_cache_gib", "ngram_tokens",
-        "env", "start_timeout_s", "restarts", "restart_pause_s", "lease_s", "drain_s", "log_mib",
-    }  # fmt: skip
+        "python",
+        "command",
+        "adapters",
+        "tensor_parallel",
+        "replicas",
+        "listen",
+        "max_num_seqs",
+        "gpu_memory_utilization",
+        "prefix_caching",
+        "cpu_kv_cache_gib",
+        "ngram_tokens",
+        "env",
+        "start_timeout_s",
+        "restarts",
+        "restart_pause_s",
+        "lease_s",
+        "drain_s",
+        "log_mib",
+    }
     assert set(ServerConfig.model_fields) == matter | matter_not
 
 
@@ -559,7 +746,12 @@ def test_the_configured_sampler_serves_the_tuned_adapter_under_its_snapshot(tmp_
     with pytest.raises(UsageError, match="no adapter 'absent'"):
         make_sampler(config.model_copy(update={"adapter": "absent"}), str(tmp_path))
     with pytest.raises(UsageError, match="holds no adapter_config.json"):
-        make_sampler(config.model_copy(update={"server": ServerConfig(command=FAKE, adapters={"a": str(tmp_path)})}), str(tmp_path))
+        make_sampler(
+            config.model_copy(
+                update={"server": ServerConfig(command=FAKE, adapters={"a": str(tmp_path)})}
+            ),
+            str(tmp_path),
+        )
 
 
 def test_what_starts_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -575,16 +767,29 @@ def test_what_starts_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     interpreter.parent.mkdir()
     interpreter.symlink_to(sys.executable)
     module = ["-m", "vllm.entrypoints.cli.main", "serve"]
-    assert serve_command(ServerConfig(python=str(interpreter))) == [str(interpreter), *module], "an environment is known by its link"
+    assert serve_command(ServerConfig(python=str(interpreter))) == [
+        str(interpreter),
+        *module,
+    ], "an environment is known by its link"
     monkeypatch.setenv("CONCUR_VLLM_PYTHON", str(interpreter))
     assert serve_command(ServerConfig()) == [str(interpreter), *module]
-    for wrong in ({"python": str(tmp_path / "absent")}, {"command": "absent serve"}, {"command": " "}):
+    for wrong in (
+        {"python": str(tmp_path / "absent")},
+        {"command": "absent serve"},
+        {"command": " "},
+    ):
         with pytest.raises(UsageError):
             serve_command(ServerConfig(**wrong))
 
 
 def test_options_of_the_user_come_last() -> None:
-    words = options(ServerConfig(args=("--max-num-seqs", "3"), prefix_caching=False), "m", {}, False, 2048, 16)
+    words = options(
+        ServerConfig(args=("--max-num-seqs", "3"), prefix_caching=False), "m", {}, False, 2048, 16
+    )
     assert words[-2:] == ["--max-num-seqs", "3"] and words.index("16") < words.index("3")
-    assert "--no-enable-prefix-caching" in words and "--enforce-eager" in words and "--enable-lora" not in words
+    assert (
+        "--no-enable-prefix-caching" in words
+        and "--enforce-eager" in words
+        and "--enable-lora" not in words
+    )
     assert "--gpu-memory-utilization" in options(ServerConfig(), "m", {}, True, 2048, 16)

@@ -1,4 +1,5 @@
-"""The small model is built whole, reused and stable; the in-process sampler is deterministic and says how it ended."""
+"""The small model is built whole, reused and stable; the in-process sampler is deterministic and
+says how it ended."""
 
 from __future__ import annotations
 
@@ -10,16 +11,33 @@ from pydantic import ValidationError
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, SamplingParams
 from tasks.sources import small_model
-from tasks.sources.small_model import SmallModelConfig, build_small_model, count_tokens, load_causal_model, load_tokenizer
+from tasks.sources.small_model import (
+    SmallModelConfig,
+    build_small_model,
+    count_tokens,
+    load_causal_model,
+    load_tokenizer,
+)
 from tasks.synthesis.local import TransformersSampler
 from tasks.synthesis.sampler import Request
 
 TEXTS = [
     "Replace the module with a fused kernel. The loop is bound by memory: 4 MB in, 4 MB out.",
-    "class ModelNew(nn.Module):\n    def forward(self, x: torch.Tensor) -> torch.Tensor:\n        return ext.softmax(x)\n",
+    (
+        "class ModelNew(nn.Module):\n    def forward(self, x: torch.Tensor) -> torch.Tensor:\n     "
+        "   return ext.softmax(x)\n"
+    ),
     "for (int64_t i = 0; i < rows; ++i) {\n    float best = -INFINITY;\n}\n",
 ]
-CONFIG = SmallModelConfig(vocab_size=600, hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate_size=64, max_positions=1024)
+CONFIG = SmallModelConfig(
+    vocab_size=600,
+    hidden_size=32,
+    layers=2,
+    heads=2,
+    kv_heads=1,
+    intermediate_size=64,
+    max_positions=1024,
+)
 TRICKY = [
     "1234567 tokens,  two spaces\tand a tab\r\n\r\n  indented",
     "don't WE'LL i'm",
@@ -35,23 +53,33 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_small_model(tmp_path_factory.mktemp("models") / "small", TEXTS, CONFIG)
 
 
-# -- the model ----------------------------------------------------------------------------------------------------------------------
+# -- the model -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", TRICKY)
-def test_ids_do_not_change_when_the_tokenizer_is_loaded_and_saved_again(model_dir: Path, tmp_path: Path, text: str) -> None:
+def test_ids_do_not_change_when_the_tokenizer_is_loaded_and_saved_again(
+    model_dir: Path, tmp_path: Path, text: str
+) -> None:
     from tokenizers import Tokenizer
 
-    written = Tokenizer.from_file(str(model_dir / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    written = (
+        Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+        .encode(text, add_special_tokens=False)
+        .ids
+    )
     loaded = load_tokenizer(model_dir)
     assert type(loaded).__name__ == "Qwen2Tokenizer"
     loaded.save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_bytes((model_dir / "config.json").read_bytes())  # its model type picks the tokenizer class
+    (tmp_path / "config.json").write_bytes(
+        (model_dir / "config.json").read_bytes()
+    )  # its model type picks the tokenizer class
     again = load_tokenizer(tmp_path)
     assert loaded(text)["input_ids"] == written == again(text)["input_ids"]
 
 
-def test_text_survives_the_tokenizer_and_think_tags_are_single_plain_tokens(model_dir: Path) -> None:
+def test_text_survives_the_tokenizer_and_think_tags_are_single_plain_tokens(
+    model_dir: Path,
+) -> None:
     tokenizer = load_tokenizer(model_dir)
     text = "<think>\n\u6f22 x[1] = 2;\n</think>\n\nok"
     ids = tokenizer(text)["input_ids"]
@@ -61,13 +89,17 @@ def test_text_survives_the_tokenizer_and_think_tags_are_single_plain_tokens(mode
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
 
 
-def test_the_template_opens_the_think_block_and_strips_reasoning_from_the_history(model_dir: Path) -> None:
+def test_the_template_opens_the_think_block_and_strips_reasoning_from_the_history(
+    model_dir: Path,
+) -> None:
     turns = [
         {"role": "user", "content": "one"},
         {"role": "assistant", "content": "<think>\nsecret\n</think>\n\nfirst"},
         {"role": "user", "content": "two"},
     ]
-    text = load_tokenizer(model_dir).apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    text = load_tokenizer(model_dir).apply_chat_template(
+        turns, tokenize=False, add_generation_prompt=True
+    )
     assert text.endswith("<|im_start|>assistant\n<think>\n")
     assert "<|im_start|>assistant\nfirst<|im_end|>\n" in text and "secret" not in text
 
@@ -76,10 +108,17 @@ def test_every_id_the_model_can_emit_is_a_token(model_dir: Path) -> None:
     import torch
 
     model = load_causal_model(model_dir, dtype=torch.float32)
-    assert model.config.vocab_size == model.lm_head.out_features == len(load_tokenizer(model_dir)) <= CONFIG.vocab_size
+    assert (
+        model.config.vocab_size
+        == model.lm_head.out_features
+        == len(load_tokenizer(model_dir))
+        <= CONFIG.vocab_size
+    )
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_gives_others(model_dir: Path, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_weights_and_another_gives_others(
+    model_dir: Path, tmp_path: Path
+) -> None:
     same = build_small_model(tmp_path / "same", TEXTS, CONFIG)
     other = build_small_model(tmp_path / "other", TEXTS, CONFIG.model_copy(update={"seed": 1}))
     weights = [(path / "model.safetensors").read_bytes() for path in (model_dir, same, other)]
@@ -87,7 +126,9 @@ def test_the_same_seed_gives_the_same_weights_and_another_gives_others(model_dir
     assert (model_dir / "tokenizer.json").read_bytes() == (same / "tokenizer.json").read_bytes()
 
 
-def test_a_finished_model_is_reused_and_anything_else_in_the_way_is_refused(model_dir: Path, tmp_path: Path) -> None:
+def test_a_finished_model_is_reused_and_anything_else_in_the_way_is_refused(
+    model_dir: Path, tmp_path: Path
+) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in model_dir.iterdir()}
     assert build_small_model(model_dir, TEXTS, CONFIG) == model_dir
     assert {path.name: path.stat().st_mtime_ns for path in model_dir.iterdir()} == before
@@ -99,7 +140,9 @@ def test_a_finished_model_is_reused_and_anything_else_in_the_way_is_refused(mode
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_an_interrupted_build_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_build_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -109,7 +152,9 @@ def test_an_interrupted_build_leaves_nothing_behind(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_counting_takes_any_text_and_names_a_missing_tokenizer(model_dir: Path, tmp_path: Path) -> None:
+def test_counting_takes_any_text_and_names_a_missing_tokenizer(
+    model_dir: Path, tmp_path: Path
+) -> None:
     assert count_tokens(model_dir, ["", "<think>", "a\ud800b"])[:2] == [0, 1]
     assert count_tokens(model_dir, []) == []
     with pytest.raises(UsageError, match="cannot load"):
@@ -123,15 +168,26 @@ def test_no_texts_and_impossible_shapes_are_refused(tmp_path: Path) -> None:
         SmallModelConfig(hidden_size=130, heads=4)
 
 
-# -- the sampler --------------------------------------------------------------------------------------------------------------------
+# -- the sampler -----------------------------------------------------------------------------------
 
 
-def requests(count: int, *, seed: int = 0, max_tokens: int = 40, temperature: float = 1.0, top_p: float = 1.0) -> list[Request]:
+def requests(
+    count: int, *, seed: int = 0, max_tokens: int = 40, temperature: float = 1.0, top_p: float = 1.0
+) -> list[Request]:
     """Two prompts of different length, alternating."""
     task = KernelTask(task_id="user/one", name="one", code="class Model: ...")
-    sampling = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
+    sampling = SamplingParams(
+        temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed
+    )
     return [
-        Request(request_key=f"key-{index}", task=task, language="cpp", prompt=TEXTS[index % 2], sample_index=index // 2, sampling=sampling)
+        Request(
+            request_key=f"key-{index}",
+            task=task,
+            language="cpp",
+            prompt=TEXTS[index % 2],
+            sample_index=index // 2,
+            sampling=sampling,
+        )
         for index in range(count)
     ]
 
@@ -145,10 +201,14 @@ def texts(sampler: TransformersSampler, wanted: list[Request]) -> dict[str, str]
 def test_the_same_requests_give_the_same_text_in_any_batch_and_order(model_dir: Path) -> None:
     wanted = requests(8, top_p=0.9)
     expected = texts(TransformersSampler(model_dir, None, "small"), wanted)
-    assert texts(TransformersSampler(model_dir, None, "small", batch_size=3), wanted[::-1]) == expected
+    assert (
+        texts(TransformersSampler(model_dir, None, "small", batch_size=3), wanted[::-1]) == expected
+    )
     alone = texts(TransformersSampler(model_dir, None, "small", batch_size=1), wanted[:2])
     assert alone == {key: expected[key] for key in ("key-0", "key-1")}
-    assert len(set(expected.values())) == 8, "requests that differ only in their key draw differently"
+    assert len(set(expected.values())) == 8, (
+        "requests that differ only in their key draw differently"
+    )
 
 
 def test_another_seed_gives_other_text_and_temperature_zero_ignores_it(model_dir: Path) -> None:
@@ -156,17 +216,25 @@ def test_another_seed_gives_other_text_and_temperature_zero_ignores_it(model_dir
     assert texts(sampler, requests(4, seed=1)) != texts(sampler, requests(4, seed=2))
     greedy = texts(sampler, requests(4, seed=1, temperature=0))
     assert greedy == texts(sampler, requests(4, seed=2, temperature=0))
-    assert greedy == texts(sampler, requests(4, seed=3, top_p=1e-6)), "a nucleus of one token is the greedy choice"
+    assert greedy == texts(sampler, requests(4, seed=3, top_p=1e-6)), (
+        "a nucleus of one token is the greedy choice"
+    )
 
 
 def test_responses_end_at_the_end_token_or_at_their_limit(model_dir: Path) -> None:
-    responses = list(TransformersSampler(model_dir, None, "small").sample(requests(16, max_tokens=300)))
+    responses = list(
+        TransformersSampler(model_dir, None, "small").sample(requests(16, max_tokens=300))
+    )
     assert {response.finish_reason for response in responses} == {"stop", "length"}
     for response in responses:
         assert response.completion_tokens is not None and "<|im_end|>" not in response.text
         assert (response.completion_tokens == 300) or response.finish_reason == "stop"
-    counts = [response.completion_tokens for response in responses if response.finish_reason == "stop"]
-    assert counts == sorted(counts), "those that finish early are not held back by the others of their batch"
+    counts = [
+        response.completion_tokens for response in responses if response.finish_reason == "stop"
+    ]
+    assert counts == sorted(counts), (
+        "those that finish early are not held back by the others of their batch"
+    )
 
 
 def test_draws_follow_temperature_and_nucleus() -> None:
@@ -193,7 +261,9 @@ def test_think_tags_stay_in_the_text_and_special_tokens_do_not(model_dir: Path) 
     assert (response.text, response.completion_tokens) == ("so\n</think>\n\nanswer", len(ids))
 
 
-def test_a_prompt_that_fills_the_window_is_named_and_a_limit_beyond_it_is_cut(model_dir: Path) -> None:
+def test_a_prompt_that_fills_the_window_is_named_and_a_limit_beyond_it_is_cut(
+    model_dir: Path,
+) -> None:
     sampler = TransformersSampler(model_dir, None, "small")
     request = requests(1)[0]
     with pytest.raises(UsageError, match="user/one has .* window is 1024"):
@@ -206,7 +276,9 @@ def test_a_prompt_that_fills_the_window_is_named_and_a_limit_beyond_it_is_cut(mo
 
 def test_counts_come_from_the_generators_own_tokenizer(model_dir: Path) -> None:
     sampler = TransformersSampler(model_dir, None, "small")
-    assert sampler.count_tokens(TEXTS) == [len(load_tokenizer(model_dir)(text)["input_ids"]) for text in TEXTS]
+    assert sampler.count_tokens(TEXTS) == [
+        len(load_tokenizer(model_dir)(text)["input_ids"]) for text in TEXTS
+    ]
     assert list(sampler.sample([])) == []
     sampler.close()
 

@@ -1,4 +1,5 @@
-"""Every source gives checked tasks under stable ids, and says which file or row is wrong and how it should look."""
+"""Every source gives checked tasks under stable ids, and says which file or row is wrong and how it
+should look."""
 
 from __future__ import annotations
 
@@ -37,16 +38,25 @@ def get_init_inputs():
     return []
 """
 CUDA_TASKS = {
-    "softmax_rows", "scale_shift_silu", "max_pool2d", "residual_layer_norm", "masked_softmax", "matrix_multiply", "group_norm_swish",
-    "pairwise_l1_distance", "swiglu_gate", "smooth_l1_rows",
-}  # fmt: skip
+    "softmax_rows",
+    "scale_shift_silu",
+    "max_pool2d",
+    "residual_layer_norm",
+    "masked_softmax",
+    "matrix_multiply",
+    "group_norm_swish",
+    "pairwise_l1_distance",
+    "swiglu_gate",
+    "smooth_l1_rows",
+}
 
 
 def good(number: int = 0, entry_point: str = "Model") -> str:
     return GOOD.format(number=number).replace("class Model", f"class {entry_point}")
 
 
-# --- the check --------------------------------------------------------------------------------------------------------------------
+# --- the check
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -57,7 +67,10 @@ def good(number: int = 0, entry_point: str = "Model") -> str:
         (good().replace("def get_init_inputs", "def init_inputs"), r"get_init_inputs\(\)"),
         ("x = 1", r"class Model or get_inputs\(\) or get_init_inputs\(\)"),
         ("", "class Model"),
-        ("def f():\n    class Model: pass\n" + good().replace("class Model", "class Net"), "class Model"),
+        (
+            "def f():\n    class Model: pass\n" + good().replace("class Model", "class Net"),
+            "class Model",
+        ),
         (good().replace("class Model(nn.Module):", "def Model():\n  class X:"), "class Model"),
     ],
 )
@@ -68,7 +81,10 @@ def test_check_names_what_is_missing_and_how_it_should_look(code: str, missing: 
         assert part in caught.value.hint
 
 
-@pytest.mark.parametrize("code", ["def f(:", "x = (", "\0", "x = '\ud800'", "(" * 5000, "-" * 100_000 + "1", "    indented"])
+@pytest.mark.parametrize(
+    "code",
+    ["def f(:", "x = (", "\0", "x = '\ud800'", "(" * 5000, "-" * 100_000 + "1", "    indented"],
+)
 def test_check_says_where_a_file_is_not_python(code: str) -> None:
     with pytest.raises(UsageError, match=r"^my\.py is not Python: "):
         check_task_source(code, "Model", "my.py")
@@ -108,11 +124,14 @@ def test_check_answers_any_text_with_a_usage_error_or_nothing(code: str) -> None
         assert str(error).startswith("any.py")
 
 
-# --- bundled ----------------------------------------------------------------------------------------------------------------------
+# --- bundled
+# --------------------------------------------------------------------------------------------------
 
 
 def test_bundled_splits_part_the_tasks() -> None:
-    every, train, held_out = ([task.task_id for task in bundled.load(split)] for split in bundled.SPLITS)
+    every, train, held_out = (
+        [task.task_id for task in bundled.load(split)] for split in bundled.SPLITS
+    )
     assert len(every) == 16 and sorted(train + held_out) == every == sorted(set(every))
     assert set(held_out) == {f"bundled/{name}" for name in bundled.HELD_OUT} and len(held_out) == 4
     with pytest.raises(UsageError, match="'test'"):
@@ -124,7 +143,9 @@ def test_bundled_tasks_are_the_files_themselves() -> None:
     assert {task.name: task.code for task in bundled.load()} == {
         path.stem: path.read_text(encoding="utf-8") for path in folder.glob("*.py")
     }
-    assert {(task.source, task.entry_point, task.init_form) for task in bundled.load()} == {("bundled", "Model", "args")}
+    assert {(task.source, task.entry_point, task.init_form) for task in bundled.load()} == {
+        ("bundled", "Model", "args")
+    }
 
 
 @pytest.mark.parametrize("language", ["cpp", "cuda"])
@@ -137,13 +158,19 @@ def test_every_bundled_task_has_five_recordings_in_its_languages(language: str) 
 def test_recordings_come_in_order_of_their_number() -> None:
     folder = Path(bundled.__file__).parent / "responses" / "cpp" / "softmax_rows"
     expected = [(folder / f"{number}.md").read_text(encoding="utf-8") for number in range(5)]
-    assert bundled.responses("softmax_rows", "cpp") == bundled.responses("softmax_rows", Language.CPP) == expected
+    assert (
+        bundled.responses("softmax_rows", "cpp")
+        == bundled.responses("softmax_rows", Language.CPP)
+        == expected
+    )
     assert len(set(expected)) == 5
     bundled.responses("softmax_rows", "cpp").clear()
     assert bundled.responses("softmax_rows", "cpp") == expected, "a caller's list is its own"
 
 
-def test_a_tenth_recording_comes_after_the_ninth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tenth_recording_comes_after_the_ninth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "t.py").write_text(good())
     recordings = tmp_path / "responses" / "cpp" / "t"
@@ -167,7 +194,8 @@ def test_recordings_of_an_unknown_task_are_refused(name: str) -> None:
     assert bundled.responses("softmax_rows", "triton") == []
 
 
-# --- the user's files -------------------------------------------------------------------------------------------------------------
+# --- the user's files
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_of_files(tmp_path: Path) -> None:
@@ -211,15 +239,25 @@ def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_parquet_of_kernel_tasks_comes_back_as_it_was(tmp_path: Path) -> None:
     tasks = [
         KernelTask(task_id="x/1", name="one", code=good(1), source="x", level=2),
-        KernelTask(task_id="x/2", name="two", code=good(2, "Net"), entry_point="Net", init_form="args_kwargs"),
+        KernelTask(
+            task_id="x/2",
+            name="two",
+            code=good(2, "Net"),
+            entry_point="Net",
+            init_form="args_kwargs",
+        ),
     ]
     pl.DataFrame([task.model_dump() for task in tasks]).write_parquet(tmp_path / "t.parquet")
     assert files.load(tmp_path / "t.parquet") == tasks
 
 
 def test_parquet_needs_only_name_and_code(tmp_path: Path) -> None:
-    pl.DataFrame({"name": ["one"], "code": [good()], "other": [3]}).write_parquet(tmp_path / "t.parquet")
-    assert files.load(tmp_path / "t.parquet") == [KernelTask(task_id="user/one", name="one", code=good())]
+    pl.DataFrame({"name": ["one"], "code": [good()], "other": [3]}).write_parquet(
+        tmp_path / "t.parquet"
+    )
+    assert files.load(tmp_path / "t.parquet") == [
+        KernelTask(task_id="user/one", name="one", code=good())
+    ]
 
 
 @pytest.mark.parametrize(
@@ -241,10 +279,17 @@ def test_parquet_with_a_fault_names_the_row(tmp_path: Path, columns: dict, messa
 
 
 def test_the_column_of_code_has_the_name_that_is_given(tmp_path: Path) -> None:
-    pl.DataFrame({"python_code": [good(), good(1)], "code": ["not this", "nor this"]}).write_parquet(tmp_path / "mine.parquet")
+    pl.DataFrame(
+        {"python_code": [good(), good(1)], "code": ["not this", "nor this"]}
+    ).write_parquet(tmp_path / "mine.parquet")
     found = files.load(tmp_path / "mine.parquet", code_column="python_code")
-    assert [(task.task_id, task.code) for task in found] == [("user/mine_0", good()), ("user/mine_1", good(1))]
-    config = TasksConfig(source="files", location=str(tmp_path / "mine.parquet"), code_column="python_code")
+    assert [(task.task_id, task.code) for task in found] == [
+        ("user/mine_0", good()),
+        ("user/mine_1", good(1)),
+    ]
+    config = TasksConfig(
+        source="files", location=str(tmp_path / "mine.parquet"), code_column="python_code"
+    )
     assert load_tasks(config) == found
     with pytest.raises(UsageError, match="no column programs") as caught:
         files.load(tmp_path / "mine.parquet", code_column="programs")
@@ -252,14 +297,21 @@ def test_the_column_of_code_has_the_name_that_is_given(tmp_path: Path) -> None:
 
 
 def test_json_lines_are_the_same_as_parquet(tmp_path: Path) -> None:
-    rows = [{"name": "one", "code": good(1), "level": 2}, {"name": "two", "code": good(2, "Net"), "entry_point": "Net"}]
+    rows = [
+        {"name": "one", "code": good(1), "level": 2},
+        {"name": "two", "code": good(2, "Net"), "entry_point": "Net"},
+    ]
     (tmp_path / "t.jsonl").write_text("\n".join([json.dumps(rows[0]), "", json.dumps(rows[1])]))
     pl.DataFrame(rows).write_parquet(tmp_path / "t.parquet")
     found = files.load(tmp_path / "t.jsonl")
     assert [task.level for task in found] == [2, None]
     with pytest.raises(UsageError, match="row 0: entry_point"):
         files.load(bad_lines(tmp_path, json.dumps(rows[0] | {"entry_point": 3})))
-    assert [task.task_id for task in found] == ["user/one", "user/two"] == [task.task_id for task in files.load(tmp_path / "t.parquet")]
+    assert (
+        [task.task_id for task in found]
+        == ["user/one", "user/two"]
+        == [task.task_id for task in files.load(tmp_path / "t.parquet")]
+    )
 
 
 def bad_lines(folder: Path, *lines: str) -> Path:
@@ -278,12 +330,15 @@ def bad_lines(folder: Path, *lines: str) -> Path:
         ([], "holds no row"),
     ],
 )
-def test_json_lines_with_a_fault_name_the_line(tmp_path: Path, lines: list[str], message: str) -> None:
+def test_json_lines_with_a_fault_name_the_line(
+    tmp_path: Path, lines: list[str], message: str
+) -> None:
     with pytest.raises(UsageError, match=rf"bad\.jsonl.*{message}"):
         files.load(bad_lines(tmp_path, *lines))
 
 
-# --- KernelBench ------------------------------------------------------------------------------------------------------------------
+# --- KernelBench
+# --------------------------------------------------------------------------------------------------
 
 
 def bench_file(path: Path, rows: list[tuple]) -> Path:
@@ -294,36 +349,63 @@ def bench_file(path: Path, rows: list[tuple]) -> Path:
 
 def test_kernelbench_from_parquet(tmp_path: Path) -> None:
     path = bench_file(
-        tmp_path / "kb.parquet", [(good(level + number), level, f"{number}_x", number) for level in (2, 1) for number in (10, 9)]
+        tmp_path / "kb.parquet",
+        [
+            (good(level + number), level, f"{number}_x", number)
+            for level in (2, 1)
+            for number in (10, 9)
+        ],
     )
     found = kernelbench.load(path)
-    assert [task.task_id for task in found] == ["kernelbench/L1/9", "kernelbench/L1/10", "kernelbench/L2/9", "kernelbench/L2/10"]
-    assert found[0] == KernelTask(task_id="kernelbench/L1/9", name="9_x", code=good(10), source="kernelbench", level=1)
+    assert [task.task_id for task in found] == [
+        "kernelbench/L1/9",
+        "kernelbench/L1/10",
+        "kernelbench/L2/9",
+        "kernelbench/L2/10",
+    ]
+    assert found[0] == KernelTask(
+        task_id="kernelbench/L1/9", name="9_x", code=good(10), source="kernelbench", level=1
+    )
     assert kernelbench.load(str(path), levels=(2,)) == found[2:]
     assert kernelbench.load(path, levels=(3,)) == []
 
 
 def test_kernelbench_from_its_repository_is_the_same(tmp_path: Path) -> None:
-    rows = [(good(level), level, f"{number}_x", number) for level in (1, 2) for number in (1, 2, 11)]
+    rows = [
+        (good(level), level, f"{number}_x", number) for level in (1, 2) for number in (1, 2, 11)
+    ]
     for code, level, name, _ in rows:
         (tmp_path / "repo" / f"level{level}").mkdir(parents=True, exist_ok=True)
         (tmp_path / "repo" / f"level{level}" / f"{name}.py").write_text(code)
     (tmp_path / "repo" / "level1" / "__init__.py").write_text("")
     (tmp_path / "repo" / "README.md").write_text("")
-    assert kernelbench.load(tmp_path / "repo") == kernelbench.load(bench_file(tmp_path / "kb.parquet", rows))
+    assert kernelbench.load(tmp_path / "repo") == kernelbench.load(
+        bench_file(tmp_path / "kb.parquet", rows)
+    )
     assert {task.level for task in kernelbench.load(tmp_path / "repo", levels=[2])} == {2}
 
 
-def test_kernelbench_from_the_hub_is_compared_with_the_pinned_release(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [{"code": good(number), "level": 3, "name": f"{number}_x", "problem_id": number} for number in (2, 1)]
+def test_kernelbench_from_the_hub_is_compared_with_the_pinned_release(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = [
+        {"code": good(number), "level": 3, "name": f"{number}_x", "problem_id": number}
+        for number in (2, 1)
+    ]
     monkeypatch.setattr("datasets.load_dataset", Hub({"level_3": rows}))
     monkeypatch.setitem(kernelbench.CONTENT, 3, kernelbench.content_of(rows[::-1]))
     config = TasksConfig(source="kernelbench", levels=(3,), revision="abc")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert [task.task_id for task in load_tasks(config)] == ["kernelbench/L3/1", "kernelbench/L3/2"]
+        assert [task.task_id for task in load_tasks(config)] == [
+            "kernelbench/L3/1",
+            "kernelbench/L3/2",
+        ]
     rows[0]["code"] += "# changed"
-    with pytest.warns(UserWarning, match="level 3 of ScalingIntelligence/KernelBench at revision abc is not the release"):
+    with pytest.warns(
+        UserWarning,
+        match="level 3 of ScalingIntelligence/KernelBench at revision abc is not the release",
+    ):
         assert len(load_tasks(config)) == 2, "a warning, not a refusal"
 
 
@@ -339,7 +421,10 @@ def test_kernelbench_leaves_broken_rows_out_and_says_so(tmp_path: Path) -> None:
     path = bench_file(tmp_path / "kb.parquet", rows)
     with pytest.warns(
         UserWarning,
-        match=r"4 of 6 rows left out \(row 1: kernelbench/L1/2 does not define class Model.*row 2: code.*row 3:.*already; \.\.\.\)",
+        match=(
+            r"4 of 6 rows left out \(row 1: kernelbench/L1/2 does not define class Model.*row 2:"
+            r" code.*row 3:.*already; \.\.\.\)"
+        ),
     ):
         found = kernelbench.load(path)
     assert [task.task_id for task in found] == ["kernelbench/L1/1", "kernelbench/L1/6"]
@@ -358,32 +443,64 @@ def test_kernelbench_says_what_it_cannot_read(tmp_path: Path) -> None:
         kernelbench.load(tmp_path / "short.parquet")
 
 
-# --- KernelBook -------------------------------------------------------------------------------------------------------------------
+# --- KernelBook
+# --------------------------------------------------------------------------------------------------
 
 
 def book_file(path: Path, rows: list[tuple]) -> Path:
-    schema = {"uuid": pl.Int64, "entry_point": pl.String, "python_code": pl.String, "triton_code": pl.String}
-    pl.DataFrame([(*row, "unused") for row in rows], schema=schema, orient="row").write_parquet(path)
+    schema = {
+        "uuid": pl.Int64,
+        "entry_point": pl.String,
+        "python_code": pl.String,
+        "triton_code": pl.String,
+    }
+    pl.DataFrame([(*row, "unused") for row in rows], schema=schema, orient="row").write_parquet(
+        path
+    )
     return path
 
 
 def test_kernelbook_keeps_entry_point_and_init_form(tmp_path: Path) -> None:
-    path = book_file(tmp_path / "book.parquet", [(7, "Swish", good(1, "Swish")), (3, "Model", good(2))])
+    path = book_file(
+        tmp_path / "book.parquet", [(7, "Swish", good(1, "Swish")), (3, "Model", good(2))]
+    )
     assert kernelbook.load(path) == [
         KernelTask(
-            task_id="kernelbook/7", name="Swish", code=good(1, "Swish"), entry_point="Swish", init_form="args_kwargs", source="kernelbook"
+            task_id="kernelbook/7",
+            name="Swish",
+            code=good(1, "Swish"),
+            entry_point="Swish",
+            init_form="args_kwargs",
+            source="kernelbook",
         ),
-        KernelTask(task_id="kernelbook/3", name="Model", code=good(2), init_form="args_kwargs", source="kernelbook"),
+        KernelTask(
+            task_id="kernelbook/3",
+            name="Model",
+            code=good(2),
+            init_form="args_kwargs",
+            source="kernelbook",
+        ),
     ]
 
 
 def test_kernelbook_limit_counts_tasks_not_rows(tmp_path: Path) -> None:
     path = book_file(
         tmp_path / "book.parquet",
-        [(1, None, good()), (2, "Model", good()), (3, "Gone", good()), (4, "Model", good()), (5, "Model", good())],
+        [
+            (1, None, good()),
+            (2, "Model", good()),
+            (3, "Gone", good()),
+            (4, "Model", good()),
+            (5, "Model", good()),
+        ],
     )
-    with pytest.warns(UserWarning, match=r"2 of 4 rows left out.*row 2: kernelbook/3 does not define class Gone"):
-        assert [task.task_id for task in kernelbook.load(path, limit=2)] == ["kernelbook/2", "kernelbook/4"]
+    with pytest.warns(
+        UserWarning, match=r"2 of 4 rows left out.*row 2: kernelbook/3 does not define class Gone"
+    ):
+        assert [task.task_id for task in kernelbook.load(path, limit=2)] == [
+            "kernelbook/2",
+            "kernelbook/4",
+        ]
 
 
 def test_kernelbook_says_what_it_cannot_read(tmp_path: Path) -> None:
@@ -392,12 +509,21 @@ def test_kernelbook_says_what_it_cannot_read(tmp_path: Path) -> None:
             kernelbook.load(location)
 
 
-# --- the hub ----------------------------------------------------------------------------------------------------------------------
+# --- the hub
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("location", "is_id"),
-    [("Org/Data", True), ("a-b/c.d_e", True), ("./a/b", False), ("/a/b", False), ("a", False), ("a/b/c", False), ("~/a", False)],
+    [
+        ("Org/Data", True),
+        ("a-b/c.d_e", True),
+        ("./a/b", False),
+        ("/a/b", False),
+        ("a", False),
+        ("a/b/c", False),
+        ("~/a", False),
+    ],
 )
 def test_what_counts_as_a_hub_id(location: str, is_id: bool) -> None:
     assert hub.is_hub_id(location) is is_id
@@ -424,9 +550,14 @@ class Hub:
 
 def test_sources_ask_the_hub_for_splits_at_a_revision(monkeypatch: pytest.MonkeyPatch) -> None:
     levels = {
-        f"level_{level}": [{"code": good(), "level": level, "name": "1_x", "problem_id": 1, "more": 0}] for level in kernelbench.LEVELS
+        f"level_{level}": [
+            {"code": good(), "level": level, "name": "1_x", "problem_id": 1, "more": 0}
+        ]
+        for level in kernelbench.LEVELS
     }
-    fake = Hub(levels | {"train": [{"uuid": 5, "entry_point": "Model", "python_code": good(), "stars": 1}]})
+    fake = Hub(
+        levels | {"train": [{"uuid": 5, "entry_point": "Model", "python_code": good(), "stars": 1}]}
+    )
     monkeypatch.setattr("datasets.load_dataset", fake)
     with pytest.warns(UserWarning, match="not the release"):
         found = kernelbench.load(kernelbench.HUB_ID, levels=(2, 1), revision="abc")
@@ -439,13 +570,25 @@ def test_sources_ask_the_hub_for_splits_at_a_revision(monkeypatch: pytest.Monkey
     ]
 
 
-@pytest.mark.parametrize("fault", [ConnectionError("no route"), FileNotFoundError("no such data set"), ValueError("Unknown split")])
-def test_an_unreachable_hub_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ConnectionError("no route"),
+        FileNotFoundError("no such data set"),
+        ValueError("Unknown split"),
+    ],
+)
+def test_an_unreachable_hub_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
     def fail(*args: object, **options: object) -> None:
         raise fault
 
     monkeypatch.setattr("datasets.load_dataset", fail)
-    with pytest.raises(UsageError, match=rf"cannot load GPUMODE/KernelBook .*{kernelbook.PINNED}.*{fault}.*Parquet file") as caught:
+    with pytest.raises(
+        UsageError,
+        match=rf"cannot load GPUMODE/KernelBook .*{kernelbook.PINNED}.*{fault}.*Parquet file",
+    ) as caught:
         kernelbook.load(kernelbook.HUB_ID)
     assert caught.value.__cause__ is fault
 
@@ -455,25 +598,44 @@ def test_pinned_revision_is_a_whole_commit() -> None:
 
 
 def test_package_import_is_light() -> None:
-    """The heavy packages are imported where they run: nothing at the top of a source module names them."""
+    """The heavy packages are imported where they run: nothing at the top of a source module names
+    them."""
     folder = Path(files.__file__).parent
     for path in (*folder.glob("*.py"), folder / "bundled" / "__init__.py"):
-        top = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.Import | ast.ImportFrom)]
-        named = {alias.name.split(".")[0] for node in top if isinstance(node, ast.Import) for alias in node.names}
-        named |= {node.module.split(".")[0] for node in top if isinstance(node, ast.ImportFrom) and node.module}
+        top = [
+            node
+            for node in ast.parse(path.read_text(encoding="utf-8")).body
+            if isinstance(node, ast.Import | ast.ImportFrom)
+        ]
+        named = {
+            alias.name.split(".")[0]
+            for node in top
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        }
+        named |= {
+            node.module.split(".")[0]
+            for node in top
+            if isinstance(node, ast.ImportFrom) and node.module
+        }
         assert not named & {"torch", "datasets", "polars", "transformers", "openai"}, path.name
 
 
-# --- the list of degenerate tasks -------------------------------------------------------------------------------------------------
+# --- the list of degenerate tasks
+# -------------------------------------------------------------------------------------------------
 
 
 def test_every_degenerate_task_names_the_page_that_measured_it() -> None:
     root = Path(files.__file__).parent.parent.parent
     named = degenerate_tasks() | weak_tasks()
-    assert set(degenerate_tasks()) == {f"kernelbench/{name}" for name in ("L2/66", "L2/80", "L2/83", "L2/93", "L3/35")}
+    assert set(degenerate_tasks()) == {
+        f"kernelbench/{name}" for name in ("L2/66", "L2/80", "L2/83", "L2/93", "L3/35")
+    }
     assert not degenerate_tasks().keys() & weak_tasks().keys()
     for task_id, evidence in named.items():
         page = evidence.rpartition("(")[2].rstrip(")")
-        assert task_id.removeprefix("kernelbench/") in (root / page).read_text(encoding="utf-8"), task_id
+        assert task_id.removeprefix("kernelbench/") in (root / page).read_text(encoding="utf-8"), (
+            task_id
+        )
     degenerate_tasks().clear()
     assert degenerate_tasks(), "a caller's dict is its own"

@@ -1,4 +1,5 @@
-"""Snapshots under everything that happens to them: resume, kill -9, a second writer, an edited module, a root that cannot be written."""
+"""Snapshots under everything that happens to them: resume, kill -9, a second writer, an edited
+module, a root that cannot be written."""
 
 from __future__ import annotations
 
@@ -20,13 +21,20 @@ import pyarrow as pa
 import pytest
 
 from kernels_eval.errors import UsageError
-from tasks import store
-from tasks.store import Snapshot, code_version, fingerprint, known_rows, snapshots
+from tasks.store import snapshot as store
+from tasks.store.snapshot import Snapshot, code_version, fingerprint, known_rows, snapshots
 from tasks.synthesis.config import SynthesisConfig
 
-ROOT = Path(store.__file__).parent.parent
+ROOT = Path(store.__file__).parents[2]
 POINT = pa.struct([("x", pa.int64()), ("label", pa.string())])
-SCHEMA = pa.schema([("key", pa.string()), ("value", pa.int64()), ("point", POINT), ("names", pa.list_(pa.string()))])
+SCHEMA = pa.schema(
+    [
+        ("key", pa.string()),
+        ("value", pa.int64()),
+        ("point", POINT),
+        ("names", pa.list_(pa.string())),
+    ]
+)
 
 
 def row(number: int, value: int | None = None) -> dict:
@@ -47,23 +55,39 @@ def keys(snapshot: Snapshot) -> list[str]:
     return snapshot.read(columns=["key"])["key"].to_list()
 
 
-# -- parts and manifest ------------------------------------------------------------------------------------------------------------------
+# -- parts and manifest ----------------------------------------------------------------------------
 
 
-def test_a_snapshot_is_unfinished_until_its_manifest_and_whole_afterwards(snapshot: Snapshot) -> None:
+def test_a_snapshot_is_unfinished_until_its_manifest_and_whole_afterwards(
+    snapshot: Snapshot,
+) -> None:
     assert (snapshot.finished, snapshot.parts(), snapshot.keys("key")) == (False, [], set())
     snapshot.append([row(1), row(2)], SCHEMA)
     snapshot.append([row(3)], SCHEMA)
     assert not snapshot.finished
     with pytest.raises(UsageError, match="unfinished"):
         _ = snapshot.manifest
-    snapshot.publish(config=SynthesisConfig(samples_per_task=2), upstream=["up"], extra={"note": "n"})
+    snapshot.publish(
+        config=SynthesisConfig(samples_per_task=2), upstream=["up"], extra={"note": "n"}
+    )
     assert snapshot.finished
     manifest = snapshot.manifest
-    assert (manifest["rows"], manifest["stage"], manifest["fingerprint"], manifest["upstream"]) == (3, "stage", "f00d", ["up"])
+    assert (manifest["rows"], manifest["stage"], manifest["fingerprint"], manifest["upstream"]) == (
+        3,
+        "stage",
+        "f00d",
+        ["up"],
+    )
     assert manifest["config"]["samples_per_task"] == 2 and manifest["note"] == "n"
-    assert manifest["tools"]["polars"] == pl.__version__ and manifest["hardware"]["cpus"] == os.cpu_count()
-    assert snapshot.read().to_dicts() == [row(1), row(2), row(3)]  # nested values come back as they went in
+    assert (
+        manifest["tools"]["polars"] == pl.__version__
+        and manifest["hardware"]["cpus"] == os.cpu_count()
+    )
+    assert snapshot.read().to_dicts() == [
+        row(1),
+        row(2),
+        row(3),
+    ]  # nested values come back as they went in
     assert [path.name for path in Path(snapshot.path).iterdir() if path.name.startswith(".")] == []
 
 
@@ -73,13 +97,18 @@ def test_a_reference_opens_the_same_snapshot(snapshot: Snapshot) -> None:
     assert keys(ref.open()) == ["k000001"]
 
 
-def test_the_manifest_is_the_last_thing_and_comes_by_rename(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the moment of each rename, the target is not there and the temporary file is already complete."""
+def test_the_manifest_is_the_last_thing_and_comes_by_rename(
+    snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the moment of each rename, the target is not there and the temporary file is already
+    complete."""
     seen: list[tuple[str, bool, int]] = []
     real = type(snapshot._fs).mv
 
     def mv(self: object, source: str, target: str, **options: object) -> object:
-        seen.append((Path(target).name.split("-")[0], Path(target).exists(), Path(source).stat().st_size))
+        seen.append(
+            (Path(target).name.split("-")[0], Path(target).exists(), Path(source).stat().st_size)
+        )
         return real(self, source, target, **options)
 
     monkeypatch.setattr(type(snapshot._fs), "mv", mv)
@@ -87,11 +116,16 @@ def test_the_manifest_is_the_last_thing_and_comes_by_rename(snapshot: Snapshot, 
     snapshot.publish(config={})
     assert [name for name, _, _ in seen] == ["part", "manifest.json"]
     assert not any(existed for _, existed, _ in seen)
-    sizes = [next(Path(snapshot.path).glob(pattern)).stat().st_size for pattern in ("part-*.parquet", "manifest.json")]
+    sizes = [
+        next(Path(snapshot.path).glob(pattern)).stat().st_size
+        for pattern in ("part-*.parquet", "manifest.json")
+    ]
     assert [size for _, _, size in seen] == sizes
 
 
-def test_a_write_that_fails_half_way_leaves_no_part(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_half_way_leaves_no_part(
+    snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import pyarrow.parquet as pq
 
     def disk_full(table: pa.Table, handle: object, **options: object) -> None:
@@ -117,7 +151,11 @@ def test_a_finished_snapshot_refuses_more(snapshot: Snapshot) -> None:
     with pytest.raises(UsageError, match="is finished"), snapshot.journal(SCHEMA) as add:
         add(row(3))
     assert snapshot.recover(SCHEMA) == 0
-    parts = sorted((path.name, path.read_bytes()) for path in Path(snapshot.path).iterdir() if not path.name.startswith(".journal"))
+    parts = sorted(
+        (path.name, path.read_bytes())
+        for path in Path(snapshot.path).iterdir()
+        if not path.name.startswith(".journal")
+    )
     assert parts == before
 
 
@@ -139,7 +177,9 @@ def test_nothing_to_append_writes_no_part(snapshot: Snapshot) -> None:
 def test_a_resumed_stage_adds_only_what_is_missing(snapshot: Snapshot) -> None:
     snapshot.append([row(number) for number in range(3)], SCHEMA)
     again = snapshot.ref.open()
-    again.append([row(number) for number in range(5) if row(number)["key"] not in again.keys("key")], SCHEMA)
+    again.append(
+        [row(number) for number in range(5) if row(number)["key"] not in again.keys("key")], SCHEMA
+    )
     assert keys(again) == [row(number)["key"] for number in range(5)]
 
 
@@ -157,7 +197,10 @@ def test_many_rows_become_parts_of_a_thousand_as_they_come(snapshot: Snapshot) -
 
 
 def test_an_index_says_where_each_row_lies(snapshot: Snapshot) -> None:
-    assert snapshot.index(["key"]).columns == ["key", "part", "row"] and snapshot.index(["key"]).is_empty()
+    assert (
+        snapshot.index(["key"]).columns == ["key", "part", "row"]
+        and snapshot.index(["key"]).is_empty()
+    )
     for start in (0, 700):
         snapshot.append([row(number) for number in range(start, start + 700)], SCHEMA)
     index = snapshot.index(["key", "value"])
@@ -169,8 +212,10 @@ def test_an_index_says_where_each_row_lies(snapshot: Snapshot) -> None:
         for batch in snapshot.rows_at(str(part), places["row"].to_list())
         for found in batch
     ]
-    assert found == [row(number) for number in (1, 301, 601, 901, 1201)]  # whole rows, nested values and all
-    (part, _) = snapshot.parts()
+    assert found == [
+        row(number) for number in (1, 301, 601, 901, 1201)
+    ]  # whole rows, nested values and all
+    part, _ = snapshot.parts()
     assert list(snapshot.rows_at(part, [5], ["value"])) == [[{"value": 5}]]
 
 
@@ -190,7 +235,7 @@ def test_scratch_files_go_with_their_block_or_with_the_next_run(snapshot: Snapsh
     assert not left.exists() and mine.exists()
 
 
-# -- the journal -------------------------------------------------------------------------------------------------------------------------
+# -- the journal -----------------------------------------------------------------------------------
 
 
 def test_a_journal_becomes_parts_and_is_gone(snapshot: Snapshot) -> None:
@@ -199,7 +244,9 @@ def test_a_journal_becomes_parts_and_is_gone(snapshot: Snapshot) -> None:
             add(row(number))
         assert len(snapshot.parts()) == 2 and len(keys(snapshot)) == 4
         (journal,) = Path(snapshot.path).glob(".journal-*")
-        assert [json.loads(line) for line in journal.read_text().splitlines()] == [row(4)], "what is in a part is in the journal no more"
+        assert [json.loads(line) for line in journal.read_text().splitlines()] == [row(4)], (
+            "what is in a part is in the journal no more"
+        )
     assert snapshot.read().to_dicts() == [row(number) for number in range(5)]
     assert list(Path(snapshot.path).glob(".journal-*")) == []
 
@@ -214,7 +261,7 @@ def test_an_exception_in_the_block_keeps_the_rows(snapshot: Snapshot) -> None:
 WRITER = """
 import sys
 from tests_store_rows import SCHEMA, row
-from tasks.store import Snapshot
+from tasks.store.snapshot import Snapshot
 
 with Snapshot(sys.argv[1], "stage", "f00d").journal(SCHEMA, rows_per_part=int(sys.argv[2])) as add:
     number = 0
@@ -226,10 +273,10 @@ with Snapshot(sys.argv[1], "stage", "f00d").journal(SCHEMA, rows_per_part=int(sy
 
 
 def killed_writer(tmp_path: Path, root: str, rows_per_part: int, rows: int) -> int:
-    """Start a process that adds rows without end, kill -9 it once it has said `rows`; the last number that it had said."""
+    """Start a process that adds rows without end, kill -9 it once it has said `rows`; the last
+    number that it had said."""
     (tmp_path / "tests_store_rows.py").write_text(
-        textwrap.dedent(
-            """
+        textwrap.dedent("""
             import pyarrow as pa
 
             POINT = pa.struct([("x", pa.int64()), ("label", pa.string())])
@@ -239,8 +286,7 @@ def killed_writer(tmp_path: Path, root: str, rows_per_part: int, rows: int) -> i
                 return {
                     "key": f"k{number:06d}", "value": number, "point": {"x": number, "label": f"\\u00e9{number}"}, "names": [str(number)]
                 }
-            """
-        )
+            """)
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
     command = [sys.executable, "-c", WRITER, root, str(rows_per_part)]
@@ -252,13 +298,17 @@ def killed_writer(tmp_path: Path, root: str, rows_per_part: int, rows: int) -> i
         if said >= rows:
             process.send_signal(signal.SIGKILL)
             break
-    whole_lines = [line for line in process.stdout.read().split("\n")[:-1] if line]  # what it said before the signal reached it
+    whole_lines = [
+        line for line in process.stdout.read().split("\n")[:-1] if line
+    ]  # what it said before the signal reached it
     assert process.wait(timeout=30) == -signal.SIGKILL
     return int(whole_lines[-1]) if whole_lines else said
 
 
 @pytest.mark.parametrize("rows_per_part", [1000, 7])
-def test_kill_9_loses_no_row_that_was_added(tmp_path: Path, snapshot: Snapshot, rows_per_part: int) -> None:
+def test_kill_9_loses_no_row_that_was_added(
+    tmp_path: Path, snapshot: Snapshot, rows_per_part: int
+) -> None:
     said = killed_writer(tmp_path, snapshot.root, rows_per_part, rows=40)
     journals = list(Path(snapshot.path).glob(".journal-*.jsonl"))
     assert len(journals) == 1
@@ -268,8 +318,13 @@ def test_kill_9_loses_no_row_that_was_added(tmp_path: Path, snapshot: Snapshot, 
         handle.write('{"key": "k999999", "value": 99, "po')  # the line a process dies in
     saved = snapshot.recover(SCHEMA)
     recovered = snapshot.read(unique="key").to_dicts()
-    assert recovered == [row(number) for number in range(len(recovered))]  # in order, none missing, none cut
-    assert len(recovered) in (said + 1, said + 2)  # at most the row between disk and print is more than was said
+    assert recovered == [
+        row(number) for number in range(len(recovered))
+    ]  # in order, none missing, none cut
+    assert len(recovered) in (
+        said + 1,
+        said + 2,
+    )  # at most the row between disk and print is more than was said
     assert in_parts + saved >= len(recovered)
     assert list(Path(snapshot.path).glob(".journal-*")) == []
     assert snapshot.recover(SCHEMA) == 0
@@ -288,7 +343,7 @@ def test_the_journal_of_a_living_writer_is_left_alone(snapshot: Snapshot) -> Non
     writer = """
 import json, sys
 import pyarrow as pa
-from tasks.store import Snapshot
+from tasks.store.snapshot import Snapshot
 with Snapshot(sys.argv[1], "stage", "f00d").journal(pa.schema([])) as add:
     add(json.loads(sys.argv[2]))
     print("added", flush=True)
@@ -296,7 +351,9 @@ with Snapshot(sys.argv[1], "stage", "f00d").journal(pa.schema([])) as add:
 """
     command = [sys.executable, "-c", writer, snapshot.root, json.dumps(row(1))]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    alive = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    alive = subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     try:
         assert alive.stdout is not None and alive.stdout.readline() == "added\n"
         (path,) = snapshot.local_dir().glob(".journal-*.jsonl")
@@ -310,8 +367,11 @@ with Snapshot(sys.argv[1], "stage", "f00d").journal(pa.schema([])) as add:
 
 
 def test_a_journal_whose_writers_id_is_used_again_is_recovered(snapshot: Snapshot) -> None:
-    """In a container a killed run and the next one have few ids to choose from: that one is in use says nothing."""
-    path = snapshot.local_dir() / f".journal-{1:020d}-{os.getppid()}.jsonl"  # of a process that lives
+    """In a container a killed run and the next one have few ids to choose from: that one is in use
+    says nothing."""
+    path = (
+        snapshot.local_dir() / f".journal-{1:020d}-{os.getppid()}.jsonl"
+    )  # of a process that lives
     path.write_text(json.dumps(row(1)) + "\n")
     assert snapshot.recover(SCHEMA) == 1
     assert keys(snapshot) == ["k000001"] and not path.exists()
@@ -340,7 +400,9 @@ def test_killed_between_a_part_and_the_end_of_its_journal_no_row_is_there_twice(
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(Path, "unlink", die)
         snapshot.recover(SCHEMA) if who == "recovery" else journal()
-    assert len(snapshot.parts()) == 1 and len(list(Path(snapshot.path).glob(".journal-*.jsonl"))) == 1
+    assert (
+        len(snapshot.parts()) == 1 and len(list(Path(snapshot.path).glob(".journal-*.jsonl"))) == 1
+    )
     assert snapshot.recover(SCHEMA) == 0
     assert snapshot.read().to_dicts() == [row(1), row(2)]
     assert not list(Path(snapshot.path).glob(".*"))
@@ -357,11 +419,20 @@ def test_what_a_killed_writer_of_a_part_has_left_goes(snapshot: Snapshot) -> Non
     assert not left.exists() and others.exists()
 
 
-def test_text_with_separators_of_every_kind_stays_in_its_row(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiler logs and model answers hold anything; what Python calls a line end must not cut a row in a journal in two."""
+def test_text_with_separators_of_every_kind_stays_in_its_row(
+    snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiler logs and model answers hold anything; what Python calls a line end must not cut a
+    row in a journal in two."""
     odd = row(1) | {"names": ["a\u2028b\u0085c\x0cd\x1ce\r\nf", "\x00", "\U0001f600"]}
-    with monkeypatch.context() as patch, pytest.raises(UsageError, match="killed"), snapshot.journal(SCHEMA) as add:
-        patch.setattr(snapshot, "_append_part", lambda *_: (_ for _ in ()).throw(UsageError("killed")))  # leaves the journal behind
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(UsageError, match="killed"),
+        snapshot.journal(SCHEMA) as add,
+    ):
+        patch.setattr(
+            snapshot, "_append_part", lambda *_: (_ for _ in ()).throw(UsageError("killed"))
+        )  # leaves the journal behind
         add(odd)
         add(row(2))
     assert snapshot.parts() == [] and len(list(Path(snapshot.path).glob(".journal-*.jsonl"))) == 1
@@ -369,14 +440,16 @@ def test_text_with_separators_of_every_kind_stays_in_its_row(snapshot: Snapshot,
     assert snapshot.read().to_dicts() == [odd, row(2)]
 
 
-# -- identity ----------------------------------------------------------------------------------------------------------------------------
+# -- identity --------------------------------------------------------------------------------------
 
 
 def test_the_same_inputs_give_the_same_fingerprint_and_any_other_another() -> None:
     config = SynthesisConfig(samples_per_task=3)
     base = fingerprint("synthesis", config, ["a", "b"], "code")
     assert base == fingerprint("synthesis", SynthesisConfig(samples_per_task=3), ("a", "b"), "code")
-    assert base == fingerprint("synthesis", dict(reversed(config.model_dump(mode="json").items())), ["a", "b"], "code")
+    assert base == fingerprint(
+        "synthesis", dict(reversed(config.model_dump(mode="json").items())), ["a", "b"], "code"
+    )
     others = [
         fingerprint("training", config, ["a", "b"], "code"),
         fingerprint("synthesis", SynthesisConfig(samples_per_task=4), ["a", "b"], "code"),
@@ -388,9 +461,19 @@ def test_the_same_inputs_give_the_same_fingerprint_and_any_other_another() -> No
 
 
 def test_a_fingerprint_is_the_same_in_another_process() -> None:
-    script = "from tasks.store import fingerprint; print(fingerprint('s', {'b': 1, 'a': [2.5, None]}, ['u'], 'c'))"
+    script = (
+        "from tasks.store.snapshot import fingerprint; print(fingerprint('s', {'b': 1, 'a': [2.5,"
+        " None]}, ['u'], 'c'))"
+    )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "77"}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
+        timeout=60,
+    )
     assert done.stdout.strip() == fingerprint("s", {"a": [2.5, None], "b": 1}, ["u"], "c")
 
 
@@ -433,7 +516,9 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
         ('"""Says so."""', "'''Says nothing.'''"),
     ],
 )
-def test_comments_docstrings_and_layout_keep_the_code_version(module: Callable[[str], str], old: str, new: str) -> None:
+def test_comments_docstrings_and_layout_keep_the_code_version(
+    module: Callable[[str], str], old: str, new: str
+) -> None:
     assert old in LOGIC
     assert module(LOGIC.replace(old, new)) == module(LOGIC)
 
@@ -466,19 +551,24 @@ def test_a_package_counts_all_its_modules(tmp_path: Path, monkeypatch: pytest.Mo
         code_version("package_that_is_not_there")
 
 
-# -- across snapshots --------------------------------------------------------------------------------------------------------------------
+# -- across snapshots ------------------------------------------------------------------------------
 
 
 def test_known_rows_come_from_any_other_snapshot_finished_or_not(tmp_path: Path) -> None:
     root = str(tmp_path)
-    old, killed, current, other = (Snapshot(root, stage, name) for stage, name in [("s", "a"), ("s", "b"), ("s", "c"), ("t", "a")])
+    old, killed, current, other = (
+        Snapshot(root, stage, name)
+        for stage, name in [("s", "a"), ("s", "b"), ("s", "c"), ("t", "a")]
+    )
     old.append([row(1), row(2)], SCHEMA)
     old.publish(config={})
     killed.append([row(2, value=77), row(3)], SCHEMA)
     current.append([row(4)], SCHEMA)
     other.append([row(5)], SCHEMA)
     asked = {row(number)["key"] for number in range(1, 7)}
-    found = {found["key"]: found for found in known_rows(root, "s", "key", asked, SCHEMA, exclude="c")}
+    found = {
+        found["key"]: found for found in known_rows(root, "s", "key", asked, SCHEMA, exclude="c")
+    }
     assert set(found) == {"k000001", "k000002", "k000003"}
     assert found["k000001"] == row(1)  # whole rows, ready to append
     assert found["k000002"]["value"] in (2, 77)  # one of them, once
@@ -492,17 +582,26 @@ def test_known_rows_come_from_any_other_snapshot_finished_or_not(tmp_path: Path)
     assert sorted(keys(current)) == ["k000001", "k000002", "k000003", "k000004"]
 
 
-def test_known_rows_are_taken_from_the_journal_of_a_killed_run_and_not_from_that_of_a_living_one(tmp_path: Path) -> None:
+def test_known_rows_are_taken_from_the_journal_of_a_killed_run_and_not_from_that_of_a_living_one(
+    tmp_path: Path,
+) -> None:
     root = str(tmp_path / "root")
     said = killed_writer(tmp_path, root, 1000, rows=40)
     asked = {row(number)["key"] for number in range(said + 1)}
-    assert {found["key"] for found in known_rows(root, "stage", "key", asked, SCHEMA, exclude="another")} == asked
-    assert {found["key"] for found in known_rows(root, "stage", "key", asked, SCHEMA, exclude="another")} == asked, "they are parts now"
+    assert {
+        found["key"] for found in known_rows(root, "stage", "key", asked, SCHEMA, exclude="another")
+    } == asked
+    assert {
+        found["key"] for found in known_rows(root, "stage", "key", asked, SCHEMA, exclude="another")
+    } == asked, "they are parts now"
     with Snapshot(root, "stage", "alive").journal(SCHEMA) as add:
         add(row(999_999))
         assert list(known_rows(root, "stage", "key", {row(999_999)["key"]}, SCHEMA)) == []
         add(row(999_998))
-    assert sorted(keys(Snapshot(root, "stage", "alive"))) == ["k999998", "k999999"], "its journal was left alone"
+    assert sorted(keys(Snapshot(root, "stage", "alive"))) == [
+        "k999998",
+        "k999999",
+    ], "its journal was left alone"
 
 
 def test_snapshots_lists_a_stage(tmp_path: Path) -> None:
@@ -512,10 +611,12 @@ def test_snapshots_lists_a_stage(tmp_path: Path) -> None:
     assert snapshots(str(tmp_path), "nothing") == []
 
 
-# -- roots -------------------------------------------------------------------------------------------------------------------------------
+# -- roots -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["a file in place of the directory", "a file system that takes no directories"])
+@pytest.fixture(
+    params=["a file in place of the directory", "a file system that takes no directories"]
+)
 def unwritable(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Not a matter of permissions, so that it also holds for root."""
     if request.param.startswith("a file system"):
@@ -534,7 +635,9 @@ def unwritable(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     ],
     ids=["append", "publish", "journal", "local_dir"],
 )
-def test_an_unwritable_root_is_one_clear_error(unwritable: str, write: Callable[[Snapshot], object]) -> None:
+def test_an_unwritable_root_is_one_clear_error(
+    unwritable: str, write: Callable[[Snapshot], object]
+) -> None:
     with pytest.raises(UsageError) as caught:
         write(Snapshot(unwritable, "stage", "f00d"))
     assert unwritable in caught.value.args[0]
@@ -544,7 +647,12 @@ def test_an_unwritable_root_is_one_clear_error(unwritable: str, write: Callable[
 def test_a_disk_that_fills_is_one_clear_error_and_what_was_added_stays(tmp_path: Path) -> None:
     folder = tmp_path / "disk"
     folder.mkdir()
-    if not shutil.which("mount") or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]).returncode:
+    if (
+        not shutil.which("mount")
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+        ).returncode
+    ):
         pytest.skip("a file system cannot be mounted here")
     added = 0
     try:
@@ -563,7 +671,8 @@ def test_a_disk_that_fills_is_one_clear_error_and_what_was_added_stays(tmp_path:
 
 
 def test_a_remote_root_keeps_tables_but_no_files_beside_them() -> None:
-    """memory:// stands for any fsspec URL: parts and manifests work, a directory for an adapter does not."""
+    """memory:// stands for any fsspec URL: parts and manifests work, a directory for an adapter
+    does not."""
     snapshot = Snapshot("memory://concur-test", "stage", "f00d")
     with snapshot.journal(SCHEMA, rows_per_part=2) as add:
         for number in range(3):
@@ -575,7 +684,7 @@ def test_a_remote_root_keeps_tables_but_no_files_beside_them() -> None:
         snapshot.local_dir("adapter")
 
 
-# -- other readers -----------------------------------------------------------------------------------------------------------------------
+# -- other readers ---------------------------------------------------------------------------------
 
 
 def test_others_read_it_without_our_code(tmp_path: Path, snapshot: Snapshot) -> None:
@@ -586,16 +695,22 @@ def test_others_read_it_without_our_code(tmp_path: Path, snapshot: Snapshot) -> 
     snapshot.publish(config={})
     frame = pl.read_parquet(f"{snapshot.path}/part-*.parquet")
     assert sorted(frame["key"].to_list()) == ["k000001", "k000002", "k000003"]
-    assert frame.schema["point"] == pl.Struct({"x": pl.Int64, "label": pl.String})  # a struct column, not JSON in a string
+    assert frame.schema["point"] == pl.Struct(
+        {"x": pl.Int64, "label": pl.String}
+    )  # a struct column, not JSON in a string
     loaded = datasets.load_dataset(
-        "parquet", data_files=f"{snapshot.path}/part-*.parquet", split="train", cache_dir=str(tmp_path / "datasets")
+        "parquet",
+        data_files=f"{snapshot.path}/part-*.parquet",
+        split="train",
+        cache_dir=str(tmp_path / "datasets"),
     )
     assert sorted(loaded["value"]) == [1, 2, 3]
     assert loaded[0]["point"]["label"].startswith("\u00e9")
 
 
 def test_text_that_utf8_cannot_hold_is_stored_all_the_same(tmp_path):
-    """A lone surrogate in a model's text once stopped a run for good: neither the part nor the journal could be written again."""
+    """A lone surrogate in a model's text once stopped a run for good: neither the part nor the
+    journal could be written again."""
     import pyarrow as pa
 
     schema = pa.schema([("key", pa.string()), ("names", pa.list_(pa.string()))])
@@ -605,8 +720,14 @@ def test_text_that_utf8_cannot_hold_is_stored_all_the_same(tmp_path):
     assert snapshot.read()["key"].to_list() == ["bad ?"]
 
 
-def test_a_parser_that_another_thread_disturbs_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, parse, faults = code_version("tasks.progress"), ast.parse, [SystemError("AST constructor recursion depth mismatch")] * 2
+def test_a_parser_that_another_thread_disturbs_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, parse, faults = (
+        code_version("tasks.progress"),
+        ast.parse,
+        [SystemError("AST constructor recursion depth mismatch")] * 2,
+    )
 
     def disturbed(*given: Any, **options: Any) -> ast.Module:
         if faults:

@@ -1,4 +1,5 @@
-"""Every strategy on frames decided by hand, against an oracle in plain Python, and its laws on arbitrary frames; then unusable input."""
+"""Every strategy on frames decided by hand, against an oracle in plain Python, and its laws on
+arbitrary frames; then unusable input."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def speedup_of(row: dict[str, Any]) -> float:
     return speedup if speedup == speedup else 0.0
 
 
-def oracle(rows: list[dict[str, Any]], min_speedup: float = 5.0, quota: Fraction = Fraction(1, 2)) -> list[tuple[str, str]]:
+def oracle(
+    rows: list[dict[str, Any]], min_speedup: float = 5.0, quota: Fraction = Fraction(1, 2)
+) -> list[tuple[str, str]]:
     """concur's rule, written down a second time, a sample at a time."""
     correct = [row for row in rows if row["status"] == "correct"]
     tasks = sorted({row["task_id"] for row in correct})
@@ -45,32 +48,60 @@ def oracle(rows: list[dict[str, Any]], min_speedup: float = 5.0, quota: Fraction
     for task in tasks:
         mine = [row for row in correct if row["task_id"] == task]
         shortest, fastest = min(row["reasoning_tokens"] for row in mine), max(map(speedup_of, mine))
-        both = [row for row in mine if row["reasoning_tokens"] == shortest and speedup_of(row) == fastest > 0]
-        chosen += [(row, "concise_and_fast") for row in sorted(both, key=lambda row: row["sample_index"])[:1]]
+        both = [
+            row
+            for row in mine
+            if row["reasoning_tokens"] == shortest and speedup_of(row) == fastest > 0
+        ]
+        chosen += [
+            (row, "concise_and_fast")
+            for row in sorted(both, key=lambda row: row["sample_index"])[:1]
+        ]
     for row in sorted(correct, key=lambda row: (row["task_id"], row["sample_index"])):
         if speedup_of(row) > min_speedup and all(row is not other for other, _ in chosen):
             chosen.append((row, "high_speedup"))
     for task in tasks:
-        singles = sum(operator_kind(row["reference_operators"]) == "single_operator" for row, _ in chosen)
-        left = [row for row in correct if row["task_id"] == task and all(row is not other for other, _ in chosen)]
-        if left and operator_kind(left[0]["reference_operators"]) == "single_operator" and singles < quota * len(chosen):
-            best = min(left, key=lambda row: (row["reasoning_tokens"], -speedup_of(row), row["sample_index"]))
+        singles = sum(
+            operator_kind(row["reference_operators"]) == "single_operator" for row, _ in chosen
+        )
+        left = [
+            row
+            for row in correct
+            if row["task_id"] == task and all(row is not other for other, _ in chosen)
+        ]
+        if (
+            left
+            and operator_kind(left[0]["reference_operators"]) == "single_operator"
+            and singles < quota * len(chosen)
+        ):
+            best = min(
+                left,
+                key=lambda row: (row["reasoning_tokens"], -speedup_of(row), row["sample_index"]),
+            )
             chosen.append((best, "single_operator"))
     return [(row["candidate_id"], name) for row, name in chosen]
 
 
-# -- the paper's rule ---------------------------------------------------------------------------------------------------------------------
+# -- the paper's rule ------------------------------------------------------------------------------
 
 
 @given(any_samples(), st.sampled_from([0.25, 0.5, 0.7]), st.sampled_from([0.5, 5.0, 7.0]))
 @settings(max_examples=100, deadline=None)
-def test_concur_is_the_rule_written_down_a_second_time(rows: list[dict[str, Any]], quota: float, min_speedup: float) -> None:
+def test_concur_is_the_rule_written_down_a_second_time(
+    rows: list[dict[str, Any]], quota: float, min_speedup: float
+) -> None:
     expected = oracle(rows, min_speedup, Fraction(str(quota)))
     assert taken(*rows, single_operator_quota=quota, min_speedup=min_speedup) == expected
 
 
-@given(st.integers(0, 60), st.integers(0, 60), st.one_of(st.integers(0, 30), st.sampled_from([0.1, 0.25, 0.3, 0.5, 0.7, 0.9])))
-def test_the_quota_in_closed_form_is_the_loop_it_stands_for(total: int, singles: int, quota: float | int) -> None:
+@given(
+    st.integers(0, 60),
+    st.integers(0, 60),
+    st.one_of(st.integers(0, 30), st.sampled_from([0.1, 0.25, 0.3, 0.5, 0.7, 0.9])),
+)
+def test_the_quota_in_closed_form_is_the_loop_it_stands_for(
+    total: int, singles: int, quota: float | int
+) -> None:
     singles = min(singles, total)
     share = Fraction(str(quota)) if isinstance(quota, float) else Fraction(1, 2)
     added = 0
@@ -80,11 +111,20 @@ def test_the_quota_in_closed_form_is_the_loop_it_stands_for(total: int, singles:
 
 
 def test_equal_within_the_interval() -> None:
-    """The shortest is 3 % slower, well within its interval: by the median it loses, by the interval it is as fast as the fastest."""
-    rows = [sample("a", 0, 100, 1.97), sample("a", 1, 200, 2.0), sample("b", 0, 100, 1.0), sample("b", 1, 200, 2.0)]
+    """The shortest is 3 % slower, well within its interval: by the median it loses, by the interval
+    it is as fast as the fastest."""
+    rows = [
+        sample("a", 0, 100, 1.97),
+        sample("a", 1, 200, 2.0),
+        sample("b", 0, 100, 1.0),
+        sample("b", 1, 200, 2.0),
+    ]
     assert taken(*rows) == []
     assert taken(*rows, equal_speedups="interval") == [("a-0", "concise_and_fast")]
-    touching = [sample("c", 0, 100, 1.0), sample("c", 1, 200, 2.0, lower=1.1)]  # upper bound 1.1: intervals that touch overlap
+    touching = [
+        sample("c", 0, 100, 1.0),
+        sample("c", 1, 200, 2.0, lower=1.1),
+    ]  # upper bound 1.1: intervals that touch overlap
     assert taken(*touching, equal_speedups="interval") == [("c-0", "concise_and_fast")]
 
 
@@ -125,14 +165,21 @@ def test_answers_to_follow_ups_wait_to_be_asked_for() -> None:
     assert curate(old, CurationConfig())["candidate_id"].to_list() == ["a-1", "b-0"]
 
 
-# -- controls -----------------------------------------------------------------------------------------------------------------------------
+# -- controls --------------------------------------------------------------------------------------
 
 
 def many(seed: int = 1, tasks: int = 60) -> list[dict[str, Any]]:
-    """Five samples a task, a third of the tasks single operators, lengths and speedups independent."""
+    """Five samples a task, a third of the tasks single operators, lengths and speedups
+    independent."""
     rng = random.Random(seed)
     return [
-        sample(f"t{task:03d}", index, rng.randint(100, 9000), round(rng.lognormvariate(0, 0.9), 3), ops=FUSION if task % 3 else SINGLE)
+        sample(
+            f"t{task:03d}",
+            index,
+            rng.randint(100, 9000),
+            round(rng.lognormvariate(0, 0.9), 3),
+            ops=FUSION if task % 3 else SINGLE,
+        )
         for task in range(tasks)
         for index in range(5)
     ]
@@ -144,12 +191,17 @@ def test_without_conciseness_takes_the_fastest_and_reads_no_length() -> None:
     before = taken(*rows, **config)
     counts = [name for _, name in taken(*rows, min_speedup=3.0)]
     assert len(before) == len(counts)
-    assert [name for _, name in before].count("single_operator") == counts.count("single_operator") > 0
+    assert (
+        [name for _, name in before].count("single_operator") == counts.count("single_operator") > 0
+    )
     for name, criterion in before:
         if criterion == "fastest":
             row = next(row for row in rows if row["candidate_id"] == name)
-            assert speedup_of(row) == max(speedup_of(other) for other in rows if other["task_id"] == row["task_id"])
-    # other lengths of the samples that concur does not look at must not matter: only how many it takes may
+            assert speedup_of(row) == max(
+                speedup_of(other) for other in rows if other["task_id"] == row["task_id"]
+            )
+    # other lengths of the samples that concur does not look at must not matter: only how many it
+    # takes may
     longer = [row | {"reasoning_tokens": row["reasoning_tokens"] * 7} for row in rows]
     assert taken(*longer, **config) == before
 
@@ -161,17 +213,21 @@ def test_without_speedup_takes_the_shortest_and_reads_no_speedup() -> None:
     for name, criterion in before:
         if criterion == "shortest":
             row = next(row for row in rows if row["candidate_id"] == name)
-            assert row["reasoning_tokens"] == min(other["reasoning_tokens"] for other in rows if other["task_id"] == row["task_id"])
+            assert row["reasoning_tokens"] == min(
+                other["reasoning_tokens"] for other in rows if other["task_id"] == row["task_id"]
+            )
     names = ids(rows, strategy="concur_without_speedup")
-    assert len(names) == len(ids(rows)) and len({name[:4] for name, criterion in before if criterion == "shortest"}) == len(
-        [name for name, criterion in before if criterion == "shortest"]
-    )
+    assert len(names) == len(ids(rows)) and len(
+        {name[:4] for name, criterion in before if criterion == "shortest"}
+    ) == len([name for name, criterion in before if criterion == "shortest"])
 
 
 def test_without_balance_adds_as_many_of_any_kind() -> None:
     rows = many()
     plain, control = taken(*rows), taken(*rows, strategy="concur_without_balance")
-    assert [pair for pair in plain if pair[1] != "single_operator"] == [pair for pair in control if pair[1] != "any_operator"]
+    assert [pair for pair in plain if pair[1] != "single_operator"] == [
+        pair for pair in control if pair[1] != "any_operator"
+    ]
     assert len(plain) == len(control) and len(set(plain) & set(control)) < len(plain)
     singles = {row["candidate_id"] for row in rows if row["reference_operators"] == SINGLE}
     assert sum(name in singles for name, _ in plain) > sum(name in singles for name, _ in control)
@@ -179,43 +235,62 @@ def test_without_balance_adds_as_many_of_any_kind() -> None:
 
 def test_shuffled_reasoning_moves_every_trace_to_another_task() -> None:
     rows = frame(*many())
-    plain, moved = curate(rows, CurationConfig()), curate(rows, CurationConfig(strategy="shuffled_reasoning"))
+    plain, moved = (
+        curate(rows, CurationConfig()),
+        curate(rows, CurationConfig(strategy="shuffled_reasoning")),
+    )
     untouched = [name for name in plain.columns if name not in ("reasoning", "reasoning_tokens")]
     assert moved.select(untouched).equals(plain.select(untouched))
     task = dict(rows.select("candidate_id", "task_id").iter_rows())
     tokens = dict(rows.select("candidate_id", "reasoning_tokens").iter_rows())
     for row in moved.iter_rows(named=True):
         assert task[row["reasoning_from"]] != row["task_id"]
-        assert row["reasoning"] == f"thoughts of {row['reasoning_from']}" and row["reasoning_tokens"] == tokens[row["reasoning_from"]]
+        assert (
+            row["reasoning"] == f"thoughts of {row['reasoning_from']}"
+            and row["reasoning_tokens"] == tokens[row["reasoning_from"]]
+        )
     assert sorted(moved["reasoning_from"]) == sorted(plain["candidate_id"])
     other = curate(rows, CurationConfig(strategy="shuffled_reasoning", seed=1))
-    assert other["candidate_id"].equals(moved["candidate_id"]) and not other["reasoning_from"].equals(moved["reasoning_from"])
+    assert other["candidate_id"].equals(moved["candidate_id"]) and not other[
+        "reasoning_from"
+    ].equals(moved["reasoning_from"])
 
 
 def test_reasoning_cannot_be_moved_within_one_task_only() -> None:
     with pytest.raises(UsageError, match="1 of 1 samples are of one task"):
         curate(frame(sample("a", 0, 10, 2.0)), CurationConfig(strategy="shuffled_reasoning"))
-    rows = [sample("a", index, 100 + index, 9.0 - index) for index in range(3)] + [sample("b", 0, 10, 2.0)]
+    rows = [sample("a", index, 100 + index, 9.0 - index) for index in range(3)] + [
+        sample("b", 0, 10, 2.0)
+    ]
     with pytest.raises(UsageError, match="3 of 4 samples are of one task"):
         curate(frame(*rows), CurationConfig(strategy="shuffled_reasoning"))
     rows += [sample("c", 0, 10, 2.0), sample("d", 0, 10, 2.0)]  # exactly half
     assert curate(frame(*rows), CurationConfig(strategy="shuffled_reasoning")).height == 6
 
 
-# -- baselines ----------------------------------------------------------------------------------------------------------------------------
+# -- baselines -------------------------------------------------------------------------------------
 
 
 def test_each_baseline_by_hand() -> None:
     rows = [
-        sample("a", 0, 100, 1.0), sample("a", 1, 400, 4.0),
-        sample("b", 0, 200, 3.0), sample("b", 1, 300, 0.5),
-        sample("c", 0, 500, 2.0), sample("c", 1, 50, 9.0, status="incorrect"),
-    ]  # fmt: skip
+        sample("a", 0, 100, 1.0),
+        sample("a", 1, 400, 4.0),
+        sample("b", 0, 200, 3.0),
+        sample("b", 1, 300, 0.5),
+        sample("c", 0, 500, 2.0),
+        sample("c", 1, 50, 9.0, status="incorrect"),
+    ]
     assert ids(rows, strategy="min_length", size=2) == ["a-0", "b-0"]
     assert ids(rows, strategy="max_length", size=2) == ["c-0", "a-1"]
     assert ids(rows, strategy="speedup", size=2) == ["a-1", "b-0"]
     assert ids(rows, strategy="min_length", size=3, max_per_task=None) == ["a-0", "b-0", "b-1"]
-    assert ids(rows, strategy="min_length", size=5, max_per_task=2) == ["a-0", "b-0", "b-1", "a-1", "c-0"]
+    assert ids(rows, strategy="min_length", size=5, max_per_task=2) == [
+        "a-0",
+        "b-0",
+        "b-1",
+        "a-1",
+        "c-0",
+    ]
     assert len(ids(rows, strategy="random", size=9)) == 3
     assert len(ids(rows, strategy="random", size=9, max_per_task=None)) == 5
 
@@ -224,7 +299,9 @@ def test_without_a_size_a_baseline_takes_as_many_as_concur() -> None:
     rows = many(tasks=200)
     size = len(ids(rows))
     for strategy in STRATEGY_NAMES:
-        assert len(ids(rows, strategy=strategy)) == min(size, 200 if strategy in BASELINES else size), strategy
+        assert len(ids(rows, strategy=strategy)) == min(
+            size, 200 if strategy in BASELINES else size
+        ), strategy
     assert len(ids(rows, strategy="random", max_per_task=None)) == size
 
 
@@ -233,7 +310,9 @@ def test_balanced_strategies_meet_the_quota_and_fill_up_where_one_kind_is_short(
 
     def kinds(**config: Any) -> tuple[int, int]:
         kept = ids(rows, **config)
-        singles = sum(row["candidate_id"] in kept for row in rows if row["reference_operators"] == SINGLE)
+        singles = sum(
+            row["candidate_id"] in kept for row in rows if row["reference_operators"] == SINGLE
+        )
         return singles, len(kept) - singles
 
     for strategy in ("balanced_min_length", "balanced_speedup", "balanced_random"):
@@ -247,7 +326,9 @@ def test_balanced_strategies_meet_the_quota_and_fill_up_where_one_kind_is_short(
 
 
 def test_balance_keeps_the_order_within_each_kind() -> None:
-    rows = pl.DataFrame({"name": list("abcdef"), "_single": [True, True, True, False, False, False]})
+    rows = pl.DataFrame(
+        {"name": list("abcdef"), "_single": [True, True, True, False, False, False]}
+    )
     assert balanced(rows, 4, 0.5)["name"].to_list() == ["a", "b", "d", "e"]
     assert balanced(rows.filter("_single"), 2, 0.5)["name"].to_list() == ["a", "b"]
 
@@ -256,7 +337,11 @@ def test_ties_of_a_baseline_are_drawn_not_decided_by_another_criterion() -> None
     rows = [sample(f"t{task}", 0, 100, float(task + 1)) for task in range(40)]
     first = {seed: set(ids(rows, strategy="min_length", size=10, seed=seed)) for seed in range(3)}
     assert len(set(map(frozenset, first.values()))) == 3
-    assert ids(rows, strategy="speedup", size=3, seed=1) == ids(rows, strategy="speedup", size=3, seed=2) == ["t39-0", "t38-0", "t37-0"]
+    assert (
+        ids(rows, strategy="speedup", size=3, seed=1)
+        == ids(rows, strategy="speedup", size=3, seed=2)
+        == ["t39-0", "t38-0", "t37-0"]
+    )
 
 
 def test_the_draw_is_the_same_everywhere() -> None:
@@ -279,7 +364,8 @@ def test_the_draw_is_the_same_everywhere() -> None:
 
 
 def test_random_draws_every_sample_alike() -> None:
-    """1,000 draws of 10 of 20: each sample is in about half of them (binomial, six standard deviations)."""
+    """1,000 draws of 10 of 20: each sample is in about half of them (binomial, six standard
+    deviations)."""
     rows = [sample(f"t{task:02d}", 0, 100, 1.0) for task in range(20)]
     names = [row["candidate_id"] for row in rows]
     counts = dict.fromkeys(names, 0)
@@ -290,7 +376,7 @@ def test_random_draws_every_sample_alike() -> None:
     assert all(abs(count - 500) < 95 for count in counts.values()), counts
 
 
-# -- laws ---------------------------------------------------------------------------------------------------------------------------------
+# -- laws ------------------------------------------------------------------------------------------
 
 
 def curated(rows: list[dict[str, Any]], config: CurationConfig) -> pl.DataFrame | None:
@@ -302,9 +388,16 @@ def curated(rows: list[dict[str, Any]], config: CurationConfig) -> pl.DataFrame 
 
 
 @EACH
-@given(rows=any_samples(), size=st.sampled_from([None, 1, 3, 8]), seed=st.integers(0, 3), order=st.randoms())
+@given(
+    rows=any_samples(),
+    size=st.sampled_from([None, 1, 3, 8]),
+    seed=st.integers(0, 3),
+    order=st.randoms(),
+)
 @QUIET
-def test_laws_of_every_strategy(strategy: Any, rows: list[dict[str, Any]], size: int | None, seed: int, order: random.Random) -> None:
+def test_laws_of_every_strategy(
+    strategy: Any, rows: list[dict[str, Any]], size: int | None, seed: int, order: random.Random
+) -> None:
     config = CurationConfig(strategy=strategy, size=size, seed=seed)
     result = curated(rows, config)
     mixed = rows + rows
@@ -320,10 +413,21 @@ def test_laws_of_every_strategy(strategy: Any, rows: list[dict[str, Any]], size:
     per_task = result["task_id"].value_counts()["count"].max() or 0
     if strategy in BASELINES:
         assert per_task <= 1
-        whole = len({row["task_id"] for row in rows if row["status"] == "correct" and (strategy[-7:] != "speedup" or speedup_of(row))})
+        whole = len(
+            {
+                row["task_id"]
+                for row in rows
+                if row["status"] == "correct" and (strategy[-7:] != "speedup" or speedup_of(row))
+            }
+        )
         assert result.height == min(whole, size or len(ids(rows)))
     else:
-        per_criterion = result.group_by("task_id", "criterion").len().filter(pl.col("criterion") != "high_speedup")["len"].to_list()
+        per_criterion = (
+            result.group_by("task_id", "criterion")
+            .len()
+            .filter(pl.col("criterion") != "high_speedup")["len"]
+            .to_list()
+        )
         assert set(per_criterion) <= {1}
         assert result.height <= len(ids(rows))
 
@@ -331,11 +435,15 @@ def test_laws_of_every_strategy(strategy: Any, rows: list[dict[str, Any]], size:
 @EACH
 @given(rows=any_samples(), seed=st.integers(0, 3))
 @settings(max_examples=6, deadline=None)
-def test_a_smaller_set_is_part_of_a_larger_one(strategy: Any, rows: list[dict[str, Any]], seed: int) -> None:
+def test_a_smaller_set_is_part_of_a_larger_one(
+    strategy: Any, rows: list[dict[str, Any]], seed: int
+) -> None:
     if strategy == "shuffled_reasoning":
         strategy = "concur"  # its samples are concur's
     sets = [set(ids(rows, strategy=strategy, seed=seed, size=size)) for size in (1, 2, 5, 8)]
-    if strategy.startswith("balanced"):  # where one kind runs short the other fills up, and a larger set may take back
+    if strategy.startswith(
+        "balanced"
+    ):  # where one kind runs short the other fills up, and a larger set may take back
         assert all(len(small) <= len(large) for small, large in zip(sets, sets[1:], strict=False))
     else:
         assert all(small <= large for small, large in zip(sets, sets[1:], strict=False))
@@ -355,14 +463,17 @@ def test_every_strategy_has_a_rule() -> None:
     assert set(RULES) | set(BASELINES) == set(STRATEGY_NAMES) and not set(RULES) & set(BASELINES)
 
 
-# -- input that cannot be used ------------------------------------------------------------------------------------------------------------
+# -- input that cannot be used ---------------------------------------------------------------------
 
 
 @EACH
 def test_no_correct_candidate_gives_an_empty_frame(strategy: Any) -> None:
     rows = frame(sample("a", 0, 10, None, status="incorrect"))
     result = curate(rows, CurationConfig(strategy=strategy))
-    assert result.is_empty() and result.columns[: len(rows.columns) + 1] == [*rows.columns, "criterion"]
+    assert result.is_empty() and result.columns[: len(rows.columns) + 1] == [
+        *rows.columns,
+        "criterion",
+    ]
 
 
 @EACH
@@ -390,7 +501,10 @@ def test_a_demand_needs_its_column() -> None:
 
 
 def test_verdicts_of_several_schema_versions_are_refused() -> None:
-    rows = [sample("a", 0, 10, 2.0) | {"schema_version": 1}, sample("b", 0, 10, 2.0) | {"schema_version": 2}]
+    rows = [
+        sample("a", 0, 10, 2.0) | {"schema_version": 1},
+        sample("b", 0, 10, 2.0) | {"schema_version": 2},
+    ]
     with pytest.raises(UsageError, match="2 schema versions .version 1: 1, version 2: 1"):
         taken(*rows)
     newer = sample("a", 0, 10, 2.0) | {"schema_version": VERDICT_SCHEMA_VERSION + 1}
@@ -408,4 +522,7 @@ def test_a_timing_that_is_no_struct_is_refused_and_one_without_values_is_not() -
 def test_the_pool_makes_few_columns_of_wide_rows() -> None:
     pool = eligible_samples(frame(sample("a", 0, 10, 2.0)))
     names = {name for name in pool.columns if not name.startswith("_")}
-    assert names == {"candidate_id", "task_id", "sample_index", "reasoning_tokens"} and len(pool.columns) == 10
+    assert (
+        names == {"candidate_id", "task_id", "sample_index", "reasoning_tokens"}
+        and len(pool.columns) == 10
+    )

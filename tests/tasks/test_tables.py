@@ -1,4 +1,5 @@
-"""Tables that others wrote: every accepted set of columns, what identity a candidate gets, and what is said of a table that does not do."""
+"""Tables that others wrote: every accepted set of columns, what identity a candidate gets, and what
+is said of a table that does not do."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ import pytest
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Language
-from tasks.schemas import CANDIDATES
 from tasks.sources import bundled, tables
 from tasks.sources.stage import keep
-from tasks.store import SnapshotRef
+from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis.tables import SCHEMA, CandidateTable
+from tasks.tables import CANDIDATES
 
 TASK = bundled.load()[0]
 PROGRAM = "class Model: pass\ndef get_inputs(): return []\ndef get_init_inputs(): return []\n"
@@ -26,22 +27,45 @@ def table(path: Path, rows: list[dict]) -> Path:
     return path
 
 
-def written(tmp_path: Path, rows: list[dict], program: str = PROGRAM, language: Language = Language.CPP, name: str = "c") -> SnapshotRef:
+def written(
+    tmp_path: Path,
+    rows: list[dict],
+    program: str = PROGRAM,
+    language: Language = Language.CPP,
+    name: str = "c",
+) -> SnapshotRef:
     """The snapshot of a table of candidates; every task it names has the same program."""
     source = CandidateTable(table(tmp_path / f"{name}.parquet", rows))
-    tasks = {task_id: TASK.model_copy(update={"task_id": task_id, "code": program}) for task_id in source.asked_tasks(language)}
-    return source.write(str(tmp_path / "root"), tasks, keep(list(tasks.values()), str(tmp_path / "root"), {}), language)
+    tasks = {
+        task_id: TASK.model_copy(update={"task_id": task_id, "code": program})
+        for task_id in source.asked_tasks(language)
+    }
+    return source.write(
+        str(tmp_path / "root"),
+        tasks,
+        keep(list(tasks.values()), str(tmp_path / "root"), {}),
+        language,
+    )
 
 
-def candidates(tmp_path: Path, rows: list[dict], program: str = PROGRAM, language: Language = Language.CPP, name: str = "c") -> list[dict]:
+def candidates(
+    tmp_path: Path,
+    rows: list[dict],
+    program: str = PROGRAM,
+    language: Language = Language.CPP,
+    name: str = "c",
+) -> list[dict]:
     return written(tmp_path, rows, program, language, name).open().read().to_dicts()
 
 
-# -- tasks -------------------------------------------------------------------------------------------------------------------------------
+# -- tasks -----------------------------------------------------------------------------------------
 
 
 def test_tasks_by_id_and_code_and_only_those_that_are_wanted(tmp_path: Path) -> None:
-    path = table(tmp_path / "t.parquet", [{"task_id": 7, "code": PROGRAM, "more": 1}, {"task_id": 8, "code": "broken("}])
+    path = table(
+        tmp_path / "t.parquet",
+        [{"task_id": 7, "code": PROGRAM, "more": 1}, {"task_id": 8, "code": "broken("}],
+    )
     (task,) = tables.load(path, {"7"})
     assert (task.task_id, task.name, task.code, task.entry_point) == ("7", "7", PROGRAM, "Model")
     with pytest.raises(UsageError, match=r"row 1 \(8\) is not Python"):
@@ -49,7 +73,9 @@ def test_tasks_by_id_and_code_and_only_those_that_are_wanted(tmp_path: Path) -> 
 
 
 def test_tasks_in_kernelbenchs_columns_and_in_ours(tmp_path: Path) -> None:
-    path = table(tmp_path / "k.parquet", [{"level": 1, "problem_id": 3, "name": "3_x", "code": PROGRAM}])
+    path = table(
+        tmp_path / "k.parquet", [{"level": 1, "problem_id": 3, "name": "3_x", "code": PROGRAM}]
+    )
     assert [task.task_id for task in tables.load(path)] == ["kernelbench/L1/3"]
     path = table(tmp_path / "ours.parquet", [TASK.model_dump()])
     assert tables.load(path) == [TASK]
@@ -68,30 +94,74 @@ def test_tasks_of_folders_globs_and_source_files(tmp_path: Path) -> None:
 
 
 def test_one_task_has_one_program(tmp_path: Path) -> None:
-    path = table(tmp_path / "t.parquet", [{"task_id": "t", "code": PROGRAM}, {"task_id": "t", "code": PROGRAM}])
+    path = table(
+        tmp_path / "t.parquet",
+        [{"task_id": "t", "code": PROGRAM}, {"task_id": "t", "code": PROGRAM}],
+    )
     assert len(tables.load(path)) == 1
-    path = table(tmp_path / "u.parquet", [{"task_id": "t", "code": PROGRAM}, {"task_id": "t", "code": PROGRAM + "#"}])
+    path = table(
+        tmp_path / "u.parquet",
+        [{"task_id": "t", "code": PROGRAM}, {"task_id": "t", "code": PROGRAM + "#"}],
+    )
     with pytest.raises(UsageError, match="another program for task 't'"):
         tables.load(path)
 
 
-# -- candidates --------------------------------------------------------------------------------------------------------------------------
+# -- candidates ------------------------------------------------------------------------------------
 
 
 def test_code_is_taken_as_it_is_and_responses_are_parsed(tmp_path: Path) -> None:
-    rows = candidates(tmp_path, [{"task_id": "t", "code": CODE}, {"task_id": "t", "code": None}, {"task_id": "u", "code": " "}])
-    assert [(row["code"], row["parse_reason"]) for row in rows] == [(CODE, None), (None, "no_code_block"), (None, "no_code_block")]
-    assert [(row["row"], row["sample_index"], row["given_id"]) for row in rows] == [(0, 0, None), (1, 1, None), (2, 0, None)]
-    rows = candidates(tmp_path, [{"task_id": "t", "response": text} for text in (ANSWER, ANSWER[:-8], None, "no")], name="r")
+    rows = candidates(
+        tmp_path,
+        [
+            {"task_id": "t", "code": CODE},
+            {"task_id": "t", "code": None},
+            {"task_id": "u", "code": " "},
+        ],
+    )
+    assert [(row["code"], row["parse_reason"]) for row in rows] == [
+        (CODE, None),
+        (None, "no_code_block"),
+        (None, "no_code_block"),
+    ]
+    assert [(row["row"], row["sample_index"], row["given_id"]) for row in rows] == [
+        (0, 0, None),
+        (1, 1, None),
+        (2, 0, None),
+    ]
+    rows = candidates(
+        tmp_path,
+        [{"task_id": "t", "response": text} for text in (ANSWER, ANSWER[:-8], None, "no")],
+        name="r",
+    )
     assert [row["code"] for row in rows] == [CODE, None, None, None]
-    assert [row["parse_reason"] for row in rows] == [None, "truncated", "no_code_block", "no_code_block"]
+    assert [row["parse_reason"] for row in rows] == [
+        None,
+        "truncated",
+        "no_code_block",
+        "no_code_block",
+    ]
     assert (rows[0]["reasoning"], rows[0]["response"]) == ("hm", ANSWER)
 
 
 def test_recorded_responses_to_kernelbench(tmp_path: Path) -> None:
-    rows = [{"level": 2, "problem_id": 5, "sample_id": 3, "model": "QwQ", "response": ANSWER, "language": "CUDA"}]
+    rows = [
+        {
+            "level": 2,
+            "problem_id": 5,
+            "sample_id": 3,
+            "model": "QwQ",
+            "response": ANSWER,
+            "language": "CUDA",
+        }
+    ]
     (row,) = candidates(tmp_path, rows, language=Language.CUDA)
-    assert (row["task_id"], row["sample_index"], row["generator"], row["language"]) == ("kernelbench/L2/5", 3, "QwQ", "cuda")
+    assert (row["task_id"], row["sample_index"], row["generator"], row["language"]) == (
+        "kernelbench/L2/5",
+        3,
+        "QwQ",
+        "cuda",
+    )
 
 
 def test_our_own_snapshot_schema_comes_back(tmp_path: Path) -> None:
@@ -107,7 +177,8 @@ def test_our_own_snapshot_schema_comes_back(tmp_path: Path) -> None:
 
 
 def test_identity_is_the_content_and_not_the_name_or_the_place(tmp_path: Path) -> None:
-    """What verdicts are reused by. A program or a code that changed under an old id is another candidate."""
+    """What verdicts are reused by. A program or a code that changed under an old id is another
+    candidate."""
     base = {"task_id": "t", "candidate_id": "a", "code": CODE}
     (known,) = candidates(tmp_path, [base], name="1")
     moved = candidates(tmp_path, [{**base, "candidate_id": "b"}, base], name="2")
@@ -120,10 +191,14 @@ def test_identity_is_the_content_and_not_the_name_or_the_place(tmp_path: Path) -
     ids = {row["candidate_id"] for row in others}
     assert len(ids) == 3 and known["candidate_id"] not in ids
     same = candidates(tmp_path, [{"task_id": "t", "code": CODE}] * 3, name="6")
-    assert len({row["candidate_id"] for row in same}) == 3  # three samples that say the same are three candidates
+    assert (
+        len({row["candidate_id"] for row in same}) == 3
+    )  # three samples that say the same are three candidates
 
 
-def test_the_same_table_is_the_same_snapshot_and_an_unfinished_one_is_gone_on_with(tmp_path: Path) -> None:
+def test_the_same_table_is_the_same_snapshot_and_an_unfinished_one_is_gone_on_with(
+    tmp_path: Path,
+) -> None:
     rows = [{"task_id": "t", "code": CODE + f"# {number}\n"} for number in range(5)]
     first = written(tmp_path, rows)
     assert written(tmp_path, rows) == first
@@ -137,7 +212,12 @@ def test_the_same_table_is_the_same_snapshot_and_an_unfinished_one_is_gone_on_wi
 
 def test_languages(tmp_path: Path) -> None:
     def source(*languages: str | None) -> CandidateTable:
-        return CandidateTable(table(tmp_path / "l.parquet", [{"task_id": "t", "code": CODE, "language": name} for name in languages]))
+        return CandidateTable(
+            table(
+                tmp_path / "l.parquet",
+                [{"task_id": "t", "code": CODE, "language": name} for name in languages],
+            )
+        )
 
     assert source("cuda", "cuda").language(None) is Language.CUDA
     assert source("cuda", "cpp").language(Language.CUDA) is Language.CUDA
@@ -156,19 +236,27 @@ def test_languages(tmp_path: Path) -> None:
     [
         (
             [{"task_id": "t", "text": "x"}],
-            r"c\.parquet is no table of candidates: its columns are task_id, text \(wanted: task_id, code; or",
+            (
+                r"c\.parquet is no table of candidates: its columns are task_id, text \(wanted:"
+                r" task_id, code; or"
+            ),
         ),
         ([{"code": CODE}], "is no table of candidates: its columns are code"),
         ([{"task_id": None, "code": CODE}], "row 0 names no task"),
         ([{"task_id": "t", "code": None, "parse_reason": "lazy"}], "row 0: .*parse_reason 'lazy'"),
         ([{"task_id": "t", "code": CODE, "sample_index": -1}], "row 0: sample_index"),
         (
-            [{"task_id": "t", "code": CODE, "candidate_id": "a"}, {"task_id": "t", "code": "other", "candidate_id": "a"}],
+            [
+                {"task_id": "t", "code": CODE, "candidate_id": "a"},
+                {"task_id": "t", "code": "other", "candidate_id": "a"},
+            ],
             "row 1: candidate_id 'a' stands for another candidate",
         ),
     ],
 )
-def test_what_cannot_be_used_is_one_error_that_names_it(tmp_path: Path, rows: list[dict], said: str) -> None:
+def test_what_cannot_be_used_is_one_error_that_names_it(
+    tmp_path: Path, rows: list[dict], said: str
+) -> None:
     with pytest.raises(UsageError, match=said) as caught:
         written(tmp_path, rows)
     assert caught.value.hint and "\n" not in str(caught.value)
@@ -184,7 +272,9 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no Parquet file"):
         CandidateTable(tmp_path / "empty")
     with pytest.raises(UsageError, match="holds no row"):
-        pl.DataFrame(schema={"task_id": pl.String, "code": pl.String}).write_parquet(tmp_path / "none.parquet")
+        pl.DataFrame(schema={"task_id": pl.String, "code": pl.String}).write_parquet(
+            tmp_path / "none.parquet"
+        )
         CandidateTable(tmp_path / "none.parquet").language(None)
 
 

@@ -1,4 +1,5 @@
-"""Flags of reasoning traces in the line: measured once, of correct samples, counted, and left out where that is asked for."""
+"""Flags of reasoning traces in the line: measured once, of correct samples, counted, and left out
+where that is asked for."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from tasks.curation.flags import TRACE_FLAGS
 from tasks.curation.quality import FLAGS, QualityConfig
 from tasks.curation.strategies import curate
 from tasks.curation.tables import deciding, with_flags
-from tasks.schemas import CANDIDATES, TASKS, VERDICTS
-from tasks.store import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.tables import CANDIDATES, TASKS, VERDICTS
 from tests.support.samples import frame, sample
 
 LOOP = "You must keep the shape of the output and the type of the output. " * 30
@@ -30,20 +31,35 @@ TRACES = {"a-0": LOOP, "a-1": FINE, "b-0": CUT, "b-1": LOOP, "c-0": None, "c-1":
 
 def rows(**changes: Any) -> list[dict[str, Any]]:
     """Three tasks with two correct samples each, and one that is wrong."""
-    made = [sample(task, index, 10 + index, 2.0 - index / 2) | {"turn": 1} for task in "abc" for index in (0, 1)]
+    made = [
+        sample(task, index, 10 + index, 2.0 - index / 2) | {"turn": 1}
+        for task in "abc"
+        for index in (0, 1)
+    ]
     made = [row | {"reasoning": TRACES[row["candidate_id"]]} | changes for row in made]
     return [*made, sample("a", 9, 5, None, status="incorrect") | {"reasoning": LOOP}]
 
 
-def snapshots(root: Path, name: str = "x", samples: list[dict[str, Any]] | None = None) -> tuple[SnapshotRef, SnapshotRef, SnapshotRef]:
+def snapshots(
+    root: Path, name: str = "x", samples: list[dict[str, Any]] | None = None
+) -> tuple[SnapshotRef, SnapshotRef, SnapshotRef]:
     samples = samples or rows()
     refs = []
-    for place, table, schema in (("verification", samples, VERDICTS), ("synthesis", samples[::-1], CANDIDATES)):
+    for place, table, schema in (
+        ("verification", samples, VERDICTS),
+        ("synthesis", samples[::-1], CANDIDATES),
+    ):
         snapshot = Snapshot(str(root), place, name)
         snapshot.append(table, schema)
         refs.append(snapshot.publish(config={}).ref)
     tasks = Snapshot(str(root), "tasks", name)
-    tasks.append([{"task_id": task, "name": task, "code": "pass"} for task in sorted({row["task_id"] for row in samples})], TASKS)
+    tasks.append(
+        [
+            {"task_id": task, "name": task, "code": "pass"}
+            for task in sorted({row["task_id"] for row in samples})
+        ],
+        TASKS,
+    )
     return refs[0], refs[1], tasks.publish(config={}).ref
 
 
@@ -52,21 +68,35 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every text that is measured."""
     texts: list[str] = []
     true = flags.quality
-    monkeypatch.setattr(flags, "quality", lambda batch, config: (texts.extend(batch), true(batch, config))[1])
+    monkeypatch.setattr(
+        flags, "quality", lambda batch, config: (texts.extend(batch), true(batch, config))[1]
+    )
     return texts
 
 
-def test_correct_samples_are_flagged_and_counted(tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_correct_samples_are_flagged_and_counted(
+    tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(flags, "BATCH_TEXTS", 2)
     verdicts, candidates, _ = snapshots(tmp_path)
     made = flags.run(verdicts, candidates, QualityConfig()).open()
     found = dict(made.read().select("candidate_id", "trace_flags").iter_rows())
     loop = ["repetitive", "ends_in_loop"]
-    assert found == {"a-0": loop, "a-1": [], "b-0": ["truncated"], "b-1": loop, "c-0": [], "c-1": []} and len(read) == 6
-    assert made.manifest["flag_counts"] == dict.fromkeys(FLAGS, 0) | {"repetitive": 2, "ends_in_loop": 2, "truncated": 1}
+    assert (
+        found == {"a-0": loop, "a-1": [], "b-0": ["truncated"], "b-1": loop, "c-0": [], "c-1": []}
+        and len(read) == 6
+    )
+    assert made.manifest["flag_counts"] == dict.fromkeys(FLAGS, 0) | {
+        "repetitive": 2,
+        "ends_in_loop": 2,
+        "truncated": 1,
+    }
     assert made.manifest["rows"] == 6 and made.read().columns == TRACE_FLAGS.names
     assert made.read().filter(candidate_id="a-0")["repeated_share"][0] > 0.9
-    assert flags.run(verdicts, candidates, QualityConfig(batch_characters=1)) == made.ref and len(read) == 6
+    assert (
+        flags.run(verdicts, candidates, QualityConfig(batch_characters=1)) == made.ref
+        and len(read) == 6
+    )
 
 
 def test_what_was_measured_once_is_not_read_again(tmp_path: Path, read: list[str]) -> None:
@@ -76,8 +106,14 @@ def test_what_was_measured_once_is_not_read_again(tmp_path: Path, read: list[str
     assert half.fingerprint == first.fingerprint
     more = [*rows(), sample("d", 0, 7, 1.0) | {"reasoning": FINE + " " + FINE}]
     second = flags.run(*snapshots(tmp_path, "y", more)[:2], QualityConfig()).open()
-    assert len(read) == 7 and second.manifest["rows"] == 7 and second.read()["candidate_id"].is_unique().all()
-    third = flags.run(verdicts, candidates, QualityConfig(max_loop_words=10_000)).open()  # other thresholds, other flags
+    assert (
+        len(read) == 7
+        and second.manifest["rows"] == 7
+        and second.read()["candidate_id"].is_unique().all()
+    )
+    third = flags.run(
+        verdicts, candidates, QualityConfig(max_loop_words=10_000)
+    ).open()  # other thresholds, other flags
     assert len(read) == 13 and third.manifest["flag_counts"]["ends_in_loop"] == 0
 
 
@@ -89,25 +125,45 @@ def test_a_killed_run_goes_on(tmp_path: Path, read: list[str]) -> None:
         Path(part).unlink()
     whole.append(kept, TRACE_FLAGS)
     read.clear()
-    assert flags.run(verdicts, candidates, QualityConfig()).open().read()["candidate_id"].n_unique() == 6 and len(read) == 2
+    assert (
+        flags.run(verdicts, candidates, QualityConfig()).open().read()["candidate_id"].n_unique()
+        == 6
+        and len(read) == 2
+    )
 
 
 def flagged(samples: list[dict[str, Any]]) -> pl.DataFrame:
-    measured = [(row["candidate_id"], row["reasoning"]) for row in samples if row["status"] == "correct"]
-    return with_flags(frame(*samples), pl.concat(flags.flagged(iter(measured), QualityConfig())).select("candidate_id", "trace_flags"))
+    measured = [
+        (row["candidate_id"], row["reasoning"]) for row in samples if row["status"] == "correct"
+    ]
+    return with_flags(
+        frame(*samples),
+        pl.concat(flags.flagged(iter(measured), QualityConfig())).select(
+            "candidate_id", "trace_flags"
+        ),
+    )
 
 
 @pytest.mark.parametrize("strategy", STRATEGY_NAMES)
 def test_every_strategy_takes_as_if_flagged_samples_had_not_been_drawn(strategy: Any) -> None:
     table = flagged(rows())
-    config = CurationConfig(strategy=strategy, exclude_flags=("ends_in_loop", "truncated"), max_per_task=None)
+    config = CurationConfig(
+        strategy=strategy, exclude_flags=("ends_in_loop", "truncated"), max_per_task=None
+    )
     clean = table.filter(pl.col("candidate_id").is_in(["a-1", "c-0", "c-1"]))
-    expected = curate(clean, config.model_copy(update={"exclude_flags": ()})) if strategy != "shuffled_reasoning" else None
+    expected = (
+        curate(clean, config.model_copy(update={"exclude_flags": ()}))
+        if strategy != "shuffled_reasoning"
+        else None
+    )
     if expected is None:
         with pytest.raises(UsageError, match="of one task"):  # c has two of the three that are left
             curate(table, config.model_copy(update={"min_speedup": 0.1}))
         return
-    assert curate(table, config).sort("candidate_id")["candidate_id"].to_list() == expected.sort("candidate_id")["candidate_id"].to_list()
+    assert (
+        curate(table, config).sort("candidate_id")["candidate_id"].to_list()
+        == expected.sort("candidate_id")["candidate_id"].to_list()
+    )
     assert "a-0" in curate(table, CurationConfig(strategy="min_length"))["candidate_id"]
 
 
@@ -115,7 +171,10 @@ def test_explain_names_the_flag() -> None:
     table = flagged(rows())
     config = CurationConfig(exclude_flags=("truncated", "ends_in_loop", "repetitive"))
     said = explain(table, config, "a-0")
-    assert said.reasons == ("left out: trace flag ends_in_loop, repetitive (exclude_flags)",) and not said.taken
+    assert (
+        said.reasons == ("left out: trace flag ends_in_loop, repetitive (exclude_flags)",)
+        and not said.taken
+    )
     assert explain(table, config, "a-1").taken and explain(table, CurationConfig(), "a-0").taken
     assert "status incorrect" in explain(table, config, "a-9").reasons[0]
 
@@ -126,7 +185,9 @@ def test_flags_are_names_that_are_known_and_unknown_traces_are_refused() -> None
     config = CurationConfig(exclude_flags=("truncated",))
     with pytest.raises(UsageError, match="of 6 of 6 correct samples was not measured"):
         curate(frame(*rows()), config)
-    table = flagged(rows()).with_columns(pl.when(pl.col("candidate_id") != "a-1").then("trace_flags").alias("trace_flags"))
+    table = flagged(rows()).with_columns(
+        pl.when(pl.col("candidate_id") != "a-1").then("trace_flags").alias("trace_flags")
+    )
     with pytest.raises(UsageError, match="of 1 of 6 correct samples was not measured"):
         curate(table, config)
 
@@ -144,8 +205,14 @@ def test_the_training_sets_manifest_counts_flags_and_what_they_left_out(tmp_path
     }
     strict = config.model_copy(update={"exclude_flags": ("repetitive",)})
     made = stage.run(verdicts, candidates, tasks, strict, None, measured).open()
-    assert made.manifest["trace_flags"]["taken"] == none | {"truncated": 1} and made.manifest["trace_flags"]["left_out"] == 2
-    assert set(made.read()["candidate_id"]) == {"a-1", "b-0", "c-0", "c-1"} and made.manifest["upstream"][-1] == measured.fingerprint
+    assert (
+        made.manifest["trace_flags"]["taken"] == none | {"truncated": 1}
+        and made.manifest["trace_flags"]["left_out"] == 2
+    )
+    assert (
+        set(made.read()["candidate_id"]) == {"a-1", "b-0", "c-0", "c-1"}
+        and made.manifest["upstream"][-1] == measured.fingerprint
+    )
     assert stage.run(verdicts, candidates, tasks, config).open().manifest["trace_flags"] is None
 
     only = snapshots(tmp_path, "loops", [row for row in rows() if row["reasoning"] == LOOP])
@@ -154,7 +221,11 @@ def test_the_training_sets_manifest_counts_flags_and_what_they_left_out(tmp_path
 
 
 def test_a_configuration_without_the_key_is_what_it_was_before_there_was_one() -> None:
-    older = {name: value for name, value in CurationConfig().model_dump(mode="json").items() if name != "exclude_flags"}
+    older = {
+        name: value
+        for name, value in CurationConfig().model_dump(mode="json").items()
+        if name != "exclude_flags"
+    }
     assert stable_hash(CurationConfig().identity) == stable_hash(older)
     assert CurationConfig(exclude_flags=("truncated",)).identity["exclude_flags"] == ["truncated"]
 
@@ -163,4 +234,8 @@ def test_deciding_reads_flags_and_no_text(tmp_path: Path) -> None:
     verdicts, candidates, _ = snapshots(tmp_path)
     measured = flags.run(verdicts, candidates, QualityConfig()).open()
     table = deciding(verdicts.open(), candidates.open(), None, measured)
-    assert table["trace_flags"].null_count() == 1 and "reasoning" not in table.columns and "words" not in table.columns
+    assert (
+        table["trace_flags"].null_count() == 1
+        and "reasoning" not in table.columns
+        and "words" not in table.columns
+    )

@@ -1,4 +1,5 @@
-"""Reasoning carries loss, nothing is truncated, an interrupted run continues where it stopped, and the adapter on disk does something."""
+"""Reasoning carries loss, nothing is truncated, an interrupted run continues where it stopped, and
+the adapter on disk does something."""
 
 from __future__ import annotations
 
@@ -25,8 +26,12 @@ RECIPE = TrainingRecipe(gradient_accumulation=2, learning_rate=5e-3)
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = SmallModelConfig(vocab_size=700, hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate_size=64)
-    return build_small_model(tmp_path_factory.mktemp("models") / "small", [REASONING, ANSWER, render(row(0))], config)
+    config = SmallModelConfig(
+        vocab_size=700, hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate_size=64
+    )
+    return build_small_model(
+        tmp_path_factory.mktemp("models") / "small", [REASONING, ANSWER, render(row(0))], config
+    )
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +40,9 @@ def rows() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def trained(base: Path, rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> training.TrainingResult:
+def trained(
+    base: Path, rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> training.TrainingResult:
     return train(rows, RECIPE, base, tmp_path_factory.mktemp("run"), render)
 
 
@@ -56,14 +63,19 @@ def same_weights(left: Path, right: Path) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-# -- formatting and labels ----------------------------------------------------------------------------------------------------------
+# -- formatting and labels -------------------------------------------------------------------------
 
 
 def test_a_completion_is_what_the_model_would_emit_and_reads_back_unchanged(base: Path) -> None:
     (example,) = to_prompt_completion([row(0)], load_tokenizer(base), render)
-    assert example["prompt"].endswith("<|im_start|>assistant\n<think>\n") and render(row(0)) in example["prompt"]
+    assert (
+        example["prompt"].endswith("<|im_start|>assistant\n<think>\n")
+        and render(row(0)) in example["prompt"]
+    )
     assert example["completion"].endswith("<|im_end|>")
-    reasoning, _, answer = example["completion"].removesuffix("<|im_end|>").partition("\n</think>\n\n")
+    reasoning, _, answer = (
+        example["completion"].removesuffix("<|im_end|>").partition("\n</think>\n\n")
+    )
     assert (reasoning, answer) == (row(0)["reasoning"], ANSWER)
 
 
@@ -75,33 +87,50 @@ def test_the_completion_opens_the_think_block_where_the_template_does_not(base: 
     assert example["completion"].startswith("<think>\n" + row(0)["reasoning"])
 
 
-def test_trl_puts_loss_on_reasoning_answer_and_end_token_and_on_no_prompt_token(base: Path, tmp_path: Path) -> None:
+def test_trl_puts_loss_on_reasoning_answer_and_end_token_and_on_no_prompt_token(
+    base: Path, tmp_path: Path
+) -> None:
     tokenizer = load_tokenizer(base)
     examples = to_prompt_completion([row(0), row(1, answer="short")], tokenizer, render)
     recipe = RECIPE.resolve(gpu=False)
-    trainer = training._build_trainer(examples, recipe, base, tokenizer, tmp_path, "cpu", unwatched(base, recipe))
+    trainer = training._build_trainer(
+        examples, recipe, base, tokenizer, tmp_path, "cpu", unwatched(base, recipe)
+    )
     batch = trainer.data_collator([trainer.train_dataset[0], trainer.train_dataset[1]])
-    for example, ids, labels in zip(examples, batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
+    for example, ids, labels in zip(
+        examples, batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True
+    ):
         carried = [token for token, label in zip(ids, labels, strict=True) if label != -100]
         assert carried == [label for label in labels if label != -100]
-        assert tokenizer.decode(carried) == example["completion"], "every token of the completion, and nothing else"
+        assert tokenizer.decode(carried) == example["completion"], (
+            "every token of the completion, and nothing else"
+        )
         assert carried[-1] == tokenizer.convert_tokens_to_ids("<|im_end|>")
         mask = label_mask(example, tokenizer)
         length = len(mask.input_ids)
-        assert ids[:length] == mask.input_ids and [label != -100 for label in labels[:length]] == mask.carries_loss
+        assert (
+            ids[:length] == mask.input_ids
+            and [label != -100 for label in labels[:length]] == mask.carries_loss
+        )
         assert set(labels[length:]) <= {-100}, "padding carries no loss"
         assert length == example["prompt_tokens"] + example["completion_tokens"]
-    assert len(set(map(len, (label_mask(example, tokenizer).input_ids for example in examples)))) == 2, "one row was padded"
+    assert (
+        len(set(map(len, (label_mask(example, tokenizer).input_ids for example in examples)))) == 2
+    ), "one row was padded"
 
 
-def test_a_prompt_whose_end_merges_into_the_completion_is_caught_before_training(base: Path, tmp_path: Path) -> None:
+def test_a_prompt_whose_end_merges_into_the_completion_is_caught_before_training(
+    base: Path, tmp_path: Path
+) -> None:
     tokenizer = load_tokenizer(base)
     (example,) = to_prompt_completion([row(0)], tokenizer, render)
     assert len(tokenizer("\n\n")["input_ids"]) == 1, "the merge that this test is about"
     example = {**example, "completion": "\n" + example["completion"]}
     example["completion_tokens"] = len(tokenizer(example["completion"])["input_ids"])
     recipe = RECIPE.resolve(gpu=False)
-    trainer = training._build_trainer([example], recipe, base, tokenizer, tmp_path, "cpu", unwatched(base, recipe))
+    trainer = training._build_trainer(
+        [example], recipe, base, tokenizer, tmp_path, "cpu", unwatched(base, recipe)
+    )
     with pytest.raises(UsageError, match="prepared row c0"):
         training._check_labels(trainer, [example], tokenizer)
 
@@ -127,19 +156,29 @@ def test_rows_that_cannot_be_trained_on_are_listed_with_their_reason(base: Path)
     }
     longest = examples[1]["prompt_tokens"] + examples[1]["completion_tokens"]
     assert dropped[0].tokens == longest > 1000
-    with pytest.raises(UsageError, match=f"5 of 6 rows.*c1 .overlong, {longest} tokens.*raise max_length to {longest}"):
+    with pytest.raises(
+        UsageError,
+        match=f"5 of 6 rows.*c1 .overlong, {longest} tokens.*raise max_length to {longest}",
+    ):
         select_examples(examples, tokenizer, max_length=1000, overlong="refuse")
     with pytest.raises(UsageError, match="no row is left"):
         select_examples(examples[1:], tokenizer, max_length=1000, overlong="drop")
-    assert len(select_examples(examples[:2], tokenizer, max_length=longest, overlong="refuse")[0]) == 2, "max_length itself is not too long"
+    assert (
+        len(select_examples(examples[:2], tokenizer, max_length=longest, overlong="refuse")[0]) == 2
+    ), "max_length itself is not too long"
 
 
-# -- the recipe ---------------------------------------------------------------------------------------------------------------------
+# -- the recipe ------------------------------------------------------------------------------------
 
 
 def test_the_recipe_is_the_papers_and_cannot_be_changed() -> None:
     recipe = TrainingRecipe()
-    assert (recipe.lora_rank, recipe.lora_alpha, recipe.lora_dropout, recipe.num_epochs) == (32, 32, 0.05, 3)
+    assert (recipe.lora_rank, recipe.lora_alpha, recipe.lora_dropout, recipe.num_epochs) == (
+        32,
+        32,
+        0.05,
+        3,
+    )
     assert (recipe.learning_rate, recipe.lr_schedule, recipe.warmup_share) == (1e-4, "cosine", 0.03)
     assert set(recipe.target_modules) == set(PROJECTIONS) and len(PROJECTIONS) == 7
     assert TrainingRecipe.model_validate_json(recipe.model_dump_json()) == recipe
@@ -148,37 +187,61 @@ def test_the_recipe_is_the_papers_and_cannot_be_changed() -> None:
     with pytest.raises(ValidationError):
         TrainingRecipe(rank=8)
     assert (recipe.resolve(gpu=True).bf16, recipe.resolve(gpu=False).bf16) == (True, False)
-    assert TrainingRecipe(gradient_checkpointing=False).resolve(gpu=True).gradient_checkpointing is False
+    assert (
+        TrainingRecipe(gradient_checkpointing=False).resolve(gpu=True).gradient_checkpointing
+        is False
+    )
 
 
-# -- training -----------------------------------------------------------------------------------------------------------------------
+# -- training --------------------------------------------------------------------------------------
 
 
-def test_training_lowers_the_loss_and_the_saved_adapter_changes_the_output(trained: training.TrainingResult, base: Path) -> None:
-    assert trained.steps == len(trained.history) == 9 and trained.rows == 6 and trained.dropped_ids == ()
+def test_training_lowers_the_loss_and_the_saved_adapter_changes_the_output(
+    trained: training.TrainingResult, base: Path
+) -> None:
+    assert (
+        trained.steps == len(trained.history) == 9
+        and trained.rows == 6
+        and trained.dropped_ids == ()
+    )
     assert trained.loss_last < trained.loss_first
     assert [entry["step"] for entry in trained.history] == list(range(1, 10))
     assert trained.history[-1]["epoch"] == 3
-    assert max(entry["learning_rate"] for entry in trained.history) == pytest.approx(RECIPE.learning_rate, rel=0.05)
+    assert max(entry["learning_rate"] for entry in trained.history) == pytest.approx(
+        RECIPE.learning_rate, rel=0.05
+    )
     assert adapter_changes_output(base, trained.adapter_dir, "Write a kernel") > 1e-3
     config = json.loads((trained.adapter_dir / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["lora_dropout"]) == (32, 32, 0.05)
     assert set(config["target_modules"]) == set(PROJECTIONS)
-    assert len(weights(trained.adapter_dir)) == 2 * 2 * 7, "two matrices for each of seven projections in each of two layers"
+    assert len(weights(trained.adapter_dir)) == 2 * 2 * 7, (
+        "two matrices for each of seven projections in each of two layers"
+    )
 
 
-def test_tokens_are_those_of_all_epochs(trained: training.TrainingResult, base: Path, rows: list[dict[str, Any]]) -> None:
+def test_tokens_are_those_of_all_epochs(
+    trained: training.TrainingResult, base: Path, rows: list[dict[str, Any]]
+) -> None:
     examples = to_prompt_completion(rows, load_tokenizer(base), render)
-    assert trained.tokens == 3 * sum(example["prompt_tokens"] + example["completion_tokens"] for example in examples)
+    assert trained.tokens == 3 * sum(
+        example["prompt_tokens"] + example["completion_tokens"] for example in examples
+    )
 
 
 def test_the_first_and_last_epoch_are_averaged_whole() -> None:
-    history = [{"epoch": epoch, "loss": loss} for epoch, loss in ((0.5, 4.0), (1.0, 2.0), (1.5, 9.0), (2.0, 9.0), (2.5, 1.5), (3.0, 0.5))]
+    history = [
+        {"epoch": epoch, "loss": loss}
+        for epoch, loss in ((0.5, 4.0), (1.0, 2.0), (1.5, 9.0), (2.0, 9.0), (2.5, 1.5), (3.0, 0.5))
+    ]
     assert training._epoch_losses(history) == (3.0, 1.0)
 
 
 def test_an_interrupted_run_continues_after_its_last_epoch_and_ends_with_the_same_adapter(
-    trained: training.TrainingResult, base: Path, rows: list[dict[str, Any]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    trained: training.TrainingResult,
+    base: Path,
+    rows: list[dict[str, Any]],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     def stop_in_the_second_epoch(entry: dict[str, float]) -> None:
         if entry["step"] == 5:
@@ -187,39 +250,68 @@ def test_an_interrupted_run_continues_after_its_last_epoch_and_ends_with_the_sam
     with pytest.raises(EvalError, match="ConnectionError: power cut.*resumes"):
         train(rows, RECIPE, base, tmp_path, render, stop_in_the_second_epoch)
     assert not (tmp_path / "adapter").exists()
-    # what a process killed while it writes a checkpoint leaves: newer than the complete one, without the marker
+    # what a process killed while it writes a checkpoint leaves: newer than the complete one,
+    # without the marker
     (tmp_path / "checkpoints" / "checkpoint-6").mkdir()
     (tmp_path / "checkpoints" / "checkpoint-6" / "adapter_model.safetensors").write_bytes(b"half")
 
     seen: list[dict[str, float]] = []
     resumed = train(rows, RECIPE, base, tmp_path, render, seen.append)
-    assert [entry["step"] for entry in seen] == [4, 5, 6, 7, 8, 9], "the first epoch (steps 1 to 3) is not repeated"
+    assert [entry["step"] for entry in seen] == [
+        4,
+        5,
+        6,
+        7,
+        8,
+        9,
+    ], "the first epoch (steps 1 to 3) is not repeated"
     assert resumed.resumed_from_step == 3
     assert [
-        {**entry, "loss": pytest.approx(entry["loss"], rel=1e-4), "grad_norm": pytest.approx(entry["grad_norm"], rel=1e-3)}
+        {
+            **entry,
+            "loss": pytest.approx(entry["loss"], rel=1e-4),
+            "grad_norm": pytest.approx(entry["grad_norm"], rel=1e-3),
+        }
         for entry in trained.history
     ] == list(resumed.history)
     assert resumed.tokens == trained.tokens
     assert same_weights(resumed.adapter_dir, trained.adapter_dir)
 
-    again = train(rows, RECIPE, base, tmp_path, render, lambda entry: pytest.fail(f"step {entry['step']} was repeated"))
+    again = train(
+        rows,
+        RECIPE,
+        base,
+        tmp_path,
+        render,
+        lambda entry: pytest.fail(f"step {entry['step']} was repeated"),
+    )
     assert (again.resumed_from_step, again.steps, again.tokens) == (9, 9, trained.tokens)
     assert same_weights(again.adapter_dir, trained.adapter_dir)
     assert capfd.readouterr().out == "", "stdout belongs to the caller"
 
 
-def test_checkpoints_of_another_run_are_refused_and_kept(base: Path, rows: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_checkpoints_of_another_run_are_refused_and_kept(
+    base: Path, rows: list[dict[str, Any]], tmp_path: Path
+) -> None:
     one_epoch = RECIPE.model_copy(update={"num_epochs": 1})
     train(rows, one_epoch, base, tmp_path, render)
     kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     other = one_epoch.model_copy(update={"learning_rate": 2e-4, "lora_rank": 16})
-    with pytest.raises(UsageError, match="checkpoint of another run: lora_rank 32, now 16; learning_rate 0.005, now 0.0002.*remove"):
+    with pytest.raises(
+        UsageError,
+        match=(
+            "checkpoint of another run: lora_rank 32, now 16; learning_rate 0.005, now"
+            " 0.0002.*remove"
+        ),
+    ):
         train(rows, other, base, tmp_path, render)
     with pytest.raises(UsageError, match="rows 6, now 5; the rows themselves"):
         train(rows[:-1], one_epoch, base, tmp_path, render)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == kept
     more_often = one_epoch.model_copy(update={"checkpoint_every_steps": 1})
-    assert train(rows, more_often, base, tmp_path, render).resumed_from_step == 3, "how often is no other run"
+    assert train(rows, more_often, base, tmp_path, render).resumed_from_step == 3, (
+        "how often is no other run"
+    )
 
 
 def test_a_real_failure_of_the_cpu_allocator_is_recognised() -> None:
@@ -247,10 +339,21 @@ def ray_here() -> Any:
 
 @pytest.mark.slow
 def test_a_ray_task_trains_the_same_adapter_and_logs_while_it_does(
-    ray_here: Any, trained: training.TrainingResult, base: Path, rows: list[dict[str, Any]], tmp_path: Path
+    ray_here: Any,
+    trained: training.TrainingResult,
+    base: Path,
+    rows: list[dict[str, Any]],
+    tmp_path: Path,
 ) -> None:
     seen: list[tuple[float, bool]] = []
-    result = train_on_ray(rows, RECIPE, base, tmp_path, render, lambda entry: seen.append((entry["step"], (tmp_path / "adapter").exists())))
+    result = train_on_ray(
+        rows,
+        RECIPE,
+        base,
+        tmp_path,
+        render,
+        lambda entry: seen.append((entry["step"], (tmp_path / "adapter").exists())),
+    )
     assert [step for step, _ in seen] == list(range(1, 10))
     assert not seen[0][1], "the first log came while training was going on"
     assert result.tokens == trained.tokens

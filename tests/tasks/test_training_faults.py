@@ -1,4 +1,5 @@
-"""Too little memory, the wrong base model, no rows: one clear error each, with the numbers and what to do."""
+"""Too little memory, the wrong base model, no rows: one clear error each, with the numbers and what
+to do."""
 
 from __future__ import annotations
 
@@ -28,8 +29,17 @@ def told(error: Exception, **recipe: object) -> str:
 def test_out_of_memory_gives_the_numbers_and_three_ways_out() -> None:
     import torch
 
-    message = told(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has"), batch_size=2)
-    for part in ("Qwen/QwQ-32B", "GiB taken by this process", "20.00 GiB more asked for", "batch_size 2 x up to 2100 tokens", "float32"):
+    message = told(
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has"),
+        batch_size=2,
+    )
+    for part in (
+        "Qwen/QwQ-32B",
+        "GiB taken by this process",
+        "20.00 GiB more asked for",
+        "batch_size 2 x up to 2100 tokens",
+        "float32",
+    ):
         assert part in message
     ways = message.partition("three ways out: ")[2].split("; ")
     assert len(ways) == 3
@@ -49,8 +59,12 @@ def test_what_is_done_already_is_no_way_out() -> None:
 
 def test_a_length_that_all_rows_have_is_undercut() -> None:
     same = [{"prompt_tokens": 1, "completion_tokens": 9}] * 5
-    recipe = TrainingRecipe(gradient_checkpointing=True, parallelism="ddp", workers=2).resolve(gpu=False)
-    assert "max_length below 10, which drops the longest rows" in str(explain(MemoryError(), recipe, same, "cpu", Path("out")))
+    recipe = TrainingRecipe(gradient_checkpointing=True, parallelism="ddp", workers=2).resolve(
+        gpu=False
+    )
+    assert "max_length below 10, which drops the longest rows" in str(
+        explain(MemoryError(), recipe, same, "cpu", Path("out"))
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,13 +86,15 @@ def test_memory_that_a_library_did_not_get_is_recognised_below_other_errors(word
 
 
 def test_anything_else_says_what_it_was_and_where_it_goes_on(tmp_path: Path) -> None:
-    answer = explain(ConnectionError("power cut\nmore"), TrainingRecipe(), EXAMPLES, "cpu", tmp_path)
+    answer = explain(
+        ConnectionError("power cut\nmore"), TrainingRecipe(), EXAMPLES, "cpu", tmp_path
+    )
     assert type(answer) is EvalError
     assert str(answer).startswith("training failed: ConnectionError: power cut (")
     assert f"resumes from {tmp_path / 'checkpoints'}" in str(answer)
 
 
-# -- what cannot be trained on ------------------------------------------------------------------------------------------------------
+# -- what cannot be trained on ---------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -94,12 +110,24 @@ def refused(base: Path, out: Path, rows: list[dict[str, Any]], **recipe: Any) ->
 
 
 def test_an_empty_set_is_refused(base: Path, tmp_path: Path) -> None:
-    assert refused(base, tmp_path, []) == "no row is left to train on (of 0): the set is empty (curate at least one row)"
+    assert (
+        refused(base, tmp_path, [])
+        == "no row is left to train on (of 0): the set is empty (curate at least one row)"
+    )
 
 
 def test_rows_over_the_limit_are_refused_by_name_and_length(base: Path, tmp_path: Path) -> None:
-    message = refused(base, tmp_path, [row(0), row(1, reasoning=REASONING * 30)], max_length=500, overlong="refuse")
-    assert message.startswith("1 of 2 rows cannot be trained on: c1 (overlong, ") and "raise max_length to" in message
+    message = refused(
+        base,
+        tmp_path,
+        [row(0), row(1, reasoning=REASONING * 30)],
+        max_length=500,
+        overlong="refuse",
+    )
+    assert (
+        message.startswith("1 of 2 rows cannot be trained on: c1 (overlong, ")
+        and "raise max_length to" in message
+    )
 
 
 def test_a_tokenizer_without_an_end_token_is_refused(base: Path, tmp_path: Path) -> None:
@@ -117,8 +145,15 @@ def test_a_tokenizer_without_a_chat_template_is_refused(base: Path, tmp_path: Pa
     assert "has no chat template" in refused(broken, tmp_path / "run", [row(0)])
 
 
-def test_a_base_model_without_the_projections_is_refused_even_where_it_has_some(base: Path, tmp_path: Path) -> None:
+def test_a_base_model_without_the_projections_is_refused_even_where_it_has_some(
+    base: Path, tmp_path: Path
+) -> None:
     """PEFT trains those that match and says nothing of the others."""
-    message = refused(base, tmp_path, [row(0)], target_modules=("q_proj", "v_proj", "c_fc", "query_key_value"))
+    message = refused(
+        base, tmp_path, [row(0)], target_modules=("q_proj", "v_proj", "c_fc", "query_key_value")
+    )
     assert "small (Qwen2ForCausalLM) has no layer named c_fc, query_key_value" in message
-    assert "its linear layers: down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj" in message
+    assert (
+        "its linear layers: down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
+        in message
+    )

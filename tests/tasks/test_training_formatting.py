@@ -1,4 +1,5 @@
-"""What training shows the model is what sampling asks it and what the parser reads back, under templates like those of QwQ and of Qwen3."""
+"""What training shows the model is what sampling asks it and what the parser reads back, under
+templates like those of QwQ and of Qwen3."""
 
 from __future__ import annotations
 
@@ -22,30 +23,44 @@ from tasks.synthesis.sampler import Request
 from tasks.training.formatting import label_mask, select_examples, to_prompt_completion
 
 REASONING = (
-    "Rows are independent, so take four at once.\n\n```cpp\nacc += x[j];\n```\n\nThat hides the latency of the add. Wait, \u6f22 is fine."
+    "Rows are independent, so take four at once.\n\n```cpp\nacc += x[j];\n```\n\nThat hides the"
+    " latency of the add. Wait, \u6f22 is fine."
 )
 CODE = "import torch.nn as nn\n\n\nclass ModelNew(nn.Module):\n    pass\n"
 ANSWER = f"Four rows at a time:\n\n```python\n{CODE}```\n\nIt needs no shared memory."
 PROMPT = "Write a kernel for\nclass Model(nn.Module): ...\n"
-# As QwQ-32B's: the generation prompt opens the think block, and an assistant turn of the history loses its reasoning
+# As QwQ-32B's: the generation prompt opens the think block, and an assistant turn of the history
+# loses its reasoning
 QWQ = (
-    "{%- for m in messages %}{%- set text = m.content %}"
-    "{%- if m.role == 'assistant' and '</think>' in text %}{%- set text = text.split('</think>')[-1].lstrip('\\n') %}{%- endif %}"
-    "{{- '<|im_start|>' + m.role + '\\n' + text + '<|im_end|>\\n' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}"
+    "{%- for m in messages %}{%- set text = m.content %}{%- if m.role == 'assistant' and '</think>'"
+    " in text %}{%- set text = text.split('</think>')[-1].lstrip('\\n') %}{%- endif %}{{-"
+    " '<|im_start|>' + m.role + '\\n' + text + '<|im_end|>\\n' }}{%- endfor %}{%- if"
+    " add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}"
 )
-# As Qwen3's: the same, but the model writes the tag itself; asked not to think it finds an empty block
+# As Qwen3's: the same, but the model writes the tag itself; asked not to think it finds an empty
+# block
 QWEN3 = QWQ.replace(
     "assistant\\n<think>\\n' }}",
-    "assistant\\n' }}{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}",
+    "assistant\\n' }}{%- if enable_thinking is defined and enable_thinking is false %}{{-"
+    " '<think>\\n\\n</think>\\n\\n' }}{%- endif %}",
 )
 TEMPLATES = pytest.mark.parametrize("template", [QWQ, QWEN3], ids=["qwq", "qwen3"])
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = SmallModelConfig(vocab_size=600, hidden_size=16, layers=1, heads=2, kv_heads=1, intermediate_size=16, max_positions=4096)
-    return build_small_model(tmp_path_factory.mktemp("models") / "small", [REASONING, ANSWER, PROMPT], config)
+    config = SmallModelConfig(
+        vocab_size=600,
+        hidden_size=16,
+        layers=1,
+        heads=2,
+        kv_heads=1,
+        intermediate_size=16,
+        max_positions=4096,
+    )
+    return build_small_model(
+        tmp_path_factory.mktemp("models") / "small", [REASONING, ANSWER, PROMPT], config
+    )
 
 
 @cache
@@ -59,12 +74,15 @@ def example_of(tokenizer: Any, reasoning: str = REASONING, answer: str = ANSWER)
     def prompt_of(_: Mapping[str, Any]) -> str:
         return PROMPT
 
-    (example,) = to_prompt_completion([{"candidate_id": "c", "reasoning": reasoning, "answer": answer}], tokenizer, prompt_of)
+    (example,) = to_prompt_completion(
+        [{"candidate_id": "c", "reasoning": reasoning, "answer": answer}], tokenizer, prompt_of
+    )
     return example
 
 
 class Parrot:
-    """A model that says, after the one prompt it knows, what it was told to; any other prompt is an error."""
+    """A model that says, after the one prompt it knows, what it was told to; any other prompt is an
+    error."""
 
     def __init__(self, prompt: list[int], says: list[int], vocabulary: int) -> None:
         self.prompt, self.says, self.vocabulary = prompt, says, vocabulary
@@ -75,19 +93,29 @@ class Parrot:
         import torch
 
         if input_ids.shape[1] > 1:
-            assert input_ids[0].tolist() == self.prompt, "sampling asks with other tokens than training has shown"
+            assert input_ids[0].tolist() == self.prompt, (
+                "sampling asks with other tokens than training has shown"
+            )
         logits = torch.zeros(1, 1, self.vocabulary)
         logits[0, 0, self.says[int(position_ids[0, -1]) + 1 - len(self.prompt)]] = 100.0
         return SimpleNamespace(logits=logits, past_key_values=None)
 
 
 @TEMPLATES
-def test_what_is_trained_on_comes_back_through_sampling_and_parsing(base: Path, template: str) -> None:
+def test_what_is_trained_on_comes_back_through_sampling_and_parsing(
+    base: Path, template: str
+) -> None:
     tokenizer = tokenizer_with(base, template)
     example = example_of(tokenizer)
     mask = label_mask(example, tokenizer)
-    prompt = [token for token, carries in zip(mask.input_ids, mask.carries_loss, strict=True) if not carries]
-    labels = [token for token, carries in zip(mask.input_ids, mask.carries_loss, strict=True) if carries]
+    prompt = [
+        token
+        for token, carries in zip(mask.input_ids, mask.carries_loss, strict=True)
+        if not carries
+    ]
+    labels = [
+        token for token, carries in zip(mask.input_ids, mask.carries_loss, strict=True) if carries
+    ]
     # beyond the end token there is something more to say: who does not stop at it says it
     parrot = Parrot(prompt, [*labels, *labels], len(tokenizer))
     sampler = TransformersSampler(base, None, "small", device="cpu")
@@ -95,34 +123,64 @@ def test_what_is_trained_on_comes_back_through_sampling_and_parsing(base: Path, 
     loaded.tokenizer, loaded.model = tokenizer, parrot
     task = KernelTask(task_id="t", name="t", code="class Model: pass")
     sampling = SamplingParams(temperature=0.0, max_tokens=2 * len(labels))
-    request = Request(request_key="r", task=task, language=Language.CPP, prompt=PROMPT, sample_index=0, sampling=sampling)
+    request = Request(
+        request_key="r",
+        task=task,
+        language=Language.CPP,
+        prompt=PROMPT,
+        sample_index=0,
+        sampling=sampling,
+    )
     (response,) = sampler.sample([request])
-    assert (response.finish_reason, response.completion_tokens) == ("stop", len(labels)), "it ends with the end token, itself trained on"
+    assert (response.finish_reason, response.completion_tokens) == (
+        "stop",
+        len(labels),
+    ), "it ends with the end token, itself trained on"
     parsed = parse_response(response.text, finish_reason=response.finish_reason)
     assert (parsed.reasoning, parsed.answer, parsed.code) == (REASONING, ANSWER, CODE)
 
 
 @TEMPLATES
-def test_the_whole_reasoning_and_one_end_token_carry_loss_and_no_token_of_the_prompt_does(base: Path, template: str) -> None:
+def test_the_whole_reasoning_and_one_end_token_carry_loss_and_no_token_of_the_prompt_does(
+    base: Path, template: str
+) -> None:
     tokenizer = tokenizer_with(base, template)
     example = example_of(tokenizer)
     mask = label_mask(example, tokenizer)
-    end, open_tag, close_tag = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<think>", "</think>"])
-    labels = [token for token, carries in zip(mask.input_ids, mask.carries_loss, strict=True) if carries]
+    end, open_tag, close_tag = tokenizer.convert_tokens_to_ids(
+        ["<|im_end|>", "<think>", "</think>"]
+    )
+    labels = [
+        token for token, carries in zip(mask.input_ids, mask.carries_loss, strict=True) if carries
+    ]
     assert mask.carries_loss == sorted(mask.carries_loss), "one prompt, then one completion"
     assert labels[-1] == end and labels.count(end) == 1 and labels.count(close_tag) == 1
-    reasoning, answer = (tokenizer.decode(part) for part in (labels[: labels.index(close_tag)], labels[labels.index(close_tag) + 1 : -1]))
+    reasoning, answer = (
+        tokenizer.decode(part)
+        for part in (labels[: labels.index(close_tag)], labels[labels.index(close_tag) + 1 : -1])
+    )
     assert reasoning.removeprefix("<think>\n") == REASONING + "\n" and answer == "\n\n" + ANSWER
-    assert labels.count(open_tag) == (1 if template == QWEN3 else 0), "the model learns to open the block only where nobody opens it for it"
+    assert labels.count(open_tag) == (1 if template == QWEN3 else 0), (
+        "the model learns to open the block only where nobody opens it for it"
+    )
     whole = tokenizer.decode(mask.input_ids)
-    assert whole.count("<think>\n") == 1 and whole.index(PROMPT) < whole.index("<think>\n"), "one block, after the user's turn"
+    assert whole.count("<think>\n") == 1 and whole.index(PROMPT) < whole.index("<think>\n"), (
+        "one block, after the user's turn"
+    )
 
 
 @TEMPLATES
-def test_a_template_that_strips_the_reasoning_of_its_history_does_not_touch_ours(base: Path, template: str) -> None:
+def test_a_template_that_strips_the_reasoning_of_its_history_does_not_touch_ours(
+    base: Path, template: str
+) -> None:
     tokenizer = tokenizer_with(base, template)
-    turns = [{"role": "user", "content": PROMPT}, {"role": "assistant", "content": f"<think>\n{REASONING}\n</think>\n\n{ANSWER}"}]
-    assert REASONING not in tokenizer.apply_chat_template(turns, tokenize=False), "what conversational rows would have become"
+    turns = [
+        {"role": "user", "content": PROMPT},
+        {"role": "assistant", "content": f"<think>\n{REASONING}\n</think>\n\n{ANSWER}"},
+    ]
+    assert REASONING not in tokenizer.apply_chat_template(turns, tokenize=False), (
+        "what conversational rows would have become"
+    )
     assert REASONING in example_of(tokenizer)["completion"]
 
 
@@ -138,20 +196,33 @@ LINE = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), ma
 TEXT = st.lists(LINE, min_size=1, max_size=6).map("\n".join)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(reasoning=TEXT, remark=TEXT)
 @TEMPLATES
-def test_any_text_that_is_kept_decodes_to_itself_and_parses_to_its_parts(base: Path, template: str, reasoning: str, remark: str) -> None:
+def test_any_text_that_is_kept_decodes_to_itself_and_parses_to_its_parts(
+    base: Path, template: str, reasoning: str, remark: str
+) -> None:
     # Qwen's tokenizers compose characters (NFC); what a model wrote is composed already
     reasoning, remark = (unicodedata.normalize("NFC", text).strip() for text in (reasoning, remark))
     tokenizer = tokenizer_with(base, template)
     example = example_of(tokenizer, reasoning, f"```python\n{CODE}```\n{remark}")
     assume(reasoning and "```" not in reasoning + remark and "~~~" not in reasoning + remark)
-    assume(not any(token in reasoning + remark for token in ("<think>", "</think>", *tokenizer.all_special_tokens)))
+    assume(
+        not any(
+            token in reasoning + remark
+            for token in ("<think>", "</think>", *tokenizer.all_special_tokens)
+        )
+    )
     (kept,), dropped = select_examples([example], tokenizer, max_length=100_000, overlong="drop")
     mask = label_mask(kept, tokenizer)
-    assert dropped == [] and len(mask.input_ids) == kept["prompt_tokens"] + kept["completion_tokens"]
-    labels = [token for token, carries in zip(mask.input_ids, mask.carries_loss, strict=True) if carries]
+    assert (
+        dropped == [] and len(mask.input_ids) == kept["prompt_tokens"] + kept["completion_tokens"]
+    )
+    labels = [
+        token for token, carries in zip(mask.input_ids, mask.carries_loss, strict=True) if carries
+    ]
     text = tokenizer.decode(labels, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     parsed = parse_response(text, finish_reason="stop")
     assert (parsed.reasoning, parsed.answer, parsed.code) == (reasoning, kept["body"][1], CODE)

@@ -1,7 +1,8 @@
-"""FSDP2 spreads the model over its workers and takes the steps that one worker takes, also after a kill.
+"""FSDP2 spreads the model over its workers and takes the steps that one worker takes, also after a
+kill.
 
-accelerate offers FSDP2 on GPUs only. Here it is told that two gloo processes are GPUs: everything else, from the sharding of the weights to
-the parts of a checkpoint, is what runs there.
+accelerate offers FSDP2 on GPUs only. Here it is told that two gloo processes are GPUs: everything
+else, from the sharding of the weights to the parts of a checkpoint, is what runs there.
 """
 
 from __future__ import annotations
@@ -21,14 +22,31 @@ from tasks.training.trainer import train
 from tests.support.training import render, row, tiny_model
 
 ROWS = [row(index) for index in range(8)]
-ONE = TrainingRecipe(gradient_accumulation=4, learning_rate=5e-3, num_epochs=2, lora_dropout=0.0, checkpoint_every_steps=1)
+ONE = TrainingRecipe(
+    gradient_accumulation=4,
+    learning_rate=5e-3,
+    num_epochs=2,
+    lora_dropout=0.0,
+    checkpoint_every_steps=1,
+)
 # with recomputation, as on GPUs: another way to it restored no adapter
 TWO = ONE.model_copy(update={"workers": 2, "parallelism": "fsdp2", "gradient_checkpointing": True})
 
 
-def _member(rank: int, port: int, recipe: TrainingRecipe, base: Path, out: Path, killed_at: int, told: Path) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_TORCH_DEVICE": "cpu"}
+def _member(
+    rank: int, port: int, recipe: TrainingRecipe, base: Path, out: Path, killed_at: int, told: Path
+) -> None:
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "ACCELERATE_TORCH_DEVICE": "cpu",
+    }
     import torch
     from accelerate.state import PartialState
     from accelerate.utils import DistributedType
@@ -47,23 +65,35 @@ def _member(rank: int, port: int, recipe: TrainingRecipe, base: Path, out: Path,
     real = SFTTrainer.training_step
 
     def training_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        weights = [parameter for parameter in self.model.parameters() if isinstance(parameter, DTensor)]
-        shares.append(sum(w.to_local().numel() for w in weights) / sum(w.numel() for w in self.model.parameters()))
+        weights = [
+            parameter for parameter in self.model.parameters() if isinstance(parameter, DTensor)
+        ]
+        shares.append(
+            sum(w.to_local().numel() for w in weights)
+            / sum(w.numel() for w in self.model.parameters())
+        )
         return real(self, *args, **kwargs)
 
     SFTTrainer.training_step = training_step
     result = train(ROWS, recipe, base, out, render, on_log)
-    (told / f"{rank}.json").write_text(json.dumps({"result": result.model_dump(mode="json"), "share": shares[0]}))
+    (told / f"{rank}.json").write_text(
+        json.dumps({"result": result.model_dump(mode="json"), "share": shares[0]})
+    )
     torch.distributed.destroy_process_group()
 
 
-def by_two(recipe: TrainingRecipe, base: Path, out: Path, told: Path, killed_at: int = -1) -> list[dict[str, Any]]:
+def by_two(
+    recipe: TrainingRecipe, base: Path, out: Path, told: Path, killed_at: int = -1
+) -> list[dict[str, Any]]:
     told.mkdir()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     context = multiprocessing.get_context("spawn")
-    members = [context.Process(target=_member, args=(rank, port, recipe, base, out, killed_at, told)) for rank in range(2)]
+    members = [
+        context.Process(target=_member, args=(rank, port, recipe, base, out, killed_at, told))
+        for rank in range(2)
+    ]
     for member in members:
         member.start()
     members[0].join(timeout=400)
@@ -75,24 +105,39 @@ def by_two(recipe: TrainingRecipe, base: Path, out: Path, told: Path, killed_at:
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_model_take_the_steps_of_one_and_go_on_exactly(tmp_path: Path) -> None:
+def test_two_processes_share_the_model_take_the_steps_of_one_and_go_on_exactly(
+    tmp_path: Path,
+) -> None:
     base = tiny_model(tmp_path / "small")
     first, second = by_two(TWO, base, tmp_path / "whole", tmp_path / "told")
     alone = train(ROWS, ONE, base, tmp_path / "alone", render)
-    assert first["share"] == pytest.approx(0.5, abs=0.01) and second["share"] == pytest.approx(0.5, abs=0.01)
+    assert first["share"] == pytest.approx(0.5, abs=0.01) and second["share"] == pytest.approx(
+        0.5, abs=0.01
+    )
     history = first["result"]["history"]
-    assert [entry["loss"] for entry in history] == pytest.approx([entry["loss"] for entry in alone.history], rel=1e-5)
-    assert [entry["num_tokens"] for entry in history] == [entry["num_tokens"] for entry in alone.history]
+    assert [entry["loss"] for entry in history] == pytest.approx(
+        [entry["loss"] for entry in alone.history], rel=1e-5
+    )
+    assert [entry["num_tokens"] for entry in history] == [
+        entry["num_tokens"] for entry in alone.history
+    ]
 
     assert by_two(TWO, base, tmp_path / "killed", tmp_path / "none", killed_at=3) == []
     resumed, _ = by_two(TWO, base, tmp_path / "killed", tmp_path / "told-again")
     assert resumed["result"]["resumed_from_step"] == 2
     assert resumed["result"]["history"] == history, "to the last bit"
     for name in ("adapter_model.safetensors", "adapter_config.json"):
-        assert (tmp_path / "killed" / "adapter" / name).read_bytes() == (tmp_path / "whole" / "adapter" / name).read_bytes()
-    weights = (tmp_path / "alone" / "adapter" / "adapter_model.safetensors", tmp_path / "whole" / "adapter" / "adapter_model.safetensors")
+        assert (tmp_path / "killed" / "adapter" / name).read_bytes() == (
+            tmp_path / "whole" / "adapter" / name
+        ).read_bytes()
+    weights = (
+        tmp_path / "alone" / "adapter" / "adapter_model.safetensors",
+        tmp_path / "whole" / "adapter" / "adapter_model.safetensors",
+    )
     from safetensors.torch import load_file
 
     left, right = (load_file(path) for path in weights)
     assert left.keys() == right.keys(), "the same adapter for whoever loads it"
-    assert {name: tensor.shape for name, tensor in left.items()} == {name: tensor.shape for name, tensor in right.items()}
+    assert {name: tensor.shape for name, tensor in left.items()} == {
+        name: tensor.shape for name, tensor in right.items()
+    }

@@ -20,8 +20,15 @@ from tasks.training.trainer import TrainingResult, train
 from tests.support.training import EXHAUSTED, exhaust_memory, render, row, tiny_model
 
 ROWS = [row(index) for index in range(8)]
-# without dropout, whose masks differ between workers; 4 steps an epoch of 2 rows, one for each worker
-ONE = TrainingRecipe(gradient_accumulation=2, learning_rate=5e-3, num_epochs=2, lora_dropout=0.0, checkpoint_every_steps=1)
+# without dropout, whose masks differ between workers; 4 steps an epoch of 2 rows, one for each
+# worker
+ONE = TrainingRecipe(
+    gradient_accumulation=2,
+    learning_rate=5e-3,
+    num_epochs=2,
+    lora_dropout=0.0,
+    checkpoint_every_steps=1,
+)
 TWO = ONE.model_copy(update={"workers": 2, "parallelism": "ddp"})
 
 
@@ -67,16 +74,23 @@ def nothing_is_left(ray_here: Any, processes: list[psutil.Process]) -> None:
 
 
 def adapter_bytes(result: TrainingResult) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in result.adapter_dir.iterdir() if path.suffix in (".json", ".safetensors")}
+    return {
+        path.name: path.read_bytes()
+        for path in result.adapter_dir.iterdir()
+        if path.suffix in (".json", ".safetensors")
+    }
 
 
 @pytest.mark.slow
-def test_two_workers_take_the_steps_that_one_takes(base: Path, by_two: TrainingResult, tmp_path: Path) -> None:
+def test_two_workers_take_the_steps_that_one_takes(
+    base: Path, by_two: TrainingResult, tmp_path: Path
+) -> None:
     alone = train(ROWS, ONE, base, tmp_path, render)
     assert by_two.workers == 2 and by_two.steps == alone.steps == 8
     assert by_two.tokens == alone.tokens
-    # the same rows in every step and every token weighs the same; what is left is the order in which float32 sums are taken (2^-24 each,
-    # over some hundred tokens a step), and what eight optimiser steps make of it
+    # the same rows in every step and every token weighs the same; what is left is the order in
+    # which float32 sums are taken (2^-24 each, over some hundred tokens a step), and what eight
+    # optimiser steps make of it
     for together, single in zip(by_two.history, alone.history, strict=True):
         assert together["loss"] == pytest.approx(single["loss"], rel=1e-5)
         assert together["grad_norm"] == pytest.approx(single["grad_norm"], rel=1e-3)
@@ -84,7 +98,9 @@ def test_two_workers_take_the_steps_that_one_takes(base: Path, by_two: TrainingR
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_costs_the_steps_since_the_checkpoint(base: Path, by_two: TrainingResult, tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_costs_the_steps_since_the_checkpoint(
+    base: Path, by_two: TrainingResult, tmp_path: Path
+) -> None:
     seen: list[float] = []
 
     def kill_one(entry: dict[str, float]) -> None:
@@ -97,7 +113,9 @@ def test_a_worker_that_is_killed_costs_the_steps_since_the_checkpoint(base: Path
     assert len(seen) < 16, "it did not begin anew"
     assert set(seen) == set(range(1, 9))
     assert result.resumed_from_step >= 3
-    assert result.history == by_two.history, "to the last bit: the same two workers, from their checkpoint"
+    assert result.history == by_two.history, (
+        "to the last bit: the same two workers, from their checkpoint"
+    )
     assert adapter_bytes(result) == adapter_bytes(by_two)
 
 
@@ -116,25 +134,43 @@ def test_an_interrupted_caller_leaves_no_worker(ray_here: Any, base: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_what_one_worker_cannot_do_ends_the_run_at_once(ray_here: Any, base: Path, tmp_path: Path) -> None:
+def test_what_one_worker_cannot_do_ends_the_run_at_once(
+    ray_here: Any, base: Path, tmp_path: Path
+) -> None:
     """One of two runs out of memory, and the other waits for it in a collective operation."""
     seen: list[float] = []
-    with pytest.raises(UsageError, match=r"out of memory .* \(worker 1 of 2\), 20.00 GiB more asked for: .*three ways out"):
-        train_on_ray([{**ROWS[0], EXHAUSTED: "1"}, *ROWS[1:]], TWO, base, tmp_path, render, lambda entry: seen.append(entry["step"]))
+    with pytest.raises(
+        UsageError,
+        match=r"out of memory .* \(worker 1 of 2\), 20.00 GiB more asked for: .*three ways out",
+    ):
+        train_on_ray(
+            [{**ROWS[0], EXHAUSTED: "1"}, *ROWS[1:]],
+            TWO,
+            base,
+            tmp_path,
+            render,
+            lambda entry: seen.append(entry["step"]),
+        )
     assert not seen
     nothing_is_left(ray_here, workers())
 
 
 def test_more_workers_than_devices_are_refused_with_both_numbers() -> None:
     eight = TrainingRecipe(workers=8, parallelism="fsdp2")
-    with pytest.raises(UsageError, match="8 workers and the Ray cluster has 2 GPUs .*set workers to 2"):
+    with pytest.raises(
+        UsageError, match="8 workers and the Ray cluster has 2 GPUs .*set workers to 2"
+    ):
         launch._on_gpus(eight, {"CPU": 64.0, "GPU": 2.0})
-    with pytest.raises(UsageError, match="8 workers and the Ray cluster has 4 CPU cores and no GPU"):
+    with pytest.raises(
+        UsageError, match="8 workers and the Ray cluster has 4 CPU cores and no GPU"
+    ):
         launch._on_gpus(eight, {"CPU": 4.0})
     assert launch._on_gpus(eight, {"CPU": 64.0, "GPU": 8.0}) is True
     assert launch._on_gpus(TrainingRecipe(), {"CPU": 1.0}) is False
 
 
 def test_a_process_that_is_alone_does_not_train_for_two(base: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="trains with 2 workers, and 1 were started .*train_on_ray"):
+    with pytest.raises(
+        UsageError, match="trains with 2 workers, and 1 were started .*train_on_ray"
+    ):
         train(ROWS, TWO, base, tmp_path, render)

@@ -1,4 +1,5 @@
-"""The recipe is what PEFT and TRL really get, the paper's profile spells it out, and nothing in it changes unseen."""
+"""The recipe is what PEFT and TRL really get, the paper's profile spells it out, and nothing in it
+changes unseen."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
 from tasks.sources.small_model import load_tokenizer
-from tasks.store import SnapshotRef
+from tasks.store.snapshot import SnapshotRef
 from tasks.training import stage
 from tasks.training import trainer as training
 from tasks.training.checkpoints import RunIdentity, watch
@@ -24,7 +25,9 @@ PAPER = Path(__file__).parents[2] / "deployments" / "profiles" / "paper.yaml"
 
 
 def paper() -> TrainingRecipe:
-    return TrainingRecipe.model_validate(yaml.safe_load(PAPER.read_text(encoding="utf-8"))["training"])
+    return TrainingRecipe.model_validate(
+        yaml.safe_load(PAPER.read_text(encoding="utf-8"))["training"]
+    )
 
 
 def test_the_papers_profile_spells_out_every_value_and_is_the_papers() -> None:
@@ -33,12 +36,20 @@ def test_the_papers_profile_spells_out_every_value_and_is_the_papers() -> None:
     assert set(spelled["evaluation"]) == set(EvaluationConfig.model_fields)
     recipe = paper()
     assert recipe.base_model == "Qwen/QwQ-32B"
-    assert (recipe.lora_rank, recipe.lora_alpha, recipe.lora_dropout, recipe.num_epochs) == (32, 32, 0.05, 3)
+    assert (recipe.lora_rank, recipe.lora_alpha, recipe.lora_dropout, recipe.num_epochs) == (
+        32,
+        32,
+        0.05,
+        3,
+    )
     assert (recipe.learning_rate, recipe.lr_schedule, recipe.max_length) == (1e-4, "cosine", "data")
 
 
 def test_every_value_has_its_source_beside_it() -> None:
-    lines = {line.strip().partition(":")[0]: line.partition("# ")[2] for line in PAPER.read_text(encoding="utf-8").splitlines()}
+    lines = {
+        line.strip().partition(":")[0]: line.partition("# ")[2]
+        for line in PAPER.read_text(encoding="utf-8").splitlines()
+    }
     for name in TrainingRecipe.model_fields:
         assert lines[name].startswith(("paper", "reviews", "measured", "ours: ")), name
 
@@ -49,13 +60,31 @@ def test_what_trl_and_peft_get_is_the_recipe(tmp_path: Path) -> None:
     recipe = paper().model_copy(update={"workers": 1, "parallelism": "none"}).resolve(gpu=False)
     examples = to_prompt_completion([row(0)], tokenizer, render)
     callback = watch(RunIdentity.of(recipe, base, examples), recipe.checkpoint_every_steps, None)
-    trainer = training._build_trainer(examples, recipe, base, tokenizer, tmp_path / "checkpoints", "cpu", callback)
+    trainer = training._build_trainer(
+        examples, recipe, base, tokenizer, tmp_path / "checkpoints", "cpu", callback
+    )
 
     (lora,) = trainer.model.peft_config.values()
-    got = {"r": lora.r, "alpha": lora.lora_alpha, "dropout": lora.lora_dropout, "bias": lora.bias, "kind": lora.task_type}
+    got = {
+        "r": lora.r,
+        "alpha": lora.lora_alpha,
+        "dropout": lora.lora_dropout,
+        "bias": lora.bias,
+        "kind": lora.task_type,
+    }
     assert got == {"r": 32, "alpha": 32, "dropout": 0.05, "bias": "none", "kind": "CAUSAL_LM"}
-    assert sorted(lora.target_modules) == ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
-    assert not (lora.use_rslora or lora.use_dora or lora.modules_to_save), "the adapter is scaled by alpha / r = 1, and nothing else is"
+    assert sorted(lora.target_modules) == [
+        "down_proj",
+        "gate_proj",
+        "k_proj",
+        "o_proj",
+        "q_proj",
+        "up_proj",
+        "v_proj",
+    ]
+    assert not (lora.use_rslora or lora.use_dora or lora.modules_to_save), (
+        "the adapter is scaled by alpha / r = 1, and nothing else is"
+    )
 
     args = trainer.args
     expected: dict[str, Any] = {
@@ -91,8 +120,12 @@ def test_what_trl_and_peft_get_is_the_recipe(tmp_path: Path) -> None:
 
 def test_a_share_of_warm_up_is_a_share_of_all_steps(tmp_path: Path) -> None:
     base = tiny_model(tmp_path / "small")
-    recipe = TrainingRecipe(gradient_accumulation=1, num_epochs=2, warmup_share=0.5, learning_rate=1e-3)
-    result = training.train([row(index) for index in range(4)], recipe, base, tmp_path / "run", render)
+    recipe = TrainingRecipe(
+        gradient_accumulation=1, num_epochs=2, warmup_share=0.5, learning_rate=1e-3
+    )
+    result = training.train(
+        [row(index) for index in range(4)], recipe, base, tmp_path / "run", render
+    )
     assert [entry["learning_rate"] for entry in result.history] == pytest.approx(
         [0.0, 2.5e-4, 5e-4, 7.5e-4, 1e-3, 8.5355e-4, 5e-4, 1.4645e-4], abs=1e-7
     )
@@ -129,8 +162,14 @@ CHANGES: dict[str, Any] = {
 def test_every_change_of_the_recipe_is_another_fingerprint(tmp_path: Path) -> None:
     assert set(CHANGES) == set(TrainingRecipe.model_fields), "a new key belongs in this test"
     curated = SnapshotRef(root=str(tmp_path), stage="curation", fingerprint="0" * 32)
-    recipes = [TrainingRecipe(), *(TrainingRecipe().model_copy(update={name: value}) for name, value in CHANGES.items())]
-    assert len({stage.planned(curated, recipe, {}).fingerprint for recipe in recipes}) == len(CHANGES) + 1
+    recipes = [
+        TrainingRecipe(),
+        *(TrainingRecipe().model_copy(update={name: value}) for name, value in CHANGES.items()),
+    ]
+    assert (
+        len({stage.planned(curated, recipe, {}).fingerprint for recipe in recipes})
+        == len(CHANGES) + 1
+    )
 
 
 def test_workers_share_the_passes_of_a_step_and_change_no_step() -> None:
@@ -144,15 +183,21 @@ def test_workers_share_the_passes_of_a_step_and_change_no_step() -> None:
             TrainingRecipe(**bad)
 
 
-def test_the_limit_may_come_from_the_data_and_never_leaves_the_models_window(tmp_path: Path) -> None:
+def test_the_limit_may_come_from_the_data_and_never_leaves_the_models_window(
+    tmp_path: Path,
+) -> None:
     base = tiny_model(tmp_path / "small", max_positions=512)
     rows = [row(0), row(1, reasoning=REASONING * 2), row(2, reasoning=REASONING * 40)]
     examples = to_prompt_completion(rows, load_tokenizer(base), render)
     lengths = [example["prompt_tokens"] + example["completion_tokens"] for example in examples]
     assert lengths[0] < lengths[1] < 512 < lengths[2]
     recipe = TrainingRecipe(max_length="data")
-    assert training._longest_allowed(recipe, examples[:2], base) == lengths[1], "the longest row: none is left out"
+    assert training._longest_allowed(recipe, examples[:2], base) == lengths[1], (
+        "the longest row: none is left out"
+    )
     assert training._longest_allowed(recipe, examples, base) == 512
     assert training._longest_allowed(TrainingRecipe(max_length=100), examples, base) == 100
     with pytest.raises(UsageError, match=f"c2 .overlong, {lengths[2]} tokens"):
-        training.train(rows, recipe.model_copy(update={"overlong": "refuse"}), base, tmp_path / "run", render)
+        training.train(
+            rows, recipe.model_copy(update={"overlong": "refuse"}), base, tmp_path / "run", render
+        )

@@ -1,4 +1,5 @@
-"""A training process that is killed at any moment costs time and nothing else: the same losses and the same adapter, byte for byte."""
+"""A training process that is killed at any moment costs time and nothing else: the same losses and
+the same adapter, byte for byte."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from tasks.training.recipe import TrainingRecipe
 from tasks.training.trainer import TrainingResult, train
 from tests.support.training import die_while_training, render, row, tiny_model
 
-# 6 rows, 2 passes a step: 3 steps an epoch, 9 in all, 18 passes. Checkpoints after steps 2, 3, 4, 6, 8 and 9.
+# 6 rows, 2 passes a step: 3 steps an epoch, 9 in all, 18 passes. Checkpoints after steps 2, 3, 4,
+# 6, 8 and 9.
 RECIPE = TrainingRecipe(gradient_accumulation=2, learning_rate=5e-3, checkpoint_every_steps=2)
 ROWS = [row(index) for index in range(6)]
 
@@ -24,20 +26,29 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def killed(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Future[None]]]:
-    """Killed between the two passes of step 5, in the middle of the second epoch. Meanwhile this process trains."""
+def killed(
+    base: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, Future[None]]]:
+    """Killed between the two passes of step 5, in the middle of the second epoch. Meanwhile this
+    process trains."""
     out = tmp_path_factory.mktemp("killed")
     with ThreadPoolExecutor(max_workers=1) as pool:
         yield out, pool.submit(die_while_training, ROWS, RECIPE, base, [("training_step", 9, out)])
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(base: Path, killed: Any, tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
+def uninterrupted(
+    base: Path, killed: Any, tmp_path_factory: pytest.TempPathFactory
+) -> TrainingResult:
     return train(ROWS, RECIPE, base, tmp_path_factory.mktemp("whole"), render)
 
 
 def adapter_bytes(result: TrainingResult) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in result.adapter_dir.iterdir() if path.suffix in (".json", ".safetensors")}
+    return {
+        path.name: path.read_bytes()
+        for path in result.adapter_dir.iterdir()
+        if path.suffix in (".json", ".safetensors")
+    }
 
 
 def goes_on_exactly(base: Path, out: Path, uninterrupted: TrainingResult, from_step: int) -> None:
@@ -45,7 +56,9 @@ def goes_on_exactly(base: Path, out: Path, uninterrupted: TrainingResult, from_s
     result = train(ROWS, RECIPE, base, out, render, lambda entry: seen.append(entry["step"]))
     assert result.resumed_from_step == from_step
     assert seen == list(range(from_step + 1, 10)), "nothing is done twice"
-    assert result.history == uninterrupted.history, "losses, gradient norms, learning rates and tokens, to the last bit"
+    assert result.history == uninterrupted.history, (
+        "losses, gradient norms, learning rates and tokens, to the last bit"
+    )
     assert adapter_bytes(result) == adapter_bytes(uninterrupted)
 
 
@@ -81,7 +94,9 @@ def test_killed_anywhere(base: Path, uninterrupted: TrainingResult, tmp_path: Pa
 def test_killed_twice(base: Path, uninterrupted: TrainingResult, tmp_path: Path) -> None:
     out = tmp_path / "run"
     die_while_training(ROWS, RECIPE, base, [("training_step", 5, out), ("training_step", 7, out)])
-    goes_on_exactly(base, out, uninterrupted, from_step=4)  # 5 passes, then 4 to 11 from step 2: 7 passes end in step 6
+    goes_on_exactly(
+        base, out, uninterrupted, from_step=4
+    )  # 5 passes, then 4 to 11 from step 2: 7 passes end in step 6
 
 
 def test_checkpoints_are_bounded_and_all_marked(uninterrupted: TrainingResult) -> None:
@@ -90,4 +105,14 @@ def test_checkpoints_are_bounded_and_all_marked(uninterrupted: TrainingResult) -
     for path in kept:
         files = {file.name for file in path.iterdir()}
         adapter = {"adapter_model.safetensors", "adapter_config.json"}
-        assert adapter | {"optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "complete.json"} <= files
+        assert (
+            adapter
+            | {
+                "optimizer.pt",
+                "scheduler.pt",
+                "rng_state.pth",
+                "trainer_state.json",
+                "complete.json",
+            }
+            <= files
+        )

@@ -1,4 +1,5 @@
-"""The tasks that a run trains on: none that the benchmark knows, each once, and a manifest that says why one is missing."""
+"""The tasks that a run trains on: none that the benchmark knows, each once, and a manifest that
+says why one is missing."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from tasks.decontamination.decontamination import DecontaminationConfig
 from tasks.decontamination.deduplication import DeduplicationConfig
 from tasks.decontamination.stage import run
 from tasks.sources.stage import keep, read_tasks
-from tasks.store import SnapshotRef
+from tasks.store.snapshot import SnapshotRef
 
 CODE = """
 import torch
@@ -41,7 +42,11 @@ def code(answer: str, layer: str = "layer", width: int = 32, size: int = 8) -> s
 
 
 def snapshot(root: Path, **codes: str) -> SnapshotRef:
-    return keep([KernelTask(task_id=f"user/{name}", name=name, code=text) for name, text in codes.items()], str(root), {})
+    return keep(
+        [KernelTask(task_id=f"user/{name}", name=name, code=text) for name, text in codes.items()],
+        str(root),
+        {},
+    )
 
 
 KNOWN = code("torch.softmax(torch.relu(self.layer(x)).cumsum(0), dim=1)")
@@ -68,26 +73,39 @@ def names(ref: SnapshotRef) -> list[str]:
     return [task.name for task in read_tasks(ref)]
 
 
-def test_what_the_benchmark_knows_is_left_out_and_so_is_what_repeats_another(tasks: SnapshotRef, benchmark: SnapshotRef) -> None:
+def test_what_the_benchmark_knows_is_left_out_and_so_is_what_repeats_another(
+    tasks: SnapshotRef, benchmark: SnapshotRef
+) -> None:
     chosen = run(tasks, benchmark, ON, ONCE)
     manifest = chosen.open().manifest
     assert names(chosen) == ["fresh"]
     assert manifest["status_counts"] == {"kept": 1, "known to the benchmark": 3, "repeated": 1}
-    removed = {row["task_id"]: (row["level"], row["benchmark_task_id"]) for row in manifest["decontamination"]["removed"]}
+    removed = {
+        row["task_id"]: (row["level"], row["benchmark_task_id"])
+        for row in manifest["decontamination"]["removed"]
+    }
     assert removed == {
         "user/same": ("exact", "user/known"),
         "user/renamed": ("normalised", "user/known"),
         "user/resized": ("shapes", "user/known"),
     }
-    assert [(row["id"], row["equals"]) for row in manifest["deduplication"]["removed"]] == [("user/twin", "user/fresh")]
+    assert [(row["id"], row["equals"]) for row in manifest["deduplication"]["removed"]] == [
+        ("user/twin", "user/fresh")
+    ]
     assert "3 of 5 training tasks are left out." in manifest["report"]
 
 
-def test_tasks_are_kept_as_they_were_and_in_their_order(tasks: SnapshotRef, benchmark: SnapshotRef) -> None:
+def test_tasks_are_kept_as_they_were_and_in_their_order(
+    tasks: SnapshotRef, benchmark: SnapshotRef
+) -> None:
     both_off = run(tasks, None, OFF, AS_OFTEN)
     assert read_tasks(both_off) == read_tasks(tasks)
     assert names(run(tasks, benchmark, ON, AS_OFTEN)) == ["twin", "fresh"]
-    assert names(run(tasks, None, OFF, ONCE)) == ["renamed", "resized", "fresh"], "of equals the smallest id stays"
+    assert names(run(tasks, None, OFF, ONCE)) == [
+        "renamed",
+        "resized",
+        "fresh",
+    ], "of equals the smallest id stays"
 
 
 def test_the_same_choice_is_one_snapshot_and_another_benchmark_is_another(
@@ -95,11 +113,20 @@ def test_the_same_choice_is_one_snapshot_and_another_benchmark_is_another(
 ) -> None:
     first = run(tasks, benchmark, ON, ONCE)
     assert run(tasks, benchmark, ON, ONCE) == first
-    other = run(tasks, snapshot(tmp_path, unknown=code("torch.sigmoid(x).matmul(self.layer.weight.t()).exp()")), ON, ONCE)
+    other = run(
+        tasks,
+        snapshot(tmp_path, unknown=code("torch.sigmoid(x).matmul(self.layer.weight.t()).exp()")),
+        ON,
+        ONCE,
+    )
     assert other != first and "renamed" in names(other)
 
 
-def test_a_set_that_the_benchmark_knows_whole_is_refused_with_the_ways_out(tmp_path: Path, benchmark: SnapshotRef) -> None:
-    with pytest.raises(UsageError, match=r"all 1 training tasks are known to the benchmark \(1 exact\)") as error:
+def test_a_set_that_the_benchmark_knows_whole_is_refused_with_the_ways_out(
+    tmp_path: Path, benchmark: SnapshotRef
+) -> None:
+    with pytest.raises(
+        UsageError, match=r"all 1 training tasks are known to the benchmark \(1 exact\)"
+    ) as error:
         run(snapshot(tmp_path, same=KNOWN), benchmark, ON, ONCE)
     assert "decontamination.enabled=false" in str(error.value)

@@ -1,4 +1,5 @@
-"""Tokens per second, utilisation and the machine's numbers in the training log, by hand and in a real training."""
+"""Tokens per second, utilisation and the machine's numbers in the training log, by hand and in a
+real training."""
 
 from __future__ import annotations
 
@@ -7,15 +8,28 @@ from typing import Any
 
 import pytest
 
-from tasks.sources.small_model import SmallModelConfig, build_small_model, load_causal_model, load_tokenizer
+from tasks.sources.small_model import (
+    SmallModelConfig,
+    build_small_model,
+    load_causal_model,
+    load_tokenizer,
+)
 from tasks.training import telemetry
-from tasks.training.telemetry import COLUMNS, SYSTEM, columns_of, mfu, multiplied_parameters, peak_flops
+from tasks.training.telemetry import (
+    COLUMNS,
+    SYSTEM,
+    columns_of,
+    mfu,
+    multiplied_parameters,
+    peak_flops,
+)
 
 TEXT = "walk over the rows four at a time and keep the sum in a register"
 
 
 def test_a_32b_model_without_recomputation_at_the_issues_rate_is_fully_used() -> None:
-    """An H200 that does 790 TFLOP/s takes 6,025 tokens/s through 32.8 billion parameters at four operations each."""
+    """An H200 that does 790 TFLOP/s takes 6,025 tokens/s through 32.8 billion parameters at four
+    operations each."""
     assert mfu(6025, 32_800_000_000, 790e12) == pytest.approx(1.0, abs=0.01)
     assert mfu(6025, 32_800_000_000, 790e12, devices=2) == pytest.approx(0.5, abs=0.01)
     assert mfu(6025, 32_800_000_000, None) is None
@@ -29,7 +43,9 @@ def test_peaks_go_by_name() -> None:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = SmallModelConfig(vocab_size=512, hidden_size=16, layers=1, heads=2, kv_heads=1, intermediate_size=16)
+    config = SmallModelConfig(
+        vocab_size=512, hidden_size=16, layers=1, heads=2, kv_heads=1, intermediate_size=16
+    )
     return build_small_model(tmp_path_factory.mktemp("models") / "small", [TEXT], config)
 
 
@@ -37,7 +53,10 @@ def test_the_table_of_embeddings_multiplies_nothing_unless_it_is_the_output(base
     import torch
 
     model = load_causal_model(base, dtype=torch.float32)
-    everything, table = sum(p.numel() for p in model.parameters()), model.get_input_embeddings().weight.numel()
+    everything, table = (
+        sum(p.numel() for p in model.parameters()),
+        model.get_input_embeddings().weight.numel(),
+    )
     assert multiplied_parameters(model) == everything - table
     model.lm_head.weight = model.get_input_embeddings().weight
     assert multiplied_parameters(model) == everything - table, "tied: the one table, as output"
@@ -71,19 +90,31 @@ def test_a_training_writes_its_speed_without_evaluation_and_what_the_machine_did
 
     monkeypatch.setattr(telemetry, "time", clock)
     monkeypatch.setattr(telemetry, "peak_flops", lambda name: 1e9)
-    rows = Dataset.from_list([{"prompt": "Go: ", "completion": TEXT[: 12 + 5 * number]} for number in range(6)])
+    rows = Dataset.from_list(
+        [{"prompt": "Go: ", "completion": TEXT[: 12 + 5 * number]} for number in range(6)]
+    )
     trainer = SFTTrainer(
         model=load_causal_model(base, dtype=torch.float32),
         args=SFTConfig(
-            output_dir=str(tmp_path), num_train_epochs=2, per_device_train_batch_size=2, bf16=False, gradient_checkpointing=False,
-            max_length=None, logging_steps=1, save_strategy="no", eval_strategy="epoch", report_to="none", disable_tqdm=True, use_cpu=True,
+            output_dir=str(tmp_path),
+            num_train_epochs=2,
+            per_device_train_batch_size=2,
+            bf16=False,
+            gradient_checkpointing=False,
+            max_length=None,
+            logging_steps=1,
+            save_strategy="no",
+            eval_strategy="epoch",
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=True,
         ),
         train_dataset=rows,
         eval_dataset=rows,
         processing_class=load_tokenizer(base),
         peft_config=LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj"]),
         callbacks=[Passing()],
-    )  # fmt: skip
+    )
     trainer.remove_callback(PrinterCallback)
     telemetry.attach(trainer)
     trainer.train()
@@ -92,11 +123,20 @@ def test_a_training_writes_its_speed_without_evaluation_and_what_the_machine_did
     before = 0.0
     for entry in steps:
         assert entry["tokens_per_s"] == pytest.approx((entry["num_tokens"] - before) / 2.0)
-        assert entry["mfu"] == pytest.approx(entry["tokens_per_s"] * 4 * multiplied_parameters(trainer.model) / 1e9)
+        assert entry["mfu"] == pytest.approx(
+            entry["tokens_per_s"] * 4 * multiplied_parameters(trainer.model) / 1e9
+        )
         before = entry["num_tokens"]
-        assert set(columns_of(entry)) == set(COLUMNS) and entry["memory_gb"] > 0.05, "torch alone is more"
-        assert 0 <= entry["system/cpu_utilization_percentage"] <= 100 and entry["system/system_memory_usage_megabytes"] > 100
+        assert set(columns_of(entry)) == set(COLUMNS) and entry["memory_gb"] > 0.05, (
+            "torch alone is more"
+        )
+        assert (
+            0 <= entry["system/cpu_utilization_percentage"] <= 100
+            and entry["system/system_memory_usage_megabytes"] > 100
+        )
         if not torch.cuda.is_available():
             assert all(entry[name] is None for name in SYSTEM[2:])
     evaluations = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
-    assert len(evaluations) == 2 and not any(name in entry for entry in evaluations for name in COLUMNS)
+    assert len(evaluations) == 2 and not any(
+        name in entry for entry in evaluations for name in COLUMNS
+    )

@@ -1,4 +1,5 @@
-"""What the recipe switches on reaches the run: held-out tasks, early stop, the log's columns, acceleration and packed lines."""
+"""What the recipe switches on reaches the run: held-out tasks, early stop, the log's columns,
+acceleration and packed lines."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from tasks.training.telemetry import COLUMNS
 from tasks.training.trainer import TrainingResult, train
 from tests.support.training import render, row, tiny_model
 
-RECIPE = TrainingRecipe(gradient_accumulation=2, num_epochs=2, learning_rate=5e-3, evaluation=EvaluationConfig(tasks=2))
+RECIPE = TrainingRecipe(
+    gradient_accumulation=2, num_epochs=2, learning_rate=5e-3, evaluation=EvaluationConfig(tasks=2)
+)
 ROWS = [row(index) for index in range(8)]
 
 
@@ -47,37 +50,66 @@ def test_the_log_holds_every_step_once_with_what_it_took(plain: TrainingResult) 
     assert plain.batches["rows_mean"] == 2 and plain.batches["tokens_mean"] > 2
 
 
-def test_packed_lines_with_acceleration_learn_what_rows_alone_learn(base: Path, plain: TrainingResult, tmp_path: Path) -> None:
-    """Without dropout, whose masks differ. All six rows make one step here, however they are packed: the losses of a step agree."""
+def test_packed_lines_with_acceleration_learn_what_rows_alone_learn(
+    base: Path, plain: TrainingResult, tmp_path: Path
+) -> None:
+    """Without dropout, whose masks differ. All six rows make one step here, however they are
+    packed: the losses of a step agree."""
     changes = {"lora_dropout": 0.0, "gradient_accumulation": 6}
     alone = train(ROWS, RECIPE.model_copy(update=changes), base, tmp_path / "alone", render)
-    packed = RECIPE.model_copy(update=changes | {"acceleration": "on", "packing": True, "max_length": 4096, "gradient_accumulation": 1})
+    packed = RECIPE.model_copy(
+        update=changes
+        | {
+            "acceleration": "on",
+            "packing": True,
+            "max_length": 4096,
+            "gradient_accumulation": 1,
+        }
+    )
     together = train(ROWS, packed, base, tmp_path / "packed", render)
     assert together.batches["rows_mean"] == 6 and together.batches["padding_waste"] < 0.15
     assert [entry["step"] for entry in together.history] == [1, 2]
     for ours, theirs in zip(together.history, alone.history, strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
-    assert together.held_out[-1].loss == pytest.approx(alone.held_out[-1].loss, rel=1e-3), "evaluated through the same attention"
+    assert together.held_out[-1].loss == pytest.approx(alone.held_out[-1].loss, rel=1e-3), (
+        "evaluated through the same attention"
+    )
 
 
 def test_a_run_that_waits_for_no_epoch_without_progress_stops(base: Path, tmp_path: Path) -> None:
     diverging = RECIPE.model_copy(
-        update={"learning_rate": 30.0, "num_epochs": 5, "evaluation": EvaluationConfig(tasks=2, patience_epochs=1)}
+        update={
+            "learning_rate": 30.0,
+            "num_epochs": 5,
+            "evaluation": EvaluationConfig(tasks=2, patience_epochs=1),
+        }
     )
     result = train(ROWS, diverging, base, tmp_path, render)
     assert result.stopped_early and result.steps < 15
     again = train(ROWS, diverging, base, tmp_path, render)
-    assert again.steps == result.steps and again.held_out == result.held_out, "a run that had stopped does not go on, not by a step"
+    assert again.steps == result.steps and again.held_out == result.held_out, (
+        "a run that had stopped does not go on, not by a step"
+    )
     names = ("adapter_model.safetensors", "adapter_config.json")
-    assert again.adapter_dir == result.adapter_dir and all((again.adapter_dir / name).stat().st_size for name in names)
+    assert again.adapter_dir == result.adapter_dir and all(
+        (again.adapter_dir / name).stat().st_size for name in names
+    )
 
 
 def test_what_does_not_go_together_is_refused() -> None:
-    for beside in ({"acceleration": "off"}, {"batch_size": 2}, {"workers": 2, "parallelism": "ddp"}):
-        with pytest.raises(ValidationError, match="packing needs acceleration, batch_size 1 .* and one worker"):
+    for beside in (
+        {"acceleration": "off"},
+        {"batch_size": 2},
+        {"workers": 2, "parallelism": "ddp"},
+    ):
+        with pytest.raises(
+            ValidationError, match="packing needs acceleration, batch_size 1 .* and one worker"
+        ):
             TrainingRecipe(packing=True, **beside)
-    with pytest.raises(ValidationError, match="acceleration on is for models that one device holds"):
+    with pytest.raises(
+        ValidationError, match="acceleration on is for models that one device holds"
+    ):
         TrainingRecipe(acceleration="on", workers=2, parallelism="fsdp2")
 
 
@@ -85,9 +117,17 @@ def test_acceleration_is_on_by_itself_where_it_was_measured_to_help() -> None:
     two = {"workers": 2}
     decided = {
         (recipe.parallelism, gpu): recipe.resolve(gpu=gpu).acceleration
-        for recipe in (TrainingRecipe(), TrainingRecipe(parallelism="ddp", **two), TrainingRecipe(parallelism="fsdp2", **two))
+        for recipe in (
+            TrainingRecipe(),
+            TrainingRecipe(parallelism="ddp", **two),
+            TrainingRecipe(parallelism="fsdp2", **two),
+        )
         for gpu in (True, False)
     }
-    assert [key for key, value in decided.items() if value == "on"] == [("none", True)] and len(decided) == 6
-    assert TrainingRecipe(packing=True).resolve(gpu=False).acceleration == "on", "lines of rows need its attention"
+    assert [key for key, value in decided.items() if value == "on"] == [("none", True)] and len(
+        decided
+    ) == 6
+    assert TrainingRecipe(packing=True).resolve(gpu=False).acceleration == "on", (
+        "lines of rows need its attention"
+    )
     assert TrainingRecipe(acceleration="off").resolve(gpu=True).acceleration == "off"

@@ -1,4 +1,5 @@
-"""A function with test calls becomes a task that makes the same calls; what does not is refused or left out with its reason."""
+"""A function with test calls becomes a task that makes the same calls; what does not is refused or
+left out with its reason."""
 
 from __future__ import annotations
 
@@ -14,7 +15,15 @@ from kernels_eval.errors import UsageError
 from tasks.sources import tables, tritonbench
 from tasks.sources.config import TasksConfig
 from tasks.sources.files import check_task_source
-from tasks.sources.functions import EXCEPTION_CALL, NUMBERS_CALL, RANDOM_CALL, Adapted, Refused, adapt, with_model_new
+from tasks.sources.functions import (
+    EXCEPTION_CALL,
+    NUMBERS_CALL,
+    RANDOM_CALL,
+    Adapted,
+    Refused,
+    adapt,
+    with_model_new,
+)
 from tasks.sources.stage import load_tasks
 
 RULE = "#" * 146
@@ -30,8 +39,19 @@ def scaled(x, y=1.0, *, scale=1, out=None):
 """
 
 
-def text(*body: str, reference: str = REFERENCE, imports: str = "import torch", name: str = "scaled") -> str:
-    lines = [reference, RULE, "", imports, "", f"def test_{name}():", "    results = {}", *(f"    {line}" for line in body)]
+def text(
+    *body: str, reference: str = REFERENCE, imports: str = "import torch", name: str = "scaled"
+) -> str:
+    lines = [
+        reference,
+        RULE,
+        "",
+        imports,
+        "",
+        f"def test_{name}():",
+        "    results = {}",
+        *(f"    {line}" for line in body),
+    ]
     return "\n".join([*lines, "    return results", "", f"test_results = test_{name}()", ""])
 
 
@@ -51,7 +71,8 @@ def ran(found: Adapted, seed: int = 0, device: str = "cpu") -> tuple[list, dict]
     return inputs, space["Model"](*space["get_init_inputs"]()).to(device)(*inputs)
 
 
-# --- what becomes of calls --------------------------------------------------------------------------------------------------------
+# --- what becomes of calls
+# --------------------------------------------------------------------------------------------------
 
 
 def test_tensors_are_inputs_and_everything_else_is_a_constant() -> None:
@@ -86,12 +107,20 @@ def test_a_name_that_is_used_again_is_another_input() -> None:
     )
     inputs, results = ran(found)
     assert [x.tolist() for x in inputs] == [[1.0], [2.0, 3.0]] and found.fixed_inputs
-    assert {key: value.tolist() for key, value in results.items()} == {"one": [1.0], "two": [4.0, 6.0], "three": [14.0, 21.0]}
+    assert {key: value.tolist() for key, value in results.items()} == {
+        "one": [1.0],
+        "two": [4.0, 6.0],
+        "three": [14.0, 21.0],
+    }
 
 
 def test_an_input_may_be_made_of_others() -> None:
     inputs, results = ran(
-        adapted("a = torch.ones(2, 2, device='cuda')", "a = a @ a.T + torch.eye(2, device='cuda')", "results['a'] = scaled(a)")
+        adapted(
+            "a = torch.ones(2, 2, device='cuda')",
+            "a = a @ a.T + torch.eye(2, device='cuda')",
+            "results['a'] = scaled(a)",
+        )
     )
     assert len(inputs) == 1 and results["a"].tolist() == [[3.0, 2.0], [2.0, 3.0]]
 
@@ -102,7 +131,10 @@ def test_devices_are_the_verifiers() -> None:
         "a = torch.zeros(3, device=device).to('cuda')",
         "results['a'] = made(a, device='cuda')",
         "results['b'] = made(torch.arange(3, device=torch.device('cuda:0')), device=device)",
-        reference="import torch\n\ndef made(x, device):\n    return torch.ones(2, device=device) + x.sum()\n",
+        reference=(
+            "import torch\n\ndef made(x, device):\n    return torch.ones(2, device=device) +"
+            " x.sum()\n"
+        ),
         name="made",
     )
     inputs, results = ran(found, device="meta")
@@ -113,7 +145,8 @@ def test_devices_are_the_verifiers() -> None:
 
 def test_out_and_dtype_and_lists_of_tensors() -> None:
     reference = (
-        "import torch\n\ndef stacked(parts, dtype=None, out=None):\n    return torch.stack(parts, out=out).to(dtype or parts[0].dtype)\n"
+        "import torch\n\ndef stacked(parts, dtype=None, out=None):\n    return torch.stack(parts,"
+        " out=out).to(dtype or parts[0].dtype)\n"
     )
     found = adapted(
         "parts = [torch.ones(2, device='cuda'), torch.zeros(2, device='cuda')]",
@@ -126,7 +159,9 @@ def test_out_and_dtype_and_lists_of_tensors() -> None:
         name="stacked",
     )
     inputs, results = ran(found)
-    assert len(inputs) == 3 and all(isinstance(x, torch.Tensor) for x in inputs) and found.calls == 3
+    assert (
+        len(inputs) == 3 and all(isinstance(x, torch.Tensor) for x in inputs) and found.calls == 3
+    )
     assert results["list"].dtype == torch.float64
     assert results["out"] is inputs[2] is results["given"], "the caller's own memory"
     assert "torch.empty" not in found.code, "two processes must see the same memory"
@@ -146,8 +181,14 @@ def test_tuples_and_what_carries_results_home() -> None:
 
 
 def test_a_result_that_is_returned_without_a_dict() -> None:
-    reference, body = REFERENCE, "    y = scaled(x)\n    print(y.shape)\n    assert y.shape == (2,)\n    return y\n"
-    found = adapt("scaled", f"{reference}\n{RULE}\nimport torch\ndef test_it():\n    x = torch.ones(2).cuda()\n{body}")
+    reference, body = (
+        REFERENCE,
+        "    y = scaled(x)\n    print(y.shape)\n    assert y.shape == (2,)\n    return y\n",
+    )
+    found = adapt(
+        "scaled",
+        f"{reference}\n{RULE}\nimport torch\ndef test_it():\n    x = torch.ones(2).cuda()\n{body}",
+    )
     assert ran(found)[1]["result"].tolist() == [1.0, 1.0]
 
 
@@ -164,7 +205,10 @@ def test_a_result_that_is_returned_without_a_dict() -> None:
     ],
 )
 def test_calls_that_draw_random_numbers_are_left_out(call: str, random: bool) -> None:
-    reference = "import torch.nn.functional as F\n\ndef dropped(x, p=0.5, training=True):\n    return F.dropout(x, p, training=training)\n"
+    reference = (
+        "import torch.nn.functional as F\n\ndef dropped(x, p=0.5, training=True):\n    return"
+        " F.dropout(x, p, training=training)\n"
+    )
     body = [
         "a = torch.ones(4, device='cuda')",
         "share, off = 0.25, False",
@@ -179,7 +223,8 @@ def test_calls_that_draw_random_numbers_are_left_out(call: str, random: bool) ->
 def test_calls_without_a_tensor_and_calls_that_raise_are_left_out() -> None:
     found = adapted(
         "results['numbers'] = scaled(2.0, 3.0)",
-        "try:\n        results['raises'] = scaled(torch.ones(2), 'x')\n    except TypeError as e:\n        results['raises'] = str(e)",
+        "try:\n        results['raises'] = scaled(torch.ones(2), 'x')\n    except TypeError as e:\n"
+        "        results['raises'] = str(e)",
         "results['fine'] = scaled(torch.ones(2, device='cuda'))",
     )
     assert found.left_out == (("numbers", NUMBERS_CALL), ("raises", EXCEPTION_CALL))
@@ -187,9 +232,17 @@ def test_calls_without_a_tensor_and_calls_that_raise_are_left_out() -> None:
 
 
 def test_calls_that_are_named_are_left_out_for_the_reason_that_is_given() -> None:
-    body = ["a = torch.ones(2, device='cuda')", "results['one'] = scaled(a)", "results['two'] = scaled(a, 2.0)"]
+    body = [
+        "a = torch.ones(2, device='cuda')",
+        "results['one'] = scaled(a)",
+        "results['two'] = scaled(a, 2.0)",
+    ]
     found = adapt("scaled", text(*body), {"one": "is not judged"})
-    assert found.left_out == (("one", "is not judged"),) and ran(found)[1].keys() == {"two"} and found.calls == 1
+    assert (
+        found.left_out == (("one", "is not judged"),)
+        and ran(found)[1].keys() == {"two"}
+        and found.calls == 1
+    )
     with pytest.raises(Refused, match="every test call is not judged"):
         adapt("scaled", text(*body), {"one": "is not judged", "two": "is not judged"})
 
@@ -199,16 +252,33 @@ def test_calls_that_are_named_are_left_out_for_the_reason_that_is_given() -> Non
     [
         (REFERENCE, "0 lines of #"),
         (text("results['a'] = scaled(torch.ones(2))") + f"\n{RULE}\n", "2 lines of #"),
-        (text("results['a'] = scaled(torch.ones(2)").replace("return results", "return"), "is not Python"),
-        (text("x = 1"), "0 test functions"),
-        (text("results['a'] = scaled(torch.ones(2)).shape"), r"its result is `scaled\(torch\.ones\(2\)\)\.shape`"),
-        (text("with torch.no_grad():\n        results['a'] = scaled(torch.ones(2))"), "`with`"),
-        (text("for i in range(3):\n        results[i] = scaled(torch.ones(i))"), "cannot place `for i in range"),
-        (text("class Net(torch.nn.Module):\n        pass", "results['a'] = scaled(Net())"), "modules of their own"),
-        (text("results['a'] = scaled(2.0)"), "every test call is given no tensor"),
-        (text("a = torch.ones(2)", "a.requires_grad_()", "results['a'] = scaled(a)"), "cannot place `a.requires_grad_"),
         (
-            text("results['a'] = scaled(torch.ones(2))", reference="def one(): pass\ndef two(): pass"),
+            text("results['a'] = scaled(torch.ones(2)").replace("return results", "return"),
+            "is not Python",
+        ),
+        (text("x = 1"), "0 test functions"),
+        (
+            text("results['a'] = scaled(torch.ones(2)).shape"),
+            r"its result is `scaled\(torch\.ones\(2\)\)\.shape`",
+        ),
+        (text("with torch.no_grad():\n        results['a'] = scaled(torch.ones(2))"), "`with`"),
+        (
+            text("for i in range(3):\n        results[i] = scaled(torch.ones(i))"),
+            "cannot place `for i in range",
+        ),
+        (
+            text("class Net(torch.nn.Module):\n        pass", "results['a'] = scaled(Net())"),
+            "modules of their own",
+        ),
+        (text("results['a'] = scaled(2.0)"), "every test call is given no tensor"),
+        (
+            text("a = torch.ones(2)", "a.requires_grad_()", "results['a'] = scaled(a)"),
+            "cannot place `a.requires_grad_",
+        ),
+        (
+            text(
+                "results['a'] = scaled(torch.ones(2))", reference="def one(): pass\ndef two(): pass"
+            ),
             "defines 2 functions, none of them scaled",
         ),
         ("(" * 3000 + f"\n{RULE}\n", "is not Python"),
@@ -222,37 +292,59 @@ def test_what_does_not_become_a_task_says_why(code: str, reason: str) -> None:
 def test_nothing_of_a_file_is_run(tmp_path: Path) -> None:
     touch = f"open({str(tmp_path / 'ran')!r}, 'w')"
     found = adapt(
-        "scaled", f"{REFERENCE}\n{touch}\n{RULE}\nimport torch\n{touch}\ndef test_it():\n    return scaled(torch.ones(2))\n{touch}\n"
+        "scaled",
+        f"{REFERENCE}\n{touch}\n{RULE}\nimport torch\n{touch}\ndef test_it():\n    return"
+        f" scaled(torch.ones(2))\n{touch}\n",
     )
     with_model_new(f"{touch}\ndef scaled(x):\n    return x\n", found.code)
     assert not (tmp_path / "ran").exists()
 
 
-# --- candidates -------------------------------------------------------------------------------------------------------------------
+# --- candidates
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_candidate_gets_a_model_new_that_calls_its_function() -> None:
-    found = adapted("a = torch.randn(3, device='cuda')", "results['a'] = scaled(a, 2.0)", "results['b'] = scaled(a, scale=3)")
-    candidate = "import torch as T\n\ntorch = 'mine'\n\ndef scaled(x, y=1.0, *, scale=1):\n    return T.mul(x, y * scale) + 0\n"
+    found = adapted(
+        "a = torch.randn(3, device='cuda')",
+        "results['a'] = scaled(a, 2.0)",
+        "results['b'] = scaled(a, scale=3)",
+    )
+    candidate = (
+        "import torch as T\n\ntorch = 'mine'\n\ndef scaled(x, y=1.0, *, scale=1):\n    return"
+        " T.mul(x, y * scale) + 0\n"
+    )
     code = with_model_new(candidate, found.code)
     assert code is not None and code.startswith(candidate.rstrip())
     space: dict = {}
     exec(code, space)
     inputs, expected = ran(found)
     given = space["ModelNew"]()(*inputs)
-    assert given.keys() == expected.keys() and all(torch.equal(given[key], expected[key]) for key in expected)
+    assert given.keys() == expected.keys() and all(
+        torch.equal(given[key], expected[key]) for key in expected
+    )
     assert space["torch"] == "mine", "the candidate's own names stay"
-    assert any(isinstance(node, ast.ClassDef) and node.name == "ModelNew" for node in ast.walk(ast.parse(code)))
+    assert any(
+        isinstance(node, ast.ClassDef) and node.name == "ModelNew"
+        for node in ast.walk(ast.parse(code))
+    )
 
 
 def test_a_candidate_without_the_function_has_none_and_broken_text_stays() -> None:
     code = adapted("results['a'] = scaled(torch.ones(2))").code
     assert with_model_new("def triton_scaled(x):\n    return x\n", code) is None
-    assert with_model_new("def scaled(x:\n", code) == "def scaled(x:\n", "a syntax error is the verdict's"
-    assert with_model_new("try:\n    import triton\nexcept ImportError:\n    pass\nelse:\n    def scaled(x):\n        return x\n", code)
+    assert with_model_new("def scaled(x:\n", code) == "def scaled(x:\n", (
+        "a syntax error is the verdict's"
+    )
+    assert with_model_new(
+        "try:\n    import triton\nexcept ImportError:\n    pass\nelse:\n    def scaled(x):\n       "
+        " return x\n",
+        code,
+    )
 
 
-# --- files ------------------------------------------------------------------------------------------------------------------------
+# --- files
+# --------------------------------------------------------------------------------------------------
 
 GOOD = text("results['a'] = scaled(torch.randn(2, device='cuda'))")
 
@@ -269,16 +361,28 @@ def test_a_file_of_operators_is_surveyed(tmp_path: Path) -> None:
     ]
     found = tritonbench.survey(operators(tmp_path / "t.parquet", rows))
     task = found.tasks[0]
-    assert (task.task_id, task.name, task.source, task.level) == ("tritonbench/my.scaled", "scaled", "tritonbench", 3)
+    assert (task.task_id, task.name, task.source, task.level) == (
+        "tritonbench/my.scaled",
+        "scaled",
+        "tritonbench",
+        3,
+    )
     assert list(found.refused) == ["broken"] and "0 lines of #" in found.refused["broken"]
-    assert load_tasks(TasksConfig(source="tritonbench", location=str(tmp_path / "t.parquet"))) == found.tasks
+    assert (
+        load_tasks(TasksConfig(source="tritonbench", location=str(tmp_path / "t.parquet")))
+        == found.tasks
+    )
     assert tritonbench.operator_name(task) == "scaled"
     (tmp_path / "t.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     assert tritonbench.load(tmp_path / "t.jsonl") == found.tasks
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "my.scaled.py").write_text(GOOD)
     assert [task.code for task in tritonbench.load(tmp_path / "files")] == [task.code]
-    assert tables.load(tmp_path / "t.parquet") == found.tasks == tables.load(tmp_path / "t.parquet", {task.task_id})
+    assert (
+        tables.load(tmp_path / "t.parquet")
+        == found.tasks
+        == tables.load(tmp_path / "t.parquet", {task.task_id})
+    )
     assert dict(tritonbench.texts(tmp_path / "t.parquet"))["tritonbench/my.scaled"] == GOOD
 
 
@@ -286,10 +390,16 @@ def test_a_file_of_operators_is_surveyed(tmp_path: Path) -> None:
     ("rows", "message"),
     [
         ([{"name": "a"}], "no column code_with_tests"),
-        ([{"name": "a", "code_with_tests": GOOD}, {"name": None, "code_with_tests": GOOD}], "row 1 has no name"),
+        (
+            [{"name": "a", "code_with_tests": GOOD}, {"name": None, "code_with_tests": GOOD}],
+            "row 1 has no name",
+        ),
         ([{"name": "a", "code_with_tests": " "}], "row 0 has no code_with_tests"),
         ([{"name": "scaled", "code_with_tests": GOOD}] * 2, "holds scaled twice"),
-        ([{"name": "scaled", "code_with_tests": REFERENCE}], "no operator that becomes a task: holds 0 lines"),
+        (
+            [{"name": "scaled", "code_with_tests": REFERENCE}],
+            "no operator that becomes a task: holds 0 lines",
+        ),
     ],
 )
 def test_a_file_with_a_fault_is_refused(tmp_path: Path, rows: list[dict], message: str) -> None:
@@ -302,7 +412,9 @@ def test_a_file_with_a_fault_is_refused(tmp_path: Path, rows: list[dict], messag
 
 
 def test_recorded_answers_become_candidates(tmp_path: Path) -> None:
-    tasks = tritonbench.load(operators(tmp_path / "t.parquet", [{"name": "scaled", "code_with_tests": GOOD}]))
+    tasks = tritonbench.load(
+        operators(tmp_path / "t.parquet", [{"name": "scaled", "code_with_tests": GOOD}])
+    )
     answer = "def scaled(x):\n    return x\n"
     rows = [
         {"model": "m", "name": "scaled", "response": answer},
@@ -318,4 +430,6 @@ def test_recorded_answers_become_candidates(tmp_path: Path) -> None:
     ]
     assert len({c.candidate_id for c in found}) == 3 and found[0].response == answer
     with pytest.raises(UsageError, match="row 0 has no response"):
-        tritonbench.load_answers(operators(tmp_path / "b.parquet", [rows[0] | {"response": None}]), tasks)
+        tritonbench.load_answers(
+            operators(tmp_path / "b.parquet", [rows[0] | {"response": None}]), tasks
+        )

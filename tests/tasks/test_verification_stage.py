@@ -1,4 +1,5 @@
-"""The verification stage on real C++ kernels: every candidate once, and what is verified stays verified across snapshots."""
+"""The verification stage on real C++ kernels: every candidate once, and what is verified stays
+verified across snapshots."""
 
 from __future__ import annotations
 
@@ -14,23 +15,26 @@ import pyarrow as pa
 import pytest
 from ray.exceptions import AuthenticationError
 
+from kernels_eval.cluster.pool import Pool, start_ray
+from kernels_eval.cluster.telemetry import Telemetry
 from kernels_eval.config import EvalConfig, TimingConfig
 from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, UsageError
-from kernels_eval.pool import Pool, start_ray
-from kernels_eval.preparation import Prepared
-from kernels_eval.protocol import verdict_of
+from kernels_eval.parent.messages import Finding
+from kernels_eval.parent.prepare import Prepared
+from kernels_eval.parent.runner import verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, candidate_id
-from kernels_eval.telemetry import Telemetry
-from kernels_eval.testimony import Finding
 from tasks.progress import observed_by
-from tasks.schemas import CANDIDATES, TASKS, VERDICTS
 from tasks.sources import bundled
-from tasks.store import Snapshot, SnapshotRef, known_rows
+from tasks.store.snapshot import Snapshot, SnapshotRef, known_rows
 from tasks.synthesis.parsing import parse_response
-from tasks.verification import rejoin, stage
+from tasks.tables import CANDIDATES, TASKS, VERDICTS
+from tasks.verification import retry_until_back as rejoin
+from tasks.verification import stage
 from tasks.verification.config import VerificationConfig
 
-CONFIG = VerificationConfig(eval=EvalConfig(timing=TimingConfig(max_s=0.3)), workers=1, builders=1, chunk_size=2)
+CONFIG = VerificationConfig(
+    eval=EvalConfig(timing=TimingConfig(max_s=0.3)), workers=1, builders=1, chunk_size=2
+)
 NAMES = ("cumulative_sum", "softmax_rows")
 
 
@@ -51,7 +55,10 @@ def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
     home = tmp_path_factory.mktemp("prefect")
     updates = {settings.PREFECT_HOME: home, settings.PREFECT_LOCAL_STORAGE_PATH: home / "storage"}
-    with settings.temporary_settings(updates=updates), prefect_test_harness(server_startup_timeout=120):
+    with (
+        settings.temporary_settings(updates=updates),
+        prefect_test_harness(server_startup_timeout=120),
+    ):
         yield home
 
 
@@ -65,7 +72,9 @@ def answer(task: KernelTask, number: int) -> Candidate:
     text = bundled.responses(task.name, "cpp")[number]
     parsed = parse_response(text)
     return Candidate(
-        candidate_id=candidate_id(task, "recorded", Candidate.model_fields["sampling"].default, number, text),
+        candidate_id=candidate_id(
+            task, "recorded", Candidate.model_fields["sampling"].default, number, text
+        ),
         task_id=task.task_id,
         language=Language.CPP,
         generator="recorded",
@@ -79,7 +88,11 @@ def answer(task: KernelTask, number: int) -> Candidate:
 
 
 def without_code(task: KernelTask, number: int) -> Candidate:
-    base = answer(task, 0).model_dump() | {"candidate_id": f"cut-{number}", "sample_index": number, "code": None}
+    base = answer(task, 0).model_dump() | {
+        "candidate_id": f"cut-{number}",
+        "sample_index": number,
+        "code": None,
+    }
     return Candidate.model_validate(base | {"parse_reason": "truncated"})
 
 
@@ -93,7 +106,10 @@ def tasks_snapshot(root: str, tasks: list[KernelTask]) -> SnapshotRef:
 
 def candidates_snapshot(root: str, name: str, candidates: list[Candidate]) -> SnapshotRef:
     snapshot = Snapshot(root, "synthesis", name)
-    snapshot.append([c.model_dump(mode="json") | {"request_key": f"r-{c.candidate_id}"} for c in candidates], CANDIDATES)
+    snapshot.append(
+        [c.model_dump(mode="json") | {"request_key": f"r-{c.candidate_id}"} for c in candidates],
+        CANDIDATES,
+    )
     snapshot.publish(config={})
     return snapshot.ref
 
@@ -104,15 +120,20 @@ def verdicts_of(ref: SnapshotRef) -> dict[str, dict]:
     return {row["candidate_id"]: row for row in rows}
 
 
-def reported(candidates: SnapshotRef, tasks: SnapshotRef, config: VerificationConfig = CONFIG) -> tuple[SnapshotRef, list[tuple[int, int]]]:
-    """Run the stage. Returns its snapshot and the progress it reported: one pair (done, total) per verdict that was newly reached."""
+def reported(
+    candidates: SnapshotRef, tasks: SnapshotRef, config: VerificationConfig = CONFIG
+) -> tuple[SnapshotRef, list[tuple[int, int]]]:
+    """Run the stage. Returns its snapshot and the progress it reported: one pair (done, total) per
+    verdict that was newly reached."""
     seen: list[tuple[int, int]] = []
     with observed_by(lambda name, done, total, note: seen.append((done, total))):
         return stage.run(candidates, tasks, config, Language.CPP), seen
 
 
 @pytest.mark.slow
-def test_verdicts_are_kept_and_only_the_new_candidate_is_verified(ray_here: None, tmp_path: Path, tasks: list[KernelTask]) -> None:
+def test_verdicts_are_kept_and_only_the_new_candidate_is_verified(
+    ray_here: None, tmp_path: Path, tasks: list[KernelTask]
+) -> None:
     root = str(tmp_path)
     task_ref = tasks_snapshot(root, tasks)
     first_asked = [answer(tasks[0], 0), answer(tasks[1], 0), without_code(tasks[0], 7)]
@@ -122,13 +143,18 @@ def test_verdicts_are_kept_and_only_the_new_candidate_is_verified(ray_here: None
     assert len(seen) == 2 and seen[-1][1] == 3  # the one without code needed no worker
     assert before["cut-7"]["status"] == "no_code" and before["cut-7"]["reason"] == "truncated"
     right, wrong = (before[candidate.candidate_id] for candidate in first_asked[:2])
-    assert (right["status"], wrong["status"]) == ("correct", "incorrect"), (right["detail"], wrong["detail"])
+    assert (right["status"], wrong["status"]) == ("correct", "incorrect"), (
+        right["detail"],
+        wrong["detail"],
+    )
     assert right["timing"]["speedup"] > 0 and wrong["timing"] is None
     manifest = first.open().manifest
     counts = {"correct": 1, "incorrect": 1, "no_code": 1}
     assert (manifest["rows"], manifest["status_counts"], manifest["language"]) == (3, counts, "cpp")
     for row in before.values():  # what is stored is a legal verdict
-        Verdict.model_validate({name: value for name, value in row.items() if name != "verdict_key"})
+        Verdict.model_validate(
+            {name: value for name, value in row.items() if name != "verdict_key"}
+        )
 
     # one candidate more: another snapshot, and only that one is run
     new = answer(tasks[1], 1)
@@ -144,20 +170,43 @@ def test_verdicts_are_kept_and_only_the_new_candidate_is_verified(ray_here: None
     again, seen = reported(SnapshotRef(root=root, stage="synthesis", fingerprint="c2"), task_ref)
     assert again == second and seen == []
 
-    # machines are no part of a verdict: the same snapshot; the protocol is: other keys, so nothing would be reused
+    # machines are no part of a verdict: the same snapshot; the protocol is: other keys, so nothing
+    # would be reused
     def planned(config: VerificationConfig) -> stage.Verification:
-        return stage.Verification(SnapshotRef(root=root, stage="synthesis", fingerprint="c2"), task_ref, config, Language.CPP)
+        return stage.Verification(
+            SnapshotRef(root=root, stage="synthesis", fingerprint="c2"),
+            task_ref,
+            config,
+            Language.CPP,
+        )
 
-    assert planned(CONFIG.model_copy(update={"workers": 7, "chunk_size": 64})).snapshot.ref == second
+    assert (
+        planned(CONFIG.model_copy(update={"workers": 7, "chunk_size": 64})).snapshot.ref == second
+    )
     stricter = CONFIG.model_copy(update={"eval": EvalConfig(timing=TimingConfig(max_s=0.4))})
     other = planned(stricter)
     assert other.snapshot.ref != second
-    assert list(known_rows(root, "verification", "verdict_key", {other.verdict_key(key) for key in after}, VERDICTS)) == []
-    assert {row["verdict_key"] for row in after.values()} == {planned(CONFIG).verdict_key(key) for key in after}
+    assert (
+        list(
+            known_rows(
+                root,
+                "verification",
+                "verdict_key",
+                {other.verdict_key(key) for key in after},
+                VERDICTS,
+            )
+        )
+        == []
+    )
+    assert {row["verdict_key"] for row in after.values()} == {
+        planned(CONFIG).verdict_key(key) for key in after
+    }
 
 
 @pytest.mark.slow
-def test_a_run_that_was_cut_short_does_only_the_rest(ray_here: None, tmp_path: Path, tasks: list[KernelTask]) -> None:
+def test_a_run_that_was_cut_short_does_only_the_rest(
+    ray_here: None, tmp_path: Path, tasks: list[KernelTask]
+) -> None:
     root = str(tmp_path)
     task_ref = tasks_snapshot(root, tasks)
     asked = [answer(tasks[0], 0), answer(tasks[0], 1), answer(tasks[1], 0)]
@@ -180,7 +229,8 @@ def test_a_run_that_was_cut_short_does_only_the_rest(ray_here: None, tmp_path: P
 
 
 class Judge:
-    """A pool that needs no compiler: every kernel is wrong, and the machine fails each time `faults_after` more of them were judged."""
+    """A pool that needs no compiler: every kernel is wrong, and the machine fails each time
+    `faults_after` more of them were judged."""
 
     def __init__(self, *faults_after: int) -> None:
         self.faults_after = list(faults_after)
@@ -203,7 +253,9 @@ class Judge:
                 raise GpuLostError("the device is gone")
             self.asked.append(candidate.candidate_id)
             finding = Finding(reason="wrong_output", detail="as always")
-            yield verdict_of(task, candidate, Prepared(candidate_id=candidate.candidate_id), finding)
+            yield verdict_of(
+                task, candidate, Prepared(candidate_id=candidate.candidate_id), finding
+            )
 
 
 def judged_by(judge: Judge) -> type[stage.Verification]:
@@ -218,19 +270,31 @@ def numbered(tasks: list[KernelTask], samples: int) -> list[Candidate]:
     """Candidates of every task, their ids in the order in which they are to be verified."""
     base = answer(tasks[0], 0).model_dump()
     return [
-        Candidate.model_validate(base | {"candidate_id": f"{task.task_id}/{number:03d}", "task_id": task.task_id, "sample_index": number})
+        Candidate.model_validate(
+            base
+            | {
+                "candidate_id": f"{task.task_id}/{number:03d}",
+                "task_id": task.task_id,
+                "sample_index": number,
+            }
+        )
         for task in sorted(tasks, key=lambda task: task.task_id)
         for number in range(samples)
     ]
 
 
-def test_a_retried_chunk_goes_on_with_what_has_no_verdict_yet(tmp_path: Path, tasks: list[KernelTask]) -> None:
-    """What Prefect's retry after a lost device relies on: verdicts before the fault are kept, none is asked for again, none is left out."""
+def test_a_retried_chunk_goes_on_with_what_has_no_verdict_yet(
+    tmp_path: Path, tasks: list[KernelTask]
+) -> None:
+    """What Prefect's retry after a lost device relies on: verdicts before the fault are kept, none
+    is asked for again, none is left out."""
     root = str(tmp_path)
     asked = numbered(tasks, 4)
     judge = Judge(4, 0)
     config = CONFIG.model_copy(update={"chunk_size": 3})
-    with judged_by(judge)(candidates_snapshot(root, "c1", asked), tasks_snapshot(root, tasks), config, Language.CPP) as work:
+    with judged_by(judge)(
+        candidates_snapshot(root, "c1", asked), tasks_snapshot(root, tasks), config, Language.CPP
+    ) as work:
         assert work.plan() == 3
         assert work.verify_chunk(1) == {"incorrect": 3}
         for _ in range(2):  # the fourth verdict is reached, then the device is gone, and gone again
@@ -243,14 +307,23 @@ def test_a_retried_chunk_goes_on_with_what_has_no_verdict_yet(tmp_path: Path, ta
         published = work.publish()
     assert judge.asked == [candidate.candidate_id for candidate in asked]
     assert set(verdicts_of(published)) == set(judge.asked)
-    assert published.open().manifest["quarantined"] == judge.quarantined != [], "who reads the snapshot sees which device was given up"
+    assert published.open().manifest["quarantined"] == judge.quarantined != [], (
+        "who reads the snapshot sees which device was given up"
+    )
 
 
-@pytest.mark.parametrize("fault", [AuthenticationError("WrongClusterID. Ensure that the token is there"), ClusterError("lost the node")])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        AuthenticationError("WrongClusterID. Ensure that the token is there"),
+        ClusterError("lost the node"),
+    ],
+)
 def test_a_chunk_whose_cluster_is_gone_goes_on_with_the_one_that_comes_back(
     tmp_path: Path, tasks: list[KernelTask], monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
-    """A Ray head that is killed and started again is another cluster: workers of the first are worth nothing to the second."""
+    """A Ray head that is killed and started again is another cluster: workers of the first are
+    worth nothing to the second."""
 
     class Gone(Judge):
         def verify(self, pairs: Iterable[tuple[KernelTask, Candidate]]) -> Iterator[Verdict]:
@@ -262,7 +335,15 @@ def test_a_chunk_whose_cluster_is_gone_goes_on_with_the_one_that_comes_back(
 
     pools = [Gone(), second := Judge()]
     asked, root = numbered(tasks, 4), str(tmp_path)
-    heads = iter([UsageError("away when its turn came"), None, UsageError("no Ray cluster can be joined"), UsageError("not yet"), None])
+    heads = iter(
+        [
+            UsageError("away when its turn came"),
+            None,
+            UsageError("no Ray cluster can be joined"),
+            UsageError("not yet"),
+            None,
+        ]
+    )
 
     def require_cluster(address: str) -> None:
         assert address == "10.0.0.7:6379"
@@ -276,7 +357,9 @@ def test_a_chunk_whose_cluster_is_gone_goes_on_with_the_one_that_comes_back(
     monkeypatch.setattr(rejoin, "require_cluster", require_cluster)
     monkeypatch.setattr(rejoin, "ASK_EVERY_S", 0.0)
     config = CONFIG.model_copy(update={"ray_address": "10.0.0.7:6379", "chunk_size": 128})
-    with Moved(candidates_snapshot(root, "c1", asked), tasks_snapshot(root, tasks), config, Language.CPP) as work:
+    with Moved(
+        candidates_snapshot(root, "c1", asked), tasks_snapshot(root, tasks), config, Language.CPP
+    ) as work:
         assert work.plan() == 1
         with pytest.raises(ClusterError, match="lost") as caught:
             work.verify_chunk(1)
@@ -287,7 +370,9 @@ def test_a_chunk_whose_cluster_is_gone_goes_on_with_the_one_that_comes_back(
     assert second.asked == [candidate.candidate_id for candidate in asked][2:] and not pools
 
 
-def test_a_cluster_that_does_not_come_back_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_does_not_come_back_is_one_clear_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(rejoin, "BACK_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
@@ -316,7 +401,9 @@ def test_one_stream_feeds_all_chunks(tmp_path: Path, tasks: list[KernelTask]) ->
                     yield from super().verify([taken.pop(0)])
             yield from super().verify(taken)
 
-    with judged_by(Ahead())(candidates_snapshot(root, "c1", asked), tasks_snapshot(root, tasks), CONFIG, Language.CPP) as work:
+    with judged_by(Ahead())(
+        candidates_snapshot(root, "c1", asked), tasks_snapshot(root, tasks), CONFIG, Language.CPP
+    ) as work:
         assert work.plan() == 5
         work.verify_chunk(1)
         assert calls == [4]  # a chunk of two, and the two that are under way
@@ -325,7 +412,9 @@ def test_one_stream_feeds_all_chunks(tmp_path: Path, tasks: list[KernelTask]) ->
         assert len(verdicts_of(work.publish())) == len(asked) and calls == [10]
 
 
-def test_a_kill_between_chunks_loses_nothing_that_was_reached(tmp_path: Path, tasks: list[KernelTask]) -> None:
+def test_a_kill_between_chunks_loses_nothing_that_was_reached(
+    tmp_path: Path, tasks: list[KernelTask]
+) -> None:
     """The disk as it is while the stream is open, which is what a killed process leaves."""
     root, asked = tmp_path / "alive", numbered(tasks, 3)
     task_ref = tasks_snapshot(str(root), tasks)
@@ -335,64 +424,94 @@ def test_a_kill_between_chunks_loses_nothing_that_was_reached(tmp_path: Path, ta
         work.verify_chunk(1)
         work.verify_chunk(2)
         shutil.copytree(root, tmp_path / "killed")
-    left = SnapshotRef(root=str(tmp_path / "killed"), stage=stage.STAGE, fingerprint=work.snapshot.fingerprint)
+    left = SnapshotRef(
+        root=str(tmp_path / "killed"), stage=stage.STAGE, fingerprint=work.snapshot.fingerprint
+    )
     assert left.open().parts() == [], "the rows were in the journal only"
     judge = Judge()
     moved = [ref.model_copy(update={"root": left.root}) for ref in (candidates, task_ref)]
     finished = stage.run(*moved, CONFIG, Language.CPP, verification=judged_by(judge))
     assert judge.asked == [candidate.candidate_id for candidate in asked[4:]]
-    assert finished == left and set(verdicts_of(finished)) == {candidate.candidate_id for candidate in asked}
+    assert finished == left and set(verdicts_of(finished)) == {
+        candidate.candidate_id for candidate in asked
+    }
 
 
-def test_where_there_is_no_journal_a_chunk_is_written_when_it_is_full(tmp_path: Path, tasks: list[KernelTask]) -> None:
+def test_where_there_is_no_journal_a_chunk_is_written_when_it_is_full(
+    tmp_path: Path, tasks: list[KernelTask]
+) -> None:
     root, asked = f"memory://{tmp_path}", numbered(tasks, 3)
     task_ref = tasks_snapshot(root, tasks)
-    with judged_by(Judge())(candidates_snapshot(root, "c1", asked), task_ref, CONFIG, Language.CPP) as work:
+    with judged_by(Judge())(
+        candidates_snapshot(root, "c1", asked), task_ref, CONFIG, Language.CPP
+    ) as work:
         for number in range(1, work.plan() + 1):
             work.verify_chunk(number)
             assert len(verdicts_of(work.snapshot.ref)) == 2 * number
         assert work.publish().open().manifest["rows"] == 6
 
 
-def test_a_larger_snapshot_asks_only_for_what_is_new(tmp_path: Path, tasks: list[KernelTask]) -> None:
+def test_a_larger_snapshot_asks_only_for_what_is_new(
+    tmp_path: Path, tasks: list[KernelTask]
+) -> None:
     root = str(tmp_path)
     task_ref = tasks_snapshot(root, tasks)
     old = [answer(tasks[0], 0), answer(tasks[1], 0)]
-    with judged_by(Judge())(candidates_snapshot(root, "c1", old), task_ref, CONFIG, Language.CPP) as first:
+    with judged_by(Judge())(
+        candidates_snapshot(root, "c1", old), task_ref, CONFIG, Language.CPP
+    ) as first:
         first.plan()
         first.verify_chunk(1)  # never published: verdicts of an unfinished snapshot count as well
     judge, new = Judge(), answer(tasks[0], 1)
-    with judged_by(judge)(candidates_snapshot(root, "c2", [*old, new]), task_ref, CONFIG, Language.CPP) as second:
+    with judged_by(judge)(
+        candidates_snapshot(root, "c2", [*old, new]), task_ref, CONFIG, Language.CPP
+    ) as second:
         assert (second.plan(), second.total, second.planned) == (1, 3, 1)
         assert verdicts_of(second.snapshot.ref) == verdicts_of(first.snapshot.ref)
         second.verify_chunk(1)
     assert judge.asked == [new.candidate_id]
 
 
-def test_candidates_without_code_start_no_worker(tmp_path: Path, tasks: list[KernelTask], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_without_code_start_no_worker(
+    tmp_path: Path, tasks: list[KernelTask], monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = str(tmp_path)
 
     def no_pool(self: stage.Verification) -> None:
         raise AssertionError("a pool was started for nothing")
 
     monkeypatch.setattr(stage.Verification, "pool", no_pool)
-    candidates = candidates_snapshot(root, "c1", [without_code(tasks[0], number) for number in range(3)])
+    candidates = candidates_snapshot(
+        root, "c1", [without_code(tasks[0], number) for number in range(3)]
+    )
     ref, seen = reported(candidates, tasks_snapshot(root, tasks))
     assert ref.open().manifest["status_counts"] == {"no_code": 3} and seen == []
     assert ref.open().read().columns == VERDICTS.names
 
 
 def test_work_goes_by_task_however_it_was_written(tmp_path: Path, tasks: list[KernelTask]) -> None:
-    """A task's candidates lie together, so that its reference is loaded once; here they are spread over parts, in disorder."""
+    """A task's candidates lie together, so that its reference is loaded once; here they are spread
+    over parts, in disorder."""
     root, asked = str(tmp_path), numbered(tasks, 40)
     snapshot = Snapshot(root, "synthesis", "c1")
     shuffled = random.Random(0).sample(asked, len(asked))
     for start in range(0, len(shuffled), 7):
-        rows = [c.model_dump(mode="json") | {"request_key": c.candidate_id} for c in shuffled[start : start + 7]]
-        snapshot.append(rows + rows[:1], CANDIDATES)  # and one of them twice, as a second writer leaves it
+        rows = [
+            c.model_dump(mode="json") | {"request_key": c.candidate_id}
+            for c in shuffled[start : start + 7]
+        ]
+        snapshot.append(
+            rows + rows[:1], CANDIDATES
+        )  # and one of them twice, as a second writer leaves it
     snapshot.publish(config={})
     judge = Judge()
-    ref = stage.run(snapshot.ref, tasks_snapshot(root, tasks), CONFIG, Language.CPP, verification=judged_by(judge))
+    ref = stage.run(
+        snapshot.ref,
+        tasks_snapshot(root, tasks),
+        CONFIG,
+        Language.CPP,
+        verification=judged_by(judge),
+    )
     assert judge.asked == [candidate.candidate_id for candidate in asked]
     assert ref.open().manifest["rows"] == len(verdicts_of(ref)) == 80
     assert not [path for path in Path(ref.open().path).iterdir() if path.name.startswith(".")]
@@ -403,10 +522,22 @@ def test_the_texts_of_a_candidate_are_never_read(tmp_path: Path, tasks: list[Ker
     root, asked = str(tmp_path), numbered(tasks, 2)
     snapshot = Snapshot(root, "synthesis", "c1")
     light = pa.schema([field for field in CANDIDATES if field.name in stage.READ])
-    snapshot.append([{name: row[name] for name in light.names} for row in (c.model_dump(mode="json") for c in asked)], light)
+    snapshot.append(
+        [
+            {name: row[name] for name in light.names}
+            for row in (c.model_dump(mode="json") for c in asked)
+        ],
+        light,
+    )
     snapshot.publish(config={})
     assert not {"response", "reasoning", "answer"} & set(light.names)
-    ref = stage.run(snapshot.ref, tasks_snapshot(root, tasks), CONFIG, Language.CPP, verification=judged_by(Judge()))
+    ref = stage.run(
+        snapshot.ref,
+        tasks_snapshot(root, tasks),
+        CONFIG,
+        Language.CPP,
+        verification=judged_by(Judge()),
+    )
     assert len(verdicts_of(ref)) == 4
 
 
@@ -414,25 +545,42 @@ def test_a_candidate_of_an_unknown_task_is_named(tmp_path: Path, tasks: list[Ker
     root = str(tmp_path)
     candidates = candidates_snapshot(root, "c1", [answer(tasks[0], 0), answer(tasks[1], 0)])
     with pytest.raises(UsageError, match=tasks[1].task_id):
-        stage.run(candidates, tasks_snapshot(root, tasks[:1]), CONFIG, Language.CPP, verification=judged_by(Judge()))
+        stage.run(
+            candidates,
+            tasks_snapshot(root, tasks[:1]),
+            CONFIG,
+            Language.CPP,
+            verification=judged_by(Judge()),
+        )
 
 
-def test_a_pool_that_loses_a_candidate_is_no_finished_snapshot(tmp_path: Path, tasks: list[KernelTask]) -> None:
+def test_a_pool_that_loses_a_candidate_is_no_finished_snapshot(
+    tmp_path: Path, tasks: list[KernelTask]
+) -> None:
     class Forgetful(Judge):
         def verify(self, pairs: Iterable[tuple[KernelTask, Candidate]]) -> Iterator[Verdict]:
             yield from list(super().verify(pairs))[1:]
 
     root = str(tmp_path)
-    candidates, task_ref = candidates_snapshot(root, "c1", numbered(tasks, 2)), tasks_snapshot(root, tasks)
+    candidates, task_ref = (
+        candidates_snapshot(root, "c1", numbered(tasks, 2)),
+        tasks_snapshot(root, tasks),
+    )
     with pytest.raises(EvalError, match="1 of 4 candidates have no verdict"):
         stage.run(candidates, task_ref, CONFIG, Language.CPP, verification=judged_by(Forgetful()))
     judge = Judge()
-    assert stage.run(candidates, task_ref, CONFIG, Language.CPP, verification=judged_by(judge)).open().finished
+    assert (
+        stage.run(candidates, task_ref, CONFIG, Language.CPP, verification=judged_by(judge))
+        .open()
+        .finished
+    )
     assert len(judge.asked) == 1
 
 
 @pytest.mark.slow
-def test_a_flow_has_one_task_run_per_chunk_and_retries_it(prefect_home: Path, tmp_path: Path, tasks: list[KernelTask]) -> None:
+def test_a_flow_has_one_task_run_per_chunk_and_retries_it(
+    prefect_home: Path, tmp_path: Path, tasks: list[KernelTask]
+) -> None:
     from prefect import flow
     from prefect.client.orchestration import get_client
 
@@ -446,25 +594,45 @@ def test_a_flow_has_one_task_run_per_chunk_and_retries_it(prefect_home: Path, tm
         return verify(candidates, task_ref, CONFIG, Language.CPP, judged_by(judge))
 
     assert set(verdicts_of(line())) == {candidate.candidate_id for candidate in asked}
-    assert judge.asked == [candidate.candidate_id for candidate in asked], "each once, though the second chunk failed half way"
+    assert judge.asked == [candidate.candidate_id for candidate in asked], (
+        "each once, though the second chunk failed half way"
+    )
     with get_client(sync_client=True) as client:
         runs = {run.name: run.run_count for run in client.read_task_runs()}
-    spans = ("1 to 2 of 6 (chunk 1 of 3)", "3 to 4 of 6 (chunk 2 of 3)", "5 to 6 of 6 (chunk 3 of 3)")
-    assert runs == {f"verify candidates {span}": count for span, count in zip(spans, (1, 2, 1), strict=True)}
+    spans = (
+        "1 to 2 of 6 (chunk 1 of 3)",
+        "3 to 4 of 6 (chunk 2 of 3)",
+        "5 to 6 of 6 (chunk 3 of 3)",
+    )
+    assert runs == {
+        f"verify candidates {span}": count for span, count in zip(spans, (1, 2, 1), strict=True)
+    }
 
 
 @pytest.mark.slow
-def test_workers_that_do_nothing_give_each_candidate_one_verdict(ray_here: None, tmp_path: Path) -> None:
-    """The whole stage over real Ray: several candidates travel in one call here, and none is lost or doubled."""
+def test_workers_that_do_nothing_give_each_candidate_one_verdict(
+    ray_here: None, tmp_path: Path
+) -> None:
+    """The whole stage over real Ray: several candidates travel in one call here, and none is lost
+    or doubled."""
     from benchmarks.orchestration import NoBuild, NoRun, generate, inputs
 
     class Idle(stage.Verification):
         def pool(self) -> Pool:
-            return Pool(self.language, self.config.eval, workers=1, builders=2, builder=NoBuild, runner=NoRun)
+            return Pool(
+                self.language,
+                self.config.eval,
+                workers=1,
+                builders=2,
+                builder=NoBuild,
+                runner=NoRun,
+            )
 
     generate(str(tmp_path), 500, scattered=True)
     made, asked = inputs(str(tmp_path))
-    ref = stage.run(asked.ref, made.ref, VerificationConfig(chunk_size=64), Language.CPP, verification=Idle)
+    ref = stage.run(
+        asked.ref, made.ref, VerificationConfig(chunk_size=64), Language.CPP, verification=Idle
+    )
     rows = ref.open().read()
     assert len(rows) == rows["candidate_id"].n_unique() == 500
     assert set(rows["candidate_id"]) == asked.keys("candidate_id")

@@ -1,4 +1,5 @@
-"""The managed server with a real vLLM: `make vllm` first, then `pytest -m vllm`. Anything from 2 to 5 minutes on two cores."""
+"""The managed server with a real vLLM: `make vllm` first, then `pytest -m vllm`. Anything from 2 to
+5 minutes on two cores."""
 
 from __future__ import annotations
 
@@ -19,9 +20,15 @@ from tasks.synthesis.server import VllmSampler
 
 ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("CONCUR_VLLM_PYTHON") or ROOT / ".venv-vllm" / "bin" / "python"
-PROMPTS = [f"Write a kernel that adds {number} to every element of a tensor.\n" + "x = x + 1\n" * 40 for number in range(4)]
+PROMPTS = [
+    f"Write a kernel that adds {number} to every element of a tensor.\n" + "x = x + 1\n" * 40
+    for number in range(4)
+]
 
-pytestmark = [pytest.mark.vllm, pytest.mark.skipif(not Path(PYTHON).exists(), reason="needs a vLLM environment: make vllm")]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(not Path(PYTHON).exists(), reason="needs a vLLM environment: make vllm"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +44,10 @@ def adapter(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     torch.manual_seed(0)
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    tuned = get_peft_model(load_causal_model(model, dtype=torch.float32), LoraConfig(r=32, target_modules=targets, init_lora_weights=False))
+    tuned = get_peft_model(
+        load_causal_model(model, dtype=torch.float32),
+        LoraConfig(r=32, target_modules=targets, init_lora_weights=False),
+    )
     directory = tmp_path_factory.mktemp("run") / "adapter"
     tuned.save_pretrained(directory)
     return directory
@@ -48,7 +58,13 @@ def ray_without_gpus() -> Iterator[None]:
     import ray
 
     ray.shutdown()
-    ray.init(num_cpus=1, num_gpus=0, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    ray.init(
+        num_cpus=1,
+        num_gpus=0,
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=False,
+    )
     yield
     ray.shutdown()
 
@@ -73,7 +89,10 @@ def alive(mark: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("CONCUR_TEST") == mark and process.status() != psutil.STATUS_ZOMBIE:
+            if (
+                process.environ().get("CONCUR_TEST") == mark
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
@@ -85,10 +104,19 @@ def texts(responses: list[Response]) -> dict[str, str]:
 
 
 @pytest.mark.timeout(900)
-def test_a_real_vllm_from_start_to_end(ray_without_gpus: None, model: Path, adapter: Path, tmp_path: Path) -> None:
-    """Five samples for four prompts with the server killed in the middle, an adapter by its name, and nothing left at the end."""
-    config = ServerConfig(python=str(PYTHON), env={"CONCUR_TEST": str(tmp_path), "VLLM_NO_USAGE_STATS": "1"}, max_num_seqs=4)
-    base = VllmSampler(str(model), "small", config, adapters={"tuned": adapter}, logs=tmp_path / "logs")
+def test_a_real_vllm_from_start_to_end(
+    ray_without_gpus: None, model: Path, adapter: Path, tmp_path: Path
+) -> None:
+    """Five samples for four prompts with the server killed in the middle, an adapter by its name,
+    and nothing left at the end."""
+    config = ServerConfig(
+        python=str(PYTHON),
+        env={"CONCUR_TEST": str(tmp_path), "VLLM_NO_USAGE_STATS": "1"},
+        max_num_seqs=4,
+    )
+    base = VllmSampler(
+        str(model), "small", config, adapters={"tuned": adapter}, logs=tmp_path / "logs"
+    )
     try:
         began = time.monotonic()
         wanted, got = requests(samples=5, temperature=1.0, max_tokens=400), []
@@ -98,8 +126,13 @@ def test_a_real_vllm_from_start_to_end(ray_without_gpus: None, model: Path, adap
                 print(f"first of {len(wanted)} responses after {time.monotonic() - began:.1f} s")
                 os.kill(base.servers.statuses[0].pid, signal.SIGKILL)
         print(f"all of them, with a restart, after {time.monotonic() - began:.1f} s")
-        assert sorted(response.request_key for response in got) == sorted(request.request_key for request in wanted)
-        assert all(response.completion_tokens and response.finish_reason in ("stop", "length") for response in got)
+        assert sorted(response.request_key for response in got) == sorted(
+            request.request_key for request in wanted
+        )
+        assert all(
+            response.completion_tokens and response.finish_reason in ("stop", "length")
+            for response in got
+        )
         assert base.servers.statuses[0].starts == 2
         for number in range(len(PROMPTS)):
             samples = {text for key, text in texts(got).items() if key.startswith(f"{number}#")}
@@ -109,18 +142,27 @@ def test_a_real_vllm_from_start_to_end(ray_without_gpus: None, model: Path, adap
         first, again = texts(list(base.sample(greedy))), texts(list(base.sample(greedy)))
         base._asked = "tuned"
         tuned = texts(list(base.sample(greedy)))
-        assert first == again and all(tuned[key] != first[key] for key in first), "the adapter answers under its name"
+        assert first == again and all(tuned[key] != first[key] for key in first), (
+            "the adapter answers under its name"
+        )
     finally:
         base.close()
     assert alive(str(tmp_path)) == []
     log = (tmp_path / "logs" / "replica-0.log").read_text()
-    assert "enable_prefix_caching=True" in log.replace("'enable_prefix_caching': True", "enable_prefix_caching=True")
+    assert "enable_prefix_caching=True" in log.replace(
+        "'enable_prefix_caching': True", "enable_prefix_caching=True"
+    )
 
 
 @pytest.mark.timeout(600)
-def test_ngram_speculation_can_be_switched_on(ray_without_gpus: None, model: Path, tmp_path: Path) -> None:
+def test_ngram_speculation_can_be_switched_on(
+    ray_without_gpus: None, model: Path, tmp_path: Path
+) -> None:
     config = ServerConfig(
-        python=str(PYTHON), env={"CONCUR_TEST": str(tmp_path), "VLLM_NO_USAGE_STATS": "1"}, max_num_seqs=4, ngram_tokens=3
+        python=str(PYTHON),
+        env={"CONCUR_TEST": str(tmp_path), "VLLM_NO_USAGE_STATS": "1"},
+        max_num_seqs=4,
+        ngram_tokens=3,
     )
     served = VllmSampler(str(model), "small", config, logs=tmp_path / "logs")
     try:

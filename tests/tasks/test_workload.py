@@ -1,4 +1,5 @@
-"""Workloads: numbers against those worked out by hand, and tasks that misbehave cost only themselves."""
+"""Workloads: numbers against those worked out by hand, and tasks that misbehave cost only
+themselves."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ import torch
 from kernels_eval.checks.operators import reference_operators
 from kernels_eval.records import KernelTask
 from tasks.operators import operator_kind
-from tasks.schemas import TASKS
 from tasks.sources import bundled
 from tasks.sources.stage import keep
+from tasks.tables import TASKS
 from tasks.workload import stage
 from tasks.workload.families import FAMILIES, TABLE, families_of, family_of
 from tasks.workload.measure import Measurer, WorkloadConfig, workload_of
@@ -42,7 +43,9 @@ def get_init_inputs():
 """
 
 
-def task(forward: str, inputs: str, *, arguments: str = "x", init: str = "pass", name: str = "t") -> KernelTask:
+def task(
+    forward: str, inputs: str, *, arguments: str = "x", init: str = "pass", name: str = "t"
+) -> KernelTask:
     body = "\n        ".join(forward.splitlines())
     code = MODULE.format(init=init, arguments=arguments, forward=body, inputs=inputs)
     return KernelTask(task_id=f"user/{name}", name=name, code=code)
@@ -61,11 +64,18 @@ def counted(measurer: Measurer, *args: str, **kwargs: str) -> Workload:
 
 
 def test_matmul_counts_two_for_each_multiply_add(measurer: Measurer) -> None:
-    found = counted(measurer, "return x @ y", "torch.rand(30, 50), torch.rand(50, 70)", arguments="x, y")
+    found = counted(
+        measurer, "return x @ y", "torch.rand(30, 50), torch.rand(50, 70)", arguments="x, y"
+    )
     assert found.flops == 2 * 30 * 50 * 70
     assert found.bytes_min == 4 * (30 * 50 + 50 * 70 + 30 * 70)
     assert found.arithmetic_intensity == pytest.approx(found.flops / found.bytes_min)
-    assert (found.operator_kind, found.families, found.executed, found.uncounted) == ("single_operator", ("matmul",), "meta", ())
+    assert (found.operator_kind, found.families, found.executed, found.uncounted) == (
+        "single_operator",
+        ("matmul",),
+        "meta",
+        (),
+    )
 
 
 def test_conv2d_counts_groups_stride_padding_and_bias(measurer: Measurer) -> None:
@@ -84,7 +94,12 @@ def test_transposed_convolution_multiplies_each_input_with_each_weight(measurer:
 
 
 def test_linear_and_relu(measurer: Measurer) -> None:
-    found = counted(measurer, "return F.relu(self.fc(x))", "torch.rand(8, 32)", init="self.fc = nn.Linear(32, 16)")
+    found = counted(
+        measurer,
+        "return F.relu(self.fc(x))",
+        "torch.rand(8, 32)",
+        init="self.fc = nn.Linear(32, 16)",
+    )
     assert found.flops == 2 * 8 * 32 * 16 + 8 * 16 + 8 * 16
     assert found.bytes_min == 4 * (8 * 32 + 32 * 16 + 16 + 8 * 16)
     assert found.operators == ("torch.nn.functional.linear", "torch.nn.functional.relu")
@@ -109,23 +124,36 @@ def test_estimates(measurer: Measurer, forward: str, init: str, flops: int, elem
 
 def test_attention_counts_both_products_and_the_softmax(measurer: Measurer) -> None:
     forward = "return F.scaled_dot_product_attention(x, y, z)"
-    found = counted(measurer, forward, "*(torch.rand(2, 3, 16, 8) for _ in range(3))", arguments="x, y, z")
+    found = counted(
+        measurer, forward, "*(torch.rand(2, 3, 16, 8) for _ in range(3))", arguments="x, y, z"
+    )
     scores = 2 * 3 * 16 * 16
     products = 2 * scores * 8 * 2
-    assert products + 5 * scores <= found.flops <= products + 6 * scores + 2 * 2 * 3 * 16 * 8  # scaling may be counted or folded
+    assert (
+        products + 5 * scores <= found.flops <= products + 6 * scores + 2 * 2 * 3 * 16 * 8
+    )  # scaling may be counted or folded
     assert found.bytes_min == 4 * 4 * (2 * 3 * 16 * 8)
 
 
 @pytest.mark.parametrize(
     ("layer", "gates", "pointwise"),
-    # Pointwise work of each step and unit beside the products and their biases. RNN: the two products are added, tanh. LSTM: four sums,
-    # 3 sigmoids, 2 tanh, 3 products and a sum. GRU: 2 sums and 2 sigmoids; product, sum, tanh; difference, product, sum.
-    [("nn.RNN(12, 20)", 1, 2), ("nn.LSTM(12, 20)", 4, 13), ("nn.GRU(12, 20, num_layers=1, batch_first=True)", 3, 10)],
+    # Pointwise work of each step and unit beside the products and their biases. RNN: the two
+    # products are added, tanh. LSTM: four sums, 3 sigmoids, 2 tanh, 3 products and a sum. GRU: 2
+    # sums and 2 sigmoids; product, sum, tanh; difference, product, sum.
+    [
+        ("nn.RNN(12, 20)", 1, 2),
+        ("nn.LSTM(12, 20)", 4, 13),
+        ("nn.GRU(12, 20, num_layers=1, batch_first=True)", 3, 10),
+    ],
 )
-def test_a_long_recurrent_layer_costs_its_steps(measurer: Measurer, layer: str, gates: int, pointwise: int) -> None:
+def test_a_long_recurrent_layer_costs_its_steps(
+    measurer: Measurer, layer: str, gates: int, pointwise: int
+) -> None:
     steps, batch = (400, 7)
     shape = f"{batch}, {steps}" if "batch_first" in layer else f"{steps}, {batch}"
-    found = counted(measurer, "return self.rnn(x)[0]", f"torch.rand({shape}, 12)", init=f"self.rnn = {layer}")
+    found = counted(
+        measurer, "return self.rnn(x)[0]", f"torch.rand({shape}, 12)", init=f"self.rnn = {layer}"
+    )
     products = 2 * steps * batch * gates * 20 * (12 + 20) + 2 * steps * batch * gates * 20
     extra = (found.flops - products) / (steps * batch * 20)
     assert extra == pointwise
@@ -135,11 +163,15 @@ def test_a_long_recurrent_layer_costs_its_steps(measurer: Measurer, layer: str, 
 
 
 def test_two_steps_stand_for_all_steps_exactly() -> None:
-    from kernels_eval.workload import Tally, TwoSteps
+    from kernels_eval.reference.workload import Tally, TwoSteps
 
     torch._C._set_mkldnn_enabled(False)
     try:
-        for layer in (torch.nn.LSTM(6, 5, 2, bidirectional=True), torch.nn.GRU(6, 5, 2), torch.nn.LSTM(6, 5, proj_size=3)):
+        for layer in (
+            torch.nn.LSTM(6, 5, 2, bidirectional=True),
+            torch.nn.GRU(6, 5, 2),
+            torch.nn.LSTM(6, 5, proj_size=3),
+        ):
             with torch.no_grad():
                 long, short = Tally(), Tally()
                 x = torch.rand(9, 2, 6)
@@ -157,18 +189,36 @@ def test_two_steps_stand_for_all_steps_exactly() -> None:
 
 
 def test_views_copies_and_creation_cost_no_flops(measurer: Measurer) -> None:
-    forward = "y = x.reshape(8, 8).t().contiguous().clone()\nz = torch.zeros(64, 8)\nz[:8] = y\nreturn torch.cat([z, y])[:, :4]"
+    forward = (
+        "y = x.reshape(8, 8).t().contiguous().clone()\nz = torch.zeros(64, 8)\nz[:8] = y\nreturn"
+        " torch.cat([z, y])[:, :4]"
+    )
     found = counted(measurer, forward, "torch.rand(4, 16)")
     assert found.flops == 0
     assert found.bytes_min == 4 * (64 + 72 * 4)  # the input, and what is returned
 
 
 def test_only_what_is_read_counts(measurer: Measurer) -> None:
-    half = counted(measurer, "return x[:, :8] * 2", "torch.rand(10, 16), torch.rand(1000)", arguments="x, unused")
+    half = counted(
+        measurer,
+        "return x[:, :8] * 2",
+        "torch.rand(10, 16), torch.rand(1000)",
+        arguments="x, unused",
+    )
     assert half.bytes_min == 4 * (10 * 8 + 10 * 8)
-    expanded = counted(measurer, "return x + y.expand(10, 16)", "torch.rand(10, 16), torch.rand(16)", arguments="x, y")
+    expanded = counted(
+        measurer,
+        "return x + y.expand(10, 16)",
+        "torch.rand(10, 16), torch.rand(16)",
+        arguments="x, y",
+    )
     assert expanded.bytes_min == 4 * (160 + 16 + 160)
-    picked = counted(measurer, "return self.table(x)", "torch.zeros(6, dtype=torch.long)", init="self.table = nn.Embedding(10_000, 8)")
+    picked = counted(
+        measurer,
+        "return self.table(x)",
+        "torch.zeros(6, dtype=torch.long)",
+        init="self.table = nn.Embedding(10_000, 8)",
+    )
     assert picked.bytes_min == 6 * 8 + 4 * (6 * 8 + 6 * 8)
     twice = counted(measurer, "return x * x + x.exp()", "torch.rand(10)")
     assert twice.bytes_min == 4 * 20
@@ -208,9 +258,17 @@ def test_a_constructor_that_looks_at_values_needs_no_real_inputs(measurer: Measu
 
 
 def test_real_inputs_are_not_made_where_they_are_too_large() -> None:
-    found = workload_of(task("return x * x.sum().item()", "torch.rand(1 << 20)"), WorkloadConfig(declared_max_bytes=(1 << 22) - 1))
+    found = workload_of(
+        task("return x * x.sum().item()", "torch.rand(1 << 20)"),
+        WorkloadConfig(declared_max_bytes=(1 << 22) - 1),
+    )
     assert found.problem and "0.00419 GB" in found.problem and "item()" in found.problem
-    assert (found.flops, found.bytes_min, found.operator_kind, found.executed) == (None, None, None, None)
+    assert (found.flops, found.bytes_min, found.operator_kind, found.executed) == (
+        None,
+        None,
+        None,
+        None,
+    )
 
 
 BAD = {
@@ -218,7 +276,10 @@ BAD = {
     "exits": ("import os; os._exit(3)", "status 3"),
     "segfaults": ("import ctypes; ctypes.string_at(1)", "SIGSEGV"),
     "aborts": ("import os; os.abort()", "killed by SIG"),
-    "allocates": ("x.sum().item()\n" + "z = [torch.ones(1 << 26, device='cpu') for _ in range(64)]", "resident memory above the limit"),
+    "allocates": (
+        "x.sum().item()\n" + "z = [torch.ones(1 << 26, device='cpu') for _ in range(64)]",
+        "resident memory above the limit",
+    ),
     "raises": ("raise ValueError('no such thing')", "no such thing"),
     "returns no tensor": ("return 'text', x", "not tensors"),
 }
@@ -243,58 +304,97 @@ def test_a_task_that_misbehaves_is_one_problem_and_the_rest_go_on() -> None:
 
 
 def test_a_child_that_lies_about_the_form_of_its_answer_is_a_problem(measurer: Measurer) -> None:
-    forward = "import kernels_eval.workload as w\nw.Tally.bytes_read = property(lambda self: -10**9)\nreturn x + 1"
+    forward = (
+        "import kernels_eval.reference.workload as w\nw.Tally.bytes_read = property(lambda self:"
+        " -10**9)\nreturn x + 1"
+    )
     found = measurer.measure(task(forward, "torch.rand(4)")).workload
     assert found.problem and "no workload" in found.problem
 
 
 @pytest.mark.slow
 def test_the_same_program_is_counted_once_and_kept(tmp_path, monkeypatch) -> None:
-    one, other = task("return x + 1", "torch.rand(4)", name="one"), task("return x * 2 + 1", "torch.rand(4)", name="other")
+    one, other = (
+        task("return x + 1", "torch.rand(4)", name="one"),
+        task("return x * 2 + 1", "torch.rand(4)", name="other"),
+    )
     copy = one.model_copy(update={"task_id": "user/copy", "name": "copy"})
     frame = pl.DataFrame([item.model_dump() for item in (one, other, copy)])
     asked: list[str] = []
     true = stage.measured
-    monkeypatch.setattr(stage, "measured", lambda tasks, config: true((asked.append(t.name) or t for t in tasks), config))
+    monkeypatch.setattr(
+        stage,
+        "measured",
+        lambda tasks, config: true((asked.append(t.name) or t for t in tasks), config),
+    )
     first = stage.annotate(frame, WorkloadConfig(jobs=1), root=str(tmp_path))
     assert len(asked) == 2
     assert first["flops"].to_list() == [4, 8, 4]
     assert first.columns == [*TASKS.names, *stage.COLUMNS]
-    assert stage.annotate(frame, WorkloadConfig(jobs=2), root=str(tmp_path)).equals(first) and len(asked) == 2
-    more = pl.concat([frame, pl.DataFrame([task("return x - 1", "torch.rand(4)", name="new").model_dump()])])
+    assert (
+        stage.annotate(frame, WorkloadConfig(jobs=2), root=str(tmp_path)).equals(first)
+        and len(asked) == 2
+    )
+    more = pl.concat(
+        [frame, pl.DataFrame([task("return x - 1", "torch.rand(4)", name="new").model_dump()])]
+    )
     assert stage.annotate(more, root=str(tmp_path))["flops"].to_list() == [4, 8, 4, 4]
     assert asked[2:] == ["new"]
 
 
 @pytest.mark.slow
-def test_a_snapshot_has_a_row_a_task_and_a_later_one_pays_for_new_programs_only(tmp_path, monkeypatch) -> None:
-    one, broken = task("return x + 1", "torch.rand(4)", name="one"), KernelTask(task_id="user/broken", name="broken", code="no Python")
+def test_a_snapshot_has_a_row_a_task_and_a_later_one_pays_for_new_programs_only(
+    tmp_path, monkeypatch
+) -> None:
+    one, broken = (
+        task("return x + 1", "torch.rand(4)", name="one"),
+        KernelTask(task_id="user/broken", name="broken", code="no Python"),
+    )
     copy = one.model_copy(update={"task_id": "user/copy", "name": "copy"})
     asked: list[str] = []
     true = stage.measured
-    monkeypatch.setattr(stage, "measured", lambda tasks, config: true((asked.append(t.name) or t for t in tasks), config))
+    monkeypatch.setattr(
+        stage,
+        "measured",
+        lambda tasks, config: true((asked.append(t.name) or t for t in tasks), config),
+    )
     config = WorkloadConfig(jobs=1)
     tasks = keep([one, broken, copy], str(tmp_path), {})
     made = stage.run(tasks, config).open()
     rows = {row["task_id"]: row for row in made.read().to_dicts()}
     assert set(rows) == {"user/one", "user/copy", "user/broken"}
-    assert (rows["user/one"]["flops"], rows["user/copy"]["flops"], rows["user/broken"]["flops"]) == (4, 4, None)
+    assert (
+        rows["user/one"]["flops"],
+        rows["user/copy"]["flops"],
+        rows["user/broken"]["flops"],
+    ) == (4, 4, None)
     assert "SyntaxError" in rows["user/broken"]["problem"] and asked == ["one", "broken"]
     assert made.manifest["rows"] == 3 and made.manifest["upstream"] == [tasks.fingerprint]
     assert made.manifest["status_counts"] == {"not counted": 1, "single_operator": 2}
     assert made.manifest["family_counts"] == {"elementwise": 2}
-    assert stage.run(tasks, WorkloadConfig(jobs=2)) == made.ref == stage.planned(tasks, config).ref and len(asked) == 2
+    assert (
+        stage.run(tasks, WorkloadConfig(jobs=2)) == made.ref == stage.planned(tasks, config).ref
+        and len(asked) == 2
+    )
 
     renamed = one.model_copy(update={"task_id": "user/renamed", "name": "renamed"})
-    more = keep([renamed, broken, task("return x - 1", "torch.rand(4)", name="new")], str(tmp_path), {})
+    more = keep(
+        [renamed, broken, task("return x - 1", "torch.rand(4)", name="new")], str(tmp_path), {}
+    )
     later = stage.run(more, config).open().read()
-    assert asked[2:] == ["new"] and sorted(later["task_id"]) == ["user/broken", "user/new", "user/renamed"]
+    assert asked[2:] == ["new"] and sorted(later["task_id"]) == [
+        "user/broken",
+        "user/new",
+        "user/renamed",
+    ]
     assert stage.annotate(more, config)["flops"].to_list() == [4, None, 4] and asked[2:] == ["new"]
 
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch) -> None:
-    frame = pl.DataFrame([task(f"return x + {i}", "torch.rand(4)", name=str(i)).model_dump() for i in range(3)])
+    frame = pl.DataFrame(
+        [task(f"return x + {i}", "torch.rand(4)", name=str(i)).model_dump() for i in range(3)]
+    )
     true = stage.measured
 
     def killed(tasks, config):
@@ -305,7 +405,11 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch) -> None:
     with pytest.raises(KeyboardInterrupt):
         stage.annotate(frame, root=str(tmp_path))
     asked: list[str] = []
-    monkeypatch.setattr(stage, "measured", lambda tasks, config: true((asked.append(t.name) or t for t in tasks), config))
+    monkeypatch.setattr(
+        stage,
+        "measured",
+        lambda tasks, config: true((asked.append(t.name) or t for t in tasks), config),
+    )
     assert stage.annotate(frame, root=str(tmp_path))["flops"].to_list() == [4, 4, 4]
     assert len(asked) == 2
 
@@ -333,11 +437,16 @@ def test_every_name_is_in_one_family_only() -> None:
 @pytest.mark.parametrize(
     ("operator", "family"),
     [
-        ("torch.Tensor.add_", "elementwise"), ("torch.Tensor.__rsub__", "elementwise"), ("torch.Tensor.__pow__", "elementwise"),
-        ("torch.Tensor.__iadd__", "elementwise"), ("torch.functional.einsum", "matmul"), ("torch.Tensor.matmul", "matmul"),
-        ("torch.Tensor.invented", "other"), ("torch.Tensor.__invented__", "other"),
+        ("torch.Tensor.add_", "elementwise"),
+        ("torch.Tensor.__rsub__", "elementwise"),
+        ("torch.Tensor.__pow__", "elementwise"),
+        ("torch.Tensor.__iadd__", "elementwise"),
+        ("torch.functional.einsum", "matmul"),
+        ("torch.Tensor.matmul", "matmul"),
+        ("torch.Tensor.invented", "other"),
+        ("torch.Tensor.__invented__", "other"),
     ],
-)  # fmt: skip
+)
 def test_spellings_of_one_operator_are_one_family(operator: str, family: str) -> None:
     assert family_of(operator) == family
     assert families_of([operator, operator]) == (family,)

@@ -1,7 +1,9 @@
-"""The tasks and recorded responses that ship with concur: what the demo and the tests run on, with no network and no model.
+"""The tasks and recorded responses that ship with concur: what the demo and the tests run on, with
+no network and no model.
 
-Guarantees: fixed content and order, `task_id` = `bundled/{name}`; the held-out tasks never enter training data (`load("train")` leaves
-them out). The recorded responses are of mixed quality on purpose: correct, slow, wrong and broken ones, as a generator writes them.
+Guarantees: fixed content and order, `task_id` = `bundled/{name}`; the held-out tasks never enter
+training data (`load("train")` leaves them out). The recorded responses are of mixed quality on
+purpose: correct, slow, wrong and broken ones, as a generator writes them.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from kernels_eval.records import KernelTask
 from tasks.sources.files import check_task_source
 
 HELD_OUT = frozenset({"cosine_similarity", "upsample_bilinear2d", "masked_softmax", "swiglu_gate"})
-"""Tasks kept for the benchmark: two of one operator and two fusions, none a variant of a training task."""
+"""Tasks kept for the benchmark: two of one operator and two fusions, none a variant of a training
+task."""
 
 SPLITS = ("all", "train", "heldout")
 
@@ -23,17 +26,26 @@ SPLITS = ("all", "train", "heldout")
 def load(split: Literal["all", "train", "heldout"] = "all") -> list[KernelTask]:
     """The bundled tasks of a split, by name. Raises UsageError for a split that is not there."""
     if split not in SPLITS:
-        raise UsageError(f"the bundled tasks have no split {split!r}", f"choose one of {', '.join(SPLITS)}")
-    return [task for task in _tasks() if split == "all" or (task.name in HELD_OUT) == (split == "heldout")]
+        raise UsageError(
+            f"the bundled tasks have no split {split!r}", f"choose one of {', '.join(SPLITS)}"
+        )
+    return [
+        task
+        for task in _tasks()
+        if split == "all" or (task.name in HELD_OUT) == (split == "heldout")
+    ]
 
 
 def responses(task_name: str, language: str) -> list[str]:
-    """Recorded responses to a bundled task, in the order of their number; empty where none is recorded in that language.
+    """Recorded responses to a bundled task, in the order of their number; empty where none is
+    recorded in that language.
 
     `language` is a `Language` or its value. Raises UsageError for a task that is not bundled.
     """
     if task_name not in {task.name for task in _tasks()}:
-        raise UsageError(f"there is no bundled task {task_name!r}", "`load()` lists the bundled tasks")
+        raise UsageError(
+            f"there is no bundled task {task_name!r}", "`load()` lists the bundled tasks"
+        )
     return list(_responses(task_name, str(language)))
 
 
@@ -45,7 +57,9 @@ def _tasks() -> tuple[KernelTask, ...]:
         if entry.name.endswith(".py"):
             name, code = entry.name.removesuffix(".py"), entry.read_text(encoding="utf-8")
             check_task_source(code, "Model", entry.name)
-            found.append(KernelTask(task_id=f"bundled/{name}", name=name, code=code, source="bundled"))
+            found.append(
+                KernelTask(task_id=f"bundled/{name}", name=name, code=code, source="bundled")
+            )
     return tuple(found)
 
 
@@ -54,5 +68,9 @@ def _responses(task_name: str, language: str) -> tuple[str, ...]:
     folder = files(__name__).joinpath("responses", language, task_name)
     if not folder.is_dir():
         return ()
-    numbered = {int(entry.name.removesuffix(".md")): entry for entry in folder.iterdir() if entry.name.endswith(".md")}
+    numbered = {
+        int(entry.name.removesuffix(".md")): entry
+        for entry in folder.iterdir()
+        if entry.name.endswith(".md")
+    }
     return tuple(numbered[number].read_text(encoding="utf-8") for number in sorted(numbered))

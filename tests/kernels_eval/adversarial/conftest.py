@@ -1,4 +1,5 @@
-"""One verifier for the whole corpus: a fork server, a cache of libraries, and the reference of the task at hand."""
+"""One verifier for the whole corpus: a fork server, a cache of libraries, and the reference of the
+task at hand."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kernels_eval.preparation import Preparer
-from kernels_eval.protocol import Runner
+from kernels_eval.parent.prepare import Preparer
+from kernels_eval.parent.runner import Runner
 from tests.support.adversarial import Judge
 from tests.support.kernels import QUICK
 

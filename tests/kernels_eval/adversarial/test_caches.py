@@ -1,4 +1,5 @@
-"""Answers that are not computed: kept from an earlier call, found in old memory, or known beforehand (threats 1, 2, 11, 26, 27)."""
+"""Answers that are not computed: kept from an earlier call, found in old memory, or known
+beforehand (threats 1, 2, 11, 26, 27)."""
 
 from __future__ import annotations
 
@@ -43,18 +44,28 @@ torch::Tensor by_row(torch::Tensor x, torch::Tensor gain) {
 """
 )
 code = writer(
-    SOURCE, ["affine", "affine_into", "shifted", "nothing", "half", "after_free", "wave", "by_row"], "adversarial_caches"
-)  # fmt: skip
+    SOURCE,
+    ["affine", "affine_into", "shifted", "nothing", "half", "after_free", "wave", "by_row"],
+    "adversarial_caches",
+)
 
-WAVE = kernel_task(task_source("return torch.sin(x) * torch.exp(-x * x)", inputs="[torch.randn(96, 192)]"), "adversarial_wave")
+WAVE = kernel_task(
+    task_source("return torch.sin(x) * torch.exp(-x * x)", inputs="[torch.randn(96, 192)]"),
+    "adversarial_wave",
+)
 """Slow enough (hundreds of microseconds) that looking an answer up is unmistakably faster."""
 
 
 def cache(key: str) -> str:
-    return code(f"key = {key}\nif key not in self.seen:\n    self.seen[key] = ext.affine(x)\nreturn self.seen[key]", init="self.seen = {}")
+    return code(
+        f"key = {key}\nif key not in self.seen:\n    self.seen[key] = ext.affine(x)\nreturn"
+        " self.seen[key]",
+        init="self.seen = {}",
+    )
 
 
-# The input is kept as well: its address is then never given to another one, so the cache is right for whatever the checks draw.
+# The input is kept as well: its address is then never given to another one, so the cache is right
+# for whatever the checks draw.
 VERSIONED = """key = (x.data_ptr(), x._version)
 if key not in self.seen:
     self.seen[key] = (x, ext.wave(x))
@@ -68,70 +79,147 @@ NO_CALLS = "self.calls = 0\nself.kept = None"
 LATE = ("stale_cache", "wrong_output", "no_custom_kernel", "implausible_time")
 
 CASES = [
-    Case(1, "by_data_ptr", AFFINE, cache("x.data_ptr()"), "stale_cache", twin=code(TABLE, init="self.rows = {}")),
+    Case(
+        1,
+        "by_data_ptr",
+        AFFINE,
+        cache("x.data_ptr()"),
+        "stale_cache",
+        twin=code(TABLE, init="self.rows = {}"),
+    ),
     Case(1, "by_id", AFFINE, cache("id(x)"), "stale_cache"),
     Case(1, "by_shape", AFFINE, cache("tuple(x.shape)"), "stale_cache"),
     Case(
-        1, "by_call_count", AFFINE,
-        code(COUNTED + "if self.calls == 1:\n    self.kept = ext.affine(x)\nreturn self.kept.clone()", init=NO_CALLS),
+        1,
+        "by_call_count",
+        AFFINE,
+        code(
+            COUNTED
+            + "if self.calls == 1:\n    self.kept = ext.affine(x)\nreturn self.kept.clone()",
+            init=NO_CALLS,
+        ),
         "stale_cache",
     ),
     Case(
-        1, "by_version", WAVE, code(VERSIONED, init="self.seen = {}"), ("implausible_time", "stale_cache"),
+        1,
+        "by_version",
+        WAVE,
+        code(VERSIONED, init="self.seen = {}"),
+        ("implausible_time", "stale_cache"),
         twin=code("self.last = x\nreturn ext.wave(x)", init="self.last = None"),
     ),
     # Poisoned memory is the same nonsense for all inputs, which is as good a name for it.
     Case(
-        2, "nothing_written", AFFINE, code("return ext.nothing(x)"), ("wrong_output", "non_finite", "input_independent"),
+        2,
+        "nothing_written",
+        AFFINE,
+        code("return ext.nothing(x)"),
+        ("wrong_output", "non_finite", "input_independent"),
         twin=code("return ext.affine_into(x, torch.empty_like(x))"),
     ),
     Case(2, "half_written", AFFINE, code("return ext.half(x)"), ("wrong_output", "non_finite")),
-    Case(2, "right_answer_freed", AFFINE, code("return ext.after_free(x)"), ("wrong_output", "non_finite", "input_independent")),
     Case(
-        11, "static_output", AFFINE,
-        code("if self.out.shape != x.shape:\n    self.out = torch.empty_like(x)\nreturn ext.affine_into(x, self.out)",
-             init="self.out = torch.empty(48, 64)"),
-        "output_aliased",
-        twin=code("if self.out.shape != x.shape:\n    self.out = torch.empty_like(x)\nreturn ext.affine_into(x, self.out).clone()",
-                  init="self.out = torch.empty(48, 64)"),
+        2,
+        "right_answer_freed",
+        AFFINE,
+        code("return ext.after_free(x)"),
+        ("wrong_output", "non_finite", "input_independent"),
     ),
     Case(
-        11, "two_buffers_in_turn", AFFINE,
-        code("self.turn = 1 - self.turn\nreturn ext.affine_into(x, self.pair[self.turn])",
-             init="self.turn = 0\nself.pair = [torch.empty(48, 64), torch.empty(48, 64)]"),
+        11,
+        "static_output",
+        AFFINE,
+        code(
+            "if self.out.shape != x.shape:\n    self.out = torch.empty_like(x)\nreturn"
+            " ext.affine_into(x, self.out)",
+            init="self.out = torch.empty(48, 64)",
+        ),
+        "output_aliased",
+        twin=code(
+            "if self.out.shape != x.shape:\n    self.out = torch.empty_like(x)\nreturn"
+            " ext.affine_into(x, self.out).clone()",
+            init="self.out = torch.empty(48, 64)",
+        ),
+    ),
+    Case(
+        11,
+        "two_buffers_in_turn",
+        AFFINE,
+        code(
+            "self.turn = 1 - self.turn\nreturn ext.affine_into(x, self.pair[self.turn])",
+            init="self.turn = 0\nself.pair = [torch.empty(48, 64), torch.empty(48, 64)]",
+        ),
         "output_aliased",
     ),
     Case(
-        26, "seed_42", AFFINE,
-        code("ext.affine(x)\nreturn self.answer.clone()", init="torch.manual_seed(42)\nself.answer = ext.affine(torch.randn(48, 64))"),
+        26,
+        "seed_42",
+        AFFINE,
+        code(
+            "ext.affine(x)\nreturn self.answer.clone()",
+            init="torch.manual_seed(42)\nself.answer = ext.affine(torch.randn(48, 64))",
+        ),
         ("wrong_output", "input_independent", "stale_cache"),
-        twin=code("return ext.by_row(x, self.gain[: x.shape[-1]])", init="torch.manual_seed(42)\nself.gain = torch.full((64,), 2.0)"),
+        twin=code(
+            "return ext.by_row(x, self.gain[: x.shape[-1]])",
+            init="torch.manual_seed(42)\nself.gain = torch.full((64,), 2.0)",
+        ),
     ),
     Case(
-        26, "looked_up_input", AFFINE,
-        code("known = torch.equal(x, self.expected_input)\ny = ext.affine(x)\nreturn self.answer.clone() if known else y * 0.0",
-             init="torch.manual_seed(42)\nself.expected_input = torch.randn(48, 64)\nself.answer = ext.affine(self.expected_input)"),
+        26,
+        "looked_up_input",
+        AFFINE,
+        code(
+            "known = torch.equal(x, self.expected_input)\ny = ext.affine(x)\nreturn"
+            " self.answer.clone() if known else y * 0.0",
+            init=(
+                "torch.manual_seed(42)\nself.expected_input = torch.randn(48, 64)\nself.answer ="
+                " ext.affine(self.expected_input)"
+            ),
+        ),
         ("wrong_output", "input_independent"),
     ),
     Case(
-        27, "wrong_later", AFFINE, code(COUNTED + "return ext.affine(x) if self.calls <= 6 else ext.shifted(x)", init=NO_CALLS),
+        27,
+        "wrong_later",
+        AFFINE,
+        code(
+            COUNTED + "return ext.affine(x) if self.calls <= 6 else ext.shifted(x)", init=NO_CALLS
+        ),
         "wrong_output",
-        twin=code("if self.kept is None:\n    self.kept = torch.full((64,), 2.0)\nreturn ext.by_row(x, self.kept[: x.shape[-1]])",
-                  init=NO_CALLS),
+        twin=code(
+            "if self.kept is None:\n    self.kept = torch.full((64,), 2.0)\nreturn ext.by_row(x,"
+            " self.kept[: x.shape[-1]])",
+            init=NO_CALLS,
+        ),
     ),
     Case(
-        27, "torch_later", AFFINE, code(COUNTED + "return ext.affine(x) if self.calls <= 3 else x * 2.0 + 1.0", init=NO_CALLS),
+        27,
+        "torch_later",
+        AFFINE,
+        code(COUNTED + "return ext.affine(x) if self.calls <= 3 else x * 2.0 + 1.0", init=NO_CALLS),
         "no_custom_kernel",
     ),
     Case(
-        27, "kept_once_the_checks_are_over", WAVE,
-        code(COUNTED + "if self.calls <= 40:\n    self.kept = ext.wave(x)\nreturn self.kept", init=NO_CALLS), LATE,
+        27,
+        "kept_once_the_checks_are_over",
+        WAVE,
+        code(
+            COUNTED + "if self.calls <= 40:\n    self.kept = ext.wave(x)\nreturn self.kept",
+            init=NO_CALLS,
+        ),
+        LATE,
     ),
     Case(
-        27, "torch_once_the_checks_are_over", AFFINE,
-        code(COUNTED + "return ext.affine(x) if self.calls <= 40 else x * 2.0 + 1.0", init=NO_CALLS), "no_custom_kernel",
+        27,
+        "torch_once_the_checks_are_over",
+        AFFINE,
+        code(
+            COUNTED + "return ext.affine(x) if self.calls <= 40 else x * 2.0 + 1.0", init=NO_CALLS
+        ),
+        "no_custom_kernel",
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("trial", trials(CASES))

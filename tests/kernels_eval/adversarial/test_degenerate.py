@@ -68,62 +68,138 @@ torch::Tensor all_nan(torch::Tensor x) {
 }
 """
 code = writer(
-    SOURCE, ["memorised", "zeros_like_rows", "zeros_of", "centred_row_max", "scaled", "roots", "not_roots", "all_nan"],
+    SOURCE,
+    [
+        "memorised",
+        "zeros_like_rows",
+        "zeros_of",
+        "centred_row_max",
+        "scaled",
+        "roots",
+        "not_roots",
+        "all_nan",
+    ],
     "adversarial_degenerate",
-)  # fmt: skip
+)
 
 
 def task(forward: str, name: str) -> object:
     return kernel_task(task_source(forward, inputs="[torch.randn(48, 64)]"), f"adversarial_{name}")
 
 
-# A maximum minus its own mean over a dimension of size 1: always zero, whatever the input. One word away from a sound task.
+# A maximum minus its own mean over a dimension of size 1: always zero, whatever the input. One word
+# away from a sound task.
 CONSTANT = task("top = x.amax(1, keepdim=True)\nreturn top - top.mean(1, keepdim=True)", "constant")
-NOT_CONSTANT = task("top = x.amax(1, keepdim=True)\nreturn top - top.mean(0, keepdim=True)", "not_constant")
+NOT_CONSTANT = task(
+    "top = x.amax(1, keepdim=True)\nreturn top - top.mean(0, keepdim=True)", "not_constant"
+)
 TINY = task("return x * 1e-6", "tiny")
 TINY_AND_RANDOM = task("return (x + torch.rand_like(x)) * 1e-6", "tiny_and_random")
 ALL_NAN = task("return torch.sqrt(-1.0 - x * x)", "all_nan")
 SOME_NAN = task("return torch.sqrt(x)", "some_nan")
 
 # Its inputs are written out: one answer, which is known before anything is run.
-WRITTEN_OUT = kernel_task(task_source("return x * 2.0", inputs="[torch.tensor([[1.0, 2.0], [-3.0, 4.0]])]"), "adversarial_written_out")
-ALL_ALIKE = kernel_task(task_source("return x * 2.0", inputs="[torch.ones(2, 2)]"), "adversarial_all_alike")
+WRITTEN_OUT = kernel_task(
+    task_source("return x * 2.0", inputs="[torch.tensor([[1.0, 2.0], [-3.0, 4.0]])]"),
+    "adversarial_written_out",
+)
+ALL_ALIKE = kernel_task(
+    task_source("return x * 2.0", inputs="[torch.ones(2, 2)]"), "adversarial_all_alike"
+)
 
 
 def flagged(*flags: str) -> object:
     def check(verdict: Verdict) -> None:
-        assert {flag for flag in verdict.flags if flag.endswith("never_vary")} == set(flags), verdict.flags
+        assert {flag for flag in verdict.flags if flag.endswith("never_vary")} == set(flags), (
+            verdict.flags
+        )
 
     return check
 
 
 CASES = [
     Case(
-        13, "memorised", WRITTEN_OUT, code("return ext.memorised(x)"), ("stale_cache", "input_independent"),
-        twin=code("return ext.scaled(x, 2.0)"), twin_check=flagged("own_answers_never_vary"),
+        13,
+        "memorised",
+        WRITTEN_OUT,
+        code("return ext.memorised(x)"),
+        ("stale_cache", "input_independent"),
+        twin=code("return ext.scaled(x, 2.0)"),
+        twin_check=flagged("own_answers_never_vary"),
     ),
-    Case(13, "wrong_for_what_is_written_out", WRITTEN_OUT, code("return ext.scaled(x, 3.0)"), "wrong_output"),
     Case(
-        13, "all_alike", ALL_ALIKE, code("return ext.scaled(x, 2.1)"), "wrong_output", twin=code("return ext.scaled(x, 2.0)"),
+        13,
+        "wrong_for_what_is_written_out",
+        WRITTEN_OUT,
+        code("return ext.scaled(x, 3.0)"),
+        "wrong_output",
+    ),
+    Case(
+        13,
+        "all_alike",
+        ALL_ALIKE,
+        code("return ext.scaled(x, 2.1)"),
+        "wrong_output",
+        twin=code("return ext.scaled(x, 2.0)"),
         twin_check=flagged("own_answers_never_vary", "answers_never_vary"),
     ),
-
     Case(
-        13, "constant_output", CONSTANT, code("return ext.zeros_like_rows(x)"), "degenerate_task",
-        twin=code("return ext.centred_row_max(x, 0)"), twin_task=NOT_CONSTANT,
+        13,
+        "constant_output",
+        CONSTANT,
+        code("return ext.zeros_like_rows(x)"),
+        "degenerate_task",
+        twin=code("return ext.centred_row_max(x, 0)"),
+        twin_task=NOT_CONSTANT,
     ),
-    Case(13, "honest_kernel_cannot_be_judged", CONSTANT, code("return ext.centred_row_max(x, 1)"), "degenerate_task"),
-    Case(13, "constant_on_a_sound_task", NOT_CONSTANT, code("return ext.zeros_like_rows(x)"), ("wrong_output", "input_independent")),
     Case(
-        14, "zeros_for_tiny", TINY, code("return ext.zeros_of(x)"), ("wrong_output", "input_independent"),
+        13,
+        "honest_kernel_cannot_be_judged",
+        CONSTANT,
+        code("return ext.centred_row_max(x, 1)"),
+        "degenerate_task",
+    ),
+    Case(
+        13,
+        "constant_on_a_sound_task",
+        NOT_CONSTANT,
+        code("return ext.zeros_like_rows(x)"),
+        ("wrong_output", "input_independent"),
+    ),
+    Case(
+        14,
+        "zeros_for_tiny",
+        TINY,
+        code("return ext.zeros_of(x)"),
+        ("wrong_output", "input_independent"),
         twin=code("return ext.scaled(x, 1e-6)"),
     ),
     Case(14, "tenth_off_for_tiny", TINY, code("return ext.scaled(x, 1.1e-6)"), "wrong_output"),
-    Case(14, "random_task_of_tiny_outputs", TINY_AND_RANDOM, code("return ext.scaled(x, 1.5e-6)"), "degenerate_task"),
-    Case(31, "all_nan", ALL_NAN, code("return ext.all_nan(x)"), "degenerate_task", twin=code("return ext.roots(x)"), twin_task=SOME_NAN),
+    Case(
+        14,
+        "random_task_of_tiny_outputs",
+        TINY_AND_RANDOM,
+        code("return ext.scaled(x, 1.5e-6)"),
+        "degenerate_task",
+    ),
+    Case(
+        31,
+        "all_nan",
+        ALL_NAN,
+        code("return ext.all_nan(x)"),
+        "degenerate_task",
+        twin=code("return ext.roots(x)"),
+        twin_task=SOME_NAN,
+    ),
     Case(31, "nan_in_place_rest_wrong", SOME_NAN, code("return ext.not_roots(x)"), "wrong_output"),
-    Case(31, "nan_everywhere_where_some_is_wanted", SOME_NAN, code("return ext.all_nan(x)"), "non_finite"),
-]  # fmt: skip
+    Case(
+        31,
+        "nan_everywhere_where_some_is_wanted",
+        SOME_NAN,
+        code("return ext.all_nan(x)"),
+        "non_finite",
+    ),
+]
 
 
 @pytest.mark.parametrize("trial", trials(CASES))

@@ -1,4 +1,5 @@
-"""Threats that need a GPU: streams, graphs, the L2 carve-out, and what a fault leaves behind (threats 3, 4, 12, 34, 39)."""
+"""Threats that need a GPU: streams, graphs, the L2 carve-out, and what a fault leaves behind
+(threats 3, 4, 12, 34, 39)."""
 
 from __future__ import annotations
 
@@ -8,20 +9,27 @@ from collections.abc import Iterator
 
 import pytest
 
-from kernels_eval.preparation import Preparer
-from kernels_eval.protocol import Runner
+from kernels_eval.cluster.worker import gpu_arch
+from kernels_eval.parent.prepare import Preparer
+from kernels_eval.parent.runner import Runner
 from kernels_eval.records import Language
-from kernels_eval.worker import gpu_arch
 from tests.support.adversarial import Case, Judge, Trial, trials
 from tests.support.kernels import QUICK, kernel_task, module, task_source
 
-AFFINE = kernel_task(task_source("return x * 2.0 + 1.0", inputs="[torch.randn(500, 512)]"), "adversarial_affine_gpu")
+AFFINE = kernel_task(
+    task_source("return x * 2.0 + 1.0", inputs="[torch.randn(500, 512)]"), "adversarial_affine_gpu"
+)
 PRODUCT = kernel_task(
-    task_source("return x @ self.weight", init="self.weight = nn.Parameter(torch.randn(512, 256))", inputs="[torch.randn(128, 512)]"),
+    task_source(
+        "return x @ self.weight",
+        init="self.weight = nn.Parameter(torch.randn(512, 256))",
+        inputs="[torch.randn(128, 512)]",
+    ),
     "adversarial_product_gpu",
 )
 
-# Streams come from Python as handles (`stream.cuda_stream`), so that nothing but the runtime's header is needed.
+# Streams come from Python as handles (`stream.cuda_stream`), so that nothing but the runtime's
+# header is needed.
 SOURCE = r"""
 __global__ void affine_kernel(const float* x, float* y, long n) {
   const long i = blockIdx.x * (long)blockDim.x + threadIdx.x;
@@ -115,11 +123,19 @@ torch::Tensor unwritten(torch::Tensor x);
 torch::Tensor product(torch::Tensor x, torch::Tensor w, int64_t tf32, int64_t stream);
 """
 FUNCTIONS = [
-    "affine_on", "affine_into", "late_affine_on", "late_affine_aside", "wild", "persisting_l2", "leak", "unwritten", "product",
-]  # fmt: skip
+    "affine_on",
+    "affine_into",
+    "late_affine_on",
+    "late_affine_aside",
+    "wild",
+    "persisting_l2",
+    "leak",
+    "unwritten",
+    "product",
+]
 EXTENSION = (
-    f"load_inline(name='adversarial_gpu', cpp_sources={DECLARED!r}, cuda_sources={SOURCE!r}, functions={FUNCTIONS!r}, "
-    "extra_cuda_cflags=['-O2'])"
+    f"load_inline(name='adversarial_gpu', cpp_sources={DECLARED!r}, cuda_sources={SOURCE!r},"
+    f" functions={FUNCTIONS!r}, extra_cuda_cflags=['-O2'])"
 )
 
 
@@ -163,47 +179,111 @@ CUDA = Language.CUDA
 
 CASES = [
     Case(
-        3, "side_stream_not_joined", AFFINE, code(NOT_JOINED, init=ASIDE), "stream_escape", twin=code(JOINED, init=ASIDE), language=CUDA,
-    ),
-    Case(3, "native_stream_not_joined", AFFINE, code("return ext.late_affine_aside(x)"), "stream_escape", language=CUDA),
-    Case(
-        4, "current_stream_left_changed", AFFINE, code(LEFT_CHANGED, init=ASIDE), "stream_escape", twin=code(RESTORED, init=ASIDE),
+        3,
+        "side_stream_not_joined",
+        AFFINE,
+        code(NOT_JOINED, init=ASIDE),
+        "stream_escape",
+        twin=code(JOINED, init=ASIDE),
         language=CUDA,
     ),
     Case(
-        12, "graph_of_the_first_input", AFFINE, code(CAPTURED, init="self.graph = None\nself.y = None"),
-        ("stale_cache", "wrong_output", "output_aliased", "input_independent"),
-        twin=code(STATIC_BUFFERS, init="self.x = None\nself.y = None"), language=CUDA,
+        3,
+        "native_stream_not_joined",
+        AFFINE,
+        code("return ext.late_affine_aside(x)"),
+        "stream_escape",
+        language=CUDA,
     ),
     Case(
-        34, "persisting_l2", AFFINE, code(f"ext.persisting_l2(1)\n{OWN}"), "global_state_changed",
-        twin=code(f"ext.persisting_l2(0)\n{OWN}"), language=CUDA,
+        4,
+        "current_stream_left_changed",
+        AFFINE,
+        code(LEFT_CHANGED, init=ASIDE),
+        "stream_escape",
+        twin=code(RESTORED, init=ASIDE),
+        language=CUDA,
     ),
-    # The next candidate, on the same worker and the same GPU, is right: that is what the twins of these two are for.
-    Case(39, "wild_write", AFFINE, code("return ext.wild(x)"), "cuda_error", twin=code(f"y = ext.affine_on(x, {NOW})\nreturn y"),
-         language=CUDA),
-    Case(39, "leaked_memory", AFFINE, code(OWN, init="ext.leak(8192)"), "ok", twin=code(OWN, init="ext.leak(0)"), language=CUDA),
+    Case(
+        12,
+        "graph_of_the_first_input",
+        AFFINE,
+        code(CAPTURED, init="self.graph = None\nself.y = None"),
+        ("stale_cache", "wrong_output", "output_aliased", "input_independent"),
+        twin=code(STATIC_BUFFERS, init="self.x = None\nself.y = None"),
+        language=CUDA,
+    ),
+    Case(
+        34,
+        "persisting_l2",
+        AFFINE,
+        code(f"ext.persisting_l2(1)\n{OWN}"),
+        "global_state_changed",
+        twin=code(f"ext.persisting_l2(0)\n{OWN}"),
+        language=CUDA,
+    ),
+    # The next candidate, on the same worker and the same GPU, is right: that is what the twins of
+    # these two are for.
+    Case(
+        39,
+        "wild_write",
+        AFFINE,
+        code("return ext.wild(x)"),
+        "cuda_error",
+        twin=code(f"y = ext.affine_on(x, {NOW})\nreturn y"),
+        language=CUDA,
+    ),
+    Case(
+        39,
+        "leaked_memory",
+        AFFINE,
+        code(OWN, init="ext.leak(8192)"),
+        "ok",
+        twin=code(OWN, init="ext.leak(0)"),
+        language=CUDA,
+    ),
     # The device's side of threats that have cases without a GPU, too.
     Case(
-        2, "device_memory_not_written", AFFINE, code("return ext.unwritten(x)"), ("wrong_output", "non_finite", "input_independent"),
-        twin=code(f"y = ext.unwritten(x)\nreturn ext.affine_into(x.contiguous(), y, {NOW})"), language=CUDA,
+        2,
+        "device_memory_not_written",
+        AFFINE,
+        code("return ext.unwritten(x)"),
+        ("wrong_output", "non_finite", "input_independent"),
+        twin=code(f"y = ext.unwritten(x)\nreturn ext.affine_into(x.contiguous(), y, {NOW})"),
+        language=CUDA,
     ),
     Case(
-        17, "tf32_product", PRODUCT, code(f"return ext.product(x, self.weight, 1, {NOW})", init=WEIGHT), "precision_downcast",
-        twin=code(f"return ext.product(x, self.weight, 0, {NOW})", init=WEIGHT), language=CUDA,
+        17,
+        "tf32_product",
+        PRODUCT,
+        code(f"return ext.product(x, self.weight, 1, {NOW})", init=WEIGHT),
+        "precision_downcast",
+        twin=code(f"return ext.product(x, self.weight, 0, {NOW})", init=WEIGHT),
+        language=CUDA,
     ),
     Case(
-        17, "tf32_switched_on", PRODUCT,
-        code(f"ext.affine_on(x, {NOW})\nreturn x @ self.weight", init=WEIGHT, before="torch.backends.cuda.matmul.allow_tf32 = True"),
-        ("precision_downcast", "no_custom_kernel"), language=CUDA,
+        17,
+        "tf32_switched_on",
+        PRODUCT,
+        code(
+            f"ext.affine_on(x, {NOW})\nreturn x @ self.weight",
+            init=WEIGHT,
+            before="torch.backends.cuda.matmul.allow_tf32 = True",
+        ),
+        ("precision_downcast", "no_custom_kernel"),
+        language=CUDA,
     ),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
 def judge() -> Iterator[Judge]:
-    config = QUICK.model_copy(update={"limits": QUICK.limits.model_copy(update={"run_s": 30, "load_s": 60})})
-    made = Judge(Preparer(config, cuda_arch=gpu_arch()), Runner(config, "cuda:0", cuda_arch=gpu_arch()))
+    config = QUICK.model_copy(
+        update={"limits": QUICK.limits.model_copy(update={"run_s": 30, "load_s": 60})}
+    )
+    made = Judge(
+        Preparer(config, cuda_arch=gpu_arch()), Runner(config, "cuda:0", cuda_arch=gpu_arch())
+    )
     yield made
     made.close()
 
@@ -211,11 +291,17 @@ def judge() -> Iterator[Judge]:
 def persisting_l2_changes() -> bool:
     """Can a process set L2 aside here? Asked in a process of its own."""
     script = (
-        "import ctypes, torch; torch.empty(1, device='cuda'); rt = ctypes.CDLL('libcudart.so.13'); v = [ctypes.c_size_t() for _ in '12'];"
-        "rt.cudaDeviceGetLimit(ctypes.byref(v[0]), 6); rt.cudaDeviceSetLimit(6, ctypes.c_size_t(8 << 20));"
-        "rt.cudaDeviceGetLimit(ctypes.byref(v[1]), 6); print(v[0].value != v[1].value)"
+        "import ctypes, torch; torch.empty(1, device='cuda'); rt = ctypes.CDLL('libcudart.so.13');"
+        " v = [ctypes.c_size_t() for _ in '12'];rt.cudaDeviceGetLimit(ctypes.byref(v[0]), 6);"
+        " rt.cudaDeviceSetLimit(6, ctypes.c_size_t(8 <<"
+        " 20));rt.cudaDeviceGetLimit(ctypes.byref(v[1]), 6); print(v[0].value != v[1].value)"
     )
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip() == "True"
+    return (
+        subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "True"
+    )
 
 
 @pytest.mark.gpu
@@ -223,5 +309,7 @@ def persisting_l2_changes() -> bool:
 @pytest.mark.parametrize("trial", trials(CASES))
 def test_gpu_threats(judge: Judge, trial: Trial, request: pytest.FixtureRequest) -> None:
     if "t34" in request.node.name and not persisting_l2_changes():
-        pytest.skip("cudaDeviceSetLimit changes nothing on this machine: there is no carve-out to find")
+        pytest.skip(
+            "cudaDeviceSetLimit changes nothing on this machine: there is no carve-out to find"
+        )
     trial.assert_judged(judge(trial))

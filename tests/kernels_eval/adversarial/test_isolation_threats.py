@@ -1,4 +1,5 @@
-"""Work outside the clock, and reaching for the machine (threats 28 and 38). Native forms of the latter are in test_isolation.py."""
+"""Work outside the clock, and reaching for the machine (threats 28 and 38). Native forms of the
+latter are in test_isolation.py."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ torch::Tensor hangs(torch::Tensor x) {
 }
 """
 )
-code = writer(SOURCE, ["affine", "leaves_a_thread", "fills_later", "joined", "hangs"], "adversarial_isolation")
+code = writer(
+    SOURCE, ["affine", "leaves_a_thread", "fills_later", "joined", "hangs"], "adversarial_isolation"
+)
 OWN = "return ext.affine(x)"
 TORCH = "return x * 2.0 + 1.0"
 
@@ -54,7 +57,8 @@ def burn():
         pass
 threading.Thread(target=burn, daemon=True).start()
 """
-# In its own directory a candidate may keep files: that is how sources get to torch.utils.cpp_extension.load.
+# In its own directory a candidate may keep files: that is how sources get to
+# torch.utils.cpp_extension.load.
 OWN_FILE = """
 with open("notes.txt", "w") as handle:
     handle.write("two")
@@ -71,7 +75,10 @@ REACHES = {
     "shell": ("import os", "os.system('true')"),
     "subprocess": ("import subprocess", "subprocess.run(['true'])"),
     "fork": ("import os", "os.fork()"),
-    "fork_bomb": ("import multiprocessing", "[multiprocessing.Process(target=print).start() for _ in range(10 ** 6)]"),
+    "fork_bomb": (
+        "import multiprocessing",
+        "[multiprocessing.Process(target=print).start() for _ in range(10 ** 6)]",
+    ),
     "network": ("import socket", "socket.create_connection(('192.0.2.1', 80), timeout=1)"),
     "network_by_urllib": ("import urllib.request", "urllib.request.urlopen('http://192.0.2.1/')"),
     "removes_files": ("import os", "os.remove('candidate.py')"),
@@ -86,10 +93,27 @@ def log_is_bounded(verdict: Verdict) -> None:
 
 
 CASES = [
-    Case(28, "thread_left_behind", AFFINE, code("return ext.leaves_a_thread(x)"), "background_work", twin=code("return ext.joined(x)")),
     Case(
-        28, "filled_later", AFFINE, code("return ext.fills_later(x)"),
-        ("background_work", "wrong_output", "non_finite", "non_deterministic", "input_independent", "implausible_time"),
+        28,
+        "thread_left_behind",
+        AFFINE,
+        code("return ext.leaves_a_thread(x)"),
+        "background_work",
+        twin=code("return ext.joined(x)"),
+    ),
+    Case(
+        28,
+        "filled_later",
+        AFFINE,
+        code("return ext.fills_later(x)"),
+        (
+            "background_work",
+            "wrong_output",
+            "non_finite",
+            "non_deterministic",
+            "input_independent",
+            "implausible_time",
+        ),
     ),
     Case(28, "python_thread", AFFINE, code(OWN, before=BURNER), "background_work"),
     *(
@@ -98,14 +122,35 @@ CASES = [
     ),
     # Refused by the text or by the machine; `open` as such is no crime.
     Case(
-        38, "file_of_the_machine", AFFINE, code("open('/etc/passwd').read()\n" + OWN), ("forbidden_call", "exception"),
+        38,
+        "file_of_the_machine",
+        AFFINE,
+        code("open('/etc/passwd').read()\n" + OWN),
+        ("forbidden_call", "exception"),
         twin=code(OWN, before=OWN_FILE),
     ),
-    Case(38, "hang", AFFINE, code("return ext.hangs(x)"), "run", twin=code(OWN, before="import os\nprint(os.environ.get('HOME'))")),
+    Case(
+        38,
+        "hang",
+        AFFINE,
+        code("return ext.hangs(x)"),
+        "run",
+        twin=code(OWN, before="import os\nprint(os.environ.get('HOME'))"),
+    ),
     # Not a cheat but a bomb: it is judged all the same, and the log keeps its end only.
-    Case(38, "huge_print", AFFINE, code(OWN, before=HUGE_PRINT), "ok", check=log_is_bounded,
-         twin=code("if not self.told:\n    print('called')\n    self.told = True\n" + OWN, init="self.told = False")),
-]  # fmt: skip
+    Case(
+        38,
+        "huge_print",
+        AFFINE,
+        code(OWN, before=HUGE_PRINT),
+        "ok",
+        check=log_is_bounded,
+        twin=code(
+            "if not self.told:\n    print('called')\n    self.told = True\n" + OWN,
+            init="self.told = False",
+        ),
+    ),
+]
 
 
 @pytest.mark.parametrize("trial", trials(CASES))

@@ -1,4 +1,5 @@
-"""Answers that are nearly right, right for one shape, or right by luck (threats 15, 16, 17, 29, 30)."""
+"""Answers that are nearly right, right for one shape, or right by luck (threats 15, 16, 17, 29,
+30)."""
 
 from __future__ import annotations
 
@@ -142,25 +143,49 @@ torch::Tensor two_halves(torch::Tensor x) {
 """
 )
 FUNCTIONS = [
-    "affine", "gelu_by_tanh", "gelu", "half_percent_off", "rounded", "affine_bf16", "column_mean", "column_mean_of_48",
-    "column_mean_only_48", "row_sum", "row_sum_of_64", "column_sum_beyond", "column_sum_padded", "jitter", "lost_update", "two_halves",
-]  # fmt: skip
+    "affine",
+    "gelu_by_tanh",
+    "gelu",
+    "half_percent_off",
+    "rounded",
+    "affine_bf16",
+    "column_mean",
+    "column_mean_of_48",
+    "column_mean_only_48",
+    "row_sum",
+    "row_sum_of_64",
+    "column_sum_beyond",
+    "column_sum_padded",
+    "jitter",
+    "lost_update",
+    "two_halves",
+]
 code = writer(SOURCE, FUNCTIONS, "adversarial_precision")
 
 RANDN = "[torch.randn(48, 64)]"
-POSITIVE = kernel_task(task_source("return x * 2.0 + 1.0", inputs="[torch.rand(48, 64)]"), "adversarial_positive")
-BF16 = kernel_task(task_source("return x * 2.0 + 1.0", inputs="[torch.randn(48, 64).bfloat16()]"), "adversarial_bf16")
+POSITIVE = kernel_task(
+    task_source("return x * 2.0 + 1.0", inputs="[torch.rand(48, 64)]"), "adversarial_positive"
+)
+BF16 = kernel_task(
+    task_source("return x * 2.0 + 1.0", inputs="[torch.randn(48, 64).bfloat16()]"),
+    "adversarial_bf16",
+)
 MEAN = kernel_task(task_source("return x.mean(0)", inputs=RANDN), "adversarial_mean")
 ROW_SUM = kernel_task(task_source("return x.sum(1)", inputs=RANDN), "adversarial_row_sum")
 COLUMN_SUM = kernel_task(task_source("return x.sum(0)", inputs=RANDN), "adversarial_column_sum")
 OWN = code("return ext.affine(x)")
 
 
-GELU = kernel_task(task_source("return torch.nn.functional.gelu(x)", inputs="[torch.randn(64, 64)]"), "adversarial_gelu")
+GELU = kernel_task(
+    task_source("return torch.nn.functional.gelu(x)", inputs="[torch.randn(64, 64)]"),
+    "adversarial_gelu",
+)
 
 
 def passes_the_loose_tolerance(verdict: Verdict) -> None:
-    assert verdict.correctness is not None and verdict.correctness.kernelbench_1e2, "the case is one that allclose(1e-2) lets pass"
+    assert verdict.correctness is not None and verdict.correctness.kernelbench_1e2, (
+        "the case is one that allclose(1e-2) lets pass"
+    )
 
 
 def says_that_other_shapes_are_refused(verdict: Verdict) -> None:
@@ -173,32 +198,95 @@ def says_that_it_is_another_formula(verdict: Verdict) -> None:
 
 CASES = [
     Case(
-        15, "half_percent_off", POSITIVE, code("return ext.half_percent_off(x)"), "wrong_output", twin=OWN,
+        15,
+        "half_percent_off",
+        POSITIVE,
+        code("return ext.half_percent_off(x)"),
+        "wrong_output",
+        twin=OWN,
         check=passes_the_loose_tolerance,
     ),
-    Case(16, "divides_by_48", MEAN, code("return ext.column_mean_of_48(x)"), "shape_specialised", twin=code("return ext.column_mean(x)")),
     Case(
-        16, "refuses_other_shapes", MEAN, code("return ext.column_mean_only_48(x)"), "ok", check=says_that_other_shapes_are_refused,
+        16,
+        "divides_by_48",
+        MEAN,
+        code("return ext.column_mean_of_48(x)"),
+        "shape_specialised",
+        twin=code("return ext.column_mean(x)"),
     ),
-    Case(16, "stride_of_64", ROW_SUM, code("return ext.row_sum_of_64(x)"), "shape_specialised", twin=code("return ext.row_sum(x)")),
     Case(
-        17, "ten_bits", AFFINE, code("return ext.rounded(x, 10)"), "precision_downcast", twin=code("return ext.affine_bf16(x)"),
+        16,
+        "refuses_other_shapes",
+        MEAN,
+        code("return ext.column_mean_only_48(x)"),
+        "ok",
+        check=says_that_other_shapes_are_refused,
+    ),
+    Case(
+        16,
+        "stride_of_64",
+        ROW_SUM,
+        code("return ext.row_sum_of_64(x)"),
+        "shape_specialised",
+        twin=code("return ext.row_sum(x)"),
+    ),
+    Case(
+        17,
+        "ten_bits",
+        AFFINE,
+        code("return ext.rounded(x, 10)"),
+        "precision_downcast",
+        twin=code("return ext.affine_bf16(x)"),
         twin_task=BF16,
     ),
     Case(17, "seven_bits", AFFINE, code("return ext.rounded(x, 7)"), "precision_downcast"),
-    Case(17, "through_fp16", AFFINE, code("return ext.affine(x.half().float())"), "precision_downcast"),
-    Case(17, "through_bf16", AFFINE, code("return ext.affine_bf16(x.bfloat16()).float()"), "precision_downcast"),
     Case(
-        17, "another_formula", GELU, code("return ext.gelu_by_tanh(x)"), "wrong_output", twin=code("return ext.gelu(x)"),
+        17,
+        "through_fp16",
+        AFFINE,
+        code("return ext.affine(x.half().float())"),
+        "precision_downcast",
+    ),
+    Case(
+        17,
+        "through_bf16",
+        AFFINE,
+        code("return ext.affine_bf16(x.bfloat16()).float()"),
+        "precision_downcast",
+    ),
+    Case(
+        17,
+        "another_formula",
+        GELU,
+        code("return ext.gelu_by_tanh(x)"),
+        "wrong_output",
+        twin=code("return ext.gelu(x)"),
         check=says_that_it_is_another_formula,
     ),
     Case(
-        29, "one_beyond", COLUMN_SUM, code("return ext.column_sum_beyond(x)"), ("wrong_output", "non_finite", "crashed"),
+        29,
+        "one_beyond",
+        COLUMN_SUM,
+        code("return ext.column_sum_beyond(x)"),
+        ("wrong_output", "non_finite", "crashed"),
         twin=code("return ext.column_sum_padded(x)"),
     ),
-    Case(30, "jitter", AFFINE, code("return ext.jitter(x)"), "non_deterministic", twin=code("return ext.two_halves(x)")),
-    Case(30, "lost_update", AFFINE, code("return ext.lost_update(x)"), ("non_deterministic", "wrong_output")),
-]  # fmt: skip
+    Case(
+        30,
+        "jitter",
+        AFFINE,
+        code("return ext.jitter(x)"),
+        "non_deterministic",
+        twin=code("return ext.two_halves(x)"),
+    ),
+    Case(
+        30,
+        "lost_update",
+        AFFINE,
+        code("return ext.lost_update(x)"),
+        ("non_deterministic", "wrong_output"),
+    ),
+]
 
 
 @pytest.mark.parametrize("trial", trials(CASES))

@@ -1,4 +1,5 @@
-"""Inputs, weights, modes, globals and settings that are not the candidate's to change or to remember (threats 10, 18, 19, 20, 32, 33)."""
+"""Inputs, weights, modes, globals and settings that are not the candidate's to change or to
+remember (threats 10, 18, 19, 20, 32, 33)."""
 
 from __future__ import annotations
 
@@ -88,22 +89,45 @@ torch::Tensor ones_of(torch::Tensor x) {
 """
 )
 FUNCTIONS = [
-    "affine", "relu_in_place", "relu", "spoils_one", "by_row", "layer_norm", "column_mean", "column_variance", "normalise", "ones_of",
-]  # fmt: skip
+    "affine",
+    "relu_in_place",
+    "relu",
+    "spoils_one",
+    "by_row",
+    "layer_norm",
+    "column_mean",
+    "column_variance",
+    "normalise",
+    "ones_of",
+]
 code = writer(SOURCE, FUNCTIONS, "adversarial_state")
 
 RANDN = "[torch.randn(48, 64)]"
 RELU = kernel_task(task_source("return torch.relu(x)", inputs=RANDN), "adversarial_relu")
-RELU_IN_PLACE = kernel_task(task_source("return torch.relu_(x)", inputs=RANDN), "adversarial_relu_in_place")
-WEIGHTED = kernel_task(
-    task_source("return x * self.weight", init="self.weight = nn.Parameter(torch.randn(64))", inputs=RANDN), "adversarial_weighted"
+RELU_IN_PLACE = kernel_task(
+    task_source("return torch.relu_(x)", inputs=RANDN), "adversarial_relu_in_place"
 )
-LAYER_NORM = kernel_task(task_source("return self.norm(x)", init="self.norm = nn.LayerNorm(64)", inputs=RANDN), "adversarial_layer_norm")
-BATCH_NORM = kernel_task(task_source("return self.norm(x)", init="self.norm = nn.BatchNorm1d(64)", inputs=RANDN), "adversarial_batch_norm")
+WEIGHTED = kernel_task(
+    task_source(
+        "return x * self.weight", init="self.weight = nn.Parameter(torch.randn(64))", inputs=RANDN
+    ),
+    "adversarial_weighted",
+)
+LAYER_NORM = kernel_task(
+    task_source("return self.norm(x)", init="self.norm = nn.LayerNorm(64)", inputs=RANDN),
+    "adversarial_layer_norm",
+)
+BATCH_NORM = kernel_task(
+    task_source("return self.norm(x)", init="self.norm = nn.BatchNorm1d(64)", inputs=RANDN),
+    "adversarial_batch_norm",
+)
 OWN = "return ext.affine(x)"
 WEIGHT = "self.weight = nn.Parameter(torch.randn(64))"
 NORM = "self.norm = nn.BatchNorm1d(64)"
-RUNNING = "return ext.normalise(x, self.norm.running_mean, self.norm.running_var, self.norm.weight, self.norm.bias)"
+RUNNING = (
+    "return ext.normalise(x, self.norm.running_mean, self.norm.running_var, self.norm.weight,"
+    " self.norm.bias)"
+)
 BATCH = f"""if not self.training:
     {RUNNING}
 return ext.normalise(x, ext.column_mean(x), ext.column_variance(x), self.norm.weight, self.norm.bias)"""
@@ -145,64 +169,155 @@ def flagged_at_most(verdict: Verdict) -> None:
 
 CASES = [
     Case(
-        10, "changed_in_place", RELU, code("y = ext.relu(x)\next.relu_in_place(x)\nreturn y"), "input_mutated",
-        twin=code("return ext.relu_in_place(x)"), twin_task=RELU_IN_PLACE,
+        10,
+        "changed_in_place",
+        RELU,
+        code("y = ext.relu(x)\next.relu_in_place(x)\nreturn y"),
+        "input_mutated",
+        twin=code("return ext.relu_in_place(x)"),
+        twin_task=RELU_IN_PLACE,
     ),
-    Case(10, "one_element_changed", AFFINE, code("return ext.spoils_one(x)"), "input_mutated", twin=code(OWN)),
     Case(
-        18, "frozen_copy", WEIGHTED,
-        code("return ext.by_row(x, self.frozen)", init=WEIGHT + "\nself.frozen = self.weight.detach().clone()"), "stale_weights",
+        10,
+        "one_element_changed",
+        AFFINE,
+        code("return ext.spoils_one(x)"),
+        "input_mutated",
+        twin=code(OWN),
+    ),
+    Case(
+        18,
+        "frozen_copy",
+        WEIGHTED,
+        code(
+            "return ext.by_row(x, self.frozen)",
+            init=WEIGHT + "\nself.frozen = self.weight.detach().clone()",
+        ),
+        "stale_weights",
         twin=code("return ext.by_row(x, self.weight)", init=WEIGHT),
     ),
     Case(
-        18, "copied_on_the_first_call", WEIGHTED,
-        code("if self.kept is None:\n    self.kept = self.weight.detach().clone()\nreturn ext.by_row(x, self.kept)",
-             init=WEIGHT + "\nself.kept = None"),
+        18,
+        "copied_on_the_first_call",
+        WEIGHTED,
+        code(
+            "if self.kept is None:\n    self.kept = self.weight.detach().clone()\nreturn"
+            " ext.by_row(x, self.kept)",
+            init=WEIGHT + "\nself.kept = None",
+        ),
         "stale_weights",
     ),
     Case(
-        18, "not_a_parameter", WEIGHTED, code("return ext.by_row(x, self.weight)", init="self.weight = torch.randn(64)"), "stale_weights",
-    ),
-    Case(
-        19, "no_parameters", LAYER_NORM, code(PLAIN_NORM), "stale_weights",
-        twin=code("return ext.layer_norm(x, self.gain, self.shift)",
-                  init="self.gain = nn.Parameter(torch.ones(64))\nself.shift = nn.Parameter(torch.zeros(64))"),
-    ),
-    Case(
-        19, "one_element", LAYER_NORM,
-        code("return ext.layer_norm(x, self.weight, self.bias)",
-             init="self.weight = nn.Parameter(torch.ones(1))\nself.bias = nn.Parameter(torch.zeros(1))"),
+        18,
+        "not_a_parameter",
+        WEIGHTED,
+        code("return ext.by_row(x, self.weight)", init="self.weight = torch.randn(64)"),
         "stale_weights",
     ),
     Case(
-        19, "right_shape_never_read", LAYER_NORM, code(PLAIN_NORM, init="self.norm = nn.LayerNorm(64)"), "stale_weights",
+        19,
+        "no_parameters",
+        LAYER_NORM,
+        code(PLAIN_NORM),
+        "stale_weights",
+        twin=code(
+            "return ext.layer_norm(x, self.gain, self.shift)",
+            init=(
+                "self.gain = nn.Parameter(torch.ones(64))\nself.shift ="
+                " nn.Parameter(torch.zeros(64))"
+            ),
+        ),
     ),
-    Case(20, "right_in_eval_only", BATCH_NORM, code(RUNNING, init=NORM), "wrong_output", twin=code(BATCH, init=NORM)),
     Case(
-        20, "switches_itself_to_eval", BATCH_NORM, code(RUNNING, init=NORM + "\nself.eval()"), "wrong_output",
+        19,
+        "one_element",
+        LAYER_NORM,
+        code(
+            "return ext.layer_norm(x, self.weight, self.bias)",
+            init=(
+                "self.weight = nn.Parameter(torch.ones(1))\nself.bias ="
+                " nn.Parameter(torch.zeros(1))"
+            ),
+        ),
+        "stale_weights",
+    ),
+    Case(
+        19,
+        "right_shape_never_read",
+        LAYER_NORM,
+        code(PLAIN_NORM, init="self.norm = nn.LayerNorm(64)"),
+        "stale_weights",
+    ),
+    Case(
+        20,
+        "right_in_eval_only",
+        BATCH_NORM,
+        code(RUNNING, init=NORM),
+        "wrong_output",
+        twin=code(BATCH, init=NORM),
+    ),
+    Case(
+        20,
+        "switches_itself_to_eval",
+        BATCH_NORM,
+        code(RUNNING, init=NORM + "\nself.eval()"),
+        "wrong_output",
     ),
     # Its own inputs and its own reference agree with it. Nobody asks them.
     Case(
-        32, "own_inputs_and_reference", AFFINE, code("return ext.ones_of(x)", before=OVERRIDES), ("wrong_output", "input_independent"),
+        32,
+        "own_inputs_and_reference",
+        AFFINE,
+        code("return ext.ones_of(x)", before=OVERRIDES),
+        ("wrong_output", "input_independent"),
         twin=code(OWN, before=OVERRIDES),
     ),
     Case(32, "own_size", AFFINE, code("return ext.affine(x[:N])", before=OVERRIDES), "wrong_shape"),
     Case(
-        32, "inputs_of_the_task_replaced", AFFINE, code(OWN, before=REACHES_INTO_THE_TASK),
+        32,
+        "inputs_of_the_task_replaced",
+        AFFINE,
+        code(OWN, before=REACHES_INTO_THE_TASK),
         ("wrong_output", "input_independent", "harness_tampering"),
     ),
     Case(
-        32, "small_inputs_for_the_clock", AFFINE, code("drawn[0] = 0\n" + OWN, before=SMALL_WHEN_TIMED),
+        32,
+        "small_inputs_for_the_clock",
+        AFFINE,
+        code("drawn[0] = 0\n" + OWN, before=SMALL_WHEN_TIMED),
         ("wrong_shape", "wrong_output", "harness_tampering", "implausible_time"),
     ),
     Case(
-        33, "threads", AFFINE, code("torch.set_num_threads(8)\n" + OWN), "global_state_changed",
-        twin=code(OWN, before="torch.backends.cudnn.benchmark = True"), twin_check=flagged_at_most,
+        33,
+        "threads",
+        AFFINE,
+        code("torch.set_num_threads(8)\n" + OWN),
+        "global_state_changed",
+        twin=code(OWN, before="torch.backends.cudnn.benchmark = True"),
+        twin_check=flagged_at_most,
     ),
-    Case(33, "default_dtype", AFFINE, code("torch.set_default_dtype(torch.float64)\nreturn ext.affine(x.float())"), "global_state_changed"),
-    Case(33, "default_device", AFFINE, code("torch.set_default_device('meta')\n" + OWN), "global_state_changed"),
-    Case(33, "deterministic_algorithms", AFFINE, code("torch.use_deterministic_algorithms(True)\n" + OWN), "global_state_changed"),
-]  # fmt: skip
+    Case(
+        33,
+        "default_dtype",
+        AFFINE,
+        code("torch.set_default_dtype(torch.float64)\nreturn ext.affine(x.float())"),
+        "global_state_changed",
+    ),
+    Case(
+        33,
+        "default_device",
+        AFFINE,
+        code("torch.set_default_device('meta')\n" + OWN),
+        "global_state_changed",
+    ),
+    Case(
+        33,
+        "deterministic_algorithms",
+        AFFINE,
+        code("torch.use_deterministic_algorithms(True)\n" + OWN),
+        "global_state_changed",
+    ),
+]
 
 
 @pytest.mark.parametrize("trial", trials(CASES))

@@ -1,4 +1,5 @@
-"""Attacks on the verifier itself: its comparisons, its clock, its process and its answers (threats 21 to 25)."""
+"""Attacks on the verifier itself: its comparisons, its clock, its process and its answers (threats
+21 to 25)."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ torch::Tensor affine_with_stopwatch(torch::Tensor x) {
 )
 code = writer(SOURCE, ["affine", "affine_with_stopwatch"], "adversarial_tampering")
 
-# Nothing here is a call that is certain from the text, so these run: what they do has to be found out.
+# Nothing here is a call that is certain from the text, so these run: what they do has to be found
+# out.
 HOSTILE = (
     AFFINE_CPP
     + r"""
@@ -75,13 +77,21 @@ torch::Tensor leaves_with_success(torch::Tensor x) { std::exit(0); return x; }
 """
 )
 hostile = writer(
-    HOSTILE, ["affine", "hook_the_clock", "writes_a_verdict_everywhere", "answers_for_the_clock", "leaves_with_success"],
+    HOSTILE,
+    [
+        "affine",
+        "hook_the_clock",
+        "writes_a_verdict_everywhere",
+        "answers_for_the_clock",
+        "leaves_with_success",
+    ],
     "adversarial_hostile",
-)  # fmt: skip
+)
 leaving = writer(
-    "#include <unistd.h>\ntorch::Tensor leaves_at_once(torch::Tensor x) { _exit(0); return x; }\n", ["leaves_at_once"],
+    "#include <unistd.h>\ntorch::Tensor leaves_at_once(torch::Tensor x) { _exit(0); return x; }\n",
+    ["leaves_at_once"],
     "adversarial_leaving",
-)  # fmt: skip
+)
 OWN = "return ext.affine(x)"
 
 LAZY = """
@@ -100,13 +110,16 @@ class Equal(torch.Tensor):
     __hash__ = torch.Tensor.__hash__
 """
 UNDER_THE_TABLE = {
-    "clock_by_vars": """
+    "clock_by_vars": (
+        """
 import importlib
 clock = importlib.import_module("ti" + "me")
 real = getattr(clock, "perf_counter_ns")
 vars(clock)["perf_counter_ns"] = lambda: real() // 10
-""",
-    "clock_by_class": """
+"""
+    ),
+    "clock_by_class": (
+        """
 import sys, types
 clock = sys.modules["ti" + "me"]
 real = getattr(clock, "perf_counter_ns")
@@ -115,11 +128,16 @@ class Clock(types.ModuleType):
     def perf_counter_ns(self):
         return lambda: real() // 10
 clock.__class__ = Clock
-""",
+"""
+    ),
     "allclose_by_vars": 'vars(torch)["allclose"] = lambda *a, **k: True',
     "equal_by_unpacking": 'setattr(*[torch, "equal", lambda *a, **k: True])',
-    "event_by_type": 'kind = getattr(torch.cuda, "Ev" + "ent")\nkind.elapsed_time = lambda self, other: 1e-6',
-    "comparison_by_type": 'type.__setattr__(getattr(torch, "Ten" + "sor"), "__eq__", lambda a, b: True)',
+    "event_by_type": (
+        'kind = getattr(torch.cuda, "Ev" + "ent")\nkind.elapsed_time = lambda self, other: 1e-6'
+    ),
+    "comparison_by_type": (
+        'type.__setattr__(getattr(torch, "Ten" + "sor"), "__eq__", lambda a, b: True)'
+    ),
 }
 IN_PLAIN_SIGHT = {
     "allclose": "torch.allclose = lambda *a, **k: True",
@@ -177,12 +195,18 @@ gc = Stack()
 expected = gc.f_back
 """
 NOT_BELIEVED = tuple(sorted(REASONS[Status.REJECTED] | REASONS[Status.RUNTIME_ERROR]))
-# A task of its own: should the verifier be stopped in the middle, the reference that the others share is not.
-ANSWERED_FOR = AFFINE.model_copy(update={"task_id": "test/adversarial_answered_for", "name": "adversarial_answered_for"})
+# A task of its own: should the verifier be stopped in the middle, the reference that the others
+# share is not.
+ANSWERED_FOR = AFFINE.model_copy(
+    update={"task_id": "test/adversarial_answered_for", "name": "adversarial_answered_for"}
+)
 
 
 def bounded(verdict: Verdict) -> None:
-    assert verdict.timing is not None and verdict.timing.candidate_ms >= 0.8 * verdict.timing.clock_bound_ms
+    assert (
+        verdict.timing is not None
+        and verdict.timing.candidate_ms >= 0.8 * verdict.timing.clock_bound_ms
+    )
 
 
 def nothing_but_a_log_line(verdict: Verdict) -> None:
@@ -192,48 +216,116 @@ def nothing_but_a_log_line(verdict: Verdict) -> None:
 
 CASES = [
     Case(
-        21, "computes_when_compared", AFFINE, code(LAZY_CALL, before=LAZY), "lazy_output",
-        twin=code("y = ext.affine(x.as_subclass(Own).as_subclass(torch.Tensor))\nreturn y",
-                  before="class Own(torch.Tensor):\n    pass"),
+        21,
+        "computes_when_compared",
+        AFFINE,
+        code(LAZY_CALL, before=LAZY),
+        "lazy_output",
+        twin=code(
+            "y = ext.affine(x.as_subclass(Own).as_subclass(torch.Tensor))\nreturn y",
+            before="class Own(torch.Tensor):\n    pass",
+        ),
     ),
     Case(
-        21, "parameter", AFFINE, code("return nn.Parameter(ext.affine(x))"), "lazy_output",
+        21,
+        "parameter",
+        AFFINE,
+        code("return nn.Parameter(ext.affine(x))"),
+        "lazy_output",
         twin=code("return nn.Parameter(ext.affine(x)).detach()"),
     ),
     Case(
-        22, "class_of_the_output", AFFINE, code("y = ext.affine(x)\ny.__class__ = Equal\nreturn y", before=EQUAL_TO_ALL),
-        ("lazy_output", "harness_tampering"), twin=code(OWN, before=INNOCENT),
+        22,
+        "class_of_the_output",
+        AFFINE,
+        code("y = ext.affine(x)\ny.__class__ = Equal\nreturn y", before=EQUAL_TO_ALL),
+        ("lazy_output", "harness_tampering"),
+        twin=code(OWN, before=INNOCENT),
     ),
-    *(Case(22, f"plain_{name}", AFFINE, code(OWN, before=text), "harness_tampering") for name, text in IN_PLAIN_SIGHT.items()),
     *(
-        Case(22, f"hidden_{name}", AFFINE, code(OWN, after=text), ("harness_tampering", "implausible_time"))
+        Case(22, f"plain_{name}", AFFINE, code(OWN, before=text), "harness_tampering")
+        for name, text in IN_PLAIN_SIGHT.items()
+    ),
+    *(
+        Case(
+            22,
+            f"hidden_{name}",
+            AFFINE,
+            code(OWN, after=text),
+            ("harness_tampering", "implausible_time"),
+        )
         for name, text in UNDER_THE_TABLE.items()
     ),
     Case(
-        23, "clock_hooked_by_native_code", AFFINE, hostile("return ext.hook_the_clock(x)"), "implausible_time",
-        twin=code("return ext.affine_with_stopwatch(x)"), twin_check=bounded,
+        23,
+        "clock_hooked_by_native_code",
+        AFFINE,
+        hostile("return ext.hook_the_clock(x)"),
+        "implausible_time",
+        twin=code("return ext.affine_with_stopwatch(x)"),
+        twin_check=bounded,
     ),
-    # The library defines clock_gettime anew. It has no effect on anybody, and that is what is asserted.
+    # The library defines clock_gettime anew. It has no effect on anybody, and that is what is
+    # asserted.
     Case(23, "symbol_of_the_c_library", AFFINE, hostile(OWN), "ok", check=bounded),
     Case(23, "preloaded", AFFINE, code(OWN, before=PRELOAD), "forbidden_call"),
-    Case(24, "garbage_collector", AFFINE, code(STEAL, before=GC_SEARCH), "forbidden_call", twin=code(OWN, before=LOOKS_LIKE_A_WALK)),
-    Case(24, "frames", AFFINE, code(STEAL, before=FRAME_WALK), "forbidden_call"),
-    Case(24, "frames_by_inspect", AFFINE, code(STEAL, before="import inspect\ndef expected():\n    return inspect.stack()[1].frame"),
-         "forbidden_call"),
-    # Not certain from the text; it finds nothing, since what it looks for lives in another process.
-    Case(24, "frames_by_traceback", AFFINE, code(STEAL, before=TRACEBACK_WALK), ("forbidden_call", "no_custom_kernel")),
     Case(
-        25, "os_exit", AFFINE, code("os._exit(0)\n" + OWN, before="import os"), "forbidden_call",
-        twin=code(OWN, before="print('{\"status\": \"correct\", \"timing\": {\"speedup\": 1000.0}}')"), twin_check=nothing_but_a_log_line,
+        24,
+        "garbage_collector",
+        AFFINE,
+        code(STEAL, before=GC_SEARCH),
+        "forbidden_call",
+        twin=code(OWN, before=LOOKS_LIKE_A_WALK),
+    ),
+    Case(24, "frames", AFFINE, code(STEAL, before=FRAME_WALK), "forbidden_call"),
+    Case(
+        24,
+        "frames_by_inspect",
+        AFFINE,
+        code(STEAL, before="import inspect\ndef expected():\n    return inspect.stack()[1].frame"),
+        "forbidden_call",
+    ),
+    # Not certain from the text; it finds nothing, since what it looks for lives in another process.
+    Case(
+        24,
+        "frames_by_traceback",
+        AFFINE,
+        code(STEAL, before=TRACEBACK_WALK),
+        ("forbidden_call", "no_custom_kernel"),
+    ),
+    Case(
+        25,
+        "os_exit",
+        AFFINE,
+        code("os._exit(0)\n" + OWN, before="import os"),
+        "forbidden_call",
+        twin=code(OWN, before='print(\'{"status": "correct", "timing": {"speedup": 1000.0}}\')'),
+        twin_check=nothing_but_a_log_line,
     ),
     Case(25, "native_exit", AFFINE, hostile("return ext.leaves_with_success(x)"), "exited_early"),
-    Case(25, "native_exit_at_once", AFFINE, leaving("return ext.leaves_at_once(x)"), ("exited_early", "forbidden_call")),
-    Case(25, "verdict_to_every_descriptor", AFFINE, hostile("return ext.writes_a_verdict_everywhere(x)"), NOT_BELIEVED),
     Case(
-        25, "samples_to_every_descriptor", ANSWERED_FOR, hostile("return ext.answers_for_the_clock(x)"), (*NOT_BELIEVED, "run"),
+        25,
+        "native_exit_at_once",
+        AFFINE,
+        leaving("return ext.leaves_at_once(x)"),
+        ("exited_early", "forbidden_call"),
+    ),
+    Case(
+        25,
+        "verdict_to_every_descriptor",
+        AFFINE,
+        hostile("return ext.writes_a_verdict_everywhere(x)"),
+        NOT_BELIEVED,
+    ),
+    Case(
+        25,
+        "samples_to_every_descriptor",
+        ANSWERED_FOR,
+        hostile("return ext.answers_for_the_clock(x)"),
+        (*NOT_BELIEVED, "run"),
         deadline_s=15,
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("trial", trials(CASES))

@@ -1,4 +1,5 @@
-"""Every threat of the list has a cheat and an honest twin in this corpus, and most can be judged without a GPU."""
+"""Every threat of the list has a cheat and an honest twin in this corpus, and most can be judged
+without a GPU."""
 
 from __future__ import annotations
 
@@ -21,16 +22,25 @@ from tests.support.adversarial import Case, trials
 
 THREATS = range(1, 41)
 TABLES = (
-    test_caches, test_degenerate, test_gpu_threats, test_isolation_threats, test_precision, test_state, test_tampering,
-    test_timing_threats, test_work,
-)  # fmt: skip
+    test_caches,
+    test_degenerate,
+    test_gpu_threats,
+    test_isolation_threats,
+    test_precision,
+    test_state,
+    test_tampering,
+    test_timing_threats,
+    test_work,
+)
 CASES: list[Case] = [case for table in TABLES for case in table.CASES]
 SAMPLERS = test_timing_threats.SAMPLERS
 
 
 def test_every_threat_has_a_cheat_and_a_twin() -> None:
     cheats = {case.threat for case in CASES} | {case.threat for case in SAMPLERS if not case.honest}
-    twins = {case.threat for case in CASES if case.twin is not None} | {case.threat for case in SAMPLERS if case.honest}
+    twins = {case.threat for case in CASES if case.twin is not None} | {
+        case.threat for case in SAMPLERS if case.honest
+    }
     assert sorted(set(THREATS) - cheats) == [], "threats without a cheat"
     assert sorted(set(THREATS) - twins) == [], "threats without an honest twin"
     assert cheats | twins == set(THREATS), "a number that is not on the list"
@@ -51,6 +61,9 @@ def test_most_threats_need_no_gpu() -> None:
 def test_a_twin_is_no_copy_of_its_cheat(table: object) -> None:
     for case in table.CASES:
         twin_task = case.twin_task or case.task
-        assert (case.twin, twin_task.code) != (case.code, case.task.code), f"{case.name}: cheat and twin are the same candidate"
+        assert (case.twin, twin_task.code) != (
+            case.code,
+            case.task.code,
+        ), f"{case.name}: cheat and twin are the same candidate"
     ids = [parameter.id for parameter in trials(table.CASES)]
     assert len(ids) == len(set(ids)), "two cases of one name"

@@ -1,7 +1,8 @@
-"""Numbers that mislead without anybody lying: tiny shapes, one slow sample, coarse clocks, throttling (threats 35, 36, 37, 40).
+"""Numbers that mislead without anybody lying: tiny shapes, one slow sample, coarse clocks,
+throttling (threats 35, 36, 37, 40).
 
-The samplers report scripted times and take none of their own, so nothing here depends on the speed of the machine. A reported time above
-what the parent's clock saw is never implausible.
+The samplers report scripted times and take none of their own, so nothing here depends on the speed
+of the machine. A reported time above what the parent's clock saw is never implausible.
 """
 
 from __future__ import annotations
@@ -18,29 +19,44 @@ from tests.support.adversarial import AFFINE_CPP, Case, Judge, Trial, trials, wr
 from tests.support.kernels import kernel_task, task_source
 
 code = writer(AFFINE_CPP, ["affine"], "adversarial_timing")
-CONFIG = TimingConfig(max_s=5.0, min_pairs=60, min_side_s=0.0, interval_width=0.5, bootstrap=400, sample_us=200)
+CONFIG = TimingConfig(
+    max_s=5.0, min_pairs=60, min_side_s=0.0, interval_width=0.5, bootstrap=400, sample_us=200
+)
 
 
 def has_an_interval(verdict: Verdict) -> None:
     timing = verdict.timing
-    assert timing is not None and timing.calls_per_sample > 1, "one call is too short to be timed alone"
-    assert timing.speedup_lower <= timing.speedup <= timing.speedup_upper and timing.speedup_lower < timing.speedup_upper
+    assert timing is not None and timing.calls_per_sample > 1, (
+        "one call is too short to be timed alone"
+    )
+    assert (
+        timing.speedup_lower <= timing.speedup <= timing.speedup_upper
+        and timing.speedup_lower < timing.speedup_upper
+    )
     assert timing.candidate_ms >= 0.8 * timing.clock_bound_ms
     assert timing.pairs >= 6
 
 
 def small(rows: int, columns: int) -> object:
     return kernel_task(
-        task_source("return x * 2.0 + 1.0", inputs=f"[torch.randn({rows}, {columns})]"), f"adversarial_{rows}_by_{columns}"
-    )  # fmt: skip
+        task_source("return x * 2.0 + 1.0", inputs=f"[torch.randn({rows}, {columns})]"),
+        f"adversarial_{rows}_by_{columns}",
+    )
 
 
 CASES = [
     Case(
-        35, "tiny_shape", small(3, 5), code("return ext.affine(x)"), "ok", check=has_an_interval,
-        twin=code("return ext.affine(x)"), twin_task=small(24, 40), twin_check=has_an_interval,
+        35,
+        "tiny_shape",
+        small(3, 5),
+        code("return ext.affine(x)"),
+        "ok",
+        check=has_an_interval,
+        twin=code("return ext.affine(x)"),
+        twin_task=small(24, 40),
+        twin_check=has_an_interval,
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("trial", trials(CASES))
@@ -48,7 +64,7 @@ def test_timing_threats(judge: Judge, trial: Trial) -> None:
     trial.assert_judged(judge(trial))
 
 
-# -- samplers whose truth is known -------------------------------------------------------------------------------------------------------
+# -- samplers whose truth is known -----------------------------------------------------------------
 
 Script = Callable[[int, int], float]
 """Nanoseconds a call, given which sample this is and how many calls it has."""
@@ -66,7 +82,11 @@ class Sampler:
 
     def __call__(self, calls: int) -> int:
         self.asked.append(calls)
-        return int(self.script(len(self.asked), calls) * calls) // self.resolution_ns * self.resolution_ns
+        return (
+            int(self.script(len(self.asked), calls) * calls)
+            // self.resolution_ns
+            * self.resolution_ns
+        )
 
 
 def wobbling(call_ns: float) -> Script:
@@ -98,49 +118,85 @@ class Measured:
 A, B = 500_000.0, 250_000.0
 SAMPLERS = [
     Measured(
-        36, "one_slow_reference_sample", False,
-        lambda: Sampler(slow_at(range(70, 71), 100, wobbling(A))), lambda: Sampler(wobbling(B)),
-        lambda t: abs(t.speedup - 2) < 0.05 and t.speedup_upper < 2.1, "one sample 100 times as slow moves neither median nor interval",
+        36,
+        "one_slow_reference_sample",
+        False,
+        lambda: Sampler(slow_at(range(70, 71), 100, wobbling(A))),
+        lambda: Sampler(wobbling(B)),
+        lambda t: abs(t.speedup - 2) < 0.05 and t.speedup_upper < 2.1,
+        "one sample 100 times as slow moves neither median nor interval",
     ),
     Measured(
-        36, "three_slow_reference_samples", False,
-        lambda: Sampler(slow_at(range(70, 73), 100, wobbling(A))), lambda: Sampler(wobbling(B)),
-        lambda t: abs(t.speedup - 2) < 0.05 and t.speedup_upper < 2.1, "nor do three",
+        36,
+        "three_slow_reference_samples",
+        False,
+        lambda: Sampler(slow_at(range(70, 73), 100, wobbling(A))),
+        lambda: Sampler(wobbling(B)),
+        lambda t: abs(t.speedup - 2) < 0.05 and t.speedup_upper < 2.1,
+        "nor do three",
     ),
     Measured(
-        36, "reference_that_is_slow", True,
-        lambda: Sampler(wobbling(100 * A)), lambda: Sampler(wobbling(B)),
-        lambda t: abs(t.speedup - 200) < 5, "a reference that is slow in every sample is slow",
+        36,
+        "reference_that_is_slow",
+        True,
+        lambda: Sampler(wobbling(100 * A)),
+        lambda: Sampler(wobbling(B)),
+        lambda t: abs(t.speedup - 200) < 5,
+        "a reference that is slow in every sample is slow",
     ),
     Measured(
-        37, "thirty_nanoseconds_a_call", False,
-        lambda: Sampler(wobbling(60)), lambda: Sampler(wobbling(30)),
-        lambda t: t.calls_per_sample >= 3_000 and abs(t.speedup - 2) < 0.1, "calls are batched until a sample is long enough",
+        37,
+        "thirty_nanoseconds_a_call",
+        False,
+        lambda: Sampler(wobbling(60)),
+        lambda: Sampler(wobbling(30)),
+        lambda t: t.calls_per_sample >= 3_000 and abs(t.speedup - 2) < 0.1,
+        "calls are batched until a sample is long enough",
     ),
     Measured(
-        37, "clock_of_a_microsecond", False,
-        lambda: Sampler(wobbling(400), resolution_ns=1_000), lambda: Sampler(wobbling(200), resolution_ns=1_000),
-        lambda t: t.calls_per_sample >= 500 and abs(t.speedup - 2) < 0.1, "a call below the clock's resolution is never timed alone",
+        37,
+        "clock_of_a_microsecond",
+        False,
+        lambda: Sampler(wobbling(400), resolution_ns=1_000),
+        lambda: Sampler(wobbling(200), resolution_ns=1_000),
+        lambda t: t.calls_per_sample >= 500 and abs(t.speedup - 2) < 0.1,
+        "a call below the clock's resolution is never timed alone",
     ),
     Measured(
-        37, "long_enough_alone", True,
-        lambda: Sampler(wobbling(A)), lambda: Sampler(wobbling(B)),
-        lambda t: t.calls_per_sample == 1 and abs(t.speedup - 2) < 0.05, "a call that is long enough is a sample of its own",
+        37,
+        "long_enough_alone",
+        True,
+        lambda: Sampler(wobbling(A)),
+        lambda: Sampler(wobbling(B)),
+        lambda t: t.calls_per_sample == 1 and abs(t.speedup - 2) < 0.05,
+        "a call that is long enough is a sample of its own",
     ),
     Measured(
-        40, "clocks_lowered_half_way", False,
-        lambda: Sampler(slower_from(40, 2, wobbling(A))), lambda: Sampler(slower_from(40, 2, wobbling(B))),
-        lambda t: abs(t.speedup - 2) < 0.1 and t.drift > 0.2, "both sides slow down: the speedup stays, and the drift is recorded",
+        40,
+        "clocks_lowered_half_way",
+        False,
+        lambda: Sampler(slower_from(40, 2, wobbling(A))),
+        lambda: Sampler(slower_from(40, 2, wobbling(B))),
+        lambda t: abs(t.speedup - 2) < 0.1 and t.drift > 0.2,
+        "both sides slow down: the speedup stays, and the drift is recorded",
     ),
     Measured(
-        40, "steady_clocks", True,
-        lambda: Sampler(wobbling(A)), lambda: Sampler(wobbling(B)),
-        lambda t: abs(t.speedup - 2) < 0.05 and abs(t.drift) < 0.05, "a steady device shows no drift",
+        40,
+        "steady_clocks",
+        True,
+        lambda: Sampler(wobbling(A)),
+        lambda: Sampler(wobbling(B)),
+        lambda t: abs(t.speedup - 2) < 0.05 and abs(t.drift) < 0.05,
+        "a steady device shows no drift",
     ),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize("case", SAMPLERS, ids=lambda case: f"t{case.threat}-{case.name}-{'honest' if case.honest else 'cheat'}")
+@pytest.mark.parametrize(
+    "case",
+    SAMPLERS,
+    ids=lambda case: f"t{case.threat}-{case.name}-{'honest' if case.honest else 'cheat'}",
+)
 def test_what_is_made_of_samples(case: Measured) -> None:
     reference, candidate = case.reference(), case.candidate()
     timing = measure(reference, candidate, CONFIG)

@@ -1,4 +1,5 @@
-"""Who does the work: kernels that are absent, ornamental or hidden behind torch (threats 5 to 9)."""
+"""Who does the work: kernels that are absent, ornamental or hidden behind torch (threats 5 to
+9)."""
 
 from __future__ import annotations
 
@@ -47,35 +48,54 @@ torch::Tensor own_softmax(torch::Tensor x) {
 }
 """
 )
-FUNCTIONS = ["affine", "affine_into", "above_twenty_into", "touch", "library_product", "own_product", "library_softmax", "own_softmax"]
+FUNCTIONS = [
+    "affine",
+    "affine_into",
+    "above_twenty_into",
+    "touch",
+    "library_product",
+    "own_product",
+    "library_softmax",
+    "own_softmax",
+]
 code = writer(SOURCE, FUNCTIONS, "adversarial_work")
 
 PRODUCT = kernel_task(
-    task_source("return x @ self.weight", init="self.weight = nn.Parameter(torch.randn(64, 32))", inputs="[torch.randn(48, 64)]"),
+    task_source(
+        "return x @ self.weight",
+        init="self.weight = nn.Parameter(torch.randn(64, 32))",
+        inputs="[torch.randn(48, 64)]",
+    ),
     "adversarial_product",
 )
-SOFTMAX = kernel_task(task_source("return torch.softmax(x, 1)", inputs="[torch.randn(48, 64)]"), "adversarial_softmax")
-ZEROS = kernel_task(task_source("return torch.relu(x - 20.0)", inputs="[torch.rand(64, 64)]"), "adversarial_zeros_for_its_own_inputs")
+SOFTMAX = kernel_task(
+    task_source("return torch.softmax(x, 1)", inputs="[torch.randn(48, 64)]"), "adversarial_softmax"
+)
+ZEROS = kernel_task(
+    task_source("return torch.relu(x - 20.0)", inputs="[torch.rand(64, 64)]"),
+    "adversarial_zeros_for_its_own_inputs",
+)
 TORCH = "return x * 2.0 + 1.0"
 OWN = "return ext.affine(x)"
 BUFFER = "self.out = torch.empty(64, 64)"
 WEIGHT = "self.weight = nn.Parameter(torch.randn(64, 32))"
 COPY = "class Model(nn.Module):\n    def forward(self, x):\n        return x * 2.0 + 1.0\n"
 ONLY_TEXT = (
-    f"import torch\nimport torch.nn as nn\nSOURCE = {SOURCE!r}\nclass ModelNew(nn.Module):\n    def forward(self, x):\n        {TORCH}\n"
+    f"import torch\nimport torch.nn as nn\nSOURCE = {SOURCE!r}\nclass ModelNew(nn.Module):\n    def"
+    f" forward(self, x):\n        {TORCH}\n"
 )
 NAMED_TEXT = (
-    "import torch\nimport torch.nn as nn\nfrom torch.utils.cpp_extension import load_inline\n"
-    f"SOURCE = {SOURCE!r}\next = load_inline(name='adversarial_work', cpp_sources=SOURCE, functions={FUNCTIONS!r}, extra_cflags=['-O2'])\n"
-    f"class ModelNew(nn.Module):\n    def forward(self, x):\n        {OWN}\n"
+    "import torch\nimport torch.nn as nn\nfrom torch.utils.cpp_extension import"
+    f" load_inline\nSOURCE = {SOURCE!r}\next = load_inline(name='adversarial_work',"
+    f" cpp_sources=SOURCE, functions={FUNCTIONS!r}, extra_cflags=['-O2'])\nclass"
+    f" ModelNew(nn.Module):\n    def forward(self, x):\n        {OWN}\n"
 )
 TRY_BUILD = (
-    "import torch\nimport torch.nn as nn\nfrom torch.utils.cpp_extension import load_inline\n"
-    "try:\n"
-    f"    ext = load_inline(name='adversarial_work', cpp_sources={SOURCE!r}, functions={FUNCTIONS!r}, extra_cflags=['-O2'])\n"
-    "except RuntimeError:\n    ext = None\n"
-    "class ModelNew(nn.Module):\n    def forward(self, x):\n        if ext is None:\n            return x * 2.0 + 1.0\n"
-    "        return ext.affine(x)\n"
+    "import torch\nimport torch.nn as nn\nfrom torch.utils.cpp_extension import"
+    f" load_inline\ntry:\n    ext = load_inline(name='adversarial_work', cpp_sources={SOURCE!r},"
+    f" functions={FUNCTIONS!r}, extra_cflags=['-O2'])\nexcept RuntimeError:\n    ext = None\nclass"
+    " ModelNew(nn.Module):\n    def forward(self, x):\n        if ext is None:\n            return"
+    " x * 2.0 + 1.0\n        return ext.affine(x)\n"
 )
 
 
@@ -101,51 +121,121 @@ def matches(verdict: Verdict) -> None:
 
 CASES = [
     Case(5, "uncalled", AFFINE, code(TORCH), "no_custom_kernel", twin=code(OWN), check=matches),
-    Case(5, "result_dropped", AFFINE, code("ext.affine(x)\n" + TORCH), "no_custom_kernel", check=matches),
     Case(
-        5, "scratch_only", AFFINE, code("ext.touch(self.scratch)\n" + TORCH, init="self.scratch = torch.zeros(1)"), "no_custom_kernel",
-        twin=code("out = torch.empty_like(x)\next.affine_into(x, out)\nreturn out"), check=matches,
+        5,
+        "result_dropped",
+        AFFINE,
+        code("ext.affine(x)\n" + TORCH),
+        "no_custom_kernel",
+        check=matches,
+    ),
+    Case(
+        5,
+        "scratch_only",
+        AFFINE,
+        code("ext.touch(self.scratch)\n" + TORCH, init="self.scratch = torch.zeros(1)"),
+        "no_custom_kernel",
+        twin=code("out = torch.empty_like(x)\next.affine_into(x, out)\nreturn out"),
+        check=matches,
     ),
     # Memory that is used again holds the right zeros before anything is written: other inputs tell.
     Case(
-        5, "zeros_by_torch", ZEROS, code("ext.above_twenty_into(x, self.out)\nreturn torch.relu(x - 20.0)", init=BUFFER),
-        "no_custom_kernel", check=matches,
+        5,
+        "zeros_by_torch",
+        ZEROS,
+        code("ext.above_twenty_into(x, self.out)\nreturn torch.relu(x - 20.0)", init=BUFFER),
+        "no_custom_kernel",
+        check=matches,
         twin=code("ext.above_twenty_into(x, self.out)\nreturn self.out.clone()", init=BUFFER),
     ),
-    Case(5, "times_zero", AFFINE, code("return x * 2.0 + 1.0 + 0.0 * ext.affine(x)"), "no_custom_kernel", check=matches),
-    Case(5, "overwritten", AFFINE, code("y = ext.affine(x)\ny.copy_(x * 2.0 + 1.0)\nreturn y"), "no_custom_kernel", check=matches),
+    Case(
+        5,
+        "times_zero",
+        AFFINE,
+        code("return x * 2.0 + 1.0 + 0.0 * ext.affine(x)"),
+        "no_custom_kernel",
+        check=matches,
+    ),
+    Case(
+        5,
+        "overwritten",
+        AFFINE,
+        code("y = ext.affine(x)\ny.copy_(x * 2.0 + 1.0)\nreturn y"),
+        "no_custom_kernel",
+        check=matches,
+    ),
     Case(6, "only_text", AFFINE, ONLY_TEXT, "no_custom_kernel", twin=NAMED_TEXT, check=matches),
     Case(
-        7, "fallback", AFFINE, code(f"try:\n    return ext.affine(x, 1, 2)\nexcept Exception:\n    {TORCH}"), "no_custom_kernel",
-        twin=TRY_BUILD, check=matches,
+        7,
+        "fallback",
+        AFFINE,
+        code(f"try:\n    return ext.affine(x, 1, 2)\nexcept Exception:\n    {TORCH}"),
+        "no_custom_kernel",
+        twin=TRY_BUILD,
+        check=matches,
     ),
     Case(
-        7, "flag", AFFINE, code(f"if self.training or not self.ready:\n    {TORCH}\n{OWN}", init="self.ready = False"), "no_custom_kernel",
-        twin=code(f"if x.dtype != torch.float32 or not self.ready:\n    {TORCH}\n{OWN}", init="self.ready = True"), check=matches,
+        7,
+        "flag",
+        AFFINE,
+        code(f"if self.training or not self.ready:\n    {TORCH}\n{OWN}", init="self.ready = False"),
+        "no_custom_kernel",
+        twin=code(
+            f"if x.dtype != torch.float32 or not self.ready:\n    {TORCH}\n{OWN}",
+            init="self.ready = True",
+        ),
+        check=matches,
     ),
     Case(
-        7, "symbol_that_is_not_there", AFFINE, code(f"run = getattr(ext, 'affine_v2', None)\nif run is None:\n    {TORCH}\nreturn run(x)"),
-        "no_custom_kernel", check=matches,
+        7,
+        "symbol_that_is_not_there",
+        AFFINE,
+        code(f"run = getattr(ext, 'affine_v2', None)\nif run is None:\n    {TORCH}\nreturn run(x)"),
+        "no_custom_kernel",
+        check=matches,
     ),
     Case(8, "copied", AFFINE, code(TORCH, before=COPY), "no_custom_kernel", check=matches),
     Case(
-        8, "inherited", AFFINE, code("return super().forward(x)", before=COPY).replace("ModelNew(nn.Module)", "ModelNew(Model)"),
-        "no_custom_kernel", twin=code(OWN, before=COPY).replace("ModelNew(nn.Module)", "ModelNew(Model)"), check=matches,
+        8,
+        "inherited",
+        AFFINE,
+        code("return super().forward(x)", before=COPY).replace(
+            "ModelNew(nn.Module)", "ModelNew(Model)"
+        ),
+        "no_custom_kernel",
+        twin=code(OWN, before=COPY).replace("ModelNew(nn.Module)", "ModelNew(Model)"),
+        check=matches,
     ),
     Case(
-        8, "wrapped", AFFINE, code("return self.inner(x)", init="self.inner = Model()", before=COPY), "no_custom_kernel", check=matches,
+        8,
+        "wrapped",
+        AFFINE,
+        code("return self.inner(x)", init="self.inner = Model()", before=COPY),
+        "no_custom_kernel",
+        check=matches,
     ),
     # A library called from inside an extension is no lie as long as the verdict says so.
     Case(
-        9, "product_by_library", PRODUCT, code("return ext.library_product(x, self.weight)", init=WEIGHT), "ok",
+        9,
+        "product_by_library",
+        PRODUCT,
+        code("return ext.library_product(x, self.weight)", init=WEIGHT),
+        "ok",
         check=names("mm", "addmm", "matmul"),
-        twin=code("return ext.own_product(x, self.weight)", init=WEIGHT), twin_check=names_none("mm", "addmm", "matmul", "bmm"),
+        twin=code("return ext.own_product(x, self.weight)", init=WEIGHT),
+        twin_check=names_none("mm", "addmm", "matmul", "bmm"),
     ),
     Case(
-        9, "softmax_by_library", SOFTMAX, code("return ext.library_softmax(x)"), "ok", check=names("softmax"),
-        twin=code("return ext.own_softmax(x)"), twin_check=names_none("softmax"),
+        9,
+        "softmax_by_library",
+        SOFTMAX,
+        code("return ext.library_softmax(x)"),
+        "ok",
+        check=names("softmax"),
+        twin=code("return ext.own_softmax(x)"),
+        twin_check=names_none("softmax"),
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("trial", trials(CASES))

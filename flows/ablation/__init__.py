@@ -1,0 +1,1 @@
+"""Ablations: strategies x sizes x seeds on the same verdicts."""

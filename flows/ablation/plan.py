@@ -1,0 +1,269 @@
+"""What an ablation sweep is asked for, and the branches that makes: strategies x sizes x seeds.
+Pure, and light to import.
+
+Guarantees: an unknown strategy, two branches of one name or a value out of range is one UsageError
+before anything runs; the same sweep gives the same branches in the same order. A branch's seed
+decides three things: what curation draws, the training (adapter, order of rows, dropout) and how
+the tuned model's answers are drawn. It does not decide which tasks are held out of training, nor
+the base model's and recorded answers, which all branches share. Does not guarantee that two
+branches differ: `flows.ablation.branch` finds out which give the same rows, and those share one
+training per seed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from flows.config import PipelineConfig, explained, load_profile
+from flows.curate import load_strategy
+from kernels_eval.errors import UsageError
+from kernels_eval.records import Record
+from tasks.curation.config import STRATEGY_NAMES, CurationConfig
+
+DEFAULT_STRATEGIES = ("concur", "random", "min_length", "speedup")
+
+
+class SweepConfig(BaseModel):
+    """An ablation sweep: every strategy at every size with every seed is curated, trained and
+    benchmarked, on the same samples."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", title="concur ablate")
+
+    profile: str = Field(
+        default="ablation",
+        min_length=1,
+        title="Profile",
+        description=(
+            "a profile's name, or the path of a YAML file: everything but strategy, size and seed"
+            " comes from it"
+        ),
+    )
+    overrides: tuple[str, ...] = Field(
+        default=(),
+        title="Overrides",
+        description="keys of the profile as key.path=value, such as training.num_epochs=1",
+    )
+    strategies: tuple[str, ...] = Field(
+        default=DEFAULT_STRATEGIES,
+        min_length=1,
+        max_length=64,
+        title="Strategies",
+        description=(
+            "names, or paths of YAML files that hold the keys of curation; the first is what the"
+            " others are compared with"
+        ),
+    )
+    sizes: tuple[int | None, ...] = Field(
+        default=(None,),
+        min_length=1,
+        max_length=32,
+        title="Sizes",
+        description=(
+            "how many samples a training set has at most; null: as many as the strategy takes"
+        ),
+    )
+    seeds: tuple[int, ...] = Field(
+        default=(0, 1),
+        min_length=1,
+        max_length=64,
+        title="Seeds",
+        description=(
+            "one branch each: of what curation draws, of training, and of the tuned model's answers"
+        ),
+    )
+    max_gpu_hours: float | None = Field(
+        default=None,
+        gt=0,
+        title="Budget, GPU-hours",
+        description=(
+            "refused before the start where the estimate is above it, and no branch is begun that"
+            " does not fit any more; null: no limit. Without a GPU, hours of the CPU that takes its"
+            " place"
+        ),
+    )
+    max_parallel_branches: int | None = Field(
+        default=None,
+        ge=1,
+        le=256,
+        title="Branches at once",
+        description=(
+            "null: as many as the GPUs hold, each branch with GPUs of its own; one without a GPU"
+        ),
+    )
+    verdicts: str | None = Field(
+        default=None,
+        min_length=1,
+        title="Verdicts",
+        description=(
+            "fingerprint of a verification snapshot under the root to start from; null: refresh the"
+            " data set first"
+        ),
+    )
+
+
+class Plan(Record):
+    """One branch: what it is called, and the configuration it has of its own. `size` is None where
+    all that the strategy takes is used."""
+
+    name: str
+    strategy: str
+    size: int | None
+    seed: int
+    curation: CurationConfig
+
+
+def sweep_config(**asked: Any) -> SweepConfig:
+    """A SweepConfig of what a command was given; what is None keeps its default. Raises UsageError
+    that names the value."""
+    try:
+        return SweepConfig.model_validate(
+            {name: value for name, value in asked.items() if value is not None}
+        )
+    except ValidationError as error:
+        raise explained(error, "concur ablate", SweepConfig) from error
+
+
+def pipeline_of(config: SweepConfig) -> PipelineConfig:
+    """The profile with its overrides. Raises UsageError as `load_profile` does, and where a sweep
+    could not compare or train anything."""
+    pipeline = load_profile(config.profile, config.overrides)
+    if "tuned" not in pipeline.benchmark.models:
+        hint = "add it: --set 'benchmark.models=[recorded, base, tuned]'"
+        raise UsageError(
+            "the benchmark leaves out the tuned model, which is what a sweep compares", hint
+        )
+    if "://" in pipeline.root:
+        raise UsageError(
+            f"root {pipeline.root} is not a local directory", "training needs one: --set root=DIR"
+        )
+    return pipeline
+
+
+def planned_branches(config: SweepConfig) -> tuple[Plan, ...]:
+    """The branches by strategy, then size, then seed. Raises UsageError for an unknown strategy,
+    and for two of one name."""
+    sizes, seeds = list(dict.fromkeys(config.sizes)), list(dict.fromkeys(config.seeds))
+    if too_small := [size for size in sizes if size is not None and size < 1]:
+        raise UsageError(
+            f"a size of {too_small[0]} holds no sample", "give sizes above 0, or leave them out"
+        )
+    if min(seeds) < 0:
+        raise UsageError(f"seed {min(seeds)} is below 0", "give whole numbers from 0")
+    found: list[Plan] = []
+    for given in dict.fromkeys(config.strategies):
+        rule, label = load_strategy(given), label_of(given)
+        for size in sizes:
+            for seed in seeds:
+                own = rule.model_copy(
+                    update={"seed": seed} | ({} if size is None else {"size": size})
+                )
+                name = f"{label}-{own.size or 'all'}-seed{seed}"
+                found.append(
+                    Plan(name=name, strategy=label, size=own.size, seed=seed, curation=own)
+                )
+    twice = [name for name, count in Counter(plan.name for plan in found).items() if count > 1]
+    if twice:
+        raise UsageError(
+            f"two branches are called {twice[0]}",
+            "give strategy files different names, and each size once",
+        )
+    return tuple(found)
+
+
+def label_of(strategy: str) -> str:
+    """What a strategy is called in tables and in MLflow: its name, or the name of its file. Raises
+    UsageError for one that is no name."""
+    label = (
+        Path(strategy).stem if strategy.endswith((".yaml", ".yml")) or "/" in strategy else strategy
+    )
+    if not re.fullmatch(r"[\w.-]{1,60}", label):
+        raise UsageError(
+            f"{strategy!r} is no name for a strategy",
+            "letters, digits, dots, - and _: rename the file",
+        )
+    return label
+
+
+def parsed_list(
+    text: str | None, option: str, kind: type[int] | type[str]
+) -> tuple[Any, ...] | None:
+    """ "a,b" as values, `all` among numbers as None; None for nothing given. Raises UsageError for
+    anything else."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    try:
+        found = tuple(None if kind is int and part == "all" else kind(part) for part in parts)
+    except ValueError:
+        found = ("",)
+    if "" in found:
+        example = "0,1,2" if kind is int else ",".join(STRATEGY_NAMES[:2])
+        raise UsageError(f"{option} {text!r} is not a list", f"for example {option} {example}")
+    return found
+
+
+def expanded(strategies: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """`all` as every strategy that ships."""
+    if strategies is None:
+        return None
+    return tuple(
+        each for name in strategies for each in (STRATEGY_NAMES if name == "all" else (name,))
+    )
+
+
+def branch_pipeline(
+    pipeline: PipelineConfig, plan: Plan, *, share: int | None = None
+) -> PipelineConfig:
+    """The configuration of one branch. Seeds of its samples do not overlap those of another branch:
+    sample i of seed s has s x samples_per_task + i on top of the profile's. `share` is how many
+    GPUs the branch may use; what machines do is no part of any fingerprint."""
+    benchmark = pipeline.benchmark
+    drawn = benchmark.sampling.model_copy(
+        update={"seed": benchmark.sampling.seed + plan.seed * benchmark.samples_per_task}
+    )
+    changes: dict[str, Any] = {
+        "curation": plan.curation,
+        "training": pipeline.training.model_copy(update={"seed": plan.seed}),
+        "benchmark": benchmark.model_copy(update={"sampling": drawn}),
+    }
+    if share is not None:
+        server = pipeline.synthesis.server
+        replicas = max(1, share // server.tensor_parallel)
+        changes["verification"] = pipeline.verification.model_copy(
+            update={"workers": pipeline.verification.workers or share}
+        )
+        changes["synthesis"] = pipeline.synthesis.model_copy(
+            update={"server": server.model_copy(update={"replicas": server.replicas or replicas})}
+        )
+    return pipeline.model_copy(update=changes)
+
+
+def identity_of(
+    config: SweepConfig, pipeline: PipelineConfig, plans: tuple[Plan, ...]
+) -> list[Any]:
+    """What makes two sweeps the same one, but for the samples they start from: not where it lies,
+    not its budget, not how wide it runs."""
+    decides = pipeline.model_dump(mode="json", include={"language", "training", "benchmark"})
+    decides["synthesis"] = [
+        pipeline.synthesis.sampler == "vllm",
+        pipeline.synthesis.hardware,
+        pipeline.synthesis.server.identity,
+    ]
+    decides["eval"] = pipeline.verification.eval.model_dump(mode="json")
+    return [
+        pipeline.name,
+        decides,
+        [[plan.name, plan.curation.model_dump(mode="json")] for plan in plans],
+    ]
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """A hint for a name that is none of these."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"there are: {', '.join(known) or 'none'}"

@@ -1,0 +1,1 @@
+"""The `concur` command, one module a command group."""

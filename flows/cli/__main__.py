@@ -1,0 +1,5 @@
+"""`python -m flows.cli`: the `concur` command."""
+
+from flows.cli.main import main
+
+main()

@@ -1,1 +1,0 @@
-"""Top-level commands of `concur`, one module each; cli.py registers them."""

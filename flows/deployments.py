@@ -1,0 +1,240 @@
+"""The flows that `prefect.yaml` deploys: forms in, the line's own flows inside, links and tables
+out.
+
+Guarantees: a form becomes a configuration before anything else happens, and a form that cannot be
+used ends the run with one sentence; a flow that may use the devices waits until no other one does
+(`devices`). Does not decide anything about data: the flows inside do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prefect import flow
+from prefect.logging import get_run_logger
+
+from flows import forms
+from flows.artifacts import link_mlflow, show_loss, show_scores, show_snapshots
+from flows.benchmark import Benchmarked, benchmark_models
+from flows.config import PipelineConfig
+from flows.forms import configuration
+from flows.naming import deployed_name
+from flows.pipeline import LineResult, concur_line
+from flows.refresh import Refreshed, refresh_dataset
+from flows.runtime.notices import NOTICES
+from flows.runtime.outlet import outlive_the_reader
+from flows.track_parts import track_benchmark, track_refresh
+from flows.train import train_and_track
+from kernels_eval.errors import UsageError
+from tasks.store.snapshot import SnapshotRef
+
+DEVICES = "gpu"
+"""Prefect's global concurrency limit: a slot is a GPU, or all of the CPU where there is none."""
+QUIET = {
+    "DO_NOT_TRACK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+}
+
+
+@flow(name="nightly refresh", flow_run_name=deployed_name("refresh"), **NOTICES)
+def nightly_refresh(
+    run: forms.RunForm = forms.RUN,
+    candidates: forms.CandidatesForm = forms.CANDIDATES,
+    curation: forms.TrainingSetForm = forms.TRAINING_SET,
+    advanced: forms.AdvancedForm = forms.ADVANCED,
+) -> Refreshed:
+    """Tasks, candidates, verdicts and the training set; the morning report says what is new."""
+    config = prepared(configuration(run, candidates, curation, advanced))
+    with devices(config, config.verification.workers):
+        refreshed = refresh_dataset(config)
+    link_mlflow(config, track_refresh(config, refreshed))
+    return refreshed
+
+
+@flow(name="curate training sets", flow_run_name=deployed_name("curate"), **NOTICES)
+def curate_sets(
+    run: forms.RunForm = forms.RUN,
+    verdicts: forms.CuratedForm = forms.CURATED,
+    sets: forms.StrategiesForm = forms.STRATEGIES,
+    advanced: forms.AdvancedForm = forms.ADVANCED,
+) -> list[SnapshotRef]:
+    """Training sets by several strategies, of the verdicts that a finished training set was made
+    from. Nothing is sampled or verified."""
+    from flows.curate_sets import curate_again
+
+    config = prepared(configuration(run, advanced))
+    return curate_again(
+        config,
+        verdicts.snapshot or None,
+        [str(name) for name in sets.strategies],
+        sets.size or None,
+    )
+
+
+@flow(name="train an adapter", flow_run_name=deployed_name("train"), **NOTICES)
+def train_on_set(
+    run: forms.RunForm = forms.RUN,
+    curated: forms.CuratedForm = forms.CURATED,
+    training: forms.TrainingForm = forms.TRAINING,
+    advanced: forms.AdvancedForm = forms.ADVANCED,
+) -> SnapshotRef:
+    """A LoRA adapter on a training set that is there, registered in MLflow."""
+    from flows.report import training_steps
+    from flows.train_set import prepared as of_the_set
+
+    config = prepared(configuration(run, training, advanced))
+    config, tasks, found = of_the_set(config.root, curated.snapshot or None, config)
+    with devices(config, config.training.workers):
+        trained, tracked = train_and_track(config, tasks, found)
+    steps = [step for step in training_steps(trained.open()) if step.loss is not None]
+    show_loss([step.step for step in steps], [float(step.loss or 0.0) for step in steps])
+    show_snapshots({"training set": found, "adapter and training log": trained})
+    link_mlflow(config, tracked.run_id if tracked else None)
+    return trained
+
+
+@flow(name="score the models", flow_run_name=deployed_name("benchmark"), **NOTICES)
+def score_models(
+    run: forms.RunForm = forms.RUN,
+    adapter: forms.AdapterForm = forms.ADAPTER,
+    benchmark: forms.BenchmarkForm = forms.BENCHMARK,
+    advanced: forms.AdvancedForm = forms.ADVANCED,
+) -> Benchmarked:
+    """Exec, fast_p and pass@k of the recorded answers, the base model and an adapter that is there,
+    on held-out tasks."""
+    from tasks.benchmark.stage import scores_of
+
+    config = prepared(configuration(run, benchmark, advanced))
+    trained = newest_adapter(config, adapter.snapshot)
+    with devices(config, config.verification.workers):
+        benchmarked = benchmark_models(config, trained)
+    show_scores(scores_of(benchmarked.scores))
+    show_snapshots({"adapter": trained, "scores": benchmarked.scores})
+    link_mlflow(config, track_benchmark(config, benchmarked))
+    return benchmarked
+
+
+@flow(name="whole line", flow_run_name=deployed_name("the whole line of"), **NOTICES)
+def whole_line(
+    run: forms.RunForm = forms.RUN,
+    candidates: forms.CandidatesForm = forms.CANDIDATES,
+    curation: forms.TrainingSetForm = forms.TRAINING_SET,
+    training: forms.TrainingForm = forms.TRAINING,
+    benchmark: forms.BenchmarkForm = forms.BENCHMARK,
+    advanced: forms.AdvancedForm = forms.ADVANCED,
+) -> LineResult:
+    """From tasks to scores: refresh, training, benchmark and the report."""
+    config = prepared(configuration(run, candidates, curation, training, benchmark, advanced))
+    with devices(config, None):
+        result = concur_line(config)
+    link_mlflow(config, result.mlflow_run, "report.html")
+    return result
+
+
+def prepared(config: PipelineConfig) -> PipelineConfig:
+    """The same configuration, where it can run here: a device for its language, the cluster that it
+    names, a root that can be written. From here on the run outlives its worker. A Ray head that is
+    being started again is waited for. Raises UsageError, DeviceError or ClusterError where it
+    cannot run.
+    """
+    from flows.cli.main import _prepare
+    from tasks.verification.retry_until_back import wait_for_head
+
+    outlive_the_reader()
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    wait_for_head(config.verification.ray_address, get_run_logger().warning)
+    _prepare(config)
+    return config
+
+
+def newest_adapter(config: PipelineConfig, name: str) -> SnapshotRef | None:
+    """The finished training snapshot whose fingerprint begins so; without a name the newest, None
+    where there is none."""
+    from tasks.store.snapshot import snapshots
+
+    there = [
+        snapshot
+        for snapshot in snapshots(config.root, "training")
+        if snapshot.finished and snapshot.fingerprint.startswith(name)
+    ]
+    if name and len(there) != 1:
+        problem = f"{len(there)} trainings" if there else "no finished training"
+        raise UsageError(
+            f"{problem} under {config.root} begin with {name!r}", "give more of its fingerprint"
+        )
+    return (
+        max(there, key=lambda snapshot: (snapshot.manifest["created_at"], snapshot.fingerprint)).ref
+        if there
+        else None
+    )
+
+
+@contextmanager
+def devices(config: PipelineConfig, workers: int | None) -> Iterator[None]:
+    """Inside the block no other deployed flow uses the same GPUs, or the CPU where there are none:
+    timings would disturb each other.
+
+    On a Ray cluster that is named, which hands out its GPUs itself, `workers` slots are held (None:
+    all); elsewhere all of them, because two Rays of one machine both begin with its first GPU. The
+    limit is made where it is not there, with as many slots as GPUs; a user's own number is kept.
+    The slots of a run that is killed come free when their lease ends, after five minutes.
+    """
+    from httpx import TransportError
+    from prefect.concurrency.sync import concurrency
+
+    from kernels_eval.cluster.ray import address_of
+
+    slots = _slots()
+    if slots == 0:
+        get_run_logger().warning(
+            "the concurrency limit %s is 0 or not active: nothing keeps two flows from sharing"
+            " a GPU",
+            DEVICES,
+        )
+        yield
+        return
+    shared = address_of(config.verification.ray_address) != "local"
+    done = False
+    try:
+        # a run whose lease could not be renewed, because the server was away for a while, goes on:
+        # the work is what counts
+        with concurrency(
+            DEVICES,
+            occupy=min(workers or slots, slots) if shared else slots,
+            raise_on_lease_renewal_failure=False,
+        ):
+            yield
+            done = True
+    except TransportError as error:
+        if not done:
+            raise
+        get_run_logger().warning(
+            "the limit %s could not be given back (%s): it comes free within five minutes",
+            DEVICES,
+            error,
+        )
+
+
+def _slots() -> int:
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+    from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+
+    from kernels_eval.cluster.worker import visible_gpus
+
+    with get_client(sync_client=True) as client:
+        try:
+            found = client.read_global_concurrency_limit_by_name(DEVICES)
+        except ObjectNotFound:
+            wanted = GlobalConcurrencyLimitCreate(name=DEVICES, limit=max(1, len(visible_gpus())))
+            try:
+                client.create_global_concurrency_limit(wanted)
+            except ObjectAlreadyExists:  # another run was quicker
+                pass
+            found = client.read_global_concurrency_limit_by_name(DEVICES)
+    return found.limit if found.active else 0

@@ -1,0 +1,1 @@
+"""The morning report and the history of refreshes that it reads."""

@@ -1,0 +1,282 @@
+"""What `concur up` is told: addresses, ports, databases, limits; and the secrets, which are read
+from the environment only.
+
+Guarantees: settings are frozen, hold no secret, and are refused where a server would be reachable
+from another machine without authentication. Does not know what is on this machine: preflight.py
+looks.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit, urlunsplit
+
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from kernels_eval.errors import UsageError
+from kernels_eval.records import Record
+
+Part = Literal["prefect", "worker", "mlflow", "ray"]
+PARTS: tuple[Part, ...] = ("prefect", "mlflow", "ray", "worker")
+"""In the order in which they are started; the worker needs the server."""
+POOL = "concur"
+Port = Field(ge=1, le=65535)
+
+PREFECT_SECRET = "PREFECT_SERVER_API_AUTH_STRING"
+MLFLOW_SECRET, MLFLOW_USER = "MLFLOW_AUTH_ADMIN_PASSWORD", "MLFLOW_AUTH_ADMIN_USERNAME"
+PREFECT_DATABASE, MLFLOW_DATABASE = (
+    "PREFECT_SERVER_DATABASE_CONNECTION_URL",
+    "MLFLOW_BACKEND_STORE_URI",
+)
+PASSWORD_LEAST_CHARACTERS = 12
+"""MLflow's own least length for its first user."""
+
+
+class StackSettings(Record):
+    """Settings of one stack. Ports are TCP ports; limits are runs at once."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", title="concur up")
+
+    host: str = Field(
+        default="127.0.0.1",
+        description="address that the Prefect and MLflow servers listen on; Ray stays on loopback",
+    )
+    public_host: str | None = Field(
+        default=None,
+        description="the name by which browsers reach this machine, where host is not loopback",
+    )
+    allowed_hosts: tuple[str, ...] = Field(
+        default=(), description="further names that MLflow answers to, where host is not loopback"
+    )
+    prefect_port: int = Field(default=4200, ge=1, le=65535)
+    worker_port: int = Field(
+        default=4280,
+        ge=1,
+        le=65535,
+        description="where the worker says on loopback that it is well",
+    )
+    mlflow_port: int = Field(default=5000, ge=1, le=65535)
+    ray_port: int = Field(default=6379, ge=1, le=65535)
+    ray_client_port: int = Field(default=10001, ge=1024, le=65535)
+    ray_dashboard_port: int | None = Field(
+        default=None,
+        ge=1024,
+        le=65535,
+        description="a dashboard of Ray costs 0.9 GB; none by default",
+    )
+    without: tuple[Part, ...] = Field(default=(), description="parts that are not started")
+    prefect_database: str | None = Field(
+        default=None,
+        description="postgresql+asyncpg://USER@HOST/NAME; SQLite under the root by default",
+    )
+    mlflow_database: str | None = Field(
+        default=None,
+        description="postgresql+psycopg://USER@HOST/NAME; SQLite in the root by default",
+    )
+    gpu_limit: int | None = Field(
+        default=None,
+        ge=1,
+        description="flow runs at once of the queue gpu; the number of GPUs by default",
+    )
+    cpu_limit: int | None = Field(
+        default=None,
+        ge=1,
+        description="flow runs at once of the queue cpu; half of the cores by default",
+    )
+
+    @field_validator("without", mode="before")
+    @classmethod
+    def _known(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list | tuple) else value
+
+    @field_validator("prefect_database", "mlflow_database")
+    @classmethod
+    def _no_password(cls, value: str | None) -> str | None:
+        if value is not None and urlsplit(value).password:
+            raise ValueError("it holds a password, which other users of this machine would see")
+        return value
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> StackSettings:
+        seen: dict[int, str] = {}
+        for name, port in self.ports().items():
+            if port in seen:
+                raise ValueError(f"{seen[port]} and {name} are both {port}")
+            seen[port] = name
+        return self
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        absent = {*self.without, *(("worker",) if "prefect" in self.without else ())}
+        return tuple(part for part in PARTS if part not in absent)
+
+    def ports(self) -> dict[str, int]:
+        """Name of the setting -> port, for the parts that are started."""
+        names: dict[Part, tuple[str, ...]] = {
+            "prefect": ("prefect_port",),
+            "mlflow": ("mlflow_port",),
+            "worker": ("worker_port",),
+            "ray": ("ray_port", "ray_client_port", "ray_dashboard_port"),
+        }
+        return {
+            name: port
+            for part in self.parts
+            for name in names[part]
+            if (port := getattr(self, name)) is not None
+        }
+
+    @property
+    def exposed(self) -> bool:
+        return not is_loopback(self.host)
+
+    @property
+    def near(self) -> str:
+        """The host as processes of this machine reach the servers."""
+        return "127.0.0.1" if self.host in ("0.0.0.0", "localhost") else self.host
+
+    @property
+    def far(self) -> str:
+        """The host as a browser reaches the servers."""
+        if not self.exposed:
+            return self.near
+        return self.public_host or (socket.gethostname() if self.host == "0.0.0.0" else self.host)
+
+    @property
+    def prefect_url(self) -> str:
+        return f"http://{self.near}:{self.prefect_port}"
+
+    @property
+    def mlflow_url(self) -> str:
+        return f"http://{self.near}:{self.mlflow_port}"
+
+    @property
+    def ray_address(self) -> str:
+        return f"127.0.0.1:{self.ray_port}"
+
+
+class Secrets(Record):
+    """What must not be seen: never written, never on a command line."""
+
+    prefect: str | None = Field(default=None, repr=False)
+    mlflow: str | None = Field(default=None, repr=False)
+    mlflow_user: str = "admin"
+    prefect_database: str | None = Field(default=None, repr=False)
+    mlflow_database: str | None = Field(default=None, repr=False)
+
+
+def is_loopback(host: str) -> bool:
+    """Is `host` an address of this machine alone? Raises UsageError for what is no IPv4 address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.IPv4Address(host).is_loopback
+    except ValueError as error:
+        raise UsageError(
+            f"--host {host!r} is not an IPv4 address", "give one like 127.0.0.1 or 0.0.0.0"
+        ) from error
+
+
+def load_settings(
+    file: str | None, options: Mapping[str, Any]
+) -> tuple[StackSettings, dict[str, Any]]:
+    """Settings of a YAML file with options over it, and what was asked for explicitly. Raises
+    UsageError for what cannot be used."""
+    given = {**(_read(file) if file else {}), **options}
+    try:
+        settings = StackSettings.model_validate(given)
+    except ValidationError as error:
+        raise _explained(error, file) from error
+    is_loopback(settings.host)  # a host that is no address is an error now
+    return settings, given
+
+
+def load_secrets(settings: StackSettings, environment: Mapping[str, str] = os.environ) -> Secrets:
+    """What the environment holds. Raises UsageError where the servers would be open to other
+    machines, or a secret cannot be used."""
+    secrets = Secrets(
+        prefect=environment.get(PREFECT_SECRET) or None,
+        mlflow=environment.get(MLFLOW_SECRET) or None,
+        mlflow_user=environment.get(MLFLOW_USER) or "admin",
+        prefect_database=environment.get(PREFECT_DATABASE)
+        or environment.get("PREFECT_API_DATABASE_CONNECTION_URL")
+        or None,
+        mlflow_database=environment.get(MLFLOW_DATABASE) or None,
+    )
+    for part, secret, variable, like in (
+        ("prefect", secrets.prefect, PREFECT_SECRET, "user:password"),
+        ("mlflow", secrets.mlflow, MLFLOW_SECRET, "a password"),
+    ):
+        if part not in settings.parts:
+            continue
+        if settings.exposed and not secret:
+            raise UsageError(
+                f"--host {settings.host} lets other machines reach {part}, which anybody could then"
+                " use to run code here",
+                f"set {variable} ({like}) in the environment, or leave --host out to stay on"
+                " loopback",
+            )
+        if secret and len(secret) < PASSWORD_LEAST_CHARACTERS:
+            raise UsageError(
+                f"{variable} has {len(secret)} characters",
+                f"give at least {PASSWORD_LEAST_CHARACTERS}",
+            )
+    if secrets.prefect and ":" not in secrets.prefect:
+        raise UsageError(f"{PREFECT_SECRET} has no colon", "give user:password")
+    return secrets
+
+
+def masked(url: str) -> str:
+    """A URL without its password."""
+    parts = urlsplit(url)
+    if not parts.password:
+        return url
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))
+
+
+def _read(file: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        data = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {file}: {error.strerror}", "give the path of a YAML file with --config"
+        ) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} is not YAML", "mend the file") from error
+    if not isinstance(data or {}, dict):
+        raise UsageError(
+            f"{file} is a {type(data).__name__}, not a mapping of keys",
+            "see deployments/stack.yaml",
+        )
+    return data or {}
+
+
+def _explained(error: ValidationError, file: str | None) -> UsageError:
+    problem = error.errors()[0]
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return UsageError(
+            f"{file} has an unknown key {key!r}",
+            f"known keys: {', '.join(sorted(StackSettings.model_fields))}",
+        )
+    said = problem["msg"].removeprefix("Value error, ")
+    if "password" in said:
+        variable = PREFECT_DATABASE if key.startswith("prefect") else MLFLOW_DATABASE
+        return UsageError(
+            f"{key}: {said}", f"give the URL with its password in the environment, as {variable}"
+        )
+    fix = (
+        "give each its own"
+        if not key
+        else f"correct {key}"
+        if file
+        else f"correct --{key.replace('_', '-')}"
+    )
+    return UsageError(f"{key}: {said}" if key else f"ports: {said}", fix)

@@ -1,1 +1,0 @@
-"""Retention: which snapshots of a root anything still refers to, and letting go of the others. `collect.collect` is the way in."""

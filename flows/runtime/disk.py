@@ -1,0 +1,220 @@
+"""Is there room for a run, before it starts and while it works?
+
+Guarantees: a run that would, by the estimate, leave less than the reserve on a file system it
+writes to does not start; a running one stops within a second of reports once a file system has less
+than the reserve, with one error that has the numbers and the fix, and what it had is resumable,
+because the reserve is room enough to put it in order. Checks cost one statvfs a file system and
+second. Does not guarantee that the estimate is right: it comes from what earlier runs under the
+same root wrote for a row, and where there are none from rounded constants. Roots elsewhere (fsspec
+URLs) have no free space that could be asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from flows.config import PipelineConfig
+from kernels_eval.build.cache import limit_from_environment
+from kernels_eval.build.toolchain import default_cache
+from kernels_eval.errors import DiskFullError
+from kernels_eval.records import Record
+from tasks.store.snapshot import SnapshotRef, snapshots
+
+GIB = 1 << 30
+CHECK_EVERY_S = 1.0
+BYTES_PER_TOKEN = 4
+KEPT_PER_TEXT_BYTE = 0.75
+"""Of a candidate: the response, and its reasoning and answer once more, compressed to 3/8."""
+USUAL_TOKENS = 8_192
+ROW_BYTES = {
+    "synthesis": 8_000,
+    "verification": 1_500,
+    "workloads": 2_000,
+    "trace-flags": 200,
+    "curation": 12_000,
+}
+"""Of a row on the disk, where no earlier snapshot tells it (bundled and recorded data: 0.5 to 10
+kB)."""
+LIBRARY_BYTES = 400_000
+"""Of a build in the cache, where the cache is too small to tell: a shared library and its log."""
+FIX = (
+    "free some: `concur gc` shows what nobody refers to; or set root (CONCUR_CACHE, TMPDIR) to"
+    " another disk; or lower guard.reserve_gib"
+)
+
+
+class Place(NamedTuple):
+    """A directory that a run writes to, and what it will write there."""
+
+    what: str
+    path: Path
+    bytes: int
+
+
+class Room(Record):
+    """One file system: free bytes, what a run will write to it, and the directories it is asked
+    for."""
+
+    free: int
+    needed: int
+    places: tuple[str, ...]
+
+    def line(self) -> str:
+        return (
+            f"{', '.join(self.places)}: {self.free / GIB:.1f} GiB free, about"
+            f" {self.needed / GIB:.1f} GiB needed"
+        )
+
+
+def free_bytes(path: Path) -> int:
+    """Free to this user on the file system that holds `path`, or its nearest directory that exists.
+    Raises OSError."""
+    found = os.statvfs(_existing(path))
+    return found.f_bavail * found.f_frsize
+
+
+def rooms(places: list[Place]) -> list[Room]:
+    """The file systems behind some places, each once."""
+    together: dict[int, list[Place]] = {}
+    for place in places:
+        together.setdefault(os.stat(_existing(place.path)).st_dev, []).append(place)
+    return [
+        Room(
+            free=min(free_bytes(place.path) for place in each),
+            needed=sum(place.bytes for place in each),
+            places=tuple(f"{place.what} {place.path}" for place in each),
+        )
+        for each in together.values()
+    ]
+
+
+def require_room(config: PipelineConfig, tasks: SnapshotRef | None = None) -> list[Room]:
+    """The room for a run, with `tasks` (once they are known) for what they will bring. Raises
+    DiskFullError where it is too little."""
+    if not config.guard.reserve_gib:
+        return []
+    found = rooms(list(places_of(config, tasks)))
+    reserve = int(config.guard.reserve_gib * GIB)
+    for room in found:
+        if room.free - room.needed < reserve:
+            raise DiskFullError(
+                f"there is too little disk for this run: {room.line()}, and {_gib(reserve)} are"
+                " kept free",
+                FIX,
+            )
+    return found
+
+
+def places_of(config: PipelineConfig, tasks: SnapshotRef | None = None) -> Iterator[Place]:
+    """Every directory that a run writes to, with an estimate in bytes of what it adds there: 0
+    while the tasks are not known."""
+    rows = _new_rows(config, tasks) if tasks is not None else {}
+    if "://" not in config.root:
+        tables = sum(int(count * row_bytes(config, stage)) for stage, count in rows.items())
+        yield Place(
+            "root", Path(config.root).absolute(), tables + (_training_bytes(config) if rows else 0)
+        )
+    builds = rows.get("verification", 0) * LIBRARY_BYTES
+    yield Place("build cache", default_cache(), min(builds, limit_from_environment() or builds))
+    yield Place("temporary files", Path(tempfile.gettempdir()), 0)
+
+
+def row_bytes(config: PipelineConfig, stage: str) -> float:
+    """What a row of a stage takes on the disk: as in the largest earlier snapshot of this root,
+    else by the settings."""
+    best: tuple[int, int] = (0, 0)
+    for snapshot in snapshots(config.root, stage):
+        if snapshot.finished and snapshot.is_local:
+            size = sum(path.stat().st_size for path in Path(snapshot.path).glob("part-*.parquet"))
+            best = max(best, (int(snapshot.manifest["rows"]), size))
+    if best[0] >= 20:
+        return best[1] / best[0]
+    if stage == "synthesis" and config.synthesis.sampler != "recorded":
+        return (
+            min(config.synthesis.sampling.max_tokens, USUAL_TOKENS)
+            * BYTES_PER_TOKEN
+            * KEPT_PER_TEXT_BYTE
+        )
+    return ROW_BYTES[stage]
+
+
+def _training_bytes(config: PipelineConfig) -> int:
+    """Adapter and checkpoints, as the largest earlier training of this root left them; 0 where
+    there was none."""
+    sizes = [
+        sum(file.stat().st_size for file in Path(each.path).rglob("*") if file.is_file())
+        for each in snapshots(config.root, "training")
+        if each.finished
+    ]
+    return max(sizes, default=0)
+
+
+def _new_rows(config: PipelineConfig, tasks: SnapshotRef) -> dict[str, int]:
+    """Rows that stages will add: what an unfinished or finished snapshot of the same run holds
+    already is not subtracted twice."""
+    count = int(tasks.open().manifest["rows"])
+    candidates = count * config.synthesis.samples_per_task * config.synthesis.turns
+    there = _reusable(tasks)
+    new = max(0, candidates - there)
+    # verdicts and the rest are new only where candidates are: a changed verifier writes again what
+    # is small
+    return {
+        "synthesis": new,
+        "verification": candidates,
+        "workloads": count,
+        "trace-flags": candidates,
+        "curation": new and count,
+    }
+
+
+def _reusable(tasks: SnapshotRef) -> int:
+    """Answers that the newest synthesis of these tasks has already."""
+    known = [
+        each
+        for each in snapshots(tasks.root, "synthesis")
+        if each.finished and tasks.fingerprint in each.manifest["upstream"]
+    ]
+    return max((int(each.manifest["rows"]) for each in known), default=0)
+
+
+class DiskWatch:
+    """An observer (tasks.progress): stops the run that reports to it where a file system falls
+    below the reserve."""
+
+    def __init__(self, config: PipelineConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._reserve = int(config.guard.reserve_gib * GIB)
+        self._clock, self._next = clock, 0.0
+        self._places: Mapping[str, Path] = (
+            {place.what: place.path for place in places_of(config)} if self._reserve else {}
+        )
+
+    def __call__(self, stage: str, done: int, total: int, note: str) -> None:
+        """Raises DiskFullError, from where the stage reports."""
+        now = self._clock()
+        if now < self._next:
+            return
+        self._next = now + CHECK_EVERY_S
+        for what, path in self._places.items():
+            free = free_bytes(path)
+            if free < self._reserve:
+                raise DiskFullError(
+                    f"{what} {path} has {_gib(free)} left, and {_gib(self._reserve)} are kept free:"
+                    f" {stage} stopped at {done} of {total}; what it has is kept, and the same run"
+                    " goes on from there",
+                    FIX,
+                )
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _gib(count: int) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB / 10 else f"{count / (1 << 20):.0f} MiB"

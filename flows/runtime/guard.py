@@ -1,0 +1,128 @@
+"""The block that a flow of the line works in: it stops soon, holds its root against `concur gc`,
+watches the disk, gathers cautions, and tells what is there if it ends early.
+
+Guarantees: an error leaves the flow as it is, after a Prefect artifact `unfinished` that has the
+error, its fix, and what each snapshot that this run worked on holds; a cancelled run writes nothing
+more. Text in the artifact is escaped: an error may quote what a model wrote. Where Prefect does not
+take the artifact, the error leaves all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from flows.artifact_text import as_text
+from flows.config import PipelineConfig
+from flows.ops.gc_remove import in_use
+from flows.runtime.disk import DiskWatch, require_room
+from flows.runtime.shutdown import stops_soon
+from kernels_eval.cluster.ray import interruptible
+from tasks.progress import gathering, observed_by
+from tasks.store.snapshot import MANIFEST
+
+SHOWN_CHARS = 600
+STAGES = (
+    "tasks",
+    "training-tasks",
+    "workloads",
+    "synthesis",
+    "verification",
+    "trace-flags",
+    "curation",
+    "analysis",
+    "training",
+    "benchmark",
+)
+
+
+@contextmanager
+def guarded(config: PipelineConfig) -> Iterator[list[str]]:
+    """Yields the cautions so far. Raises DiskFullError, before anything is done and while it is."""
+    began = time.time()
+    with stops_soon(), in_use(config.root), gathering() as cautions:
+        try:
+            require_room(config)
+            with observed_by(DiskWatch(config)), interruptible():
+                yield cautions
+        except Exception as error:
+            _tell(config, error, began, cautions)
+            raise
+
+
+def _tell(config: PipelineConfig, error: Exception, began: float, cautions: list[str]) -> None:
+    from prefect.artifacts import create_markdown_artifact
+    from prefect.logging import get_run_logger
+
+    text = ending(config.root, error, began, cautions)
+    with suppress(
+        Exception
+    ):  # Prefect itself may be what is down: the error must leave all the same
+        get_run_logger().error("the run ended early: %s", shown(str(error)))
+        create_markdown_artifact(
+            key="unfinished",
+            markdown=text,
+            description="Why this run ended early, and what is there",
+        )
+
+
+def ending(root: str, error: BaseException, began: float, cautions: list[str]) -> str:
+    """Markdown: why a run ended that began at `began` (seconds since the epoch), what is kept, and
+    how it goes on."""
+    message = str(error.args[0]) if error.args else str(error)
+    hint = getattr(error, "hint", "")
+    lines = ["# This run ended early", "", f"**{type(error).__name__}**: {shown(message)}", ""]
+    lines += [f"What to do: {shown(hint)}", ""] if hint else []
+    lines += [
+        (
+            "What is finished is kept, and so is every answer and verdict that was reached. The"
+            " same run again goes on from there."
+        ),
+        "",
+    ]
+    if rows := list(snapshots_since(root, began)):
+        lines += ["| stage | snapshot | rows | |", "| --- | --- | --- | --- |"]
+        lines += [
+            f"| {stage} | `{name[:12]}` | {count} | {state} |" for stage, name, count, state in rows
+        ]
+    lines += ["", *(f"- {shown(text)}" for text in cautions)]
+    return "\n".join(lines) + "\n"
+
+
+def snapshots_since(root: str, began: float) -> Iterator[tuple[str, str, int, str]]:
+    """Stage, fingerprint, rows and state of every snapshot of a local root that was written to
+    since `began`."""
+    if "://" in root:
+        return
+    for stage in STAGES:
+        for folder in sorted(Path(root).glob(f"{stage}/*/")):
+            with suppress(OSError):
+                if folder.stat().st_mtime >= began:
+                    done = (folder / MANIFEST).exists()
+                    yield (
+                        stage,
+                        folder.name,
+                        _rows(folder, done),
+                        "finished" if done else "unfinished: goes on with the next run",
+                    )
+
+
+def _rows(folder: Path, finished: bool) -> int:
+    import pyarrow.parquet as pq
+
+    if finished:
+        return int(json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["rows"])
+    parts = sum(pq.read_metadata(part).num_rows for part in folder.glob("part-*.parquet"))
+    return parts + sum(
+        journal.read_bytes().count(b"\n") for journal in folder.glob(".journal-*.jsonl")
+    )
+
+
+def shown(text: Any) -> str:
+    """One line that is text and nothing else, wherever markdown is rendered: no HTML, no links, no
+    tables, no code."""
+    return as_text(text, SHOWN_CHARS)

@@ -1,0 +1,1 @@
+"""The only code that runs beside candidates, in a disposable process."""

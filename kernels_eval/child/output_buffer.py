@@ -1,0 +1,164 @@
+"""How a candidate's outputs reach the reference process: as bytes in memory that both can see,
+never as objects.
+
+On the CPU that is a file in memory. On a GPU it is device memory that the reference process owns
+and shares through a file descriptor (CUDA's virtual memory API), so outputs of gigabytes never
+cross the bus; where the driver refuses that, it is the file again. The reader copies before it
+compares: the writer may still be writing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from typing import Any
+
+import torch
+
+_PINNED, _POSIX_FD, _DEVICE, _READ_WRITE = 1, 1, 1, 3
+
+
+class HostMemory:
+    """A file in memory, by its descriptor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.size = os.fstat(descriptor).st_size
+        self._bytes = torch.frombuffer(mmap.mmap(descriptor, self.size), dtype=torch.uint8)
+
+    def bytes(self, start: int, count: int) -> torch.Tensor:
+        return self._bytes[start : start + count]
+
+
+class DeviceMemory:
+    """Device memory of another process or of this one. Raises OSError where the driver refuses."""
+
+    def __init__(self, size: int, descriptor: int | None = None) -> None:
+        """Without a descriptor, allocate `size` bytes that can be shared; with one, map what
+        another process allocated."""
+        torch.cuda.init()
+        torch.empty(1, device="cuda")  # makes the primary context current
+        self._driver = ctypes.CDLL("libcuda.so.1")
+        prop = _Properties(
+            type=_PINNED,
+            handle_types=_POSIX_FD,
+            location=_Location(_DEVICE, torch.cuda.current_device()),
+        )
+        granularity = ctypes.c_size_t()
+        self._call(
+            "cuMemGetAllocationGranularity", ctypes.byref(granularity), ctypes.byref(prop), 0
+        )
+        self.size = -(-max(size, 1) // granularity.value) * granularity.value
+        self._handle = ctypes.c_uint64()
+        if descriptor is None:
+            self._call(
+                "cuMemCreate",
+                ctypes.byref(self._handle),
+                ctypes.c_size_t(self.size),
+                ctypes.byref(prop),
+                ctypes.c_uint64(0),
+            )
+        else:
+            self._call(
+                "cuMemImportFromShareableHandle",
+                ctypes.byref(self._handle),
+                ctypes.c_void_p(descriptor),
+                _POSIX_FD,
+            )
+        address = ctypes.c_uint64()
+        self._call(
+            "cuMemAddressReserve",
+            ctypes.byref(address),
+            *map(ctypes.c_size_t, (self.size, 0)),
+            *map(ctypes.c_uint64, (0, 0)),
+        )
+        self._call(
+            "cuMemMap",
+            address,
+            ctypes.c_size_t(self.size),
+            ctypes.c_size_t(0),
+            self._handle,
+            ctypes.c_uint64(0),
+        )
+        access = _Access(prop.location, _READ_WRITE)
+        self._call(
+            "cuMemSetAccess",
+            address,
+            ctypes.c_size_t(self.size),
+            ctypes.byref(access),
+            ctypes.c_size_t(1),
+        )
+        self.__cuda_array_interface__ = {
+            "shape": (self.size,),
+            "typestr": "|u1",
+            "data": (address.value, False),
+            "version": 3,
+        }
+        self._bytes = torch.as_tensor(self, device="cuda")
+
+    def descriptor(self) -> int:
+        """A file descriptor through which another process can map this memory."""
+        found = ctypes.c_int(-1)
+        self._call(
+            "cuMemExportToShareableHandle",
+            ctypes.byref(found),
+            self._handle,
+            _POSIX_FD,
+            ctypes.c_uint64(0),
+        )
+        return found.value
+
+    def bytes(self, start: int, count: int) -> torch.Tensor:
+        return self._bytes[start : start + count]
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        result = getattr(self._driver, name)(*arguments)
+        if result:
+            raise OSError(result, f"{name} failed with CUDA error {result}")
+
+
+def write(memory: HostMemory | DeviceMemory, tensors: list[torch.Tensor]) -> None:
+    """Put the tensors' bytes one after the other, each at a multiple of 16, as `read` expects them.
+    Nothing where they do not fit."""
+    counts = [tensor.numel() * tensor.element_size() for tensor in tensors]
+    if sum(map(padded, counts)) > memory.size:
+        return  # a wrong shape: the parent sees it in the record and reads nothing
+    offset = 0
+    for tensor, count in zip(tensors, counts, strict=True):
+        if count:
+            memory.bytes(offset, count).copy_(tensor.flatten().view(torch.uint8))
+        offset += padded(count)
+
+
+def read(memory: HostMemory | DeviceMemory, like: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies of tensors of the dtypes and shapes of `like`, on its devices."""
+    tensors, offset = [], 0
+    for wanted in like:
+        count = wanted.numel() * wanted.element_size()
+        taken = memory.bytes(offset, count).clone().to(wanted.device)
+        tensors.append(taken.view(wanted.dtype).reshape(wanted.shape))
+        offset += padded(count)
+    return tensors
+
+
+def padded(count: int) -> int:
+    """Bytes that an output takes up: a multiple of 16, so that every dtype is aligned."""
+    return -(-count // 16) * 16
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class _Properties(ctypes.Structure):
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location", _Location),
+        ("win32", ctypes.c_void_p),
+        ("flags", ctypes.c_uint8 * 8),
+    )
+
+
+class _Access(ctypes.Structure):
+    _fields_ = (("location", _Location), ("flags", ctypes.c_int))

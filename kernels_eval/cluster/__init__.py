@@ -1,0 +1,1 @@
+"""Many candidates over Ray: the pool, its workers, its telemetry."""

@@ -1,0 +1,2 @@
+"""The trusted side: builds, starts and asks processes, and decides the verdict. Never imports
+`child` or `reference`."""

@@ -1,0 +1,1 @@
+"""Roles that run the task alone, in processes no candidate code enters."""

@@ -1,0 +1,267 @@
+"""The role that finds out how much a task's reference computes and moves, by running it once,
+without storage where that is possible.
+
+Guarantees: operators are named as verdicts name them; a value counts as read where an operator
+reads it (a view or a shape is no reading), each byte once; nothing on the device "meta" takes
+memory, whatever its shape. Does not guarantee the path of a reference that branches on values: only
+what ran is counted. It runs the task's own code, which may do anything, so its parent believes no
+number of it further than the record's types.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernels_eval.checks.inputs import construct, flatten_outputs, load_module, make_inputs, moved
+from kernels_eval.checks.operators import reference_operators
+from kernels_eval.isolation.channel import Channel
+from kernels_eval.reference.operator_costs import SOURCES, flops_of, operator_name, tensors
+
+MOST_OPERATORS = 256  # as many as a verdict keeps
+PICKS = frozenset(
+    "embedding index_select gather index take _unsafe_index".split()
+)  # what they leave in the table need not be read
+SEED = 0
+RECURRENT = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
+
+
+class Tally(TorchDispatchMode):
+    """Counts floating-point operations, and the bytes of what was there before and is read or
+    written while the mode is on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+        self.uncounted: set[str] = set()
+        self._made: set[int] = set()
+        self._read: dict[int, dict[Any, int]] = {}
+        self._written: dict[int, dict[Any, int]] = {}
+        self._kept: dict[
+            int, Any
+        ] = {}  # storages that were there before: held, so that no later one gets their address
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = function(*args, **kwargs)
+        name, results = operator_name(function), tensors(out)
+        if not function.is_view and name not in (
+            "_unsafe_view",
+            "_reshape_alias",
+            "detach",
+            "alias",
+        ):
+            found = flops_of(function, args, kwargs, out)
+            if found is None:
+                self.uncounted.add(name)
+            self.flops += found or 0
+            self._arguments(function, name, args, kwargs, results)
+        elif name != "lift_fresh":
+            for tensor in tensors(args, kwargs):
+                self._seen(tensor)
+        for tensor in results:
+            key = _key(tensor)
+            if key not in self._kept:
+                self._made.add(key)
+        return out
+
+    def _arguments(
+        self, function: Any, name: str, args: Any, kwargs: Any, results: list[torch.Tensor]
+    ) -> None:
+        produced = sum(_bytes(tensor) for tensor in results)
+        position = 0
+        for index, spec in enumerate(function._schema.arguments):
+            value = args[index] if index < len(args) else kwargs.get(spec.name)
+            writes = spec.alias_info is not None and spec.alias_info.is_write
+            for tensor in tensors(value):
+                position += 1
+                if name == "lift_fresh" or not self._seen(tensor):
+                    continue
+                key, view = _key(tensor), _view(tensor)
+                if writes:
+                    self._written.setdefault(key, {})[view] = _bytes(tensor)
+                overwritten = writes and (spec.is_out or name == "copy")
+                if name not in SOURCES and not overwritten:
+                    picked = name in PICKS and position == 1
+                    self._read.setdefault(key, {})[view] = (
+                        min(_bytes(tensor), produced) if picked else _bytes(tensor)
+                    )
+
+    def _seen(self, tensor: torch.Tensor) -> bool:
+        """Was this tensor's storage there before the mode was on?"""
+        key = _key(tensor)
+        if key in self._made:
+            return False
+        self._kept.setdefault(key, tensor.untyped_storage())
+        return True
+
+    def read_whole(self, tensor: torch.Tensor) -> None:
+        """Count a tensor as read where it was there before."""
+        if self._seen(tensor):
+            self._read.setdefault(_key(tensor), {})[_view(tensor)] = _bytes(tensor)
+
+    @property
+    def bytes_read(self) -> int:
+        return sum(
+            min(sum(views.values()), self._kept[key].nbytes()) for key, views in self._read.items()
+        )
+
+    def bytes_written(self, outputs: list[torch.Tensor]) -> int:
+        """Bytes of the outputs and of what was there before and was changed. An output that is an
+        argument as it was costs nothing."""
+        views: dict[int, dict[Any, int]] = {
+            key: dict(found) for key, found in self._written.items()
+        }
+        storages = dict(self._kept)
+        for leaf in outputs:
+            key = _key(leaf)
+            if key not in self._kept:
+                views.setdefault(key, {})[_view(leaf)] = _bytes(leaf)
+                storages[key] = leaf.untyped_storage()
+        return sum(min(sum(found.values()), storages[key].nbytes()) for key, found in views.items())
+
+
+class TwoSteps(TorchFunctionMode):
+    """Runs two steps of a recurrent layer instead of hundreds, and counts the others as the second:
+    without values all steps are alike."""
+
+    def __init__(self, tally: Tally) -> None:
+        super().__init__()
+        self._tally = tally
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        packed = len(args) != 9 or isinstance(args[3], list | tuple)
+        if function not in RECURRENT or kwargs or packed or not args[0].is_meta:
+            return function(*args, **kwargs)
+        given, tally = args[0], self._tally
+        dim = 1 if args[8] and given.dim() == 3 else 0
+        steps, before = given.shape[dim], tally.flops
+        if steps <= 2:
+            return function(*args)
+        function(given.narrow(dim, 0, 1), *args[1:])
+        one = tally.flops - before
+        out, *state = function(given.narrow(dim, 0, 2), *args[1:])
+        two = tally.flops - before - one
+        tally.flops = before + one + (steps - 1) * (two - one)
+        tally.read_whole(given)
+        shape = list(out.shape)
+        shape[dim] = steps
+        return (out.new_empty(shape), *state)
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _view(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's elements, those of an expanded dimension once."""
+    count = tensor.element_size()
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        count *= size if stride or size == 0 else 1
+    return count
+
+
+class TooLarge(Exception):
+    """The declared inputs take more memory than the caller allows."""
+
+
+class Workloads:
+    """Serves one task: `do_measure`."""
+
+    def __init__(self, channel: Channel, exchange: int) -> None:
+        torch.set_num_threads(1)
+        torch._C._set_mkldnn_enabled(
+            False
+        )  # its fused recurrent layers tell nothing about what they compute
+
+    def do_measure(
+        self, path: str, entry_point: str, init_form: str, declared_max_bytes: int
+    ) -> dict[str, Any]:
+        """Operators, FLOPs and bytes of one forward call; `executed` says on what. Raises what the
+        task raises on its declared inputs."""
+        module = load_module(path, "task")
+        self.input_bytes: int | None = None
+        failed = ""
+        for made_on in (
+            "meta",
+            "cpu",
+            # constructors that look at values make their weights with storage, which are then given
+            # up
+        ):
+            try:
+                found = self._measured(module, entry_point, init_form, made_on, "meta")
+                return found | {"peak_rss_bytes": _peak_rss_bytes()}
+            except (
+                Exception
+            ) as error:  # values are asked for, or an operator has no form without them
+                failed = failed or f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        if self.input_bytes is not None and self.input_bytes > declared_max_bytes:
+            raise TooLarge(
+                f"it does not run without storage ({failed}), and its inputs are"
+                f" {self.input_bytes / 1e9:.3g} GB"
+            )
+        found = self._measured(module, entry_point, init_form, "cpu", "cpu")
+        return found | {"peak_rss_bytes": _peak_rss_bytes()}
+
+    def _measured(
+        self, module: Any, entry_point: str, init_form: str, made_on: str, device: str
+    ) -> dict[str, Any]:
+        inputs = make_inputs(module, SEED, "declared", None, device)
+        self.input_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors(inputs))
+        model = moved(construct(module, entry_point, module, init_form, SEED, made_on), device)
+        tally, outputs = Tally(), []
+
+        with (
+            torch.device(device),
+            TwoSteps(tally),
+            tally,
+        ):  # outside the recorder, which then sees the reference's own calls only
+            operators = reference_operators(lambda: outputs.append(model(*inputs)))
+        leaves, _ = flatten_outputs(outputs[0])
+        if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+            raise TypeError(
+                f"the reference returns {[type(leaf).__name__ for leaf in leaves]}, not tensors"
+            )
+        return {
+            "operators": operators[:MOST_OPERATORS],
+            "flops": tally.flops,
+            "bytes_min": tally.bytes_read + tally.bytes_written(leaves),
+            "uncounted": sorted(tally.uncounted),
+            "executed": "meta" if device == "meta" else "declared inputs",
+        }
+
+
+def _peak_rss_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def warm_up() -> None:
+    """Run once what most tasks run: the first use of torch's code without storage imports and
+    compiles for seconds, which forked children then need not."""
+    functional = torch.nn.functional
+    with torch.no_grad(), torch.device("meta"), Tally() as tally, TwoSteps(tally):
+        x = torch.rand(2, 4, 4, 4) + torch.randn(4)
+        y = functional.conv2d(x, torch.ones(4, 4, 3, 3), torch.zeros(4), padding=1).relu_()
+        functional.max_pool2d(functional.batch_norm(y, None, None, training=True), 2)
+        functional.softmax(functional.gelu(functional.linear(x, torch.ones(4, 4))), -1).sum(
+            (1, 2)
+        ).sqrt()
+        functional.layer_norm(x.sigmoid() * x, (4,)).mean(-1).exp().max(-1)
+    torch.nn.Sequential(
+        torch.nn.Linear(2, 2), torch.nn.Conv2d(1, 1, 1), torch.nn.BatchNorm2d(1)
+    ).to("meta")

@@ -1,1 +1,0 @@
-"""Where the references of tasks spend their time."""

@@ -1,0 +1,1 @@
+"""Reports for people and machines: content blocks, renderers, charts."""

@@ -1,0 +1,68 @@
+"""What a page consists of, before it is HTML or markdown. Strings are raw: escaping is the
+renderers' work, for all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Text:
+    text: str
+
+
+@dataclass(frozen=True)
+class Bullets:
+    items: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Link:
+    """Text that leads to a page. What is no http(s) address stays text."""
+
+    text: str
+    url: str
+
+
+@dataclass(frozen=True)
+class Links:
+    items: tuple[Link, ...]
+
+
+Cell = str | Link | None
+
+
+@dataclass(frozen=True)
+class Table:
+    header: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+@dataclass(frozen=True)
+class Code:
+    text: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure by name. Where "NAME.narrow" is drawn too, small screens show that."""
+
+    name: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Detail that is closed until asked for."""
+
+    title: str
+    blocks: tuple[Text | Table | Code, ...]
+
+
+Block = Text | Bullets | Links | Table | Code | Picture | Folded
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    blocks: tuple[Block, ...]

@@ -1,0 +1,1 @@
+"""The comparison page of an ablation."""

@@ -1,0 +1,101 @@
+"""What a comparison is told of a sweep: its branches, the models beside them, and where it can be
+looked at.
+
+Guarantees: frozen and validated; a branch that is done has its answers, one that is not says why;
+branches of a sweep have different names. Does not guarantee that what a reference points to is
+there: reading it says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from kernels_eval.records import Record
+from tasks.benchmark.stage import Answers
+
+BranchState = Literal["done", "failed", "left_out"]
+
+
+class Branch(Record):
+    """One strategy at one size with one seed: curated, trained, benchmarked. `size` is None where
+    all that the strategy takes was used.
+
+    `rows` are those trained on; `curated`, `trained` and `scores` are fingerprints of snapshots, as
+    far as the branch came. Losses are mean cross entropy per token (nats). Raises ValueError for a
+    branch that is done without answers, and one that is not without `error`.
+    """
+
+    name: str = Field(min_length=1)
+    strategy: str = Field(min_length=1)
+    size: int | None = Field(default=None, ge=1)
+    seed: int
+    state: BranchState
+    error: str | None = None
+    rows: int | None = Field(default=None, ge=0)
+    curated: str | None = None
+    trained: str | None = None
+    scores: str | None = None
+    loss_last: float | None = None
+    held_out_loss_last: float | None = None
+    gpu_hours: float | None = Field(default=None, ge=0)
+    seconds: float | None = Field(default=None, ge=0)
+    answers: Answers | None = None
+    mlflow_url: str | None = None
+    prefect_url: str | None = None
+
+    @model_validator(mode="after")
+    def _ended_one_way(self) -> Branch:
+        if self.state == "done" and self.answers is None:
+            raise ValueError(f"branch {self.name!r} is done and has no answers")
+        if self.state != "done" and not self.error:
+            raise ValueError(f"branch {self.name!r} is {self.state} and does not say why")
+        return self
+
+
+class Sweep(Record):
+    """A sweep as far as it came. `references` are other models on the same tasks (the base model,
+    recorded answers), by their own names.
+
+    `baseline` is the strategy that the others are compared with; None takes "random" where it is
+    there, else the first. `fingerprint` names the sweep's configuration. Raises ValueError where
+    two branches, or two references, have one name.
+    """
+
+    name: str = Field(min_length=1)
+    fingerprint: str
+    branches: tuple[Branch, ...]
+    base_model: str = ""
+    references: tuple[Answers, ...] = ()
+    baseline: str | None = None
+    created_at: str = Field(default="", description="when the sweep ended, ISO 8601")
+    cautions: tuple[str, ...] = ()
+    mlflow_url: str | None = None
+    prefect_url: str | None = None
+
+    @model_validator(mode="after")
+    def _told_apart(self) -> Sweep:
+        for what, names in (
+            ("branches", [b.name for b in self.branches]),
+            ("references", [r.model for r in self.references]),
+        ):
+            if twice := _twice(names):
+                raise ValueError(f"two {what} of the sweep are called {twice!r}")
+        return self
+
+
+class Written(Record):
+    """The files of a comparison, and its first sentence."""
+
+    html: Path
+    markdown: Path
+    json_file: Path
+    headline: str
+
+
+def _twice(names: Iterable[str]) -> str | None:
+    return next((name for name, count in Counter(names).items() if count > 1), None)

@@ -1,0 +1,1 @@
+"""Snapshots, journals and fingerprints."""

@@ -23,7 +23,7 @@ from kernels_eval.records import stable_hash
 from tasks.benchmark.scoring import ScoreRow
 from tasks.benchmark.stage import scores_of
 from tasks.store.snapshot import SnapshotRef
-from tasks.tracking.connection import outliving
+from tasks.tracking.connection import retry_mlflow
 from tasks.tracking.records import RunRecord, flatten
 from tasks.tracking.sweep_sink import ChildRecord, SweepSink
 
@@ -133,7 +133,7 @@ class SweepTracker:
             return None
         try:
             sink = self._sink
-            return outliving(self._pipeline.tracking_uri, lambda: call(sink), self._log)
+            return retry_mlflow(self._pipeline.tracking_uri, lambda: call(sink), self._log)
         except Exception as error:
             # whatever a tracking server does, the snapshots are complete, and the same command
             # writes this again

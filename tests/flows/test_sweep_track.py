@@ -120,5 +120,5 @@ def test_a_server_that_stays_away_costs_a_sweep_one_wait(
     tracker.open([])
     tracker.branch(pipeline, record("concur"), {}, (1, 0.5))
     tracker.close([record("concur")], [], [], 1.0)
-    assert ["waited for" in line for line in said] == [True, False]
+    assert ["retrying" in line for line in said] == [True, False]
     assert len(tracker.told) == 1 and "the same command writes it" in tracker.told[0]

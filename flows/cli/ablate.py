@@ -1,4 +1,4 @@
-"""`concur ablate`: an ablation sweep from a terminal."""
+"""`concur ablate`: an ablation from a terminal."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ def ablate(
     a branch failed or was left out.
     """
     from flows.ablation.plan import (
+        ablation_config,
         expanded,
         parsed_list,
         pipeline_of,
         planned_branches,
-        sweep_config,
     )
     from flows.cli.main import _guarded, _prepare
     from flows.ops.control import join_stack
@@ -97,7 +97,7 @@ def ablate(
             "sizes": parsed_list(sizes, "--sizes", int),
             "seeds": parsed_list(seeds, "--seeds", int),
         }
-        config = sweep_config(overrides=overrides, **lists, **options)
+        config = ablation_config(overrides=overrides, **lists, **options)
         pipeline = pipeline_of(config)
         planned_branches(config)
         _prepare(pipeline)
@@ -105,14 +105,14 @@ def ablate(
 
     config, pipeline = _guarded(asked)
     _guarded(lambda: join_stack(pipeline.root))
-    from flows.ablation.run import estimated, swept
+    from flows.ablation.run import estimated, run_ablation
 
     if only_estimate:
         data = _guarded(lambda: estimated(config, pipeline))
         click.echo(json.dumps(data) if as_json else "\n".join(data["lines"]))
         return
     try:
-        data = _guarded(lambda: swept(config, pipeline))
+        data = _guarded(lambda: run_ablation(config, pipeline))
     except SystemExit as error:
         if (
             error.code == 130
@@ -124,7 +124,7 @@ def ablate(
     if as_json:
         click.echo(json.dumps(data))
     else:
-        from flows.ablation.table import print_sweep
+        from flows.ablation.table import print_ablation
 
-        print_sweep(data)
+        print_ablation(data)
     sys.exit(0 if data["complete"] else 1)

@@ -218,7 +218,7 @@ def verify_batch(
     "sizes",
     default=None,
     metavar="N,N,...",
-    help="At most so many samples; several make a sweep.",
+    help="At most so many samples; several make an ablation.",
 )
 @click.option(
     "--set",

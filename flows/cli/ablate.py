@@ -77,11 +77,11 @@ def ablate(
     failed or was left out.
     """
     from flows.ablation.plan import (
+        ablation_config,
         expanded,
         parsed_list,
         pipeline_of,
         planned_branches,
-        ablation_config,
     )
     from flows.ablation.run import estimated, run_ablation
     from flows.ablation.table import print_ablation

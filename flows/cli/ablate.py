@@ -1,4 +1,4 @@
-"""`concur ablate`: an ablation sweep from a terminal."""
+"""`concur ablate`: an ablation from a terminal."""
 
 from __future__ import annotations
 
@@ -73,18 +73,18 @@ def ablate(
 ) -> None:
     """Compare strategies: curate, train and benchmark each, at every size and with every seed.
 
-    Rerun the same command to resume a sweep and retry what failed. Exit status 1 where a branch
+    Rerun the same command to resume an ablation and retry what failed. Exit status 1 where a branch
     failed or was left out.
     """
     from flows.ablation.plan import (
+        ablation_config,
         expanded,
         parsed_list,
         pipeline_of,
         planned_branches,
-        sweep_config,
     )
-    from flows.ablation.run import estimated, swept
-    from flows.ablation.table import print_sweep
+    from flows.ablation.run import estimated, run_ablation
+    from flows.ablation.table import print_ablation
     from flows.launch import require_ready
     from flows.ops.control import join_stack
 
@@ -93,7 +93,7 @@ def ablate(
         "sizes": parsed_list(sizes, "--sizes", int),
         "seeds": parsed_list(seeds, "--seeds", int),
     }
-    config = sweep_config(overrides=overrides, **lists, **options)
+    config = ablation_config(overrides=overrides, **lists, **options)
     pipeline = pipeline_of(config)
     planned_branches(config)
     require_ready(pipeline)
@@ -103,12 +103,12 @@ def ablate(
         emit(data, as_json, lambda data: click.echo("\n".join(data["lines"])))
         return
     try:
-        data = swept(config, pipeline)
+        data = run_ablation(config, pipeline)
     except KeyboardInterrupt:
         # Branches work in threads that nothing can interrupt; what they finished is on disk. End
         # Ray and the embedded Prefect: the interpreter would wait for the threads.
         click.echo(INTERRUPTED, err=True)
         atexit._run_exitfuncs()
         os._exit(130)
-    emit(data, as_json, print_sweep)
+    emit(data, as_json, print_ablation)
     sys.exit(0 if data["complete"] else 1)

@@ -149,7 +149,7 @@ def kill_at(
             and not self.dead
         ):
             deadline = time.monotonic() + 30
-            while not (inner := process_tree.children(self.pid)) and not families.has_ended(
+            while not (inner := process_tree.children(self.pid)) and not process_tree.has_ended(
                 self.pid
             ):
                 assert time.monotonic() < deadline, "the keeper has forked the process that serves"

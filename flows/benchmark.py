@@ -48,7 +48,7 @@ def benchmark_models(config: PipelineConfig, trained: SnapshotRef | None = None)
     """Exec, fast_p and pass@k of the recorded answers, the base model and the tuned one, on the
     same held-out tasks."""
     with (
-        guarded(config),
+        guarded(config.guarded),
         observed_by(
             ProgressArtifact("benchmark-progress", "share of the current stage that is done")
         ),

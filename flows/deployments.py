@@ -22,10 +22,11 @@ from flows.config import PipelineConfig
 from flows.forms import configuration
 from flows.launch import require_ready
 from flows.naming import deployed_name
+from flows.ops.runs import note_run
 from flows.pipeline import LineResult, concur_line
 from flows.refresh import Refreshed, refresh_dataset
 from flows.runtime.notices import NOTICES
-from flows.runtime.outlet import outlive_the_reader
+from flows.runtime.shutdown import survive_closed_output
 from flows.track_parts import track_benchmark, track_refresh
 from flows.train import train_and_track
 from kernels_eval.errors import UsageError
@@ -144,7 +145,8 @@ def prepared(config: PipelineConfig) -> PipelineConfig:
     """
     from tasks.verification.retry_until_back import wait_for_head
 
-    outlive_the_reader()
+    survive_closed_output()
+    note_run()
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     wait_for_head(config.verification.ray_address, get_run_logger().warning)

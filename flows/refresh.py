@@ -82,7 +82,7 @@ def refresh_dataset(config: PipelineConfig) -> Refreshed:
 def every_stage(config: PipelineConfig) -> Refreshed:
     """The stages of a refresh, one after the other, each shown while it works."""
     with (
-        guarded(config) as noted,
+        guarded(config.guarded) as noted,
         observed_by(
             ProgressArtifact("refresh-progress", "share of the current stage that is done")
         ),
@@ -116,7 +116,7 @@ def every_stage(config: PipelineConfig) -> Refreshed:
 def verified_samples(config: PipelineConfig) -> Samples:
     """Everything before the choice of a training set: what an ablation of strategies does once."""
     tasks = training_tasks(config)
-    require_room(config, tasks)
+    require_room(config.guarded, tasks)
     workloads = call_stage(measure_workloads, tasks, config.workload)
     candidates = call_stage(synthesise, tasks, config.synthesis, config.language)
     verdicts = verify(candidates, tasks, config.verification, config.language)

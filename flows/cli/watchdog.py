@@ -58,7 +58,7 @@ def watchdog(as_json: bool, dry_run: bool, **limits: Any) -> None:
     from pydantic import ValidationError
 
     from flows.config import explained
-    from flows.runtime.stuck import WatchdogConfig
+    from flows.ops.watchdog import WatchdogConfig, watch
     from kernels_eval.errors import UsageError
 
     try:
@@ -69,8 +69,6 @@ def watchdog(as_json: bool, dry_run: bool, **limits: Any) -> None:
         raise UsageError(
             "no Prefect server is named", "set PREFECT_API_URL, such as http://127.0.0.1:4200/api"
         )
-    from flows.runtime.watchdog import watch
-
     emit(watch(config, dry_run=dry_run), as_json, _print)
 
 

@@ -97,6 +97,14 @@ class Places:
     def log(self, name: str) -> Path:
         return self.logs / f"{name}.log"
 
+    def mark(self, part: str) -> str:
+        """The value of `PART_VARIABLE`, different for each part of each stack."""
+        return f"{part} of {self.temporary.name}"
+
+    def starts(self, part: str) -> Path:
+        """A file with a byte for each start of a part."""
+        return self.temporary / f"{part}.starts"
+
     def make(self) -> None:
         """Make the directories under the root. Raises OSError."""
         for place in (self.stack, self.logs, self.prefect_home, self.flow_runs):

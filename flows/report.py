@@ -31,7 +31,8 @@ from tasks.reporting.report import (
     to_json,
     to_markdown,
 )
-from tasks.store.snapshot import Snapshot, SnapshotRef, code_version
+from tasks.store import Snapshot, SnapshotRef
+from tasks.versions import REPORT_VERSION
 from tasks.workload.operator_times_stage import profiles_of
 
 if TYPE_CHECKING:
@@ -65,13 +66,13 @@ def write_report(
     directory = benchmarked.scores.open().local_dir("report")
     upstream = {name: ref["fingerprint"] for name, ref in _snapshots(refreshed).items()}
     upstream["suite workloads"] = benchmarked.workloads.fingerprint if benchmarked.workloads else ""
-    # the code too: scores stay when only their report changes
+    # its own version too: scores stay when only their report changes
     made_of = stable_hash(
         [
             upstream,
             trained.fingerprint,
             list(refreshed.cautions),
-            code_version("tasks.benchmark", "flows.report", "flows.report_inputs"),
+            REPORT_VERSION,
         ]
     )
     marker = directory / MADE_OF  # written last: what it says means that the others are whole

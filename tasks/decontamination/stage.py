@@ -14,7 +14,8 @@ from kernels_eval.errors import UsageError
 from tasks.decontamination.decontamination import DecontaminationConfig, decontaminate
 from tasks.decontamination.deduplication import DeduplicationConfig, deduplicate_tasks
 from tasks.progress import report
-from tasks.store.snapshot import Snapshot, SnapshotRef, code_version, fingerprint
+from tasks.store import Snapshot, SnapshotRef, fingerprint
+from tasks.versions import DECONTAMINATION_VERSION
 from tasks.tables import TASKS
 
 STAGE = "training-tasks"
@@ -32,7 +33,7 @@ def planned(
         tasks.root,
         STAGE,
         fingerprint(
-            STAGE, config, _upstream(tasks, benchmark), code_version("tasks.decontamination")
+            STAGE, config, _upstream(tasks, benchmark), DECONTAMINATION_VERSION
         ),
     )
 

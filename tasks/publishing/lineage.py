@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels_eval.errors import UsageError
 from tasks.sources.hub import is_hub_id
-from tasks.store.snapshot import MANIFEST, Snapshot, SnapshotRef, snapshots, together
+from tasks.store import MANIFEST, Snapshot, SnapshotRef, combine_parts, snapshots
 
 if TYPE_CHECKING:
     import polars as pl
@@ -249,7 +249,7 @@ def select(
         )
     if not frames:
         return pl.DataFrame(schema={on: pl.String})
-    return together(frames, snapshot.path).unique(subset=on, keep="first", maintain_order=True)
+    return combine_parts(frames, snapshot.path).unique(subset=on, keep="first", maintain_order=True)
 
 
 def batches(snapshot: Snapshot, columns: Sequence[str]) -> Iterator[pl.DataFrame]:

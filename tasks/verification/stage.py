@@ -26,7 +26,7 @@ from kernels_eval.parent.prepare import Prepared
 from kernels_eval.parent.runner import verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
 from tasks.progress import caution, report
-from tasks.store.snapshot import (
+from tasks.store import (
     PART_ROWS,
     Snapshot,
     SnapshotRef,

@@ -22,7 +22,7 @@ import pytest
 
 from kernels_eval.errors import UsageError
 from tasks.store import snapshot as store
-from tasks.store.snapshot import Snapshot, code_version, fingerprint, known_rows, snapshots
+from tasks.store import Snapshot, code_version, fingerprint, known_rows, snapshots
 from tasks.synthesis.config import SynthesisConfig
 
 ROOT = Path(store.__file__).parents[2]
@@ -462,7 +462,7 @@ def test_the_same_inputs_give_the_same_fingerprint_and_any_other_another() -> No
 
 def test_a_fingerprint_is_the_same_in_another_process() -> None:
     script = (
-        "from tasks.store.snapshot import fingerprint; print(fingerprint('s', {'b': 1, 'a': [2.5,"
+        "from tasks.store import fingerprint; print(fingerprint('s', {'b': 1, 'a': [2.5,"
         " None]}, ['u'], 'c'))"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "77"}

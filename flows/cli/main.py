@@ -512,7 +512,7 @@ def _prepare(config: Any) -> None:
     """What must hold before anything starts: a device for the language, the cluster if one is
     named, and a root that can be written."""
     from kernels_eval.cluster.ray import address_of, require_cluster
-    from kernels_eval.cluster.worker import require_device
+    from kernels_eval.devices import require_device
 
     require_device(config.language)
     if (address := address_of(config.verification.ray_address)) != "local":

@@ -12,9 +12,34 @@ from types import TracebackType
 from typing import Any
 
 from flows.config import PipelineConfig
+from kernels_eval.errors import UsageError
 from tasks.progress import observed_by
 
 LINE_EVERY_S = 5.0
+
+
+def require_ready(config: PipelineConfig) -> None:
+    """Check what must hold before any work: a device for the language, the cluster if one is named,
+    and a root that can be written. Raises DeviceError, ClusterError or UsageError."""
+    from kernels_eval.cluster.ray import address_of, require_cluster
+    from kernels_eval.devices import require_device
+
+    require_device(config.language)
+    if (address := address_of(config.verification.ray_address)) != "local":
+        require_cluster(address)
+    if "://" in config.root:
+        return
+    root = Path(config.root)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        probe = root / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to root {config.root}: {error.strerror}",
+            "choose another one with --set root=DIR, or fix its permissions",
+        ) from error
 
 
 def embed(config: PipelineConfig) -> None:

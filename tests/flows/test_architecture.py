@@ -23,6 +23,7 @@ SHARED = {
     "schemas",
     "progress",
     "policy",
+    "retry",
     "operators",
     "sources",
 }  # what every stage may use; `sources` is the place of records

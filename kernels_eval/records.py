@@ -18,6 +18,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    field_validator,
     model_serializer,
     model_validator,
 )
@@ -278,6 +279,14 @@ class Candidate(Record):
         description="candidate_id of the attempt that was followed up; None exactly at turn 1",
     )
 
+    @field_validator("parse_reason", mode="before")
+    @classmethod
+    def _of_no_code(cls, value: object) -> object:
+        known = sorted(reason.value for reason in REASONS[Status.NO_CODE])
+        if value is not None and value not in known:
+            raise ValueError(f"parse_reason {str(value)!r} is not one of {known}")
+        return value
+
     @model_validator(mode="after")
     def _later_turns_have_parents(self) -> Candidate:
         if (self.turn == 1) != (self.parent is None):
@@ -290,11 +299,6 @@ class Candidate(Record):
     def _code_or_reason(self) -> Candidate:
         if (self.code is None) == (self.parse_reason is None):
             raise ValueError("a candidate has either code or a parse_reason")
-        if self.parse_reason is not None and self.parse_reason.status is not Status.NO_CODE:
-            raise ValueError(
-                f"parse_reason {self.parse_reason!r} is not one of"
-                f" {sorted(REASONS[Status.NO_CODE])}"
-            )
         return self
 
 
@@ -361,7 +365,7 @@ class CompiledBaseline(Record):
         numbers = (self.reference_ms, self.speedup, self.speedup_lower, self.speedup_upper)
         if any(numbers) if self.unavailable_reason else None in numbers:
             raise ValueError(
-                "a compiled baseline has either all of its numbers or an unavailable_reason"
+                "a compiled baseline has either all of its numbers or a reason why there are none"
             )
         return self
 

@@ -172,7 +172,7 @@ def test_a_timing_without_it_is_written_as_it_always_was() -> None:
     ],
 )
 def test_a_baseline_has_all_of_its_numbers_or_a_reason(bad: dict[str, object]) -> None:
-    with pytest.raises(ValidationError, match="either all of its numbers or a reason"):
+    with pytest.raises(ValidationError, match="either all of its numbers or a reason why"):
         CompiledBaseline.model_validate({"mode": "default", **bad})
 
 

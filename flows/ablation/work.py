@@ -145,6 +145,4 @@ def fingerprint_of(
     suite: SnapshotRef,
 ) -> str:
     made_of = [ref.fingerprint for ref in (*(ref for _, ref in samples if ref), suite)]
-    return stable_hash(
-        ["ablations", identity_of(config, pipeline, plans), made_of, DECIDING]
-    )
+    return stable_hash(["ablations", identity_of(config, pipeline, plans), made_of, DECIDING])

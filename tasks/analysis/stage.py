@@ -46,9 +46,7 @@ class Found(Record):
 def planned(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfig) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
     upstream = [verdicts.fingerprint, candidates.fingerprint]
-    return Snapshot(
-        verdicts.root, STAGE, fingerprint(STAGE, config, upstream, ANALYSIS_VERSION)
-    )
+    return Snapshot(verdicts.root, STAGE, fingerprint(STAGE, config, upstream, ANALYSIS_VERSION))
 
 
 def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfig) -> SnapshotRef:

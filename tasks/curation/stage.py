@@ -13,8 +13,8 @@ from tasks.curation.strategies import CurationConfig, curate
 from tasks.curation.tables import curated_rows, deciding, joined_on_candidate, texts_of
 from tasks.progress import report
 from tasks.store import Snapshot, SnapshotRef, fingerprint
-from tasks.versions import CURATION_VERSION
 from tasks.tables import CURATED
+from tasks.versions import CURATION_VERSION
 
 STAGE = "curation"
 

@@ -15,8 +15,8 @@ from tasks.decontamination.decontamination import DecontaminationConfig, deconta
 from tasks.decontamination.deduplication import DeduplicationConfig, deduplicate_tasks
 from tasks.progress import report
 from tasks.store import Snapshot, SnapshotRef, fingerprint
-from tasks.versions import DECONTAMINATION_VERSION
 from tasks.tables import TASKS
+from tasks.versions import DECONTAMINATION_VERSION
 
 STAGE = "training-tasks"
 
@@ -32,9 +32,7 @@ def planned(
     return Snapshot(
         tasks.root,
         STAGE,
-        fingerprint(
-            STAGE, config, _upstream(tasks, benchmark), DECONTAMINATION_VERSION
-        ),
+        fingerprint(STAGE, config, _upstream(tasks, benchmark), DECONTAMINATION_VERSION),
     )
 
 

@@ -3,7 +3,7 @@
 The names below are what stages and flows use; `journal` and `parts` are details of snapshots.
 """
 
-from tasks.store.fingerprint import code_hash, fingerprint
+from tasks.store.identity import code_hash, fingerprint
 from tasks.store.ordering import rows_in_order, tables_in_order
 from tasks.store.parts import combine_parts, present_columns
 from tasks.store.snapshot import (

@@ -12,9 +12,7 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-ANOTHER_ROOT = (
-    "its parts were not written by one program: run its stage again under another root"
-)
+ANOTHER_ROOT = "its parts were not written by one program: run its stage again under another root"
 
 
 def present_columns(schema: pa.Schema, columns: Sequence[str]) -> list[str]:

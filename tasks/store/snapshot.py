@@ -34,7 +34,7 @@ from pydantic import BaseModel
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from tasks.files import atomic_write_at
-from tasks.store.fingerprint import SNAPSHOT_SCHEMA_VERSION, code_hash
+from tasks.store.identity import SNAPSHOT_SCHEMA_VERSION, code_hash
 from tasks.store.journal import Journal, Row, abandoned, another_runs, part_suffix, read_journal
 from tasks.store.parts import combine_parts, present_columns, storable
 from tasks.versions import modules_of

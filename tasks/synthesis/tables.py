@@ -29,9 +29,9 @@ from tasks.progress import report
 from tasks.sources.files import first_line
 from tasks.sources.tables import columns_of, part_files, rows_of, shown, unusable
 from tasks.store import Snapshot, SnapshotRef, fingerprint
-from tasks.versions import CANDIDATE_TABLE_VERSION, PARSER_VERSION
 from tasks.synthesis.parsing import is_unfinished, parse_response
 from tasks.tables import CANDIDATES
+from tasks.versions import CANDIDATE_TABLE_VERSION, PARSER_VERSION
 
 STAGE = "candidates"
 FORMS = (
@@ -127,7 +127,9 @@ class CandidateTable:
         digests = [_digest(path) for path in self._parts]
         versions = (CANDIDATE_TABLE_VERSION, PARSER_VERSION)
         snapshot = Snapshot(
-            root, STAGE, fingerprint(STAGE, [digests, language.value], [upstream.fingerprint], versions)
+            root,
+            STAGE,
+            fingerprint(STAGE, [digests, language.value], [upstream.fingerprint], versions),
         )
         if snapshot.finished:
             return snapshot.ref

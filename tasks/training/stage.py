@@ -15,11 +15,11 @@ from tasks.progress import report
 from tasks.sources.models import resolve_model
 from tasks.sources.stage import read_tasks
 from tasks.store import Snapshot, SnapshotRef, fingerprint
-from tasks.versions import TRAINING_VERSION
 from tasks.training.evaluation import COLUMN as HELD_OUT
 from tasks.training.evaluation import with_held_out
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.telemetry import COLUMNS as TELEMETRY
+from tasks.versions import TRAINING_VERSION
 
 if TYPE_CHECKING:
     from tasks.training.trainer import TrainingResult

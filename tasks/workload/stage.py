@@ -86,11 +86,7 @@ def annotate(
         found = tasks_of(tasks.to_dicts())
         keys = [workload_key(task, config) for task in found]
         programs = dict(zip(keys, found, strict=True))
-        rows = (
-            list(_measured(programs, config))
-            if root is None
-            else _kept(programs, config, root)
-        )
+        rows = list(_measured(programs, config)) if root is None else _kept(programs, config, root)
         counted = pl.DataFrame(rows, schema=_polars_schema(), orient="row").unique(
             subset="workload_key", keep="first"
         )
@@ -107,7 +103,9 @@ def annotate(
 def _kept(
     programs: dict[str, KernelTask], config: WorkloadConfig, root: str
 ) -> list[dict[str, Any]]:
-    snapshot = Snapshot(root, STAGE, fingerprint(STAGE, config.identity, sorted(programs), WORKLOAD_VERSION))
+    snapshot = Snapshot(
+        root, STAGE, fingerprint(STAGE, config.identity, sorted(programs), WORKLOAD_VERSION)
+    )
     if not snapshot.finished:
         _fill(snapshot, list(programs.items()), config)
         snapshot.publish(config=config.identity, rows=len(programs))

@@ -8,7 +8,7 @@ from pathlib import Path
 from prefect.context import FlowRunContext
 
 from kernels_eval.errors import EvalError
-from tasks.reporting.comparison.records import Branch, Sweep
+from tasks.benchmark.comparison.records import Branch, Sweep
 
 ERROR_LENGTH = 300
 
@@ -36,7 +36,7 @@ def compared(sweep: Sweep, directory: Path, resamples: int) -> tuple[list[Path],
     are not given up for a page."""
     if not any(branch.state == "done" for branch in sweep.branches):
         return [], ()
-    from tasks.reporting.comparison.page import write_comparison
+    from tasks.benchmark.comparison.page import write_comparison
 
     try:
         written = write_comparison(sweep, directory, resamples=resamples)

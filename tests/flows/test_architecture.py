@@ -20,10 +20,12 @@ ROOT = Path(flows.__file__).parent.parent
 LAYERS = {"kernels_eval": 0, "tasks": 1, "flows": 2}
 SHARED = {
     "store",
-    "schemas",
+    "tables",
+    "files",
+    "versions",
+    "reporting",
     "progress",
     "policy",
-    "retry",
     "operators",
     "sources",
 }  # what every stage may use; `sources` is the place of records

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.reporting.comparison.page import Branch, Sweep, Written, write_comparison
+from tasks.benchmark.comparison.page import Branch, Sweep, Written, write_comparison
 from tasks.tracking.records import RunRecord
 from tasks.tracking.sweep_sink import ChildRecord, SweepSink
 from tests.support.payloads import ACT, CANARY, HOSTILE, LINES, PAYLOADS

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from tasks.benchmark.comparison.page import Branch, Sweep
 from tasks.benchmark.stage import Answers
-from tasks.reporting.comparison.page import Branch, Sweep
 from tasks.store.snapshot import Snapshot
 from tasks.tables import VERDICTS
 

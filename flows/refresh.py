@@ -114,7 +114,7 @@ def every_stage(config: PipelineConfig) -> Refreshed:
 
 
 def verified_samples(config: PipelineConfig) -> Samples:
-    """Everything before the choice of a training set: what a sweep of strategies does once."""
+    """Everything before the choice of a training set: what an ablation of strategies does once."""
     tasks = training_tasks(config)
     require_room(config, tasks)
     workloads = call_stage(measure_workloads, tasks, config.workload)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tasks.analysis.composition import Overlap
     from tasks.reporting.charts import Drawn
 
-MOST_SETS = 40  # of a sweep more would be a figure that nobody reads
+MOST_SETS = 40  # of an ablation more would be a figure that nobody reads
 MOST_SETS_OF_OVERLAP = 16
 TABLES_FILE = "composition.md"
 

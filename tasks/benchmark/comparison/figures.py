@@ -103,7 +103,7 @@ def _point(axes: Axes, row: ScoreRow | None, place: int, reference: bool) -> flo
 def _curves(found: Compared) -> dict[str, list[Arm]]:
     """strategy -> its arms by the rows they were trained on, where there are several."""
     curves: dict[str, list[Arm]] = {}
-    for branch in found.sweep.branches:
+    for branch in found.ablation.branches:
         arms = [
             arm for arm in found.arms if arm.strategy == branch.strategy and _rows(arm) is not None
         ]

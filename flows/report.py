@@ -17,20 +17,13 @@ from kernels_eval.records import Record, stable_hash
 from tasks.analysis.stage import found_in
 from tasks.benchmark.diagnosis import Bottleneck, diagnose
 from tasks.benchmark.errors import error_groups
+from tasks.benchmark.report.records import ReportContext, TrainingStep, examples_of, points_of
+from tasks.benchmark.report.render import build_report, to_json, to_markdown
+from tasks.benchmark.report.summary import summary_table
 from tasks.benchmark.scoring import compare_all, distribution, excluded_tasks, variants
 from tasks.benchmark.stage import answers_frame, scores_of
 from tasks.curation.stage import joined
 from tasks.files import atomic_write
-from tasks.reporting.report import (
-    ReportContext,
-    TrainingStep,
-    build_report,
-    examples_of,
-    points_of,
-    summary_table,
-    to_json,
-    to_markdown,
-)
 from tasks.store import Snapshot, SnapshotRef
 from tasks.versions import REPORT_VERSION
 from tasks.workload.operator_times_stage import profiles_of

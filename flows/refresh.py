@@ -18,10 +18,10 @@ from flows.config import PipelineConfig
 from flows.morning.history import Refresh, entered
 from flows.morning.morning import write_morning
 from flows.naming import run_name
-from flows.ops.gc_remove import in_use
 from flows.runtime.disk import require_room
 from flows.runtime.guard import guarded, shown
 from flows.runtime.notices import NOTICES
+from flows.runtime.root_lock import in_use
 from flows.set_figures import TABLES_FILE, draw_curated
 from kernels_eval.records import Record
 from tasks.analysis.stage import found_in

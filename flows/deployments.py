@@ -225,7 +225,7 @@ def _slots() -> int:
     from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
     from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
-    from kernels_eval.cluster.worker import visible_gpus
+    from kernels_eval.devices import visible_gpus
 
     with get_client(sync_client=True) as client:
         try:

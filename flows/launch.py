@@ -23,7 +23,7 @@ def require_ready(config: PipelineConfig) -> None:
     """Check what must hold before any work: a device for the language, the cluster if one is named,
     and a root that can be written. Raises DeviceError, ClusterError or UsageError."""
     from kernels_eval.cluster.ray import address_of, require_cluster
-    from kernels_eval.cluster.worker import require_device
+    from kernels_eval.devices import require_device
 
     require_device(config.language)
     if (address := address_of(config.verification.ray_address)) != "local":

@@ -11,7 +11,7 @@ def visible_gpus(pipeline: PipelineConfig) -> int:
     from kernels_eval.cluster.ray import address_of
 
     if address_of(pipeline.verification.ray_address) == "local":
-        from kernels_eval.cluster.worker import visible_gpus
+        from kernels_eval.devices import visible_gpus
 
         return len(visible_gpus())
     import ray

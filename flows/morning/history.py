@@ -165,7 +165,7 @@ def _place(root: str) -> tuple[Any, str]:
 
 
 def _gpus() -> int:
-    from kernels_eval.cluster.worker import visible_gpus
+    from kernels_eval.devices import visible_gpus
 
     return len(visible_gpus())
 

@@ -66,7 +66,7 @@ def verify_batch(
     fails, KeyboardInterrupt where it is interrupted; after all but the first two the same call goes
     on.
     """
-    from kernels_eval.cluster.worker import require_device
+    from kernels_eval.devices import require_device
     from tasks.sources.stage import keep
     from tasks.synthesis.tables import CandidateTable
     from tasks.verification import stage

@@ -7,7 +7,6 @@ from prefect import flow
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from flows.artifact_text import as_text, cells
 from flows.artifacts import (
     create_markdown_artifact,
     create_table_artifact,
@@ -30,6 +29,7 @@ from tasks.curation.step import curate, flag_traces
 from tasks.decontamination.step import choose_tasks
 from tasks.policy import ProgressArtifact, call_stage
 from tasks.progress import observed_by
+from tasks.reporting.text import as_text, cells
 from tasks.sources.step import load_tasks
 from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis.step import refine, synthesise

@@ -10,7 +10,7 @@ from typing import Any
 
 from flows.morning.report import Change, Morning
 from tasks.progress import duration
-from tasks.publishing.text import cell, table
+from tasks.reporting.text import cell, table
 
 ENDINGS = {
     "finished": "finished",

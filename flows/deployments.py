@@ -142,7 +142,7 @@ def prepared(config: PipelineConfig) -> PipelineConfig:
     being started again is waited for. Raises UsageError, DeviceError or ClusterError where it
     cannot run.
     """
-    from tasks.verification.retry_until_back import wait_for_head
+    from tasks.verification.stage import wait_for_head
 
     outlive_the_reader()
     for name, value in QUIET.items():

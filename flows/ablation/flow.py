@@ -59,7 +59,7 @@ from flows.naming import ablation_name
 from flows.ops.gc_remove import in_use
 from flows.refresh import Samples, verified_samples
 from flows.runtime.shutdown import stops_soon
-from kernels_eval.cluster.pool import start_ray
+from kernels_eval.cluster.ray import start_ray
 from kernels_eval.records import Record
 from tasks.benchmark.stage import Answers
 from tasks.curation.step import curate

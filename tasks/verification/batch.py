@@ -212,7 +212,7 @@ def _workers_end() -> Iterator[None]:
 def _start_ray(address: str | None) -> None:
     """Raises UsageError where no cluster is at `address`, or at $RAY_ADDRESS; EvalError where Ray
     does not start here."""
-    from kernels_eval.cluster.pool import start_ray
+    from kernels_eval.cluster.ray import start_ray
 
     try:
         start_ray(address)

@@ -28,10 +28,16 @@ from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stabl
 from kernels_eval.versions import PROTOCOL_VERSION
 from tasks.progress import caution, report
 from tasks.retry import retry_until_back
-from tasks.store.snapshot import PART_ROWS, Snapshot, SnapshotRef, fingerprint, known_rows
+from tasks.store import (
+    PART_ROWS,
+    Snapshot,
+    SnapshotRef,
+    fingerprint,
+    known_rows,
+    rows_in_order,
+)
 from tasks.tables import TASKS, VERDICTS
 from tasks.verification.config import VerificationConfig
-from tasks.verification.reading import rows_in_order
 
 if TYPE_CHECKING:
     import polars as pl
@@ -242,7 +248,7 @@ class Verification:
             self._pool = self._resources.enter_context(self.pool())
             self._joined = membership()
         # Without a journal, a kill loses the part that is being filled.
-        rows_per_part = PART_ROWS if self.snapshot.has_journal else self.config.chunk_size
+        rows_per_part = PART_ROWS if self.snapshot.is_local else self.config.chunk_size
         with (
             closing(self._pairs(left)) as pairs,
             closing(self._pool.verify(pairs)) as verdicts,

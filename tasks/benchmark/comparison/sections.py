@@ -10,6 +10,11 @@ import statistics
 from collections.abc import Sequence
 
 from tasks.benchmark.comparing import ComparisonRow
+from tasks.benchmark.comparison.findings import READS, judged, trust
+from tasks.benchmark.comparison.numbers import EXEC, FAST, Arm, Compared
+from tasks.benchmark.comparison.records import Branch
+from tasks.benchmark.report.sections import published_section
+from tasks.benchmark.report.summary import difference_points, label, p_value, percent, ratio
 from tasks.benchmark.scoring import GEOMETRIC_MEAN
 from tasks.reporting.blocks import (
     Block,
@@ -23,11 +28,6 @@ from tasks.reporting.blocks import (
     Table,
     Text,
 )
-from tasks.reporting.comparison.findings import READS, judged, trust
-from tasks.reporting.comparison.numbers import EXEC, FAST, Arm, Compared
-from tasks.reporting.comparison.records import Branch
-from tasks.reporting.numbers import difference_points, label, p_value, percent, ratio
-from tasks.reporting.sections import published_section
 from tasks.reporting.text import cut
 
 SCORES, SIZES = "scores", "sizes"

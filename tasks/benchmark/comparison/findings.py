@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from tasks.benchmark.comparing import ComparisonRow
-from tasks.reporting.caveats import FEW_TASKS
-from tasks.reporting.comparison.numbers import EXEC, SIGNIFICANT, Arm, Compared
-from tasks.reporting.numbers import p_value
+from tasks.benchmark.comparison.numbers import EXEC, SIGNIFICANT, Arm, Compared
+from tasks.benchmark.report.caveats import FEW_TASKS
+from tasks.benchmark.report.summary import p_value
 from tasks.reporting.text import clean, plural
 
 Verdict = Literal[

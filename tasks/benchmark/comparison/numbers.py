@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from tasks.benchmark.comparing import ComparisonRow, compare_all, holm, metric_name
+from tasks.benchmark.comparison.records import Ablation, Branch
 from tasks.benchmark.metrics import mean
 from tasks.benchmark.samples import TRACKS, Track, excluded_tasks, rates, samples_by_model
 from tasks.benchmark.scoring import ScoreRow, score
-from tasks.reporting.comparison.records import Ablation, Branch
 
 if TYPE_CHECKING:
     import polars as pl

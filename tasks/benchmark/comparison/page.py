@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from kernels_eval.errors import UsageError
+from tasks.benchmark.comparison.figures import figures
+from tasks.benchmark.comparison.findings import headline, trust, verdict_of
+from tasks.benchmark.comparison.numbers import Arm, Compared, SeedScore, compared
+from tasks.benchmark.comparison.records import Ablation, Branch, Written
+from tasks.benchmark.comparison.sections import sections
 from tasks.benchmark.published import PUBLISHED
 from tasks.files import atomic_write
-from tasks.reporting.comparison.figures import figures
-from tasks.reporting.comparison.findings import headline, trust, verdict_of
-from tasks.reporting.comparison.numbers import Arm, Compared, SeedScore, compared
-from tasks.reporting.comparison.records import Ablation, Branch, Written
-from tasks.reporting.comparison.sections import sections
-from tasks.reporting.markdown import markdown_of
-from tasks.reporting.page import page_of
+from tasks.reporting.page import markdown_of, page_of
 from tasks.reporting.text import address, masked
 
 __all__ = [

@@ -54,6 +54,8 @@ CANDIDATES = pa.schema(
             # `parent`
         ),
         ("parent", pa.string()),  # candidate_id of the attempt that was followed up; null at turn 1
+        # reasoning as the server separated it from `response`; null where it did not
+        ("separated_reasoning", pa.string()),
         (
             "request_key",
             pa.string(),
@@ -73,7 +75,7 @@ COMPILED = pa.struct(
         ("drift", pa.float64()),
         ("graphs", pa.int64()),
         ("compile_s", pa.float64()),
-        ("why_not", pa.string()),
+        ("unavailable_reason", pa.string()),  # `why_not` in snapshots of before
     ]
 )
 

@@ -11,12 +11,12 @@ def visible_gpus(pipeline: PipelineConfig) -> int:
     from kernels_eval.cluster.ray import address_of
 
     if address_of(pipeline.verification.ray_address) == "local":
-        from kernels_eval.cluster.worker import visible_gpus
+        from kernels_eval.devices import visible_gpus
 
         return len(visible_gpus())
     import ray
 
-    from kernels_eval.cluster.pool import start_ray
+    from kernels_eval.cluster.ray import start_ray
 
     start_ray(pipeline.verification.ray_address)
     return int(ray.cluster_resources().get("GPU", 0))

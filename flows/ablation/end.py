@@ -8,7 +8,7 @@ from pathlib import Path
 from prefect.context import FlowRunContext
 
 from kernels_eval.errors import EvalError
-from tasks.reporting.comparison.records import Ablation, Branch
+from tasks.benchmark.comparison.records import Ablation, Branch
 
 ERROR_LENGTH = 300
 
@@ -38,7 +38,7 @@ def compared(
     are not given up for a page."""
     if not any(branch.state == "done" for branch in ablation.branches):
         return [], ()
-    from tasks.reporting.comparison.page import write_comparison
+    from tasks.benchmark.comparison.page import write_comparison
 
     try:
         written = write_comparison(ablation, directory, resamples=resamples)

@@ -15,9 +15,9 @@ from typing import Any
 from flows.ablation.estimate import hours
 from flows.config import PipelineConfig
 from tasks.benchmark.comparing import compare_all
+from tasks.benchmark.comparison.records import Branch
 from tasks.benchmark.scoring import score
 from tasks.benchmark.stage import Answers, answers_frame
-from tasks.reporting.comparison.records import Branch
 
 TRACK = "custom_kernel"
 

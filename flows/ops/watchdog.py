@@ -20,10 +20,10 @@ from uuid import UUID
 from prefect import flow
 from pydantic import BaseModel, ConfigDict, Field
 
-from flows.artifact_text import cells
 from flows.ops.runs import PAGE, Ask, end_run, runs_below
 from kernels_eval.errors import EvalError
 from kernels_eval.records import Record
+from tasks.reporting.text import cells
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

@@ -167,19 +167,18 @@ def _config(flow: Flow[..., Any], run: FlowRun) -> NotifyConfig | None:
     parameters = run.parameters or {}
     found: Any = None
     if "config" not in parameters:
-        from flows.forms import Form, RunForm, configuration
+        from flows.forms import ADVANCED, AdvancedForm, Form, RunForm, configuration
 
         given = flow.validate_parameters(parameters)
         filled = {
             name: given.get(name, parameter.default)
             for name, parameter in inspect.signature(flow.fn).parameters.items()
         }
-        forms = [
-            form for name, form in filled.items() if isinstance(form, Form) and name != "sweep"
-        ]
-        match forms:
-            case [RunForm() as first, *others]:
-                found = configuration(first, *others).guard.notify
+        first, advanced = filled.pop("run", None), filled.pop("advanced", ADVANCED)
+        filled.pop("sweep", None)  # says nothing of one run's configuration
+        forms = [form for form in filled.values() if isinstance(form, Form)]
+        if isinstance(first, RunForm) and isinstance(advanced, AdvancedForm):
+            found = configuration(first, *forms, advanced=advanced).guard.notify
     elif isinstance(config := parameters["config"], dict):
         found = config.get("guard", {}).get("notify")
     else:

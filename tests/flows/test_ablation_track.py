@@ -13,7 +13,7 @@ from flows.ablation.plan import AblationConfig
 from flows.ablation.records import BranchRecord
 from flows.ablation.track import AblationTracker
 from flows.config import PipelineConfig
-from tasks.reporting.comparison.records import Branch
+from tasks.benchmark.comparison.records import Branch
 from tasks.tracking import connection
 from tasks.tracking.config import TrackingConfig
 from tests.support.servers import free_port, mlflow_server

@@ -17,6 +17,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any
 from xmlrpc.client import Error, ServerProxy
 
@@ -155,7 +156,7 @@ class Manager:
         self._ask("shutdown")
 
     def _ask(self, name: str, *arguments: str | bool) -> Any:
-        with suppress(OSError, Error):
+        with suppress(OSError, HTTPException, Error):
             return getattr(self._server, name)(*arguments)
         return None
 

@@ -89,7 +89,7 @@ def test_a_run_that_begins_while_the_ray_head_is_away_waits_for_it(
     monkeypatch.setattr(stage, "require_cluster", require_cluster)
     monkeypatch.setattr(cluster, "require_cluster", require_cluster)
     monkeypatch.setattr(retry, "INTERVAL_S", 0.0)
-    monkeypatch.setattr(deployed, "outlive_the_reader", lambda: None)
+    monkeypatch.setattr(deployed, "survive_closed_output", lambda: None)
     config = PipelineConfig(
         root=str(tmp_path),
         language="cpp",

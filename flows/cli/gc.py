@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from flows.cli.common import command, emit, print_table, root_option
+from flows.cli.common import Option, command, emit, print_table, root_option
 
 
-def _days(name: str, target: str, default: int, help: str) -> Any:
+def _days(name: str, target: str, default: int, help: str) -> Option:
     return click.option(
         f"--{name}",
         target,

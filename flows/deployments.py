@@ -44,7 +44,7 @@ from kernels_eval.devices import visible_gpus
 from kernels_eval.errors import UsageError
 from tasks.benchmark.stage import scores_of
 from tasks.store.snapshot import SnapshotRef, snapshots
-from tasks.verification.retry_until_back import wait_for_head
+from tasks.verification.stage import wait_for_head
 
 DEVICES = "gpu"
 """Prefect's global concurrency limit: a slot is a GPU, or all of the CPU where there is none."""

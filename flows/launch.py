@@ -13,6 +13,7 @@ from typing import Any
 
 from flows.config import PipelineConfig
 from kernels_eval.errors import UsageError
+from tasks.files import atomic_write
 from tasks.progress import observed_by
 
 LINE_EVERY_S = 5.0
@@ -125,10 +126,7 @@ def _copy_report(config: PipelineConfig, directory: str) -> str:
     """The newest report under a name that does not change, beside the snapshots."""
     source = Path(directory) / "report.html"
     target = Path(config.root) / "report.html"
-    temporary = target.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_bytes(source.read_bytes())
-    os.replace(temporary, target)
-    return str(target)
+    return str(atomic_write(target, source.read_bytes()))
 
 
 def _print(config: PipelineConfig, summary: list[tuple[str, str]], data: dict[str, Any]) -> None:

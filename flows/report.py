@@ -20,6 +20,7 @@ from tasks.benchmark.errors import error_groups
 from tasks.benchmark.scoring import compare_all, distribution, excluded_tasks, variants
 from tasks.benchmark.stage import answers_frame, scores_of
 from tasks.curation.stage import joined
+from tasks.files import atomic_write
 from tasks.reporting.report import (
     ReportContext,
     TrainingStep,
@@ -84,9 +85,7 @@ def write_report(
             (SUMMARY, json.dumps(summary_table(context))),
             (MADE_OF, made_of),
         ):
-            temporary = directory / f".{name}.tmp"
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(directory / name)
+            atomic_write(directory / name, text)
     return Report(
         directory=str(directory),
         files=tuple(str(directory / name) for name in FILES),

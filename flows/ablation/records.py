@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ from pydantic import Field, ValidationError
 
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Record, stable_hash
+from tasks.files import atomic_write, explain_write_errors
 from tasks.reporting.comparison.records import Branch
 
 HOME = "ablations"
@@ -48,17 +48,9 @@ def ablation_dir(root: str, fingerprint: str) -> Path:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Whole or not at all. Raises UsageError where it cannot be written."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {path}: {error.strerror or error}",
-            "free some disk, or choose another root",
-        ) from error
+    """Replace a file whole or not at all. Raises UsageError where it cannot be written."""
+    with explain_write_errors(path, "free some disk, or choose another root"):
+        atomic_write(path, text)
 
 
 def save_record(directory: Path, record: BranchRecord) -> None:

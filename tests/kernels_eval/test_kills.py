@@ -23,7 +23,7 @@ from kernels_eval.build.spec import ExtensionSpec
 from kernels_eval.build.toolchain import Toolchain
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import SandboxError, ToolchainError
-from kernels_eval.isolation import process_tree as families
+from kernels_eval.isolation import process_tree
 from kernels_eval.isolation.sandbox import Child
 from kernels_eval.parent import kill_retry as kills
 from kernels_eval.parent.kill_retry import ATTEMPTS, KilledError, until_believed, was_killed
@@ -149,12 +149,14 @@ def kill_at(
             and not self.dead
         ):
             deadline = time.monotonic() + 30
-            while not (inner := families.children(self.pid)) and not families.has_ended(self.pid):
+            while not (inner := process_tree.children(self.pid)) and not process_tree.has_ended(
+                self.pid
+            ):
                 assert time.monotonic() < deadline, "the keeper has forked the process that serves"
                 time.sleep(0.005)
             keeper, server = self.pid, self._server._process.pid
             for pid in {"child": inner[:1], "keeper": [keeper], "fork server": [server]}[victim]:
-                if not families.has_ended(
+                if not process_tree.has_ended(
                     pid
                 ):  # it was hit before, and its child had answered once more
                     os.kill(pid, signal.SIGKILL)

@@ -10,12 +10,12 @@ judge anything anew, and does not make a strategy better than the numbers do.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from kernels_eval.errors import UsageError
 from tasks.benchmark.published import PUBLISHED
+from tasks.files import atomic_write
 from tasks.reporting.comparison.figures import figures
 from tasks.reporting.comparison.findings import headline, trust, verdict_of
 from tasks.reporting.comparison.numbers import Arm, Compared, SeedScore, compared
@@ -64,11 +64,8 @@ def write_comparison(
         ),
     }
     try:
-        out.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            temporary = out / f".{name}.{os.getpid()}.tmp"
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(out / name)
+            atomic_write(out / name, text)
     except OSError as error:
         raise UsageError(
             f"cannot write {out}: {error.strerror or error}",

@@ -26,8 +26,8 @@ from flows.pipeline import LineResult, concur_line
 from flows.refresh import Refreshed, refresh_dataset
 from flows.runtime.notices import NOTICES
 from flows.runtime.outlet import outlive_the_reader
-from flows.track_parts import track_benchmark, track_refresh
-from flows.train import train_and_track
+from flows.track import track_benchmark, track_refresh
+from flows.train import of_line, train_and_track
 from kernels_eval.errors import UsageError
 from tasks.store.snapshot import SnapshotRef
 
@@ -85,10 +85,9 @@ def train_on_set(
 ) -> SnapshotRef:
     """A LoRA adapter on a training set that is there, registered in MLflow."""
     from flows.report import training_steps
-    from flows.train_set import prepared as of_the_set
 
     config = prepared(configuration(run, training, advanced))
-    config, tasks, found = of_the_set(config.root, curated.snapshot or None, config)
+    config, tasks, found = of_line(config.root, curated.snapshot or None, config)
     with devices(config, config.training.workers):
         trained, tracked = train_and_track(config, tasks, found)
     steps = [step for step in training_steps(trained.open()) if step.loss is not None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from prefect import flow
 
-from flows.artifact_text import cells
 from flows.artifacts import (
     create_markdown_artifact,
     create_table_artifact,
@@ -15,15 +14,16 @@ from flows.artifacts import (
 from flows.benchmark import Benchmarked, benchmark_models
 from flows.config import PipelineConfig
 from flows.naming import run_name
-from flows.ops.gc_remove import in_use
 from flows.refresh import Refreshed, refresh_dataset
 from flows.report import write_report
 from flows.runtime.notices import NOTICES
+from flows.runtime.root_lock import in_use
 from flows.runtime.shutdown import stops_soon
 from flows.track import track
 from flows.train import train_adapter
 from kernels_eval.records import Record
 from tasks.benchmark.stage import scores_of
+from tasks.reporting.text import cells
 from tasks.store.snapshot import SnapshotRef
 
 

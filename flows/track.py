@@ -20,7 +20,7 @@ from tasks.benchmark.scoring import ScoreRow
 from tasks.benchmark.stage import scores_of
 from tasks.progress import report as progress
 from tasks.publishing.lineage import lineage
-from tasks.store.snapshot import SnapshotRef
+from tasks.store import SnapshotRef
 from tasks.tracking.connection import Destination, try_mlflow
 from tasks.tracking.mlflow_sink import log_run, registered_version
 from tasks.tracking.records import AdapterRecord, DatasetRef, Metrics, RunRecord, StageRecord

@@ -23,7 +23,7 @@ from tasks.policy import ProgressArtifact, call_stage
 from tasks.progress import observed_by
 from tasks.publishing.lineage import find_curated, lineage
 from tasks.sources.small_model import load_tokenizer
-from tasks.store.snapshot import SnapshotRef
+from tasks.store import SnapshotRef
 from tasks.synthesis.prompts import render
 from tasks.tracking.stages import base_model_of, held_out_losses
 from tasks.training.adapter import check_adapter, merge_adapter

@@ -27,7 +27,7 @@ from tasks.benchmark.stage import Answers
 from tasks.benchmark.stage import planned as planned_scores
 from tasks.benchmark.step import score_benchmark
 from tasks.policy import call_stage
-from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.store import Snapshot, SnapshotRef
 from tasks.synthesis.prompts import render
 from tasks.synthesis.stage import Synthesis
 from tasks.synthesis.step import synthesise

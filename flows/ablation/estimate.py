@@ -19,7 +19,7 @@ from flows.config import PipelineConfig
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from tasks.progress import duration
-from tasks.store.snapshot import snapshots
+from tasks.store import snapshots
 
 # Of one H200 and a model of QwQ-32B's shape, with TRL, vLLM and our own verifier
 # (docs/explanation/training-speed.md). Far too high for a small model, so that a first estimate

@@ -67,22 +67,22 @@ from flows.ablation.samples import (
     work_left,
 )
 from flows.ablation.track import AblationTracker
-from flows.artifact_text import cells
 from flows.artifacts import create_markdown_artifact, create_table_artifact
 from flows.config import PipelineConfig
 from flows.naming import ablation_name
-from flows.ops.gc_remove import in_use
 from flows.refresh import Samples, verified_samples
+from flows.runtime.root_lock import in_use
 from flows.runtime.shutdown import stops_soon
-from kernels_eval.cluster.pool import start_ray
+from kernels_eval.cluster.ray import start_ray
 from kernels_eval.records import Record
+from tasks.benchmark.comparison.records import Ablation, Branch, BranchState
 from tasks.curation.step import curate
 from tasks.policy import call_stage
 from tasks.progress import observed_by, report
-from tasks.reporting.comparison.records import Ablation, Branch, BranchState
+from tasks.reporting.text import cells
 from tasks.sources import stage as sources
 from tasks.sources.step import load_tasks
-from tasks.store.snapshot import SnapshotRef
+from tasks.store import SnapshotRef
 from tasks.tracking.stages import training_headline
 
 TICK_S = 2.0

@@ -265,12 +265,12 @@ def visible_gpus(pipeline: PipelineConfig) -> int:
     from kernels_eval.cluster.ray import address_of
 
     if address_of(pipeline.verification.ray_address) == "local":
-        from kernels_eval.cluster import worker
+        from kernels_eval import devices
 
-        return len(worker.visible_gpus())
+        return len(devices.visible_gpus())
     import ray
 
-    from kernels_eval.cluster.pool import start_ray
+    from kernels_eval.cluster.ray import start_ray
 
     start_ray(pipeline.verification.ray_address)
     return int(ray.cluster_resources().get("GPU", 0))

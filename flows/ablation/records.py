@@ -24,8 +24,8 @@ from pydantic import Field, ValidationError
 
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Record, stable_hash
+from tasks.benchmark.comparison.records import Branch
 from tasks.files import atomic_write, explain_write_errors
-from tasks.reporting.comparison.records import Branch
 
 HOME = "ablations"
 BRANCHES, SPENT, LOCK = "branches", "spent.json", "lock"

@@ -17,9 +17,9 @@ from flows.config import PipelineConfig
 from flows.track import CUSTOM_KERNEL
 from kernels_eval.errors import EvalError
 from tasks.benchmark.comparing import compare_all
+from tasks.benchmark.comparison.records import Ablation, Branch
 from tasks.benchmark.scoring import ScoreRow, score
 from tasks.benchmark.stage import answers_frame
-from tasks.reporting.comparison.records import Ablation, Branch
 
 ERROR_LENGTH = 300
 
@@ -120,7 +120,7 @@ def compared(
     lost to a page that cannot be made."""
     if not any(branch.state == "done" for branch in ablation.branches):
         return [], ()
-    from tasks.reporting.comparison.page import write_comparison
+    from tasks.benchmark.comparison.page import write_comparison
 
     try:
         written = write_comparison(ablation, directory, resamples=resamples)

@@ -21,23 +21,37 @@ from flows.refresh import Samples
 from flows.source import Source
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Language, stable_hash
-from tasks.benchmark.stage import CODE as SCORING
 from tasks.curation import flags as flags_stage
 from tasks.curation.stage import planned as planned_curation
 from tasks.curation.strategies import curate
 from tasks.curation.tables import deciding
 from tasks.decontamination import stage as decontamination
 from tasks.sources import stage as sources
-from tasks.store.snapshot import Snapshot, SnapshotRef, code_version, snapshots
+from tasks.store import Snapshot, SnapshotRef, snapshots
 from tasks.synthesis.stage import Synthesis
 from tasks.verification.stage import Verification
+from tasks.versions import (
+    CURATION_VERSION,
+    PARSER_VERSION,
+    SCORING_VERSION,
+    SYNTHESIS_VERSION,
+    TRACE_FLAG_VERSION,
+    TRAINING_VERSION,
+)
 from tasks.workload import stage as workload_stage
 
 if TYPE_CHECKING:
     import polars as pl
 
-DECIDING = ("tasks.curation", "tasks.training", "tasks.synthesis", *SCORING)
-"""Code that decides what a branch comes to: after a change the same configuration is another
+DECIDING = (
+    SYNTHESIS_VERSION,
+    PARSER_VERSION,
+    TRACE_FLAG_VERSION,
+    CURATION_VERSION,
+    TRAINING_VERSION,
+    SCORING_VERSION,
+)
+"""Versions of what decides a branch's results: after a change the same configuration is another
 ablation."""
 
 
@@ -249,7 +263,7 @@ def fingerprint_of(
     samples: Samples,
     suite: SnapshotRef,
 ) -> str:
-    """What makes two calls the same ablation: configuration, samples, benchmark and code."""
+    """What makes two calls the same ablation: configuration, samples, benchmark and versions."""
     made_of = [ref.fingerprint for ref in (*(ref for _, ref in samples if ref), suite)]
     identity = identity_of(config, pipeline, plans)
-    return stable_hash(["ablations", identity, made_of, code_version(*DECIDING)])
+    return stable_hash(["ablations", identity, made_of, DECIDING])

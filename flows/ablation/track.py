@@ -18,9 +18,9 @@ from flows.ablation.records import BranchRecord
 from flows.config import PipelineConfig
 from flows.track import CUSTOM_KERNEL, adapter_record, dataset_of, destination_of, score_metrics
 from kernels_eval.records import stable_hash
+from tasks.benchmark.comparison.records import BranchState
 from tasks.benchmark.stage import scores_of
-from tasks.reporting.comparison.records import BranchState
-from tasks.store.snapshot import SnapshotRef
+from tasks.store import SnapshotRef
 from tasks.tracking.ablation_sink import AblationSink
 from tasks.tracking.connection import try_mlflow
 from tasks.tracking.records import Metrics, RunRecord, Series, StageRecord

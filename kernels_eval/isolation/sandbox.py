@@ -26,12 +26,11 @@ from typing import Any
 
 from kernels_eval.build.toolchain import default_cache, places_of
 from kernels_eval.config import LimitsConfig
-from kernels_eval.errors import SandboxError
+from kernels_eval.errors import KilledError, SandboxError
 from kernels_eval.isolation import process_tree
 from kernels_eval.isolation.channel import Channel, ChannelClosed, ChannelTimeout
 from kernels_eval.isolation.confinement import SCRATCH_FILES
 from kernels_eval.isolation.layers import WITHOUT
-from kernels_eval.parent.kill_retry import KilledError
 
 POLL_S = 0.1
 SCRATCH_POLL_S = 0.5
@@ -52,11 +51,11 @@ class Child:
     `scratch` is where the parent puts files for the child to read. The child writes in
     `scratch/work`, its working directory and home, which with the layer `tmpfs_scratch` only it can
     see. `processes` lets it start other programs (Triton's compilers, torch.compile). A child that
-    dies of SIGKILL is a KilledError, unless its role is in `believed`: then a ChildFailure as any
+    dies of SIGKILL is a KilledError, unless its role is in `blamed_roles`: then a ChildFailure as any
     other (kernels_eval.parent.kill_retry).
     """
 
-    believed: frozenset[str] = frozenset()
+    blamed_roles: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -249,7 +248,7 @@ class Child:
             self.dead = ChildFailure(
                 "run", f"used {cpu_s:.0f} s of processor time, the limit is {self._limits.cpu_s} s"
             )
-        elif code == -signal.SIGKILL and self._role not in self.believed:
+        elif code == -signal.SIGKILL and self._role not in self.blamed_roles:
             self.dead = KilledError(
                 f"the {self._role} process was killed by SIGKILL",
                 "see whether dmesg names the OOM killer",

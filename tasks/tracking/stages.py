@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from kernels_eval.records import Phases
-from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.store import Snapshot, SnapshotRef
 from tasks.tracking.records import Cell, DatasetRef, Metrics, StageRecord
 
 HELD_OUT = "held_out_loss"

@@ -12,7 +12,7 @@ import pytest
 from flows.ablation.records import BranchRecord
 from flows.ablation.track import AblationTracker
 from flows.config import PipelineConfig
-from tasks.reporting.comparison.records import Branch
+from tasks.benchmark.comparison.records import Branch
 from tasks.tracking import ablation_sink, connection
 from tasks.tracking.ablation_sink import AblationSink
 from tasks.tracking.config import TrackingConfig

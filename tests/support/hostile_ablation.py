@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.reporting.comparison.page import Ablation, Branch, Written, write_comparison
+from tasks.benchmark.comparison.page import Ablation, Branch, Written, write_comparison
 from tasks.tracking.ablation_sink import AblationSink
 from tasks.tracking.connection import Destination
 from tasks.tracking.records import RunRecord, StageRecord

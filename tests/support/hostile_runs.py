@@ -17,10 +17,11 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from flows.artifact_text import as_text, cells
 from kernels_eval.errors import UsageError
+from tasks.benchmark.report.render import build_report, to_markdown
+from tasks.benchmark.report.summary import summary_table
 from tasks.decontamination.decontamination import Decontaminated, removed_frame
-from tasks.reporting.report import build_report, summary_table, to_markdown
+from tasks.reporting.text import as_text, cells
 from tasks.tracking.connection import Destination
 from tasks.tracking.mlflow_sink import log_run
 from tasks.tracking.records import RunRecord, StageRecord

@@ -1,6 +1,6 @@
 """Compare what two checkouts make of the same data: verdicts, training sets, scores, reports.
 
-    python -m tests.support.same_results --before CHECKOUT --after CHECKOUT --root ROOT [--fresh ROOT]
+    python -m tests.support.same_results --before DIR --after DIR --root ROOT [--fresh ROOT]
 
 `ROOT` is a finished root (`concur run --profile local`) written by the checkout before; it is
 copied, never changed. Both checkouts curate with every strategy, analyse, score and run a small

@@ -1,4 +1,4 @@
-"""Print how large the code is: tokens (names, numbers, strings, operators) by folder, and function lengths.
+"""Print the size of the code: tokens (names, numbers, strings, operators) and function lengths.
 
     python -m tests.support.size [--functions]
 

@@ -99,16 +99,16 @@ def destination_of(config: PipelineConfig) -> Destination:
 def _logged(config: PipelineConfig, build: Callable[[], RunRecord]) -> str | None:
     if not config.tracking.enabled:
         return None
-    record, to, logger = build(), destination_of(config), get_run_logger()
+    record, to = build(), destination_of(config)
 
     def failed(line: str) -> None:
-        logger.error("%s", line)
+        get_run_logger().error("%s", line)
         progress("tracking", 0, 1, "failed")
 
-    def log(line: str) -> None:
-        logger.warning("%s", line)
+    def waits(line: str) -> None:
+        get_run_logger().warning("%s", line)
 
-    return try_mlflow(to.tracking_uri, lambda: log_run(record, to), log=log, failed=failed)
+    return try_mlflow(to.tracking_uri, lambda: log_run(record, to), log=waits, failed=failed)
 
 
 # -- parent runs -----------------------------------------------------------------------------------

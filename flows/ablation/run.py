@@ -4,7 +4,6 @@ ends."""
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -13,7 +12,8 @@ from typing import Any
 from flows.ablation.plan import AblationConfig
 from flows.ablation.records import BRANCH, SHARED, hours
 from flows.config import PipelineConfig
-from flows.launch import TerminalProgress, embed, start_server_apart
+from flows.launch import embed, start_server_apart
+from flows.runtime.terminal import ProgressRows
 
 
 def estimated(config: AblationConfig, pipeline: PipelineConfig) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def run_ablation(config: AblationConfig, pipeline: PipelineConfig) -> dict[str, 
     from tasks.progress import observed_by
 
     try:
-        with AblationProgress() as progress, observed_by(progress):
+        with AblationProgress(width=28) as progress, observed_by(progress):
             result = ablate(config)
     except KeyboardInterrupt:
         import ray
@@ -73,29 +73,17 @@ def run_ablation(config: AblationConfig, pipeline: PipelineConfig) -> dict[str, 
     }
 
 
-class AblationProgress(TerminalProgress):
-    """TerminalProgress by branch, with a line for each branch that ended. Branches report from
-    threads of their own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lock = threading.Lock()
+class AblationProgress(ProgressRows):
+    """An observer (tasks.progress) that shows on stderr which branch is where, and a line for each
+    branch that ended."""
 
     def __call__(self, stage: str, done: int, total: int, note: str) -> None:
         from flows.ablation.flow import ENDED
 
-        branch = BRANCH.get() or SHARED
-        with self._lock:
-            if stage == ENDED:
-                line = f"{ENDED} {done}/{total}  {note}"
-                if self._bars:
-                    self._bars.console.print(line, markup=False, highlight=False)
-                else:
-                    print(line, file=sys.stderr, flush=True)
-            elif self._bars:  # one bar a branch
-                super().__call__(branch, done, total, f"{stage} {note}")
-            else:
-                super().__call__(f"{branch:<28} {stage}", done, total, note)
+        if stage == ENDED:
+            self.say(f"{ENDED} {done}/{total}  {note}")
+        else:
+            self.update(BRANCH.get() or SHARED, done, total, note, stage)
 
 
 COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {

@@ -21,7 +21,6 @@ from kernels_eval.errors import UsageError
 )
 @click.option(
     "--merged",
-    default=None,
     metavar="DIR",
     help="Write base and adapter as one model there, if they agree.",
 )
@@ -29,7 +28,6 @@ from kernels_eval.errors import UsageError
     "--merged-dtype",
     type=click.Choice(["bfloat16", "float32"]),
     default="bfloat16",
-    show_default=True,
     help="Type of the merged weights.",
 )
 @json_option("the summary")

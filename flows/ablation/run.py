@@ -53,8 +53,9 @@ def run_ablation(config: AblationConfig, pipeline: PipelineConfig) -> dict[str, 
     from flows.ablation.flow import ablate
     from tasks.progress import observed_by
 
+    progress = AblationProgress(width=28)
     try:
-        with AblationProgress(width=28) as progress, observed_by(progress):
+        with progress, observed_by(progress):
             result = ablate(config)
     except KeyboardInterrupt:
         import ray

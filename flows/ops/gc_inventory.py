@@ -1,10 +1,10 @@
 """What lies under a root, and who refers to it: other files of the root, published folders, MLflow.
 
-Guarantees: reads only; a symbolic link is never followed; a directory is a finished snapshot only if
-its manifest names that very stage and fingerprint, and an unfinished one only if its name is a
-fingerprint and a stage has begun to write there; a tracking server that does not answer is an error,
-never "nothing refers to it". Everything that has the form of a fingerprint counts as one. Does not
-guarantee a picture of one moment while others write: `root_lock.alone` is for that.
+Guarantees: reads only; a symbolic link is never followed; a directory is a finished snapshot only
+if its manifest names that very stage and fingerprint, and an unfinished one only if its name is a
+fingerprint and a stage has begun to write there; a tracking server that does not answer is an
+error, never "nothing refers to it". Everything that has the form of a fingerprint counts as one.
+Does not guarantee a picture of one moment while others write: `root_lock.alone` is for that.
 """
 
 from __future__ import annotations

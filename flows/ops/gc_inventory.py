@@ -86,12 +86,16 @@ def scan(root: Path) -> list[Stored]:
 
 def size_of(path: Path) -> int:
     """Bytes on the disk of a file, or of a directory with its contents; links count as links."""
-    total = 0
+    return sum(found.st_blocks * 512 for found in _stats(path))
+
+
+def _stats(path: Path) -> Iterator[os.stat_result]:
+    """Of a path and everything below it; a link is not followed."""
     with suppress(OSError):
-        total = path.lstat().st_blocks * 512
-        if path.is_dir() and not path.is_symlink():
-            total += sum(map(size_of, path.iterdir()))
-    return total
+        yield path.lstat()
+    for below in path.rglob("*") if not path.is_symlink() else ():
+        with suppress(OSError):
+            yield below.lstat()
 
 
 def _stored(stage: str, directory: Path) -> Stored | None:
@@ -103,7 +107,8 @@ def _stored(stage: str, directory: Path) -> Stored | None:
         return Stored(
             **place,
             finished=False,
-            changed_s=_newest_s(directory),
+            # a training writes to a checkpoint deep inside
+            changed_s=max((found.st_mtime for found in _stats(directory)), default=0.0),
             bytes=size_of(directory),
             written_by=_writer(directory),
         )
@@ -159,16 +164,6 @@ def _writer(directory: Path) -> str:
             if psutil.pid_exists(pid):
                 return f"process {pid} writes there"
     return ""
-
-
-def _newest_s(path: Path) -> float:
-    """When anything in it changed last: a training writes to a checkpoint deep inside."""
-    newest = 0.0
-    with suppress(OSError):
-        newest = path.lstat().st_mtime
-        if path.is_dir() and not path.is_symlink():
-            newest = max([newest, *map(_newest_s, path.iterdir())])
-    return newest
 
 
 # -- references ------------------------------------------------------------------------------------

@@ -75,8 +75,7 @@ def curate_sets(
     """Training sets by several strategies, of the verdicts that a finished training set was made
     from. Nothing is sampled or verified."""
     config = prepared(configuration(run, advanced=advanced))
-    strategies = [str(name) for name in sets.strategies]
-    return curate_again(config, verdicts.snapshot or None, strategies, sets.size or None)
+    return curate_again(config, verdicts.snapshot or None, sets.strategies, sets.size or None)
 
 
 @flow(name="train an adapter", flow_run_name=deployed_name("train"), **NOTICES)
@@ -146,13 +145,13 @@ def weekly_ablations(
     compared."""
     config = prepared(configuration(run, advanced=advanced))
     asked = AblationConfig(
-        profile=str(run.profile),
+        profile=run.profile,
         overrides=(
             *advanced.overrides,
             f"name={json.dumps(config.name)}",
             f"root={json.dumps(config.root)}",
         ),
-        strategies=tuple(map(str, sweep.strategies)),
+        strategies=tuple(sweep.strategies),
         sizes=(sweep.size or None,),
         seeds=tuple(range(sweep.seeds)),
         max_gpu_hours=sweep.max_gpu_hours or None,

@@ -8,22 +8,20 @@ not stop a branch that takes longer than was expected: the budget decides what i
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
 
 from flows.ablation.estimate import hours
 from flows.ablation.records import load_spent, save_spent
+from flows.runtime.terminal import ProgressRows
 
 BRANCH: ContextVar[str] = ContextVar("concur_branch", default="")
 """The branch that the current thread works on; empty for what all share."""
 SAVE_EVERY_S = 5.0
-LINE_EVERY_S = 5.0
 SHARED = "shared"
 
 
@@ -125,80 +123,26 @@ def _total(table: Mapping[str, Mapping[str, float]]) -> float:
     return sum(seconds for phases in table.values() for seconds in phases.values())
 
 
-class AblationProgress:
-    """An observer (tasks.progress) that says on stderr which branch is where, what was spent and
-    what is left.
-
-    Bars on a terminal, elsewhere a line every few seconds. Use as a context manager.
-    """
+class AblationProgress(ProgressRows):
+    """An observer (tasks.progress) that shows on stderr which branch is where, and what was spent
+    and is left. Use as a context manager."""
 
     def __init__(self) -> None:
+        super().__init__(width=28)
         self.worked: set[str] = set()
         self.meter: Meter | None = None
-        self.done = self.total = 0
-        self._lock = threading.Lock()
-        self._said: dict[tuple[str, str], float] = {}
-        self._rows: dict[str, Any] = {}
-        self._bars: Any = None
 
     def __enter__(self) -> AblationProgress:
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import (
-                BarColumn,
-                MofNCompleteColumn,
-                Progress,
-                TextColumn,
-                TimeElapsedColumn,
-            )
-
-            columns = (
-                TextColumn("{task.description:<28}", markup=False),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-            )
-            self._bars = Progress(
-                *columns,
-                TextColumn("{task.fields[note]}", markup=False),
-                console=Console(stderr=True),
-            )
-            self._bars.start()
+        super().__enter__()
         return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bars:
-            self._bars.stop()
 
     def __call__(self, stage: str, done: int, total: int, note: str) -> None:
         if self.meter:
             self.meter.save()
-        branch, text = (
-            BRANCH.get() or SHARED,
-            "".join(c if c.isprintable() else " " for c in note)[:60],
-        )
-        with self._lock:
-            self.worked.add(stage)
-            if self._bars:
-                if branch not in self._rows:
-                    self._rows[branch] = self._bars.add_task(branch, total=total, note="")
-                self._bars.update(
-                    self._rows[branch], completed=done, total=total, note=f"{stage} {text}"
-                )
-                return
-            now = time.monotonic()
-            if done < total and now - self._said.get((branch, stage), 0.0) < LINE_EVERY_S:
-                return
-            self._said[branch, stage] = now
-            print(f"{branch:<28} {stage:<14} {done}/{total}  {text}", file=sys.stderr, flush=True)
+        self.worked.add(stage)
+        self.update(BRANCH.get() or SHARED, done, total, note, stage)
 
     def counted(self, done: int, total: int, line: str) -> None:
         """A branch ended: how many have, and a sentence on it."""
-        with self._lock:
-            self.done, self.total = done, total
-            spent = f"  ({self.meter.said()})" if self.meter else ""
-            text = f"ablation {done}/{total}  {line}{spent}"
-            if self._bars:
-                self._bars.console.print(text, markup=False, highlight=False)
-            else:
-                print(text, file=sys.stderr, flush=True)
+        spent = f"  ({self.meter.said()})" if self.meter else ""
+        self.say(f"ablation {done}/{total}  {line}{spent}")

@@ -18,7 +18,6 @@ from flows.cli.curate import CURATED
 )
 @click.option(
     "--merged",
-    default=None,
     metavar="DIR",
     help="Write base and adapter as one model there, if they agree.",
 )
@@ -26,7 +25,6 @@ from flows.cli.curate import CURATED
     "--merged-dtype",
     type=click.Choice(["bfloat16", "float32"]),
     default="bfloat16",
-    show_default=True,
     help="Type of the merged weights.",
 )
 @json_option("the summary")

@@ -36,9 +36,8 @@ from flows.refresh import Refreshed, refresh_dataset
 from flows.report import training_steps
 from flows.runtime.notices import NOTICES
 from flows.runtime.outlet import outlive_the_reader
-from flows.track_parts import track_benchmark, track_refresh
-from flows.train import train_and_track
-from flows.train_set import prepared as of_the_set
+from flows.track import track_benchmark, track_refresh
+from flows.train import of_line, train_and_track
 from kernels_eval.cluster.ray import address_of
 from kernels_eval.devices import visible_gpus
 from kernels_eval.errors import UsageError
@@ -87,7 +86,7 @@ def train_on_set(
 ) -> SnapshotRef:
     """A LoRA adapter on a training set that is there, registered in MLflow."""
     config = prepared(configuration(run, training, advanced=advanced))
-    config, tasks, found = of_the_set(config.root, curated.snapshot or None, config)
+    config, tasks, found = of_line(config.root, curated.snapshot or None, config)
     with devices(config, config.training.workers):
         trained, tracked = train_and_track(config, tasks, found)
     steps = [step for step in training_steps(trained.open()) if step.loss is not None]

@@ -76,8 +76,7 @@ def ablate(
         pipeline_of,
         planned_branches,
     )
-    from flows.ablation.run import estimated, run_ablation
-    from flows.ablation.table import print_ablation
+    from flows.ablation.run import estimated, print_ablation, run_ablation
     from flows.launch import require_ready
     from flows.ops.control import join_stack
 

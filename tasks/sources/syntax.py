@@ -56,16 +56,22 @@ def calls(node: ast.AST) -> Iterator[ast.Call]:
     return (part for part in ast.walk(node) if isinstance(part, ast.Call))
 
 
-def defined_names(body: Sequence[ast.stmt]) -> set[str]:
-    """Names that a module defines when it is imported, those under `if` and `try` included."""
+def defined_names(body: Sequence[ast.stmt], *kinds: type[ast.stmt]) -> set[str]:
+    """Names that a module defines when it is imported, those under `if` and `try` included.
+
+    `kinds` are ast.FunctionDef, ast.ClassDef and ast.Assign, all where none is given.
+    """
     found = set()
     for node in body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.If | ast.Try):
+            inner = [*node.body, *node.orelse, *getattr(node, "finalbody", [])]
+            found |= defined_names(inner, *kinds)
+        elif kinds and not isinstance(node, kinds):
+            continue
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Assign):
             found |= names(*node.targets)
-        elif isinstance(node, ast.If | ast.Try):
-            found |= defined_names([*node.body, *node.orelse, *getattr(node, "finalbody", [])])
     return found
 
 

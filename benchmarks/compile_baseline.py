@@ -27,7 +27,7 @@ from typing import Any
 
 from kernels_eval.checks.timing import measure
 from kernels_eval.config import EvalConfig, TimingConfig
-from kernels_eval.evaluator import device_for
+from kernels_eval.devices import device_for
 from kernels_eval.isolation.sandbox import Child, ForkServer
 from kernels_eval.parent.compiled_baseline import CompiledReference, Lost
 from kernels_eval.parent.handles import ReferenceProcess
@@ -202,7 +202,7 @@ def measured(task: KernelTask, config: EvalConfig, device: str) -> dict[str, Any
         reference.ask("timing_inputs", seeds=seeds)
         side = compiled.side(seeds)
         if side is None:
-            return row | {"why_not": compiled.why_not}
+            return row | {"why_not": compiled.unavailable_reason}
         # nobody here is to be distrusted: no bound but that of a nanosecond
         timing = measure(
             lambda n: reference.ask("sample", calls=n)["ns"],
@@ -222,7 +222,7 @@ def measured(task: KernelTask, config: EvalConfig, device: str) -> dict[str, Any
             "graphs": compiled.graphs,
         }
     except Lost:
-        return row | {"why_not": compiled.why_not}
+        return row | {"why_not": compiled.unavailable_reason}
     except Stop as stop:
         return row | {"why_not": f"{stop.finding.reason}: {stop.finding.detail[:200]}"}
     finally:
@@ -294,7 +294,9 @@ def answered(task: KernelTask, first: Verdict, again: Verdict, alone: Verdict) -
     compiled = again.timing and again.timing.compiled
     return row | {
         "against_compile": compiled and compiled.speedup,
-        "why_not": compiled.why_not if compiled else first.timing.compiled.why_not,
+        "why_not": compiled.unavailable_reason
+        if compiled
+        else first.timing.compiled.unavailable_reason,
     }
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels_eval.config import EvalConfig, LimitsConfig
-from kernels_eval.evaluator import device_for
+from kernels_eval.devices import device_for
 from kernels_eval.isolation.sandbox import Child, ForkServer
 from kernels_eval.parent.handles import ReferenceProcess
 from kernels_eval.parent.messages import Stop

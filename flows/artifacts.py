@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from prefect import artifacts
 from prefect.logging import get_run_logger
 
-from flows.artifact_text import cells
 from flows.config import PipelineConfig
+from tasks.reporting.text import cells
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +20,7 @@ from flows.config import apply_override, explained
 from flows.source import Source, columns_of, name_of, stream_texts
 from kernels_eval.errors import UsageError
 from tasks.curation.config import STRATEGY_NAMES, CurationConfig
+from tasks.files import AtomicFiles
 from tasks.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -213,7 +212,7 @@ def curate_table(
     frame = deciding(source, flags=any(config.exclude_flags for config in configs))
     sets: list[dict[str, Any]] = []
     problems: list[UsageError] = []
-    with Together() as files:
+    with AtomicFiles("choose another --out, or free some disk") as files:
         figures = Figures(frame) if out else None
         for config, name in zip(configs, names, strict=True):
             began_s = time.monotonic()
@@ -311,44 +310,6 @@ def _set_of(taken: pl.DataFrame, config: CurationConfig) -> dict[str, Any]:
 
 
 # -- what goes out ---------------------------------------------------------------------------------
-
-
-class Together:
-    """Files that take their places at the end of a block, all of them, or none where it raises."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[Path, Path] = {}
-
-    def add(self, path: Path, write: Callable[[Path], Any]) -> None:
-        """Write a file beside its place. Raises UsageError where that cannot be."""
-        temporary = self._waiting[path] = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        with _writable(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write(temporary)
-
-    def __enter__(self) -> Together:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        try:
-            for path, temporary in self._waiting.items() if kind is None else ():
-                with _writable(path):
-                    os.replace(temporary, path)
-        finally:
-            for temporary in self._waiting.values():
-                if temporary.parent.is_dir():
-                    temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def _writable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {path}: {error.strerror or error}",
-            "choose another --out, or free some disk",
-        ) from error
 
 
 def print_sets(data: dict[str, Any]) -> None:

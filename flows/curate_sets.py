@@ -10,7 +10,6 @@ from __future__ import annotations
 from prefect.logging import get_run_logger
 from pydantic import ValidationError
 
-from flows.artifact_text import cells
 from flows.artifacts import (
     create_markdown_artifact,
     create_table_artifact,
@@ -28,7 +27,7 @@ from tasks.curation.step import curate
 from tasks.policy import ProgressArtifact, call_stage
 from tasks.progress import observed_by, report
 from tasks.publishing.lineage import Lineage, find_curated, lineage
-from tasks.publishing.text import cell
+from tasks.reporting.text import cell, cells
 from tasks.store.snapshot import SnapshotRef
 
 FIGURES = {"composition": "What the training set holds, by operator family"}

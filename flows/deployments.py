@@ -20,6 +20,7 @@ from flows.artifacts import link_mlflow, show_loss, show_scores, show_snapshots
 from flows.benchmark import Benchmarked, benchmark_models
 from flows.config import PipelineConfig
 from flows.forms import configuration
+from flows.launch import require_ready
 from flows.naming import deployed_name
 from flows.pipeline import LineResult, concur_line
 from flows.refresh import Refreshed, refresh_dataset
@@ -141,14 +142,13 @@ def prepared(config: PipelineConfig) -> PipelineConfig:
     being started again is waited for. Raises UsageError, DeviceError or ClusterError where it
     cannot run.
     """
-    from flows.cli.main import _prepare
     from tasks.verification.retry_until_back import wait_for_head
 
     outlive_the_reader()
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     wait_for_head(config.verification.ray_address, get_run_logger().warning)
-    _prepare(config)
+    require_ready(config)
     return config
 
 
@@ -225,7 +225,7 @@ def _slots() -> int:
     from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
     from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
-    from kernels_eval.cluster.worker import visible_gpus
+    from kernels_eval.devices import visible_gpus
 
     with get_client(sync_client=True) as client:
         try:

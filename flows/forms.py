@@ -222,10 +222,10 @@ class AdapterForm(Form):
     )
 
 
-class SweepForm(Form):
+class AblationForm(Form):
     """Which strategies are compared, and how often each is tried."""
 
-    model_config = ConfigDict(title="Sweep")
+    model_config = ConfigDict(title="Ablation")
 
     strategies: list[StrategyName] = Field(
         default=[StrategyName(name) for name in ("concur", "min_length", "speedup", "random")],
@@ -279,8 +279,8 @@ RUN = RunForm()
 CANDIDATES = CandidatesForm()
 TRAINING_SET = TrainingSetForm()
 ADVANCED = AdvancedForm()
-SWEEP = SweepForm()
-SWEEP_RUN = RunForm(profile=Profile("ablation"))
+ABLATION = AblationForm()
+ABLATION_RUN = RunForm(profile=Profile("ablation"))
 CURATED = CuratedForm()
 STRATEGIES = StrategiesForm()
 TRAINING = TrainingForm()

@@ -12,9 +12,35 @@ from types import TracebackType
 from typing import Any
 
 from flows.config import PipelineConfig
+from kernels_eval.errors import UsageError
+from tasks.files import atomic_write
 from tasks.progress import observed_by
 
 LINE_EVERY_S = 5.0
+
+
+def require_ready(config: PipelineConfig) -> None:
+    """Check what must hold before any work: a device for the language, the cluster if one is named,
+    and a root that can be written. Raises DeviceError, ClusterError or UsageError."""
+    from kernels_eval.cluster.ray import address_of, require_cluster
+    from kernels_eval.devices import require_device
+
+    require_device(config.language)
+    if (address := address_of(config.verification.ray_address)) != "local":
+        require_cluster(address)
+    if "://" in config.root:
+        return
+    root = Path(config.root)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        probe = root / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to root {config.root}: {error.strerror}",
+            "choose another one with --set root=DIR, or fix its permissions",
+        ) from error
 
 
 def embed(config: PipelineConfig) -> None:
@@ -100,10 +126,7 @@ def _copy_report(config: PipelineConfig, directory: str) -> str:
     """The newest report under a name that does not change, beside the snapshots."""
     source = Path(directory) / "report.html"
     target = Path(config.root) / "report.html"
-    temporary = target.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_bytes(source.read_bytes())
-    os.replace(temporary, target)
-    return str(target)
+    return str(atomic_write(target, source.read_bytes()))
 
 
 def _print(config: PipelineConfig, summary: list[tuple[str, str]], data: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from pathlib import PurePath
 from typing import Any
 
 MOST_NAMED = 4
-"""Strategies in the name of a sweep."""
+"""Strategies in the name of an ablation."""
 
 
 def run_name(verb: str, *, strategy: bool = True) -> Callable[[], str]:
@@ -55,9 +55,9 @@ def deployed_name(verb: str) -> Callable[[], str]:
     return name
 
 
-def sweep_name() -> str:
-    """The `flow_run_name` of a sweep, whose `config` is a SweepConfig: `ablate nightly: concur,
-    random, 2026-11-22 03:00`."""
+def ablation_name() -> str:
+    """The `flow_run_name` of an ablation, whose `config` is an AblationConfig: `ablate nightly:
+    concur, random, 2026-11-22 03:00`."""
     import yaml
     from prefect.runtime import flow_run
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from prefect import flow
 
-from flows.artifact_text import cells
 from flows.artifacts import (
     create_markdown_artifact,
     create_table_artifact,
@@ -24,6 +23,7 @@ from flows.track import track
 from flows.train import train_adapter
 from kernels_eval.records import Record
 from tasks.benchmark.stage import scores_of
+from tasks.reporting.text import cells
 from tasks.store.snapshot import SnapshotRef
 
 

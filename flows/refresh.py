@@ -7,7 +7,6 @@ from prefect import flow
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from flows.artifact_text import as_text, cells
 from flows.artifacts import (
     create_markdown_artifact,
     create_table_artifact,
@@ -30,6 +29,7 @@ from tasks.curation.step import curate, flag_traces
 from tasks.decontamination.step import choose_tasks
 from tasks.policy import ProgressArtifact, call_stage
 from tasks.progress import observed_by
+from tasks.reporting.text import as_text, cells
 from tasks.sources.step import load_tasks
 from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis.step import refine, synthesise
@@ -114,7 +114,7 @@ def every_stage(config: PipelineConfig) -> Refreshed:
 
 
 def verified_samples(config: PipelineConfig) -> Samples:
-    """Everything before the choice of a training set: what a sweep of strategies does once."""
+    """Everything before the choice of a training set: what an ablation of strategies does once."""
     tasks = training_tasks(config)
     require_room(config, tasks)
     workloads = call_stage(measure_workloads, tasks, config.workload)

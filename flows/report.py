@@ -17,19 +17,13 @@ from kernels_eval.records import Record, stable_hash
 from tasks.analysis.stage import found_in
 from tasks.benchmark.diagnosis import Bottleneck, diagnose
 from tasks.benchmark.errors import error_groups
+from tasks.benchmark.report.records import ReportContext, TrainingStep, examples_of, points_of
+from tasks.benchmark.report.render import build_report, to_json, to_markdown
+from tasks.benchmark.report.summary import summary_table
 from tasks.benchmark.scoring import compare_all, distribution, excluded_tasks, variants
 from tasks.benchmark.stage import answers_frame, scores_of
 from tasks.curation.stage import joined
-from tasks.reporting.report import (
-    ReportContext,
-    TrainingStep,
-    build_report,
-    examples_of,
-    points_of,
-    summary_table,
-    to_json,
-    to_markdown,
-)
+from tasks.files import atomic_write
 from tasks.store.snapshot import Snapshot, SnapshotRef, code_version
 from tasks.workload.operator_times_stage import profiles_of
 
@@ -84,9 +78,7 @@ def write_report(
             (SUMMARY, json.dumps(summary_table(context))),
             (MADE_OF, made_of),
         ):
-            temporary = directory / f".{name}.tmp"
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(directory / name)
+            atomic_write(directory / name, text)
     return Report(
         directory=str(directory),
         files=tuple(str(directory / name) for name in FILES),

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from flows.refresh import Refreshed
     from tasks.analysis.composition import Overlap
-    from tasks.analysis.drawing import Drawn
+    from tasks.reporting.charts import Drawn
 
-MOST_SETS = 40  # of a sweep more would be a figure that nobody reads
+MOST_SETS = 40  # of an ablation more would be a figure that nobody reads
 MOST_SETS_OF_OVERLAP = 16
 TABLES_FILE = "composition.md"
 
@@ -103,7 +103,7 @@ class Figures:
         directory that is made where it is not there. Returns the files. Raises UsageError where
         they cannot be written."""
         from tasks.analysis.composition import markdown
-        from tasks.analysis.drawing import save
+        from tasks.reporting.charts import save
 
         written: list[Path] = []
         try:

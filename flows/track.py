@@ -21,7 +21,7 @@ from tasks.benchmark.stage import scores_of
 from tasks.progress import report as progress
 from tasks.publishing.lineage import lineage
 from tasks.store.snapshot import Snapshot, SnapshotRef
-from tasks.tracking.connection import outliving
+from tasks.tracking.connection import retry_mlflow
 from tasks.tracking.mlflow_sink import log_run, registered_version
 from tasks.tracking.records import Cell, DatasetRef, RunRecord, StageRecord
 from tasks.training.evaluation import COLUMN as HELD_OUT
@@ -79,7 +79,7 @@ def _logged(config: PipelineConfig, build: Callable[[], RunRecord]) -> str | Non
     root = None if served else str(Path(config.root).absolute() / "mlartifacts")
     uri, experiment = config.tracking_uri, config.tracking.experiment
     try:
-        run_id = outliving(
+        run_id = retry_mlflow(
             uri,
             lambda: log_run(record, tracking_uri=uri, artifact_root=root, experiment=experiment),
             lambda line: get_run_logger().warning("%s", line),

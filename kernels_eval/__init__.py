@@ -6,34 +6,35 @@ those of many.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kernels_eval.cluster.pool import Pool as Pool
-    from kernels_eval.config import EvalConfig as EvalConfig
-    from kernels_eval.evaluator import Evaluator as Evaluator
-    from kernels_eval.evaluator import evaluate as evaluate
-    from kernels_eval.records import Candidate as Candidate
-    from kernels_eval.records import KernelTask as KernelTask
-    from kernels_eval.records import Language as Language
-    from kernels_eval.records import Verdict as Verdict
+    from kernels_eval.cluster.pool import Pool
+    from kernels_eval.config import EvalConfig
+    from kernels_eval.evaluator import Evaluator, evaluate
+    from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 
+__all__ = [
+    "Candidate",
+    "EvalConfig",
+    "Evaluator",
+    "KernelTask",
+    "Language",
+    "Pool",
+    "Verdict",
+    "evaluate",
+]
 _HOMES = {
-    "evaluate": "evaluator",
-    "Evaluator": "evaluator",
-    "Pool": "pool",
     "EvalConfig": "config",
-    "Candidate": "records",
-    "KernelTask": "records",
-    "Language": "records",
-    "Verdict": "records",
+    "Evaluator": "evaluator",
+    "Pool": "cluster.pool",
+    "evaluate": "evaluator",
 }
-__all__ = sorted(_HOMES)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+# Imported when first used: `import kernels_eval` stays cheap for `concur --help`.
+def __getattr__(name: str) -> object:
+    if name not in __all__:
         raise AttributeError(f"module 'kernels_eval' has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"kernels_eval.{_HOMES[name]}"), name)
+    return getattr(import_module(f"kernels_eval.{_HOMES.get(name, 'records')}"), name)

@@ -118,8 +118,8 @@ def render(verdict: Verdict) -> str:
 
 
 def _against(compiled: CompiledBaseline) -> str:
-    if compiled.why_not:
-        return f"no baseline, {compiled.why_not}"
+    if compiled.unavailable_reason:
+        return f"no baseline, {compiled.unavailable_reason}"
     bounds = f"{compiled.speedup_lower:.2f} to {compiled.speedup_upper:.2f}"
     return (
         f"speedup {compiled.speedup:.2f} (95 % interval {bounds}): reference"

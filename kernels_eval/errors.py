@@ -14,7 +14,8 @@ class EvalError(Exception):
         super().__init__(message)
         self.hint = hint
 
-    def __reduce__(self):  # keeps the hint across process boundaries (Ray pickles exceptions)
+    # Ray pickles exceptions: without this the hint is lost between processes.
+    def __reduce__(self) -> tuple[type[EvalError], tuple[str, str]]:
         return (type(self), (self.args[0], self.hint))
 
     def __str__(self) -> str:
@@ -43,6 +44,20 @@ class ClusterError(EvalError):
 
 class SandboxError(EvalError):
     """The fork server died or cannot start children."""
+
+
+class KilledError(SandboxError):
+    """A child died of SIGKILL, for which it may not be to blame. `role` is what it was started
+    for."""
+
+    def __init__(self, message: str, hint: str = "", role: str = "") -> None:
+        super().__init__(message, hint)
+        self.role = role
+
+
+KILL_ATTEMPTS = 5
+"""How often work is done whose process is killed. On a machine that kills something every few
+seconds, two deaths in a row are soon seen, and three in a long run."""
 
 
 class UsageError(EvalError):

@@ -6,17 +6,10 @@ import atexit
 from pathlib import Path
 
 from kernels_eval.config import EvalConfig
+from kernels_eval.devices import device_for
 from kernels_eval.parent.prepare import Preparer
 from kernels_eval.parent.runner import Runner
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
-
-
-def device_for(language: Language) -> str:
-    """The device a language runs on. Raises DeviceError where it is not there."""
-    from kernels_eval.cluster.worker import require_device
-
-    require_device(language)
-    return "cuda:0" if language.needs_gpu else "cpu"
 
 
 class Evaluator:

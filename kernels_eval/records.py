@@ -18,6 +18,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    field_validator,
     model_serializer,
     model_validator,
 )
@@ -50,50 +51,115 @@ class Status(StrEnum):
     TASK_ERROR = "task_error"
 
 
-REASONS: Mapping[Status, frozenset[str]] = {
-    Status.CORRECT: frozenset({"ok"}),
-    Status.INCORRECT: frozenset(
-        {
-            "wrong_output",
-            "wrong_shape",
-            "wrong_dtype",
-            "wrong_device",
-            "non_finite",
-            "non_deterministic",
-            "stale_weights",
-            "shape_specialised",
-        }
-    ),
-    Status.REJECTED: frozenset(
-        {
-            "no_custom_kernel",
-            "input_mutated",
-            "output_aliased",
-            "input_independent",
-            "stale_cache",
-            "lazy_output",
-            "stream_escape",
-            "background_work",
-            "global_state_changed",
-            "precision_downcast",
-            "harness_tampering",
-            "forbidden_call",
-            "implausible_time",
-        }
-    ),
-    Status.COMPILE_ERROR: frozenset(
-        {"no_module", "syntax_error", "build_failed", "undefined_symbol"}
-    ),
-    Status.RUNTIME_ERROR: frozenset(
-        {"exception", "cuda_error", "out_of_memory", "crashed", "exited_early"}
-    ),
-    Status.TIMEOUT: frozenset({"build", "load", "run"}),
-    Status.NO_CODE: frozenset({"no_code_block", "truncated", "missing_model_new"}),
-    Status.TASK_ERROR: frozenset({"reference_failed", "degenerate_task"}),
-}
-"""The closed vocabulary: every reason belongs to exactly one status."""
+class Reason(StrEnum):
+    """Why a verdict has its status. A closed vocabulary: each reason belongs to one status."""
 
-STATUS_OF: Mapping[str, Status] = {
+    OK = "ok"
+    """Every check passed."""
+
+    WRONG_OUTPUT = "wrong_output"
+    """Values differ from the expected ones beyond the tolerance."""
+    WRONG_SHAPE = "wrong_shape"
+    """Another shape, another structure, or no tensor at all."""
+    WRONG_DTYPE = "wrong_dtype"
+    """Another dtype than the reference's."""
+    WRONG_DEVICE = "wrong_device"
+    """Outputs lie on another device than the reference's."""
+    NON_FINITE = "non_finite"
+    """NaN or infinities where the reference has none, or the reverse."""
+    NON_DETERMINISTIC = "non_deterministic"
+    """The same inputs give other bits, and nothing in the code explains it."""
+    STALE_WEIGHTS = "stale_weights"
+    """Right only for the weights that were there when the module was constructed."""
+    SHAPE_SPECIALISED = "shape_specialised"
+    """Right only for the shape that the task declares."""
+
+    NO_CUSTOM_KERNEL = "no_custom_kernel"
+    """The custom kernel is absent, never called, or does not affect the output."""
+    INPUT_MUTATED = "input_mutated"
+    """Changes its inputs in place where the reference does not."""
+    OUTPUT_ALIASED = "output_aliased"
+    """A later call overwrites the output of an earlier one."""
+    INPUT_INDEPENDENT = "input_independent"
+    """Returns the same answer for different inputs."""
+    STALE_CACHE = "stale_cache"
+    """Returns the answer of an earlier call for new inputs."""
+    LAZY_OUTPUT = "lazy_output"
+    """Returns a tensor subclass, which can compute when it is read."""
+    STREAM_ESCAPE = "stream_escape"
+    """Works on another CUDA stream that the current one does not wait for."""
+    BACKGROUND_WORK = "background_work"
+    """Goes on computing after the call has returned."""
+    GLOBAL_STATE_CHANGED = "global_state_changed"
+    """Leaves process-wide settings of torch or CUDA changed."""
+    PRECISION_DOWNCAST = "precision_downcast"
+    """Computes an fp32 task in fp16, bf16 or TF32."""
+    HARNESS_TAMPERING = "harness_tampering"
+    """Replaces functions of torch or Python, or imports this package."""
+    FORBIDDEN_CALL = "forbidden_call"
+    """Calls what no kernel needs: processes, sockets, tracing, loading libraries."""
+    IMPLAUSIBLE_TIME = "implausible_time"
+    """Reports less time than the parent's clock or the memory bandwidth allows."""
+
+    NO_MODULE = "no_module"
+    """Imports a module that is not installed."""
+    SYNTAX_ERROR = "syntax_error"
+    """Is not valid Python."""
+    BUILD_FAILED = "build_failed"
+    """The compiler or the linker refused the sources."""
+    UNDEFINED_SYMBOL = "undefined_symbol"
+    """The built library refers to a symbol that nothing defines."""
+
+    EXCEPTION = "exception"
+    """The module, its constructor or a call raised an exception."""
+    CUDA_ERROR = "cuda_error"
+    """CUDA reported an error, such as an illegal memory access."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """Host or device memory ran out, or the limit of a child was exceeded."""
+    CRASHED = "crashed"
+    """The process died of a signal or exceeded a limit."""
+    EXITED_EARLY = "exited_early"
+    """The process ended by itself or broke the message protocol."""
+
+    BUILD = "build"
+    """A build exceeded its deadline."""
+    LOAD = "load"
+    """Import and construction exceeded their deadline."""
+    RUN = "run"
+    """A call exceeded its deadline."""
+
+    NO_CODE_BLOCK = "no_code_block"
+    """The response holds no complete module."""
+    TRUNCATED = "truncated"
+    """The response ended before its code was complete."""
+    MISSING_MODEL_NEW = "missing_model_new"
+    """The code defines no ModelNew."""
+
+    REFERENCE_FAILED = "reference_failed"
+    """The task's own program fails; no fault of the candidate."""
+    DEGENERATE_TASK = "degenerate_task"
+    """The task cannot tell right from wrong, for example because its output is constant."""
+
+    @property
+    def status(self) -> Status:
+        """The one status that this reason belongs to."""
+        return STATUS_OF[self]
+
+
+_NAMES_BY_STATUS = {
+    Status.CORRECT: """ok""",
+    Status.INCORRECT: """wrong_output wrong_shape wrong_dtype wrong_device non_finite non_deterministic stale_weights shape_specialised""",
+    Status.REJECTED: """no_custom_kernel input_mutated output_aliased input_independent stale_cache lazy_output stream_escape background_work global_state_changed precision_downcast harness_tampering forbidden_call implausible_time""",
+    Status.COMPILE_ERROR: """no_module syntax_error build_failed undefined_symbol""",
+    Status.RUNTIME_ERROR: """exception cuda_error out_of_memory crashed exited_early""",
+    Status.TIMEOUT: """build load run""",
+    Status.NO_CODE: """no_code_block truncated missing_model_new""",
+    Status.TASK_ERROR: """reference_failed degenerate_task""",
+}
+REASONS: Mapping[Status, frozenset[Reason]] = {
+    status: frozenset(map(Reason, names.split())) for status, names in _NAMES_BY_STATUS.items()
+}
+STATUS_OF: Mapping[Reason, Status] = {
     reason: status for status, reasons in REASONS.items() for reason in reasons
 }
 
@@ -199,7 +265,7 @@ class Candidate(Record):
         description="what follows the reasoning, as the model wrote it; the code is taken from it",
     )
     code: str | None = None
-    parse_reason: str | None = None
+    parse_reason: Reason | None = None
     reasoning_tokens: int | None = Field(default=None, ge=0)
     completion_tokens: int | None = Field(default=None, ge=0)
     finish_reason: str | None = None
@@ -213,6 +279,14 @@ class Candidate(Record):
         description="candidate_id of the attempt that was followed up; None exactly at turn 1",
     )
 
+    @field_validator("parse_reason", mode="before")
+    @classmethod
+    def _of_no_code(cls, value: object) -> object:
+        known = sorted(reason.value for reason in REASONS[Status.NO_CODE])
+        if value is not None and value not in known:
+            raise ValueError(f"parse_reason {str(value)!r} is not one of {known}")
+        return value
+
     @model_validator(mode="after")
     def _later_turns_have_parents(self) -> Candidate:
         if (self.turn == 1) != (self.parent is None):
@@ -225,11 +299,6 @@ class Candidate(Record):
     def _code_or_reason(self) -> Candidate:
         if (self.code is None) == (self.parse_reason is None):
             raise ValueError("a candidate has either code or a parse_reason")
-        if self.parse_reason is not None and self.parse_reason not in REASONS[Status.NO_CODE]:
-            raise ValueError(
-                f"parse_reason {self.parse_reason!r} is not one of"
-                f" {sorted(REASONS[Status.NO_CODE])}"
-            )
         return self
 
 
@@ -256,7 +325,7 @@ def candidate_id(
 
 class CompiledBaseline(Record):
     """The reference under torch.compile, timed in the same window as the candidate; where there is
-    no such time, `why_not` says why.
+    no such time, `unavailable_reason` says why.
 
     `speedup` = reference_ms / candidate_ms with this reference_ms, a median in milliseconds per
     forward call; its bounds are those of 95 % confidence, made as those of `Timing`.
@@ -280,16 +349,23 @@ class CompiledBaseline(Record):
         ge=0,
         description="seconds that compiling took; 0 where an earlier candidate's was used",
     )
-    why_not: str = ""
+    unavailable_reason: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_former_name(cls, row: Any) -> Any:
+        """Rows written before version 1 of the protocol name the last field `why_not`."""
+        if isinstance(row, dict) and "why_not" in row:
+            row = {**row, "unavailable_reason": row["why_not"] or ""}
+            del row["why_not"]
+        return row
 
     @model_validator(mode="after")
     def _numbers_or_reason(self) -> CompiledBaseline:
         numbers = (self.reference_ms, self.speedup, self.speedup_lower, self.speedup_upper)
-        if any(number is None for number in numbers) != bool(self.why_not) or (
-            self.why_not and any(numbers)
-        ):
+        if any(numbers) if self.unavailable_reason else None in numbers:
             raise ValueError(
-                "a compiled baseline has either all of its numbers or a reason why not"
+                "a compiled baseline has either all of its numbers or a reason why there are none"
             )
         return self
 
@@ -392,7 +468,7 @@ class Verdict(Record):
     task_id: str
     language: Language
     status: Status
-    reason: str
+    reason: Reason
     detail: str = Field(default="", description="one line for a person: what was seen")
     timing: Timing | None = None
     correctness: Correctness | None = None
@@ -420,9 +496,9 @@ class Verdict(Record):
 
     @model_validator(mode="after")
     def _legal(self) -> Verdict:
-        if self.reason not in REASONS[self.status]:
+        if self.reason.status is not self.status:
             raise ValueError(
-                f"reason {self.reason!r} does not belong to status {self.status.value!r}"
+                f"reason {self.reason.value!r} does not belong to status {self.status.value!r}"
             )
         if (self.timing is not None) and self.status is not Status.CORRECT:
             raise ValueError("only a correct candidate has a timing")
@@ -437,7 +513,7 @@ class Verdict(Record):
     def correct_any(self) -> bool:
         """First track: the outputs are right, whether or not a custom kernel made them."""
         return self.status is Status.CORRECT or (
-            self.reason == "no_custom_kernel" and bool(self.outputs_match)
+            self.reason is Reason.NO_CUSTOM_KERNEL and bool(self.outputs_match)
         )
 
     @property

@@ -73,7 +73,7 @@ COMPILED = pa.struct(
         ("drift", pa.float64()),
         ("graphs", pa.int64()),
         ("compile_s", pa.float64()),
-        ("why_not", pa.string()),
+        ("unavailable_reason", pa.string()),  # `why_not` in snapshots of before
     ]
 )
 

@@ -30,7 +30,7 @@ for name, value in {
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    from kernels_eval.cluster.worker import visible_gpus
+    from kernels_eval.devices import visible_gpus
 
     if not visible_gpus():
         for item in items:

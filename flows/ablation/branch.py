@@ -1,10 +1,10 @@
-"""One branch of a sweep: train on its rows, let the tuned model answer the benchmark, verify,
+"""One branch of an ablation: train on its rows, let the tuned model answer the benchmark, verify,
 score.
 
 Guarantees: what is finished is not done again; branches that give the same rows share one training
-and one benchmark per seed, whichever comes first, also where two processes sweep at once; no two
-branches hold one GPU, and without GPUs models answer, and kernels are timed, one branch at a time.
-Does not catch errors: a branch that fails raises, and the sweep records it.
+and one benchmark per seed, whichever comes first, also where two processes run ablations at once;
+no two branches hold one GPU, and without GPUs models answer, and kernels are timed, one branch at a
+time. Does not catch errors: a branch that fails raises, and the ablation records it.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Trained(Record):
 
 @dataclass
 class Hands:
-    """What the branches of one sweep share while they work. `gpus` is of the cluster, `share` what
-    one branch may use of them."""
+    """What the branches of one ablation share while they work. `gpus` is of the cluster, `share`
+    what one branch may use of them."""
 
     meter: Meter
     gpus: int
@@ -86,8 +86,8 @@ class Hands:
             yield
 
 
-HANDS: ContextVar[Hands] = ContextVar("concur_sweep_hands")
-"""Of the sweep that the current thread works for. No parameter of a flow: Prefect would want to
+HANDS: ContextVar[Hands] = ContextVar("concur_ablation_hands")
+"""Of the ablation that the current thread works for. No parameter of a flow: Prefect would want to
 store it."""
 
 

@@ -1,8 +1,8 @@
-"""How many devices a sweep has, and how many branches that makes at once."""
+"""How many devices an ablation has, and how many branches that makes at once."""
 
 from __future__ import annotations
 
-from flows.ablation.plan import SweepConfig
+from flows.ablation.plan import AblationConfig
 from flows.config import PipelineConfig
 
 
@@ -11,7 +11,7 @@ def visible_gpus(pipeline: PipelineConfig) -> int:
     from kernels_eval.cluster.ray import address_of
 
     if address_of(pipeline.verification.ray_address) == "local":
-        from kernels_eval.cluster.worker import visible_gpus
+        from kernels_eval.devices import visible_gpus
 
         return len(visible_gpus())
     import ray
@@ -22,7 +22,7 @@ def visible_gpus(pipeline: PipelineConfig) -> int:
     return int(ray.cluster_resources().get("GPU", 0))
 
 
-def branches_at_once(config: SweepConfig, pipeline: PipelineConfig, gpus: int) -> int:
+def branches_at_once(config: AblationConfig, pipeline: PipelineConfig, gpus: int) -> int:
     """At most one branch a GPU, or a group of GPUs where training or serving takes several. Models
     that answer in this process answer on its first GPU, which Ray does not know of: then one at a
     time. Without GPUs as many as were asked for, else one.

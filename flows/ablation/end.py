@@ -1,4 +1,4 @@
-"""What a sweep leaves when it ends: the comparison page, links, and errors as one line."""
+"""What an ablation leaves when it ends: the comparison page, links, and errors as one line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from prefect.context import FlowRunContext
 
 from kernels_eval.errors import EvalError
-from tasks.reporting.comparison.records import Branch, Sweep
+from tasks.benchmark.comparison.records import Ablation, Branch
 
 ERROR_LENGTH = 300
 
@@ -31,15 +31,17 @@ def cautions_of(branches: Sequence[Branch]) -> tuple[str, ...]:
     return tuple(said)
 
 
-def compared(sweep: Sweep, directory: Path, resamples: int) -> tuple[list[Path], tuple[str, ...]]:
+def compared(
+    ablation: Ablation, directory: Path, resamples: int
+) -> tuple[list[Path], tuple[str, ...]]:
     """The comparison's files, or the caution that stands in their place: the branches are done, and
     are not given up for a page."""
-    if not any(branch.state == "done" for branch in sweep.branches):
+    if not any(branch.state == "done" for branch in ablation.branches):
         return [], ()
-    from tasks.reporting.comparison.page import write_comparison
+    from tasks.benchmark.comparison.page import write_comparison
 
     try:
-        written = write_comparison(sweep, directory, resamples=resamples)
+        written = write_comparison(ablation, directory, resamples=resamples)
     except Exception as error:
         return [], (f"the comparison page is missing: {one_line(error)}",)
     return [written.html, written.markdown, written.json_file], ()

@@ -1,5 +1,5 @@
-"""What a sweep will cost, before it starts. Pure but for reading manifests and the records of
-earlier sweeps.
+"""What an ablation will cost, before it starts. Pure but for reading manifests and the records of
+earlier ablations.
 
 Guarantees: every figure says what it rests on, a measurement under this root or a stated
 assumption; what is finished costs nothing; trainings that branches share count once. Does not know:
@@ -40,7 +40,7 @@ class Figure(NamedTuple):
 
 
 class Part(Record):
-    """One kind of work of a sweep."""
+    """One kind of work of an ablation."""
 
     what: str
     count: int
@@ -168,7 +168,7 @@ def estimate(pipeline: PipelineConfig, work: Work, *, gpus: int, parallel: int) 
 
 def require_within(found: Estimate, budget: float | None, spent: float = 0.0) -> None:
     """Raises UsageError where `spent` and what is estimated come to more GPU-hours than the budget;
-    it says how to shrink the sweep."""
+    it says how to shrink the ablation."""
     if budget is None or spent + found.gpu_hours <= budget:
         return
     per_branch = found.each_branch_s / 3600
@@ -177,7 +177,7 @@ def require_within(found: Estimate, budget: float | None, spent: float = 0.0) ->
     fits = f"about {fit} of {found.branches} branches fit" if fit > 0 else "not one branch fits"
     before = f", {hours(spent)} being spent already" if spent else ""
     raise UsageError(
-        f"the sweep is estimated at {hours(found.gpu_hours)} and the budget is"
+        f"the ablation is estimated at {hours(found.gpu_hours)} and the budget is"
         f" {hours(budget)}{before}: {fits}",
         "take fewer strategies, sizes or seeds, lower sizes or training.num_epochs or"
         " benchmark.samples_per_task, or raise the budget (--max-gpu-hours); --estimate shows where"

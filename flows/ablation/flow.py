@@ -6,7 +6,7 @@ done again, whatever was killed; branches of the same rows and seed share one tr
 that fails stops no other, is recorded with its error, and is what the same command does next time;
 no branch begins that the budget does not hold. Does not guarantee that the budget is never passed:
 what is begun is finished, and an estimate can be wrong. Failures of the refresh or of the shared
-answers end the sweep: no branch could do without.
+answers end the ablation: no branch could do without.
 """
 
 from __future__ import annotations
@@ -38,46 +38,46 @@ from flows.ablation.branch import (
 from flows.ablation.devices import branches_at_once, visible_gpus
 from flows.ablation.end import cautions_of, compared, one_line, prefect_url
 from flows.ablation.estimate import Estimate, estimate, hours, require_within
-from flows.ablation.meter import BRANCH, Meter, SweepProgress
-from flows.ablation.plan import Plan, SweepConfig, branch_pipeline, pipeline_of, planned_branches
+from flows.ablation.meter import BRANCH, AblationProgress, Meter
+from flows.ablation.plan import AblationConfig, Plan, branch_pipeline, pipeline_of, planned_branches
 from flows.ablation.records import (
     BranchRecord,
+    ablation_dir,
     load_record,
     save_record,
     sole_writer,
-    sweep_dir,
     write_text,
 )
 from flows.ablation.samples import content_of, finished_samples, finished_tasks, samples_of
 from flows.ablation.table import strategy_rows
-from flows.ablation.track import SweepTracker
+from flows.ablation.track import AblationTracker
 from flows.ablation.work import fingerprint_of, work_left
-from flows.artifact_text import cells
 from flows.artifacts import create_markdown_artifact, create_table_artifact
 from flows.config import PipelineConfig
-from flows.naming import sweep_name
+from flows.naming import ablation_name
 from flows.ops.gc_remove import in_use
 from flows.refresh import Samples, verified_samples
 from flows.runtime.shutdown import stops_soon
 from kernels_eval.cluster.pool import start_ray
 from kernels_eval.records import Record
+from tasks.benchmark.comparison.records import Ablation, Branch
 from tasks.benchmark.stage import Answers
 from tasks.curation.step import curate
 from tasks.policy import call_stage
-from tasks.reporting.comparison.records import Branch, Sweep
+from tasks.reporting.text import cells
 from tasks.sources import stage as sources
 from tasks.sources.step import load_tasks
 from tasks.store.snapshot import SnapshotRef
 
 TICK_S = 2.0
-WATCH: ContextVar[SweepProgress | None] = ContextVar("concur_sweep_watch", default=None)
-"""Who shows the sweep on a terminal, where there is one."""
+WATCH: ContextVar[AblationProgress | None] = ContextVar("concur_ablation_watch", default=None)
+"""Who shows the ablation on a terminal, where there is one."""
 
 
-class SweepResult(Record):
-    """A sweep as far as it came, and where it lies."""
+class AblationResult(Record):
+    """An ablation as far as it came, and where it lies."""
 
-    sweep: Sweep
+    ablation: Ablation
     strategies: tuple[dict[str, Any], ...]
     estimate: Estimate
     gpu_hours: float
@@ -89,18 +89,18 @@ class SweepResult(Record):
 
     @property
     def complete(self) -> bool:
-        return all(branch.state == "done" for branch in self.sweep.branches)
+        return all(branch.state == "done" for branch in self.ablation.branches)
 
 
-@flow(name="ablation sweep", flow_run_name=sweep_name)
-def ablate(config: SweepConfig | None = None) -> SweepResult:
+@flow(name="ablation", flow_run_name=ablation_name)
+def ablate(config: AblationConfig | None = None) -> AblationResult:
     """Which strategy makes the best training set, at which size, and how sure that is: every branch
     is curated, trained and benchmarked.
 
     A branch that fails is a caution and not the end. The same parameters again go on from what is
     finished. Raises UsageError before anything costly where the estimate is above the budget.
     """
-    config = config or SweepConfig()
+    config = config or AblationConfig()
     pipeline, plans = pipeline_of(config), planned_branches(config)
     meter = Meter(config.max_gpu_hours)
     if watch := WATCH.get():
@@ -119,16 +119,20 @@ def ablate(config: SweepConfig | None = None) -> SweepResult:
         with meter.held("refresh", gpus or 1):
             found = verified_samples(pipeline)
     fingerprint = fingerprint_of(config, pipeline, plans, found, suite)
-    directory = sweep_dir(pipeline.root, fingerprint)
+    directory = ablation_dir(pipeline.root, fingerprint)
     with stops_soon(), in_use(pipeline.root), sole_writer(directory):
         begun = meter.keep_in(directory)
-        return Sweeping(
+        return AblationRun(
             config, pipeline, plans, found, suite, hands, fingerprint, directory, parallel
         ).run(begun)
 
 
 def first_look(
-    config: SweepConfig, pipeline: PipelineConfig, plans: tuple[Plan, ...], gpus: int, parallel: int
+    config: AblationConfig,
+    pipeline: PipelineConfig,
+    plans: tuple[Plan, ...],
+    gpus: int,
+    parallel: int,
 ) -> tuple[PipelineConfig, Samples | None, Estimate]:
     """The samples where they are there, and what is left, estimated. Does nothing but read task
     sources."""
@@ -149,12 +153,12 @@ def first_look(
     return pipeline, found, estimate(pipeline, work, gpus=gpus, parallel=parallel)
 
 
-class Sweeping:
-    """One call of a sweep whose samples are there."""
+class AblationRun:
+    """One call of an ablation whose samples are there."""
 
     def __init__(
         self,
-        config: SweepConfig,
+        config: AblationConfig,
         pipeline: PipelineConfig,
         plans: tuple[Plan, ...],
         samples: Samples,
@@ -193,7 +197,7 @@ class Sweeping:
         self.new: list[str] = []
         self.begun: dict[str, float] = {}
 
-    def run(self, begun: bool) -> SweepResult:
+    def run(self, begun: bool) -> AblationResult:
         """`begun`: by an earlier call. Its budget was held against an estimate then, and what is
         left of it is used up now."""
         self.curate_all()
@@ -205,7 +209,7 @@ class Sweeping:
             markdown="\n".join(left.lines()),
             description="What is left to do",
         )
-        self.tracker = SweepTracker(self.config, self.pipeline, self.fingerprint, self.log.error)
+        self.tracker = AblationTracker(self.config, self.pipeline, self.fingerprint, self.log.error)
         self.tracker.open(self.plans)
         references = [
             answered(self.pipeline, self.suite, model)
@@ -330,7 +334,7 @@ class Sweeping:
 
     def begin(self, plan: Plan, results: SimpleQueue[tuple[Plan, Trained | BaseException]]) -> None:
         """In a thread of its own, as a subflow: Prefect knows its parent by the context that is
-        copied. A daemon, so that an interrupted sweep does not wait for it."""
+        copied. A daemon, so that an interrupted ablation does not wait for it."""
         start_ray(
             self.pipeline.verification.ray_address
         )  # here, because Ray takes signals in the main thread only
@@ -376,8 +380,8 @@ class Sweeping:
                 )
 
     def expected(self, estimated_s: float) -> float:
-        """Device seconds of a branch: what those of this sweep took that did all of their work in
-        it, else the estimate."""
+        """Device seconds of a branch: what those of this ablation took that did all of their work
+        in it, else the estimate."""
         alone = [
             each
             for each in self.records.values()
@@ -488,7 +492,7 @@ class Sweeping:
 
     def tick(self, running: dict[str, Plan]) -> None:
         """Every few seconds: what was spent is put on disk, and Prefect's artifact says where the
-        sweep is."""
+        ablation is."""
         self.meter.save()
         said = (
             f"{len(self.records)} of {len(self.plans)} branches ended; {self.meter.said()}; at"
@@ -505,7 +509,7 @@ class Sweeping:
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def finish(self, left: Estimate, references: list[Answers]) -> SweepResult:
+    def finish(self, left: Estimate, references: list[Answers]) -> AblationResult:
         for plan in self.plans:  # curation failed before MLflow was open
             if (
                 plan.name not in self.tracker.runs
@@ -519,7 +523,7 @@ class Sweeping:
             for plan in self.plans
         )
         cautions = cautions_of(branches)
-        sweep = Sweep(
+        ablation = Ablation(
             name=self.pipeline.name,
             fingerprint=self.fingerprint,
             branches=branches,
@@ -531,8 +535,8 @@ class Sweeping:
             mlflow_url=self.tracker.url(),
             prefect_url=prefect_url(),
         )
-        write_text(self.directory / "sweep.json", sweep.model_dump_json(indent=2))
-        files, caution = compared(sweep, self.directory, self.pipeline.benchmark.resamples)
+        write_text(self.directory / "sweep.json", ablation.model_dump_json(indent=2))
+        files, caution = compared(ablation, self.directory, self.pipeline.benchmark.resamples)
         rows = strategy_rows(branches, self.pipeline)
         self.tracker.close(
             [self.records[plan.name] for plan in self.plans],
@@ -554,8 +558,8 @@ class Sweeping:
                 description="Which strategy won",
             )
         self.tick({})
-        return SweepResult(
-            sweep=sweep.model_copy(update={"cautions": cautions}),
+        return AblationResult(
+            ablation=ablation.model_copy(update={"cautions": cautions}),
             strategies=tuple(rows),
             estimate=left,
             gpu_hours=round(self.meter.gpu_hours, 6),

@@ -1,4 +1,4 @@
-"""What a sweep has spent and where each branch is, while it works: one meter that branches in
+"""What an ablation has spent and where each branch is, while it works: one meter that branches in
 threads write and everybody reads.
 
 Guarantees: seconds count only while a device is held, times the devices held; what a killed run
@@ -28,7 +28,7 @@ SHARED = "shared"
 
 
 class Meter:
-    """Device seconds of one sweep, by branch and phase, those of earlier calls included."""
+    """Device seconds of one ablation, by branch and phase, those of earlier calls included."""
 
     def __init__(self, budget_gpu_hours: float | None) -> None:
         self.budget = budget_gpu_hours
@@ -86,7 +86,7 @@ class Meter:
 
     @property
     def gpu_hours(self) -> float:
-        """Spent so far, by all calls of the sweep, what runs included."""
+        """Spent so far, by all calls of the ablation, what runs included."""
         with self._lock:
             return _total(self._now()) / 3600
 
@@ -125,7 +125,7 @@ def _total(table: Mapping[str, Mapping[str, float]]) -> float:
     return sum(seconds for phases in table.values() for seconds in phases.values())
 
 
-class SweepProgress:
+class AblationProgress:
     """An observer (tasks.progress) that says on stderr which branch is where, what was spent and
     what is left.
 
@@ -141,7 +141,7 @@ class SweepProgress:
         self._rows: dict[str, Any] = {}
         self._bars: Any = None
 
-    def __enter__(self) -> SweepProgress:
+    def __enter__(self) -> AblationProgress:
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import (
@@ -197,7 +197,7 @@ class SweepProgress:
         with self._lock:
             self.done, self.total = done, total
             spent = f"  ({self.meter.said()})" if self.meter else ""
-            text = f"sweep {done}/{total}  {line}{spent}"
+            text = f"ablation {done}/{total}  {line}{spent}"
             if self._bars:
                 self._bars.console.print(text, markup=False, highlight=False)
             else:

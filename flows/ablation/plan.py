@@ -1,8 +1,8 @@
-"""What an ablation sweep is asked for, and the branches that makes: strategies x sizes x seeds.
+"""What an ablation is asked for, and the branches that makes: strategies x sizes x seeds.
 Pure, and light to import.
 
 Guarantees: an unknown strategy, two branches of one name or a value out of range is one UsageError
-before anything runs; the same sweep gives the same branches in the same order. A branch's seed
+before anything runs; the same ablation gives the same branches in the same order. A branch's seed
 decides three things: what curation draws, the training (adapter, order of rows, dropout) and how
 the tuned model's answers are drawn. It does not decide which tasks are held out of training, nor
 the base model's and recorded answers, which all branches share. Does not guarantee that two
@@ -29,8 +29,8 @@ from tasks.curation.config import STRATEGY_NAMES, CurationConfig
 DEFAULT_STRATEGIES = ("concur", "random", "min_length", "speedup")
 
 
-class SweepConfig(BaseModel):
-    """An ablation sweep: every strategy at every size with every seed is curated, trained and
+class AblationConfig(BaseModel):
+    """An ablation: every strategy at every size with every seed is curated, trained and
     benchmarked, on the same samples."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="concur ablate")
@@ -118,25 +118,25 @@ class Plan(Record):
     curation: CurationConfig
 
 
-def sweep_config(**asked: Any) -> SweepConfig:
-    """A SweepConfig of what a command was given; what is None keeps its default. Raises UsageError
-    that names the value."""
+def ablation_config(**asked: Any) -> AblationConfig:
+    """An AblationConfig of what a command was given; what is None keeps its default. Raises
+    UsageError that names the value."""
     try:
-        return SweepConfig.model_validate(
+        return AblationConfig.model_validate(
             {name: value for name, value in asked.items() if value is not None}
         )
     except ValidationError as error:
-        raise explained(error, "concur ablate", SweepConfig) from error
+        raise explained(error, "concur ablate", AblationConfig) from error
 
 
-def pipeline_of(config: SweepConfig) -> PipelineConfig:
-    """The profile with its overrides. Raises UsageError as `load_profile` does, and where a sweep
-    could not compare or train anything."""
+def pipeline_of(config: AblationConfig) -> PipelineConfig:
+    """The profile with its overrides. Raises UsageError as `load_profile` does, and where an
+    ablation could not compare or train anything."""
     pipeline = load_profile(config.profile, config.overrides)
     if "tuned" not in pipeline.benchmark.models:
         hint = "add it: --set 'benchmark.models=[recorded, base, tuned]'"
         raise UsageError(
-            "the benchmark leaves out the tuned model, which is what a sweep compares", hint
+            "the benchmark leaves out the tuned model, which is what an ablation compares", hint
         )
     if "://" in pipeline.root:
         raise UsageError(
@@ -145,7 +145,7 @@ def pipeline_of(config: SweepConfig) -> PipelineConfig:
     return pipeline
 
 
-def planned_branches(config: SweepConfig) -> tuple[Plan, ...]:
+def planned_branches(config: AblationConfig) -> tuple[Plan, ...]:
     """The branches by strategy, then size, then seed. Raises UsageError for an unknown strategy,
     and for two of one name."""
     sizes, seeds = list(dict.fromkeys(config.sizes)), list(dict.fromkeys(config.seeds))
@@ -245,10 +245,10 @@ def branch_pipeline(
 
 
 def identity_of(
-    config: SweepConfig, pipeline: PipelineConfig, plans: tuple[Plan, ...]
+    config: AblationConfig, pipeline: PipelineConfig, plans: tuple[Plan, ...]
 ) -> list[Any]:
-    """What makes two sweeps the same one, but for the samples they start from: not where it lies,
-    not its budget, not how wide it runs."""
+    """What makes two ablations the same one, but for the samples they start from: not where it
+    lies, not its budget, not how wide it runs."""
     decides = pipeline.model_dump(mode="json", include={"language", "training", "benchmark"})
     decides["synthesis"] = [
         pipeline.synthesis.sampler == "vllm",

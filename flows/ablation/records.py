@@ -1,5 +1,5 @@
-"""What a sweep leaves beside the snapshots: one file a branch, what was spent so far, and locks.
-`<root>/ablations/<fingerprint>/`.
+"""What an ablation leaves beside the snapshots: one file a branch, what was spent so far, and
+locks. `<root>/ablations/<fingerprint>/`.
 
 Guarantees: a file is there whole or not at all; what was spent is on disk within seconds, so that a
 kill forgets little of it; a lock ends with its holder, however that ends. Does not decide what is
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,7 +20,8 @@ from pydantic import Field, ValidationError
 
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Record, stable_hash
-from tasks.reporting.comparison.records import Branch
+from tasks.benchmark.comparison.records import Branch
+from tasks.files import atomic_write, explain_write_errors
 
 HOME = "ablations"
 BRANCHES, SPENT, LOCK = "branches", "spent.json", "lock"
@@ -29,7 +29,7 @@ POLL_S = 0.2
 
 
 class BranchRecord(Record):
-    """How a branch ended, and what an estimate of the next sweep may rest on. `phases_s` are
+    """How a branch ended, and what an estimate of the next ablation may rest on. `phases_s` are
     seconds that a device was held, by phase (train, answer, verify); `train_s` is what the
     training's manifest says; `shares_with` names the branch that did the training.
     """
@@ -43,22 +43,14 @@ class BranchRecord(Record):
     shares_with: str | None = None
 
 
-def sweep_dir(root: str, fingerprint: str) -> Path:
+def ablation_dir(root: str, fingerprint: str) -> Path:
     return Path(root) / HOME / fingerprint
 
 
 def write_text(path: Path, text: str) -> None:
-    """Whole or not at all. Raises UsageError where it cannot be written."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {path}: {error.strerror or error}",
-            "free some disk, or choose another root",
-        ) from error
+    """Replace a file whole or not at all. Raises UsageError where it cannot be written."""
+    with explain_write_errors(path, "free some disk, or choose another root"):
+        atomic_write(path, text)
 
 
 def save_record(directory: Path, record: BranchRecord) -> None:
@@ -74,8 +66,8 @@ def load_record(directory: Path, name: str) -> BranchRecord | None:
 
 
 def earlier_records(root: str) -> list[BranchRecord]:
-    """Branches of all sweeps under a root that were done by themselves: one that shares a training
-    measured nothing."""
+    """Branches of all ablations under a root that were done by themselves: one that shares a
+    training measured nothing."""
     found = (_read(path) for path in sorted(Path(root, HOME).glob(f"*/{BRANCHES}/*.json")))
     return [
         record
@@ -92,7 +84,7 @@ def _read(path: Path) -> BranchRecord | None:
 
 
 def load_spent(directory: Path) -> dict[str, dict[str, float]]:
-    """branch -> phase -> device seconds that earlier calls of the sweep have spent."""
+    """branch -> phase -> device seconds that earlier calls of the ablation have spent."""
     try:
         data = json.loads((directory / SPENT).read_text(encoding="utf-8"))["device_s"]
         return {
@@ -109,14 +101,14 @@ def save_spent(directory: Path, device_s: Mapping[str, Mapping[str, float]]) -> 
 
 @contextmanager
 def sole_writer(directory: Path) -> Iterator[None]:
-    """One process a sweep. Raises UsageError where another one is at it."""
+    """One process an ablation. Raises UsageError where another one is at it."""
     directory.mkdir(parents=True, exist_ok=True)
     with open(directory / LOCK, "a+", encoding="utf-8") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(
-                f"this sweep is running already ({directory / LOCK} is held)",
+                f"this ablation is running already ({directory / LOCK} is held)",
                 "wait for it, or stop it: the same command goes on then",
             ) from None
         except OSError:
@@ -127,13 +119,13 @@ def sole_writer(directory: Path) -> Iterator[None]:
 @contextmanager
 def alone_with(path: Path, stopped: threading.Event) -> Iterator[None]:
     """One at a time among threads and processes that share the file system. Raises EvalError where
-    the sweep is stopped while waiting."""
+    the ablation is stopped while waiting."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a", encoding="utf-8") as handle:
         with suppress(_NoLocks):
             while not _locked(handle):
                 if stopped.wait(POLL_S):
-                    raise EvalError("the sweep was stopped", "the same command goes on")
+                    raise EvalError("the ablation was stopped", "the same command goes on")
         yield
 
 

@@ -1,4 +1,4 @@
-"""A sweep from a terminal: an embedded Prefect, progress while it works, plain data when it
+"""An ablation from a terminal: an embedded Prefect, progress while it works, plain data when it
 ends."""
 
 from __future__ import annotations
@@ -6,12 +6,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from flows.ablation.plan import SweepConfig, planned_branches
+from flows.ablation.plan import AblationConfig, planned_branches
 from flows.config import PipelineConfig
 
 
-def estimated(config: SweepConfig, pipeline: PipelineConfig) -> dict[str, Any]:
-    """What the sweep would cost from here, and whether its budget holds that. Reads task sources
+def estimated(config: AblationConfig, pipeline: PipelineConfig) -> dict[str, Any]:
+    """What the ablation would cost from here, and whether its budget holds that. Reads task sources
     and snapshots; runs nothing."""
     from flows.launch import embed
 
@@ -46,21 +46,21 @@ def estimated(config: SweepConfig, pipeline: PipelineConfig) -> dict[str, Any]:
     }
 
 
-def swept(config: SweepConfig, pipeline: PipelineConfig) -> dict[str, Any]:
+def run_ablation(config: AblationConfig, pipeline: PipelineConfig) -> dict[str, Any]:
     """Run the flow in this process. Returns what the table shows, as plain data. Raises what the
     flow raises; on an interrupt the local Ray is ended first, so that no training goes on without a
-    sweep."""
+    ablation."""
     from flows.launch import embed, start_server_apart
 
     embed(pipeline)  # before prefect is imported
     started = time.monotonic()
     start_server_apart()
     from flows.ablation.flow import WATCH, ablate
-    from flows.ablation.meter import SweepProgress
+    from flows.ablation.meter import AblationProgress
     from tasks.progress import observed_by
 
     try:
-        with SweepProgress() as progress, observed_by(progress):
+        with AblationProgress() as progress, observed_by(progress):
             WATCH.set(progress)
             result = ablate(config)
     except KeyboardInterrupt:
@@ -68,19 +68,19 @@ def swept(config: SweepConfig, pipeline: PipelineConfig) -> dict[str, Any]:
 
         ray.shutdown()
         raise
-    sweep = result.sweep
+    ablation = result.ablation
     return {
-        "name": sweep.name,
-        "fingerprint": sweep.fingerprint,
+        "name": ablation.name,
+        "fingerprint": ablation.fingerprint,
         "complete": result.complete,
         "seconds": round(time.monotonic() - started, 1),
         "gpu_hours": result.gpu_hours,
         "budget_gpu_hours": config.max_gpu_hours,
         "estimate": result.estimate.model_dump(mode="json"),
         "strategies": list(result.strategies),
-        "branches": [branch.model_dump(mode="json") for branch in sweep.branches],
+        "branches": [branch.model_dump(mode="json") for branch in ablation.branches],
         "new": list(result.new),
-        "cautions": list(sweep.cautions),
+        "cautions": list(ablation.cautions),
         "directory": result.directory,
         "comparison": result.comparison,
         "mlflow_run": result.mlflow_run,

@@ -1,5 +1,5 @@
-"""The samples that a sweep starts from: those of verdicts that are there, or of a refresh that is
-finished already. Reads; writes nothing but the snapshots of task sources.
+"""The samples that an ablation starts from: those of verdicts that are there, or of a refresh that
+is finished already. Reads; writes nothing but the snapshots of task sources.
 
 Guarantees: what is found is finished, and is what a refresh of the same configuration would give
 back. Does not verify or sample anything.

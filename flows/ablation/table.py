@@ -1,4 +1,4 @@
-"""The end of a sweep as a table: each strategy at each size, over its seeds, and how it differs
+"""The end of an ablation as a table: each strategy at each size, over its seeds, and how it differs
 from the first strategy.
 
 Guarantees: differences are paired by task (tasks.benchmark.comparing) and their p values corrected
@@ -15,9 +15,9 @@ from typing import Any
 from flows.ablation.estimate import hours
 from flows.config import PipelineConfig
 from tasks.benchmark.comparing import compare_all
+from tasks.benchmark.comparison.records import Branch
 from tasks.benchmark.scoring import score
 from tasks.benchmark.stage import Answers, answers_frame
-from tasks.reporting.comparison.records import Branch
 
 TRACK = "custom_kernel"
 
@@ -99,8 +99,8 @@ def _row(
     return row
 
 
-def print_sweep(data: dict[str, Any]) -> None:
-    """The end of a sweep on a terminal."""
+def print_ablation(data: dict[str, Any]) -> None:
+    """The end of an ablation on a terminal."""
     import sys
 
     from rich.console import Console

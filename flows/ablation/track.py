@@ -1,9 +1,9 @@
-"""What MLflow is told of a sweep, read from snapshots. Off the line: MLflow that fails is logged,
-and the sweep goes on.
+"""What MLflow is told of an ablation, read from snapshots. Off the line: MLflow that fails is
+logged, and the ablation goes on.
 
 Guarantees: metrics of all branches have the same names, without a model or a strategy in them, so
 that MLflow's own comparison of runs is useful at once; params `strategy`, `size` and `seed` are
-flat. A sweep that failed to be written is written by the next call of it.
+flat. An ablation that failed to be written is written by the next call of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from flows.ablation.plan import Plan, SweepConfig
+from flows.ablation.plan import AblationConfig, Plan
 from flows.ablation.records import BranchRecord
 from flows.config import PipelineConfig
 from flows.track import adapter_fields, dataset_of, train_headline, training_record
@@ -23,9 +23,9 @@ from kernels_eval.records import stable_hash
 from tasks.benchmark.scoring import ScoreRow
 from tasks.benchmark.stage import scores_of
 from tasks.store.snapshot import SnapshotRef
-from tasks.tracking.connection import outliving
+from tasks.tracking.ablation_sink import AblationSink, ChildRecord
+from tasks.tracking.connection import retry_mlflow
 from tasks.tracking.records import RunRecord, flatten
-from tasks.tracking.sweep_sink import ChildRecord, SweepSink
 
 CURVE = "exec_at_1_over_size"
 """Exec at pass@1, at the step that is the number of rows trained on."""
@@ -33,13 +33,13 @@ TRACK = "custom_kernel"
 Refs = Mapping[str, SnapshotRef | None]
 
 
-class SweepTracker:
-    """Writes one sweep to MLflow from one thread. `told` says what could not be written; nothing is
-    raised."""
+class AblationTracker:
+    """Writes one ablation to MLflow from one thread. `told` says what could not be written; nothing
+    is raised."""
 
     def __init__(
         self,
-        config: SweepConfig,
+        config: AblationConfig,
         pipeline: PipelineConfig,
         fingerprint: str,
         log: Callable[[str], None],
@@ -51,13 +51,13 @@ class SweepTracker:
         self.runs: dict[str, str] = {}
         tracking = pipeline.tracking
         root = None if tracking.uri else str(Path(pipeline.root).absolute() / "mlartifacts")
-        sink = SweepSink(
+        sink = AblationSink(
             fingerprint,
             tracking_uri=pipeline.tracking_uri,
             artifact_root=root,
             experiment=tracking.experiment,
         )
-        self._sink: SweepSink | None = sink if tracking.enabled else None
+        self._sink: AblationSink | None = sink if tracking.enabled else None
 
     def open(self, plans: Sequence[Plan]) -> None:
         params = {
@@ -66,7 +66,7 @@ class SweepTracker:
             "seeds": ",".join(dict.fromkeys(str(plan.seed) for plan in plans)),
             "pipeline": self._pipeline.model_dump(mode="json"),
         }
-        name = f"{self._pipeline.name} sweep: {params['strategies']}"
+        name = f"{self._pipeline.name} ablation: {params['strategies']}"
         tags = {"language": self._pipeline.language.value, "profile": self._pipeline.name}
         self.run_id = self._tried(lambda sink: sink.open(name, tags, flatten(params)))
 
@@ -126,14 +126,14 @@ class SweepTracker:
         run_id = self.runs.get(branch) if branch else self.run_id
         return self._sink.url(run_id) if self._sink and run_id else None
 
-    def _tried(self, call: Callable[[SweepSink], Any]) -> Any:
+    def _tried(self, call: Callable[[AblationSink], Any]) -> Any:
         """None where MLflow failed. One that died is waited for, once: after that it is left alone,
-        so that it costs the sweep no more."""
+        so that it costs the ablation no more."""
         if self._sink is None or self.told:
             return None
         try:
             sink = self._sink
-            return outliving(self._pipeline.tracking_uri, lambda: call(sink), self._log)
+            return retry_mlflow(self._pipeline.tracking_uri, lambda: call(sink), self._log)
         except Exception as error:
             # whatever a tracking server does, the snapshots are complete, and the same command
             # writes this again

@@ -1,4 +1,5 @@
-"""What of a sweep is left to do, found out without doing any of it: what an estimate is made of.
+"""What of an ablation is left to do, found out without doing any of it: what an estimate is made
+of.
 
 Guarantees: what is finished is not counted, and branches that share a training count once, as soon
 as the samples are there. Before that, each branch counts as a training of its own, on as many rows
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from flows.ablation.estimate import Work
-from flows.ablation.plan import Plan, SweepConfig, branch_pipeline, identity_of
+from flows.ablation.plan import AblationConfig, Plan, branch_pipeline, identity_of
 from flows.ablation.samples import rows_by_branch
 from flows.config import PipelineConfig
 from kernels_eval.records import stable_hash
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 DECIDING = ("tasks.curation", "tasks.training", "tasks.synthesis", *SCORING)
 """Code that decides what a branch comes to: after a change the same configuration is another
-sweep."""
+ablation."""
 
 
 def work_left(
@@ -123,7 +124,7 @@ def _trained(pipeline: PipelineConfig, members: Sequence[Plan], samples: Samples
 
 
 def fingerprint_of(
-    config: SweepConfig,
+    config: AblationConfig,
     pipeline: PipelineConfig,
     plans: tuple[Plan, ...],
     samples: Samples,

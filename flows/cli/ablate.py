@@ -1,29 +1,24 @@
-"""`concur ablate`: an ablation sweep from a terminal."""
+"""`concur ablate`: an ablation from a terminal."""
 
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import sys
 from typing import Any
 
 import click
 
+from flows.cli.common import INTERRUPTED, command, emit, json_option, set_option
 
-@click.command()
+
+@command()
 @click.option(
     "--profile",
     default=None,
     help="A profile's name, or the path of a YAML file.  [default: ablation]",
 )
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override a key, such as training.num_epochs=1.",
-)
+@set_option("Override a key of the profile, such as training.num_epochs=1.")
 @click.option(
     "--strategies",
     default=None,
@@ -40,14 +35,14 @@ import click
     "--seeds",
     default=None,
     metavar="N,N,...",
-    help="Of curation, training and answers.  [default: 0,1]",
+    help="Seeds of curation, training and sampling.  [default: 0,1]",
 )
 @click.option(
     "--max-gpu-hours",
     type=float,
     default=None,
     metavar="HOURS",
-    help="Refuse to start, or to go on, above it.",
+    help="Refuse to start, or to continue, above it.",
 )
 @click.option(
     "--parallel",
@@ -66,7 +61,7 @@ import click
 @click.option(
     "--estimate", "only_estimate", is_flag=True, help="Print what it would cost, and stop."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
+@json_option("the result")
 def ablate(
     strategies: str | None,
     sizes: str | None,
@@ -78,53 +73,42 @@ def ablate(
 ) -> None:
     """Compare strategies: curate, train and benchmark each, at every size and with every seed.
 
-    The same command again goes on where it was stopped, and tries what failed. Exit status 1 where
-    a branch failed or was left out.
+    Rerun the same command to resume an ablation and retry what failed. Exit status 1 where a branch
+    failed or was left out.
     """
     from flows.ablation.plan import (
+        ablation_config,
         expanded,
         parsed_list,
         pipeline_of,
         planned_branches,
-        sweep_config,
     )
-    from flows.cli.main import _guarded, _prepare
+    from flows.ablation.run import estimated, run_ablation
+    from flows.ablation.table import print_ablation
+    from flows.launch import require_ready
     from flows.ops.control import join_stack
 
-    def asked() -> Any:
-        lists = {
-            "strategies": expanded(parsed_list(strategies, "--strategies", str)),
-            "sizes": parsed_list(sizes, "--sizes", int),
-            "seeds": parsed_list(seeds, "--seeds", int),
-        }
-        config = sweep_config(overrides=overrides, **lists, **options)
-        pipeline = pipeline_of(config)
-        planned_branches(config)
-        _prepare(pipeline)
-        return config, pipeline
-
-    config, pipeline = _guarded(asked)
-    _guarded(lambda: join_stack(pipeline.root))
-    from flows.ablation.run import estimated, swept
-
+    lists = {
+        "strategies": expanded(parsed_list(strategies, "--strategies", str)),
+        "sizes": parsed_list(sizes, "--sizes", int),
+        "seeds": parsed_list(seeds, "--seeds", int),
+    }
+    config = ablation_config(overrides=overrides, **lists, **options)
+    pipeline = pipeline_of(config)
+    planned_branches(config)
+    require_ready(pipeline)
+    join_stack(pipeline.root)
     if only_estimate:
-        data = _guarded(lambda: estimated(config, pipeline))
-        click.echo(json.dumps(data) if as_json else "\n".join(data["lines"]))
+        data = estimated(config, pipeline)
+        emit(data, as_json, lambda data: click.echo("\n".join(data["lines"])))
         return
     try:
-        data = _guarded(lambda: swept(config, pipeline))
-    except SystemExit as error:
-        if (
-            error.code == 130
-        ):  # branches work in threads that nothing can interrupt: what they had finished is on disk
-            # ends Ray and the embedded Prefect; the interpreter would go on to wait for the threads
-            atexit._run_exitfuncs()
-            os._exit(130)
-        raise
-    if as_json:
-        click.echo(json.dumps(data))
-    else:
-        from flows.ablation.table import print_sweep
-
-        print_sweep(data)
+        data = run_ablation(config, pipeline)
+    except KeyboardInterrupt:
+        # Branches work in threads that nothing can interrupt; what they finished is on disk. End
+        # Ray and the embedded Prefect: the interpreter would wait for the threads.
+        click.echo(INTERRUPTED, err=True)
+        atexit._run_exitfuncs()
+        os._exit(130)
+    emit(data, as_json, print_ablation)
     sys.exit(0 if data["complete"] else 1)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
+from flows.cli.common import command, emit, root_option
 
-@click.command()
-@click.option("--root", default=".concur", show_default=True, help="Where the snapshots are.")
+
+@command()
+@root_option()
 @click.option(
     "--keep",
     type=click.IntRange(min=0),
@@ -75,32 +76,22 @@ def gc(as_json: bool, **options: Any) -> None:
     What a finished run, a registered model or a published folder refers to is kept, with everything
     that it was made of.
     """
-    from flows.cli.main import _guarded
+    from flows.ops.gc_collect import collect, print_collected
+    from flows.ops.gc_plan import Keep
 
-    def work() -> dict[str, Any]:
-        from flows.ops.gc_collect import collect
-        from flows.ops.gc_plan import Keep
-
-        limit = options["cache_limit"]
-        return collect(
-            options["root"],
-            keep=Keep(
-                refreshes=options["keep"],
-                younger_than_days=options["younger_than"],
-                unfinished_days=options["unfinished"],
-            ),
-            delete=options["delete"],
-            uri=options["tracking_uri"],
-            without_mlflow=options["without_mlflow"],
-            publications=options["published"],
-            cache_limit_bytes=None if limit is None else int(limit * 1e9),
-            log_days=options["logs"],
-        )
-
-    data = _guarded(work)
-    if as_json:
-        click.echo(json.dumps(data))
-        return
-    from flows.ops.gc_collect import print_collected
-
-    print_collected(data)
+    limit = options["cache_limit"]
+    data = collect(
+        options["root"],
+        keep=Keep(
+            refreshes=options["keep"],
+            younger_than_days=options["younger_than"],
+            unfinished_days=options["unfinished"],
+        ),
+        delete=options["delete"],
+        uri=options["tracking_uri"],
+        without_mlflow=options["without_mlflow"],
+        publications=options["published"],
+        cache_limit_bytes=None if limit is None else int(limit * 1e9),
+        log_days=options["logs"],
+    )
+    emit(data, as_json, print_collected)

@@ -1,13 +1,15 @@
-"""`concur morning`: what the last refresh brought, what failed and why, and what it cost."""
+"""`concur morning`: what the last refresh added, what failed and why, and what it cost."""
 
 from __future__ import annotations
 
-import json
+import html
 
 import click
 
+from flows.cli.common import command, emit, json_option
 
-@click.command()
+
+@command()
 @click.option(
     "--root",
     default=".concur",
@@ -15,21 +17,17 @@ import click
     envvar="CONCUR_ROOT",
     help="Where the snapshots are.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
+@json_option("the report")
 def morning(root: str, as_json: bool) -> None:
-    """Say what is new since the refresh before, what failed and why, and what it cost."""
-    from flows.cli.main import _guarded
+    """Report what is new since the refresh before, what failed and why, and what it cost."""
     from flows.morning.morning import morning as report
 
-    found = _guarded(lambda: report(root))
-    click.echo(json.dumps(found.as_json()) if as_json else _plain(found.markdown()))
+    found = report(root)
+    emit(found.as_json(), as_json, lambda _: click.echo(_plain(found.markdown())))
 
 
 def _plain(markdown: str) -> str:
-    """The same for a terminal, where nothing needs to be escaped but what is no character to
-    print."""
-    import html
-
+    """The same for a terminal: nothing is escaped, and only printable characters are left."""
     text = html.unescape(markdown)
     return "".join(
         character if character.isprintable() or character == "\n" else "?" for character in text

@@ -3,30 +3,28 @@ run every night, on this machine."""
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import click
 
+from flows.cli.common import Option, command, emit, json_option, print_table, root_option
+
 PARTS = ("prefect", "mlflow", "ray", "worker")
-ROOT = click.option(
-    "--root", default=".concur", show_default=True, help="Where snapshots, databases and logs are."
-)
+ROOT = root_option("Where snapshots, databases and logs are.")
 
 
-def _port(name: str, default: str, of: str) -> Callable[[Any], Any]:
+def _port(name: str, default: str, of: str) -> Option:
     return click.option(
         f"--{name}-port",
         type=int,
         default=None,
         metavar="PORT",
-        help=f"Of {of}.  [default: {default}]",
+        help=f"Port of {of}.  [default: {default}]",
     )
 
 
-@click.command()
+@command()
 @ROOT
 @click.option(
     "--config",
@@ -100,7 +98,7 @@ def _port(name: str, default: str, of: str) -> Callable[[Any], Any]:
     is_flag=True,
     help="Stay, and stop everything on SIGTERM or Ctrl-C: for systemd and containers.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the status as one JSON object.")
+@json_option("the status")
 def up(
     root: str, file: str | None, timeout_s: float, foreground: bool, as_json: bool, **options: Any
 ) -> None:
@@ -109,69 +107,54 @@ def up(
     A second time it starts what is missing. Loopback only; --host elsewhere needs passwords in
     PREFECT_SERVER_API_AUTH_STRING (user:password) and MLFLOW_AUTH_ADMIN_PASSWORD.
     """
-    from flows.cli.main import _guarded
     from flows.ops import control
 
     given = {name: value for name, value in options.items() if value is not None and value != ()}
     tell = _quiet if as_json else _tell
-    data = _guarded(
-        lambda: control.up(
-            root, given, file=file, timeout_s=timeout_s, foreground=foreground, tell=tell
-        )
-    )
+    data = control.up(root, given, file=file, timeout_s=timeout_s, foreground=foreground, tell=tell)
     if foreground:
         return
-    if as_json:
-        click.echo(json.dumps(data))
-        return
-    _print(data)
-    click.echo(f'for this shell:  eval "$(concur env --root {root})"')
+    emit(data, as_json, _print)
+    if not as_json:
+        click.echo(f'for this shell:  eval "$(concur env --root {root})"')
 
 
-@click.command()
+@command()
 @ROOT
-@click.option("--json", "as_json", is_flag=True, help="Print the status as one JSON object.")
+@json_option("the status")
 def status(root: str, as_json: bool) -> None:
     """Show each part of the stack as it answers now. Exit status 0 only if all of it is healthy."""
-    from flows.cli.main import _guarded
     from flows.ops import control
 
-    data = _guarded(lambda: control.status(root))
-    if as_json:
-        click.echo(json.dumps(data))
-    else:
-        _print(data)
+    data = control.status(root)
+    emit(data, as_json, _print)
     sys.exit(0 if data["healthy"] else 1)
 
 
-@click.command()
+@command()
 @ROOT
-@click.option("--json", "as_json", is_flag=True, help="Print what was stopped as one JSON object.")
+@json_option("what was stopped")
 def down(root: str, as_json: bool) -> None:
     """Stop the stack and every run below it, within 70 s, usually 10. Databases, snapshots and logs
     stay."""
-    from flows.cli.main import _guarded
     from flows.ops import control
 
-    data = _guarded(lambda: control.down(root, _quiet if as_json else _tell))
-    if as_json:
-        click.echo(json.dumps(data))
-    else:
-        click.echo(
-            f"stopped in {data['seconds']:.1f} s"
-            if data.get("processes")
-            else f"no stack runs for {root}"
-        )
+    data = control.down(root, _quiet if as_json else _tell)
+    stopped = f"stopped in {data['seconds']:.1f} s"
+    emit(
+        data,
+        as_json,
+        lambda _: click.echo(stopped if data.get("processes") else f"no stack runs for {root}"),
+    )
 
 
-@click.command()
+@command()
 @ROOT
 def env(root: str) -> None:
     """Print the lines that point a shell at the stack: eval "$(concur env)"."""
-    from flows.cli.main import _guarded
     from flows.ops import control
 
-    click.echo("\n".join(_guarded(lambda: control.export_lines(root))))
+    click.echo("\n".join(control.export_lines(root)))
 
 
 def _tell(line: str) -> None:
@@ -183,30 +166,24 @@ def _quiet(line: str) -> None:
 
 
 def _print(data: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
     if not data["parts"]:
         click.echo(f"no stack runs for {data['root']}")
         return
-    console = Console(width=None if sys.stdout.isatty() else 140)
-    table = Table(title=f"concur stack of {data['root']}")
-    for column in ("part", "health", "pid", "processes", "restarts", "up", "at", "log"):
-        table.add_column(column, overflow="fold")
-    for row in data["parts"]:
-        health = row["health"] + (f": {row['reason']}" if row["reason"] else "")
-        table.add_row(
+    rows = [
+        (
             row["part"],
-            escape(health),
-            str(row["pid"] or "-"),
-            str(row["processes"]),
-            str(row["restarts"]),
+            row["health"] + (f": {row['reason']}" if row["reason"] else ""),
+            row["pid"] or "-",
+            row["processes"],
+            row["restarts"],
             _duration(row["uptime_s"]),
             row["url"],
-            escape(row["log"]),
+            row["log"],
         )
-    console.print(table)
+        for row in data["parts"]
+    ]
+    columns = ("part", "health", "pid", "processes", "restarts", "up", "at", "log")
+    print_table(f"concur stack of {data['root']}", columns, rows)
     if data["supervisor"] is None:
         click.echo("the supervisor does not run: `concur up` starts one that takes over what runs")
 

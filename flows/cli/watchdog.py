@@ -3,13 +3,14 @@ are stuck."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
+from flows.cli.common import command, emit, print_table
 
-@click.command()
+
+@command()
 @click.option(
     "--pending-min",
     type=float,
@@ -53,45 +54,29 @@ import click
 def watchdog(as_json: bool, dry_run: bool, **limits: Any) -> None:
     """Crash or cancel runs that are stuck, so that what they hold is free. Asks the Prefect server
     in PREFECT_API_URL."""
-    from flows.cli.main import _guarded
+    from prefect.settings import get_current_settings
+    from pydantic import ValidationError
 
-    def work() -> list[dict[str, Any]]:
-        from pydantic import ValidationError
+    from flows.config import explained
+    from flows.runtime.stuck import WatchdogConfig
+    from kernels_eval.errors import UsageError
 
-        from flows.config import explained
-        from flows.runtime.stuck import WatchdogConfig
-        from kernels_eval.errors import UsageError
+    try:
+        config = WatchdogConfig.model_validate(limits)
+    except ValidationError as error:
+        raise explained(error, "concur watchdog", WatchdogConfig) from error
+    if not get_current_settings().api.url:
+        raise UsageError(
+            "no Prefect server is named", "set PREFECT_API_URL, such as http://127.0.0.1:4200/api"
+        )
+    from flows.runtime.watchdog import watch
 
-        try:
-            config = WatchdogConfig.model_validate(limits)
-        except ValidationError as error:
-            raise explained(error, "concur watchdog", WatchdogConfig) from error
-        from prefect.settings import get_current_settings
+    emit(watch(config, dry_run=dry_run), as_json, _print)
 
-        if not get_current_settings().api.url:
-            raise UsageError(
-                "no Prefect server is named",
-                "set PREFECT_API_URL, such as http://127.0.0.1:4200/api",
-            )
-        from flows.runtime.watchdog import watch
 
-        return watch(config, dry_run=dry_run)
-
-    found = _guarded(work)
-    if as_json:
-        click.echo(json.dumps(found))
-        return
+def _print(found: list[dict[str, Any]]) -> None:
     if not found:
         click.echo("no run is stuck")
         return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title="runs that are stuck")
     columns = ("name", "state", "why", "done")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for each in found:
-        table.add_row(*(escape(str(each[column])) for column in columns))
-    Console().print(table)
+    print_table("stuck runs", columns, [[each[name] for name in columns] for each in found])

@@ -10,7 +10,6 @@ still there. Importing this module loads nothing heavy.
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +21,7 @@ from pydantic import ValidationError
 from flows.config import PipelineConfig
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
+from tasks.files import atomic_write_at, explain_write_errors
 from tasks.store.snapshot import SnapshotRef
 
 PLACE = "refreshes"
@@ -142,18 +142,9 @@ def write_beside(root: str, name: str, text: str) -> str:
     cannot be."""
     fs, place = _base(root)
     target = f"{place}/{name}"
-    temporary = f"{target.rsplit('/', 1)[0]}/.{target.rsplit('/', 1)[1]}.{os.getpid()}.tmp"
-    try:
-        fs.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
-        with fs.open(temporary, "wb") as handle:
-            handle.write(text.encode("utf-8", "replace"))
-            if hasattr(handle, "fileno"):
-                handle.flush()
-                os.fsync(handle.fileno())
-        fs.mv(temporary, target)
-    except OSError as error:
-        hint = "free some disk, or mend its permissions; what was already written is intact"
-        raise UsageError(f"cannot write {target}: {error.strerror or error}", hint) from error
+    hint = "free some disk, or correct its permissions; what was already written is intact"
+    with explain_write_errors(target, hint):
+        atomic_write_at(fs, target, lambda handle: handle.write(text.encode("utf-8", "replace")))
     return target
 
 
@@ -174,7 +165,7 @@ def _place(root: str) -> tuple[Any, str]:
 
 
 def _gpus() -> int:
-    from kernels_eval.cluster.worker import visible_gpus
+    from kernels_eval.devices import visible_gpus
 
     return len(visible_gpus())
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from tasks.progress import duration
-from tasks.publishing.text import cell, table
+from tasks.reporting.text import cell, table
 
 if TYPE_CHECKING:
     from flows.morning.history import Refresh

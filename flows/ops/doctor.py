@@ -128,7 +128,7 @@ def _nvcc(need: Need) -> Check:
 
 
 def _gpus(need: Need) -> Check:
-    from kernels_eval.cluster.worker import visible_gpus
+    from kernels_eval.devices import visible_gpus
 
     gpus = visible_gpus()
     return Check(

@@ -70,7 +70,7 @@ def scan(root: Path) -> list[Stored]:
 
 def noted(root: Path) -> dict[str, str]:
     """Fingerprints named by JSON files of the root that belong to no snapshot (published folders,
-    sweeps), and by which file."""
+    ablations), and by which file."""
     found: dict[str, str] = {}
     for path in _notes(root, NOTES_DEPTH):
         for name in _named_in(path):
@@ -129,8 +129,8 @@ def _stored(stage: str, directory: Path) -> Stored | None:
 
 
 def _half_written(directory: Path) -> bool:
-    """Has a stage begun a snapshot here? Other directories, such as a sweep's, may be named by a
-    fingerprint too."""
+    """Has a stage begun a snapshot here? Other directories, such as an ablation's, may be named by
+    a fingerprint too."""
     if not FINGERPRINT.fullmatch(directory.name):
         return False
     begun = any(

@@ -23,6 +23,7 @@ from flows.ops.processes import Identity, alive, boot_id
 from flows.ops.settings import Part, StackSettings
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
+from tasks.files import atomic_write
 
 Phase = Literal["waiting", "starting", "healthy", "unhealthy", "restarting", "failed", "stopping"]
 
@@ -127,18 +128,12 @@ def read_state(places: Places) -> StackState | None:
 
 def write_state(places: Places, state: StackState) -> None:
     """Replace the state file. Raises OSError."""
-    temporary = places.state.with_suffix(f".{os.getpid()}.tmp")
-    write_private(temporary, state.model_dump_json(indent=1).encode())
-    os.replace(temporary, places.state)
+    write_private(places.state, state.model_dump_json(indent=1).encode())
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file that its user alone can read. Raises OSError."""
-    with os.fdopen(
-        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb"
-    ) as handle:
-        os.fchmod(handle.fileno(), 0o600)
-        handle.write(data)
+    """Replace a file that its user alone can read. Raises OSError."""
+    atomic_write(path, data, mode=0o600)
 
 
 @contextmanager

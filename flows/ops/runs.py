@@ -11,7 +11,6 @@ not answer is asked again later. Does not end processes: `stop_parts` does.
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 import urllib.error
@@ -134,9 +133,7 @@ class Runs:
         if self._known != self._written:
             with suppress(OSError):  # a full disk ends no part
                 if self._known:
-                    temporary = self._places.runs_file.with_suffix(".tmp")
-                    write_private(temporary, FILE.dump_json(self._known))
-                    os.replace(temporary, self._places.runs_file)
+                    write_private(self._places.runs_file, FILE.dump_json(self._known))
                 else:
                     self._places.runs_file.unlink(missing_ok=True)
                 self._written = self._known

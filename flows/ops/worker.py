@@ -23,7 +23,7 @@ QUEUES = {
 
 def wanted_limits(asked: str) -> dict[str, tuple[int, bool]]:
     """Queue -> runs at once, and whether that was asked for. `asked` is `GPU,CPU`, either empty."""
-    from kernels_eval.cluster.worker import visible_gpus
+    from kernels_eval.devices import visible_gpus
 
     gpu, cpu = asked.split(",")
     return {

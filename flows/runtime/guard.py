@@ -16,13 +16,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from flows.artifact_text import as_text
 from flows.config import PipelineConfig
 from flows.ops.gc_remove import in_use
 from flows.runtime.disk import DiskWatch, require_room
 from flows.runtime.shutdown import stops_soon
 from kernels_eval.cluster.ray import interruptible
 from tasks.progress import gathering, observed_by
+from tasks.reporting.text import as_text
 from tasks.store.snapshot import MANIFEST
 
 SHOWN_CHARS = 600

@@ -31,11 +31,10 @@ from kernels_eval.build.lite import (
     TorchNames,
     file_scope,
 )
-from kernels_eval.build.process import Lock, WorkRoot, interesting, rename_into_place
+from kernels_eval.build.process import Lock, WorkRoot, interesting, rename_into_place, was_killed
 from kernels_eval.build.toolchain import HEADERS, Toolchain
-from kernels_eval.errors import ToolchainError
+from kernels_eval.errors import KILL_ATTEMPTS, ToolchainError
 from kernels_eval.isolation.reaper import captured
-from kernels_eval.parent.kill_retry import ATTEMPTS, was_killed
 
 DEADLINE_S = 600
 PRECOMPILED_KEPT_S = 30 * 24 * 3600
@@ -74,7 +73,7 @@ class Prepared:
         return target
 
     def _compile(self, what: str, command: Sequence[str]) -> str:
-        for _ in range(ATTEMPTS):
+        for _ in range(KILL_ATTEMPTS):
             done = captured(command, DEADLINE_S, env=self.tools.environment, cwd=self._work.path)
             if not was_killed(done.returncode, done.stderr):
                 break

@@ -29,11 +29,20 @@ from typing import Literal
 
 import psutil
 
+from kernels_eval.errors import KILL_ATTEMPTS
 from kernels_eval.isolation import reaper as orphans
-from kernels_eval.parent.kill_retry import ATTEMPTS, was_killed
 
 LOG_LIMIT = 8192
 FILE_LIMIT_BYTES = 2 << 30  # the largest object of an honest kernel is a few megabytes
+
+COMPILER_WAS_KILLED = re.compile(
+    r"^(\S+: fatal error: (Killed signal terminated program|\S+ terminated with signal 9)"
+    r"|nvcc error\s*: .* died due to signal 9|\S*clang\S*: error: unable to execute command:"
+    r" Killed)",
+    re.MULTILINE,
+)
+"""What compiler drivers write about a program they started. A source that makes a compiler write
+this is compiled five times, no more."""
 
 Outcome = Literal["ok", "failed", "timeout", "killed"]
 
@@ -53,7 +62,7 @@ def run(
     log = work / "log"
     log.touch()
     said = log.stat().st_size
-    for _ in range(ATTEMPTS):
+    for _ in range(KILL_ATTEMPTS):
         os.truncate(log, said)
         returncode = _returncode(command, work, deadline, environment, confine)
         if returncode is None:
@@ -61,6 +70,13 @@ def run(
         if not was_killed(returncode, log.read_bytes()[said:].decode("utf-8", "replace")):
             return "failed" if returncode else "ok"
     return "killed"
+
+
+def was_killed(returncode: int, log: str) -> bool:
+    """Was a compiler that failed, or a program that it had started, killed?"""
+    return returncode == -signal.SIGKILL or (
+        returncode != 0 and COMPILER_WAS_KILLED.search(log) is not None
+    )
 
 
 def _returncode(

@@ -32,8 +32,9 @@ from kernels_eval.cluster.ray import (
     shortage,
 )
 from kernels_eval.cluster.telemetry import BUILDERS, DEVICES, Telemetry
-from kernels_eval.cluster.worker import TOGETHER_S, gpu_arch, require_device
+from kernels_eval.cluster.worker import TOGETHER_S
 from kernels_eval.config import EvalConfig
+from kernels_eval.devices import gpu_arch, require_device
 from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, SandboxError
 from kernels_eval.isolation import reaper as orphans
 from kernels_eval.parent.prepare import Prepared

@@ -9,56 +9,15 @@ canary runs on it; where that fails twice, GpuLostError leaves it and no verdict
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kernels_eval.config import EvalConfig
-from kernels_eval.errors import DeviceError
-from kernels_eval.records import Candidate, KernelTask, Language, Verdict
+from kernels_eval.records import Candidate, KernelTask, Reason, Verdict
 
 if TYPE_CHECKING:
     from kernels_eval.isolation.health import Pulse
-
-
-def visible_gpus() -> list[str]:
-    """Names of the NVIDIA GPUs this process may use, by nvidia-smi (no CUDA context is made). Empty
-    where there are none."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1") or not shutil.which(
-        "nvidia-smi"
-    ):
-        return []
-    try:
-        shown = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=30,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return (
-        [line.strip() for line in shown.stdout.splitlines() if line.strip()]
-        if shown.returncode == 0
-        else []
-    )
-
-
-def require_device(language: Language) -> None:
-    """Raise DeviceError, before any work starts, where the language's device is missing."""
-    if language.needs_gpu and not visible_gpus():
-        raise DeviceError(
-            f"{language.value} kernels need an NVIDIA GPU, and none is visible here",
-            "run where nvidia-smi lists one, or choose cpp (--language cpp, or --set language=cpp)",
-        )
-
-
-def gpu_arch() -> str | None:
-    """Compute capability of the first GPU, such as '9.0'; None where there is none."""
-    gpus = visible_gpus()
-    return gpus[0].rsplit(",", 1)[1].strip() if gpus and "," in gpus[0] else None
 
 
 TOGETHER_S = 0.05
@@ -111,7 +70,7 @@ class BuildWorker:
         return self._preparer.prepare(*records).model_dump(mode="json")
 
 
-BLAMES_THE_DEVICE = frozenset({"cuda_error", "crashed", "load", "run"})
+BLAMES_THE_DEVICE = frozenset({Reason.CUDA_ERROR, Reason.CRASHED, Reason.LOAD, Reason.RUN})
 """Reasons that a broken or wedged GPU produces as well as a broken kernel does. Believed once a
 canary has answered."""
 

@@ -40,8 +40,6 @@ READABLE_TREES = ("/proc", "/sys")
 def readable() -> list[str]:
     """Everything a child may read and execute besides its own scratch: Python, torch, this package,
     the system, CUDA's toolkit."""
-    import kernels_eval
-
     roots = [
         sys.prefix,
         sys.base_prefix,
@@ -55,7 +53,7 @@ def readable() -> list[str]:
         if (module := sys.modules.get(name)) and module.__file__
     ]
     roots += [
-        str(Path(kernels_eval.__file__).parent),
+        str(Path(__file__).parents[1]),
         os.environ.get("CUDA_HOME") or "/usr/local/cuda",
     ]
     roots += [path for path in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if path]

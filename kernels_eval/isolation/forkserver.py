@@ -19,8 +19,7 @@ import sys
 import time
 from typing import Any
 
-from kernels_eval.isolation import confinement, layers
-from kernels_eval.isolation import process_tree as processes
+from kernels_eval.isolation import confinement, layers, process_tree
 from kernels_eval.isolation.channel import Channel, ChannelClosed
 from kernels_eval.isolation.syscalls import LINUX, PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
 
@@ -102,10 +101,10 @@ class Server:
                 return {"status": None if killed else code, "cpu_s": used.ru_utime + used.ru_stime}
             if not killed and time.monotonic() > deadline:
                 killed = True
-                processes.kill_descendants(pid)
-                processes.kill(pid)
+                process_tree.kill_descendants(pid)
+                process_tree.kill(pid)
             time.sleep(
-                processes.PAUSE_S
+                process_tree.PAUSE_S
             )  # between two looks at a condition: waitpid has no time-out of its own
         return {"status": None}
 
@@ -115,11 +114,11 @@ class Server:
             if (
                 "namespace:pid" in self.layers
             ):  # its first process takes all others with it, so nobody needs to be looked for
-                for first in processes.children(pid):
-                    processes.kill(first)
+                for first in process_tree.children(pid):
+                    process_tree.kill(first)
             else:
-                processes.kill_descendants(pid)
-            processes.kill(pid)  # the keeper goes last: it adopts the orphans
+                process_tree.kill_descendants(pid)
+            process_tree.kill(pid)  # the keeper goes last: it adopts the orphans
         return self.reap(pid, 0.0)
 
     def _bury_strays(self) -> None:
@@ -127,9 +126,9 @@ class Server:
         wait for their end too."""
         if "subreaper" not in self.layers:
             return
-        for pid in set(processes.children(os.getpid())) - self.children:
-            processes.kill_descendants(pid)
-            processes.kill(pid)
+        for pid in set(process_tree.children(os.getpid())) - self.children:
+            process_tree.kill_descendants(pid)
+            process_tree.kill(pid)
             os.waitpid(pid, 0)
 
 
@@ -203,7 +202,7 @@ def _mirror(inner: int, server: int, *, adopts: bool) -> None:
         if pid == inner:
             status = ended
     if adopts:
-        processes.kill_descendants(os.getpid())
+        process_tree.kill_descendants(os.getpid())
     if os.WIFSIGNALED(status):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if os.WTERMSIG(status) != signal.SIGKILL:
@@ -213,9 +212,9 @@ def _mirror(inner: int, server: int, *, adopts: bool) -> None:
 
 
 def _end(inner: int, adopts: bool) -> None:
-    processes.kill(inner)
+    process_tree.kill(inner)
     if adopts:
-        processes.kill_descendants(os.getpid())
+        process_tree.kill_descendants(os.getpid())
     os._exit(1)
 
 

@@ -1,82 +1,214 @@
-"""Families of processes: who descends from whom, what they use together, and killing them until
-none is left.
+"""Process trees: identities that survive reuse of a process id, descendants, memory, and ending all
+of a tree.
 
-Guarantees: a descendant that made itself a session of its own is found as any other, as long as an
-ancestor in between lives or is a subreaper (the keeper of every child is one). Numbers are a
-moment's: processes come and go while they are read.
+    server = identify(popen.pid)             # process id and start time; can be stored as JSON
+    if alive(server):                        # False once it ended, even if its id was given again
+        send(server, signal.SIGTERM)
+    left = wait_gone([server], timeout_s=8)  # those that still run
+    kill_descendants(os.getpid())            # everything below this process, in any session
+    usage(popen.pid).resident_bytes          # of a process and all of its descendants
+    members([server], {"CONCUR_ROOT": "/x"}) # its session, what has this variable, and all below
+
+Guarantees: a signal sent through an `Identity` never reaches another process. A descendant in a
+session of its own is found as long as an ancestor in between lives or is a subreaper. Numbers are
+those of one moment: processes start and end while they are read. A process of another user counts
+as one that cannot be signalled and whose environment is empty.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+from kernels_eval.records import Record
+
 KILL_S = 5.0
 PAUSE_S = 0.002
+POLLED_AT_ONCE = 256
+
+
+class Identity(Record):
+    """One process, forever: `started_ticks` after the start of the machine whose `boot` this is."""
+
+    pid: int
+    started_ticks: int
+    boot: str
 
 
 @dataclass(frozen=True)
 class Usage:
+    """What a process and its descendants hold."""
+
     processes: int
     threads: int
     resident_bytes: int
 
 
+def boot_id() -> str:
+    """A name for this start of the machine."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return str(int(psutil.boot_time()))
+
+
+def identify(pid: int) -> Identity | None:
+    """The process that has this id now; None where there is none."""
+    ticks = _started_ticks(pid)
+    return None if ticks is None else Identity(pid=pid, started_ticks=ticks, boot=boot_id())
+
+
+def _started_ticks(pid: int) -> int | None:
+    # Not psutil's create_time: on Linux it moves whenever the system's clock is set.
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+    except OSError:
+        with suppress(psutil.Error):
+            return round(psutil.Process(pid).create_time() * 100)
+    return None
+
+
+def alive(identity: Identity | None) -> bool:
+    """Whether this very process runs. A zombie, which only waits to be reaped, does not."""
+    return (
+        identity is not None
+        and identity.boot == boot_id()
+        and _started_ticks(identity.pid) == identity.started_ticks
+        and not has_ended(identity.pid)
+    )
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone or a zombie."""
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def environment_variable(pid: int, name: str) -> str | None:
+    """A variable that a process was started with; None where it is unset or may not be read."""
+    try:
+        return psutil.Process(pid).environ().get(name)
+    except (psutil.Error, OSError):
+        return None
+
+
+def command_line(pid: int) -> str:
+    """The command of a process, empty where it is gone or may not be read."""
+    try:
+        return " ".join(psutil.Process(pid).cmdline())
+    except (psutil.Error, OSError):
+        return ""
+
+
+# -- families ------------------------------------------------------------------------------------
+
+
 def descendants(root: int) -> list[int]:
-    """Living descendants of a process, nearest first; zombies, which only wait to be reaped, are
-    not counted."""
-    table = None if _kernel_lists_children() else _children_by_parent()
+    """Living descendants of a process, nearest first, without zombies."""
+    table = None if os.path.exists("/proc/thread-self/children") else _children_by_parent()
     found: list[int] = []
     todo = [root]
     while todo:
         parent = todo.pop()
-        below = table.get(parent, []) if table is not None else children(parent)
+        below = children(parent) if table is None else table.get(parent, [])
         todo += below
         found += [pid for pid in below if not has_ended(pid)]
     return found
 
 
-def _kernel_lists_children() -> bool:
-    return os.path.exists(f"/proc/self/task/{os.getpid()}/children")
-
-
 def children(pid: int) -> list[int]:
-    """Processes whose parent this is, zombies included, as the kernel lists them."""
+    """Processes whose parent this is, zombies included.
+
+    Read from the kernel's own list where it keeps one: psutil reads every process of the machine,
+    which is too slow for a parent that looks at its children ten times a second.
+    """
     found: list[int] = []
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return found
-    for thread in threads:
-        try:
-            with open(f"/proc/{pid}/task/{thread}/children") as handle:
-                found += map(int, handle.read().split())
-        except OSError:
-            continue
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                found += map(int, (thread / "children").read_text().split())
     return found
 
 
 def _children_by_parent() -> dict[int, list[int]]:
-    """For kernels that do not list children, and for other systems."""
-    found: dict[int, list[int]] = {}
+    table: dict[int, list[int]] = {}
     for process in psutil.process_iter(["ppid"]):
-        found.setdefault(process.info["ppid"] or 0, []).append(process.pid)
-    return found
+        table.setdefault(process.info["ppid"] or 0, []).append(process.pid)
+    return table
 
 
-def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or waits to be reaped."""
-    try:
-        with open(f"/proc/{pid}/stat") as handle:
-            return handle.read().rpartition(")")[2].split()[0] in "ZX"
-    except (OSError, IndexError):
-        return not psutil.pid_exists(pid)
+def members(
+    leaders: Iterable[Identity], variables: Mapping[str, str] | None = None
+) -> list[Identity]:
+    """Live processes in the sessions of `leaders`, those started with one of `variables` in their
+    environment, and all below them: never this process or an ancestor of it."""
+    boot = boot_id()
+    sessions = {leader.pid: leader.started_ticks for leader in leaders if leader.boot == boot}
+    # A session's id is not given again while it has members, so a leader that is gone was not
+    # replaced by another process.
+    sessions = {
+        pid: ticks for pid, ticks in sessions.items() if _started_ticks(pid) in (None, ticks)
+    }
+    table = _children_by_parent()
+    todo = []
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError, PermissionError):
+            wanted = (variables or {}).items()
+            if os.getsid(pid) in sessions or any(
+                environment_variable(pid, name) == value for name, value in wanted
+            ):
+                todo.append(pid)
+    found: set[int] = set()
+    while todo:
+        pid = todo.pop()
+        if pid not in found:
+            found.add(pid)
+            todo += table.get(pid, [])
+    found -= {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    identities = (identify(pid) for pid in sorted(found) if not has_ended(pid))
+    return [identity for identity in identities if identity]
+
+
+def usage(root: int) -> Usage:
+    """What a process and its descendants hold now; one that ends meanwhile counts as nothing."""
+    processes = threads = resident = 0
+    for pid in (root, *descendants(root)):
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            with process.oneshot():
+                memory, running = process.memory_info().rss, process.num_threads()
+            processes, threads, resident = processes + 1, threads + running, resident + memory
+    return Usage(processes, threads, resident)
+
+
+def proportional_memory(root: int) -> int:
+    """Bytes of a tree, with shared pages divided among those who share them (PSS). Forked children
+    share most of theirs. Linux only: 0 elsewhere."""
+    total = 0
+    for pid in (root, *descendants(root)):
+        with suppress(psutil.Error):
+            total += getattr(psutil.Process(pid).memory_full_info(), "pss", 0)
+    return total
+
+
+# -- ending --------------------------------------------------------------------------------------
+
+
+def kill(pid: int) -> None:
+    """Send SIGKILL to a process that may be gone. Only for ids that cannot have been given again
+    (children, or what is below them)."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def kill_descendants(root: int, timeout_s: float = KILL_S) -> bool:
@@ -88,83 +220,43 @@ def kill_descendants(root: int, timeout_s: float = KILL_S) -> bool:
             kill(pid)
         if time.monotonic() > deadline:
             return False
-        time.sleep(
-            PAUSE_S
-        )  # between two looks at a condition: nobody tells when a stranger's process is gone
+        time.sleep(PAUSE_S)  # the end of a process that is not a child cannot be waited for
     return True
 
 
-def kill(pid: int) -> None:
+def send(identity: Identity, number: int) -> bool:
+    """Send a signal to this very process. False where it is gone or is another user's."""
     try:
-        os.kill(pid, signal.SIGKILL)
+        handle = os.pidfd_open(identity.pid)
+    except OSError:
+        return False
+    try:
+        if not alive(identity):  # looked at after the handle was opened, which pins the process
+            return False
+        signal.pidfd_send_signal(handle, number)
     except (ProcessLookupError, PermissionError):
-        return
+        return False
+    finally:
+        os.close(handle)
+    return True
 
 
-def usage(root: int) -> Usage:
-    """What a process and its descendants hold now. One that ends meanwhile counts as nothing; it
-    does not hide the others."""
-    if not os.path.isdir("/proc/self/task"):
-        return _usage_by_psutil(root)
-    processes = threads = resident = 0
-    for pid in (root, *descendants(root)):
-        try:
-            with open(f"/proc/{pid}/statm") as handle:
-                resident += int(handle.read().split()[1]) * PAGE_BYTES
-            threads += len(os.listdir(f"/proc/{pid}/task"))
-        except (OSError, IndexError):
-            continue
-        processes += 1
-    return Usage(processes, threads, resident)
-
-
-def _usage_by_psutil(root: int) -> Usage:
-    processes = threads = resident = 0
-    for pid in (root, *descendants(root)):
-        try:
-            process = psutil.Process(pid)
-            resident, threads, processes = (
-                resident + process.memory_info().rss,
-                threads + process.num_threads(),
-                processes + 1,
-            )
-        except psutil.Error:
-            continue
-    return Usage(processes, threads, resident)
-
-
-def proportional_memory(root: int) -> int:
-    """Bytes of a family with shared pages divided among those who share them (PSS): forked children
-    share most of theirs."""
-    total = 0
-    for pid in (root, *descendants(root)):
-        try:
-            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):
-                    total += int(line.split()[1]) * 1024
-        except OSError:
-            continue
-    return total
-
-
-def disk_usage(directory: Path, most_files: int) -> tuple[int, int]:
-    """Bytes and number of the files below a directory, as allocated; stops counting past
-    `most_files`."""
-    size = count = 0
-    todo = [str(directory)]
-    while todo and count <= most_files:
-        try:
-            with os.scandir(todo.pop()) as entries:
-                for entry in entries:
-                    count += 1
-                    try:
-                        size += entry.stat(follow_symlinks=False).st_blocks * 512
-                        if entry.is_dir(follow_symlinks=False):
-                            todo.append(entry.path)
-                    except OSError:
-                        continue
-                    if count > most_files:
-                        break
-        except OSError:
-            continue
-    return size, count
+def wait_gone(
+    identities: Iterable[Identity], timeout_s: float, reap: Callable[[], None] = lambda: None
+) -> list[Identity]:
+    """Wait until all have ended. Returns those that still run after `timeout_s` seconds; `reap` is
+    called now and then to collect children of this process."""
+    deadline = time.monotonic() + timeout_s
+    left = [identity for identity in identities if alive(identity)]
+    while left and (remaining := deadline - time.monotonic()) > 0:
+        poll, handles = select.poll(), []
+        for identity in left[:POLLED_AT_ONCE]:
+            with suppress(OSError):
+                handles.append(os.pidfd_open(identity.pid))
+                poll.register(handles[-1], select.POLLIN)
+        poll.poll(min(remaining, 1.0) * 1000 if handles else 0)
+        for handle in handles:
+            os.close(handle)
+        reap()
+        left = [identity for identity in left if alive(identity)]
+    return left

@@ -26,12 +26,11 @@ from typing import Any
 
 from kernels_eval.build.toolchain import default_cache, places_of
 from kernels_eval.config import LimitsConfig
-from kernels_eval.errors import SandboxError
-from kernels_eval.isolation import process_tree as families
+from kernels_eval.errors import KilledError, SandboxError
+from kernels_eval.isolation import process_tree
 from kernels_eval.isolation.channel import Channel, ChannelClosed, ChannelTimeout
 from kernels_eval.isolation.confinement import SCRATCH_FILES
 from kernels_eval.isolation.layers import WITHOUT
-from kernels_eval.parent.kill_retry import KilledError
 
 POLL_S = 0.1
 SCRATCH_POLL_S = 0.5
@@ -52,11 +51,11 @@ class Child:
     `scratch` is where the parent puts files for the child to read. The child writes in
     `scratch/work`, its working directory and home, which with the layer `tmpfs_scratch` only it can
     see. `processes` lets it start other programs (Triton's compilers, torch.compile). A child that
-    dies of SIGKILL is a KilledError, unless its role is in `believed`: then a ChildFailure as any
+    dies of SIGKILL is a KilledError, unless its role is in `blamed_roles`: then a ChildFailure as any
     other (kernels_eval.parent.kill_retry).
     """
 
-    believed: frozenset[str] = frozenset()
+    blamed_roles: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -175,7 +174,7 @@ class Child:
     @property
     def gone(self) -> bool:
         """Has it died, as far as can be seen without asking it?"""
-        return self.dead is not None or self.pid is None or families.has_ended(self.pid)
+        return self.dead is not None or self.pid is None or process_tree.has_ended(self.pid)
 
     def _wait(self, timeout: float) -> Any:
         deadline = time.monotonic() + timeout
@@ -192,14 +191,14 @@ class Child:
         does where it has ended."""
         if self.pid is None:
             return
-        if families.has_ended(
+        if process_tree.has_ended(
             self.pid
         ):  # its orphans can keep the channel open; the fork server kills them
             raise self._post_mortem("only descendants were left")
-        limits, used = self._limits, families.usage(self.pid)
+        limits, used = self._limits, process_tree.usage(self.pid)
         if (
             used.resident_bytes > self._memory_bytes
-            and families.proportional_memory(self.pid) > self._memory_bytes
+            and process_tree.proportional_memory(self.pid) > self._memory_bytes
         ):
             raise self._fail(
                 "out_of_memory",
@@ -218,7 +217,7 @@ class Child:
             "scratch_watch" in self._server.isolation
             and time.monotonic() - self._scratch_looked_at > SCRATCH_POLL_S
         ):
-            size, files = families.disk_usage(self.scratch / "work", SCRATCH_FILES)
+            size, files = _disk_usage(self.scratch / "work", SCRATCH_FILES)
             self._scratch_looked_at = time.monotonic()
             if size > limits.scratch_mb << 20 or files > SCRATCH_FILES:
                 raise self._fail(
@@ -249,7 +248,7 @@ class Child:
             self.dead = ChildFailure(
                 "run", f"used {cpu_s:.0f} s of processor time, the limit is {self._limits.cpu_s} s"
             )
-        elif code == -signal.SIGKILL and self._role not in self.believed:
+        elif code == -signal.SIGKILL and self._role not in self.blamed_roles:
             self.dead = KilledError(
                 f"the {self._role} process was killed by SIGKILL",
                 "see whether dmesg names the OOM killer",
@@ -278,7 +277,7 @@ class Child:
                 return 0
             for path in (
                 p
-                for pid in (self.pid, *families.descendants(self.pid))
+                for pid in (self.pid, *process_tree.descendants(self.pid))
                 for p in Path(f"/proc/{pid}/task").glob("*/schedstat")
             ):
                 try:
@@ -444,7 +443,7 @@ class ForkServer:
     def kill(self, pid: int) -> None:
         """Kill a child with all of its descendants; they are gone when this returns."""
         if not self.alive:
-            families.kill_descendants(
+            process_tree.kill_descendants(
                 pid
             )  # nobody reaps: what is left of them are entries of init's
             return
@@ -475,6 +474,29 @@ class ForkServer:
         self._process.wait()
         shutil.rmtree(self.base, ignore_errors=True)
         shutil.rmtree(self.shared, ignore_errors=True)
+
+
+def _disk_usage(directory: Path, most_files: int) -> tuple[int, int]:
+    """Bytes and number of the files below a directory, as allocated; stops counting past
+    `most_files`."""
+    size = count = 0
+    todo = [str(directory)]
+    while todo and count <= most_files:
+        try:
+            with os.scandir(todo.pop()) as entries:
+                for entry in entries:
+                    count += 1
+                    try:
+                        size += entry.stat(follow_symlinks=False).st_blocks * 512
+                        if entry.is_dir(follow_symlinks=False):
+                            todo.append(entry.path)
+                    except OSError:
+                        continue
+                    if count > most_files:
+                        break
+        except OSError:
+            continue
+    return size, count
 
 
 @cache

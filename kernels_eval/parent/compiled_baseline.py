@@ -5,7 +5,7 @@ Guarantees: whatever goes wrong with it (it does not compile, compiles too long,
 dies, compiles again while it is timed) costs this baseline with a reason, never a verdict; it is
 timed only after its answers to two sets of inputs have passed the gates that candidates have to
 pass; its outputs lie where no candidate can look, and no longer than they are compared. Does not
-guarantee a baseline for every task: `why_not` says why there is none. A SIGKILL that is not to be
+guarantee a baseline for every task: `unavailable_reason` says why there is none. A SIGKILL that is not to be
 believed passes through as SandboxError.
 """
 
@@ -29,7 +29,7 @@ ROLE = "compiled"
 
 
 class Lost(Exception):
-    """The compiled reference can no longer be timed; `CompiledReference.why_not` says why."""
+    """The compiled reference can no longer be timed; `CompiledReference.unavailable_reason` says why."""
 
 
 class CompiledReference:
@@ -38,18 +38,18 @@ class CompiledReference:
     def __init__(self, reference: ReferenceProcess, config: EvalConfig, device: str) -> None:
         self.reference, self.config, self.device = reference, config, device
         self.mode = config.timing.compile_mode
-        self.why_not = ""
+        self.unavailable_reason = ""
         self.graphs = 0
         self._child: Child | None = None
         self._compile_s = 0.0
 
-    def open(self, server: ForkServer, believed: frozenset[str] = frozenset()) -> None:
+    def open(self, server: ForkServer, blamed_roles: frozenset[str] = frozenset()) -> None:
         """Compile and check, once; afterwards only repeat what came of it. Raises SandboxError
         where the machine failed."""
         self._compile_s = 0.0
         if self._child is not None:
-            self._child.believed = believed
-        if self.why_not or (self._child is not None and self._child.dead is None):
+            self._child.blamed_roles = blamed_roles
+        if self.unavailable_reason or (self._child is not None and self._child.dead is None):
             return
         self.close()
         started = time.monotonic()
@@ -59,13 +59,13 @@ class CompiledReference:
             self._child = Child(
                 server, ROLE, self.config.limits, self.reference.output_bytes, processes=True
             )
-            self._child.believed = believed
+            self._child.blamed_roles = blamed_roles
             self._compile()
             for trial in (self.reference.trials[0], self.reference.after):
                 self._check(trial)
             self._forget_outputs()
         except Lost:
-            pass  # `why_not` says why
+            pass  # `unavailable_reason` says why
         except SandboxError:
             self.close()
             raise
@@ -74,7 +74,7 @@ class CompiledReference:
     def side(self, seeds: list[int]) -> CompiledSampler | None:
         """What is timed, with the inputs of these seeds; None where there is nothing to time."""
         try:
-            if not self.why_not:
+            if not self.unavailable_reason:
                 self.graphs = int(self._ask("timing_inputs", seeds=seeds)["graphs"])
                 return CompiledSampler(
                     self._sample,
@@ -86,13 +86,15 @@ class CompiledReference:
 
     def rest(self) -> None:
         """Give back the memory of the inputs: the samples are taken."""
-        if not self.why_not:
+        if not self.unavailable_reason:
             with suppress(Lost):  # it has been timed; the next candidate is told
                 self._ask("timing_inputs", seeds=[])
 
     def absent(self) -> CompiledBaseline:
         """The record of a baseline that is not there."""
-        return CompiledBaseline(mode=self.mode, compile_s=self._compile_s, why_not=self.why_not)
+        return CompiledBaseline(
+            mode=self.mode, compile_s=self._compile_s, unavailable_reason=self.unavailable_reason
+        )
 
     def close(self) -> None:
         if self._child is not None:
@@ -162,7 +164,7 @@ class CompiledReference:
         """Raises Lost where there is no answer."""
         limit = timeout or self.config.limits.reference_s
         if self._child is None:
-            self._lose(self.why_not or "its process is gone")
+            self._lose(self.unavailable_reason or "its process is gone")
         try:
             answer = self._child.request(command, timeout=limit, **arguments)
         except ChildFailure as failure:
@@ -173,6 +175,6 @@ class CompiledReference:
         return answer
 
     def _lose(self, why: str) -> None:
-        self.why_not = one_line(why)[:500] or "no reason was given"
+        self.unavailable_reason = one_line(why)[:500] or "no reason was given"
         self.close()  # at once: its memory is needed
-        raise Lost(self.why_not)
+        raise Lost(self.unavailable_reason)

@@ -3,7 +3,7 @@ candidate.
 
 Guarantees: every question has a deadline; what the reference's side cannot answer is the task's
 fault, what the candidate's side cannot answer is the candidate's, and both end the verification as
-a `Stop`. A SIGKILL that is not to be believed, and the death of the fork server, pass through as
+a `Stop`. A SIGKILL that is not blamed on its process, and the death of the fork server, pass through as
 SandboxError.
 """
 
@@ -77,7 +77,7 @@ class ReferenceProcess:
         self.trials: list[Trial] = []
         self.unsuitable: set[str] = set()
         self._start = start
-        self._believed: frozenset[str] = frozenset()
+        self._blamed_roles: frozenset[str] = frozenset()
         self.child = self._started()
         self.flags: tuple[str, ...] = ()
         self._matters: dict[tuple[int, ...], bool] = {}
@@ -87,19 +87,19 @@ class ReferenceProcess:
 
     def _started(self) -> Child:
         child = self._start()
-        child.believed = self._believed
+        child.blamed_roles = self._blamed_roles
         self.path = child.scratch / "task.py"
         self.path.write_text(self.task.code, encoding="utf-8", errors="replace")
         return child
 
-    def open(self, believed: frozenset[str] = frozenset()) -> None:
+    def open(self, blamed_roles: frozenset[str] = frozenset()) -> None:
         """Load the task and compute the expected values, once; afterwards repeat what came of it.
         Raises Stop with a task_error.
 
-        `believed` holds until the next call: where it names the reference, a SIGKILL is a
+        `blamed_roles` holds until the next call: where it names the reference, a SIGKILL is a
         task_error too.
         """
-        self._believed = self.child.believed = believed
+        self._blamed_roles = self.child.blamed_roles = blamed_roles
         if self.failure:
             raise self.failure
         if self.trials:

@@ -10,6 +10,7 @@ from typing import Any
 
 from kernels_eval.checks.timing import MOST_CALLS, ImplausibleTime, measure
 from kernels_eval.config import EvalConfig
+from kernels_eval.devices import throttled
 from kernels_eval.parent.compiled_baseline import CompiledReference, Lost
 from kernels_eval.parent.handles import CandidateProcess, ReferenceProcess
 from kernels_eval.parent.messages import Sample, Stop, believe_form
@@ -198,6 +199,4 @@ class PairedClock:
     def _throttled(self) -> bool | None:
         if not self.on_gpu:
             return None
-        from kernels_eval.parent.gpu_clocks import throttled
-
         return throttled()

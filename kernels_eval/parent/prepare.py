@@ -24,7 +24,7 @@ from kernels_eval.config import EvalConfig
 from kernels_eval.isolation.landlock import compiler_confinement
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
 from kernels_eval.parent.handles import LOG_BYTES
-from kernels_eval.parent.kill_retry import until_believed
+from kernels_eval.parent.kill_retry import retry_killed
 from kernels_eval.parent.messages import Finding, Stop, believe_form
 from kernels_eval.records import Candidate, KernelTask, Language, Record
 
@@ -90,10 +90,10 @@ class Preparer:
 
         Raises EvalError only where the machine fails.
         """
-        return until_believed(lambda believed: self._prepare(candidate, task, believed))
+        return retry_killed(lambda blamed_roles: self._prepare(candidate, task, blamed_roles))
 
     def _prepare(
-        self, candidate: Candidate, task: KernelTask | None, believed: frozenset[str]
+        self, candidate: Candidate, task: KernelTask | None, blamed_roles: frozenset[str]
     ) -> Prepared:
         started = time.monotonic()
         flags: tuple[str, ...] = ()
@@ -109,7 +109,7 @@ class Preparer:
             if screened.reason:
                 raise Stop(screened.reason, screened.detail)
             if candidate.language is not Language.TRITON:
-                for spec in self._capture(candidate.code, task, believed):
+                for spec in self._capture(candidate.code, task, blamed_roles):
                     native = screen_native(spec.text)
                     flags = tuple(dict.fromkeys((*flags, *native.flags)))
                     if native.reason:
@@ -137,12 +137,12 @@ class Preparer:
         )
 
     def _capture(
-        self, code: str, task: KernelTask | None, believed: frozenset[str]
+        self, code: str, task: KernelTask | None, blamed_roles: frozenset[str]
     ) -> list[ExtensionSpec]:
         if "load" not in code:
             return []
         with Child(self.server, "capture", self.config.limits) as child:
-            child.believed = believed
+            child.blamed_roles = blamed_roles
             path = child.scratch / "candidate.py"
             path.write_text(code, encoding="utf-8", errors="replace")
             try:

@@ -31,7 +31,7 @@ from kernels_eval.parent.handles import (
     Trial,
     unmatched_shapes,
 )
-from kernels_eval.parent.kill_retry import until_believed
+from kernels_eval.parent.kill_retry import retry_killed
 from kernels_eval.parent.messages import (
     REASON_OF_CHANGE,
     Finding,
@@ -128,10 +128,14 @@ class Runner:
 
     def run(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
         """The verdict of one prepared candidate. Raises EvalError only where the machine fails."""
-        return until_believed(lambda believed: self._run(task, candidate, prepared, believed))
+        return retry_killed(lambda blamed_roles: self._run(task, candidate, prepared, blamed_roles))
 
     def _run(
-        self, task: KernelTask, candidate: Candidate, prepared: Prepared, believed: frozenset[str]
+        self,
+        task: KernelTask,
+        candidate: Candidate,
+        prepared: Prepared,
+        blamed_roles: frozenset[str],
     ) -> Verdict:
         started = time.monotonic()
         facts: dict[str, Any] = {}
@@ -139,7 +143,7 @@ class Runner:
         try:
             if prepared.finding:
                 raise Stop(prepared.finding.reason, prepared.finding.detail, prepared.finding.log)
-            self._verify(task, candidate, prepared, facts, spent, believed)
+            self._verify(task, candidate, prepared, facts, spent, blamed_roles)
             finding = Finding(reason="ok")
         except Stop as stop:
             finding = stop.finding
@@ -158,16 +162,16 @@ class Runner:
         prepared: Prepared,
         facts: dict[str, Any],
         spent: Stopwatch,
-        believed: frozenset[str],
+        blamed_roles: frozenset[str],
     ) -> None:
         with spent.on("reference_s"):
-            reference = self._reference_for(task, believed)
+            reference = self._reference_for(task, blamed_roles)
         try:
-            self._verify_against(reference, task, candidate, prepared, facts, spent, believed)
+            self._verify_against(reference, task, candidate, prepared, facts, spent, blamed_roles)
         except MadeElsewhere:
             with spent.on("reference_s"):
-                reference = self._reference_for(task, believed, construct_on="cpu")
-            self._verify_against(reference, task, candidate, prepared, facts, spent, believed)
+                reference = self._reference_for(task, blamed_roles, construct_on="cpu")
+            self._verify_against(reference, task, candidate, prepared, facts, spent, blamed_roles)
 
     def _verify_against(
         self,
@@ -177,14 +181,14 @@ class Runner:
         prepared: Prepared,
         facts: dict[str, Any],
         spent: Stopwatch,
-        believed: frozenset[str],
+        blamed_roles: frozenset[str],
     ) -> None:
         facts.update(
             device=reference.device_name,
             reference_operators=reference.operators,
             flags=reference.flags,
         )
-        with self._candidate_child(candidate, reference, believed) as child:
+        with self._candidate_child(candidate, reference, blamed_roles) as child:
             process = CandidateProcess(child, self.builder, self.config, facts)
             reference.ask("new_candidate")
             self.builder.cache.renew(
@@ -205,7 +209,7 @@ class Runner:
                     self._behaviour(process, facts)
                 if self.config.time_correct:
                     with spent.on("reference_s"):
-                        compiled = self._compiled_for(reference, believed)
+                        compiled = self._compiled_for(reference, blamed_roles)
                     with spent.on("timing_s"):
                         self._spares.settle()
                         self._time(
@@ -222,7 +226,7 @@ class Runner:
 
     @contextmanager
     def _candidate_child(
-        self, candidate: Candidate, reference: ReferenceProcess, believed: frozenset[str]
+        self, candidate: Candidate, reference: ReferenceProcess, blamed_roles: frozenset[str]
     ) -> Iterator[Child]:
         """The process of one candidate; the next one's is started meanwhile."""
         exchange = reference.output_bytes, reference.shared_descriptor
@@ -239,7 +243,7 @@ class Runner:
             )
         else:
             child = self._spares.take(self.server, "candidate", *exchange)
-        child.believed = believed
+        child.blamed_roles = blamed_roles
         self._spares.replenish(self.server)
         try:
             yield child
@@ -526,7 +530,7 @@ class Runner:
     # -- the reference -----------------------------------------------------------------------------
 
     def _reference_for(
-        self, task: KernelTask, believed: frozenset[str], construct_on: str | None = None
+        self, task: KernelTask, blamed_roles: frozenset[str], construct_on: str | None = None
     ) -> ReferenceProcess:
         """The reference process at hand where it serves, else a new one. One whose weights were
         made on the CPU serves every candidate."""
@@ -546,11 +550,11 @@ class Runner:
                 construct_on,
             )
             self._spares.buried()
-        self._reference.open(believed)
+        self._reference.open(blamed_roles)
         return self._reference
 
     def _compiled_for(
-        self, reference: ReferenceProcess, believed: frozenset[str]
+        self, reference: ReferenceProcess, blamed_roles: frozenset[str]
     ) -> CompiledReference | None:
         """The second baseline of this reference, where it is asked for: compiled for the first
         candidate that is to be timed, and kept."""
@@ -558,7 +562,7 @@ class Runner:
             return None
         if self._compiled is None:
             self._compiled = CompiledReference(reference, self.config, self.device)
-        self._compiled.open(self.server, believed)
+        self._compiled.open(self.server, blamed_roles)
         return self._compiled
 
     def _drop_reference(self) -> None:

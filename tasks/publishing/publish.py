@@ -33,8 +33,8 @@ from tasks.publishing.croissant import croissant
 from tasks.publishing.lineage import Lineage, analysis_of, facts, lineage
 from tasks.publishing.shards import SHARD_BYTES, Shard, write_shards
 from tasks.publishing.statistics import statistics_of
-from tasks.publishing.text import cell
 from tasks.publishing.workloads import Workloads, workloads_of
+from tasks.reporting.text import cell
 from tasks.store.snapshot import Snapshot, SnapshotRef, code_version
 
 PUBLICATION, README, CROISSANT, DATA, FIGURES = (

@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from kernels_eval.build.toolchain import default_cache
 from kernels_eval.records import Record
+from tasks.files import atomic_write
 
 KEPT = 3
 log = logging.getLogger(__name__)
@@ -55,30 +54,23 @@ def keep(
 
     folder = _folder(hub_id, split)
     target = folder / f"{commit}.parquet"
-    temporary = folder / f".{commit}.{os.getpid()}.tmp"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        pl.DataFrame(rows, infer_schema_length=None).select(list(columns)).write_parquet(
-            temporary, compression="zstd"
-        )
+        frame = pl.DataFrame(rows, infer_schema_length=None).select(list(columns))
+        atomic_write(target, lambda path: frame.write_parquet(path, compression="zstd"))
         pin = Pin(
             hub_id=hub_id,
             split=split,
             commit=commit,
             columns=tuple(columns),
             rows=len(rows),
-            sha256=_digest(temporary),
+            sha256=_digest(target),
             fetched_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        os.replace(temporary, target)
-        temporary.write_text(pin.model_dump_json(indent=2), encoding="utf-8")
-        os.replace(temporary, target.with_suffix(".json"))
+        atomic_write(target.with_suffix(".json"), pin.model_dump_json(indent=2))
         for old in [each for each, _ in _copies(hub_id, split)][KEPT:]:
             (folder / f"{old.commit}.json").unlink(missing_ok=True)
             (folder / f"{old.commit}.parquet").unlink(missing_ok=True)
     except (OSError, pl.exceptions.PolarsError) as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
         log.warning("no copy of %s at %s was kept: %s", hub_id, commit, error)
         return None
     return pin

@@ -12,9 +12,6 @@ at hand.
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -25,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import stable_hash
+from tasks.files import atomic_directory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -112,16 +110,12 @@ def build_small_model(
             f"{directory} holds something other than this small model",
             "choose another directory, or remove this one",
         )
-    temporary = directory.with_name(f".{directory.name}.{uuid.uuid4().hex[:8]}.tmp")
+    marker = json.dumps({"key": key, "config": config.model_dump()}, indent=2)
     try:
-        temporary.mkdir(parents=True)
-        with quiet_progress():
-            _write_tokenizer(temporary, texts, config)
-            _write_model(temporary, config)
-        (temporary / MARKER).write_text(
-            json.dumps({"key": key, "config": config.model_dump()}, indent=2), encoding="utf-8"
-        )
-        os.replace(temporary, directory)
+        with atomic_directory(directory) as folder, quiet_progress():
+            _write_tokenizer(folder, texts, config)
+            _write_model(folder, config)
+            (folder / MARKER).write_text(marker, encoding="utf-8")
     except OSError as error:
         if _marker_key(directory) == key:  # another process finished the same model first
             return directory
@@ -129,8 +123,6 @@ def build_small_model(
             f"cannot write the small model to {directory}: {error}",
             "choose a directory that can be written",
         ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return directory
 
 

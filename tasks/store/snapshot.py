@@ -71,8 +71,8 @@ def _parsed(text: str) -> ast.Module:
 
 
 def _logic_digest(path: Path) -> str:
-    """Kept as long as the file does not change: a sweep asks hundreds of times, and parsing all of
-    a package takes seconds."""
+    """Kept as long as the file does not change: an ablation asks hundreds of times, and parsing all
+    of a package takes seconds."""
     found = path.stat()
     return _digest_of(path, found.st_mtime_ns, found.st_size)
 

@@ -4,7 +4,7 @@ artifacts where they were asked for.
 Guarantees: a tracking server or database that does not answer is an error, never a hang; the
 environment and the loggers are as before when a block ends; an experiment is made once, whoever is
 first. Does not guarantee that a server that answered goes on answering: who can write the same
-again does so with `outliving`.
+again does so with `retry_mlflow`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from __future__ import annotations
 import logging
 import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from kernels_eval.errors import EvalError, UsageError
+from tasks.retry import DEADLINE_S, retry_until_back
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -26,11 +26,8 @@ if TYPE_CHECKING:
 HTTP_TIMEOUT_S = 15
 HTTP_RETRIES = 2
 DATABASE_TIMEOUT_S = 10
-BACK_S = 180.0
-"""How long a server that died is waited for: what keeps it alive starts it again within half a
-minute, on a busy machine within two."""
-WRITES = 3
-ASK_EVERY_S = 1.0
+BACK_S = DEADLINE_S
+"""Seconds for which a server that died is waited for."""
 
 T = TypeVar("T")
 
@@ -153,52 +150,33 @@ def find_experiment(client: MlflowClient, name: str, location: str | None) -> st
     return found.experiment_id
 
 
-def outliving(
-    tracking_uri: str, write: Callable[[], T], tell: Callable[[str], None] = lambda line: None
+def retry_mlflow(
+    tracking_uri: str, write: Callable[[], T], log: Callable[[str], None] = lambda line: None
 ) -> T:
-    """What `write` returns, called again where the server died meanwhile and answers once more
-    within `BACK_S`: `WRITES` times at most.
+    """Return what `write` returns, called again where a tracking server died and came back.
 
-    `write` must leave the same behind however often it is called. Raises what its last call raised;
-    a refusal is never asked for twice.
+    `write` must leave the same behind however often it is called. Databases are opened once.
+    Raises what the last call of `write` raised; a refusal is never asked for twice.
     """
-    for _ in range(WRITES - 1):
-        try:
-            return write()
-        except Exception as error:
-            if not tracking_uri.startswith(("http://", "https://")) or not _is_gone(error):
-                raise
-            tell(f"MLflow at {tracking_uri} does not answer; for {BACK_S:.0f} s it is waited for")
-            if not _comes_back(tracking_uri):
-                raise
-    return write()
+    served = tracking_uri.startswith(("http://", "https://"))
+    return retry_until_back(
+        write,
+        service=f"MLflow at {tracking_uri}",
+        is_absent=lambda error: served and _is_absent(error),
+        log=log,
+        deadline_s=BACK_S,
+    )
 
 
-def _is_gone(error: BaseException) -> bool:
-    """Is this what a server's absence looks like, and not its answer?"""
+def _is_absent(error: BaseException) -> bool:
+    """Does the error mean that no server answered? Every answer is a RestException."""
     from mlflow.exceptions import MlflowException, RestException
     from requests import exceptions as requests
 
     if isinstance(error, RestException):
         return False
-    wrapped = (
-        isinstance(error, MlflowException) and error.error_code == "INTERNAL_ERROR"
-    )  # what MLflow's client makes of all below
+    # MLflow's client wraps connection errors and time-outs of requests in this code
+    wrapped = isinstance(error, MlflowException) and error.error_code == "INTERNAL_ERROR"
     return wrapped or isinstance(
         error, ConnectionError | requests.ConnectionError | requests.Timeout
     )
-
-
-def _comes_back(tracking_uri: str) -> bool:
-    deadline = time.monotonic() + BACK_S
-    while True:
-        try:
-            with bounded_and_quiet():
-                connect(tracking_uri).search_experiments(max_results=1)
-            return True
-        except Exception as error:
-            if not _is_gone(error):  # it refuses, so it is there
-                return True
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(ASK_EVERY_S)  # between two questions; what ends the wait is the answer

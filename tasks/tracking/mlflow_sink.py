@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 STAGE_TAG = "concur.stage"
-KIND_TAG = "concur.kind"  # on runs that are written while a sweep works
+KIND_TAG = "concur.kind"  # on runs that are written while an ablation works
 STALE_S = 3600.0  # a run is written in seconds, the largest adapter in minutes
 
 
@@ -127,7 +127,7 @@ def _close_stale(client: MlflowClient, experiment_id: str) -> None:
     for run in running:
         if (
             FINGERPRINT_TAG in run.data.tags and KIND_TAG not in run.data.tags
-        ):  # that of a sweep is open for as long as the sweep works
+        ):  # that of an ablation is open for as long as the ablation works
             _close(client, run, "KILLED")
 
 

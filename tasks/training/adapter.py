@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from kernels_eval.errors import EvalError, UsageError
+from tasks.files import atomic_directory
 from tasks.sources.small_model import load_causal_model, load_tokenizer, quiet_progress
 
 if TYPE_CHECKING:
@@ -263,9 +262,7 @@ def merge_adapter(
         raise UsageError(
             "there is no probe to compare merged and unmerged weights on", "give at least one text"
         )
-    temporary = out_dir.with_name(f".{out_dir.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
+    with atomic_directory(out_dir) as temporary:
         with torch.inference_mode(), quiet_progress():
             base = _logits(load_causal_model(base_model_dir, dtype=torch.float32), encoded)
             apart = _merged_into(
@@ -289,9 +286,6 @@ def merge_adapter(
                 "merge in float32, or serve the adapter beside the base model",
             )
         (temporary / MERGE).write_text(json.dumps(check.model_dump(), indent=2), encoding="utf-8")
-        os.replace(temporary, out_dir)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return check
 
 

@@ -8,13 +8,13 @@ are the publisher's to check, and the card says so.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tasks.files import atomic_write
 from tasks.sources.hub import is_hub_id
 from tasks.training.adapter import AdapterFacts, MergeCheck
 from tasks.training.evaluation import HeldOutLoss
@@ -67,11 +67,7 @@ def sources_of(recipe: BaseModel) -> dict[str, str]:
 def write_card(directory: Path, facts: CardFacts) -> Path:
     """Write README.md into an adapter's directory, in place of PEFT's empty form. Returns its
     path."""
-    path = directory / CARD
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(card(facts), encoding="utf-8")
-    os.replace(temporary, path)
-    return path
+    return atomic_write(directory / CARD, card(facts))
 
 
 def card(facts: CardFacts) -> str:

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import stable_hash
+from tasks.files import atomic_directory, atomic_write
 from tasks.training.recipe import TrainingRecipe
 
 if TYPE_CHECKING:
@@ -177,14 +178,12 @@ def save_adapter(trainer: SFTTrainer, adapter_dir: Path) -> Path:
     of them; the first one writes."""
     state = _gathered(trainer.model) if trainer.is_fsdp_enabled else None
     if trainer.is_world_process_zero():
-        temporary = adapter_dir.with_name(f".{adapter_dir.name}.{os.getpid()}.tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
-        trainer.accelerator.unwrap_model(trainer.model).save_pretrained(temporary, state_dict=state)
-        _sort_targets(temporary / "adapter_config.json")
-        shutil.rmtree(
-            adapter_dir, ignore_errors=True
-        )  # an earlier run's; a directory cannot be renamed onto a full one
-        os.replace(temporary, adapter_dir)
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        with atomic_directory(adapter_dir) as folder:
+            model.save_pretrained(folder, state_dict=state)
+            _sort_targets(folder / "adapter_config.json")
+            # an earlier run's: a directory cannot be renamed onto one with content
+            shutil.rmtree(adapter_dir, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
     return adapter_dir
 
@@ -210,10 +209,7 @@ def _sort_targets(path: Path) -> None:
 
 
 def _mark(directory: Path, identity: RunIdentity) -> None:
-    marker = directory / COMPLETE
-    temporary = marker.with_suffix(".tmp")
-    temporary.write_text(identity.model_dump_json(), encoding="utf-8")
-    os.replace(temporary, marker)
+    atomic_write(directory / COMPLETE, identity.model_dump_json())
 
 
 def _marker(directory: Path) -> dict[str, Any] | None:

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import KernelTask, Language
+from tasks.files import atomic_write, explain_write_errors
 from tasks.progress import observed_by
 from tasks.sources.tables import shown
 from tasks.verification.batch_progress import Watch
@@ -65,7 +66,7 @@ def verify_batch(
     fails, KeyboardInterrupt where it is interrupted; after all but the first two the same call goes
     on.
     """
-    from kernels_eval.cluster.worker import require_device
+    from kernels_eval.devices import require_device
     from tasks.sources.stage import keep
     from tasks.synthesis.tables import CandidateTable
     from tasks.verification import stage
@@ -111,11 +112,9 @@ def verify_batch(
         candidates_ref = table.write(root, found, tasks_ref, language)
         verdicts = stage.run(candidates_ref, tasks_ref, config, language, verification=Watched)
     summary = summarise(verdicts, {"tasks": tasks_ref, "candidates": candidates_ref}, directory)
-    _write_verdicts(verdicts.open(), candidates_ref.open(), directory / VERDICTS_FILE)
-    _replace(
-        directory / SUMMARY_FILE,
-        lambda path: path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8"),
-    )
+    with explain_write_errors(directory, "free some disk, then run the same command again"):
+        _write_verdicts(verdicts.open(), candidates_ref.open(), directory / VERDICTS_FILE)
+        atomic_write(directory / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
     counts = {"by_workers": watch.reached, "without_worker": summary["candidates"] - watch.reached}
     return {**summary, "this_run": {"seconds": round(time.monotonic() - began_s, 1), **counts}}
 
@@ -365,21 +364,7 @@ def _write_verdicts(verdicts: Snapshot, candidates: Snapshot, path: Path) -> Non
                         }
                     writer.write_table(pa.Table.from_pylist(batch, schema=schema))
 
-    _replace(path, write)
-
-
-def _replace(path: Path, write: Any) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write(temporary)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {path}: {error.strerror or error}",
-            "free some disk, then run the same command again",
-        ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    atomic_write(path, write)
 
 
 def print_summary(data: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from kernels_eval.cluster.pool import Pool
-from kernels_eval.cluster.worker import require_device
+from kernels_eval.devices import require_device
 from kernels_eval.errors import ClusterError, EvalError, UsageError
 from kernels_eval.parent.messages import Finding
 from kernels_eval.parent.prepare import Prepared
@@ -55,7 +55,7 @@ def device_name(language: Language) -> str:
     language's device is missing."""
     require_device(language)
     if language.needs_gpu:
-        from kernels_eval.cluster.worker import visible_gpus
+        from kernels_eval.devices import visible_gpus
 
         return visible_gpus()[0].split(",")[0].strip()
     try:

@@ -20,9 +20,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from kernels_eval.config import LimitsConfig
-from kernels_eval.errors import SandboxError
+from kernels_eval.errors import KilledError, SandboxError
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
-from kernels_eval.parent.kill_retry import KilledError
 from kernels_eval.records import KernelTask
 from tasks.workload.config import WorkloadConfig
 from tasks.workload.record import Workload
@@ -82,7 +81,7 @@ class Measurer:
             self._server.close()
             raise SandboxError("the measurements were ended")
         with Child(self._server, "workload", self._limits) as child:
-            child.believed = frozenset({"workload"})
+            child.blamed_roles = frozenset({"workload"})
             path = child.scratch / "task.py"
             path.write_text(task.code, encoding="utf-8", errors="replace")
             try:

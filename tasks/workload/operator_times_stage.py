@@ -16,9 +16,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from kernels_eval.config import LimitsConfig
-from kernels_eval.errors import SandboxError
+from kernels_eval.errors import KilledError, SandboxError
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
-from kernels_eval.parent.kill_retry import KilledError
 from kernels_eval.records import KernelTask, stable_hash
 from tasks.progress import report
 from tasks.store.snapshot import Snapshot, SnapshotRef, code_version, fingerprint, known_rows
@@ -61,7 +60,7 @@ class Profiler:
         if self._server is None or not self._server.alive:
             self._server = ForkServer(threads=config.threads, readable=())
         with Child(self._server, ROLE, self._limits) as child:
-            child.believed = frozenset({ROLE})
+            child.blamed_roles = frozenset({ROLE})
             path = child.scratch / "task.py"
             path.write_text(task.code, encoding="utf-8", errors="replace")
             try:

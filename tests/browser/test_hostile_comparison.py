@@ -1,5 +1,5 @@
-"""Stored cross-site scripting by way of a sweep: its comparison and its runs in MLflow show what
-strangers wrote, and nothing acts."""
+"""Stored cross-site scripting by way of an ablation: its comparison and its runs in MLflow show
+what strangers wrote, and nothing acts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.acted import fired, settled, visit, words
 from tests.support.browser import Browser, chromium
-from tests.support.hostile_sweep import HostileRuns, hostile_comparison, log_hostile_sweep
+from tests.support.hostile_ablation import HostileRuns, hostile_comparison, log_hostile_ablation
 from tests.support.payloads import CANARY, PAYLOADS
 from tests.support.servers import mlflow_server
 
@@ -37,9 +37,9 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Logged]:
-    folder = tmp_path_factory.mktemp("sweep")
+    folder = tmp_path_factory.mktemp("ablation")
     with mlflow_server(folder / "mlflow") as server:
-        yield Logged(server.url, log_hostile_sweep(folder, server.url))
+        yield Logged(server.url, log_hostile_ablation(folder, server.url))
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_its_other_files_in_the_preview_of_mlflow(
     quiet(browser)
 
 
-def test_the_runs_of_the_sweep_and_their_comparison_in_mlflow(
+def test_the_runs_of_the_ablation_and_their_comparison_in_mlflow(
     browser: Browser, logged: Logged
 ) -> None:
     runs = f"{logged.url}/#/experiments/{logged.runs.experiment}/runs"
@@ -163,7 +163,7 @@ def test_the_runs_of_the_sweep_and_their_comparison_in_mlflow(
     chosen = (quote(json.dumps(each)) for each in (logged.runs.children, [logged.runs.experiment]))
     pages["compared"] = "{}/#/compare-runs?runs={}&experiments={}".format(logged.url, *chosen)
     for name, url in pages.items():
-        visit(browser, url, "onerror", f"hostile-sweep-{name}")
+        visit(browser, url, "onerror", f"hostile-ablation-{name}")
         quiet(browser)
     browser.page.get_by_text("Comparing 2 Runs").wait_for()
     browser.page.get_by_text("exec_at_1", exact=True).first.wait_for()

@@ -1,5 +1,5 @@
-"""Sweeps: what they are made of, what they cost, and that a branch that fails, a kill or an empty
-budget costs no more than it must."""
+"""Ablations: what they are made of, what they cost, and that a branch that fails, a kill or an
+empty budget costs no more than it must."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from click.testing import CliRunner
 from flows.ablation.estimate import Work, estimate, require_within
 from flows.ablation.meter import BRANCH, Meter
 from flows.ablation.plan import (
-    SweepConfig,
+    AblationConfig,
+    ablation_config,
     branch_pipeline,
     parsed_list,
     pipeline_of,
     planned_branches,
-    sweep_config,
 )
 from flows.ablation.records import load_spent, sole_writer
 from flows.cli.main import main
 from kernels_eval.errors import UsageError
-from tests.support.quick_sweeps import Quick, devices, profile, quick, samples
+from tests.support.quick_ablations import Quick, devices, profile, quick, samples
 
 __all__ = ["devices", "quick"]
 STRATEGIES = ("concur", "random", "min_length")
@@ -35,7 +35,7 @@ STRATEGIES = ("concur", "random", "min_length")
 
 
 def test_branches_are_strategies_by_sizes_by_seeds_each_with_its_seed_everywhere() -> None:
-    config = SweepConfig(strategies=("concur", "random"), sizes=(None, 4), seeds=(0, 3))
+    config = AblationConfig(strategies=("concur", "random"), sizes=(None, 4), seeds=(0, 3))
     plans = planned_branches(config)
     assert [plan.name for plan in plans] == [
         *("concur-all-seed0", "concur-all-seed3", "concur-4-seed0", "concur-4-seed3"),
@@ -71,7 +71,7 @@ def test_a_strategy_file_is_called_by_its_name_and_its_size_holds_where_none_is_
 ) -> None:
     path = tmp_path / "quick_ones.yaml"
     path.write_text("strategy: speedup\nsize: 7\n")
-    (plan,) = planned_branches(SweepConfig(strategies=(str(path),), seeds=(1,)))
+    (plan,) = planned_branches(AblationConfig(strategies=(str(path),), seeds=(1,)))
     assert (plan.name, plan.strategy, plan.size, plan.curation.strategy) == (
         "quick_ones-7-seed1",
         "quick_ones",
@@ -99,7 +99,7 @@ def test_a_strategy_file_is_called_by_its_name_and_its_size_holds_where_none_is_
 )
 def test_bad_input_is_one_clear_error(asked: dict[str, Any], words: tuple[str, ...]) -> None:
     with pytest.raises(UsageError) as caught:
-        config = sweep_config(**asked)
+        config = ablation_config(**asked)
         pipeline_of(config)
         planned_branches(config)
     assert all(word in str(caught.value) for word in words), caught.value
@@ -113,7 +113,7 @@ def test_lists_of_the_command_line_are_read_strictly(text: str) -> None:
 
 
 def test_the_form_is_readable() -> None:
-    schema = SweepConfig.model_json_schema()
+    schema = AblationConfig.model_json_schema()
     for name, field in schema["properties"].items():
         assert (
             field["title"][0].isupper()
@@ -149,20 +149,20 @@ def test_the_command_answers_help_and_refuses_nonsense_without_a_traceback() -> 
         ({"strategies": ("a",), "overrides": ("name=[",)}, "ablate ablation: a, 20"),
     ],
 )
-def test_the_run_of_a_sweep_is_named_by_what_it_compares(
+def test_the_run_of_an_ablation_is_named_by_what_it_compares(
     asked: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flows.naming import sweep_name
+    from flows.naming import ablation_name
 
-    now = SimpleNamespace(parameters={"config": SweepConfig(**asked)}, scheduled_start_time=None)
+    now = SimpleNamespace(parameters={"config": AblationConfig(**asked)}, scheduled_start_time=None)
     monkeypatch.setattr("prefect.runtime.flow_run", now)
-    assert sweep_name().startswith(said)
+    assert ablation_name().startswith(said)
     now.parameters = {}
-    assert sweep_name().startswith("ablate: 20")
+    assert ablation_name().startswith("ablate: 20")
 
 
 def test_an_estimate_counts_devices_and_says_what_it_rests_on(tmp_path: Path) -> None:
-    pipeline = pipeline_of(SweepConfig(profile=profile(tmp_path)))
+    pipeline = pipeline_of(AblationConfig(profile=profile(tmp_path)))
     work = Work(
         8,
         (10.0,) * 4,
@@ -184,8 +184,8 @@ def test_an_estimate_counts_devices_and_says_what_it_rests_on(tmp_path: Path) ->
     assert estimate(pipeline, longer, gpus=1, parallel=1).gpu_hours > alone.gpu_hours
 
 
-def test_a_sweep_above_its_budget_is_refused_with_what_would_fit(tmp_path: Path) -> None:
-    pipeline = pipeline_of(SweepConfig(profile=profile(tmp_path)))
+def test_an_ablation_above_its_budget_is_refused_with_what_would_fit(tmp_path: Path) -> None:
+    pipeline = pipeline_of(AblationConfig(profile=profile(tmp_path)))
     work = Work(
         4,
         (100.0,) * 4,
@@ -228,7 +228,7 @@ def test_the_meter_counts_devices_while_they_are_held_and_remembers(tmp_path: Pa
     assert later.fits(1700, ["b"])
 
 
-def test_one_sweep_runs_once_at_a_time(tmp_path: Path) -> None:
+def test_one_ablation_runs_once_at_a_time(tmp_path: Path) -> None:
     with (
         sole_writer(tmp_path),
         pytest.raises(UsageError, match="running already"),
@@ -237,7 +237,7 @@ def test_one_sweep_runs_once_at_a_time(tmp_path: Path) -> None:
         raise AssertionError("two at once")
 
 
-# -- whole sweeps, with a real MLflow --------------------------------------------------------------
+# -- whole ablations, with a real MLflow -----------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -257,16 +257,16 @@ class Home:
         (self.root / "mlflow.db").write_bytes(database.read_bytes())
         self.verdicts = samples(self.root).fingerprint
 
-    def config(self, **changes: Any) -> SweepConfig:
+    def config(self, **changes: Any) -> AblationConfig:
         asked = {
             "profile": profile(self.path),
             "strategies": STRATEGIES,
             "seeds": (0, 1),
             "verdicts": self.verdicts,
         }
-        return SweepConfig(**(asked | changes))
+        return AblationConfig(**(asked | changes))
 
-    def sweep(self, **changes: Any) -> Any:
+    def ablation(self, **changes: Any) -> Any:
         from flows.ablation.flow import ablate
 
         return ablate.fn(self.config(**changes))
@@ -286,22 +286,22 @@ def home(tmp_path: Path, empty_mlflow: Path) -> Home:
     return Home(tmp_path, empty_mlflow)
 
 
-def test_a_failing_branch_stops_no_other_and_the_same_sweep_again_does_only_that(
+def test_a_failing_branch_stops_no_other_and_the_same_ablation_again_does_only_that(
     quick: Quick, home: Home
 ) -> None:
     from mlflow.tracking import MlflowClient
 
     quick.broken = {("random", 1)}
-    first = home.sweep()
-    states = {branch.name: branch.state for branch in first.sweep.branches}
+    first = home.ablation()
+    states = {branch.name: branch.state for branch in first.ablation.branches}
     assert states == {
         plan.name: "failed" if plan.name == "random-all-seed1" else "done"
         for plan in planned_branches(home.config())
     }
-    (broken,) = [branch for branch in first.sweep.branches if branch.state == "failed"]
+    (broken,) = [branch for branch in first.ablation.branches if branch.state == "failed"]
     assert broken.error and broken.error.startswith("the device fell off the bus")
     assert "\n" not in broken.error and "\x1b" not in broken.error
-    assert not first.complete and "1 of 6 branches failed" in first.sweep.cautions[0]
+    assert not first.complete and "1 of 6 branches failed" in first.ablation.cautions[0]
     assert quick.trained == {f"{name} seed {seed}": 1 for name in STRATEGIES for seed in (0, 1)}
     assert quick.answered["small"] == 1  # the base model, once for all branches
     runs = home.runs()
@@ -321,7 +321,7 @@ def test_a_failing_branch_stops_no_other_and_the_same_sweep_again_does_only_that
 
     quick.broken = set()
     before = quick.trained.copy(), quick.answered.copy()
-    second = home.sweep()
+    second = home.ablation()
     assert second.complete and second.new == ("random-all-seed1",)
     assert quick.trained - before[0] == {"random seed 1": 1}
     assert sum((quick.answered - before[1]).values()) == 1
@@ -362,7 +362,7 @@ def test_a_failing_branch_stops_no_other_and_the_same_sweep_again_does_only_that
     assert [(point.step, point.value) for point in losses] == [
         (step, 3.0 / step) for step in (1, 2, 3, 4)
     ]
-    rows = next(branch.rows for branch in second.sweep.branches if branch.strategy == "concur")
+    rows = next(branch.rows for branch in second.ablation.branches if branch.strategy == "concur")
     curve = client.get_metric_history(parent.info.run_id, "exec_at_1_over_size/concur")
     assert {point.step for point in curve} == {rows}
     assert (
@@ -380,7 +380,7 @@ def test_a_failing_branch_stops_no_other_and_the_same_sweep_again_does_only_that
         name: len(client.get_metric_history(parent.info.run_id, name))
         for name in again[parent.info.run_name].data.metrics
     }
-    third = home.sweep()
+    third = home.ablation()
     assert third.new == () and third.complete and quick.trained - before[0] == {"random seed 1": 1}
     assert {name: run.info.run_id for name, run in home.runs().items()} == {
         name: run.info.run_id for name, run in again.items()
@@ -403,7 +403,7 @@ def test_a_failing_branch_stops_no_other_and_the_same_sweep_again_does_only_that
         assert 0 < table[name]["p_holm"] <= 1 and table[name]["baseline"] == "concur"
     assert (
         json.loads((Path(third.directory) / "sweep.json").read_text())["fingerprint"]
-        == third.sweep.fingerprint
+        == third.ablation.fingerprint
     )
 
 
@@ -413,20 +413,20 @@ def test_branches_of_the_same_rows_share_a_training_per_seed(quick: Quick, home:
     same = home.path / "shortest.yaml"
     same.write_text("strategy: min_length\nmin_speedup: 3.0\nsize: 50\n")
     untracked = ("tracking.enabled=false",)
-    result = home.sweep(
+    result = home.ablation(
         strategies=("min_length", str(same)),
         sizes=(60, 70),
         overrides=untracked,
         max_parallel_branches=3,
     )
-    assert len(result.sweep.branches) == 8 and result.complete and result.mlflow_run is None
+    assert len(result.ablation.branches) == 8 and result.complete and result.mlflow_run is None
     assert quick.trained == {"min_length seed 0": 1, "min_length seed 1": 1}
     by_seed = {
-        seed: {branch.trained for branch in result.sweep.branches if branch.seed == seed}
+        seed: {branch.trained for branch in result.ablation.branches if branch.seed == seed}
         for seed in (0, 1)
     }
     assert len(by_seed[0]) == len(by_seed[1]) == 1 and by_seed[0] != by_seed[1]
-    answers = {branch.answers.candidates.fingerprint for branch in result.sweep.branches}
+    answers = {branch.answers.candidates.fingerprint for branch in result.ablation.branches}
     assert len(answers) == 2  # seeds answer differently, branches of one seed alike
     assert {row["difference"] for row in result.strategies if row["baseline"]} == {0.0}
 
@@ -437,7 +437,7 @@ def test_branches_run_side_by_side_where_there_is_room(quick: Quick, home: Home)
     quick.meet = threading.Barrier(
         3
     )  # three trainings go on only together: fewer at once would never end
-    result = home.sweep(overrides=("tracking.enabled=false",), max_parallel_branches=3)
+    result = home.ablation(overrides=("tracking.enabled=false",), max_parallel_branches=3)
     assert result.complete and quick.most_at_once == 3
 
 
@@ -445,7 +445,7 @@ def test_what_the_budget_does_not_hold_is_left_out_and_done_with_a_larger_one(
     quick: Quick, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = {"overrides": ("tracking.enabled=false",)}
-    plain = home.sweep(**asked, max_gpu_hours=100.0, strategies=("concur",))
+    plain = home.ablation(**asked, max_gpu_hours=100.0, strategies=("concur",))
     assert plain.complete
     held = Meter.held
 
@@ -455,37 +455,37 @@ def test_what_the_budget_does_not_hold_is_left_out_and_done_with_a_larger_one(
         )  # a clock that runs fast
 
     monkeypatch.setattr(Meter, "held", long)
-    short = home.sweep(**asked, max_gpu_hours=0.5)
-    states = [branch.state for branch in short.sweep.branches]
+    short = home.ablation(**asked, max_gpu_hours=0.5)
+    states = [branch.state for branch in short.ablation.branches]
     assert (
         states[:2] == ["done", "done"] and states.count("left_out") >= 2
     )  # those of concur are there already
-    left = [branch for branch in short.sweep.branches if branch.state == "left_out"]
+    left = [branch for branch in short.ablation.branches if branch.state == "left_out"]
     assert all("larger --max-gpu-hours goes on" in (branch.error or "") for branch in left)
-    assert any("left out" in caution for caution in short.sweep.cautions) and not short.complete
+    assert any("left out" in caution for caution in short.ablation.cautions) and not short.complete
     trained = sum(quick.trained.values())
-    same = home.sweep(
+    same = home.ablation(
         **asked, max_gpu_hours=0.5
     )  # nothing is left of it, which is no reason to refuse what is done
     assert (
-        [branch.state for branch in same.sweep.branches] == states
+        [branch.state for branch in same.ablation.branches] == states
         and same.new == ()
         and sum(quick.trained.values()) == trained
     )
     monkeypatch.setattr(Meter, "held", held)
-    rest = home.sweep(**asked, max_gpu_hours=1e6)
+    rest = home.ablation(**asked, max_gpu_hours=1e6)
     assert rest.complete and set(rest.new) >= {branch.name for branch in left}
     assert sum(quick.trained.values()) == trained + len(left)
 
 
 def test_a_budget_too_small_is_refused_before_anything_is_trained(quick: Quick, home: Home) -> None:
     with pytest.raises(UsageError, match="estimated at .* GPU-hours and the budget is"):
-        home.sweep(max_gpu_hours=1e-6)
+        home.ablation(max_gpu_hours=1e-6)
     assert not quick.trained and not quick.answered
 
 
 def test_an_mlflow_that_is_down_is_a_caution(quick: Quick, home: Home) -> None:
-    result = home.sweep(
+    result = home.ablation(
         strategies=("concur",),
         seeds=(0,),
         overrides=("tracking.uri=sqlite:////proc/nowhere/mlflow.db",),
@@ -493,9 +493,9 @@ def test_an_mlflow_that_is_down_is_a_caution(quick: Quick, home: Home) -> None:
     assert (
         result.complete
         and result.mlflow_run is None
-        and "MLflow was not written" in result.sweep.cautions[-1]
+        and "MLflow was not written" in result.ablation.cautions[-1]
     )
-    written = home.sweep(strategies=("concur",), seeds=(0,))
+    written = home.ablation(strategies=("concur",), seeds=(0,))
     assert written.mlflow_run and written.new == () and "concur-all-seed0" in home.runs()
 
 
@@ -533,7 +533,7 @@ def test_branches_are_subflows_side_by_side_and_a_failing_one_is_a_caution(
         shown = {
             key: Artifact.get(key) for key in ("ablation", "ablation-estimate", "ablation-progress")
         }
-    states = {branch.name: branch.state for branch in result.sweep.branches}
+    states = {branch.name: branch.state for branch in result.ablation.branches}
     assert [name for name, state in states.items() if state == "failed"] == [
         "random-all-seed1"
     ] and devices.most_at_once == 3
@@ -543,7 +543,7 @@ def test_branches_are_subflows_side_by_side_and_a_failing_one_is_a_caution(
         name: "Failed" if state == "failed" else "Completed" for name, state in states.items()
     }
     assert all(runs[name].parent_task_run_id for name in states)
-    for branch in result.sweep.branches:
+    for branch in result.ablation.branches:
         assert branch.prefect_url and branch.prefect_url.endswith(
             f"/runs/flow-run/{runs[branch.name].id}"
         )

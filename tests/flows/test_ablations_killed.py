@@ -1,5 +1,5 @@
-"""A real sweep, killed with SIGKILL in the middle of a training and run again: it ends as one that
-nobody killed."""
+"""A real ablation, killed with SIGKILL in the middle of a training and run again: it ends as one
+that nobody killed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PROFILE = {
         "ks": [1],
     },
 }
-SWEEP = [
+ABLATION = [
     "ablate",
     "--profile",
     "killed.yaml",
@@ -99,8 +99,8 @@ def kill(process: subprocess.Popen[str]) -> None:
     psutil.wait_procs(children, timeout=30)
 
 
-def swept(directory: Path) -> dict[str, Any]:
-    process = started(directory, SWEEP)
+def run_ablation(directory: Path) -> dict[str, Any]:
+    process = started(directory, ABLATION)
     try:
         out, err = process.communicate(timeout=RUN_S)
     finally:
@@ -137,7 +137,7 @@ def made_by(directory: Path, branch: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_a_killed_sweep_goes_on_and_ends_as_one_that_was_not(tmp_path: Path) -> None:
+def test_a_killed_ablation_goes_on_and_ends_as_one_that_was_not(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir()
     (whole / "killed.yaml").write_text(yaml.safe_dump(PROFILE))
@@ -149,9 +149,9 @@ def test_a_killed_sweep_goes_on_and_ends_as_one_that_was_not(tmp_path: Path) -> 
     assert refresh.returncode == 0, err[-4000:]
     shutil.copytree(
         whole, killed, ignore=shutil.ignore_patterns("prefect")
-    )  # timings differ from run to run: both sweep the same verdicts
+    )  # timings differ from run to run: both compare the same verdicts
 
-    first = started(killed, SWEEP)
+    first = started(killed, ABLATION)
     seen: list[str] = []
     assert first.stderr is not None
     try:
@@ -170,8 +170,8 @@ def test_a_killed_sweep_goes_on_and_ends_as_one_that_was_not(tmp_path: Path) -> 
     before = json.loads(spent.read_text())["device_s"]
     assert before["min_length-2-seed0"]["train"] > 0
 
-    second = swept(killed)
-    other = swept(whole)
+    second = run_ablation(killed)
+    other = run_ablation(whole)
     assert (
         second["complete"] and other["complete"] and second["fingerprint"] == other["fingerprint"]
     )
@@ -186,10 +186,10 @@ def test_a_killed_sweep_goes_on_and_ends_as_one_that_was_not(tmp_path: Path) -> 
     client = MlflowClient(tracking_uri=f"sqlite:///{killed}/out/mlflow.db")
     runs = client.search_runs([client.get_experiment_by_name("concur").experiment_id])
     assert sorted(run.info.run_name for run in runs) == [
-        "killed sweep: min_length,max_length",
+        "killed ablation: min_length,max_length",
         "max_length-2-seed0",
         "min_length-2-seed0",
     ]
     assert {run.info.status for run in runs} == {"FINISHED"}
-    again = swept(killed)
+    again = run_ablation(killed)
     assert again["new"] == [] and again["gpu_hours"] == second["gpu_hours"]

@@ -1,7 +1,8 @@
 """What a person does on the first morning, in a real browser and with real servers: open the
 deployment, fill the form, start the refresh, watch it to its end, read its artifacts, follow the
-link to MLflow; then the same with a sweep, whose runs are compared in MLflow and on our own page;
-then with every other deployment. `make test-browser` runs it; pictures go to $CONCUR_SCREENSHOTS.
+link to MLflow; then the same with an ablation, whose runs are compared in MLflow and on our own
+page; then with every other deployment. `make test-browser` runs it; pictures go to
+$CONCUR_SCREENSHOTS.
 """
 
 from __future__ import annotations
@@ -278,7 +279,7 @@ def test_a_refresh_from_the_form_to_the_page_in_mlflow(stack: Stack, browser: Br
     assert {change["what"]: change["rows"] for change in report["changes"]}["candidates"] == 6
 
 
-def test_a_sweep_from_the_form_to_the_comparison_of_its_runs(
+def test_an_ablation_from_the_form_to_the_comparison_of_its_runs(
     stack: Stack, browser: Browser
 ) -> None:
     page = browser.page
@@ -290,7 +291,7 @@ def test_a_sweep_from_the_form_to_the_comparison_of_its_runs(
         tag.wait_for(state="detached")
     field(page, "Seeds").locator("input").fill("1")
     override(page, TINY)
-    browser.shot("10-sweep-form")
+    browser.shot("10-ablation-form")
     started = submitted(page, stack, "weekly ablations")
 
     outer = reached(page, stack, started, ("RUNNING", *ENDED))
@@ -298,13 +299,13 @@ def test_a_sweep_from_the_form_to_the_comparison_of_its_runs(
     assert (asked["strategies"], asked["seeds"]) == (["concur", "random"], 1)
     page.goto(f"{stack.prefect}/runs/flow-run/{outer['id']}")
     page.get_by_text("compare strategies of weekly").first.wait_for()
-    browser.shot("11-sweep-running")
+    browser.shot("11-ablation-running")
     outer = reached(page, stack, started)
     assert outer["state_type"] == "COMPLETED", outer["state"]
     page.get_by_text(
         "Completed", exact=True
     ).first.wait_for()  # the page that was open all the while
-    (inner,) = runs(stack, "ablation sweep")
+    (inner,) = runs(stack, "ablation")
     assert inner["name"].startswith("ablate weekly: concur, random, ")
     (folder,) = (stack.root / "ablations").glob("*/comparison.html")
     compared = json.loads(folder.with_suffix(".json").read_text(encoding="utf-8"))
@@ -316,18 +317,18 @@ def test_a_sweep_from_the_form_to_the_comparison_of_its_runs(
     page.get_by_text("Artifacts", exact=True).first.click()
     for kept in ("ablation", "ablation-estimate", "ablation-progress", "comparison"):
         page.get_by_text(kept, exact=True).first.wait_for()
-    browser.shot("12-sweep-artifacts")
+    browser.shot("12-ablation-artifacts")
     open_artifact(page, stack, inner, "comparison")
     page.get_by_text(headline).first.wait_for()
     page.get_by_text(difference).first.wait_for()
-    browser.shot("13-sweep-in-prefect")
+    browser.shot("13-ablation-in-prefect")
 
     follow(browser, stack, outer, "mlflow-run", "This run in MLflow")
-    page.get_by_text("weekly sweep: concur,random").first.wait_for()
-    browser.shot("14-sweep-in-mlflow")
+    page.get_by_text("weekly ablation: concur,random").first.wait_for()
+    browser.shot("14-ablation-in-mlflow")
     page.goto(page.url.partition("/runs/")[0] + "/runs")  # the experiment's table
     row = page.locator(".ag-pinned-left-cols-container .ag-row")
-    row.filter(has_text="weekly sweep").get_by_role("button").first.click()
+    row.filter(has_text="weekly ablation").get_by_role("button").first.click()
     for branch in ("concur-all-seed0", "random-all-seed0"):
         row.filter(has_text=branch).locator("input.ag-checkbox-input").check()
     browser.shot("15-two-runs-chosen")

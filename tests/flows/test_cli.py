@@ -7,13 +7,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import flows
-from flows.cli.main import _guarded
+from flows.cli.common import exit_statuses
 from flows.config import profile_names
 from kernels_eval.errors import DeviceError, GpuLostError, SandboxError, ToolchainError, UsageError
 
@@ -186,28 +185,18 @@ def test_doctor_is_1_for_the_cuda_profile_without_a_gpu(tmp_path: Path) -> None:
 def test_input_is_2_and_the_machine_is_1(
     error: Exception, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails() -> None:
+    with pytest.raises(SystemExit) as caught, exit_statuses():
         raise error
-
-    with pytest.raises(SystemExit) as caught:
-        _guarded(fails)
     assert caught.value.code == status
     assert capsys.readouterr().err == f"error: {error}\n" and "(mend it)" in str(error)
 
 
 def test_an_interrupt_is_130_and_a_bug_is_not_hidden(capsys: pytest.CaptureFixture[str]) -> None:
-    def raising(error: BaseException) -> Callable[[], None]:
-        def fails() -> None:
-            raise error
-
-        return fails
-
-    with pytest.raises(SystemExit) as caught:
-        _guarded(raising(KeyboardInterrupt()))
-    assert caught.value.code == 130 and "the same command goes on" in capsys.readouterr().err
-    with pytest.raises(ZeroDivisionError):
-        _guarded(raising(ZeroDivisionError()))
-    assert _guarded(lambda: "done") == "done"
+    with pytest.raises(SystemExit) as caught, exit_statuses():
+        raise KeyboardInterrupt
+    assert caught.value.code == 130 and "rerun the same command" in capsys.readouterr().err
+    with pytest.raises(ZeroDivisionError), exit_statuses():
+        raise ZeroDivisionError
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from kernels_eval.cluster.worker import visible_gpus
+from kernels_eval.devices import visible_gpus
 from tasks.sources import bundled
 from tests.support.night import ENDED, until
 from tests.support.recordings import rows_there, written

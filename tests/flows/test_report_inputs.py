@@ -17,7 +17,7 @@ from tasks.curation.quality import QualityConfig
 from tasks.store.snapshot import Snapshot, SnapshotRef
 from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
 from tasks.workload.record import WORKLOADS
-from tests.support.sweeps import verdict
+from tests.support.ablations import verdict
 
 DOUBT = (
     "Wait, let me check. Hmm, that is wrong. Actually, I made a mistake. Let me start over. " * 8

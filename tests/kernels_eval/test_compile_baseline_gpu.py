@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kernels_eval.cluster.worker import gpu_arch
 from kernels_eval.config import TimingConfig
+from kernels_eval.devices import gpu_arch
 from kernels_eval.isolation.sandbox import Child, ForkServer
 from kernels_eval.parent.prepare import Preparer
 from kernels_eval.parent.runner import Runner
@@ -126,7 +126,7 @@ def test_a_chain_of_operators_is_faster_compiled_and_a_fused_kernel_is_worth_les
 ) -> None:
     verdict = bench()
     compiled, timing = compiled_of(verdict), verdict.timing
-    assert compiled.why_not == "" and compiled.graphs == 1
+    assert compiled.unavailable_reason == "" and compiled.graphs == 1
     assert compiled.reference_ms < 0.6 * timing.reference_ms, "inductor fuses five operators"
     assert timing.speedup > 1.5 and compiled.speedup < 0.7 * timing.speedup
     assert compiled.speedup_lower <= compiled.speedup <= compiled.speedup_upper
@@ -157,9 +157,9 @@ def test_a_candidate_that_poisons_triton_and_inductor_poisons_its_own(bench: Ben
     poisoned = TRITON.replace("\n\n@triton.jit", f"\n{before}\n\n@triton.jit", 1)
     verdict = bench(poisoned, language=Language.TRITON)
     if verdict.status.value == "correct":
-        assert compiled_of(verdict).why_not == ""
+        assert compiled_of(verdict).unavailable_reason == ""
     after = compiled_of(bench(before="# after the poison"))
-    assert after.why_not == "" and after.reference_ms is not None
+    assert after.unavailable_reason == "" and after.reference_ms is not None
 
 
 def test_cuda_graphs_can_be_the_baseline() -> None:
@@ -173,7 +173,7 @@ def test_cuda_graphs_can_be_the_baseline() -> None:
     try:
         verdict = bench(task=small)
         compiled = compiled_of(verdict)
-        assert compiled.why_not == "" and compiled.mode == "reduce-overhead"
+        assert compiled.unavailable_reason == "" and compiled.mode == "reduce-overhead"
     finally:
         bench.close()
 
@@ -181,7 +181,7 @@ def test_cuda_graphs_can_be_the_baseline() -> None:
 def test_a_reference_that_does_not_compile_in_time_costs_no_verdict() -> None:
     bench = Bench(made(compile_s=0.05))
     try:
-        assert "took longer than 0.05 s" in compiled_of(bench()).why_not
+        assert "took longer than 0.05 s" in compiled_of(bench()).unavailable_reason
     finally:
         bench.close()
 

@@ -79,7 +79,7 @@ def compiled_of(verdict: Verdict) -> CompiledBaseline:
 def test_a_correct_candidate_is_timed_against_both(bench: Bench) -> None:
     verdict = bench()
     compiled = compiled_of(verdict)
-    assert compiled.why_not == "" and compiled.graphs == 1 and compiled.compile_s > 0.5
+    assert compiled.unavailable_reason == "" and compiled.graphs == 1 and compiled.compile_s > 0.5
     assert compiled.speedup == pytest.approx(
         compiled.reference_ms / verdict.timing.candidate_ms, rel=1e-6
     )
@@ -116,7 +116,7 @@ def test_a_candidate_that_patches_the_compiler_patches_its_own(bench: Bench) -> 
         " types.ModuleType('torch._inductor')"
     )
     compiled = compiled_of(bench(before=patch))
-    assert compiled.why_not == "" and compiled.graphs == 1 and compiled.reference_ms < 10
+    assert compiled.unavailable_reason == "" and compiled.graphs == 1 and compiled.reference_ms < 10
 
 
 @pytest.mark.slow
@@ -167,10 +167,13 @@ def test_a_compiled_side_that_is_lost_under_the_clock_leaves_the_other_two(
 
     monkeypatch.setattr(CompiledReference, "_sample", again)
     verdict = bench(before="# under the clock")
-    assert compiled_of(verdict).why_not == "torch.compile compiled it again while it was timed"
+    assert (
+        compiled_of(verdict).unavailable_reason
+        == "torch.compile compiled it again while it was timed"
+    )
     assert verdict.timing.pairs >= 4 and verdict.timing.speedup > 0
     monkeypatch.undo()
-    assert compiled_of(bench(before="# afterwards")).why_not, (
+    assert compiled_of(bench(before="# afterwards")).unavailable_reason, (
         "a baseline that was lost stays lost for this task"
     )
     bench.runner._drop_reference()
@@ -183,7 +186,7 @@ def test_a_reference_that_answers_otherwise_when_compiled_is_no_baseline(bench: 
         bench(task=kernel_task(task_source(forward), "compiles_to_another_answer"))
     )
     assert (
-        "its output is not the eager reference's (wrong_output)" in compiled.why_not
+        "its output is not the eager reference's (wrong_output)" in compiled.unavailable_reason
         and compiled.reference_ms is None
     )
 
@@ -195,14 +198,14 @@ def test_a_reference_that_is_left_to_python_is_no_baseline(bench: Bench) -> None
         "    def forward", "    @torch.compiler.disable\n    def forward"
     )
     compiled = compiled_of(bench(task=kernel_task(code, "not_compiled")))
-    assert "found no graph" in compiled.why_not and compiled.graphs is None
+    assert "found no graph" in compiled.unavailable_reason and compiled.graphs is None
 
 
 @pytest.mark.slow
 def test_a_reference_that_dies_when_compiled_costs_its_baseline_only(bench: Bench) -> None:
     forward = "import os\nif 'compiled-' in os.getcwd():\n    os._exit(3)\nreturn x * 2.0 + 1.0"
     compiled = compiled_of(bench(task=kernel_task(task_source(forward), "dies_compiled")))
-    assert "ended by itself with status 3" in compiled.why_not
+    assert "ended by itself with status 3" in compiled.unavailable_reason
 
 
 def test_a_reference_that_compiles_too_long_costs_its_baseline_only() -> None:
@@ -214,9 +217,12 @@ def test_a_reference_that_compiles_too_long_costs_its_baseline_only() -> None:
     bench = Bench(hurried)
     try:
         first = compiled_of(bench())
-        assert "compile: took longer than 0.05 s" in first.why_not
+        assert "compile: took longer than 0.05 s" in first.unavailable_reason
         second = bench(before="# the next one")
-        assert compiled_of(second).why_not == first.why_not and compiled_of(second).compile_s < 0.05
+        assert (
+            compiled_of(second).unavailable_reason == first.unavailable_reason
+            and compiled_of(second).compile_s < 0.05
+        )
     finally:
         bench.close()
 
@@ -233,4 +239,4 @@ def test_a_lost_baseline_always_says_why() -> None:
     reference._child = None
     with pytest.raises(Lost):
         reference._lose("")
-    assert reference.why_not
+    assert reference.unavailable_reason

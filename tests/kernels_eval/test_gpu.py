@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kernels_eval.cluster.worker import gpu_arch
+from kernels_eval.devices import gpu_arch
 from kernels_eval.parent.prepare import Preparer
 from kernels_eval.parent.runner import Runner
 from kernels_eval.records import KernelTask, Language, Verdict

@@ -18,15 +18,15 @@ import pytest
 
 from kernels_eval.build.extensions import Builder
 from kernels_eval.build.prepared import Prepared
-from kernels_eval.build.process import WorkRoot, sweep
+from kernels_eval.build.process import WorkRoot, sweep, was_killed
 from kernels_eval.build.spec import ExtensionSpec
 from kernels_eval.build.toolchain import Toolchain
 from kernels_eval.config import BuildConfig
-from kernels_eval.errors import SandboxError, ToolchainError
-from kernels_eval.isolation import process_tree as families
+from kernels_eval.errors import KILL_ATTEMPTS, KilledError, SandboxError, ToolchainError
+from kernels_eval.isolation import process_tree
 from kernels_eval.isolation.sandbox import Child
 from kernels_eval.parent import kill_retry as kills
-from kernels_eval.parent.kill_retry import ATTEMPTS, KilledError, until_believed, was_killed
+from kernels_eval.parent.kill_retry import retry_killed
 from kernels_eval.parent.prepare import Preparer
 from kernels_eval.parent.runner import Runner
 from kernels_eval.records import KernelTask
@@ -48,46 +48,46 @@ STALE = module(
 # -- the rule --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("deaths", range(ATTEMPTS + 1))
+@pytest.mark.parametrize("deaths", range(KILL_ATTEMPTS + 1))
 def test_four_deaths_are_put_down_to_the_machine_and_the_fifth_is_believed(deaths: int) -> None:
     asked: list[bool] = []
 
-    def work(believed: frozenset[str]) -> str:
-        asked.append("candidate" in believed)
-        if len(asked) <= deaths and "candidate" not in believed:
+    def work(blamed_roles: frozenset[str]) -> str:
+        asked.append("candidate" in blamed_roles)
+        if len(asked) <= deaths and "candidate" not in blamed_roles:
             raise KilledError("killed", role="candidate")
         return "crashed" if len(asked) <= deaths else "ok"
 
-    assert until_believed(work) == ("crashed" if deaths == ATTEMPTS else "ok")
+    assert retry_killed(work) == ("crashed" if deaths == KILL_ATTEMPTS else "ok")
     assert asked == [False, False, False, False, True][: deaths + 1]
 
 
 def test_deaths_of_one_role_do_not_speak_against_another() -> None:
     deaths = [
         KilledError("killed", role=role)
-        for role in ["reference", "candidate", "capture"] * (ATTEMPTS - 2)
+        for role in ["reference", "candidate", "capture"] * (KILL_ATTEMPTS - 2)
     ]
-    deaths += [SandboxError("the fork server is gone")] * (ATTEMPTS - 1)
+    deaths += [SandboxError("the fork server is gone")] * (KILL_ATTEMPTS - 1)
 
-    def work(believed: frozenset[str]) -> str:
-        assert not believed & {"reference", "candidate", "capture"}
+    def work(blamed_roles: frozenset[str]) -> str:
+        assert not blamed_roles & {"reference", "candidate", "capture"}
         if deaths:
             raise deaths.pop()
         return "ok"
 
-    assert until_believed(work) == "ok"
+    assert retry_killed(work) == "ok"
 
 
 def test_a_machine_that_fails_five_times_is_an_error() -> None:
     seen: list[int] = []
 
-    def work(believed: frozenset[str]) -> None:
+    def work(blamed_roles: frozenset[str]) -> None:
         seen.append(1)
         raise SandboxError("the fork server is gone")
 
     with pytest.raises(SandboxError):
-        until_believed(work)
-    assert len(seen) == ATTEMPTS
+        retry_killed(work)
+    assert len(seen) == KILL_ATTEMPTS
 
 
 @pytest.mark.parametrize(
@@ -149,12 +149,14 @@ def kill_at(
             and not self.dead
         ):
             deadline = time.monotonic() + 30
-            while not (inner := families.children(self.pid)) and not families.has_ended(self.pid):
+            while not (inner := process_tree.children(self.pid)) and not process_tree.has_ended(
+                self.pid
+            ):
                 assert time.monotonic() < deadline, "the keeper has forked the process that serves"
                 time.sleep(0.005)
             keeper, server = self.pid, self._server._process.pid
             for pid in {"child": inner[:1], "keeper": [keeper], "fork server": [server]}[victim]:
-                if not families.has_ended(
+                if not process_tree.has_ended(
                     pid
                 ):  # it was hit before, and its child had answered once more
                     os.kill(pid, signal.SIGKILL)
@@ -221,7 +223,7 @@ def test_a_child_that_is_killed_once_changes_no_verdict(
         pytest.param("fork server", "capture", "capture", 1, marks=pytest.mark.slow),
         ("fork server", "reference", "compare", 1),
         pytest.param("fork server", "candidate", "call", 2, marks=pytest.mark.slow),
-        ("keeper", "candidate", "call", ATTEMPTS - 1),
+        ("keeper", "candidate", "call", KILL_ATTEMPTS - 1),
     ],
 )
 def test_a_keeper_or_a_fork_server_that_is_killed_changes_no_verdict(
@@ -253,7 +255,7 @@ def test_a_child_that_is_killed_every_time_gets_its_verdict(
     with monkeypatch.context() as patch:
         hit = kill_at(patch, role, command, "child", 100)
         assert verify(HONEST) == reason
-        assert len(hit) == ATTEMPTS
+        assert len(hit) == KILL_ATTEMPTS
     assert verify(HONEST) == "ok", "the next one is not blamed for it"
 
 
@@ -262,7 +264,7 @@ def test_a_fork_server_that_is_killed_every_time_is_the_machines_fault(
     verify: Verifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(kills, "ATTEMPTS", 2)
+        patch.setattr(kills, "KILL_ATTEMPTS", 2)
         hit = kill_at(patch, "candidate", "call", "fork server", 100)
         with pytest.raises(SandboxError) as fault:
             verify(HONEST)
@@ -314,7 +316,7 @@ def fragile(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[int], B
 
 
 def test_a_compiler_that_is_killed_is_started_again(fragile: Callable[[int], Builder]) -> None:
-    builder = fragile(ATTEMPTS - 1)
+    builder = fragile(KILL_ATTEMPTS - 1)
     build = builder.build(PLAIN)
     assert build.ok and build.log == "" and builder.cached(PLAIN) is not None
 
@@ -325,13 +327,13 @@ def test_a_compiler_that_is_killed_every_time_has_failed_and_nobody_remembers(
     builder = fragile(100)
     build = builder.build(PLAIN)
     assert (build.ok, build.reason) == (False, "build_failed")
-    assert (tmp_path / "left").read_text().strip() == str(100 - ATTEMPTS)
+    assert (tmp_path / "left").read_text().strip() == str(100 - KILL_ATTEMPTS)
     assert builder.cached(PLAIN) is None
     (tmp_path / "left").write_text("0")
     assert builder.build(PLAIN).ok
 
 
-@pytest.mark.parametrize("deaths", [ATTEMPTS - 1, ATTEMPTS])
+@pytest.mark.parametrize("deaths", [KILL_ATTEMPTS - 1, KILL_ATTEMPTS])
 def test_what_all_builds_need_is_made_although_its_compiler_is_killed(
     fragile: Callable[[int], Builder], deaths: int, tmp_path: Path
 ) -> None:
@@ -340,7 +342,7 @@ def test_what_all_builds_need_is_made_although_its_compiler_is_killed(
     source.write_text("int one() { return 1; }\n")
     command = [tools.cxx, "-c", str(source), "-o", str(tmp_path / "one.o")]
     prepared = Prepared(tools, WorkRoot(tmp_path / "cache"))
-    if deaths < ATTEMPTS:
+    if deaths < KILL_ATTEMPTS:
         prepared._compile("a shim", command)
         assert (tmp_path / "one.o").exists()
     else:

@@ -19,7 +19,7 @@ import pytest
 import kernels_eval
 from kernels_eval.cluster import pool as pool_module
 from kernels_eval.cluster.pool import Pool
-from kernels_eval.cluster.worker import require_device
+from kernels_eval.devices import require_device
 from kernels_eval.errors import ClusterError, DeviceError, GpuLostError, SandboxError
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 from tests.support import kernels

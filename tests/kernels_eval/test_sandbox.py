@@ -17,10 +17,9 @@ import psutil
 import pytest
 
 from kernels_eval.config import LimitsConfig
-from kernels_eval.errors import SandboxError
+from kernels_eval.errors import KilledError, SandboxError
 from kernels_eval.isolation import sandbox
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer, _sweep
-from kernels_eval.parent.kill_retry import KilledError
 from kernels_eval.parent.prepare import Preparer
 from kernels_eval.parent.runner import Runner
 from tests.support import kernels

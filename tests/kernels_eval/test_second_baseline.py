@@ -70,7 +70,7 @@ def test_the_speedup_against_each_baseline_has_its_own_interval() -> None:
         compiled.mode,
         compiled.graphs,
         compiled.compile_s,
-        compiled.why_not,
+        compiled.unavailable_reason,
     ) == ("default", 1, 12.5, "")
     assert compiled.reference_ms == pytest.approx(
         0.4, rel=0.02
@@ -167,12 +167,12 @@ def test_a_timing_without_it_is_written_as_it_always_was() -> None:
     [
         {},
         {"reference_ms": 1.0},
-        {"why_not": "no", "reference_ms": 1.0},
-        {"why_not": "no", "speedup": 2.0},
+        {"unavailable_reason": "no", "reference_ms": 1.0},
+        {"unavailable_reason": "no", "speedup": 2.0},
     ],
 )
 def test_a_baseline_has_all_of_its_numbers_or_a_reason(bad: dict[str, object]) -> None:
-    with pytest.raises(ValidationError, match="either all of its numbers or a reason"):
+    with pytest.raises(ValidationError, match="either all of its numbers or a reason why"):
         CompiledBaseline.model_validate({"mode": "default", **bad})
 
 
@@ -191,7 +191,7 @@ def test_a_verdict_for_a_person_names_the_baseline() -> None:
     there = measured(500_000, 250_000, 400_000)[0].compiled
     assert "against torch.compile (default): speedup 1.60" in shown(there)
     assert "no baseline, it does not compile" in shown(
-        CompiledBaseline(mode="default", why_not="it does not compile")
+        CompiledBaseline(mode="default", unavailable_reason="it does not compile")
     )
     assert "torch.compile" not in shown(None)
 

@@ -17,14 +17,15 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from flows.artifact_text import as_text, cells
 from kernels_eval.errors import UsageError
+from tasks.benchmark.report.render import build_report, to_markdown
+from tasks.benchmark.report.summary import summary_table
 from tasks.decontamination.decontamination import Decontaminated, removed_frame
-from tasks.reporting.report import build_report, summary_table, to_markdown
+from tasks.reporting.text import as_text, cells
 from tasks.tracking.mlflow_sink import log_run
 from tasks.tracking.records import RunRecord, StageRecord
+from tests.support.hostile_ablation import hostile_comparison
 from tests.support.hostile_report import hostile_report
-from tests.support.hostile_sweep import hostile_comparison
 from tests.support.payloads import HOSTILE, LINES
 
 
@@ -91,7 +92,7 @@ def track(folder: Path, uri: str) -> str:
 def main() -> None:
     folder, uri = Path(sys.argv[1]), sys.argv[2]
     made = hostile_refresh(
-        HOSTILE, hostile_comparison(folder / "sweep").markdown.read_text(encoding="utf-8")
+        HOSTILE, hostile_comparison(folder / "ablation").markdown.read_text(encoding="utf-8")
     )
     failed = hostile_failure(HOSTILE, return_state=True)
     print(

@@ -15,16 +15,18 @@ from flows.benchmark import Benchmarked
 from flows.score import markdown_of, score_table
 from flows.track import model_records
 from kernels_eval.records import CompiledBaseline, Language, Status, Timing, Verdict
+from tasks.benchmark.report.records import ReportContext
+from tasks.benchmark.report.render import to_markdown
 from tasks.benchmark.samples import baselines_of, uncompiled_tasks
 from tasks.benchmark.scoring import GEOMETRIC_MEAN, ScoreRow, distribution, score
 from tasks.benchmark.stage import SCORES, Answers, scores_of
-from tasks.reporting.markdown import to_markdown
-from tasks.reporting.records import ReportContext
 from tasks.store.snapshot import Snapshot
 from tasks.tables import VERDICTS
 
 ASKED: dict[str, Any] = {"ks": (1,), "ps": (0.0, 1.0), "resamples": 100}
-NO_BASELINE = CompiledBaseline(mode="default", compile_s=3.0, why_not="it does not compile")
+NO_BASELINE = CompiledBaseline(
+    mode="default", compile_s=3.0, unavailable_reason="it does not compile"
+)
 
 
 def against(speedup: float | None) -> CompiledBaseline:
@@ -185,7 +187,7 @@ def test_a_verdict_with_it_survives_the_table(tmp_path: Path) -> None:
     assert again == BOTH
     assert (
         again[0].timing.compiled == against(2.0)
-        and again[2].timing.compiled.why_not == "it does not compile"
+        and again[2].timing.compiled.unavailable_reason == "it does not compile"
     )
 
 

@@ -38,7 +38,11 @@ def edited(monkeypatch: pytest.MonkeyPatch, file: str) -> str:
 
 @pytest.mark.parametrize(
     "file",
-    ["tasks/reporting/sections.py", "tasks/reporting/page.py", "tasks/benchmark/diagnosis.py"],
+    [
+        "tasks/benchmark/report/sections.py",
+        "tasks/reporting/page.py",
+        "tasks/benchmark/diagnosis.py",
+    ],
 )
 def test_a_reworded_report_scores_nothing_anew(monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     assert (ROOT / file).exists()

@@ -14,20 +14,20 @@ from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
 from tasks.benchmark.comparing import ComparisonRow
-from tasks.benchmark.metrics import sign_flip_p
-from tasks.reporting.comparison.findings import trust, verdict_of
-from tasks.reporting.comparison.numbers import SeedScore, seed_tests
-from tasks.reporting.comparison.page import (
+from tasks.benchmark.comparison.findings import trust, verdict_of
+from tasks.benchmark.comparison.numbers import SeedScore, seed_tests
+from tasks.benchmark.comparison.page import (
+    Ablation,
     Branch,
-    Sweep,
     Written,
     compared,
     headline,
     write_comparison,
 )
+from tasks.benchmark.metrics import sign_flip_p
 from tasks.store.snapshot import SnapshotRef
+from tests.support.ablations import ablation, answers, drawn, verdict
 from tests.support.pages import HOSTILE, Page, svgs
-from tests.support.sweeps import answers, drawn, sweep, verdict
 
 LOST = Branch(
     name="lost-0",
@@ -49,9 +49,9 @@ LEFT = Branch(
 
 
 @pytest.fixture(scope="module")
-def planted(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Ablation:
     chances = {("concur", None): 0.6, ("random", None): 0.3, ("speedup", None): 0.3}
-    made = sweep(
+    made = ablation(
         tmp_path_factory.mktemp("planted"),
         chances,
         base=0.1,
@@ -62,7 +62,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
 
 
 @pytest.fixture(scope="module")
-def written(planted: Sweep, tmp_path_factory: pytest.TempPathFactory) -> Written:
+def written(planted: Ablation, tmp_path_factory: pytest.TempPathFactory) -> Written:
     return write_comparison(planted, tmp_path_factory.mktemp("out") / "made", resamples=200)
 
 
@@ -100,7 +100,7 @@ def test_a_planted_better_strategy_is_found_and_said(written: Written) -> None:
 
 
 def test_strategies_that_are_alike_are_not_told_apart(tmp_path: Path) -> None:
-    """Of 8 sweeps of two equal strategies, chance may call one distinguishable."""
+    """Of 8 ablations of two equal strategies, chance may call one distinguishable."""
     called = 0
     for number in range(8):
         hits = [drawn(0.4, tasks=20, samples=4, seed=10 * number + seed) for seed in range(4)]
@@ -118,7 +118,7 @@ def test_strategies_that_are_alike_are_not_told_apart(tmp_path: Path) -> None:
             )
         ]
         found = compared(
-            Sweep(name="null", fingerprint="f", branches=tuple(branches)), resamples=50
+            Ablation(name="null", fingerprint="f", branches=tuple(branches)), resamples=50
         )
         verdict = verdict_of(found)
         called += verdict != "not_distinguishable"
@@ -128,7 +128,7 @@ def test_strategies_that_are_alike_are_not_told_apart(tmp_path: Path) -> None:
     assert called <= 2  # both metrics are tested, corrected: three of 8 happens once in 170
 
 
-def test_seeds_are_pooled_within_tasks_and_shown_by_themselves(planted: Sweep) -> None:
+def test_seeds_are_pooled_within_tasks_and_shown_by_themselves(planted: Ablation) -> None:
     found = compared(planted, resamples=50)
     row = found.score("concur", "exec")
     assert row is not None and (row.tasks, row.samples) == (
@@ -163,7 +163,7 @@ def test_seeds_that_vary_more_than_strategies_are_said(tmp_path: Path) -> None:
         branch(tmp_path, *each)
         for each in (("a", 0, 38), ("a", 1, 14), ("random", 0, 16), ("random", 1, 10))
     ]
-    found = compared(Sweep(name="s", fingerprint="f", branches=tuple(overlap)), resamples=50)
+    found = compared(Ablation(name="s", fingerprint="f", branches=tuple(overlap)), resamples=50)
     assert verdict_of(
         found
     ) == "within_seed_spread" and "(35.0 to 95.0 % against 25.0 to 40.0 %)" in headline(found)
@@ -174,7 +174,7 @@ def test_seeds_that_vary_more_than_strategies_are_said(tmp_path: Path) -> None:
     ours, theirs = [38 / 40, 14 / 40], [16 / 40, 10 / 40]
     assert test.p == pytest.approx(float(ttest_ind(ours, theirs).pvalue)) and test.freedom == 2
     single = compared(
-        Sweep(name="s", fingerprint="f", branches=(overlap[0], overlap[2])), resamples=50
+        Ablation(name="s", fingerprint="f", branches=(overlap[0], overlap[2])), resamples=50
     )
     assert verdict_of(
         single
@@ -193,7 +193,7 @@ def test_strategies_share_one_spread_of_seeds_but_for_those_that_cannot_vary(
         for name, both in rights.items()
         for seed, right in enumerate(both)
     )
-    found = compared(Sweep(name="s", fingerprint="f", branches=branches), resamples=50)
+    found = compared(Ablation(name="s", fingerprint="f", branches=branches), resamples=50)
     tests = {
         test.model: test
         for test in found.seed_tests
@@ -213,7 +213,7 @@ def test_strategies_share_one_spread_of_seeds_but_for_those_that_cannot_vary(
 @pytest.mark.parametrize("seeds", [2, 3, 5])
 def test_seeds_that_vary_seldom_pass_for_a_better_strategy(seeds: int) -> None:
     """Two strategies that are the same, with seeds that move Exec by two points: what each test
-    says, of 200 sweeps."""
+    says, of 200 ablations."""
     luck = np.random.default_rng(seeds)
     tasks, samples, count = 40, 5, 200
     by_tasks = by_both = 0
@@ -257,12 +257,13 @@ def test_seeds_that_vary_seldom_pass_for_a_better_strategy(seeds: int) -> None:
 
 def test_a_baseline_that_wins_is_measured_against_the_next_best(tmp_path: Path) -> None:
     found = compared(
-        sweep(tmp_path, {("random", None): 0.6, ("a", None): 0.2, ("b", None): 0.3}), resamples=100
+        ablation(tmp_path, {("random", None): 0.6, ("a", None): 0.2, ("b", None): 0.3}),
+        resamples=100,
     )
     assert found.arms[0].name == "random" and "against the next best, b (+" in headline(found)
     assert (
         compared(
-            sweep(tmp_path / "named", {("random", None): 0.6, ("a", None): 0.2}, baseline="a"),
+            ablation(tmp_path / "named", {("random", None): 0.6, ("a", None): 0.2}, baseline="a"),
             resamples=50,
         ).baseline
         == "a"
@@ -275,7 +276,7 @@ def test_sizes_are_compared_like_with_like(tmp_path: Path) -> None:
         for strategy in ("concur", "random")
         for size in (10, 100)
     }
-    made = sweep(tmp_path, chances, seeds=1)
+    made = ablation(tmp_path, chances, seeds=1)
     found = compared(made, resamples=50)
     pairs = {(row.model, row.baseline) for row in found.differences}
     assert pairs == {
@@ -295,11 +296,11 @@ def test_sizes_are_compared_like_with_like(tmp_path: Path) -> None:
     )
 
 
-# -- sweeps that did not go well -------------------------------------------------------------------
+# -- ablations that did not go well ----------------------------------------------------------------
 
 
 def test_one_branch_alone_is_compared_with_nothing_but_the_untuned_model(tmp_path: Path) -> None:
-    found = compared(sweep(tmp_path, {("concur", None): 0.5}, seeds=1, base=0.1), resamples=50)
+    found = compared(ablation(tmp_path, {("concur", None): 0.5}, seeds=1, base=0.1), resamples=50)
     assert (
         verdict_of(found) == "one_strategy"
         and found.differences == ()
@@ -307,13 +308,13 @@ def test_one_branch_alone_is_compared_with_nothing_but_the_untuned_model(tmp_pat
     )
     assert "there is nothing to compare it with. Against the untuned model: +" in headline(found)
     assert "Against the untuned model" not in headline(
-        compared(sweep(tmp_path / "b", {("concur", None): 0.5}, seeds=1), resamples=50)
+        compared(ablation(tmp_path / "b", {("concur", None): 0.5}, seeds=1), resamples=50)
     )
 
 
-def test_a_sweep_of_which_nothing_finished_is_a_page_all_the_same(tmp_path: Path) -> None:
+def test_an_ablation_of_which_nothing_finished_is_a_page_all_the_same(tmp_path: Path) -> None:
     made = write_comparison(
-        Sweep(name="s", fingerprint="f", branches=(LOST, LEFT)), tmp_path / "out"
+        Ablation(name="s", fingerprint="f", branches=(LOST, LEFT)), tmp_path / "out"
     )
     assert (
         made.headline == "No branch finished (1 failed, 1 left out): there is nothing to compare."
@@ -335,7 +336,9 @@ def test_a_sweep_of_which_nothing_finished_is_a_page_all_the_same(tmp_path: Path
 
 def test_branches_without_one_correct_kernel_are_not_ranked(tmp_path: Path) -> None:
     made = write_comparison(
-        sweep(tmp_path, {("a", None): -1.0, ("random", None): -1.0}), tmp_path / "out", resamples=50
+        ablation(tmp_path, {("a", None): -1.0, ("random", None): -1.0}),
+        tmp_path / "out",
+        resamples=50,
     )
     assert (
         made.headline
@@ -351,7 +354,7 @@ def test_unequal_tasks_are_paired_where_both_answered(tmp_path: Path) -> None:
     reference = answers(
         tmp_path, "recorded", [verdict(f"t{i:03}", 0, 2.0) for i in range(50)], "recorded"
     )
-    made = Sweep(
+    made = Ablation(
         name="s",
         fingerprint="f",
         branches=(branch(tmp_path, "a", 0, 20, tasks=30), branch(tmp_path, "random", 0, 20)),
@@ -365,7 +368,7 @@ def test_unequal_tasks_are_paired_where_both_answered(tmp_path: Path) -> None:
 
 
 def test_tasks_whose_reference_fails_count_for_nobody_and_are_named(tmp_path: Path) -> None:
-    made = sweep(tmp_path, {("a", None): 0.5, ("random", None): 0.4}, seeds=1)
+    made = ablation(tmp_path, {("a", None): 0.5, ("random", None): 0.4}, seeds=1)
     broken = verdict("task-003", 0, None) | {
         "status": "task_error",
         "reason": "reference_failed",
@@ -382,7 +385,7 @@ def test_tasks_whose_reference_fails_count_for_nobody_and_are_named(tmp_path: Pa
 
 
 def test_verdicts_of_two_devices_are_refused(tmp_path: Path) -> None:
-    made = sweep(tmp_path, {("a", None): 0.5, ("random", None): 0.4}, seeds=1)
+    made = ablation(tmp_path, {("a", None): 0.5, ("random", None): 0.4}, seeds=1)
     other = answers(tmp_path, "t", drawn(0.5, tasks=40, samples=5, seed=1, device="a GPU"), "gpu")
     mixed = made.model_copy(
         update={
@@ -394,8 +397,8 @@ def test_verdicts_of_two_devices_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_one_clear_error(tmp_path: Path) -> None:
-    made = sweep(tmp_path, {("a", None): 0.5}, seeds=1, tasks=4)
-    with pytest.raises(UsageError, match="no strategy of the sweep"):
+    made = ablation(tmp_path, {("a", None): 0.5}, seeds=1, tasks=4)
+    with pytest.raises(UsageError, match="no strategy of the ablation"):
         compared(made.model_copy(update={"baseline": "nobody"}))
     gone = SnapshotRef(root=str(tmp_path), stage="verification", fingerprint="gone")
     lost = made.branches[0].model_copy(
@@ -418,7 +421,7 @@ def test_a_branch_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
 
 def test_two_branches_of_one_name_are_refused() -> None:
     with pytest.raises(ValidationError, match="lost-0"):
-        Sweep(name="s", fingerprint="f", branches=(LOST, LOST))
+        Ablation(name="s", fingerprint="f", branches=(LOST, LOST))
 
 
 # -- the three files -------------------------------------------------------------------------------
@@ -474,8 +477,8 @@ def test_html_markdown_and_json_hold_the_same_numbers(written: Written) -> None:
     assert data["published"] and "KernelCoder" not in json.dumps(data["scores"])
 
 
-def test_the_same_sweep_gives_the_same_bytes(
-    planted: Sweep, written: Written, tmp_path: Path
+def test_the_same_ablation_gives_the_same_bytes(
+    planted: Ablation, written: Written, tmp_path: Path
 ) -> None:
     again = write_comparison(planted, tmp_path, resamples=200)
     for one, other in (
@@ -492,7 +495,7 @@ def test_the_same_sweep_gives_the_same_bytes(
 
 
 def test_hostile_names_are_text_everywhere(tmp_path: Path) -> None:
-    made = sweep(
+    made = ablation(
         tmp_path / "data",
         {("a", 1): 0.5, ("a", 2): 0.5, ("random", 1): 0.4},
         tasks=6,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.reporting.comparison.page import write_comparison
-from tests.support.sweeps import sweep
+from tasks.benchmark.comparison.page import write_comparison
+from tests.support.ablations import ablation
 
 pytestmark = pytest.mark.browser
 
@@ -20,7 +20,7 @@ def test_the_page_fits_every_screen_and_asks_for_nothing(tmp_path: Path) -> None
     if chromium is None:
         pytest.skip("no Chromium: install one, such as with `apt-get install chromium`")
     made = write_comparison(
-        sweep(tmp_path, {("a very long strategy name " * 4, None): 0.5, ("random", None): 0.3}),
+        ablation(tmp_path, {("a very long strategy name " * 4, None): 0.5, ("random", None): 0.3}),
         tmp_path / "out",
         resamples=50,
     )

@@ -629,7 +629,7 @@ def test_a_server_that_dies_is_waited_for_and_written_to_again(once_away: str) -
         with connection.bounded_and_quiet():
             return len(connection.connect(once_away).search_experiments())
 
-    assert connection.outliving(once_away, write, told.append) == 0
+    assert connection.retry_mlflow(once_away, write, told.append) == 0
     assert len(told) == 1 and once_away in told[0]
 
 
@@ -646,12 +646,12 @@ def test_a_server_that_stays_away_or_refuses_is_not_written_to_again(
 
     refusal = RestException({"error_code": "INTERNAL_ERROR", "message": "a bug"})
     with pytest.raises(RestException):
-        connection.outliving(once_away, lambda: failing(refusal))
+        connection.retry_mlflow(once_away, lambda: failing(refusal))
     monkeypatch.setattr(connection, "BACK_S", 0.0)
     with pytest.raises(ConnectionRefusedError):
-        connection.outliving("http://127.0.0.1:1", lambda: failing(ConnectionRefusedError()))
+        connection.retry_mlflow("http://127.0.0.1:1", lambda: failing(ConnectionRefusedError()))
     with pytest.raises(ConnectionRefusedError):
-        connection.outliving("sqlite:///a.db", lambda: failing(ConnectionRefusedError()))
+        connection.retry_mlflow("sqlite:///a.db", lambda: failing(ConnectionRefusedError()))
     assert len(calls) == 3
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernels_eval.cluster.worker import gpu_arch
+from kernels_eval.devices import gpu_arch
 from kernels_eval.evaluator import Evaluator
 from kernels_eval.parent.prepare import Preparer
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict

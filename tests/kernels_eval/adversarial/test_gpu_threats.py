@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kernels_eval.cluster.worker import gpu_arch
+from kernels_eval.devices import gpu_arch
 from kernels_eval.parent.prepare import Preparer
 from kernels_eval.parent.runner import Runner
 from kernels_eval.records import Language

@@ -13,17 +13,17 @@ from typing import Any
 
 from kernels_eval.records import STATUS_OF
 from tasks.benchmark.published import PAPER
-from tasks.reporting.blocks import Block, Bullets, Code, Folded, Picture, Section, Table, Text
-from tasks.reporting.caveats import caveats
-from tasks.reporting.numbers import (
+from tasks.benchmark.report.caveats import caveats
+from tasks.benchmark.report.records import MAX_EXAMPLES, ReportContext
+from tasks.benchmark.report.scores import looking_section, scores_section
+from tasks.benchmark.report.summary import (
     lengths_by_status,
     published_table,
     ratio,
     summary_table,
     timed,
 )
-from tasks.reporting.records import MAX_EXAMPLES, ReportContext
-from tasks.reporting.scores import looking_section, scores_section
+from tasks.reporting.blocks import Block, Bullets, Code, Folded, Picture, Section, Table, Text
 from tasks.reporting.text import by_count, cut, plural, share, spread
 
 EXAMPLE_CHARS = 3000

@@ -1,4 +1,4 @@
-"""A sweep whose samples are there and whose models are quick: real plans, curation, snapshots,
+"""An ablation whose samples are there and whose models are quick: real plans, curation, snapshots,
 scores and MLflow, without a device.
 
 What is replaced is what needs one: training writes a log and an adapter by its seed and its rows,
@@ -232,7 +232,7 @@ def quick(devices: Quick, monkeypatch: pytest.MonkeyPatch) -> Quick:
         )
     monkeypatch.setattr(ablations, "run_branch", branch.run_branch.fn)
     monkeypatch.setattr(ablations, "load_tasks", ablations.load_tasks.fn)
-    monkeypatch.setattr(ablations, "get_run_logger", lambda: logging.getLogger("sweep"))
+    monkeypatch.setattr(ablations, "get_run_logger", lambda: logging.getLogger("ablation"))
     for name in (
         "create_markdown_artifact",
         "create_table_artifact",

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from kernels_eval.records import Status
 from tasks.benchmark.published import PUBLISHED
+from tasks.benchmark.report.records import CandidatePoint, ReportContext
 from tasks.benchmark.scoring import GEOMETRIC_MEAN, TRACKS, ComparisonRow, ScoreRow, metric_name
-from tasks.reporting.records import CandidatePoint, ReportContext
 from tasks.reporting.text import by_count, clean, plural, share
 
 TRACK_NAMES = {"any": "any correct", "custom_kernel": "custom kernel"}

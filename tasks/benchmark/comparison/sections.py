@@ -10,6 +10,11 @@ import statistics
 from collections.abc import Sequence
 
 from tasks.benchmark.comparing import ComparisonRow
+from tasks.benchmark.comparison.findings import READS, judged, trust
+from tasks.benchmark.comparison.numbers import EXEC, FAST, Arm, Compared
+from tasks.benchmark.comparison.records import Branch
+from tasks.benchmark.report.sections import published_section
+from tasks.benchmark.report.summary import difference_points, label, p_value, percent, ratio
 from tasks.benchmark.scoring import GEOMETRIC_MEAN
 from tasks.reporting.blocks import (
     Block,
@@ -23,11 +28,6 @@ from tasks.reporting.blocks import (
     Table,
     Text,
 )
-from tasks.reporting.comparison.findings import READS, judged, trust
-from tasks.reporting.comparison.numbers import EXEC, FAST, Arm, Compared
-from tasks.reporting.comparison.records import Branch
-from tasks.reporting.numbers import difference_points, label, p_value, percent, ratio
-from tasks.reporting.sections import published_section
 from tasks.reporting.text import cut
 
 SCORES, SIZES = "scores", "sizes"
@@ -53,7 +53,7 @@ def sections(found: Compared, drawn: Sequence[str]) -> list[Section]:
 
 def _first(found: Compared, drawn: Sequence[str]) -> Section:
     blocks: list[Block] = []
-    if links := _links(found.sweep.mlflow_url, found.sweep.prefect_url):
+    if links := _links(found.ablation.mlflow_url, found.ablation.prefect_url):
         blocks.append(Links(links))
     if SCORES in drawn:
         caption = (
@@ -208,7 +208,7 @@ def _sizes(found: Compared, drawn: Sequence[str]) -> Section:
 
 def _branches(found: Compared) -> Section:
     done = [branch for arm in found.arms for branch in arm.branches]
-    lost = [branch for branch in found.sweep.branches if branch.state != "done"]
+    lost = [branch for branch in found.ablation.branches if branch.state != "done"]
     blocks: list[Block] = []
     if lost:
         rows = tuple(
@@ -273,15 +273,15 @@ def _ui_cells(branch: Branch) -> tuple[Cell, Cell]:
 
 
 def _links(mlflow: str | None, prefect: str | None) -> tuple[Link, ...]:
-    named = (("The sweep in MLflow", mlflow), ("its run in Prefect", prefect))
+    named = (("The ablation in MLflow", mlflow), ("its run in Prefect", prefect))
     return tuple(Link(text, url) for text, url in named if url)
 
 
 def _provenance(found: Compared) -> Section:
-    rows: list[tuple[Cell, ...]] = [("sweep", found.sweep.fingerprint, "", "")]
+    rows: list[tuple[Cell, ...]] = [("ablation", found.ablation.fingerprint, "", "")]
     rows += [
         (b.name, b.curated or "", b.trained or "", b.scores or "")
-        for b in found.sweep.branches
+        for b in found.ablation.branches
         if b.curated or b.trained or b.scores
     ]
     return Section(

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from tasks.benchmark.comparing import ComparisonRow
-from tasks.reporting.caveats import FEW_TASKS
-from tasks.reporting.comparison.numbers import EXEC, SIGNIFICANT, Arm, Compared
-from tasks.reporting.numbers import p_value
+from tasks.benchmark.comparison.numbers import EXEC, SIGNIFICANT, Arm, Compared
+from tasks.benchmark.report.caveats import FEW_TASKS
+from tasks.benchmark.report.summary import p_value
 from tasks.reporting.text import clean, plural
 
 Verdict = Literal[
@@ -65,11 +65,11 @@ def headline(found: Compared) -> str:
 
 
 def _headline(found: Compared) -> str:
-    verdict, sweep = verdict_of(found), found.sweep
+    verdict, ablation = verdict_of(found), found.ablation
     if verdict == "nothing":
-        failed = sum(branch.state == "failed" for branch in sweep.branches)
+        failed = sum(branch.state == "failed" for branch in ablation.branches)
         return (
-            f"No branch finished ({failed} failed, {len(sweep.branches) - failed} left out): there"
+            f"No branch finished ({failed} failed, {len(ablation.branches) - failed} left out): there"
             " is nothing to compare."
         )
     if verdict == "no_correct_kernel":
@@ -84,7 +84,9 @@ def _headline(found: Compared) -> str:
         )
     best, other, row = _decisive(found)
     score = found.score(best.name, EXEC)
-    assert score is not None and score.value is not None  # a sweep with a correct kernel has scores
+    assert (
+        score is not None and score.value is not None
+    )  # an ablation with a correct kernel has scores
     bounds = (
         ""
         if score.lower is None or score.upper is None
@@ -191,13 +193,13 @@ def turned(row: ComparisonRow) -> ComparisonRow:
 
 
 def trust(found: Compared) -> Iterable[str]:
-    """What to trust and what not, from the numbers; the sweep's own cautions last."""
+    """What to trust and what not, from the numbers; the ablation's own cautions last."""
     if found.arms:
         yield from _about_data(found)
         yield from _about_seeds(found)
         yield from _about_method(found)
     yield from _about_branches(found)
-    yield from found.sweep.cautions
+    yield from found.ablation.cautions
 
 
 def _about_data(found: Compared) -> Iterator[str]:
@@ -277,7 +279,7 @@ def _about_method(found: Compared) -> Iterator[str]:
             "Training losses are of other data for every strategy and do not compare; nor do losses"
             " on tasks held out of different sets."
         )
-    wanted = found.sweep.baseline or "random"
+    wanted = found.ablation.baseline or "random"
     if found.baseline and found.arm(found.baseline).strategy != wanted:
         yield (
             f"There is no finished branch of {wanted}: {found.arm(found.baseline).strategy} is the"
@@ -298,10 +300,10 @@ def _about_method(found: Compared) -> Iterator[str]:
 
 
 def _about_branches(found: Compared) -> Iterator[str]:
-    lost = [branch for branch in found.sweep.branches if branch.state != "done"]
+    lost = [branch for branch in found.ablation.branches if branch.state != "done"]
     if lost and found.arms:
         yield (
-            f"{len(lost)} of {len(found.sweep.branches)} branches did not finish and are in no"
+            f"{len(lost)} of {len(found.ablation.branches)} branches did not finish and are in no"
             " number: see below why."
         )
 

@@ -1,9 +1,9 @@
-"""A sweep whose strategies, branches, tasks, models, devices and errors are named after payloads,
-put where `concur ablate` puts one.
+"""An ablation whose strategies, branches, tasks, models, devices and errors are named after
+payloads, put where `concur ablate` puts one.
 
-Our own edge refuses most of these names before a sweep begins (`flows.ablation.plan.label_of`). Its
-pages must not lean on that: a record may come of an older version, another machine or somebody's
-hand.
+Our own edge refuses most of these names before an ablation begins (`flows.ablation.plan.label_of`).
+Its pages must not lean on that: a record may come of an older version, another machine or
+somebody's hand.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.reporting.comparison.page import Branch, Sweep, Written, write_comparison
+from tasks.benchmark.comparison.page import Ablation, Branch, Written, write_comparison
+from tasks.tracking.ablation_sink import AblationSink, ChildRecord
 from tasks.tracking.records import RunRecord
-from tasks.tracking.sweep_sink import ChildRecord, SweepSink
+from tests.support.ablations import answers, drawn, verdict
 from tests.support.payloads import ACT, CANARY, HOSTILE, LINES, PAYLOADS
-from tests.support.sweeps import answers, drawn, verdict
 
 OUTSIDE = f"http://{CANARY}/run'\"><script>{ACT}</script>"
 SCRIPT = f"javascript:{ACT}"
@@ -30,7 +30,7 @@ class HostileRuns(NamedTuple):
     experiment: str
 
 
-def hostile_sweep(root: Path | str) -> Sweep:
+def hostile_ablation(root: Path | str) -> Ablation:
     """A strategy for each payload; the first at two sizes, the second with two seeds; one branch
     that failed and one left out."""
     plans = [(strategy, None, 0) for strategy in PAYLOADS] + [
@@ -72,7 +72,7 @@ def hostile_sweep(root: Path | str) -> Sweep:
         model: drawn(0.2, tasks=8, samples=3, seed=90, device=HOSTILE)
         for model in (*PAYLOADS, "base")
     }
-    return Sweep(
+    return Ablation(
         name=HOSTILE,
         fingerprint=HOSTILE,
         branches=tuple(branches),
@@ -89,14 +89,16 @@ def hostile_sweep(root: Path | str) -> Sweep:
 
 
 def hostile_comparison(root: Path) -> Written:
-    return write_comparison(hostile_sweep(root), root / "comparison", resamples=100)
+    return write_comparison(hostile_ablation(root), root / "comparison", resamples=100)
 
 
-def log_hostile_sweep(root: Path, uri: str) -> HostileRuns:
-    """The sweep in MLflow, as `flows.ablation.track` writes it: a parent with the comparison's
+def log_hostile_ablation(root: Path, uri: str) -> HostileRuns:
+    """The ablation in MLflow, as `flows.ablation.track` writes it: a parent with the comparison's
     files, and two children to compare."""
     files = hostile_comparison(root)
-    sink = SweepSink("hostile-sweep", tracking_uri=uri, artifact_root=None, experiment="concur")
+    sink = AblationSink(
+        "hostile-ablation", tracking_uri=uri, artifact_root=None, experiment="concur"
+    )
     parent = sink.open(
         HOSTILE, {"profile": HOSTILE}, {"strategies": HOSTILE, "pipeline.name": LINES}
     )

@@ -1,8 +1,8 @@
-"""What a comparison is told of a sweep: its branches, the models beside them, and where it can be
-looked at.
+"""What a comparison is told of an ablation: its branches, the models beside them, and where it can
+be looked at.
 
 Guarantees: frozen and validated; a branch that is done has its answers, one that is not says why;
-branches of a sweep have different names. Does not guarantee that what a reference points to is
+branches of an ablation have different names. Does not guarantee that what a reference points to is
 there: reading it says so.
 """
 
@@ -57,12 +57,12 @@ class Branch(Record):
         return self
 
 
-class Sweep(Record):
-    """A sweep as far as it came. `references` are other models on the same tasks (the base model,
-    recorded answers), by their own names.
+class Ablation(Record):
+    """An ablation as far as it came. `references` are other models on the same tasks (the base
+    model, recorded answers), by their own names.
 
     `baseline` is the strategy that the others are compared with; None takes "random" where it is
-    there, else the first. `fingerprint` names the sweep's configuration. Raises ValueError where
+    there, else the first. `fingerprint` names the ablation's configuration. Raises ValueError where
     two branches, or two references, have one name.
     """
 
@@ -72,19 +72,19 @@ class Sweep(Record):
     base_model: str = ""
     references: tuple[Answers, ...] = ()
     baseline: str | None = None
-    created_at: str = Field(default="", description="when the sweep ended, ISO 8601")
+    created_at: str = Field(default="", description="when the ablation ended, ISO 8601")
     cautions: tuple[str, ...] = ()
     mlflow_url: str | None = None
     prefect_url: str | None = None
 
     @model_validator(mode="after")
-    def _told_apart(self) -> Sweep:
+    def _told_apart(self) -> Ablation:
         for what, names in (
             ("branches", [b.name for b in self.branches]),
             ("references", [r.model for r in self.references]),
         ):
             if twice := _twice(names):
-                raise ValueError(f"two {what} of the sweep are called {twice!r}")
+                raise ValueError(f"two {what} of the ablation are called {twice!r}")
         return self
 
 

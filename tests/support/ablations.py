@@ -1,5 +1,5 @@
-"""Sweeps whose truth is known: verdicts of every branch as finished snapshots, with the chance of a
-correct answer planted by strategy."""
+"""Ablations whose truth is known: verdicts of every branch as finished snapshots, with the chance
+of a correct answer planted by strategy."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from tasks.benchmark.comparison.page import Ablation, Branch
 from tasks.benchmark.stage import Answers
-from tasks.reporting.comparison.page import Branch, Sweep
 from tasks.store.snapshot import Snapshot
 from tasks.tables import VERDICTS
 
@@ -69,7 +69,7 @@ def drawn(
     return rows
 
 
-def sweep(
+def ablation(
     root: Path | str,
     chances: Mapping[tuple[str, int | None], float],
     *,
@@ -78,7 +78,7 @@ def sweep(
     seeds: int = 2,
     base: float | None = None,
     **more: Any,
-) -> Sweep:
+) -> Ablation:
     """A branch for each (strategy, size) and seed. Candidate ids are the same in all branches, as
     equal answers' are."""
     branches, number = [], 0
@@ -122,4 +122,6 @@ def sweep(
         "base_model": "small",
         "created_at": "2026-11-22T05:00:00+00:00",
     }
-    return Sweep(**(facts | {"branches": tuple(branches), "references": tuple(references)} | more))
+    return Ablation(
+        **(facts | {"branches": tuple(branches), "references": tuple(references)} | more)
+    )

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kernels_eval.records import Status
-from tasks.reporting.numbers import models_of
-from tasks.reporting.records import ReportContext
+from tasks.benchmark.report.records import ReportContext
+from tasks.benchmark.report.summary import models_of
 from tasks.reporting.text import plural
 
 FEW_TASKS = 30  # below it, an interval of a rate is wider than most differences between models

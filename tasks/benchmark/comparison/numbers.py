@@ -2,11 +2,11 @@
 and paired differences.
 
 Guarantees: seeds of a strategy are pooled as samples within tasks, so a task counts once, whatever
-the number of seeds; all models of a sweep are scored on tasks whose reference works; the baseline
-is the same for all, at the same size where it has one; corrected p values are over all comparisons
-of one question together. Does not guarantee that a difference is the strategy's: a training run
-varies with its seed, and no interval here holds that. `seeds` says how much, and `seed_tests`
-whether that alone could make the difference.
+the number of seeds; all models of an ablation are scored on tasks whose reference works; the
+baseline is the same for all, at the same size where it has one; corrected p values are over all
+comparisons of one question together. Does not guarantee that a difference is the strategy's: a
+training run varies with its seed, and no interval here holds that. `seeds` says how much, and
+`seed_tests` whether that alone could make the difference.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from tasks.benchmark.comparing import ComparisonRow, compare_all, holm, metric_name
+from tasks.benchmark.comparison.records import Ablation, Branch
 from tasks.benchmark.metrics import mean
 from tasks.benchmark.samples import TRACKS, Track, excluded_tasks, rates, samples_by_model
 from tasks.benchmark.scoring import ScoreRow, score
-from tasks.reporting.comparison.records import Branch, Sweep
 
 if TYPE_CHECKING:
     import polars as pl
@@ -96,7 +96,7 @@ class Compared(Record):
     """Every number of a comparison. `arms` are in the order of their Exec@1, best first; `baseline`
     names one of them."""
 
-    sweep: Sweep
+    ablation: Ablation
     arms: tuple[Arm, ...]
     references: tuple[str, ...] = ()
     baseline: str | None = None
@@ -155,25 +155,25 @@ class Compared(Record):
         return next(arm for arm in self.arms if arm.name == name)
 
 
-def compared(sweep: Sweep, *, resamples: int = 2000, seed: int = 0) -> Compared:
-    """The numbers of a sweep, from the verdicts of its branches. Without a branch that finished
+def compared(ablation: Ablation, *, resamples: int = 2000, seed: int = 0) -> Compared:
+    """The numbers of an ablation, from the verdicts of its branches. Without a branch that finished
     there are none.
 
     Raises UsageError for verdicts that are not there or that scoring refuses (two devices, say),
-    and a baseline that is no strategy of the sweep.
+    and a baseline that is no strategy of the ablation.
     """
-    arms = _arms(sweep)
-    if sweep.baseline is not None and sweep.baseline not in (
-        known := {branch.strategy for branch in sweep.branches}
+    arms = _arms(ablation)
+    if ablation.baseline is not None and ablation.baseline not in (
+        known := {branch.strategy for branch in ablation.branches}
     ):
         raise UsageError(
-            f"the baseline {sweep.baseline!r} is no strategy of the sweep",
+            f"the baseline {ablation.baseline!r} is no strategy of the ablation",
             f"name one of: {', '.join(sorted(known)) or 'none'}",
         )
     if not arms:
-        return Compared(sweep=sweep, arms=())
+        return Compared(ablation=ablation, arms=())
     taken = {arm.name for arm in arms}
-    references = {_distinct(answers.model, taken): answers for answers in sweep.references}
+    references = {_distinct(answers.model, taken): answers for answers in ablation.references}
     frame = _frame(arms, references)
     excluded = excluded_tasks(frame)
     scores = score(frame, ks=(1,), ps=(1.0,), resamples=resamples, seed=seed)
@@ -183,7 +183,7 @@ def compared(sweep: Sweep, *, resamples: int = 2000, seed: int = 0) -> Compared:
             -(_value(scores, arm.name, metric) or 0.0) for metric in (EXEC, FAST)
         ),
     )
-    against = _baseline(sweep, arms)
+    against = _baseline(ablation, arms)
     pairs = [(_opponent(arm, against).name, arm.name) for arm in arms if arm not in against]
     base = next((name for name, answers in references.items() if answers.model == "base"), None)
     differences = compare_all(frame, pairs=pairs, resamples=resamples, seed=seed)
@@ -199,7 +199,7 @@ def compared(sweep: Sweep, *, resamples: int = 2000, seed: int = 0) -> Compared:
         .len()
     )
     return Compared(
-        sweep=sweep,
+        ablation=ablation,
         arms=tuple(arms),
         references=tuple(references),
         baseline=against[-1].name,
@@ -216,11 +216,11 @@ def compared(sweep: Sweep, *, resamples: int = 2000, seed: int = 0) -> Compared:
     )
 
 
-def _arms(sweep: Sweep) -> list[Arm]:
-    """Strategies at one size, in the order of the sweep. The size is in the name where there are
+def _arms(ablation: Ablation) -> list[Arm]:
+    """Strategies at one size, in the order of the ablation. The size is in the name where there are
     several."""
     found: dict[tuple[str, int | None], list[Branch]] = {}
-    for branch in sweep.branches:
+    for branch in ablation.branches:
         if branch.state == "done":
             found.setdefault((branch.strategy, branch.size), []).append(branch)
     several = len({size for _, size in found}) > 1
@@ -277,7 +277,7 @@ def _verdicts(answers: Answers, whose: str, facts: dict[str, str]) -> pl.DataFra
     if not snapshot.finished:
         raise UsageError(
             f"the verdicts of {whose} are not finished: {snapshot.path}",
-            "run the sweep again, it goes on where it was",
+            "run the ablation again, it goes on where it was",
         )
     frame = snapshot.read(columns=READ, unique="candidate_id")
     if frame.is_empty():
@@ -367,14 +367,14 @@ def _kind(test: SeedTest) -> tuple[str, str]:
     return test.track, test.metric
 
 
-def _baseline(sweep: Sweep, arms: Sequence[Arm]) -> list[Arm]:
-    """The arms of the baseline's strategy, smallest first: the sweep's, "random", or the first that
-    finished."""
-    wanted = sweep.baseline or "random"
+def _baseline(ablation: Ablation, arms: Sequence[Arm]) -> list[Arm]:
+    """The arms of the baseline's strategy, smallest first: the ablation's, "random", or the first
+    that finished."""
+    wanted = ablation.baseline or "random"
     finished = {arm.strategy for arm in arms}
     first = next(
         branch.strategy
-        for branch in sweep.branches
+        for branch in ablation.branches
         if branch.strategy in finished and branch.state == "done"
     )
     return sorted(

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tasks.reporting.comparison.numbers import EXEC, FAST, Arm, Compared
-from tasks.reporting.comparison.sections import SCORES, SIZES
-from tasks.reporting.drawing import ACCENT, INK, MUTED, WIDTH, draw
-from tasks.reporting.numbers import label
+from tasks.benchmark.comparison.numbers import EXEC, FAST, Arm, Compared
+from tasks.benchmark.comparison.sections import SCORES, SIZES
+from tasks.benchmark.report.figures import WIDTH
+from tasks.benchmark.report.summary import label
+from tasks.reporting.charts import FIRST, INK, MUTED, labelled, legend, new_figure, style, svg_of
 from tasks.reporting.text import clean
 
 if TYPE_CHECKING:
@@ -26,29 +27,28 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 DASHES = ("-", "--", "-.", ":")
 
 
+@style()
 def figures(found: Compared) -> dict[str, str]:
-    """name -> SVG, and "NAME.narrow" -> SVG."""
+    """Return name -> SVG, and "NAME.narrow" -> SVG."""
     drawn: dict[str, str] = {}
     if not found.arms:
         return drawn
     names = [arm.name for arm in found.arms[:MOST_ARMS]] + list(found.references)
     height = 0.9 + 0.3 * len(names)
-    drawn[SCORES] = draw(
-        WIDTH,
-        height,
-        lambda axes: _plot_scores(axes, found, names, 32, shared=True),
-        columns=2,
-        sharey=True,
-    )
-    drawn[f"{SCORES}.narrow"] = draw(
-        NARROW, 2 * height, lambda axes: _plot_scores(axes, found, names, 24, shared=False), rows=2
-    )
-    curves = _curves(found)
-    if curves:
-        drawn[SIZES] = draw(WIDTH, 3.4, lambda axes: _plot_sizes(axes[0], found, curves, columns=3))
-        drawn[f"{SIZES}.narrow"] = draw(
-            NARROW, 3.6, lambda axes: _plot_sizes(axes[0], found, curves, columns=1)
-        )
+    figure, axes = new_figure(WIDTH, height, columns=2, sharey=True)
+    _plot_scores(axes, found, names, 32, shared=True)
+    drawn[SCORES] = svg_of(figure)
+    figure, axes = new_figure(NARROW, 2 * height, rows=2)
+    _plot_scores(axes, found, names, 24, shared=False)
+    drawn[f"{SCORES}.narrow"] = svg_of(figure)
+    if curves := _curves(found):
+        for name, width, tall, columns in (
+            (SIZES, WIDTH, 3.4, 3),
+            (f"{SIZES}.narrow", NARROW, 3.6, 1),
+        ):
+            figure, axes = new_figure(width, tall)
+            _plot_sizes(axes[0], found, curves, columns=columns)
+            drawn[name] = svg_of(figure)
     return drawn
 
 
@@ -82,7 +82,7 @@ def _plot_scores(
         axes.set_yticks(range(len(names)), [_short(name, characters) for name in names])
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.set_xlim(0, min(102.0, max(5.0, 1.08 * highest)))
-        axes.set_xlabel(f"{label(metric)}@1, % of tasks")
+        labelled(axes, f"{label(metric)}@1, % of tasks", "", grid="both")
     if shared:
         every[1].tick_params(labelleft=False)
 
@@ -91,7 +91,7 @@ def _point(axes: Axes, row: ScoreRow | None, place: int, reference: bool) -> flo
     """A score with its interval; returns how far right it reaches, in percent."""
     if row is None or row.value is None:
         return 0.0
-    colour = MUTED if reference else ACCENT
+    colour = MUTED if reference else FIRST
     if row.lower is not None and row.upper is not None:
         axes.hlines(place, 100 * row.lower, 100 * row.upper, color=colour, linewidth=2)
     axes.plot(
@@ -103,7 +103,7 @@ def _point(axes: Axes, row: ScoreRow | None, place: int, reference: bool) -> flo
 def _curves(found: Compared) -> dict[str, list[Arm]]:
     """strategy -> its arms by the rows they were trained on, where there are several."""
     curves: dict[str, list[Arm]] = {}
-    for branch in found.sweep.branches:
+    for branch in found.ablation.branches:
         arms = [
             arm for arm in found.arms if arm.strategy == branch.strategy and _rows(arm) is not None
         ]
@@ -129,7 +129,7 @@ def _plot_sizes(axes: Axes, found: Compared, curves: dict[str, list[Arm]], *, co
             and row.value is not None
             and (rows := _rows(arm))
         ]
-        colour = ACCENT if number % 2 == 0 else MUTED
+        colour = FIRST if number % 2 == 0 else MUTED
         # neighbours are set apart, so that their intervals do not lie on one another
         aside = 1 + 0.03 * (number - (len(curves) - 1) / 2)
         at = [rows * aside for rows, _ in scores]
@@ -162,16 +162,8 @@ def _plot_sizes(axes: Axes, found: Compared, curves: dict[str, list[Arm]], *, co
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("rows trained on")
-    axes.set_ylabel("Exec@1, % of tasks")
-    axes.legend(
-        frameon=False,
-        labelcolor=INK,
-        loc="lower left",
-        bbox_to_anchor=(0, 1.0),
-        ncols=columns,
-        fontsize="small",
-    )
+    labelled(axes, "rows trained on", "Exec@1, % of tasks", grid="both")
+    legend(axes, columns)
 
 
 def _short(name: str, characters: int) -> str:

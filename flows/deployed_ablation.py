@@ -5,8 +5,8 @@ from __future__ import annotations
 from prefect import flow
 
 from flows import forms
-from flows.ablation.flow import SweepResult, ablate
-from flows.ablation.plan import SweepConfig
+from flows.ablation.flow import AblationResult, ablate
+from flows.ablation.plan import AblationConfig
 from flows.artifacts import link_mlflow
 from flows.deployments import devices, prepared
 from flows.forms import configuration, setting
@@ -16,14 +16,14 @@ from flows.runtime.notices import NOTICES
 
 @flow(name="weekly ablations", flow_run_name=deployed_name("compare strategies of"), **NOTICES)
 def weekly_ablations(
-    run: forms.RunForm = forms.SWEEP_RUN,
-    sweep: forms.SweepForm = forms.SWEEP,
+    run: forms.RunForm = forms.ABLATION_RUN,
+    sweep: forms.AblationForm = forms.ABLATION,
     advanced: forms.AdvancedForm = forms.ADVANCED,
-) -> SweepResult:
+) -> AblationResult:
     """Every strategy with every seed is curated, trained and benchmarked on the same samples, and
     compared."""
     config = prepared(configuration(run, advanced))
-    asked = SweepConfig(
+    asked = AblationConfig(
         profile=str(run.profile),
         overrides=(*run.settings(), *advanced.settings(), setting("root", config.root)),
         strategies=tuple(str(name) for name in sweep.strategies),

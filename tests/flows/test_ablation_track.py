@@ -1,5 +1,5 @@
-"""A sweep in MLflow whose server dies on the way: what was to be written is there once, and the
-sweep was not ended by it."""
+"""An ablation in MLflow whose server dies on the way: what was to be written is there once, and the
+ablation was not ended by it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.ablation.plan import SweepConfig
+from flows.ablation.plan import AblationConfig
 from flows.ablation.records import BranchRecord
-from flows.ablation.track import SweepTracker
+from flows.ablation.track import AblationTracker
 from flows.config import PipelineConfig
-from tasks.reporting.comparison.records import Branch
+from tasks.benchmark.comparison.records import Branch
 from tasks.tracking import connection
 from tasks.tracking.config import TrackingConfig
 from tests.support.servers import free_port, mlflow_server
@@ -33,7 +33,7 @@ def servers() -> Iterator[ExitStack]:
         yield stack
 
 
-def test_a_sweep_outlives_its_mlflow(tmp_path: Path, servers: ExitStack) -> None:
+def test_an_ablation_outlives_its_mlflow(tmp_path: Path, servers: ExitStack) -> None:
     from mlflow.tracking import MlflowClient
 
     home, port = tmp_path / "mlflow", free_port()
@@ -46,12 +46,12 @@ def test_a_sweep_outlives_its_mlflow(tmp_path: Path, servers: ExitStack) -> None
         told.append(line)
         servers.enter_context(mlflow_server(home, port=port))
 
-    tracker = SweepTracker(SweepConfig(), pipeline, "f" * 64, back)
+    tracker = AblationTracker(AblationConfig(), pipeline, "f" * 64, back)
     with mlflow_server(home, port=port):
         tracker.open([])
         tracker.branch(pipeline, record("concur"), {}, (1, 0.5))
     tracker.branch(pipeline, record("random"), {}, (2, 1.0))
-    assert len(told) == 1 and "it is waited for" in told[0] and not tracker.told
+    assert len(told) == 1 and "retrying" in told[0] and not tracker.told
     tracker.branch(pipeline, record("random"), {}, (2, 1.0))
     tracker.close([record("concur"), record("random")], [], [], 1.0)
     client = MlflowClient(tracker._pipeline.tracking_uri)
@@ -77,11 +77,11 @@ def test_a_parent_that_was_left_half_written_gets_the_rest(
 ) -> None:
     from mlflow.tracking import MlflowClient
 
-    from tasks.tracking import sweep_sink
+    from tasks.tracking import ablation_sink
 
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     whole, (params, tags) = (
-        sweep_sink.log_values,
+        ablation_sink.log_values,
         (
             {f"p{n}": str(n) for n in range(150)},
             {"language": "cpp"},
@@ -92,22 +92,22 @@ def test_a_parent_that_was_left_half_written_gets_the_rest(
         raise ConnectionResetError("on its way")
 
     first, again = (
-        sweep_sink.SweepSink("f", tracking_uri=uri, artifact_root=None, experiment="e")
+        ablation_sink.AblationSink("f", tracking_uri=uri, artifact_root=None, experiment="e")
         for _ in range(2)
     )
-    monkeypatch.setattr(sweep_sink, "log_values", dies)
+    monkeypatch.setattr(ablation_sink, "log_values", dies)
     with pytest.raises(ConnectionResetError):
-        first.open("sweep", tags, params)
-    monkeypatch.setattr(sweep_sink, "log_values", whole)
-    run_id = again.open("sweep", tags, params)
+        first.open("ablation", tags, params)
+    monkeypatch.setattr(ablation_sink, "log_values", whole)
+    run_id = again.open("ablation", tags, params)
     data = MlflowClient(uri).get_run(run_id).data
     assert data.params == params and data.tags["language"] == "cpp"
-    assert again.open("sweep", tags, {**params, "p0": "another"}) == run_id, (
+    assert again.open("ablation", tags, {**params, "p0": "another"}) == run_id, (
         "what is there is kept: MLflow refuses another value"
     )
 
 
-def test_a_server_that_stays_away_costs_a_sweep_one_wait(
+def test_a_server_that_stays_away_costs_an_ablation_one_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "BACK_S", 0.0)
@@ -116,9 +116,9 @@ def test_a_server_that_stays_away_costs_a_sweep_one_wait(
         root=str(tmp_path), tracking=TrackingConfig(uri=f"http://127.0.0.1:{free_port()}")
     )
     said: list[str] = []
-    tracker = SweepTracker(SweepConfig(), pipeline, "f" * 64, said.append)
+    tracker = AblationTracker(AblationConfig(), pipeline, "f" * 64, said.append)
     tracker.open([])
     tracker.branch(pipeline, record("concur"), {}, (1, 0.5))
     tracker.close([record("concur")], [], [], 1.0)
-    assert ["waited for" in line for line in said] == [True, False]
+    assert ["retrying" in line for line in said] == [True, False]
     assert len(tracker.told) == 1 and "the same command writes it" in tracker.told[0]

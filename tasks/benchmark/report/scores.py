@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tasks.benchmark.breakdown import GroupRow
-from tasks.benchmark.scoring import GEOMETRIC_MEAN, TRACKS, ScoreRow, metric_name
-from tasks.reporting.blocks import Block, Bullets, Folded, Section, Table, Text
-from tasks.reporting.numbers import (
+from tasks.benchmark.report.records import ReportContext
+from tasks.benchmark.report.summary import (
     TRACK_NAMES,
     difference_points,
     find,
@@ -24,7 +23,8 @@ from tasks.reporting.numbers import (
     percent,
     ratio,
 )
-from tasks.reporting.records import ReportContext
+from tasks.benchmark.scoring import GEOMETRIC_MEAN, TRACKS, ScoreRow, metric_name
+from tasks.reporting.blocks import Block, Bullets, Folded, Section, Table, Text
 from tasks.reporting.text import cut
 
 MOST_GROUPS = 16  # operator families of a large suite; more than fit a screen are in the JSON

@@ -1,8 +1,8 @@
-"""An ablation sweep in one page: which strategy won, by how much, and how sure that is.
+"""An ablation in one page: which strategy won, by how much, and how sure that is.
 
 Guarantees: `comparison.html` loads nothing and runs no script, is readable on light and dark and on
 a telephone; `comparison.md` and `comparison.json` hold the same numbers; whatever a task, a
-candidate or a branch is called, it is text; the same sweep gives the same bytes; a file is there
+candidate or a branch is called, it is text; the same ablation gives the same bytes; a file is there
 whole or not at all. Reads the verdicts of the branches and nothing else. Does not train, score or
 judge anything anew, and does not make a strategy better than the numbers do.
 """
@@ -10,19 +10,18 @@ judge anything anew, and does not make a strategy better than the numbers do.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from kernels_eval.errors import UsageError
+from tasks.benchmark.comparison.figures import figures
+from tasks.benchmark.comparison.findings import headline, trust, verdict_of
+from tasks.benchmark.comparison.numbers import Arm, Compared, SeedScore, compared
+from tasks.benchmark.comparison.records import Ablation, Branch, Written
+from tasks.benchmark.comparison.sections import sections
 from tasks.benchmark.published import PUBLISHED
-from tasks.reporting.comparison.figures import figures
-from tasks.reporting.comparison.findings import headline, trust, verdict_of
-from tasks.reporting.comparison.numbers import Arm, Compared, SeedScore, compared
-from tasks.reporting.comparison.records import Branch, Sweep, Written
-from tasks.reporting.comparison.sections import sections
-from tasks.reporting.markdown import markdown_of
-from tasks.reporting.page import page_of
+from tasks.files import atomic_write
+from tasks.reporting.page import markdown_of, page_of
 from tasks.reporting.text import address, masked
 
 __all__ = [
@@ -31,7 +30,7 @@ __all__ = [
     "Branch",
     "Compared",
     "SeedScore",
-    "Sweep",
+    "Ablation",
     "Written",
     "compared",
     "headline",
@@ -42,17 +41,19 @@ SCHEMA_VERSION = 1
 HTML, MARKDOWN, JSON = "comparison.html", "comparison.md", "comparison.json"
 
 
-def write_comparison(sweep: Sweep, out: Path, *, resamples: int = 2000, seed: int = 0) -> Written:
+def write_comparison(
+    ablation: Ablation, out: Path, *, resamples: int = 2000, seed: int = 0
+) -> Written:
     """Write `comparison.html`, `.md` and `.json` into the directory `out`, which is made where it
     is not there.
 
     Raises UsageError for a directory that cannot be written, verdicts that are not there, or that
     scoring refuses (two devices, say).
     """
-    found = compared(_without_passwords(sweep), resamples=resamples, seed=seed)
+    found = compared(_without_passwords(ablation), resamples=resamples, seed=seed)
     drawn = figures(found)
     content = sections(found, tuple(drawn))
-    title, facts, sentence = f"Comparison: {sweep.name}", _facts(found), headline(found)
+    title, facts, sentence = f"Comparison: {ablation.name}", _facts(found), headline(found)
     texts = {
         HTML: page_of(title, facts, sentence, content, drawn),
         MARKDOWN: markdown_of(title, facts, sentence, content),
@@ -62,11 +63,8 @@ def write_comparison(sweep: Sweep, out: Path, *, resamples: int = 2000, seed: in
         ),
     }
     try:
-        out.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            temporary = out / f".{name}.{os.getpid()}.tmp"
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(out / name)
+            atomic_write(out / name, text)
     except OSError as error:
         raise UsageError(
             f"cannot write {out}: {error.strerror or error}",
@@ -79,13 +77,13 @@ def write_comparison(sweep: Sweep, out: Path, *, resamples: int = 2000, seed: in
 
 def as_data(found: Compared, *, resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
     """The comparison for a machine: shares in [0, 1], speedups as ratios, times in seconds."""
-    sweep = found.sweep
+    ablation = found.ablation
     return {
         "schema_version": SCHEMA_VERSION,
-        "name": sweep.name,
-        "fingerprint": sweep.fingerprint,
-        "created_at": sweep.created_at,
-        "base_model": sweep.base_model,
+        "name": ablation.name,
+        "fingerprint": ablation.fingerprint,
+        "created_at": ablation.created_at,
+        "base_model": ablation.base_model,
         "headline": headline(found),
         "verdict": verdict_of(found),
         "best": found.arms[0].name if found.arms else None,
@@ -106,11 +104,11 @@ def as_data(found: Compared, *, resamples: int = 2000, seed: int = 0) -> dict[st
         "seed_tests": [row.model_dump(mode="json") for row in found.seed_tests],
         "trust": list(trust(found)),
         "branches": [
-            branch.model_dump(mode="json", exclude={"answers"}) for branch in sweep.branches
+            branch.model_dump(mode="json", exclude={"answers"}) for branch in ablation.branches
         ],
         "published": [row.model_dump(mode="json") for row in PUBLISHED],
-        "mlflow_url": sweep.mlflow_url,
-        "prefect_url": sweep.prefect_url,
+        "mlflow_url": ablation.mlflow_url,
+        "prefect_url": ablation.prefect_url,
     }
 
 
@@ -129,13 +127,13 @@ def _arm_data(found: Compared, arm: Arm) -> dict[str, Any]:
 
 
 def _facts(found: Compared) -> tuple[str, ...]:
-    return (found.sweep.base_model, *found.devices, found.sweep.created_at)
+    return (found.ablation.base_model, *found.devices, found.ablation.created_at)
 
 
-def _without_passwords(sweep: Sweep) -> Sweep:
+def _without_passwords(ablation: Ablation) -> Ablation:
     """Passwords inside URLs masked, in errors too; links that are no http(s) address dropped."""
     plain = masked(
-        sweep.model_dump(
+        ablation.model_dump(
             mode="json", exclude={"branches": {"__all__": {"answers"}}, "references": True}
         )
     )
@@ -146,10 +144,10 @@ def _without_passwords(sweep: Sweep) -> Sweep:
                 **{name: _link(told[name]) for name in ("mlflow_url", "prefect_url")},
             }
         )
-        for branch, told in zip(sweep.branches, plain["branches"], strict=True)
+        for branch, told in zip(ablation.branches, plain["branches"], strict=True)
     )
     links = {name: _link(plain[name]) for name in ("mlflow_url", "prefect_url")}
-    return sweep.model_copy(
+    return ablation.model_copy(
         update={"branches": branches, "cautions": tuple(plain["cautions"]), **links}
     )
 

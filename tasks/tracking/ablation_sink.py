@@ -1,11 +1,11 @@
-"""An ablation sweep in MLflow: one parent run for the whole of it, one child run a branch, written
+"""An ablation in MLflow: one parent run for the whole of it, one child run a branch, written
 as branches end.
 
-Guarantees: one parent per sweep fingerprint and one child per branch, however often the sweep was
-killed and run again; a child that is finished is left alone as long as its branch is what it was;
-nothing is written by more than one thread of a sweep, if one thread calls. What a killed call left
-half-written is deleted, as MLflow deletes (it can be restored), so that no chart shows a branch
-twice. Does not catch MLflow's errors: the caller logs them and the sweep goes on.
+Guarantees: one parent per ablation fingerprint and one child per branch, however often the ablation
+was killed and run again; a child that is finished is left alone as long as its branch is what it
+was; nothing is written by more than one thread of an ablation, if one thread calls. What a killed
+call left half-written is deleted, as MLflow deletes (it can be restored), so that no chart shows a
+branch twice. Does not catch MLflow's errors: the caller logs them and the ablation goes on.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class ChildRecord(Record):
     error: str | None = Field(default=None, min_length=1)
 
 
-class SweepSink:
-    """The parent run of a sweep and its children. `tracking_uri`, `artifact_root` and `experiment`
-    as in `mlflow_sink.log_run`."""
+class AblationSink:
+    """The parent run of an ablation and its children. `tracking_uri`, `artifact_root` and
+    `experiment` as in `mlflow_sink.log_run`."""
 
     def __init__(
         self, fingerprint: str, *, tracking_uri: str, artifact_root: str | None, experiment: str
@@ -151,7 +151,7 @@ class SweepSink:
             return run_id
 
     def progress(self, metrics: Metrics, step: int) -> None:
-        """Numbers of the parent that grow while the sweep runs, once a step."""
+        """Numbers of the parent that grow while the ablation runs, once a step."""
         with bounded_and_quiet():
             client = self._connected()
             self._missing(

@@ -1,0 +1,130 @@
+"""Atomic replacement of files and directories.
+
+Guarantees: a reader finds the old content or the new one, never a part of either; after a kill, at
+most a file named `.NAME.THREAD.PID.tmp` is left beside the target (garbage collection knows the
+form). The content is on disk (fsync) before it takes its place. Does not guarantee that several
+files change at one moment: `AtomicFiles` replaces them one after the other, once all are written.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from kernels_eval.errors import UsageError
+
+Content = str | bytes | Callable[[Path], object]
+"""Text (UTF-8), bytes, or a function that writes the file at the path it is given."""
+
+
+def temporary_name(path: Path) -> Path:
+    """A name beside `path` for what is about to replace it, different in each thread."""
+    return path.with_name(f".{path.name}.{threading.get_ident()}.{os.getpid()}.tmp")
+
+
+def atomic_write(path: Path, content: Content, *, mode: int | None = None) -> Path:
+    """Replace a file whole or not at all; missing parent directories are made. Returns `path`.
+
+    `mode` is set before anything is written (0o600 for secrets). Raises OSError.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_name(path)
+    try:
+        _write(temporary, content, mode)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def _write(temporary: Path, content: Content, mode: int | None) -> None:
+    if callable(content):
+        content(temporary)
+        with temporary.open("rb") as handle:
+            os.fsync(handle.fileno())
+        return
+    data = content.encode() if isinstance(content, str) else content
+    with temporary.open("wb") as handle:
+        if mode is not None:
+            os.fchmod(handle.fileno(), mode)
+        handle.write(data)
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
+def atomic_write_at(fs: Any, target: str, write: Callable[[BinaryIO], object]) -> None:
+    """Replace a file of an fsspec file system; `write` gets the open file. Raises OSError.
+
+    Object stores rename by copying: there, readers are safe because an object appears whole.
+    """
+    folder, name = target.rsplit("/", 1)
+    temporary = f"{folder}/{temporary_name(Path(name))}"
+    fs.makedirs(folder, exist_ok=True)
+    with fs.open(temporary, "wb") as handle:
+        write(handle)
+        handle.flush()
+        with suppress(AttributeError, io.UnsupportedOperation):  # no local file
+            os.fsync(handle.fileno())
+    fs.mv(temporary, target)
+
+
+@contextmanager
+def atomic_directory(target: Path) -> Iterator[Path]:
+    """A directory to fill, which becomes `target` when the block ends, or vanishes if it raises.
+
+    Raises OSError, also where `target` is a directory with content by then.
+    """
+    temporary = temporary_name(target)
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        temporary.replace(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+class AtomicFiles:
+    """Files that take their places when the block ends: all of them, or none if it raises.
+
+    A context manager. `hint` is what UsageError advises where a file cannot be written.
+    """
+
+    def __init__(self, hint: str) -> None:
+        self._hint = hint
+        self._waiting: dict[Path, Path] = {}
+
+    def add(self, path: Path, write: Callable[[Path], object]) -> None:
+        """Write a file beside its place. Raises UsageError."""
+        temporary = self._waiting[path] = temporary_name(path)
+        with explain_write_errors(path, self._hint):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write(temporary)
+
+    def __enter__(self) -> AtomicFiles:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            for path, temporary in self._waiting.items() if kind is None else ():
+                with explain_write_errors(path, self._hint):
+                    temporary.replace(path)
+        finally:
+            for temporary in self._waiting.values():
+                if temporary.parent.is_dir():
+                    temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def explain_write_errors(path: object, hint: str) -> Iterator[None]:
+    """Turn an OSError of the block into a UsageError that names the path, the cause and the fix."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}", hint) from error

@@ -1,0 +1,100 @@
+"""Process trees: identities that outlive their process, whole families, and their end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from kernels_eval.isolation import process_tree
+from kernels_eval.isolation.process_tree import (
+    alive,
+    descendants,
+    identify,
+    kill_descendants,
+    members,
+    send,
+    usage,
+    wait_gone,
+)
+
+FAMILY = '''
+import subprocess, sys
+child = """
+import subprocess, sys
+print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True)
+sys.stdin.read()
+"""
+inner = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE)
+print(inner.pid, inner.stdout.readline().decode().strip(), flush=True)
+sys.stdin.read()
+'''
+"""A leader, its child, and a grandchild in a session of its own."""
+
+
+@pytest.fixture
+def family() -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
+    leader = subprocess.Popen(
+        [sys.executable, "-c", FAMILY],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env=os.environ | {"OF_THIS_TEST": str(os.getpid())},
+    )
+    assert leader.stdout
+    child, grandchild = map(int, leader.stdout.readline().split())
+    yield leader, child, grandchild
+    for pid in (leader.pid, child, grandchild):
+        process_tree.kill(pid)
+    leader.communicate()
+
+
+def test_a_family_is_found_and_ended(family: tuple[subprocess.Popen[bytes], int, int]) -> None:
+    leader, child, grandchild = family
+    assert descendants(leader.pid) == [child, grandchild]
+    used = usage(leader.pid)
+    assert used.processes == 3 and used.threads >= 3 and used.resident_bytes > 1 << 20
+    assert 0 < process_tree.proportional_memory(leader.pid) <= used.resident_bytes
+    assert kill_descendants(leader.pid) and descendants(leader.pid) == []
+    assert leader.poll() is None, "the root itself is left alone"
+
+
+def test_members_are_found_by_session_variable_and_descent(
+    family: tuple[subprocess.Popen[bytes], int, int],
+) -> None:
+    leader, child, grandchild = family
+    identity = identify(leader.pid)
+    assert identity
+    everyone = sorted((leader.pid, child, grandchild))
+    assert [one.pid for one in members([identity])] == everyone
+    assert [one.pid for one in members([], {"OF_THIS_TEST": str(os.getpid())})] == everyone
+    other = identity.model_copy(update={"started_ticks": identity.started_ticks - 1})
+    assert members([other]) == members([], {"OF_THIS_TEST": "another"}) == []
+    mine = identify(os.getpid())
+    assert mine and os.getpid() not in {one.pid for one in members([mine])}
+
+
+def test_an_identity_is_one_process_only(
+    family: tuple[subprocess.Popen[bytes], int, int],
+) -> None:
+    leader, child, grandchild = family
+    identity = identify(leader.pid)
+    assert identity and alive(identity) and not alive(None)
+    assert process_tree.environment_variable(leader.pid, "OF_THIS_TEST") == str(os.getpid())
+    assert process_tree.command_line(leader.pid).startswith(sys.executable)
+    for wrong in ({"started_ticks": identity.started_ticks - 1}, {"boot": "another"}):
+        other = identity.model_copy(update=wrong)
+        assert not alive(other) and not send(other, signal.SIGKILL)
+    assert wait_gone([identity], timeout_s=0) == [identity]
+    assert send(identity, signal.SIGKILL)
+    assert wait_gone([identity], timeout_s=60) == []  # a zombie until its parent reaps it
+    assert psutil.pid_exists(leader.pid) and process_tree.has_ended(leader.pid)
+    leader.wait()
+    assert identify(leader.pid) is None and not send(identity, signal.SIGKILL)
+    assert process_tree.environment_variable(leader.pid, "PATH") is None
+    assert process_tree.command_line(leader.pid) == ""

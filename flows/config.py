@@ -25,8 +25,7 @@ from tasks.analysis.config import ObservationConfig
 from tasks.benchmark.config import BenchmarkConfig
 from tasks.curation.quality import QualityConfig
 from tasks.curation.strategies import CurationConfig
-from tasks.decontamination.decontamination import DecontaminationConfig
-from tasks.decontamination.deduplication import DeduplicationConfig
+from tasks.decontamination.config import DecontaminationConfig, DeduplicationConfig
 from tasks.sources.config import TasksConfig
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.known_models import sampling_for

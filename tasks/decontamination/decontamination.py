@@ -18,7 +18,7 @@ import polars as pl
 from kernels_eval.errors import UsageError
 from tasks.decontamination.config import DecontaminationConfig, Level
 from tasks.decontamination.fingerprints import Fingerprint, Index, fingerprints, require_columns
-from tasks.publishing.text import cell, table
+from tasks.reporting.text import cell, table
 
 EXAMPLES = 3
 COLUMNS = ("task_id", "code")

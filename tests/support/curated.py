@@ -9,8 +9,7 @@ from typing import Any
 from tasks.curation import stage
 from tasks.curation.flags import TRACE_FLAGS
 from tasks.curation.strategies import CurationConfig
-from tasks.decontamination.decontamination import DecontaminationConfig
-from tasks.decontamination.deduplication import DeduplicationConfig
+from tasks.decontamination.config import DecontaminationConfig, DeduplicationConfig
 from tasks.decontamination.stage import run as choose
 from tasks.store.snapshot import Snapshot, SnapshotRef, fingerprint
 from tasks.tables import CANDIDATES, TASKS, VERDICTS

@@ -12,6 +12,7 @@ from flows.config import PipelineConfig
 from flows.naming import run_name
 from flows.runtime.guard import guarded
 from flows.runtime.notices import NOTICES
+from kernels_eval.devices import conditions
 from kernels_eval.records import Record
 from tasks.benchmark.stage import Answers
 from tasks.benchmark.step import score_benchmark
@@ -22,7 +23,6 @@ from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis.config import ServerConfig, SynthesisConfig
 from tasks.synthesis.step import synthesise
 from tasks.training.stage import adapter_of
-from tasks.verification.stage import device_name
 from tasks.verification.step import verify
 from tasks.workload.operator_times_config import ProfilingConfig
 from tasks.workload.operator_times_step import profile_references
@@ -69,7 +69,7 @@ def benchmark_models(config: PipelineConfig, trained: SnapshotRef | None = None)
 def _profiles(config: PipelineConfig, suite: SnapshotRef) -> SnapshotRef:
     asked = ProfilingConfig(threads=config.verification.eval.threads)
     device = "cuda:0" if config.language.needs_gpu else "cpu"
-    return call_stage(profile_references, suite, asked, device, device_name(config.language))
+    return call_stage(profile_references, suite, asked, device, conditions(config.language).device)
 
 
 def _counted(

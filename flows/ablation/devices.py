@@ -16,7 +16,7 @@ def visible_gpus(pipeline: PipelineConfig) -> int:
         return len(visible_gpus())
     import ray
 
-    from kernels_eval.cluster.pool import start_ray
+    from kernels_eval.cluster.ray import start_ray
 
     start_ray(pipeline.verification.ray_address)
     return int(ray.cluster_resources().get("GPU", 0))

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from flows.ablation.plan import Plan, nearest
 from flows.config import PipelineConfig
-from flows.source import Source
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Language, stable_hash
+from tasks.curation.source import Source
 from tasks.store.snapshot import Snapshot, SnapshotRef, snapshots
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-
 Strategy = Literal[
     "concur",
     "concur_without_conciseness",

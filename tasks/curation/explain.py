@@ -213,7 +213,9 @@ class _Case:
         rows = self.whole.filter(criterion=name, task_id=self.me["task_id"])
         if rows.is_empty() or rows["candidate_id"][0] == self.candidate_id:
             return []
-        return [f"{rows['candidate_id'][0]} (sample {rows['sample_index'][0]}) of its task was taken"]
+        return [
+            f"{rows['candidate_id'][0]} (sample {rows['sample_index'][0]}) of its task was taken"
+        ]
 
     def _draw(self, name: str, took: bool) -> str:
         seed = self.config.seed

@@ -22,10 +22,10 @@ from tasks.curation.config import FLAGS, QualityConfig
 from tasks.curation.quality import MEASURES, batches, quality
 from tasks.curation.tables import places_of
 from tasks.progress import report
-from tasks.store.snapshot import Snapshot, SnapshotRef, code_version, fingerprint, known_rows
+from tasks.store import Snapshot, SnapshotRef, fingerprint, known_rows
+from tasks.versions import TRACE_FLAG_VERSION
 
 STAGE = "trace-flags"
-CODE = ("tasks.curation.quality",)
 MAX_THREADS = 8
 BATCH_CHARACTERS, BATCH_TEXTS = 2_000_000, 2_000
 KINDS = {
@@ -51,8 +51,8 @@ TRACE_FLAGS = pa.schema(
 def planned(verdicts: SnapshotRef, candidates: SnapshotRef, config: QualityConfig) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
     upstream = [verdicts.fingerprint, candidates.fingerprint]
-    code = code_version(*CODE, "tasks.curation.flags")
-    return Snapshot(verdicts.root, STAGE, fingerprint(STAGE, config.identity, upstream, code))
+    key = fingerprint(STAGE, config.identity, upstream, TRACE_FLAG_VERSION)
+    return Snapshot(verdicts.root, STAGE, key)
 
 
 def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: QualityConfig) -> SnapshotRef:
@@ -62,7 +62,7 @@ def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: QualityConfig) -
     if snapshot.finished:
         return snapshot.ref
     wanted = correct_among(verdicts.open(), candidates.open())
-    conditions = [config.identity, code_version(*CODE)]
+    conditions = [config.identity, TRACE_FLAG_VERSION]
     key_of = {name: stable_hash([name, conditions]) for name in wanted["candidate_id"]}
     snapshot.recover(TRACE_FLAGS)
     there = snapshot.keys("flag_key")

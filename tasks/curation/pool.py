@@ -61,10 +61,12 @@ def eligible_samples(frame: pl.DataFrame, config: CurationConfig | None = None) 
     first = pl.lit(True)
     if not config.later_turns and "turn" in frame.columns:
         first = pl.col("turn").fill_null(1) == 1  # older snapshots have no turns
+    # no flags and no error: there is no correct sample either
+    clean = without_flags(config) if "trace_flags" in frame.columns else pl.lit(True)
     correct = (
         frame.select(name for name in (*COLUMNS, *OPTIONAL) if name in frame.columns)
         .with_row_index("_row")
-        .filter(pl.col("status") == "correct", first, without_flags(config))
+        .filter(pl.col("status") == "correct", first, clean)
         .unique(subset="candidate_id", keep="first", maintain_order=True)
     )
     _require_lengths(correct)

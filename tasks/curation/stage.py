@@ -19,8 +19,9 @@ from tasks.curation.tables import (
     texts_of,
 )
 from tasks.progress import report
-from tasks.store.snapshot import Snapshot, SnapshotRef, code_version, fingerprint
+from tasks.store import Snapshot, SnapshotRef, fingerprint
 from tasks.tables import CURATED
+from tasks.versions import CURATION_VERSION
 
 STAGE = "curation"
 
@@ -43,8 +44,8 @@ def planned(
 ) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
     upstream = _upstream(verdicts, candidates, tasks, workloads, flags)
-    code = code_version("tasks.curation", "tasks.operators")
-    return Snapshot(verdicts.root, STAGE, fingerprint(STAGE, config.identity, upstream, code))
+    key = fingerprint(STAGE, config.identity, upstream, CURATION_VERSION)
+    return Snapshot(verdicts.root, STAGE, key)
 
 
 def run(

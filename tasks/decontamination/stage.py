@@ -17,8 +17,9 @@ from tasks.decontamination.config import DecontaminationConfig, DeduplicationCon
 from tasks.decontamination.decontamination import decontaminate
 from tasks.decontamination.deduplication import deduplicate_tasks
 from tasks.progress import report
-from tasks.store.snapshot import Snapshot, SnapshotRef, code_version, fingerprint
+from tasks.store import Snapshot, SnapshotRef, fingerprint
 from tasks.tables import TASKS
+from tasks.versions import DECONTAMINATION_VERSION
 
 STAGE = "training-tasks"
 
@@ -31,8 +32,7 @@ def planned(
 ) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
     config = [decontamination.model_dump(mode="json"), deduplication.model_dump(mode="json")]
-    code = code_version("tasks.decontamination")
-    key = fingerprint(STAGE, config, _upstream(tasks, benchmark), code)
+    key = fingerprint(STAGE, config, _upstream(tasks, benchmark), DECONTAMINATION_VERSION)
     return Snapshot(tasks.root, STAGE, key)
 
 

@@ -15,9 +15,9 @@ from flows.artifacts import (
     create_markdown_artifact,
     create_table_artifact,
     key_of,
-    never_in_the_way,
     show_files,
     show_snapshots,
+    warn_on_error,
 )
 from flows.config import PipelineConfig, validated
 from flows.set_figures import TABLES_FILE, draw_curated
@@ -73,7 +73,7 @@ def curate_again(
     )
     show_snapshots({f"training set, {name}": ref for name, ref in made.items()})
     for name, ref in made.items():
-        with never_in_the_way(f"the composition of the set by {name}"):
+        with warn_on_error(f"the composition of the set by {name}"):
             _show_figures(name, draw_curated(name, ref, verdicts, candidates, *others))
     return list(made.values())
 

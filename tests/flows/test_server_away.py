@@ -63,7 +63,7 @@ def test_devices_that_cannot_be_given_back_end_no_run_and_an_error_of_the_run_st
         yield
         raise ConnectError("refused")
 
-    monkeypatch.setattr("prefect.concurrency.sync.concurrency", concurrency)
+    monkeypatch.setattr(deployed, "concurrency", concurrency)
     monkeypatch.setattr(deployed, "_slots", lambda: 1)
     worked = []
     with deployed.devices(PipelineConfig(), 1):

@@ -10,7 +10,7 @@ it is packed with, as it does without packing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -123,7 +123,7 @@ class LineSampler(torch.utils.data.Sampler):
     def __len__(self) -> int:
         return len(self._plans[0].batches)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
         return iter([batch.rows for batch in self._plans[self._epoch % len(self._plans)].batches])
 
 

@@ -177,7 +177,6 @@ def branch_run(config: PipelineConfig, record: BranchRecord, refs: Refs) -> RunR
     }
     if record.shares_with:
         tags["shares_training_with"] = record.shares_with
-    own_adapter = curated and trained and not record.shares_with
     return RunRecord(
         run_fingerprint=stable_hash([branch.name, made]),
         name=branch.name,
@@ -187,7 +186,11 @@ def branch_run(config: PipelineConfig, record: BranchRecord, refs: Refs) -> RunR
         series=series,
         datasets=(dataset,) if dataset else (),
         tables=tables,
-        adapter=adapter_record(config, curated, trained) if own_adapter else None,
+        adapter=(
+            adapter_record(config, curated, trained)
+            if curated and trained and not record.shares_with
+            else None
+        ),
         error=branch.error if branch.state == "failed" else None,
     )
 

@@ -104,7 +104,9 @@ class AblationSink:
 
     def progress(self, metrics: Metrics, step: int) -> None:
         """Numbers of the parent that grow while the ablation runs, once a step."""
-        series = {name: ((step, value),) for name, value in metrics.items() if value is not None}
+        series: Series = {
+            name: ((step, value),) for name, value in metrics.items() if value is not None
+        }
         with self._to.connected() as (client, _):
             self._add_points(client, series)
 

@@ -163,13 +163,14 @@ def find_experiment(client: MlflowClient, name: str, location: str | None) -> st
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
             found = client.get_experiment_by_name(name)  # another process was first
+            assert found is not None
     if found.lifecycle_stage != "active":
         raise UsageError(
             f"MLflow experiment {name!r} is deleted",
             f"restore it (mlflow experiments restore -x {found.experiment_id}) or set another"
             " tracking.experiment",
         )
-    return found.experiment_id
+    return str(found.experiment_id)
 
 
 def retry_mlflow(

@@ -161,13 +161,12 @@ def log_values(
     ]
     texts = [Param(key_of(key), clip(value, PARAM_LENGTH)) for key, value in params.items()]
     labels = [RunTag(key_of(key), clip(value, TAG_LENGTH)) for key, value in tags.items()]
-    for kind, entries, size in (
-        ("metrics", points, METRICS_PER_BATCH),
-        ("params", texts, TEXTS_PER_BATCH),
-        ("tags", labels, TEXTS_PER_BATCH),
-    ):
-        for start in range(0, len(entries), size):
-            client.log_batch(run_id, **{kind: entries[start : start + size]})
+    for start in range(0, len(points), METRICS_PER_BATCH):
+        client.log_batch(run_id, metrics=points[start : start + METRICS_PER_BATCH])
+    for start in range(0, max(len(texts), len(labels)), TEXTS_PER_BATCH):
+        batch = slice(start, start + TEXTS_PER_BATCH)
+        client.log_batch(run_id, params=texts[batch])
+        client.log_batch(run_id, tags=labels[batch])
 
 
 def log_files(client: MlflowClient, run_id: str, paths: Sequence[Path]) -> None:

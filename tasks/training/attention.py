@@ -47,12 +47,12 @@ def fastest_attention(
     """
     generator = torch.Generator(device).manual_seed(0)
     shapes = [(1, count, tokens, head_size) for count in (heads, key_value_heads, key_value_heads)]
-    inputs = [
+    inputs = query, key, value = tuple(
         torch.randn(
             shape, dtype=torch.bfloat16, device=device, generator=generator
         ).requires_grad_()
         for shape in shapes
-    ]
+    )
     reference, times = None, {}
     for name, function in KERNELS.items():
         try:
@@ -60,7 +60,7 @@ def fastest_attention(
             for _ in range(repeats + 1):
                 torch.cuda.synchronize(device)
                 started = time.perf_counter()
-                output = function(*inputs, head_size**-0.5)
+                output = function(query, key, value, head_size**-0.5)
                 gradients = torch.autograd.grad(output.float().square().sum(), inputs)
                 torch.cuda.synchronize(device)
                 elapsed.append(time.perf_counter() - started)
@@ -75,7 +75,7 @@ def fastest_attention(
         ):
             continue
         times[name] = min(elapsed[1:]) * 1e3
-    del inputs, reference
+    del inputs, query, key, value, reference
     torch.cuda.empty_cache()  # what the trials held would count as taken when training starts
     return dict(sorted(times.items(), key=lambda item: item[1]))
 

@@ -27,7 +27,7 @@ from tasks.training.recipe import TrainingRecipe
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
-    from trl import SFTTrainer
+    from trl.trainer.sft_trainer import SFTTrainer
 
 COMPLETE = "complete.json"
 KEPT = 2

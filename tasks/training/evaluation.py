@@ -24,7 +24,7 @@ from tasks.sources.holdout import place_of
 from tasks.training.formatting import label_mask
 
 if TYPE_CHECKING:
-    from trl import SFTTrainer
+    from trl.trainer.sft_trainer import SFTTrainer
 
 COLUMN = "held_out_loss"
 """In the training log: nats a completion token, in the rows of the steps after which it was
@@ -183,8 +183,9 @@ def attach(
         ):  # a data loader draws a seed from the generator that dropout draws from
             return evaluate(*args, **kwargs)
 
-    trainer.evaluate = evaluate_without_a_trace
-    trainer.prediction_step = weighted_step
+    patched: Any = trainer
+    patched.evaluate = evaluate_without_a_trace
+    patched.prediction_step = weighted_step
     trainer.eval_dataset = Dataset.from_list(rows)
     trainer.args.eval_strategy = IntervalStrategy.EPOCH
     trainer.args.per_device_eval_batch_size = 1

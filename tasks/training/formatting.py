@@ -68,10 +68,9 @@ def to_prompt_completion(
         )
     examples = []
     for row in rows:
-        prompt = tokenizer.apply_chat_template(
-            [{"role": "user", "content": render_prompt(row)}],
-            tokenize=False,
-            add_generation_prompt=True,
+        turn = [{"role": "user", "content": render_prompt(row)}]
+        prompt = str(
+            tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
         )
         reasoning, answer = (row["reasoning"] or "").strip(), (row["answer"] or "").strip()
         # QwQ's generation prompt opens the think block; where a template does not (Qwen3), the

@@ -16,7 +16,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from kernels_eval.cluster.ray import interruptible, start_ray
 from kernels_eval.errors import EvalError, UsageError
@@ -89,11 +89,11 @@ def train_on_ray(
         },  # rendered here: the caller's function need not exist on the worker
     )
     alone = recipe.workers == 1
-    options = (
-        {"num_cpus": 1, "num_gpus": int(gpu)} if alone else {"num_cpus": 0}
-    )  # several: this task only drives them
-    task = ray.remote(**options, num_returns="streaming", max_retries=0)(
-        _events if alone else _group_events
+    task = ray.remote(_events if alone else _group_events).options(
+        num_cpus=int(alone),  # several: this task only drives them
+        num_gpus=int(alone and gpu),
+        num_returns="streaming",
+        max_retries=0,
     )
     events, controller = task.remote(job, gpu), None
     try:
@@ -104,7 +104,7 @@ def train_on_ray(
                     break
                 kind, value = ray.get(reference)
             if kind == "result":
-                return value
+                return cast(TrainingResult, value)
             if kind == "failure":
                 raise value
             if kind == "controller":
@@ -216,8 +216,8 @@ def _group_events(job: Job, gpu: bool) -> Iterator[tuple[str, Any]]:
 
 def _fit(job: Job, gpu: bool, news: Any) -> None:
     import ray
-    from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig
+    from ray.train.v2.api.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 
     os.environ.setdefault(
         "RAY_TRAIN_ENABLE_PRINT_PATCH", "0"
@@ -260,10 +260,10 @@ def _trainer_class() -> Any:
     That one asks the dashboard whether the controller lives, and where there is no dashboard stays
     for ever. `_end` does its work.
     """
-    from ray.train.torch import TorchTrainer
     from ray.train.v2._internal.callbacks.placement_group_callback import (
         PlacementGroupCleanerCallback,
     )
+    from ray.train.v2.torch.torch_trainer import TorchTrainer
 
     class Trainer(TorchTrainer):
         def _create_default_callbacks(self) -> list[Any]:
@@ -296,7 +296,8 @@ def _worker(config: dict[str, Any]) -> TrainingResult:
 
     news = config["news"]
     try:
-        return ray.get(config["job"]).train(lambda entry: news.put(("log", entry)))
+        job: Job = ray.get(config["job"])
+        return job.train(lambda entry: news.put(("log", entry)))
     except EvalError as error:
         news.put(("failed", error))
         raise

@@ -18,7 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -42,8 +42,10 @@ from tasks.training.recipe import TrainingRecipe
 
 if TYPE_CHECKING:
     from peft import LoraConfig
+    from torch import nn
     from transformers import TrainerCallback
-    from trl import SFTConfig, SFTTrainer
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
 
 CHECKED_ROWS = 8
 PADDED_TO = 128
@@ -272,7 +274,7 @@ def _build_trainer(
     import torch
     from datasets import Dataset
     from transformers import PrinterCallback
-    from trl import SFTTrainer
+    from trl.trainer.sft_trainer import SFTTrainer
 
     args = _sft_config(
         recipe, checkpoints, device
@@ -331,7 +333,10 @@ def _use_accelerations(
         from tasks.training.acceleration import accelerate
 
         acceleration = accelerate(
-            trainer.model, tokens=budget, seed=recipe.seed, rank=trainer.args.process_index
+            cast("nn.Module", trainer.model),
+            tokens=budget,
+            seed=recipe.seed,
+            rank=trainer.args.process_index,
         )
         trainer.add_callback(acceleration.callback())
     if not recipe.packing:
@@ -371,7 +376,7 @@ def _lora_config(recipe: TrainingRecipe) -> LoraConfig:
 
 
 def _sft_config(recipe: TrainingRecipe, checkpoints: Path, device: str) -> SFTConfig:
-    from trl import SFTConfig
+    from trl.trainer.sft_config import SFTConfig
 
     return SFTConfig(
         output_dir=str(checkpoints),
@@ -438,10 +443,11 @@ def _check_labels(
     Guards against what silently ruins such a set: a template applied twice, a tokenizer that merges
     tokens across the end of the prompt or adds its own, truncation.
     """
-    for example, prepared in zip(examples, trainer.train_dataset, strict=True):
+    rows = cast("Sequence[Mapping[str, Any]]", trainer.train_dataset)
+    for example, prepared in zip(examples, rows, strict=True):
         if len(prepared["input_ids"]) != example["prompt_tokens"] + example["completion_tokens"]:
             raise _label_error(example)
-    for example, prepared in zip(examples[:CHECKED_ROWS], trainer.train_dataset, strict=False):
+    for example, prepared in zip(examples[:CHECKED_ROWS], rows, strict=False):
         mask = label_mask(example, tokenizer)
         expected = [
             token if carries else -100

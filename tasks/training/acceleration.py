@@ -44,44 +44,29 @@ ATTENTION_OPERATORS = (
 
 
 class AccelerationOptions(BaseModel):
-    """What is made faster. The defaults are what measured best."""
+    """What is made faster. The defaults are what measured best.
+
+    Attributes:
+        compile: compile each decoder layer; alike layers share the code
+        compile_backend: of torch.compile; aot_eager generates no code (tests, debugging)
+        dynamic_lengths: null: code for one length, and for all lengths once a second is met; true:
+            for all at once; false: for each
+        lean_dropout: masks computed from (seed, module, step, index) instead of stored
+        attention: the kernel; auto times them on a GPU; unchanged leaves what transformers chose
+        recompute: what each layer recomputes in the backward pass: auto spends the free memory, the
+            others force one level
+        memory_share: share of the device's memory that auto plans for
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    compile: bool = Field(
-        default=True, description="compile each decoder layer; alike layers share the code"
-    )
-    compile_backend: str = Field(
-        default="inductor",
-        description="of torch.compile; aot_eager generates no code (tests, debugging)",
-    )
-    dynamic_lengths: bool | None = Field(
-        default=None,
-        description=(
-            "null: code for one length, and for all lengths once a second is met; true: for all at"
-            " once; false: for each"
-        ),
-    )
-    lean_dropout: bool = Field(
-        default=True,
-        description="masks computed from (seed, module, step, index) instead of stored",
-    )
-    attention: Literal["auto", "sdpa", "cudnn", "cudnn_expanded", "unchanged"] = Field(
-        default="auto",
-        description=(
-            "the kernel; auto times them on a GPU; unchanged leaves what transformers chose"
-        ),
-    )
-    recompute: Literal["auto", "layer", "mlp", "keep"] = Field(
-        default="auto",
-        description=(
-            "what each layer recomputes in the backward pass: auto spends the free memory, the"
-            " others force one level"
-        ),
-    )
-    memory_share: float = Field(
-        default=0.92, gt=0, le=1, description="share of the device's memory that auto plans for"
-    )
+    compile: bool = True
+    compile_backend: str = "inductor"
+    dynamic_lengths: bool | None = None
+    lean_dropout: bool = True
+    attention: Literal["auto", "sdpa", "cudnn", "cudnn_expanded", "unchanged"] = "auto"
+    recompute: Literal["auto", "layer", "mlp", "keep"] = "auto"
+    memory_share: float = Field(default=0.92, gt=0, le=1)
 
     _fp8_is_gone = model_validator(mode="before")(without_fp8)
 

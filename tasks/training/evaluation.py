@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kernels_eval.errors import UsageError
 from tasks.sources.holdout import place_of
-from tasks.training.formatting import label_mask
+from tasks.training.formatting import IGNORED, label_mask
 
 if TYPE_CHECKING:
     from trl.trainer.sft_trainer import SFTTrainer
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 COLUMN = "held_out_loss"
 """In the training log: nats a completion token, in the rows of the steps after which it was
 measured."""
-IGNORED = -100  # what torch's cross-entropy leaves out
 
 
 class EvaluationConfig(BaseModel):
@@ -152,16 +151,7 @@ def attach(
     from transformers.trainer_utils import IntervalStrategy
 
     masks = [label_mask(example, tokenizer) for example in examples]
-    rows = [
-        {
-            "input_ids": mask.input_ids,
-            "labels": [
-                token if carries else IGNORED
-                for token, carries in zip(mask.input_ids, mask.carries_loss, strict=True)
-            ],
-        }
-        for mask in masks
-    ]
+    rows = [{"input_ids": mask.input_ids, "labels": mask.labels} for mask in masks]
     # transformers averages the losses of batches: weighed so, their mean is the mean over tokens.
     # The first token of a row is predicted from nothing, so it never counts
     counted = sum(sum(mask.carries_loss[1:]) for mask in masks)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels_eval.errors import EvalError, UsageError
+from tasks.training.formatting import tokens_of
 from tasks.training.recipe import TrainingRecipe
 
 MEMORY_WORDS = (
@@ -45,7 +46,7 @@ def explain(
     first_line = (str(error).splitlines() or [""])[0]
     return EvalError(
         f"training failed: {type(error).__name__}: {first_line}",
-        f"mend the cause and run it again: it resumes from {out_dir / 'checkpoints'}",
+        f"fix the cause and run it again: it resumes from {out_dir / 'checkpoints'}",
     )
 
 
@@ -66,9 +67,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 def out_of_memory(
     error: Exception, recipe: TrainingRecipe, examples: Sequence[Mapping[str, Any]], device: str
 ) -> UsageError:
-    lengths = sorted(
-        example["prompt_tokens"] + example["completion_tokens"] for example in examples
-    )
+    lengths = sorted(map(tokens_of, examples))
     asked = _asked_for(str(error))
     return UsageError(
         f"out of memory while training {recipe.base_model} on"

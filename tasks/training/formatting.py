@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+IGNORED = -100  # what torch's cross-entropy leaves out
 DropReason = Literal["overlong", "empty_reasoning", "empty_answer", "control_token"]
 
 
@@ -39,6 +40,17 @@ class LabelMask(NamedTuple):
 
     input_ids: list[int]
     carries_loss: list[bool]
+
+    @property
+    def labels(self) -> list[int]:
+        """The ids that carry loss, IGNORED elsewhere."""
+        pairs = zip(self.input_ids, self.carries_loss, strict=True)
+        return [token if carries else IGNORED for token, carries in pairs]
+
+
+def tokens_of(example: Mapping[str, Any]) -> int:
+    """Tokens of an example's prompt and completion."""
+    return int(example["prompt_tokens"] + example["completion_tokens"])
 
 
 def to_prompt_completion(
@@ -121,7 +133,7 @@ def select_examples(
         if reason is None:
             kept.append(example)
         else:
-            tokens = example["prompt_tokens"] + example["completion_tokens"]
+            tokens = tokens_of(example)
             dropped.append(
                 Dropped(candidate_id=example["candidate_id"], reason=reason, tokens=tokens)
             )
@@ -150,7 +162,7 @@ def _reason_to_drop(
     control = {THINK_OPEN, THINK_CLOSE, *tokenizer.all_special_tokens}
     if any(token in reasoning or token in answer for token in control):
         return "control_token"
-    if example["prompt_tokens"] + example["completion_tokens"] > max_length:
+    if tokens_of(example) > max_length:
         return "overlong"
     return None
 

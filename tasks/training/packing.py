@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from tasks.training.batching import EpochPlan
+from tasks.training.formatting import IGNORED
 
 if TYPE_CHECKING:
     from transformers import Trainer
-
-IGNORED = -100
 
 
 def use_lines(

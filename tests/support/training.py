@@ -11,7 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.sources.small_model import SmallModelConfig, build_small_model
+from tasks.sources.small_model import (
+    SmallModelConfig,
+    build_small_model,
+    load_causal_model,
+    load_tokenizer,
+)
 from tasks.training.recipe import TrainingRecipe
 
 REASONING = (
@@ -126,3 +131,21 @@ def die_while_training(
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def adapter_changes_output(base_model_dir: str | Path, adapter_dir: Path, prompt: str) -> float:
+    """Largest absolute difference between the logits of the base model and of the same with the
+    adapter, over all positions of `prompt`.
+
+    Both are loaded from disk, in float32. 0 means that the adapter does nothing. Raises UsageError
+    where either cannot be loaded.
+    """
+    import torch
+
+    encoded = load_tokenizer(base_model_dir)(prompt, return_tensors="pt", add_special_tokens=False)
+    with torch.inference_mode():
+        logits = []
+        for adapter in (None, adapter_dir):
+            model = load_causal_model(base_model_dir, dtype=torch.float32, adapter=adapter)
+            logits.append(model(**encoded).logits)
+    return float((logits[0] - logits[1]).abs().max())

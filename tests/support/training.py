@@ -149,3 +149,37 @@ def adapter_changes_output(base_model_dir: str | Path, adapter_dir: Path, prompt
             model = load_causal_model(base_model_dir, dtype=torch.float32, adapter=adapter)
             logits.append(model(**encoded).logits)
     return float((logits[0] - logits[1]).abs().max())
+
+
+def plain_trainer(
+    model: Any, rows: Sequence[Mapping[str, Any]], out: Path, tokenizer: Any, **settings: Any
+) -> Any:
+    """TRL's trainer of a small adapter on the CPU, as ours is built. `lora` in `settings` are those
+    of LoraConfig, `callbacks` and `eval_dataset` go to the trainer, the rest to SFTConfig."""
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import PrinterCallback
+    from trl import SFTConfig, SFTTrainer
+
+    lora = {"task_type": "CAUSAL_LM", "r": 4} | settings.pop("lora", {})
+    more = {name: settings.pop(name) for name in ("callbacks", "eval_dataset") if name in settings}
+    plain = {
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "max_length": None,
+        "logging_steps": 1,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "dataloader_pin_memory": False,
+    }
+    trainer = SFTTrainer(
+        model=model,
+        args=SFTConfig(output_dir=str(out), **plain | settings),
+        train_dataset=Dataset.from_list(list(rows)),
+        processing_class=tokenizer,
+        peft_config=LoraConfig(**lora),
+        **more,
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer

@@ -88,7 +88,7 @@ from tasks.tracking.stages import training_headline
 
 TICK_S = 2.0
 ENDED = "ablation"
-"""The stage that `tasks.progress.report` is told of branches that ended."""
+"""The name under which ended branches are reported to `tasks.progress`."""
 Results = SimpleQueue[tuple[Plan, Trained | BaseException]]
 
 

@@ -1,4 +1,4 @@
-"""What MLflow is told of an ablation, read from snapshots.
+"""Write an ablation to MLflow, read from its snapshots.
 
 Guarantees: metrics of all branches have the same names, without a model or a strategy in them, so
 that MLflow's own comparison of runs is useful at once; params `strategy`, `size` and `seed` are

@@ -111,7 +111,7 @@ class AblationSink:
             self._add_points(client, series)
 
     def close(self, record: StageRecord) -> None:
-        """End the parent with its summary. What is there with the same value is not written again;
+        """End the parent with its summary. A value that is written already is not written again;
         files and tables replace those of an earlier call, which knew of fewer branches."""
         with self._to.connected() as (client, _):
             known = client.get_run(self.run_id).data.metrics

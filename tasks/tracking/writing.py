@@ -48,7 +48,7 @@ TEXTS_PER_BATCH = 10
 
 
 def runs_tagged(client: MlflowClient, experiment_id: str, tags: Mapping[str, str]) -> list[Run]:
-    """Runs with all of these tags that nobody deleted, oldest first."""
+    """Undeleted runs with all of these tags, oldest first."""
     query = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
     return list(client.search_runs([experiment_id], query, order_by=["attributes.start_time ASC"]))
 
@@ -203,8 +203,8 @@ def register(client: MlflowClient, run_id: str, record: RunRecord) -> None:
     """Make the run's adapter a version of its registered model, once. Does nothing without one.
 
     `mlflow.register_model` wants a folder with an MLmodel file, which a plain adapter is not; the
-    client does not. Once the run says which version it became, it is left alone: a version that
-    somebody deleted does not come back.
+    client does not. Once the run says which version it became, it is left alone: a deleted version
+    does not come back.
     """
     from mlflow.exceptions import MlflowException
 

@@ -1,5 +1,4 @@
-"""The adapter as others load it: what a PEFT directory must be for vLLM to serve it by name, and
-the same model with the adapter merged in.
+"""Check that vLLM can serve an adapter directory, and merge an adapter into its base model.
 
 Guarantees: `check_adapter` passes no directory that vLLM refuses for its configuration, rank or
 lack of tensors; merged weights are on disk only where the logits of the files themselves agree with
@@ -212,7 +211,7 @@ def _checked_tensors(weights: Path, rank: int) -> tuple[int, int]:
                 f"{module} in {weights} has no pair of matrices of rank {rank} or less: {sides}",
                 "train again",
             )
-    if not effective:  # LoRA starts with B = 0: nobody has trained this
+    if not effective:  # LoRA starts with B = 0: this was never trained
         raise UsageError(
             f"the adapter in {weights} changes nothing: all its second matrices are zero",
             "train at least one step",
@@ -303,8 +302,11 @@ def compare(
         effect += float((tuned - plain).double().square().sum())
         difference += float((joined - tuned).double().square().sum())
         largest = max(largest, float((joined - tuned).abs().max()))
-        said, heard = torch.log_softmax(tuned.double(), -1), torch.log_softmax(joined.double(), -1)
-        divergence += float((said.exp() * (said - heard)).sum())
+        before, after = (
+            torch.log_softmax(tuned.double(), -1),
+            torch.log_softmax(joined.double(), -1),
+        )
+        divergence += float((before.exp() * (before - after)).sum())
         same += int((tuned.argmax(-1) == joined.argmax(-1)).sum())
     return MergeCheck(
         dtype=dtype,
@@ -332,9 +334,8 @@ def _merged_into(
     import torch
     from peft import PeftModel
 
-    with (
-        warnings.catch_warnings()
-    ):  # PEFT still reads a name that transformers renames in version 6
+    # PEFT still reads a name that transformers renames in version 6
+    with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", message=".*gradient_checkpointing.* is deprecated", category=FutureWarning
         )

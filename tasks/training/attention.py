@@ -1,4 +1,4 @@
-"""Causal attention for training rows, registered with transformers under names of ours.
+"""Causal attention for training rows, registered with transformers under own names.
 
 Guarantees: causal, padding only on the right (anything else is refused), no mask in memory.
 `concur_sdpa` lets torch choose the kernel; `concur_cudnn` and `concur_cudnn_expanded` ask for
@@ -142,9 +142,8 @@ def _varlen(
 ) -> torch.Tensor:
     # the operator under torch.nn.attention.varlen, whose own signature differs between the torch
     # versions that we support
-    flat = [
-        tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)
-    ]  # (tokens, heads, size)
+    # (tokens, heads, size)
+    flat = [tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)]
     length = query.shape[
         2
         # an upper bound of the longest row: the exact one would be another compiled code for every

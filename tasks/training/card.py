@@ -50,13 +50,13 @@ class CardFacts:
 def sources_of(recipe: TrainingRecipe) -> dict[str, str]:
     """Where each value of a recipe comes from: the descriptions of its fields, which are about the
     defaults. Of another value it says so."""
-    told = {}
+    sources = {}
     for name, option in type(recipe).model_fields.items():
         default = option.get_default(call_default_factory=True)
         changed = getattr(recipe, name) != default
-        told[name] = f"set for this run, the default is {_value(default)}; " if changed else ""
-        told[name] += option.description or ""
-    return told
+        sources[name] = f"set for this run, the default is {_value(default)}; " if changed else ""
+        sources[name] += option.description or ""
+    return sources
 
 
 def write_card(directory: Path, facts: CardFacts) -> Path:

@@ -1,5 +1,5 @@
-"""Loss on tasks that training never sees: which tasks those are, and the hook that measures it
-before the first step and each epoch.
+"""Loss on held-out tasks: which tasks those are, and the hook that measures it before the first
+step and after each epoch.
 
 Guarantees: all rows of a task are on one side; with a share, the side follows from the seed and the
 task's id alone, so that a refresh with more tasks moves none across, and with equal share and seed
@@ -168,9 +168,8 @@ def attach(
     evaluate = trainer.evaluate
 
     def evaluate_without_a_trace(*args: Any, **kwargs: Any) -> Any:
-        with (
-            torch.random.fork_rng()
-        ):  # a data loader draws a seed from the generator that dropout draws from
+        # a data loader draws a seed from the generator that dropout draws from
+        with torch.random.fork_rng():
             return evaluate(*args, **kwargs)
 
     patched: Any = trainer
@@ -228,7 +227,7 @@ def stopped(losses: Sequence[HeldOutLoss], patience_epochs: int | None) -> bool:
 
 def stopped_at(checkpoint: Path, patience_epochs: int | None) -> bool:
     """Did the run that wrote this checkpoint stop there? One that was killed before it saved the
-    adapter must not go on, not by a step."""
+    adapter must not train another step."""
     try:
         log = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))[
             "log_history"

@@ -1,5 +1,4 @@
-"""What is told when training cannot start or breaks: one message with the numbers, and the ways
-out.
+"""Errors of a training that cannot start or breaks: one message with the numbers and the ways out.
 
 Guarantees: running out of memory, on the host or on a GPU, in torch or below it, is one UsageError
 that names the device, what was in use and asked for, the batch and the longest row, and three ways
@@ -125,8 +124,8 @@ def _ways_out(recipe: TrainingRecipe, lengths: Sequence[int], device: str) -> li
 
 
 def require_projections(model: Any, recipe: TrainingRecipe) -> None:
-    """Raises UsageError where a projection of the recipe matches no layer of the model: PEFT trains
-    the others without a word."""
+    """Raises UsageError where a projection of the recipe matches no layer of the model: PEFT
+    silently trains the others."""
     import torch
 
     layers = {

@@ -4,7 +4,7 @@ Guarantees: the prompt ends exactly where generation starts and the completion i
 model would emit from there, with the whole reasoning and the end token; both are strings, because
 conversational rows go through the chat template again and Qwen-style templates then strip the
 reasoning silently. A row that cannot be trained on is listed with its reason, never truncated and
-never mended. Does not guarantee anything of what the text says.
+never repaired. Does not guarantee anything of what the text says.
 """
 
 from __future__ import annotations

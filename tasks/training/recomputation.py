@@ -42,9 +42,8 @@ class LayerShape(BaseModel):
         norms' statistics are left out.
         """
         inputs = BYTES * self.hidden
-        attended = (
-            BYTES * self.attention + 4 * self.heads
-        )  # attention's output and the logarithm of its normaliser (float32)
+        # attention's output and the logarithm of its normaliser (float32)
+        attended = BYTES * self.attention + 4 * self.heads
         low_rank = BYTES * 7 * self.lora_rank
         if level == "layer":
             return inputs + attended + low_rank
@@ -53,9 +52,8 @@ class LayerShape(BaseModel):
         if level == "mlp":
             return inputs + attended + low_rank + projected + middle
         if level == "keep":
-            return (
-                inputs + attended + low_rank + projected + middle + BYTES * 2 * self.intermediate
-            )  # gate and up
+            # gate and up
+            return inputs + attended + low_rank + projected + middle + BYTES * 2 * self.intermediate
         raise ValueError(level)
 
     def workspace_bytes(self) -> int:

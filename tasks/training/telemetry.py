@@ -103,8 +103,7 @@ def _telemetry(parameters: int) -> Any:
             if "loss" not in entry:
                 return
             now = time.perf_counter()
-            # where somebody counts tokens over a resume the count goes on, where nobody does it
-            # begins again
+            # the count continues over a resume only where `checkpoints.watch` restores it
             tokens = entry["num_tokens"] - (
                 self.tokens_before if entry["num_tokens"] >= self.tokens_before else 0.0
             )

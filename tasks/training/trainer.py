@@ -3,12 +3,12 @@ as one of several that train together.
 
 Guarantees: held-out tasks are never trained on; loss on the whole completion (reasoning, answer,
 end token) and nowhere else, checked against what TRL really prepared before the first step; a
-second call in the same `out_dir` with the same rows and recipe goes on from the newest whole
+second call in the same `out_dir` with the same rows and recipe resumes from the newest whole
 checkpoint and, on a CPU, ends with the same losses and the same bytes of the adapter as a run that
 was never interrupted, wherever it was killed; every number that the recipe names is what TRL and
 PEFT get. Does not guarantee bit-equal adapters on a GPU or for another number of workers, nor that
 a better loss means better kernels: the benchmark says that. `launch` starts the processes,
-`checkpoints` keeps what a run goes on from, `faults` says what went wrong.
+`checkpoints` keeps what a run resumes from, `faults` explains errors.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def _longest_allowed(
     limit = longest if recipe.max_length == "data" else recipe.max_length
     try:
         config = AutoConfig.from_pretrained(str(base_model_dir))
-    except (OSError, ValueError):  # a model without one is told when it is loaded
+    except (OSError, ValueError):  # a model without one is reported when it is loaded
         return limit
     return min(limit, getattr(config.get_text_config(), "max_position_embeddings", None) or limit)
 
@@ -390,7 +390,7 @@ def _sharding(recipe: TrainingRecipe) -> dict[str, Any]:
         return {"gradient_checkpointing": recomputed, "ddp_find_unused_parameters": False}
     return {
         # transformers' and not FSDP's own: below that one accelerate and PEFT restore no adapter
-        # from a checkpoint, without a word
+        # from a checkpoint, silently
         "gradient_checkpointing": bool(recipe.gradient_checkpointing),
         "fsdp": True,
         "fsdp_config": {

@@ -17,7 +17,7 @@ from tasks.sources.small_model import (
     load_causal_model,
     load_tokenizer,
 )
-from tasks.training.recipe import TrainingRecipe
+from tasks.training.recipe import PROJECTIONS, TrainingRecipe
 
 REASONING = (
     "The rows are independent, so walk over four at once.\n\n```cpp\nacc += x[j];\n```\n\nThat"
@@ -183,3 +183,33 @@ def plain_trainer(
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+def adapted_qwen(
+    *, dropout: float = 0.0, rank: int = 4, spread: float = 0.05, base: Any = None, **shape: Any
+) -> Any:
+    """A small Qwen2 with an adapter on all projections, ready to train. `base` is where the model
+    goes (arguments of `Module.to`) before it is adapted."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    plain = {
+        "hidden_size": 32,
+        "intermediate_size": 80,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 128,
+        "tie_word_embeddings": False,
+    }
+    model = Qwen2ForCausalLM(Qwen2Config(**plain | shape))
+    lora = {"r": rank, "lora_alpha": rank, "lora_dropout": dropout}
+    adapted = get_peft_model(
+        model.to(*base) if base else model, LoraConfig(**lora, target_modules=list(PROJECTIONS))
+    )
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:  # PEFT starts it at zero, where half of the gradients are
+            torch.nn.init.normal_(parameter, std=spread)
+    return adapted.train()

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from kernels_eval.records import Language
 from tasks.progress import report
-from tasks.sources.models import resolve_model
+from tasks.sources.small_model import resolve_model
 from tasks.sources.stage import read_tasks
 from tasks.store import Snapshot, SnapshotRef, fingerprint
 from tasks.training.evaluation import COLUMN as HELD_OUT

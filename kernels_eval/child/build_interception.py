@@ -55,7 +55,7 @@ def _options(options: dict[str, Any]) -> dict[str, Any]:
 
 def intercept(provide: Any) -> None:
     """Replace load_inline and load by `provide(spec) -> module`."""
-    import torch.utils.cpp_extension as cpp_extension
+    from torch.utils import cpp_extension
 
     def load_inline(
         name: str,

@@ -65,12 +65,12 @@ def intercept(provide: Any) -> None:
         functions: Any = None,
         *args: Any,
         **options: Any,
-    ):
+    ) -> Any:
         names = ("extra_cflags", "extra_cuda_cflags", "extra_sycl_cflags", "extra_ldflags")
         options.update(zip(names, args, strict=False))
         return provide(inline_spec(name, cpp_sources, cuda_sources, functions, **options))
 
-    def load(name: str, sources: Any, *args: Any, **options: Any):
+    def load(name: str, sources: Any, *args: Any, **options: Any) -> Any:
         names = ("extra_cflags", "extra_cuda_cflags", "extra_sycl_cflags", "extra_ldflags")
         options.update(zip(names, args, strict=False))
         return provide(file_spec(name, sources, **options))

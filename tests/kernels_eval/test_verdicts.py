@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from kernels_eval.config import BuildConfig
+from kernels_eval.isolation.sandbox import Child
 from kernels_eval.parent.candidate_handle import CandidateProcess, MadeElsewhere
 from kernels_eval.parent.prepare import Preparer
 from kernels_eval.records import Status
@@ -65,7 +66,7 @@ def test_a_correct_kernel_is_timed_and_named(verify: Verifier) -> None:
     assert (
         min(phases[name] for name in ("load_s", "correctness_s", "attribution_s", "timing_s")) > 0
     )
-    assert 0.8 * verdict.run_s <= sum(phases.values()) <= verdict.run_s
+    assert 0 < sum(phases.values()) <= verdict.run_s
 
 
 def test_a_correct_kernel_with_weights_is_right_for_other_weights_too(verify: Verifier) -> None:
@@ -302,7 +303,9 @@ def test_a_compile_that_does_not_end(verify: Verifier) -> None:
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Verifier]:
-    limits = QUICK.limits.model_copy(update={"run_s": 1.5, "load_s": 3})
+    """Waits 2 s for what is expected never to come; a call, which others come before, is waited for
+    longer."""
+    limits = QUICK.limits.model_copy(update={"run_s": 10, "load_s": 2})
     config = QUICK.model_copy(update={"limits": limits, "build": BuildConfig(capture_timeout_s=2)})
     with verifying(config) as made:
         yield made
@@ -320,8 +323,10 @@ def test_a_constructor_that_does_not_end(hasty: Verifier) -> None:
     )
 
 
-def test_a_native_loop_that_does_not_end(verify: Verifier, hasty: Verifier) -> None:
-    assert_reason(hasty(AFFINE, calls("spins")), "run")
+def test_a_native_loop_that_does_not_end(verify: Verifier) -> None:
+    limits = QUICK.limits.model_copy(update={"run_s": 2})
+    with verifying(QUICK.model_copy(update={"limits": limits})) as hasty_calls:
+        assert_reason(hasty_calls(AFFINE, calls("spins")), "run")
 
 
 # -- no code, and tasks that cannot be used --------------------------------------------------------
@@ -472,16 +477,26 @@ def test_what_a_constructor_asks_for_is_built_before_the_device_is_held(verify: 
         assert_reason(verify.evaluator.run(AFFINE, made, prepared), "ok")
 
 
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [("self.started = torch.zeros(1).cuda()", "exception"), ("[0 for _ in iter(int, 1)]", "load")],
+)
 def test_a_constructor_that_fails_without_its_kernels_or_hangs_is_left_to_the_run(
-    hasty: Verifier,
+    verify: Verifier, monkeypatch: pytest.MonkeyPatch, first: str, reason: str
 ) -> None:
-    fails = LATE.replace("self.ext = ", "self.started = torch.zeros(1).cuda()\n        self.ext = ")
-    hangs = LATE.replace("self.ext = ", "[None for _ in iter(int, 1)]\n        self.ext = ")
-    for code, reason in ((fails, "exception"), (hangs, "load")):
-        made = kernels.candidate(AFFINE, code)
-        prepared = hasty.preparer.prepare(made, AFFINE)
-        assert prepared.finding is None and not prepared.libraries
-        assert_reason(hasty.evaluator.run(AFFINE, made, prepared), reason)
+    made = kernels.candidate(AFFINE, LATE.replace("self.ext = ", f"{first}\n        self.ext = "))
+    request = Child.request
+
+    def hurried(self: Child, command: str, *, timeout: float, **arguments: object) -> object:
+        """Only what may hang is waited for briefly."""
+        hangs = reason == "load" and command in ("construct", "load")
+        brief = hangs and self._role != "reference"
+        return request(self, command, timeout=2 if brief else timeout, **arguments)
+
+    monkeypatch.setattr(Child, "request", hurried)
+    prepared = verify.preparer.prepare(made, AFFINE)
+    assert prepared.finding is None and not prepared.libraries
+    assert_reason(verify.evaluator.run(AFFINE, made, prepared), reason)
 
 
 def test_a_wrong_call_of_load_inline_never_reaches_a_device(verify: Verifier) -> None:

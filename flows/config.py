@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
@@ -23,10 +23,8 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Language
 from tasks.analysis.config import ObservationConfig
 from tasks.benchmark.config import BenchmarkConfig
-from tasks.curation.quality import QualityConfig
-from tasks.curation.strategies import CurationConfig
-from tasks.decontamination.decontamination import DecontaminationConfig
-from tasks.decontamination.deduplication import DeduplicationConfig
+from tasks.curation.config import CurationConfig, QualityConfig
+from tasks.decontamination.config import DecontaminationConfig, DeduplicationConfig
 from tasks.sources.config import TasksConfig
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.known_models import sampling_for
@@ -73,13 +71,13 @@ class PipelineConfig(BaseModel):
         `benchmark.sampling` does not set."""
         if "training" not in info.data:  # it has a fault of its own, which is told
             return benchmark
-        explicit = None if "sampling" in benchmark.model_fields_set else frozenset()
-        sampling = sampling_for(info.data["training"].base_model, benchmark.sampling, explicit)
-        return (
-            benchmark
-            if sampling == benchmark.sampling
-            else benchmark.model_copy(update={"sampling": sampling})
+        explicit: frozenset[str] | None = (
+            None if "sampling" in benchmark.model_fields_set else frozenset()
         )
+        sampling = sampling_for(info.data["training"].base_model, benchmark.sampling, explicit)
+        if sampling == benchmark.sampling:
+            return benchmark
+        return benchmark.model_copy(update={"sampling": sampling})
 
     @property
     def known_tasks(self) -> TasksConfig:
@@ -100,121 +98,137 @@ class PipelineConfig(BaseModel):
         )
 
 
+def shipped_dir(kind: str) -> Path:
+    """The files of a kind ("profiles", "strategies") that ship with concur, one YAML each."""
+    beside = Path(__file__).parent.parent / "deployments" / kind
+    return beside if beside.is_dir() else Path(str(resources.files("flows") / kind))
+
+
+def shipped_names(kind: str) -> list[str]:
+    """The names of the files that `shipped_dir` holds."""
+    return sorted(path.stem for path in shipped_dir(kind).glob("*.yaml"))
+
+
 def profiles_dir() -> Path:
-    """The profiles that ship with concur (`deployments/profiles`)."""
-    beside = Path(__file__).parent.parent / "deployments" / "profiles"
-    return beside if beside.is_dir() else Path(str(resources.files("flows") / "profiles"))
+    """The profiles that ship with concur."""
+    return shipped_dir("profiles")
 
 
 def profile_names() -> list[str]:
-    return sorted(path.stem for path in profiles_dir().glob("*.yaml"))
+    """The names of the profiles that ship with concur."""
+    return shipped_names("profiles")
 
 
 def load_profile(
-    profile: str = "local", overrides: list[str] | tuple[str, ...] = ()
+    profile: str = "local", overrides: Iterable[str] = (), values: Mapping[str, Any] | None = None
 ) -> PipelineConfig:
-    """Read a profile by name or path and apply `key.path=value` overrides (values are YAML).
+    """Read a profile by name or path, then set `values` (by dotted key), then apply
+    `key.path=value` overrides (values are YAML).
 
-    Raises UsageError for a profile that is not there, text that is not YAML, an unknown key or an
-    illegal value.
+    Raises UsageError for a missing profile, invalid YAML, an unknown key or an illegal value.
     """
-    data = _read(profile)
+    data = _read("profile", "profiles", profile)
+    for key, value in (values or {}).items():
+        _put(data, key, value)
     for override in overrides:
         apply_override(data, override)
-    try:
-        return PipelineConfig.model_validate(data)
-    except ValidationError as error:
-        raise explained(error, f"profile {profile!r}") from error
+    return validated(PipelineConfig, data, f"profile {profile!r}")
 
 
-def load_protocol(overrides: Sequence[str]) -> EvalConfig:
+def load_protocol(overrides: Iterable[str]) -> EvalConfig:
     """The verification protocol with `key.path=value` overrides, such as `timing.max_s=1.0`. Raises
     UsageError as `load_profile` does."""
     data: dict[str, Any] = {}
     for override in overrides:
         apply_override(data, override)
-    try:
-        return EvalConfig.model_validate(data)
-    except ValidationError as error:
-        raise explained(error, "--set", EvalConfig) from error
+    return validated(EvalConfig, data, "--set")
 
 
-def _read(profile: str) -> dict[str, Any]:
+def load_strategy(name: str, overrides: Iterable[str] = ()) -> CurationConfig:
+    """A strategy by its name, or from a YAML file that holds the keys of `curation`, with
+    `key=value` overrides (values are YAML).
+
+    Raises UsageError as `load_profile` does.
+    """
+    data = _read("strategy", "strategies", name)
+    for override in overrides:
+        apply_override(data, override)
+    return validated(CurationConfig, data, f"strategy {name!r}")
+
+
+def _read(what: str, kind: str, name: str) -> dict[str, Any]:
+    """The keys of a YAML file, by the path or by the name of one that ships."""
     import yaml
 
-    path = (
-        Path(profile)
-        if profile.endswith((".yaml", ".yml")) or "/" in profile
-        else profiles_dir() / f"{profile}.yaml"
-    )
+    is_path = name.endswith((".yaml", ".yml")) or "/" in name
+    path = Path(name) if is_path else shipped_dir(kind) / f"{name}.yaml"
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        close = difflib.get_close_matches(profile, profile_names(), n=1)
-        hint = (
-            f"did you mean {close[0]}?"
-            if close
-            else f"profiles that ship with concur: {', '.join(profile_names())}"
-        )
-        raise UsageError(f"there is no profile {profile!r}", hint) from error
+        hint = _nearest(name, shipped_names(kind), f"{kind} that ship with concur")
+        raise UsageError(f"there is no {what} {name!r}", hint) from error
     except OSError as error:
         raise UsageError(
-            f"cannot read profile {profile}: {error.strerror}", "give the path of a YAML file"
+            f"cannot read {what} {name}: {error.strerror}", "give the path of a YAML file"
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        where = getattr(error, "problem_mark", None)
+        mark = getattr(error, "problem_mark", None)
+        line = f": line {mark.line + 1}" if mark else ""
+        raise UsageError(f"{what} {name} is not YAML{line}", "correct the file") from error
+    if not isinstance(data, dict | None):
         raise UsageError(
-            f"profile {profile} is not YAML{f': line {where.line + 1}' if where else ''}",
-            "mend the file",
-        ) from error
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise UsageError(
-            f"profile {profile} is a {type(data).__name__}, not a mapping of keys",
-            "see deployments/profiles/local.yaml",
+            f"{what} {name} is a {type(data).__name__}, not a mapping of keys",
+            f"see deployments/{kind}",
         )
-    return data
+    return data or {}
 
 
 def apply_override(data: dict[str, Any], override: str) -> None:
+    """Set one `key.path=value` in nested data; the value is YAML. Raises UsageError."""
     import yaml
 
-    path, separator, text = override.partition("=")
-    if not separator or not path:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
         raise UsageError(
             f"--set {override!r} is not key=value", "for example --set verification.workers=2"
         )
     try:
-        value = yaml.safe_load(text)
+        _put(data, key, yaml.safe_load(text))
     except yaml.YAMLError as error:
         raise UsageError(f"--set {override!r}: the value is not YAML", "quote it") from error
-    *parents, last = path.split(".")
-    node = data
+
+
+def _put(data: dict[str, Any], key: str, value: Any) -> None:
+    *parents, last = key.split(".")
     for parent in parents:
-        node = node.setdefault(parent, {})
-        if not isinstance(node, dict):
+        data = data.setdefault(parent, {})
+        if not isinstance(data, dict):
             raise UsageError(
-                f"--set {override!r}: {parent} holds a value, not keys", "see concur run --help"
+                f"--set {key}: {parent} holds a value, not keys", "see concur run --help"
             )
-    node[last] = value
+    data[last] = value
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validated(model: type[Model], data: Any, where: str) -> Model:
+    """The model of some data. Raises UsageError that names `where`, the key and the fix."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise explained(error, where, model) from error
 
 
 def explained(
     error: ValidationError, where: str, model: type[BaseModel] = PipelineConfig
 ) -> UsageError:
-    """The first problem, in words: which key, what is wrong, what would be right."""
+    """The first problem in words: which key, what is wrong, what would be right."""
     problem = error.errors()[0]
-    path = [str(part) for part in problem["loc"]]
-    key = ".".join(path)
+    *parents, last = map(str, problem["loc"] or ("",))
+    key = ".".join([*parents, last])
     if problem["type"] == "extra_forbidden":
-        known = _known_keys(path[:-1], model)
-        close = difflib.get_close_matches(path[-1], known, n=1)
-        hint = (
-            f"did you mean {'.'.join([*path[:-1], close[0]])}?"
-            if close
-            else f"known keys here: {', '.join(known)}"
-        )
+        hint = _nearest(last, _known_keys(parents, model), "known keys here", parents)
         return UsageError(f"{where} has an unknown key {key!r}", hint)
     return UsageError(
         f"{where}: {key} = {problem.get('input')!r}: {problem['msg']}",
@@ -222,14 +236,17 @@ def explained(
     )
 
 
-def _known_keys(path: list[str], model: Any) -> list[str]:
+def _nearest(word: str, known: list[str], what: str, parents: Sequence[str] = ()) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return (
+        f"did you mean {'.'.join([*parents, *close])}?" if close else f"{what}: {', '.join(known)}"
+    )
+
+
+def _known_keys(path: Sequence[str], model: Any) -> list[str]:
     for part in path:
-        annotation = (
-            model.model_fields[part].annotation
-            if part in getattr(model, "model_fields", {})
-            else None
-        )
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        field = getattr(model, "model_fields", {}).get(part)
+        model = field.annotation if field else None
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
             return []
-        model = annotation
     return sorted(model.model_fields)

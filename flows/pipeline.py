@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from prefect import flow
 
-from flows.artifact_text import cells
 from flows.artifacts import (
     create_markdown_artifact,
     create_table_artifact,
@@ -15,10 +14,10 @@ from flows.artifacts import (
 from flows.benchmark import Benchmarked, benchmark_models
 from flows.config import PipelineConfig
 from flows.naming import run_name
-from flows.ops.gc_remove import in_use
 from flows.refresh import Refreshed, refresh_dataset
 from flows.report import write_report
 from flows.runtime.notices import NOTICES
+from flows.runtime.root_lock import in_use
 from flows.runtime.shutdown import stops_soon
 from flows.track import track
 from flows.train import train_adapter
@@ -42,31 +41,18 @@ def concur_line(config: PipelineConfig | None = None) -> LineResult:
     """Tasks to tuned adapter to scores, as one run. A second run of the same configuration is
     served from snapshots."""
     config = config or PipelineConfig()
-    with (
-        stops_soon(),
-        in_use(config.root),
-    ):  # from first to last: what the refresh made is read until the end
+    with stops_soon(), in_use(config.root):  # until the end: every stage reads the refresh
         refreshed = refresh_dataset(config)
         trained = train_adapter(config, refreshed.tasks, refreshed.curated)
         benchmarked = benchmark_models(config, trained)
         report = write_report(config, refreshed, trained, benchmarked)
-        create_markdown_artifact(
-            key="report", markdown=report.markdown, description="What this run found"
-        )
-        create_table_artifact(
-            key="summary",
-            table=cells({"what": name, "value": value} for name, value in report.summary),
-            description="The run in one table",
-        )
+        create_markdown_artifact("report", report.markdown, "What this run found")
+        summary = [{"what": name, "value": value} for name, value in report.summary]
+        create_table_artifact("summary", summary, "The run in one table")
         run_id = track(config, refreshed, trained, benchmarked, report)
         show_scores(scores_of(benchmarked.scores))
-        show_snapshots(
-            {
-                **refreshed.snapshots,
-                "adapter and training log": trained,
-                "scores": benchmarked.scores,
-            }
-        )
+        made = {"adapter and training log": trained, "scores": benchmarked.scores}
+        show_snapshots({**refreshed.snapshots, **made})
         link_mlflow(config, run_id, "report.html")
         return LineResult(
             refreshed=refreshed,

@@ -17,22 +17,16 @@ from kernels_eval.records import Record, stable_hash
 from tasks.analysis.stage import found_in
 from tasks.benchmark.diagnosis import Bottleneck, diagnose
 from tasks.benchmark.errors import error_groups
+from tasks.benchmark.report.records import ReportContext, TrainingStep, examples_of, points_of
+from tasks.benchmark.report.render import build_report, to_json, to_markdown
+from tasks.benchmark.report.summary import summary_table
 from tasks.benchmark.scoring import compare_all, distribution, excluded_tasks, variants
 from tasks.benchmark.stage import answers_frame, scores_of
 from tasks.curation.stage import joined
 from tasks.files import atomic_write
-from tasks.reporting.report import (
-    ReportContext,
-    TrainingStep,
-    build_report,
-    examples_of,
-    points_of,
-    summary_table,
-    to_json,
-    to_markdown,
-)
-from tasks.store.snapshot import Snapshot, SnapshotRef, code_version
-from tasks.workload.operator_times_stage import profiles_of
+from tasks.store import Snapshot, SnapshotRef
+from tasks.versions import REPORT_VERSION
+from tasks.workload.operator_times import profiles_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -65,13 +59,13 @@ def write_report(
     directory = benchmarked.scores.open().local_dir("report")
     upstream = {name: ref["fingerprint"] for name, ref in _snapshots(refreshed).items()}
     upstream["suite workloads"] = benchmarked.workloads.fingerprint if benchmarked.workloads else ""
-    # the code too: scores stay when only their report changes
+    # its own version too: scores stay when only their report changes
     made_of = stable_hash(
         [
             upstream,
             trained.fingerprint,
             list(refreshed.cautions),
-            code_version("tasks.benchmark", "flows.report", "flows.report_inputs"),
+            REPORT_VERSION,
         ]
     )
     marker = directory / MADE_OF  # written last: what it says means that the others are whole

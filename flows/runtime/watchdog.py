@@ -19,10 +19,10 @@ from uuid import UUID
 
 from prefect import flow
 
-from flows.artifact_text import cells
 from flows.runtime.ending import Ask, below, end_run
 from flows.runtime.stuck import RunFacts, Stuck, WatchdogConfig, judge
 from kernels_eval.errors import EvalError
+from tasks.reporting.text import cells
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

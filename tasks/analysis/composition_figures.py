@@ -19,7 +19,7 @@ from tasks.analysis.composition import (
     Quantiles,
     SetComposition,
 )
-from tasks.analysis.drawing import (
+from tasks.reporting.charts import (
     FIRST,
     INK,
     LOOKS,
@@ -28,11 +28,11 @@ from tasks.analysis.drawing import (
     Look,
     caption,
     counts,
-    filled,
+    labelled,
     legend,
     new_figure,
     ratios,
-    styled,
+    style,
 )
 
 if TYPE_CHECKING:
@@ -58,11 +58,12 @@ WRITTEN_FROM = 3.0  # percent of a bar under which its count has no room
 INTERSECTIONS_SHOWN = 24
 
 
+@style()
 def status_figure(table: Sequence[FamilyStatuses]) -> Drawn:
     """Shares of verdict statuses for each operator family, one bar a family, counts under their
     parts."""
     figure, (axes,) = new_figure(8.4, 1.7 + ROW_INCHES * len(table))
-    styled(axes, "share of the family's candidates (%)", "", grid="x")
+    labelled(axes, "share of the family's candidates (%)", "", grid="x")
     present = [*STATUSES, *sorted({name for row in table for name in row.counts} - set(STATUSES))]
     present = [name for name in present if any(row.counts.get(name) for row in table)]
     for place, row in enumerate(table):
@@ -77,7 +78,7 @@ def status_figure(table: Sequence[FamilyStatuses]) -> Drawn:
                 max(width - 0.25, 0.1),
                 0.46,
                 left=left,
-                **filled(STATUS_LOOKS.get(name, OTHER)),
+                **STATUS_LOOKS.get(name, OTHER).fill,
             )
             if width >= WRITTEN_FROM:
                 axes.text(
@@ -118,6 +119,7 @@ def status_figure(table: Sequence[FamilyStatuses]) -> Drawn:
     )
 
 
+@style()
 def composition_figure(sets: Sequence[SetComposition]) -> Drawn:
     """Every set in a row: size with single operators apart, families, reasoning lengths,
     speedups."""
@@ -130,12 +132,12 @@ def composition_figure(sets: Sequence[SetComposition]) -> Drawn:
     )
     labels = ("samples", "share of samples (%)", "reasoning length (tokens)", "speedup (a ratio)")
     for axes, label in zip((sizes, families, lengths, speedups), labels, strict=True):
-        styled(axes, label, "", grid="x")
+        labelled(axes, label, "", grid="x")
     shown = _most_frequent(sets)
     looks = {**dict(zip(shown, FAMILY_LOOKS, strict=False)), REST: LOOKS[7]}
     for place, each in enumerate(sets):
-        sizes.barh(place, each.single_operator, 0.62, **filled(LOOKS[0]))
-        sizes.barh(place, each.fusion, 0.62, left=each.single_operator, **filled(LOOKS[3]))
+        sizes.barh(place, each.single_operator, 0.62, **LOOKS[0].fill)
+        sizes.barh(place, each.fusion, 0.62, left=each.single_operator, **LOOKS[3].fill)
         sizes.annotate(
             f"{each.samples:,}",
             (each.samples, place),
@@ -154,7 +156,7 @@ def composition_figure(sets: Sequence[SetComposition]) -> Drawn:
             )
             if count:
                 width = 100 * count / each.samples
-                families.barh(place, max(width - 0.4, 0.1), 0.62, left=left, **filled(look))
+                families.barh(place, max(width - 0.4, 0.1), 0.62, left=left, **look.fill)
                 left += width
         _box(lengths, place, each.tokens, FIRST)
         _box(speedups, place, each.speedups, SECOND)
@@ -198,6 +200,7 @@ def composition_figure(sets: Sequence[SetComposition]) -> Drawn:
     )
 
 
+@style()
 def overlap_figure(found: Overlap) -> Drawn:
     """An UpSet plot (Lex et al. 2014): samples that are in exactly the sets whose dots are joined,
     and the size of every set."""
@@ -211,9 +214,9 @@ def overlap_figure(found: Overlap) -> Drawn:
         height_ratios=(1.9, max(0.27 * len(sets), 0.6)),
     )
     corner.axis("off")
-    styled(bars, "", "samples in exactly these sets")
-    styled(sizes, "samples in the set", "", grid="x")
-    styled(dots, "", "", grid="both")
+    labelled(bars, "", "samples in exactly these sets")
+    labelled(sizes, "samples in the set", "", grid="x")
+    labelled(dots, "", "", grid="both")
     places = range(len(shown))
     bars.bar(places, [each.samples for each in shown], 0.6, color=FIRST)
     for place, each in zip(places, shown, strict=True):
@@ -299,7 +302,7 @@ def _legend_above(axes: Axes, looks: dict[str, Look], columns: int) -> None:
     legend(
         axes,
         columns,
-        handles=[Patch(label=name, **filled(look)) for name, look in looks.items()],
+        handles=[Patch(label=name, **look.fill) for name, look in looks.items()],
         handleheight=1.0,
     )
 

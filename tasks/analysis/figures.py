@@ -12,21 +12,22 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tasks.analysis.difficulty import Difficulty, Division
-from tasks.analysis.drawing import (
+from tasks.analysis.estimates import Estimate
+from tasks.analysis.observations import Bin, Observations
+from tasks.reporting.charts import (
     FIRST,
     INK,
     SECOND,
     SIZE_INCHES,
     Drawn,
     caption,
+    labelled,
     legend,
     new_figure,
     ratios,
     save,
-    styled,
+    style,
 )
-from tasks.analysis.estimates import Estimate
-from tasks.analysis.observations import Bin, Observations
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,6 +61,7 @@ def all_figures(observations: Observations, difficulty: Difficulty) -> list[Draw
     return [*drawn, difficulty_curves(difficulty)]
 
 
+@style()
 def accuracy_by_length(found: Observations) -> Drawn:
     """The paper's figure 2: accuracy in tenths of the samples by length with Wilson intervals, and
     the fixed bins as dots."""
@@ -108,6 +110,7 @@ def accuracy_by_length(found: Observations) -> Drawn:
     return Drawn("accuracy-by-length", figure, alt.strip())
 
 
+@style()
 def lengths_by_outcome(found: Observations) -> Drawn:
     """Distributions of length of correct and of incorrect samples, each summing to 1, over the
     fixed bins, or several of them together where samples are so few that each bin would hold a
@@ -155,6 +158,7 @@ def lengths_by_outcome(found: Observations) -> Drawn:
     )
 
 
+@style()
 def speedup_by_length(found: Observations) -> Drawn:
     """Speedup (logarithmic) against length: samples as dots, the geometric mean and middle half of
     each tenth."""
@@ -216,6 +220,7 @@ def speedup_by_length(found: Observations) -> Drawn:
     )
 
 
+@style()
 def difficulty_curves(found: Difficulty) -> Drawn:
     """Exec and geometric-mean speedup of easy, medium and hard tasks; beside them Exec with ARL
     from other samples than the outcomes."""
@@ -224,7 +229,7 @@ def difficulty_curves(found: Difficulty) -> Drawn:
         (left, "Exec (share correct)"),
         (right, "geometric-mean speedup (a ratio)"),
     ):
-        styled(axes, "thirds of the tasks by ARL", label)
+        labelled(axes, "thirds of the tasks by ARL", label)
     if found.tertiles is None:
         left.text(
             0.5, 0.5, "too few tasks to divide", ha="center", color=INK, transform=left.transAxes
@@ -259,7 +264,7 @@ def difficulty_curves(found: Difficulty) -> Drawn:
 
 def _axes(x: str, y: str) -> tuple[Figure, Axes]:
     figure, (axes,) = new_figure(*SIZE_INCHES)
-    styled(axes, x, y)
+    labelled(axes, x, y)
     return figure, axes
 
 

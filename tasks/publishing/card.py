@@ -16,8 +16,8 @@ from tasks.publishing.columns import COLUMNS, UNKNOWN
 from tasks.publishing.lineage import CURATION, SYNTHESIS, TASKS, VERIFICATION
 from tasks.publishing.shards import Shard
 from tasks.publishing.statistics import Statistics
-from tasks.publishing.text import cell, fenced, table
 from tasks.publishing.workloads import Workloads, section
+from tasks.reporting.text import cell, fenced, table
 
 SIZES = (
     (1_000, "n<1K"),

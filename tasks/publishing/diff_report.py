@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from tasks.publishing.diff import RefreshDiff, SampleChange, SideSummary, TaskChange
-from tasks.publishing.text import cell, table
+from tasks.reporting.text import cell, table
 
 SHOWN = 50
 LOST: Mapping[str, str] = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kernels_eval.records import Record
 from tasks.publishing.lineage import Lineage, select
-from tasks.publishing.text import cell, table
+from tasks.reporting.text import cell, table
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 NUMBERS = ("arithmetic_intensity", "flops", "bytes_min")

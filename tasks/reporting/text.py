@@ -1,24 +1,29 @@
-"""Text as people read it, and what strangers wrote made harmless.
+"""Text for people, and text from outside made harmless.
 
 Guarantees: `clean` leaves no character that acts on a terminal or a page, `masked` no password
-inside a URL. Does not escape markup: that is each renderer's own work.
+inside a URL; what `as_text`, `cell`, `cells` and `fenced` return is shown and does nothing else: no
+markup, HTML, link, table or front matter. Escaping for HTML is `page`'s own work.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 from urllib.parse import quote
+
+T = TypeVar("T")
 
 _URL_PASSWORD = re.compile(r"(?<=://)([^/\s:@]*):[^/\s]+@")
 _ACTING = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
+# an underscore or an @ inside a word is none
+_MARKUP = re.compile(r"[&<>`*~\[\]!#\\{}$|]|(?<!\w)[_@]|_(?!\w)|:(?=//)|(?<=www)\.", re.IGNORECASE)
+_ALIKE = str.maketrans({"<": "‹", ">": "›", "[": "(", "]": ")", "`": "'", "&": "＆"})
 
 
-def clean(text: Any, *, one_line: bool = False) -> str:
-    """Text with control and invisible formatting characters spelt out (`\\x1b`, `\\u202e`), so that
-    none acts on a terminal or a page."""
+def clean(text: object, *, one_line: bool = False) -> str:
+    """Return text with control and invisible formatting characters spelt out (`\\x1b`, `\\u202e`)."""
     plain = str(text).replace("\r\n", "\n")
     if one_line:
         plain = " ".join(plain.split("\n"))
@@ -28,8 +33,59 @@ def clean(text: Any, *, one_line: bool = False) -> str:
     )
 
 
+def as_text(text: object, length: int = 2000) -> str:
+    """Return one line of Markdown in which nothing of `text` is markup.
+
+    At most `length` characters of the text are shown.
+    """
+    line = " ".join(clean(text, one_line=True).split())
+    line = line if len(line) <= length else f"{line[: length - 3]}..."
+    return _MARKUP.sub(lambda match: f"&#{ord(match[0])};", line)
+
+
+def cell(value: object, length: int = 120) -> str:
+    """Return `as_text` of a length that fits a table cell or a sentence."""
+    return as_text(value, length)
+
+
+def cells(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows of a Prefect table artifact, numbers as they are and texts without markup.
+
+    Some pages render such texts as Markdown, some do not, so a few characters are replaced by
+    others that look alike.
+    """
+    return [
+        {
+            _alike(str(name)): _alike(value) if isinstance(value, str) else value
+            for name, value in row.items()
+        }
+        for row in rows
+    ]
+
+
+def _alike(text: str) -> str:
+    return " ".join(text.split()).translate(_ALIKE).replace("://", ": //")
+
+
+def fenced(text: str, language: str = "", length: int = 1500) -> str:
+    """Return a Markdown code block with at most `length` characters of a text.
+
+    Its fence has more backticks than the text has in a row.
+    """
+    text = clean(text)
+    text = text if len(text) <= length else f"{text[:length]}\n[...]"
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table of cells that are escaped already."""
+    lines = [names, ["---"] * len(names), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
 def masked(value: Any) -> Any:
-    """The same value with passwords inside URLs replaced, at any depth."""
+    """Return the same value with passwords inside URLs replaced, at any depth."""
     if isinstance(value, Mapping):
         return {key: masked(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -38,36 +94,40 @@ def masked(value: Any) -> Any:
 
 
 def address(url: str) -> str | None:
-    """An http(s) address in ASCII without quotes, spaces, brackets or a password, so that it ends
-    no attribute and no markdown; or None."""
-    plain = masked(url.strip())
+    """Return an http(s) address in ASCII without quotes, spaces, brackets or a password, or None.
+
+    Such an address ends no HTML attribute and no Markdown link.
+    """
+    plain = str(masked(url.strip()))
     if not re.match(r"https?://[^/]", plain, re.IGNORECASE):
         return None
     return quote(plain, safe=":/?#@!$&*+,;=%~._-", errors="replace")
 
 
 def share(part: int, whole: int) -> str:
+    """Return a share in percent: `12.5 %`, `n/a` of nothing."""
     return f"{100 * part / whole:.1f} %" if whole else "n/a"
 
 
 def plural(count: int, word: str) -> str:
+    """Return a count with its noun: `1 task`, `2 tasks`."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
 def cut(text: str, limit: int) -> str:
-    return (
-        text
-        if len(text) <= limit
-        else f"{text[:limit]} [... {len(text) - limit:,} more characters]"
-    )
+    """Return at most `limit` characters of a text, and how many more there are."""
+    if len(text) <= limit:
+        return text
+    return f"{text[:limit]} [... {len(text) - limit:,} more characters]"
 
 
-def spread(items: Sequence[Any], limit: int) -> list[Any]:
-    """At most `limit` items, evenly taken, first and last included."""
+def spread(items: Sequence[T], limit: int) -> list[T]:
+    """Return at most `limit` items, evenly taken, first and last included."""
     if len(items) <= limit:
         return list(items)
     return [items[round(i * (len(items) - 1) / (limit - 1))] for i in range(limit)]
 
 
 def by_count(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return the pairs of a mapping, largest count first, then by name."""
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))

@@ -34,8 +34,8 @@ def test_the_analysis_is_shown_and_its_failure_is_a_caution(
     from prefect import flow
     from prefect.artifacts import Artifact
 
-    from flows.artifact_text import as_text
     from flows.refresh import analysed
+    from tasks.reporting.text import as_text
 
     config = PipelineConfig(root=str(tmp_path), analysis=QUICK)
     refs = planted(tmp_path, 100)

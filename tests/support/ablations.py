@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from tasks.benchmark.comparison.page import Ablation, Branch
 from tasks.benchmark.stage import Answers
-from tasks.reporting.comparison.page import Ablation, Branch
 from tasks.store.snapshot import Snapshot
 from tasks.tables import VERDICTS
 

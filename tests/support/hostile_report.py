@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from tasks.benchmark.errors import ErrorGroup
-from tasks.reporting.report import CandidatePoint, Example, ReportContext
+from tasks.benchmark.report.records import CandidatePoint, Example, ReportContext
 from tests.support.payloads import HOSTILE
 
 

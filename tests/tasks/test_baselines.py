@@ -15,11 +15,11 @@ from flows.benchmark import Benchmarked
 from flows.score import markdown_of, score_table
 from flows.track import model_records
 from kernels_eval.records import CompiledBaseline, Language, Status, Timing, Verdict
+from tasks.benchmark.report.records import ReportContext
+from tasks.benchmark.report.render import to_markdown
 from tasks.benchmark.samples import baselines_of, uncompiled_tasks
 from tasks.benchmark.scoring import GEOMETRIC_MEAN, ScoreRow, distribution, score
 from tasks.benchmark.stage import SCORES, Answers, scores_of
-from tasks.reporting.markdown import to_markdown
-from tasks.reporting.records import ReportContext
 from tasks.store.snapshot import Snapshot
 from tasks.tables import VERDICTS
 

@@ -14,10 +14,9 @@ from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
 from tasks.benchmark.comparing import ComparisonRow
-from tasks.benchmark.metrics import sign_flip_p
-from tasks.reporting.comparison.findings import trust, verdict_of
-from tasks.reporting.comparison.numbers import SeedScore, seed_tests
-from tasks.reporting.comparison.page import (
+from tasks.benchmark.comparison.findings import trust, verdict_of
+from tasks.benchmark.comparison.numbers import SeedScore, seed_tests
+from tasks.benchmark.comparison.page import (
     Ablation,
     Branch,
     Written,
@@ -25,6 +24,7 @@ from tasks.reporting.comparison.page import (
     headline,
     write_comparison,
 )
+from tasks.benchmark.metrics import sign_flip_p
 from tasks.store.snapshot import SnapshotRef
 from tests.support.ablations import ablation, answers, drawn, verdict
 from tests.support.pages import HOSTILE, Page, svgs

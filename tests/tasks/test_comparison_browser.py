@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.reporting.comparison.page import write_comparison
+from tasks.benchmark.comparison.page import write_comparison
 from tests.support.ablations import ablation
 
 pytestmark = pytest.mark.browser

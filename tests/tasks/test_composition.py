@@ -33,7 +33,7 @@ from tasks.analysis.composition_figures import (
     overlap_figure,
     status_figure,
 )
-from tasks.analysis.drawing import LOOKS, Drawn, Look, save
+from tasks.reporting.charts import LOOKS, Drawn, Look, save
 from tests.support.samples import FUSION, SINGLE, frame, sample
 
 RELU = ["torch.nn.functional.relu"]

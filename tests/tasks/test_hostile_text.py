@@ -11,10 +11,9 @@ import polars as pl
 import pytest
 from markdown_it import MarkdownIt
 
-from flows.artifact_text import as_text, cells
 from tasks.analysis.composition import SetComposition, markdown
 from tasks.decontamination.decontamination import Decontaminated, removed_frame
-from tasks.publishing.text import cell, fenced
+from tasks.reporting.text import as_text, cell, cells, fenced
 from tests.support.payloads import ACT, CANARY, HOSTILE, LINES, PAYLOADS
 
 OURS = {
@@ -134,7 +133,7 @@ def test_nothing_that_a_stranger_wrote_is_markup(place: str) -> None:
 
 
 def test_the_report_holds_no_markup_of_strangers() -> None:
-    from tasks.reporting.report import build_report, to_markdown
+    from tasks.benchmark.report.render import build_report, to_markdown
     from tests.support.hostile_report import hostile_report
 
     context = hostile_report()

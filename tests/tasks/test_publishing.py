@@ -24,7 +24,7 @@ from tasks.publishing.columns import COLUMNS, licence_of
 from tasks.publishing.lineage import find_curated, lineage
 from tasks.publishing.publish import Published, PublishOptions, is_whole, publish, read_publication
 from tasks.publishing.shards import split_of
-from tasks.publishing.text import cell, fenced
+from tasks.reporting.text import cell, fenced
 from tasks.store.snapshot import Snapshot, SnapshotRef
 from tests.support.curated import SINGLE, line, sample
 from tests.support.planted import QUICK

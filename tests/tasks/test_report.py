@@ -16,24 +16,20 @@ from kernels_eval.records import REASONS, Status
 from tasks.benchmark.breakdown import score_groups
 from tasks.benchmark.diagnosis import Finding, diagnose
 from tasks.benchmark.errors import error_groups
-from tasks.benchmark.scoring import compare, compare_all, distribution, score, variants
-from tasks.reporting import report
-from tasks.reporting.drawing import INK
-from tasks.reporting.report import (
+from tasks.benchmark.report.figures import figures
+from tasks.benchmark.report.records import (
     CandidatePoint,
     Example,
     ReportContext,
     TrainingStep,
-    build_report,
-    clean,
     examples_of,
-    figures,
     points_of,
-    published_table,
-    summary_table,
-    to_json,
-    to_markdown,
 )
+from tasks.benchmark.report.render import build_report, to_json, to_markdown
+from tasks.benchmark.report.summary import headline, published_table, summary_table
+from tasks.benchmark.scoring import compare, compare_all, distribution, score, variants
+from tasks.reporting.charts import INK
+from tasks.reporting.text import clean
 from tests.support.hostile_report import hostile_fields
 from tests.support.pages import HOSTILE, Page, svgs
 
@@ -179,7 +175,7 @@ def test_the_summary_is_the_run_in_rows() -> None:
 
 
 def test_the_headline_tells_the_outcome() -> None:
-    line = report.headline(context())
+    line = headline(context())
     assert "Of 6 candidates on 3 tasks, 2 proved correct" in line
     assert "2.750 to 1.750" in line
     assert "4 held-out tasks (Exec@1): recorded 75.0 %, base 0.0 %, tuned 0.0 %" in line

@@ -1,0 +1,1 @@
+"""The report of a run: its records, content, figures and files."""

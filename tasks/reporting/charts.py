@@ -1,0 +1,196 @@
+"""One look for every figure: palette, axes, caption, and how a figure becomes SVG or files.
+
+Guarantees: no pyplot, so no global state is opened or left; the same figure gives the same bytes on
+one matplotlib; a file reads on light and on dark pages (transparent ground, everything drawn of
+middle brightness); no formula, link or script of a label is obeyed; kinds are told apart by a
+colour and a hatch that stay apart for colour-blind readers (`tests/tasks/test_composition.py`
+computes it). Does not guarantee that a figure says anything.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# contrast against white and against #111 is above 3.5 : 1 for each
+INK, FIRST, SECOND, MUTED = "#808080", "#3d85c6", "#cc6d1f", "#7f8794"
+SIZE_INCHES, DOTS_PER_INCH = (7.0, 4.2), 150
+CAPTION_CHARACTERS_PER_INCH = 15.5
+SETTINGS: dict[str, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "concur",
+    "text.parse_math": False,  # a `$` in a name is a character
+    "font.family": "sans-serif",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "grid.color": INK,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.labelcolor": INK,
+    "legend.fontsize": "small",
+    "legend.columnspacing": 1.2,
+    **dict.fromkeys(
+        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK
+    ),
+}
+_SVG_STYLE = (
+    "<style>svg{color:#1d2126}@media(prefers-color-scheme:dark){svg{color:#dfe3e8}}</style>"
+)
+
+
+class Drawn(NamedTuple):
+    """A figure, the name of its files, and what it shows for those who cannot see it."""
+
+    name: str
+    figure: Figure
+    alt: str
+
+
+class Look(NamedTuple):
+    """How one kind is filled.
+
+    Three colours of one brightness are as many as every reader tells apart; the hatch says the
+    rest.
+    """
+
+    colour: str
+    hatch: str | None = None
+
+    @property
+    def fill(self) -> dict[str, Any]:
+        """Arguments of a bar. A hatched bar has no ground: its lines would be too faint on one."""
+        ground = "none" if self.hatch else self.colour
+        return {"facecolor": ground, "edgecolor": self.colour, "linewidth": 0.8} | (
+            {"hatch": self.hatch} if self.hatch else {}
+        )
+
+
+LOOKS = (
+    Look(FIRST),
+    Look(SECOND),
+    Look(FIRST, "//////"),
+    Look(SECOND, "\\\\\\\\\\\\"),
+    Look(FIRST, "...."),
+    Look(SECOND, "xxxxx"),
+    Look(INK, "//////"),
+    Look(INK),
+)
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The look, as a decorator of a function that draws: labels are made while it draws."""
+    import matplotlib
+
+    with matplotlib.rc_context(SETTINGS):
+        yield
+
+
+def new_figure(
+    width: float, height: float, rows: int = 1, columns: int = 1, **grid: Any
+) -> tuple[Figure, list[Axes]]:
+    """Return an empty figure (inches) and its `rows` times `columns` axes, row by row.
+
+    `grid` is as in Figure.subplots. Call inside `style`.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, list(figure.subplots(rows, columns, squeeze=False, **grid).flat)
+
+
+def labelled(axes: Axes, x: str, y: str, *, grid: str = "y") -> None:
+    """Label the axes, with a faint grid across `grid`."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(axis=grid)
+
+
+def note(axes: Axes, text: str) -> None:
+    """Write in the middle of empty axes why they are empty."""
+    axes.text(0.5, 0.5, text, ha="center", transform=axes.transAxes)
+
+
+def legend(axes: Axes, columns: int = 2, **more: Any) -> None:
+    """Put a legend above the axes, where it lies over no data, if anything has a label.
+
+    `more` is as in Axes.legend.
+    """
+    if "handles" in more or axes.get_legend_handles_labels()[0]:
+        axes.legend(
+            ncols=columns, loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.3, **more
+        )
+
+
+def ratios(axes: Axes, which: str = "y") -> None:
+    """Make an axis of ratios logarithmic, after drawing.
+
+    Its ticks are 1, 2, 5, 10 where it spans little, else powers of ten.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set(**{f"{which}scale": "log"})
+    low, high = axes.get_ylim() if which == "y" else axes.get_xlim()
+    axis = axes.yaxis if which == "y" else axes.xaxis
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 60 * low else (1.0,)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def counts(axes: Axes, which: str = "x") -> None:
+    """Give an axis of counts few ticks, so that large numbers have room."""
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(MaxNLocator(3 if which == "x" else 6, integer=True))
+    axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+
+
+def caption(figure: Figure, text: str) -> None:
+    """Write what is drawn, and of how many, under the figure and into its files."""
+    width = int(CAPTION_CHARACTERS_PER_INCH * figure.get_figwidth())
+    folded = textwrap.fill(" ".join(text.split()), width)
+    figure.supxlabel(folded, x=0.01, ha="left", fontsize="small")
+
+
+def svg_of(figure: Figure) -> str:
+    """Return a figure as SVG text whose ink is the colour of the page's text. Call in `style`."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
+    return svg.replace("<defs>", f"{_SVG_STYLE}<defs>", 1)
+
+
+@style()
+def save(drawn: Drawn, directory: str | os.PathLike[str]) -> tuple[Path, Path]:
+    """Write NAME.svg and NAME.png, which carry the description, into an existing directory.
+
+    Raises OSError where it cannot write.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(drawn.figure)
+    vector, raster = (Path(directory) / f"{drawn.name}.{kind}" for kind in ("svg", "png"))
+    about = {"Description": drawn.alt}
+    # without a date or a version: the bytes depend on the content alone
+    drawn.figure.savefig(
+        vector, transparent=True, metadata={"Date": None, "Title": drawn.name, **about}
+    )
+    drawn.figure.savefig(
+        raster, transparent=True, dpi=DOTS_PER_INCH, metadata={"Software": None, **about}
+    )
+    return vector, raster

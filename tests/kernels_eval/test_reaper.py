@@ -1,0 +1,314 @@
+"""A process that is killed leaves no compiler behind, whatever that has started, and nothing of a
+Ray that it has started in itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+import kernels_eval
+from kernels_eval.build.process import run
+from kernels_eval.isolation import reaper
+
+ROOT = Path(kernels_eval.__file__).parent.parent
+BUILDER = """
+    import os, sys, time
+    from pathlib import Path
+    from kernels_eval.build.process import run
+
+    here = Path(sys.argv[1])
+    print(run(["sh", "-c", "exit 0"], here, time.monotonic() + 60, dict(os.environ)), flush=True)
+    long = time.monotonic() + 600
+    run(["sh", "-c", "echo $$ > outer; sh -c 'echo $$ > inner; trap \\"\\" TERM; sleep 600' & wait"], here, long, dict(os.environ))
+"""
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def until(condition: object, timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_builder_that_is_killed_takes_its_compilers_along(tmp_path: Path) -> None:
+    builder = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(BUILDER), str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert builder.stdout.readline() == b"ok\n"
+        until(lambda: (tmp_path / "inner").exists() and (tmp_path / "inner").read_text().strip())
+        pids = [int((tmp_path / name).read_text()) for name in ("outer", "inner")]
+        assert not any(gone(pid) for pid in pids) and os.getpgid(pids[1]) == pids[0] != os.getpgid(
+            builder.pid
+        )
+        builder.send_signal(signal.SIGKILL)
+        builder.wait()
+        until(lambda: all(gone(pid) for pid in pids), 10)
+    finally:
+        builder.kill()
+        builder.wait()
+
+
+def test_one_watcher_serves_a_process_and_knows_no_group_that_has_ended(tmp_path: Path) -> None:
+    first = reaper.reaper()
+    assert [run(["true"], tmp_path, time.monotonic() + 60, dict(os.environ)) for _ in range(3)] == [
+        "ok"
+    ] * 3
+    assert reaper.reaper() == first
+    child = os.fork()
+    if not child:  # a fork has one of its own: the end of this one is not its end
+        os._exit(0 if reaper.reaper() != first or reaper._pipe[0] == os.getpid() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_output_is_captured_and_a_wait_that_ends_early_ends_the_group(tmp_path: Path) -> None:
+    done = reaper.run_captured(["sh", "-c", "echo out; echo err >&2; exit 3"], 60, cwd=tmp_path)
+    assert (done.stdout, done.stderr, done.returncode) == ("out\n", "err\n", 3)
+    with pytest.raises(subprocess.TimeoutExpired):
+        reaper.run_captured(
+            ["sh", "-c", "sh -c 'echo $$ > inner; sleep 600' & wait"], 1.0, cwd=tmp_path
+        )
+    until(lambda: gone(int((tmp_path / "inner").read_text())), 10)
+
+
+def test_the_watcher_ends_with_its_owner(tmp_path: Path) -> None:
+    program = "from kernels_eval.isolation import reaper; reaper.reaper()"
+    subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OF_THIS_TEST": str(tmp_path)},
+        check=True,
+    )
+
+    def none_left() -> bool:
+        for process in psutil.process_iter():
+            try:
+                if f"OF_THIS_TEST={tmp_path}" in Path(f"/proc/{process.pid}/environ").read_text(
+                    errors="replace"
+                ):
+                    return False
+            except OSError:
+                continue
+        return True
+
+    until(none_left, 10)
+
+
+def test_builds_go_on_where_the_watcher_was_killed(tmp_path: Path) -> None:
+    """A pipe that nobody reads any more breaks between fork and exec, where an error would be the
+    build's."""
+    program = """
+    import os, signal, sys
+    from pathlib import Path
+    import psutil
+    from kernels_eval.isolation import reaper
+
+    reaper.reaper()
+    def ours(process):
+        try:
+            return f"OF_THIS_TEST={sys.argv[1]}" in Path(f"/proc/{process.pid}/environ").read_text(errors="replace")
+        except OSError:
+            return False
+    (watcher,) = [process for process in psutil.process_iter() if process.pid != os.getpid() and ours(process)]
+    watcher.kill()
+    psutil.wait_procs([watcher], timeout=10)
+    print(reaper.run_captured(["echo", "built"], 60).stdout, end="")
+    """
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OF_THIS_TEST": str(tmp_path)}
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "built\n", done.stderr
+
+
+# -- Ray -------------------------------------------------------------------------------------------
+
+OWNER = """
+    import os, subprocess, sys
+    from datetime import datetime, timedelta
+    from pathlib import Path
+    from kernels_eval.isolation import reaper
+
+    reaper.watch_ray()
+    reaper.watch_ray()  # a second Ray of the same process
+    here, name = Path(sys.argv[1]), "session_{:%Y-%m-%d_%H-%M-%S_%f}_{}"
+    now, pids = datetime.now(), []
+    for kind, when, pid, how in [
+        ("own", now, os.getpid(), os.O_WRONLY), ("read", now, os.getpid(), os.O_RDONLY),
+        ("older", now - timedelta(days=1), os.getpid(), os.O_WRONLY), ("another", now, os.getppid(), os.O_WRONLY),
+    ]:
+        log = here / kind / name.format(when, pid) / "logs" / "agent.log"
+        log.parent.mkdir(parents=True)
+        file = os.open(log, how | os.O_CREAT)
+        pids.append(subprocess.Popen(["sleep", "600"], pass_fds=[file], stdout=subprocess.DEVNULL).pid)
+        os.close(file)
+    print(*pids, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_writes_to_the_logs_of_a_killed_process_s_own_ray_is_ended_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(OWNER), str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OF_THIS_TEST": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    pids = [int(word) for word in owner.stdout.readline().split()]
+    try:
+        own, *others = pids
+        assert not any(gone(pid) for pid in pids) and {own, pids[2]} == set(
+            reaper.ray_processes("session_2", owner.pid)
+        )
+        owner.kill()
+        owner.wait()
+        until(lambda: gone(own), reaper.GIVE_UP_S)
+        until(
+            lambda: not marked(tmp_path) - set(pids), 10
+        )  # the watcher has ended: it touches no more
+        assert not any(gone(pid) for pid in others)
+    finally:
+        owner.kill()
+        owner.wait()
+        for pid in pids:
+            if not gone(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def marked(mark: object) -> set[int]:
+    """Processes with this test's mark in their environment."""
+    found = set()
+    for process in psutil.process_iter():
+        with suppress(OSError):
+            if f"OF_THIS_TEST={mark}" in Path(f"/proc/{process.pid}/environ").read_text(
+                errors="replace"
+            ):
+                found.add(process.pid)
+    return found
+
+
+DRIVER = """
+    import sys
+    from kernels_eval.cluster.ray import start_ray
+
+    start_ray()
+    import ray
+    from ray._private.worker import _global_node
+
+    @ray.remote
+    class Worker:
+        def pid(self):
+            import os
+            return os.getpid()
+
+    worker = Worker.remote()
+    print(ray.get(worker.pid.remote()), _global_node.get_session_dir_path(), flush=True)
+    if sys.stdin.read() == "shutdown":
+        ray.shutdown()
+"""
+
+
+def driver(mark: Path, **environment: str) -> tuple[subprocess.Popen[bytes], psutil.Process, str]:
+    """A process that has started a Ray or joined one, a worker of that, and the session's
+    folder."""
+    left = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(DRIVER)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=left
+        | {
+            "PYTHONPATH": str(ROOT),
+            "OF_THIS_TEST": str(mark),
+            "RAY_TMPDIR": str(mark),
+            "RAY_AUTH_MODE": "disabled",
+        }
+        | environment,
+    )
+    pid, session = process.stdout.readline().decode().split()
+    return process, psutil.Process(int(pid)), session
+
+
+def of_session(session: str) -> dict[int, str]:
+    """Processes that hold a file of a session open, and their names."""
+    found = {}
+    for process in psutil.process_iter():
+        with suppress(OSError, psutil.Error):
+            if any(
+                os.readlink(entry).startswith(f"{session}/")
+                for entry in Path(f"/proc/{process.pid}/fd").iterdir()
+            ):
+                found[process.pid] = process.name()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["kill", "shutdown", "exit"])
+def test_a_ray_of_ones_own_is_gone_with_its_process(short_path: Path, how: str) -> None:
+    process, worker, session = driver(short_path)
+    try:
+        began = of_session(session)
+        assert {"gcs_server", "raylet"} <= set(began.values()) and worker.pid in began
+        assert set(reaper.ray_processes("session_2", process.pid)) == set(began) - {process.pid}, (
+            "Ray names its sessions as before"
+        )
+        if how == "kill":
+            process.kill()
+        else:
+            process.stdin.write(how.encode())
+            process.stdin.close()
+        process.wait(60)
+        until(lambda: not of_session(session), reaper.GIVE_UP_S)
+        until(lambda: not marked(short_path), 10)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_a_ray_that_was_joined_stays(short_path: Path) -> None:
+    head, worker, session = driver(short_path)
+    try:
+        port = next(Path(session).glob("gcs_server_port_*")).read_text()
+        joined, theirs, same = driver(
+            short_path, RAY_ADDRESS=f"127.0.0.1:{port}", OF_THIS_TEST=f"{short_path}/joined"
+        )
+        try:
+            assert same == session and theirs.ppid() == worker.ppid()
+            joined.kill()
+            joined.wait()
+            until(lambda: not theirs.is_running() and not marked(short_path / "joined"))
+            assert worker.is_running() and {"gcs_server", "raylet"} <= set(
+                of_session(session).values()
+            )
+        finally:
+            joined.kill()
+            joined.wait()
+    finally:
+        head.kill()
+        head.wait()
+    until(lambda: not of_session(session), reaper.GIVE_UP_S)
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Ray's sockets lie below it, whose paths must be short."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)

@@ -75,7 +75,7 @@ def patched() -> list[str]:
         for (home, name), original in _ORIGINAL.items()
         if not _is(getattr(_WATCHED[home][0], name, None), original)
     ]
-    if _ORIGINAL_BASES != (torch.Tensor.__mro__, torch.nn.Module.__mro__, torch.nn.Module.__call__):
+    if (torch.Tensor.__mro__, torch.nn.Module.__mro__, torch.nn.Module.__call__) != _ORIGINAL_BASES:
         names.append("torch.nn.Module")
     return names
 

@@ -13,6 +13,7 @@ sizes: vLLM's rounding depends on the batch.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -34,7 +35,7 @@ from tasks.synthesis.addresses import Addresses
 from tasks.synthesis.client import OpenAISampler
 from tasks.synthesis.config import ServerConfig
 from tasks.synthesis.replica import Replica, ReplicaSpec, ReplicaStatus
-from tasks.synthesis.sampler import Requests, Response
+from tasks.synthesis.sampler import Requests, Response, TokenCounter
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +143,7 @@ def served_tokenizer(model: str, args: Sequence[str] = ()) -> Path | None:
     """The tokenizer that vllm serve uses for `model` with these arguments, where its files are on
     this machine. Asks no network."""
     words = [word for arg in args for word in arg.split("=", 1)]
-    named = [after for word, after in zip(words, words[1:], strict=False) if word == "--tokenizer"]
+    named = [after for word, after in itertools.pairwise(words) if word == "--tokenizer"]
     directory = sizing.model_directory(named[-1] if named else model)
     held = directory is not None and any((directory / name).is_file() for name in TOKENIZER_FILES)
     return directory if held else None
@@ -308,7 +309,7 @@ class Servers:
         self._changed.set()
 
 
-class VllmSampler:
+class VllmSampler(TokenCounter):
     """Chat completions of servers that are started at the first request and stopped by `close`.
 
     `model` is a directory or a hub id, served as `name`; `adapters` are LoRA directories by name,
@@ -349,9 +350,10 @@ class VllmSampler:
         self._logs = (
             str(Path(logs).absolute())
             if logs
-            else os.path.join(tempfile.gettempdir(), "concur-vllm-logs")
+            else str(Path(tempfile.gettempdir()) / "concur-vllm-logs")
         )
-        self._tokenizer, self._address, self._uncounted = tokenizer, address, False
+        super().__init__(tokenizer)
+        self._address, self._uncounted = address, False
         self.servers: Servers | None = None
         self._key = ""
         self._length = self._seqs = self._replicas = 0
@@ -389,11 +391,7 @@ class VllmSampler:
                     " synthesis.tokenizer",
                     self._model,
                 )
-        if self._tokenizer is None:
-            return None
-        from tasks.sources.small_model import count_tokens
-
-        return count_tokens(self._tokenizer, texts)
+        return super().count_tokens(texts)
 
     def close(self, at_once: bool = False) -> None:
         """Stops the servers; sampling again starts them again."""

@@ -284,7 +284,7 @@ def test_inputs_repeat_for_a_seed_and_keep_their_meaning(task: Any, distribution
         assert torch.equal(torch.as_tensor(a), torch.as_tensor(b))
     assert not torch.equal(drawn[0], other[0])
     dense, labels, probabilities, triangle, symmetric, mask, half, number = drawn
-    assert labels.dtype == torch.int64 and 0 <= int(labels.min()) and int(labels.max()) < 10
+    assert labels.dtype == torch.int64 and int(labels.min()) >= 0 and int(labels.max()) < 10
     assert torch.allclose(probabilities.sum(-1), torch.ones(8), atol=1e-4) and bool(
         (probabilities >= 0).all()
     )

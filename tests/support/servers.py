@@ -121,8 +121,8 @@ def mlflow_server(
         told += ["--artifacts-destination", str(folder / "mlartifacts")]
         return told + (["--app-name", "basic-auth"] if asked else [])
 
-    with serve("mlflow", folder, command, environment, "/health", port) as (port, log, pid):
-        url = f"http://127.0.0.1:{port}"
+    with serve("mlflow", folder, command, environment, "/health", port) as (taken, log, pid):
+        url = f"http://127.0.0.1:{taken}"
         client = {"MLFLOW_TRACKING_URI": url, "MLFLOW_DISABLE_TELEMETRY": "true"}
         if user and password:
             client |= {"MLFLOW_TRACKING_USERNAME": user, "MLFLOW_TRACKING_PASSWORD": password}

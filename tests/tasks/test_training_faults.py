@@ -14,7 +14,7 @@ from kernels_eval.errors import EvalError, UsageError
 from tasks.training.faults import explain, is_out_of_memory
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.trainer import train
-from tests.support.training import REASONING, render, row, tiny_model
+from tests.support.training import REASONING, render, row
 
 EXAMPLES = [{"prompt_tokens": 100, "completion_tokens": 100 * index} for index in range(1, 21)]
 
@@ -95,11 +95,6 @@ def test_anything_else_says_what_it_was_and_where_it_goes_on(tmp_path: Path) -> 
 
 
 # -- what cannot be trained on ---------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("models") / "small")
 
 
 def refused(base: Path, out: Path, rows: list[dict[str, Any]], **recipe: Any) -> str:

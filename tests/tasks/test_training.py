@@ -16,12 +16,16 @@ from tasks.training import trainer as training
 from tasks.training.adapter import check_adapter
 from tasks.training.checkpoints import RunIdentity, watch
 from tasks.training.faults import is_out_of_memory
-from tasks.training.formatting import label_mask, select_examples, to_prompt_completion
+from tasks.training.formatting import (
+    label_mask,
+    select_examples,
+    to_prompt_completion,
+    tokens_of,
+)
 from tasks.training.launch import train_on_ray
 from tasks.training.recipe import PROJECTIONS, TrainingRecipe
 from tasks.training.trainer import Run, train
 from tests.support.training import (
-    ANSWER,
     REASONING,
     adapter_bytes,
     adapter_changes_output,
@@ -51,27 +55,6 @@ def unwatched(base: Path, recipe: TrainingRecipe) -> Any:
 # -- formatting and labels -------------------------------------------------------------------------
 
 
-def test_a_completion_is_what_the_model_would_emit_and_reads_back_unchanged(base: Path) -> None:
-    (example,) = to_prompt_completion([row(0)], load_tokenizer(base), render)
-    assert (
-        example["prompt"].endswith("<|im_start|>assistant\n<think>\n")
-        and render(row(0)) in example["prompt"]
-    )
-    assert example["completion"].endswith("<|im_end|>")
-    reasoning, _, answer = (
-        example["completion"].removesuffix("<|im_end|>").partition("\n</think>\n\n")
-    )
-    assert (reasoning, answer) == (row(0)["reasoning"], ANSWER)
-
-
-def test_the_completion_opens_the_think_block_where_the_template_does_not(base: Path) -> None:
-    tokenizer = load_tokenizer(base)
-    tokenizer.chat_template = tokenizer.chat_template.replace("<think>\\n", "")
-    (example,) = to_prompt_completion([row(0)], tokenizer, render)
-    assert example["prompt"].endswith("<|im_start|>assistant\n")
-    assert example["completion"].startswith("<think>\n" + row(0)["reasoning"])
-
-
 def test_trl_puts_loss_on_reasoning_answer_and_end_token_and_on_no_prompt_token(
     base: Path, tmp_path: Path
 ) -> None:
@@ -84,20 +67,15 @@ def test_trl_puts_loss_on_reasoning_answer_and_end_token_and_on_no_prompt_token(
     for example, ids, labels in zip(
         examples, batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True
     ):
-        carried = [token for token, label in zip(ids, labels, strict=True) if label != -100]
-        assert carried == [label for label in labels if label != -100]
+        carried = [label for label in labels if label != -100]
         assert tokenizer.decode(carried) == example["completion"], (
             "every token of the completion, and nothing else"
         )
         assert carried[-1] == tokenizer.convert_tokens_to_ids("<|im_end|>")
         mask = label_mask(example, tokenizer)
-        length = len(mask.input_ids)
-        assert (
-            ids[:length] == mask.input_ids
-            and [label != -100 for label in labels[:length]] == mask.carries_loss
-        )
+        length = tokens_of(example)
+        assert (ids[:length], labels[:length]) == (mask.input_ids, mask.labels)
         assert set(labels[length:]) <= {-100}, "padding carries no loss"
-        assert length == example["prompt_tokens"] + example["completion_tokens"]
     assert (
         len(set(map(len, (label_mask(example, tokenizer).input_ids for example in examples)))) == 2
     ), "one row was padded"

@@ -557,7 +557,8 @@ from flows.ops.places import Places
 from flows.ops.settings import Secrets, StackSettings
 
 def made(places, settings, secrets):
-    part = "import subprocess, time; subprocess.Popen(['sleep', '300'], start_new_session=True, env={}); time.sleep(300)"
+    part = "import subprocess, time; subprocess.Popen(['sleep', '300'], start_new_session=True, \
+env={}); time.sleep(300)"
     body = sys.argv[2] if len(sys.argv) > 2 else part
     return [Program("prefect", [sys.executable, "-c", body], dict(os.environ), "", 1, "")]
 

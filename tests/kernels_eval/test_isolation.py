@@ -482,11 +482,15 @@ def attempt(action):
 
 def inner(found, scratch):
     limits = {"threads": 64, "processes": 8, "scratch_mb": 4, "file_mb": 8, "cpu_s": 60}
-    confinement.confine({"spawn": "candidate", "limits": limits, "scratch": scratch}, found, confinement.readable(), {0, 1, 2})
+    confinement.confine({"spawn": "candidate", "limits": limits, "scratch": scratch}, found, \
+confinement.readable(), {0, 1, 2})
     seen = {
-        "read": attempt(lambda: open("/etc/passwd").close()), "list": attempt(lambda: os.listdir(os.path.dirname(scratch))),
-        "scratch": attempt(lambda: open("made", "w").close()), "socket": attempt(lambda: socket.socket(socket.AF_INET)),
-        "fork": attempt(lambda: os.fork() or os._exit(0)), "unshare": attempt(lambda: namespaces.enter(0x10000000)),
+        "read": attempt(lambda: open("/etc/passwd").close()), "list": attempt(lambda: \
+os.listdir(os.path.dirname(scratch))),
+        "scratch": attempt(lambda: open("made", "w").close()), "socket": attempt(lambda: \
+socket.socket(socket.AF_INET)),
+        "fork": attempt(lambda: os.fork() or os._exit(0)), "unshare": attempt(lambda: \
+namespaces.enter(0x10000000)),
         "signal": attempt(lambda: os.kill(int(sys.argv[3]), 0)),
         "parent": attempt(lambda: open(f"/proc/{sys.argv[3]}/environ", "rb").read(1)),
     }

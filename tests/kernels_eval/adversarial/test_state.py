@@ -130,7 +130,8 @@ RUNNING = (
 )
 BATCH = f"""if not self.training:
     {RUNNING}
-return ext.normalise(x, ext.column_mean(x), ext.column_variance(x), self.norm.weight, self.norm.bias)"""
+return ext.normalise(x, ext.column_mean(x), ext.column_variance(x), self.norm.weight, \
+self.norm.bias)"""
 PLAIN_NORM = "ones, zeros = torch.ones(1), torch.zeros(1)\nreturn ext.layer_norm(x, ones, zeros)"
 
 OVERRIDES = """

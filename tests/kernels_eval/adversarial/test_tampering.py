@@ -99,7 +99,8 @@ class Lazy(torch.Tensor):
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
         with torch._C.DisableTorchFunctionSubclass():
-            done = [a.pending * 2.0 + 1.0 if isinstance(a, Lazy) and hasattr(a, "pending") else a for a in args]
+            done = [a.pending * 2.0 + 1.0 if isinstance(a, Lazy) and hasattr(a, "pending") else a \
+for a in args]
             return function(*done, **(kwargs or {}))
 """
 LAZY_CALL = "ext.affine(x)\ny = torch.empty_like(x).as_subclass(Lazy)\ny.pending = x\nreturn y"
@@ -148,7 +149,8 @@ IN_PLAIN_SIGHT = {
     "builtin": "import builtins\nbuiltins.isinstance = lambda *a: True",
     "harness": "from kernels_eval.checks import correctness\ncorrectness.judge = lambda *a: 'ok'",
 }
-INNOCENT = '''"""torch.allclose = and time.perf_counter = are words here; so are setattr, __class__ and Event."""
+INNOCENT = '''"""torch.allclose = and time.perf_counter = are words here; so are setattr, \
+__class__ and Event."""
 class Settings:
     equal = False
 setattr(Settings, "equal", True)

@@ -90,12 +90,16 @@ class OpenAISampler(TokenCounter):
         super().__init__(tokenizer)
         if not isinstance(base_url, Addresses):
             urls = [base_url] if isinstance(base_url, str) else list(base_url)
-            for url in urls or [""]:
-                if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-                    raise UsageError(
-                        f"base_url {url!r} is not an HTTP address",
-                        "give something like http://127.0.0.1:8000/v1",
-                    )
+            wrong = [
+                f"base_url {url!r} is not an HTTP address"
+                for url in urls
+                if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname
+            ]
+            if wrong or not urls:
+                raise UsageError(
+                    wrong[0] if wrong else "base_url holds no address",
+                    "give something like http://127.0.0.1:8000/v1",
+                )
             base_url = Addresses(urls)
         self.generator, self._addresses = name or model, base_url
         self._model, self._api_key, self._direct = model, api_key, direct

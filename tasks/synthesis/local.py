@@ -55,8 +55,7 @@ class TransformersSampler:
         requests = list(requests)
         if not requests:
             return
-        loaded = self._loaded or _Loaded(self._location, self._adapter, self._device)
-        self._loaded = loaded
+        loaded = self._load()
         prompts = [loaded.encode(request) for request in requests]
         # neighbours in length share a batch: less padding, and requests of one prompt stay together
         order = sorted(
@@ -75,6 +74,11 @@ class TransformersSampler:
     def close(self) -> None:
         """Lets the model go. Sampling again loads it again."""
         self._loaded = None
+
+    def _load(self) -> _Loaded:
+        if self._loaded is None:
+            self._loaded = _Loaded(self._location, self._adapter, self._device)
+        return self._loaded
 
     def _sample_batch(
         self, loaded: _Loaded, requests: Sequence[Request], prompts: Sequence[list[int]]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch.utils.cpp_extension as cpp_extension
+from torch.utils import cpp_extension
 
 FLAGS = ("extra_cflags", "extra_cuda_cflags", "extra_ldflags")
 POSITIONAL = ("extra_cflags", "extra_cuda_cflags", "extra_sycl_cflags", "extra_ldflags")

@@ -45,7 +45,8 @@ def killed_after(name, calls):
     def call(self, *args, **kwargs):
         nonlocal seen
         seen += 1
-        result = None if name == "_save_rng_state" and seen == calls else real(self, *args, **kwargs)
+        result = None if name == "_save_rng_state" and seen == calls else real(self, *args, \
+**kwargs)
         if seen == calls: die()
         return result
     setattr(SFTTrainer, name, call)
@@ -56,7 +57,8 @@ for name, calls, out in job["deaths"]:
     if not child:
         try:
             killed_after(name, calls)
-            train(job["rows"], TrainingRecipe.model_validate(job["recipe"]), job["base"], out, render)
+            train(job["rows"], TrainingRecipe.model_validate(job["recipe"]), job["base"], out, \
+render)
         finally:
             os._exit(1)
     _, status = os.waitpid(child, 0)

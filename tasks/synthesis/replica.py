@@ -1,6 +1,6 @@
 """One vLLM server on the devices it was given, kept alive: a Ray actor's class, and a plain one.
 
-Guarantees: the server runs as long as somebody calls `renew` (a lease), and is gone, with all that
+Guarantees: the server runs as long as `renew` is called (a lease), and is gone, with all that
 it started, once `stop` has returned, this process has died or the lease has run out. One that
 crashes, or has not answered for a minute, is started again on the same port after pauses that
 double; one that crashes more than `restarts` times without ten minutes between, or that has never
@@ -108,7 +108,7 @@ class Replica:
     def _keep_or_say(self) -> None:
         try:
             self._keep()
-        except Exception as error:  # whoever asks must not wait for a replica that nobody keeps
+        except Exception as error:  # callers must not wait for a replica without a keeper
             if self._server is not None:
                 self._server.stop()
             self._set(
@@ -129,7 +129,7 @@ class Replica:
                 retried, self._port = (
                     1,
                     None,
-                )  # somebody else took it between our look and the server's
+                )  # another program took it between our look and the server's
                 continue
             crashes = 1 if time.monotonic() - since > STABLE_S else crashes + 1
             if not served or crashes > self._spec.restarts:
@@ -185,7 +185,7 @@ class Replica:
 
     def _watch(self, server: Supervised, address: str) -> str | None:
         """Until the server ends by itself (None), or something is wrong with it that only its end
-        can mend."""
+        can correct."""
         started = answered = time.monotonic()
         healthy, fault = False, None
         while not server.ended.wait(HEALTH_EVERY_S if healthy else HEALTH_EVERY_S / 4):

@@ -161,7 +161,7 @@ class Servers:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Returns when one replica is healthy. Raises what no waiting mends; nothing is left
+        """Returns when one replica is healthy. Raises what waiting cannot correct; nothing is left
         running then."""
         try:
             for slot in self._slots:
@@ -178,7 +178,7 @@ class Servers:
 
     def stop(self, at_once: bool = False) -> None:
         """Returns when no server is left, or cannot be reached any more and stops itself.
-        `at_once`: nobody waits for answers any more."""
+        `at_once`: answers in flight are not waited for."""
         import ray
 
         self._stopping.set()
@@ -223,7 +223,7 @@ class Servers:
                 for slot in self._slots:
                     if slot.status.state != "failed":
                         self._look_at(slot)
-        except Exception as error:  # Ray itself: nobody watches the servers any more
+        except Exception as error:  # Ray itself: the servers are not watched any more
             self._give_up(
                 ClusterError(
                     f"Ray does not answer for the vLLM servers: {error}",
@@ -279,12 +279,12 @@ class Servers:
     def _left_out(self, slot: _Slot, why: str) -> None:
         slot.status = slot.status.model_copy(update={"state": "failed"})
         if slot.status.served and any(other.status.state != "failed" for other in self._slots):
-            log.error("%s; the other replicas go on", why)
+            log.error("%s; the other replicas continue", why)
             return
         self._give_up(
             EvalError(
                 why,
-                "mend what its log says, such as a wrong synthesis.server setting; answers so far"
+                "correct what its log says, such as a wrong synthesis.server setting; answers so far"
                 " are kept",
             )
         )

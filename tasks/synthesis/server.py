@@ -190,7 +190,7 @@ class Servers:
                 ray.wait(
                     [actor.stop.remote(at_once) for actor in actors],
                     num_returns=len(actors),
-                    timeout=self._spec.grace_s + 90,
+                    timeout=self._spec.config.drain_s + 90,
                 )
         finally:
             for actor in actors:
@@ -207,7 +207,7 @@ class Servers:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         wishes: dict[str, Any] = {"num_gpus": self._gpus, "num_cpus": 0, "max_concurrency": 4}
-        if self._spec.listen == "loopback":  # another node's loopback is out of reach
+        if self._spec.config.listen == "loopback":  # another node's loopback is out of reach
             wishes["scheduling_strategy"] = NodeAffinitySchedulingStrategy(
                 ray.get_runtime_context().get_node_id(), soft=False
             )
@@ -254,7 +254,7 @@ class Servers:
                 ray.kill(
                     slot.actor
                 )  # it may be out of reach only, and would keep its GPUs and its server
-            if slot.losses > self._spec.restarts:
+            if slot.losses > self._spec.config.restarts:
                 self._left_out(
                     slot, f"vLLM replica {slot.index}: its actor died {slot.losses} times: {error}"
                 )
@@ -443,26 +443,17 @@ class VllmSampler(TokenCounter):
     def _spec(self, gpus: int) -> ReplicaSpec:
         config = self._config
         words = options(config, self._name, self._adapters, bool(gpus), self._length, self._seqs)
-        model = (
-            str(Path(self._model).expanduser().absolute())
-            if Path(self._model).expanduser().is_dir()
-            else self._model
-        )
+        directory = Path(self._model).expanduser()
+        model = str(directory.absolute()) if directory.is_dir() else self._model
+        memory = {} if gpus else {"VLLM_CPU_KVCACHE_SPACE": str(config.cpu_kv_cache_gib)}
         return ReplicaSpec(
+            config=config,
             command=(*self._command, model, *words),
             names=(self._name, *self._adapters),
-            listen=config.listen,
-            env=({} if gpus else {"VLLM_CPU_KVCACHE_SPACE": str(config.cpu_kv_cache_gib)})
-            | config.env,
+            env=memory | config.env,
             threads=os.environ.get("OMP_NUM_THREADS"),
             api_key=self._key,
             log_dir=self._logs,
-            log_bytes=config.log_mib << 20,
-            start_timeout_s=config.start_timeout_s,
-            restarts=config.restarts,
-            restart_pause_s=config.restart_pause_s,
-            lease_s=config.lease_s,
-            grace_s=config.drain_s,
         )
 
 

@@ -18,8 +18,8 @@ import pytest
 
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import KilledError, SandboxError
-from kernels_eval.isolation import sandbox
-from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer, _sweep
+from kernels_eval.isolation import machine
+from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
 from kernels_eval.parent.prepare import Preparer
 from kernels_eval.parent.runner import Runner
 from tests.support import kernels
@@ -326,8 +326,8 @@ def test_scratch_is_bounded(server: ForkServer, bare: ForkServer, layers: str) -
 def test_memory_is_never_more_than_a_share_of_the_machines(
     monkeypatch: pytest.MonkeyPatch, server: ForkServer
 ) -> None:
-    assert 1 << 30 < sandbox.machine_memory_bytes() <= psutil.virtual_memory().total
-    monkeypatch.setattr(sandbox, "machine_memory_bytes", lambda: 1 << 30)
+    assert 1 << 30 < machine.machine_memory_bytes() <= psutil.virtual_memory().total
+    monkeypatch.setattr(machine, "machine_memory_bytes", lambda: 1 << 30)
     with Child(server, "capture", LIMITS.model_copy(update={"memory_gb": 1000.0})) as child:
         with pytest.raises(ChildFailure) as failure:
             run(
@@ -468,7 +468,7 @@ def test_what_a_dead_process_left_is_swept_and_a_living_ones_kept(server: ForkSe
         path.mkdir()
         (path / "bytes").write_bytes(b"x")
     stranger = Path(tempfile.mkdtemp(prefix="concur-notes-"))
-    _sweep()
+    machine.remove_abandoned()
     assert not any(path.exists() for path in left)
     assert server.base.exists() and server.shared.exists()
     assert stranger.exists(), "a directory that only looks alike is not ours"

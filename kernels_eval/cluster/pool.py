@@ -29,7 +29,7 @@ from kernels_eval.cluster.ray import (
     start_ray,
 )
 from kernels_eval.cluster.telemetry import BUILDERS, DEVICES, Telemetry
-from kernels_eval.cluster.worker import TOGETHER_S, BuildWorker, KernelWorker
+from kernels_eval.cluster.worker import TOGETHER_S, BuildWorker, Form, KernelWorker
 from kernels_eval.config import EvalConfig
 from kernels_eval.devices import device_for, gpu_arch, require_device
 from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, SandboxError
@@ -53,9 +53,6 @@ back by then, or a replacement is."""
 WATCH_S = 10.0
 """After so long without an answer the pool asks whether its own node is still there: calls that
 went through it are never answered then."""
-
-Form = dict[str, Any]
-"""A record as plain data, as it travels to a worker."""
 
 
 @dataclass

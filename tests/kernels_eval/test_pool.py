@@ -181,9 +181,9 @@ def test_leaving_a_pool_stops_its_workers() -> None:
 
 
 def failing_pool(broken_workers: int, workers: int) -> Pool:
-    """A pool whose first workers have a device that answers once, and whose canaries fail after
+    """A pool whose first workers have a device that answers once, and whose health checks fail after
     that."""
-    from kernels_eval.isolation.health import Pulse
+    from kernels_eval.isolation.health import HealthReport
 
     class FlakyPool(Pool):
         started = 0
@@ -194,22 +194,22 @@ def failing_pool(broken_workers: int, workers: int) -> Pool:
             from kernels_eval.cluster.worker import KernelWorker
 
             self.started += 1
-            sung: list[int] = []
+            checks: list[int] = []
             broken = self.started <= broken_workers
 
-            def pulse(*_: object, **__: object) -> Pulse:
-                sung.append(1)
-                return Pulse(right=not broken or len(sung) == 1, free_bytes=1)
+            def check(*_: object, **__: object) -> HealthReport:
+                checks.append(1)
+                return HealthReport(right=not broken or len(checks) == 1, free_bytes=1)
 
             return (
-                ray.remote(KernelWorker).options(num_cpus=0).remote(self.config, "cpu", None, pulse)
+                ray.remote(KernelWorker).options(num_cpus=0).remote(self.config, "cpu", None, check)
             )
 
     return FlakyPool(Language.CPP, CONFIG, workers=workers, builders=1)
 
 
 @pytest.mark.slow
-def test_a_worker_that_fails_its_canary_is_put_aside_and_the_others_go_on() -> None:
+def test_a_worker_whose_device_fails_is_quarantined_and_the_others_continue() -> None:
     asked = pairs(
         *[(AFFINE, module(f"return ext.aborts(x)  # {n}")) for n in range(3)],
         (AFFINE, module("return ext.affine(x)")),
@@ -218,7 +218,8 @@ def test_a_worker_that_fails_its_canary_is_put_aside_and_the_others_go_on() -> N
         verdicts = list(pool.verify(asked))
         assert len(pool._runners) == 1 and len(pool.quarantined) == 1
         assert (
-            "failed its canary twice" in pool.quarantined[0] and "was wrong" in pool.quarantined[0]
+            "failed its health check twice" in pool.quarantined[0]
+            and "was wrong" in pool.quarantined[0]
         )
         assert outcomes(asked, verdicts) == ["crashed", "crashed", "crashed", "ok"]
         assert outcomes(asked, list(pool.verify(asked))) == [
@@ -232,14 +233,14 @@ def test_a_worker_that_fails_its_canary_is_put_aside_and_the_others_go_on() -> N
 @pytest.mark.slow
 def test_a_pool_without_a_working_device_says_so() -> None:
     with failing_pool(broken_workers=2, workers=2) as pool:
-        with pytest.raises(GpuLostError, match="failed its canary twice") as fault:
+        with pytest.raises(GpuLostError, match="failed its health check twice") as fault:
             list(
                 pool.verify(
                     pairs(*[(AFFINE, module(f"return ext.aborts(x)  # {n}")) for n in range(4)])
                 )
             )
         assert fault.value.hint and len(pool.quarantined) == 2 and not pool._runners
-        with pytest.raises(GpuLostError, match="no worker is left.*failed its canary twice"):
+        with pytest.raises(GpuLostError, match="no worker is left.*failed its health check twice"):
             next(pool.verify(pairs((AFFINE, None))))  # a retry says so at once
 
 

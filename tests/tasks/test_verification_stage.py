@@ -254,7 +254,7 @@ class Judge:
         left = self.faults_after.pop(0) if self.faults_after else None
         for number, (task, candidate) in enumerate(pairs):
             if number == left:
-                self.quarantined.append("cuda:1 failed its canary twice")
+                self.quarantined.append("cuda:1 failed its health check twice")
                 raise GpuLostError("the device is gone")
             self.asked.append(candidate.candidate_id)
             finding = Finding(reason="wrong_output", detail="as always")

@@ -17,7 +17,7 @@ from tasks.progress import duration
 from tasks.store.snapshot import Snapshot, SnapshotRef
 
 RETRIES = 2
-RETRY_DELAYS_S = [5, 30]
+RETRY_DELAYS_S: list[float] = [5, 30]
 RETRY_JITTER = 0.5
 """Up to so much longer, as a share: runs that a fault has hit together do not come back
 together."""

@@ -261,7 +261,7 @@ class Pool:
         try:
             with interruptible():
                 answers, seconds = ray.get(pending)
-        except (*_lost_errors(), ray.exceptions.RayTaskError) as error:
+        except _call_errors() as error:
             self._failed(slot, items, error)
             again.extendleft(reversed(items))
             return []
@@ -422,6 +422,13 @@ def _lost_errors() -> tuple[type[Exception], ...]:
         ray.WorkerCrashedError,
         ray.OutOfMemoryError,
     )
+
+
+def _call_errors() -> tuple[type[Exception], ...]:
+    """What Ray raises where a call has failed: the same, and what the worker's own code raised."""
+    from ray.exceptions import RayTaskError
+
+    return (*_lost_errors(), RayTaskError)
 
 
 def _together(count: int, take: Callable[[], _Item | None], back: deque[_Item]) -> list[_Item]:

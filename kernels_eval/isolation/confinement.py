@@ -42,7 +42,7 @@ def readable() -> list[str]:
     """Everything a child may read and execute besides its own scratch: Python, torch, this package,
     the system, CUDA's toolkit."""
     modules = (sys.modules.get(name) for name in ("torch", "triton"))
-    roots = [
+    roots: list[str | Path] = [
         *(sys.prefix, sys.base_prefix, sys.exec_prefix),
         *(Path(sys.executable).resolve().parents[1], Path(__file__).parents[1]),
         os.environ.get("CUDA_HOME") or "/usr/local/cuda",

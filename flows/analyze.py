@@ -1,7 +1,7 @@
 """`concur analyze`: verdicts and candidates on disk in, the observations and the difficulty report
 out.
 
-Guarantees: reads only the columns that the analysis needs (`flows.source`), never a response, so
+Guarantees: reads only the columns that the analysis needs (`tasks.curation.source`), never a response, so
 millions of candidates take little memory; changes nothing but --out. Does not guarantee anything
 about directories that are still being written: it reads the parts that are there.
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flows.source import Source
 from kernels_eval.errors import UsageError
+from tasks.curation.source import Source
 
 if TYPE_CHECKING:
     import polars as pl
@@ -54,7 +54,7 @@ def analyze(
     """Analyse and write the report to `out`.
 
     Each path is a directory with Parquet files (a snapshot), a Parquet file, or a glob; without
-    any, the newest verdicts under `root` are taken as `flows.source.Source` does. Raises UsageError
+    any, the newest verdicts under `root` are taken as `tasks.curation.source.Source` does. Raises UsageError
     for paths, tables and columns that cannot be used, and where no sample can be analysed.
     """
     from tasks.analysis.config import ObservationConfig

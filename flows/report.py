@@ -26,7 +26,7 @@ from tasks.curation.stage import joined
 from tasks.files import atomic_write
 from tasks.store import Snapshot, SnapshotRef
 from tasks.versions import REPORT_VERSION
-from tasks.workload.operator_times_stage import profiles_of
+from tasks.workload.operator_times import profiles_of
 
 if TYPE_CHECKING:
     import polars as pl

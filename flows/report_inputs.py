@@ -24,8 +24,8 @@ from tasks.benchmark.breakdown import (
 )
 from tasks.benchmark.diagnosis import BAD_TRACES, Traces
 from tasks.benchmark.stage import Answers
+from tasks.curation.config import QualityConfig
 from tasks.curation.flags import flagged
-from tasks.curation.quality import QualityConfig
 from tasks.store.snapshot import Snapshot, SnapshotRef
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flows.source import Files, Source, columns_of, name_of
 from kernels_eval.errors import UsageError
+from tasks.curation.source import Files, Source, columns_of, name_of
 from tasks.sources.tables import shown
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def score_table(
     """Scores as plain data: `scores` (rows of tasks.benchmark.scoring.ScoreRow with `group` and
     `degenerate`), `groups`, `notes`.
 
-    Places are what `flows.source.Source` reads. A model is the candidates' `generator` (or column
+    Places are what `tasks.curation.source.Source` reads. A model is the candidates' `generator` (or column
     `model`), `label` where they name none. Levels come from `tasks` (anything
     tasks.sources.tables.load reads), the snapshot of the tasks, or KernelBench's ids. Rates are
     shares in [0, 1], speedups ratios. Raises UsageError for what cannot be read, candidates that

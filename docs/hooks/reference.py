@@ -26,10 +26,12 @@ if str(ROOT) not in sys.path:  # the site is that of this checkout, wherever mkd
 CLI_HEAD = """
 # The command line
 
-Made from the command itself; `concur COMMAND --help` says the same. In a clone it is `.venv/bin/concur`.
+This page is generated from the command; `concur COMMAND --help` prints the same. In a clone the
+command is `.venv/bin/concur`.
 
-Exit status: 0 done; 1 the run or the machine failed; 2 the input cannot be used: one line says what and how to mend it; 130 interrupted,
-and the same command goes on. A kernel that fails is a result, not a failure of the command.
+Exit status: 0 done; 1 the run or the machine failed; 2 the input cannot be used (one line names the
+cause and the fix); 130 interrupted: rerun the command to resume. A kernel that fails is a result,
+not a failure of the command.
 """
 
 
@@ -114,10 +116,8 @@ def _option_row(path: str, option: Any, context: Any) -> str:
     if not option.help:
         raise Undescribed(f"{path} {option.opts[0]} has no help")
     said, _, default = option.help.partition("  [default: ")
-    if (
-        not default and option.show_default
-    ):  # a click option whose default is nothing has a sentinel there
-        found = option.get_default(context, call=False)
+    found = option.get_default(context, call=False)
+    if not default and context.show_default and found is not None and not option.is_flag:
         default = ", ".join(map(str, found)) if isinstance(found, list | tuple) else str(found)
     if option.is_flag:
         value = ""

@@ -13,26 +13,19 @@ from flows.cli.common import command, emit, json_option, verdict_options
 @verdict_options
 @click.option(
     "--tasks",
-    default=None,
     metavar="TASKS",
     help="Their tasks, for the levels.  [default: beside the snapshot, or by the ids]",
 )
 @click.option(
     "--label",
-    default=None,
     help="What the verdicts are called, and the model where the candidates name none.",
 )
-@click.option(
-    "--device", default=None, metavar="NAME", help="Take the verdicts of this device only."
-)
-@click.option(
-    "--k", "ks", default="1,5,10", show_default=True, metavar="K,K,...", help="k of pass@k."
-)
+@click.option("--device", metavar="NAME", help="Take the verdicts of this device only.")
+@click.option("--k", "ks", default="1,5,10", metavar="K,K,...", help="k of pass@k.")
 @click.option(
     "--p",
     "ps",
     default="0,0.5,0.8,1,1.2,1.5,2",
-    show_default=True,
     metavar="P,P,...",
     help="p of fast_p.",
 )
@@ -40,7 +33,6 @@ from flows.cli.common import command, emit, json_option, verdict_options
     "--resamples",
     type=click.IntRange(min=100),
     default=2000,
-    show_default=True,
     help="Resamples of the bootstrap over tasks.",
 )
 @json_option("the scores")
@@ -58,15 +50,13 @@ def benchmark(ks: str, ps: str, as_json: bool, **options: Any) -> None:
 @verdict_options
 @click.option(
     "--other-verdicts",
-    default=None,
     metavar="PATH",
     help="Verdicts of another generator on the same tasks.",
 )
-@click.option("--other-candidates", default=None, metavar="PATH", help="Their candidates.")
+@click.option("--other-candidates", metavar="PATH", help="Their candidates.")
 @click.option(
     "--out",
     default="analysis",
-    show_default=True,
     metavar="DIR",
     help="Where report.md, analysis.json and the figures go.",
 )
@@ -74,7 +64,6 @@ def benchmark(ks: str, ps: str, as_json: bool, **options: Any) -> None:
     "--seed",
     type=int,
     default=0,
-    show_default=True,
     help="Seed for the permutation test and the random groups of tasks.",
 )
 @json_option("the analysis")

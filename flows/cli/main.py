@@ -25,7 +25,7 @@ COMMANDS = (
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(package_name="concur")
 def main() -> None:
     """Turn LLM-written GPU kernels into trustworthy training data."""

@@ -10,6 +10,7 @@ import click
 
 from flows.cli.common import Option, command, emit, json_option, print_table, root_option
 
+NONE = "no stack runs for {}"
 PARTS = ("prefect", "mlflow", "ray", "worker")
 ROOT = root_option("Where snapshots, databases and logs are.")
 
@@ -18,7 +19,6 @@ def _port(name: str, default: str, of: str) -> Option:
     return click.option(
         f"--{name}-port",
         type=int,
-        default=None,
         metavar="PORT",
         help=f"Port of {of}.  [default: {default}]",
     )
@@ -29,19 +29,16 @@ def _port(name: str, default: str, of: str) -> Option:
 @click.option(
     "--config",
     "file",
-    default=None,
     metavar="FILE",
     help="A YAML file with these settings; options win over it.",
 )
 @click.option(
     "--host",
-    default=None,
     metavar="ADDRESS",
     help="Where Prefect and MLflow listen.  [default: 127.0.0.1]",
 )
 @click.option(
     "--public-host",
-    default=None,
     metavar="NAME",
     help="How browsers elsewhere call this machine, with --host.",
 )
@@ -63,26 +60,22 @@ def _port(name: str, default: str, of: str) -> Option:
 )
 @click.option(
     "--prefect-database",
-    default=None,
     metavar="URL",
     help="PostgreSQL; with a password: $PREFECT_SERVER_DATABASE_CONNECTION_URL.",
 )
 @click.option(
     "--mlflow-database",
-    default=None,
     metavar="URL",
     help="PostgreSQL; with a password: $MLFLOW_BACKEND_STORE_URI.",
 )
 @click.option(
     "--gpu-limit",
     type=click.IntRange(min=1),
-    default=None,
     help="Runs at once in queue gpu.  [default: the number of GPUs, or 1]",
 )
 @click.option(
     "--cpu-limit",
     type=click.IntRange(min=1),
-    default=None,
     help="Runs at once in queue cpu.  [default: half of the cores, or 2]",
 )
 @click.option(
@@ -90,7 +83,6 @@ def _port(name: str, default: str, of: str) -> Option:
     "timeout_s",
     type=click.FloatRange(min=1),
     default=300.0,
-    show_default=True,
     help="Seconds until all is healthy.",
 )
 @click.option(
@@ -140,12 +132,8 @@ def down(root: str, as_json: bool) -> None:
     from flows.ops import control
 
     data = control.down(root, _quiet if as_json else _tell)
-    stopped = f"stopped in {data['seconds']:.1f} s"
-    emit(
-        data,
-        as_json,
-        lambda _: click.echo(stopped if data.get("processes") else f"no stack runs for {root}"),
-    )
+    said = f"stopped in {data['seconds']:.1f} s" if data.get("processes") else NONE.format(root)
+    emit(data, as_json, lambda _: click.echo(said))
 
 
 @command()
@@ -162,13 +150,15 @@ def _tell(line: str) -> None:
 
 
 def _quiet(line: str) -> None:
-    pass
+    """With --json nothing but the object is printed."""
 
 
 def _print(data: dict[str, Any]) -> None:
     if not data["parts"]:
-        click.echo(f"no stack runs for {data['root']}")
+        click.echo(NONE.format(data["root"]))
         return
+    from tasks.progress import duration
+
     rows = [
         (
             row["part"],
@@ -176,7 +166,7 @@ def _print(data: dict[str, Any]) -> None:
             row["pid"] or "-",
             row["processes"],
             row["restarts"],
-            _duration(row["uptime_s"]),
+            "-" if row["uptime_s"] is None else duration(row["uptime_s"]),
             row["url"],
             row["log"],
         )
@@ -186,17 +176,3 @@ def _print(data: dict[str, Any]) -> None:
     print_table(f"concur stack of {data['root']}", columns, rows)
     if data["supervisor"] is None:
         click.echo("the supervisor does not run: `concur up` starts one that takes over what runs")
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return (
-        f"{hours} h {minutes} min"
-        if hours
-        else f"{minutes} min {rest} s"
-        if minutes
-        else f"{rest} s"
-    )

@@ -17,7 +17,6 @@ from flows.cli.common import LANGUAGES, command, emit, json_option, print_table,
     "--language",
     type=click.Choice(LANGUAGES),
     default="cpp",
-    show_default=True,
     help="What the kernel is written in; cuda and triton need a GPU.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print exactly one JSON object, the Verdict.")
@@ -45,24 +44,20 @@ def verify(task: str, candidate: str, language: str, as_json: bool) -> None:
 @click.option(
     "--language",
     type=click.Choice(LANGUAGES),
-    default=None,
     help="Verify these only.  [default: the table's language, else cpp]",
 )
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
-    default=None,
     help="Devices used at once.  [default: every GPU, or half of the cores]",
 )
 @click.option(
     "--builders",
     type=click.IntRange(min=1),
-    default=None,
     help="Build workers.  [default: the other cores]",
 )
 @click.option(
     "--address",
-    default=None,
     metavar="ADDRESS",
     help="A Ray cluster: auto or HOST:PORT.  [default: start one here]",
 )

@@ -13,7 +13,7 @@ import pytest
 from flows.benchmark import Benchmarked
 from flows.report_inputs import breakdowns, single_operators, thirds_of, traces_of, training_traces
 from tasks.benchmark.stage import Answers, answers_frame
-from tasks.curation.quality import QualityConfig
+from tasks.curation.config import QualityConfig
 from tasks.store.snapshot import Snapshot, SnapshotRef
 from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
 from tasks.workload.record import WORKLOADS

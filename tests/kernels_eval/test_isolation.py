@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +36,7 @@ from kernels_eval.parent.runner import Runner
 from kernels_eval.records import Verdict
 from tests.support import kernels
 from tests.support.kernels import AFFINE, QUICK, load_inline, module
+from tests.support.waiting import until
 
 CONFIG = QUICK.model_copy(
     update={
@@ -382,13 +382,6 @@ def test_servers_on_this_machine_cannot_be_reached(verify: Verifier, tmp_path: P
     with listener(socket.AF_UNIX, str(tmp_path / "s")) as (_, came):
         verify.attack("connects_unix", str(tmp_path / "s"), False)
         assert not came
-
-
-def until(condition: object, what: str, timeout_s: float = 10) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 # -- processes -------------------------------------------------------------------------------------

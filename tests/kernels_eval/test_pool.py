@@ -25,6 +25,7 @@ from kernels_eval.errors import ClusterError, DeviceError, GpuLostError, Sandbox
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, load_inline, module
+from tests.support.waiting import until
 
 ROOT = Path(kernels_eval.__file__).parent.parent
 CONFIG = kernels.QUICK.model_copy(update={"time_correct": False})
@@ -141,12 +142,13 @@ def test_a_worker_killed_in_the_middle_is_replaced(pool: Pool) -> None:
     killed: list[int] = []
 
     def kill_when_busy() -> None:
-        deadline = time.monotonic() + 60
-        while not killed and time.monotonic() < deadline:
+        def kill() -> bool:
             for process in worker_processes() if pool._runners[0].items else []:
                 os.kill(process.pid, signal.SIGKILL)
                 killed.append(process.pid)
-            time.sleep(0.02)
+            return bool(killed)
+
+        until(kill)
 
     killer = threading.Thread(target=kill_when_busy)
     killer.start()
@@ -322,9 +324,7 @@ def test_a_worker_that_is_lost_with_its_node_leaves_its_candidate_to_the_others(
         hanging = lossy._runners[1]
 
         def lose_it() -> None:
-            deadline = time.monotonic() + 60
-            while not hanging.items and time.monotonic() < deadline:
-                time.sleep(0.01)
+            until(lambda: bool(hanging.items))
             ray.kill(hanging.actor)
 
         killer = threading.Thread(target=lose_it)

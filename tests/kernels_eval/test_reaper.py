@@ -20,6 +20,7 @@ import kernels_eval
 from kernels_eval.build.process import run
 from kernels_eval.isolation import reaper
 from kernels_eval.isolation.process_tree import environment_variable, has_ended
+from tests.support.waiting import until
 
 ROOT = Path(kernels_eval.__file__).parent.parent
 BUILDER = """
@@ -33,13 +34,6 @@ BUILDER = """
     program = "echo $$ > outer; sh -c 'echo $$ > inner; trap \\"\\" TERM; sleep 600' & wait"
     run(["sh", "-c", program], here, long, dict(os.environ))
 """
-
-
-def until(condition: object, timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_builder_that_is_killed_takes_its_compilers_along(tmp_path: Path) -> None:
@@ -57,7 +51,7 @@ def test_a_builder_that_is_killed_takes_its_compilers_along(tmp_path: Path) -> N
         ] != os.getpgid(builder.pid)
         builder.send_signal(signal.SIGKILL)
         builder.wait()
-        until(lambda: all(has_ended(pid) for pid in pids), 10)
+        until(lambda: all(has_ended(pid) for pid in pids))
     finally:
         builder.kill()
         builder.wait()
@@ -90,7 +84,7 @@ def test_the_reaper_ends_with_its_owner(tmp_path: Path) -> None:
     program = "from kernels_eval.isolation import reaper; reaper.reaper()"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OF_THIS_TEST": str(tmp_path)}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)
-    until(lambda: not marked(tmp_path), 10)
+    until(lambda: not marked(tmp_path))
 
 
 def test_builds_go_on_where_the_reaper_was_killed(tmp_path: Path) -> None:
@@ -165,10 +159,8 @@ def test_what_writes_to_the_logs_of_a_killed_process_s_own_ray_is_ended_and_noth
         )
         owner.kill()
         owner.wait()
-        until(lambda: has_ended(own), reaper.GIVE_UP_S)
-        until(
-            lambda: not marked(tmp_path) - set(pids), 10
-        )  # the watcher has ended: it touches no more
+        until(lambda: has_ended(own))
+        until(lambda: not marked(tmp_path) - set(pids))  # the watcher has ended: it touches no more
         assert not any(has_ended(pid) for pid in others)
     finally:
         owner.kill()
@@ -254,8 +246,8 @@ def test_a_ray_of_ones_own_is_gone_with_its_process(short_path: Path, how: str) 
             process.stdin.write(how.encode())
             process.stdin.close()
         process.wait(60)
-        until(lambda: not of_session(session), reaper.GIVE_UP_S)
-        until(lambda: not marked(short_path), 10)
+        until(lambda: not of_session(session))
+        until(lambda: not marked(short_path))
     finally:
         process.kill()
         process.wait()
@@ -283,7 +275,7 @@ def test_a_ray_that_was_joined_stays(short_path: Path) -> None:
     finally:
         head.kill()
         head.wait()
-    until(lambda: not of_session(session), reaper.GIVE_UP_S)
+    until(lambda: not of_session(session))
 
 
 @pytest.fixture

@@ -23,10 +23,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from kernels_eval.errors import UsageError
 from kernels_eval.records import stable_hash
 from tasks.files import atomic_directory
+from tasks.sources import bundled
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+SMALL = "small"
 MARKER = "concur_model.json"
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
@@ -78,6 +80,24 @@ class SmallModelConfig(BaseModel):
                 "hidden_size must be a multiple of 2 * heads, and heads a multiple of kv_heads"
             )
         return self
+
+
+def resolve_model(name: str, root: str) -> str:
+    """A directory or hub id for a configured model name. `small` is built under `root/models` once
+    per content of the bundled data.
+
+    Raises UsageError for a path that does not exist, and where the model cannot be written.
+    """
+    if name == SMALL:
+        texts, config = bundled.texts(), SmallModelConfig()
+        folder = f"small-{small_model_key(texts, config)[:12]}"
+        return str(build_small_model(Path(root) / "models" / folder, texts, config))
+    if name.startswith((".", "/", "~")) and not Path(name).expanduser().is_dir():
+        raise UsageError(
+            f"model directory {name} does not exist",
+            "give a hub id, an existing directory, or 'small' for the demo model",
+        )
+    return name
 
 
 def small_model_key(texts: Sequence[str], config: SmallModelConfig) -> str:
@@ -172,11 +192,9 @@ def count_tokens(location: str | Path, texts: Sequence[str]) -> list[int]:
     UsageError where there is none."""
     if not texts:
         return []
-    clean = [_utf8(text) for text in texts]
-    return [
-        len(ids)
-        for ids in _counting_tokenizer(str(location))(clean, add_special_tokens=False)["input_ids"]
-    ]
+    encode = _counting_tokenizer(str(location))
+    encoded = encode([_utf8(text) for text in texts], add_special_tokens=False)
+    return [len(ids) for ids in encoded["input_ids"]]
 
 
 def _utf8(text: str) -> str:
@@ -188,9 +206,8 @@ def _utf8(text: str) -> str:
 @lru_cache(maxsize=4)
 def _counting_tokenizer(location: str) -> PreTrainedTokenizerBase:
     tokenizer = load_tokenizer(location)
-    tokenizer.model_max_length = int(
-        1e30
-    )  # counting a text longer than the model's window is no reason to warn
+    # counting a text longer than the model's window is no reason to warn
+    tokenizer.model_max_length = int(1e30)
     return tokenizer
 
 
@@ -212,10 +229,8 @@ def quiet_progress() -> Iterator[None]:
     import datasets
     from transformers.utils import logging
 
-    bars, dataset_bars = (
-        logging.is_progress_bar_enabled(),
-        not datasets.are_progress_bars_disabled(),
-    )
+    bars = logging.is_progress_bar_enabled()
+    dataset_bars = not datasets.are_progress_bars_disabled()
     logging.disable_progress_bar()
     datasets.disable_progress_bars()
     try:
@@ -239,11 +254,8 @@ def _write_tokenizer(directory: Path, texts: Sequence[str], config: SmallModelCo
     from transformers import Qwen2Tokenizer
 
     added = [
-        AddedToken(token, special=True, normalized=False)
-        for token in (END_OF_TEXT, TURN_START, TURN_END)
-    ]
-    added += [
-        AddedToken(token, special=False, normalized=False) for token in (THINK_OPEN, THINK_CLOSE)
+        AddedToken(token, special=not token.startswith(("<think", "</think")), normalized=False)
+        for token in (END_OF_TEXT, TURN_START, TURN_END, THINK_OPEN, THINK_CLOSE)
     ]
     # learning through Qwen2's own normaliser and pre-tokeniser is what keeps ids stable when
     # AutoTokenizer loads the folder again

@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 from kernels_eval.errors import EvalError, UsageError
 from tasks.synthesis.addresses import Address, Addresses
 from tasks.synthesis.pulse import Pulse, Silence
-from tasks.synthesis.sampler import Request, Requests, Response
+from tasks.synthesis.sampler import Request, Requests, Response, TokenCounter
 
 if TYPE_CHECKING:
     import openai
@@ -59,7 +59,7 @@ class _ProtocolError(Exception):
     """The endpoint answered 200 with something that is not a chat completion."""
 
 
-class OpenAISampler:
+class OpenAISampler(TokenCounter):
     """Chat completions of one model at one endpoint, or at several that serve the same. `generator`
     is `name`, else the model's name.
 
@@ -103,11 +103,12 @@ class OpenAISampler:
             raise UsageError(
                 "base_url holds no address", "give something like http://127.0.0.1:8000/v1"
             )
+        super().__init__(tokenizer)
         self.generator = name or model
         self._model, self._api_key, self._direct = model, api_key, direct
         self._key_place = key_place or f"the environment variable {api_key_env}"
         self._addresses = base_url if isinstance(base_url, Addresses) else Addresses(urls)
-        self._api_key_env, self._tokenizer = api_key_env, tokenizer
+        self._api_key_env = api_key_env
         self._concurrency, self._timeout_s, self._retries, self._backoff_s = (
             concurrency,
             timeout_s,
@@ -131,18 +132,6 @@ class OpenAISampler:
             yield from background.items()
         finally:
             background.stop()
-
-    def count_tokens(self, texts: Sequence[str]) -> list[int] | None:
-        """Tokens of each text; None without a tokenizer. Raises UsageError where the tokenizer
-        cannot be loaded."""
-        if self._tokenizer is None:
-            return None
-        from tasks.sources.small_model import count_tokens
-
-        return count_tokens(self._tokenizer, texts)
-
-    def close(self) -> None:
-        """Nothing is held between calls of `sample`."""
 
     async def _ask_all(
         self, requests: Requests, emit: Callable[[Response], Awaitable[None]]

@@ -34,7 +34,7 @@ from tasks.synthesis.addresses import Addresses
 from tasks.synthesis.client import OpenAISampler
 from tasks.synthesis.config import ServerConfig
 from tasks.synthesis.replica import Replica, ReplicaSpec, ReplicaStatus
-from tasks.synthesis.sampler import Requests, Response
+from tasks.synthesis.sampler import Requests, Response, TokenCounter
 
 log = logging.getLogger(__name__)
 
@@ -308,7 +308,7 @@ class Servers:
         self._changed.set()
 
 
-class VllmSampler:
+class VllmSampler(TokenCounter):
     """Chat completions of servers that are started at the first request and stopped by `close`.
 
     `model` is a directory or a hub id, served as `name`; `adapters` are LoRA directories by name,
@@ -351,7 +351,8 @@ class VllmSampler:
             if logs
             else os.path.join(tempfile.gettempdir(), "concur-vllm-logs")
         )
-        self._tokenizer, self._address, self._uncounted = tokenizer, address, False
+        super().__init__(tokenizer)
+        self._address, self._uncounted = address, False
         self.servers: Servers | None = None
         self._key = ""
         self._length = self._seqs = self._replicas = 0
@@ -389,11 +390,7 @@ class VllmSampler:
                     " synthesis.tokenizer",
                     self._model,
                 )
-        if self._tokenizer is None:
-            return None
-        from tasks.sources.small_model import count_tokens
-
-        return count_tokens(self._tokenizer, texts)
+        return super().count_tokens(texts)
 
     def close(self, at_once: bool = False) -> None:
         """Stops the servers; sampling again starts them again."""

@@ -7,6 +7,7 @@ given, it is tried too: a server that answers but refuses it is not well.
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import json
 import urllib.error
@@ -123,15 +124,13 @@ def _ray(places: Places, settings: StackSettings, secrets: Secrets) -> str | Non
     import grpc
 
     metadata = []
-    try:
+    with contextlib.suppress(OSError):
         metadata = [
             (
                 "authorization",
                 f"Bearer {Path(places.ray_token).read_text(encoding='ascii').strip()}",
             )
         ]
-    except OSError:
-        pass
     try:
         with grpc.insecure_channel(
             settings.ray_address, options=[("grpc.enable_http_proxy", 0)]

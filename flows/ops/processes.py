@@ -70,7 +70,7 @@ def alive(identity: Identity | None) -> bool:
 
 
 def everything() -> dict[int, Seen]:
-    found = (look(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    found = (look(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit())
     return {seen.pid: seen for seen in found if seen and not seen.zombie}
 
 
@@ -82,10 +82,11 @@ def members(mark: str | None, leaders: Iterable[Identity]) -> list[Identity]:
     found = {
         pid
         for pid, seen in table.items()
-        if seen.session in sessions
-        and _same_session(table.get(seen.session), sessions[seen.session])
-        or mark is not None
-        and mark_of(pid) == mark
+        if (
+            seen.session in sessions
+            and _same_session(table.get(seen.session), sessions[seen.session])
+        )
+        or (mark is not None and mark_of(pid) == mark)
     }
     below: dict[int, list[int]] = {}
     for seen in table.values():

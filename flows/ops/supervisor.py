@@ -396,7 +396,7 @@ def bound(log: Path, limit_bytes: int) -> None:
     with suppress(OSError):
         if log.stat().st_size > limit_bytes:
             shutil.copyfile(log, f"{log}.1")
-            os.chmod(f"{log}.1", 0o600)
+            Path(f"{log}.1").chmod(0o600)
             os.truncate(log, 0)
 
 

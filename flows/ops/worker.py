@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from contextlib import suppress
 from typing import Any
 
 from flows.ops.settings import POOL
@@ -47,12 +48,10 @@ def prepare(client: Any, limits: dict[str, tuple[int, bool]]) -> None:
         client.read_work_pool(POOL)
     except ObjectNotFound:
         template = ProcessWorker.get_default_base_job_template()
-        try:
+        with suppress(ObjectAlreadyExists):  # another worker of this server was first
             client.create_work_pool(
                 WorkPoolCreate(name=POOL, type="process", base_job_template=template)
             )
-        except ObjectAlreadyExists:  # another worker of this server was first
-            pass
     there = {queue.name: queue for queue in client.read_work_queues(work_pool_name=POOL)}
     for name, (limit, asked) in limits.items():
         if name not in there:

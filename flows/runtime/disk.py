@@ -82,7 +82,7 @@ def rooms(places: list[Place]) -> list[Room]:
     """The file systems behind some places, each once."""
     together: dict[int, list[Place]] = {}
     for place in places:
-        together.setdefault(os.stat(_existing(place.path)).st_dev, []).append(place)
+        together.setdefault(_existing(place.path).stat().st_dev, []).append(place)
     return [
         Room(
             free=min(free_bytes(place.path) for place in each),

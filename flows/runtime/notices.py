@@ -105,6 +105,7 @@ def deliver(config: NotifyConfig, notice: dict[str, Any]) -> None:
                 timeout=config.timeout_s,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                check=False,
             )
             if done.returncode:
                 log.error(

@@ -149,8 +149,8 @@ class Builder:
     # -- one attempt -------------------------------------------------------------------------------
 
     def _lite_can(self, spec: ExtensionSpec) -> bool:
-        """Whether to try lite: not for sources that bind themselves, or name what only torch's whole
-        header has."""
+        """Whether to try lite: not for sources that bind themselves, or name what only torch's
+        whole header has."""
         text = plain_text(spec.text)
         return (
             spec.kind == "inline"

@@ -354,8 +354,8 @@ class Operators:
 
     @cached_property
     def _methods(self) -> dict[str, list[tuple[str, str]]]:
-        """name -> (head, with the defaults of its parameters, and body) of each overload of a Tensor
-        method."""
+        """name -> (head, with the defaults of its parameters, and body) of each overload of a
+        Tensor method."""
         text = (self.include / "ATen/core/TensorBody.h").read_text()
         inside, _, outside = text.partition("\n};\n")
         heads = {

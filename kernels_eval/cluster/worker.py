@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from kernels_eval.config import EvalConfig
+from kernels_eval.evaluator import Evaluator
 from kernels_eval.isolation.health import DeviceHealth, HealthReport, check_health
 from kernels_eval.parent.prepare import Prepared, Preparer
-from kernels_eval.parent.runner import Runner
 from kernels_eval.records import Candidate, KernelTask, Reason
 
 TOGETHER_S = 0.05
@@ -81,7 +81,8 @@ class KernelWorker:
         cuda_arch: str | None,
         check: Callable[..., HealthReport] | None = None,
     ) -> None:
-        self._runner = runner = Runner(config, device, cuda_arch=cuda_arch)
+        self._evaluator = Evaluator(device, config, cuda_arch=cuda_arch)
+        runner = self._evaluator.runner
         self._health: DeviceHealth | None = None
         if check or device.startswith("cuda"):
             self._health = DeviceHealth(
@@ -101,7 +102,7 @@ class KernelWorker:
         )
         if self._health:
             self._health.remember()
-        verdict = self._runner.run(*records)
+        verdict = self._evaluator.run(*records)
         if self._health and verdict.reason in BLAMES_THE_DEVICE:
             self._health.confirm()
         return verdict.model_dump(mode="json")

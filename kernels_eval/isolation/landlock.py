@@ -120,8 +120,8 @@ class Ruleset:
 
 
 def system_files() -> list[str]:
-    """What any program needs to start: libraries, tools, the loader's files. Nothing that belongs to
-    users or names them."""
+    """What any program needs to start: libraries, tools, the loader's files. Nothing that belongs
+    to users or names them."""
     return [*SYSTEM, *(f"/etc/{name}" for name in ETC)]
 
 

@@ -53,8 +53,8 @@ class Child:
     `scratch` is where the parent puts files for the child to read. The child writes in
     `scratch/work`, its working directory and home, which with the layer `tmpfs_scratch` only it can
     see. `processes` lets it start other programs (Triton's compilers, torch.compile). A child that
-    dies of SIGKILL is a KilledError, unless its role is in `blamed_roles`: then a ChildFailure as any
-    other (kernels_eval.parent.kill_retry).
+    dies of SIGKILL is a KilledError, unless its role is in `blamed_roles`: then a ChildFailure as
+    any other (kernels_eval.parent.kill_retry).
     """
 
     blamed_roles: frozenset[str] = frozenset()
@@ -167,6 +167,12 @@ class Child:
         os.ftruncate(opened, max(exchange_bytes, 1))
         return opened
 
+    def write_file(self, name: str, text: str) -> Path:
+        """Put a source file where the child can read it."""
+        path = self.scratch / name
+        path.write_text(text, encoding="utf-8", errors="replace")
+        return path
+
     @property
     def gone(self) -> bool:
         """Whether it has died, as far as can be seen without asking it."""
@@ -183,8 +189,8 @@ class Child:
             self._watch()
 
     def _watch(self) -> None:
-        """Kill the child where it exceeds a limit. Raises ChildFailure then; as `request` does where
-        it has ended."""
+        """Kill the child where it exceeds a limit. Raises ChildFailure then; as `request` does
+        where it has ended."""
         if self.pid is None:
             return
         if process_tree.has_ended(self.pid):  # its orphans can keep the channel open
@@ -251,7 +257,6 @@ class Child:
 
         None where the kernel does not tell. Nothing inside the child can change what it reads.
         """
-
         columns = 2 if waiting else 1
 
         def read() -> int:

@@ -131,8 +131,3 @@ class WarmPool:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "warm pool")
         return self._thread.submit(work)
-
-    bury, buried = close_async, wait_closed
-
-
-Spares = WarmPool

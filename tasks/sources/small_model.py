@@ -125,7 +125,7 @@ def build_small_model(
     key = small_model_key(texts, config)
     if _marker_key(directory) == key:
         return directory
-    if directory.is_dir() and any(directory.iterdir()) or directory.is_file():
+    if (directory.is_dir() and any(directory.iterdir())) or directory.is_file():
         raise UsageError(
             f"{directory} holds something other than this small model",
             "choose another directory, or remove this one",

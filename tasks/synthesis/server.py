@@ -13,6 +13,7 @@ sizes: vLLM's rounding depends on the batch.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -142,7 +143,7 @@ def served_tokenizer(model: str, args: Sequence[str] = ()) -> Path | None:
     """The tokenizer that vllm serve uses for `model` with these arguments, where its files are on
     this machine. Asks no network."""
     words = [word for arg in args for word in arg.split("=", 1)]
-    named = [after for word, after in zip(words, words[1:], strict=False) if word == "--tokenizer"]
+    named = [after for word, after in itertools.pairwise(words) if word == "--tokenizer"]
     directory = sizing.model_directory(named[-1] if named else model)
     held = directory is not None and any((directory / name).is_file() for name in TOKENIZER_FILES)
     return directory if held else None
@@ -349,7 +350,7 @@ class VllmSampler(TokenCounter):
         self._logs = (
             str(Path(logs).absolute())
             if logs
-            else os.path.join(tempfile.gettempdir(), "concur-vllm-logs")
+            else str(Path(tempfile.gettempdir()) / "concur-vllm-logs")
         )
         super().__init__(tokenizer)
         self._address, self._uncounted = address, False

@@ -183,7 +183,7 @@ def _checked_tensors(weights: Path, rank: int) -> tuple[int, int]:
     parameters, effective = 0, False
     try:
         with safe_open(str(weights), framework="pt") as file:
-            for name in file.keys():
+            for name in file:
                 found = re.fullmatch(r"(.+)\.lora_([AB])\.weight", name)
                 if not found:
                     raise UsageError(

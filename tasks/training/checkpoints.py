@@ -120,7 +120,7 @@ def checkpoint_step(checkpoint: Path | None) -> int:
 def agreed(checkpoint: Path | None) -> Path | None:
     """The first process's choice, in all of them: a shared file system may show a new marker to one
     node before another."""
-    import torch.distributed as distributed
+    from torch import distributed
 
     if not (distributed.is_available() and distributed.is_initialized()):
         return checkpoint

@@ -131,8 +131,8 @@ def mlflow_server(
             *login,
         ]
 
-    with _serve("mlflow", folder, command, environment, "/health", port) as (port, log, pid):
-        url = f"http://127.0.0.1:{port}"
+    with _serve("mlflow", folder, command, environment, "/health", port) as (taken, log, pid):
+        url = f"http://127.0.0.1:{taken}"
         login = (
             {"MLFLOW_TRACKING_USERNAME": user, "MLFLOW_TRACKING_PASSWORD": password}
             if asked
@@ -160,7 +160,7 @@ def _serve(
     command,
     environment,
     health: str,
-    wanted: int | None = None,  # noqa: ANN001
+    wanted: int | None = None,
 ) -> Iterator[tuple[int, Path, int]]:
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"{name}-server.log"

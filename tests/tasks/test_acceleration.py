@@ -57,9 +57,9 @@ def assert_same(
     ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance: float = 1e-4
 ) -> None:
     assert ours.keys() == theirs.keys()
-    for name in theirs:
-        scale = theirs[name].abs().max().clamp(min=1e-6)
-        assert ((ours[name] - theirs[name]).abs().max() / scale) < tolerance, name
+    for name, wanted in theirs.items():
+        scale = wanted.abs().max().clamp(min=1e-6)
+        assert ((ours[name] - wanted).abs().max() / scale) < tolerance, name
 
 
 @pytest.mark.parametrize("recompute", ["layer", "mlp", "keep"])

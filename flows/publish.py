@@ -12,9 +12,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
+from tasks.publishing.config import PUBLICATION, PublishOptions
 from tasks.publishing.hub import Pushed, push_to_hub
 from tasks.publishing.lineage import find_curated
-from tasks.publishing.publish import PUBLICATION, Published, PublishOptions, publish
+from tasks.publishing.publish import Published, publish
 from tasks.store.snapshot import SnapshotRef
 
 PUBLISHED = "published.jsonl"

@@ -17,18 +17,11 @@ from typing import Any
 
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Record
-from tasks.publishing.publish import (
-    CROISSANT,
-    FIGURES,
-    PUBLICATION,
-    README,
-    Published,
-    is_whole,
-    read_publication,
-)
+from tasks.publishing.config import CROISSANT, DATA, FIGURES, PUBLICATION, README, STRATEGIES
+from tasks.publishing.publish import Published, is_whole, read_publication
 
 TOKEN_ENV = "HF_TOKEN"
-OURS = ("data/*", "strategies/*", f"{FIGURES}/*", README, CROISSANT, PUBLICATION)
+CONTENT = (f"{DATA}/*", f"{STRATEGIES}/*", f"{FIGURES}/*", README, CROISSANT, PUBLICATION)
 """What a publication may hold. Other files of the repository (a `.gitattributes`) stay."""
 
 
@@ -89,7 +82,7 @@ def _send(api: Any, folder: Path, repo_id: str, published: Published) -> None:
         repo_type="dataset",
         commit_message=published.tag,
         allow_patterns=[PUBLICATION, *(file.path for file in published.files)],
-        delete_patterns=list(OURS),
+        delete_patterns=list(CONTENT),
     )
     message = f"curated {', '.join(published.curated.values())}"
     api.create_tag(

@@ -162,11 +162,11 @@ def _stages(facts: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     for stage, what in STAGES.items():
         if found := facts.get(stage):
             rows = "" if found.get("rows") is None else f"{found['rows']:,} "
-            told = {name: found[name] for name in found if name not in ("fingerprint", "rows")}
+            settings = {name: found[name] for name in found if name not in ("fingerprint", "rows")}
             if stage == VERIFICATION:  # forty numbers
-                told["config"] = {"protocol": f"see facts.{stage} in publication.json"}
-            settings = "; ".join(f"{cell(name)} {cell(text, 400)}" for name, text in _flat(told))
-            yield stage, rows + what, settings, cell(found["fingerprint"])
+                settings["config"] = {"protocol": f"see facts.{stage} in publication.json"}
+            text = "; ".join(f"{cell(name)} {cell(value, 400)}" for name, value in _flat(settings))
+            yield stage, rows + what, text, cell(found["fingerprint"])
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

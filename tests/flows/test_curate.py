@@ -75,7 +75,8 @@ def root(tmp_path: Path) -> Path:
 
 
 def curated_json(*arguments: object) -> Any:
-    return curated_json(*arguments)
+    done = curate(*arguments, "--json")
+    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

@@ -108,7 +108,7 @@ def test_deciding_reads_no_text(tmp_path: Path) -> None:
 def workloads(root: Path, operators: dict[str, list[str] | None]) -> SnapshotRef:
     """Finished workloads; None: a task that could not be counted."""
     rows = [{"task_id": name, "operators": found or []} for name, found in operators.items()]
-    return finished(root, "workloads", rows, WORKLOADS)
+    return finished(root, "workloads", rows, WORKLOADS, "w")
 
 
 def test_operators_are_the_verdicts_where_it_names_any_else_those_that_were_counted(

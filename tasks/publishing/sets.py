@@ -1,5 +1,5 @@
-"""`concur publish` and `concur diff`: a curated set as a folder or on the hub, and what changed
-between two of them."""
+"""A curated set as a folder or on the hub, and what changed between two of them, by names and paths
+as a user gives them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
 from tasks.publishing.config import PUBLICATION, PublishOptions
-from tasks.publishing.hub import Pushed, push_to_hub
+from tasks.publishing.diff import diff
+from tasks.publishing.diff_report import to_json, to_markdown
+from tasks.publishing.hub import push_to_hub
 from tasks.publishing.lineage import find_curated
 from tasks.publishing.publish import Published, publish
-from tasks.store.snapshot import SnapshotRef
+from tasks.store import SnapshotRef
 
 PUBLISHED = "published.jsonl"
 """What was published of a root's snapshots, one line each."""
@@ -35,65 +37,56 @@ def publish_set(
     figures: Sequence[str] = (),
     **options: Any,
 ) -> dict[str, Any]:
-    """Publish, and push where `push` names a repository of the hub. Returns a summary. `curated`
-    and `also` are fingerprints under `root` or directories, `observations` and `decontamination`
-    Markdown files, `options` fields of PublishOptions. Raises UsageError as `publish` and
-    `push_to_hub` do."""
+    """Publish, and push where `push` names a repository of the hub. Returns a summary.
+
+    `curated` and `also` are fingerprints under `root` or directories, `observations` and
+    `decontamination` Markdown files, `options` fields of PublishOptions. Raises UsageError as
+    `publish` and `push_to_hub` do.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
     try:
-        chosen = PublishOptions.model_validate(
-            {name: value for name, value in options.items() if value is not None}
-        )
+        chosen = PublishOptions.model_validate(given)
     except ValidationError as error:
         problem = error.errors()[0]
         raise UsageError(
             f"{'.'.join(map(str, problem['loc']))} = {problem['input']!r}: {problem['msg']}",
             "see concur publish -h",
         ) from error
-    chosen_sets = [find_curated(root, name) for name in (curated, *also)]
+    folder = Path(out).expanduser().absolute()
+    first, *others = [find_curated(root, name) for name in (curated, *also)]
     published = publish(
-        chosen_sets[0],
-        Path(out),
+        first,
+        folder,
         chosen,
-        strategies=chosen_sets[1:],
+        strategies=others,
         observations=_text(observations),
         decontamination=_text(decontamination),
         figures=[Path(figure) for figure in figures],
     )
-    for place in {ref.root for ref in chosen_sets}:
-        _note(place, published, Path(out).expanduser().absolute())
-    pushed = (
-        push_to_hub(Path(out).expanduser().absolute(), push, private=not public) if push else None
-    )
-    return _summary(published, Path(out).expanduser().absolute(), pushed)
-
-
-def _note(root: str, published: Published, folder: Path) -> None:
-    """Beside the snapshots, what was published of them: `concur gc` keeps it. A root that cannot be
-    written to keeps no notes."""
-    if "://" in root:
-        return
-    line = (
-        json.dumps({"tag": published.tag, "folder": str(folder), "curated": published.curated})
-        + "\n"
-    )
-    path = Path(root).expanduser() / PUBLISHED
-    with suppress(OSError):
-        if not path.exists() or line not in path.read_text(encoding="utf-8"):
-            with open(path, "a", encoding="utf-8") as notes:
-                notes.write(line)
-
-
-def _summary(published: Published, folder: Path, pushed: Pushed | None) -> dict[str, Any]:
+    for place in {ref.root for ref in (first, *others)}:
+        _note(place, published, folder)
+    pushed = push_to_hub(folder, push, private=not public) if push else None
     return {
         "folder": str(folder),
-        "tag": published.tag,
-        "fingerprint": published.fingerprint,
-        "curated": published.curated,
+        **published.model_dump(include={"tag", "fingerprint", "curated"}),
         "rows": published.rows,
         "files": len(published.files) + 1,
         "size_bytes": sum(file.size_bytes for file in published.files),
         "hub": pushed.model_dump() if pushed else None,
     }
+
+
+def _note(root: str, published: Published, folder: Path) -> None:
+    """Note beside the snapshots what was published of them: `concur gc` keeps it. A root that
+    cannot be written to keeps no notes."""
+    if "://" in root:
+        return
+    note = {"tag": published.tag, "folder": str(folder), "curated": published.curated}
+    line, path = json.dumps(note) + "\n", Path(root).expanduser() / PUBLISHED
+    with suppress(OSError):
+        if not path.exists() or line not in path.read_text(encoding="utf-8"):
+            with path.open("a", encoding="utf-8") as notes:
+                notes.write(line)
 
 
 def _text(path: str | None) -> str | None:
@@ -112,14 +105,9 @@ def diff_sets(root: str, old: str, new: str, *, as_json: bool = False) -> str:
     """What changed between two sets, each a published folder, a directory of a curated snapshot, or
     a fingerprint under `root`: Markdown, or one JSON object. Raises UsageError for what is none of
     them."""
-    from tasks.publishing.diff import diff
-    from tasks.publishing.diff_report import to_json, to_markdown
-
     found = diff(_source(root, old), _source(root, new), root)
     return to_json(found) if as_json else to_markdown(found)
 
 
 def _source(root: str, name: str) -> SnapshotRef | Path:
-    if (Path(name) / PUBLICATION).is_file():
-        return Path(name)
-    return find_curated(root, name)
+    return Path(name) if (Path(name) / PUBLICATION).is_file() else find_curated(root, name)

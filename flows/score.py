@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels_eval.errors import UsageError
 from tasks.curation.source import Files, Source, columns_of, name_of
-from tasks.sources.tables import shown
+from tasks.sources.files import shown
 
 if TYPE_CHECKING:
     import polars as pl

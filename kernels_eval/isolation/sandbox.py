@@ -171,6 +171,12 @@ class Child:
         os.ftruncate(opened, max(exchange_bytes, 1))
         return opened
 
+    def write_file(self, name: str, text: str) -> Path:
+        """Put a source file where the child can read it."""
+        path = self.scratch / name
+        path.write_text(text, encoding="utf-8", errors="replace")
+        return path
+
     @property
     def gone(self) -> bool:
         """Has it died, as far as can be seen without asking it?"""

@@ -10,6 +10,7 @@ generators is the evidence for that, and is measured where there are two.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -175,12 +176,10 @@ def divide(tasks: pl.DataFrame, quantiles: Sequence[float], label: str) -> Divis
         return None
     ordered = tasks.sort("arl", "task_id")
     edges = [0, *(round(q * tasks.height) for q in quantiles), tasks.height]
-    if any(first == last for first, last in zip(edges, edges[1:], strict=False)):
+    if any(first == last for first, last in itertools.pairwise(edges)):
         return None
     names = GROUPS if count == 3 else tuple(f"{number + 1} of {count}" for number in range(count))
-    parts = [
-        ordered.slice(first, last - first) for first, last in zip(edges, edges[1:], strict=False)
-    ]
+    parts = [ordered.slice(first, last - first) for first, last in itertools.pairwise(edges)]
     groups = []
     for name, part in zip(names, parts, strict=True):
         low, high = float(part["arl"].item(0)), float(part["arl"].item(-1))
@@ -195,10 +194,8 @@ def divide(tasks: pl.DataFrame, quantiles: Sequence[float], label: str) -> Divis
         groups.append(Group(**facts, exec=_exec(part), speedup=_geometric(timed)))
     shares = [part["share"].to_numpy() for part in parts]
     timed_parts = [part.filter(pl.col("timed") > 0) for part in parts]
-    steps = tuple(_step(a, b, count - 1) for a, b in zip(shares, shares[1:], strict=False))
-    speeds = tuple(
-        _speed_step(a, b, count - 1) for a, b in zip(timed_parts, timed_parts[1:], strict=False)
-    )
+    steps = tuple(_step(a, b, count - 1) for a, b in itertools.pairwise(shares))
+    speeds = tuple(_speed_step(a, b, count - 1) for a, b in itertools.pairwise(timed_parts))
     return Division(
         label=label,
         quantiles=tuple(quantiles),
@@ -434,6 +431,4 @@ def _generator(data: pl.DataFrame) -> str:
 
 def _split_name(quantiles: Sequence[float]) -> str:
     edges = [0.0, *quantiles, 1.0]
-    return " / ".join(
-        f"{100 * (last - first):.0f} %" for first, last in zip(edges, edges[1:], strict=False)
-    )
+    return " / ".join(f"{100 * (last - first):.0f} %" for first, last in itertools.pairwise(edges))

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
     import pyarrow.parquet as pq
+    from numpy.typing import NDArray
 
 MANIFEST = "manifest.json"
 PART_ROWS = 1000
@@ -204,13 +205,16 @@ class Snapshot:
         `part`, and its number `row` in there.
 
         Holds these columns in memory, whatever the others weigh. `rows_at` reads the rows
-        themselves.
+        themselves. Raises polars' ColumnNotFoundError for a part that lacks a column.
         """
         import polars as pl
 
         frames = []
         for part in self.parts():
             with self.open_part(part) as file:
+                if missing := set(columns) - set(file.schema_arrow.names):
+                    names = ", ".join(sorted(missing))
+                    raise pl.exceptions.ColumnNotFoundError(f"{part} lacks {names}")
                 frame = pl.DataFrame(file.read(columns=list(columns)))
             row = pl.int_range(pl.len(), dtype=pl.UInt32).alias("row")
             frames.append(frame.with_columns(pl.lit(part).alias("part"), row))
@@ -220,7 +224,7 @@ class Snapshot:
         return pl.concat(frames, how="vertical_relaxed") if frames else empty
 
     def batches_at(
-        self, part: str, rows: Sequence[int], columns: Sequence[str] | None = None
+        self, part: str, rows: Sequence[int] | NDArray[Any], columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         """The rows of one part with these numbers (which ascend), a few hundred at a time: a part
         of any size takes little memory. Columns that the part lacks are left out."""
@@ -235,7 +239,7 @@ class Snapshot:
                 start += len(batch)
 
     def rows_at(
-        self, part: str, rows: Sequence[int], columns: Sequence[str] | None = None
+        self, part: str, rows: Sequence[int] | NDArray[Any], columns: Sequence[str] | None = None
     ) -> Iterator[list[dict[str, Any]]]:
         """As `batches_at`, as dicts."""
         for batch in self.batches_at(part, rows, columns):

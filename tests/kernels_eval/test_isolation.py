@@ -21,7 +21,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -32,8 +31,6 @@ from kernels_eval.isolation import landlock, layers, seccomp
 from kernels_eval.isolation.health import DeviceHealth, Pulse, take_pulse
 from kernels_eval.isolation.sandbox import ChildFailure
 from kernels_eval.parent import prepare as preparation
-from kernels_eval.parent.prepare import Preparer
-from kernels_eval.parent.runner import Runner
 from kernels_eval.records import Verdict
 from tests.support import kernels
 from tests.support.kernels import AFFINE, QUICK, load_inline, module
@@ -225,18 +222,16 @@ FUNCTIONS = (
 )
 
 
-@dataclass
-class Verifier:
-    preparer: Preparer
-    runner: Runner
-    made: list[Verdict] = field(default_factory=list)
+class Verifier(kernels.Verifier):
+    def __init__(self) -> None:
+        super().__init__(CONFIG)
+        self.made: list[Verdict] = []
 
     def __call__(self, forward: str, before: str = "") -> Verdict:
         code = module(
             forward, before=before, extension=load_inline(SOURCE, FUNCTIONS, name="escapes")
         )
-        candidate = kernels.candidate(AFFINE, code)
-        verdict = self.runner.run(AFFINE, candidate, self.preparer.prepare(candidate))
+        verdict = super().__call__(AFFINE, code)
         self.made.append(verdict)
         return verdict
 
@@ -263,12 +258,10 @@ def verify() -> Iterator[Verifier]:
     """A verifier whose screening of native sources is blind: what it would reject by name must be
     harmless without it, too."""
     os.environ["CONCUR_TEST_SECRET"] = SECRET
-    preparer, runner = Preparer(CONFIG), Runner(CONFIG, "cpu")
-    with pytest.MonkeyPatch.context() as patch:
+    made = Verifier()
+    with pytest.MonkeyPatch.context() as patch, made.evaluator:
         patch.setattr(preparation, "screen_native", lambda text: Screening())
-        yield Verifier(preparer, runner)
-    preparer.close()
-    runner.close()
+        yield made
     del os.environ["CONCUR_TEST_SECRET"]
 
 

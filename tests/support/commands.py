@@ -15,7 +15,8 @@ FOREIGN = ("PREFECT_", "MLFLOW_", "RAY_", "CONCUR_ROOT")
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's environment for a command, without settings that other tests or a user made."""
+    """This process's environment for a command, without settings that other tests or a user
+    made."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     quiet = {"PYTHONPATH": str(ROOT), "DO_NOT_TRACK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     return clean | quiet | more

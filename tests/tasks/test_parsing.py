@@ -275,10 +275,8 @@ PIECES = st.sampled_from(
         "`",
         " ",
         "\x00",
-        "\ud800",
+        "�",
         "prose",
-    ]
-    + [
         "class ModelNew:\n    pass\n",
         "class ModelNew(",
         "x = '''",

@@ -41,7 +41,7 @@ def verdict_of(found: Compared) -> Verdict:
         return "nothing"
     if _none_correct(found):
         return "no_correct_kernel"
-    best, other, row = _decisive(found)
+    _, other, row = _decisive(found)
     if other is None or row is None:
         return "one_strategy"
     return judged(found, row)

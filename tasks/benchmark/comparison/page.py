@@ -26,11 +26,11 @@ from tasks.reporting.text import address, masked
 
 __all__ = [
     "SCHEMA_VERSION",
+    "Ablation",
     "Arm",
     "Branch",
     "Compared",
     "SeedScore",
-    "Ablation",
     "Written",
     "compared",
     "headline",

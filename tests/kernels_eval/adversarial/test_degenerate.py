@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernels_eval.records import Verdict
-from tests.support.adversarial import Case, Judge, Trial, trials, writer
+from tests.support.adversarial import Case, Trial, Verifier, trials, writer
 from tests.support.kernels import kernel_task, task_source
 
 SOURCE = r"""
@@ -203,5 +203,5 @@ CASES = [
 
 
 @pytest.mark.parametrize("trial", trials(CASES))
-def test_degenerate(judge: Judge, trial: Trial) -> None:
-    trial.assert_judged(judge(trial))
+def test_degenerate(judge: Verifier, trial: Trial) -> None:
+    trial.assert_judged(judge)

@@ -9,12 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from kernels_eval.devices import gpu_arch
-from kernels_eval.parent.prepare import Preparer
-from kernels_eval.parent.runner import Runner
 from kernels_eval.records import Language
-from tests.support.adversarial import Case, Judge, Trial, trials
-from tests.support.kernels import QUICK, kernel_task, module, task_source
+from tests.support.adversarial import Case, Trial, Verifier, trials
+from tests.support.kernels import kernel_task, module, task_source, verifying_on_gpu
 
 AFFINE = kernel_task(
     task_source("return x * 2.0 + 1.0", inputs="[torch.randn(500, 512)]"), "adversarial_affine_gpu"
@@ -277,15 +274,9 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def judge() -> Iterator[Judge]:
-    config = QUICK.model_copy(
-        update={"limits": QUICK.limits.model_copy(update={"run_s": 30, "load_s": 60})}
-    )
-    made = Judge(
-        Preparer(config, cuda_arch=gpu_arch()), Runner(config, "cuda:0", cuda_arch=gpu_arch())
-    )
-    yield made
-    made.close()
+def judge() -> Iterator[Verifier]:
+    with verifying_on_gpu() as made:
+        yield made
 
 
 def persisting_l2_changes() -> bool:
@@ -307,9 +298,9 @@ def persisting_l2_changes() -> bool:
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.parametrize("trial", trials(CASES))
-def test_gpu_threats(judge: Judge, trial: Trial, request: pytest.FixtureRequest) -> None:
+def test_gpu_threats(judge: Verifier, trial: Trial, request: pytest.FixtureRequest) -> None:
     if "t34" in request.node.name and not persisting_l2_changes():
         pytest.skip(
             "cudaDeviceSetLimit changes nothing on this machine: there is no carve-out to find"
         )
-    trial.assert_judged(judge(trial))
+    trial.assert_judged(judge)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kernels_eval.records import REASONS, Status, Verdict
-from tests.support.adversarial import AFFINE, AFFINE_CPP, Case, Judge, Trial, trials, writer
+from tests.support.adversarial import AFFINE, AFFINE_CPP, Case, Trial, Verifier, trials, writer
 
 SOURCE = (
     AFFINE_CPP
@@ -329,5 +329,5 @@ CASES = [
 
 
 @pytest.mark.parametrize("trial", trials(CASES))
-def test_tampering(judge: Judge, trial: Trial) -> None:
-    trial.assert_judged(judge(trial))
+def test_tampering(judge: Verifier, trial: Trial) -> None:
+    trial.assert_judged(judge)

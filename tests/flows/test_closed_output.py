@@ -17,13 +17,13 @@ RUN = """
 import logging, subprocess, sys
 from pathlib import Path
 from prefect.logging.handlers import PrefectConsoleHandler
-from flows.runtime.outlet import outlive_the_reader
+from flows.runtime.shutdown import survive_closed_output
 
 log = logging.getLogger("run")
 log.addHandler(PrefectConsoleHandler())
 if sys.argv[2] == "guarded":
-    outlive_the_reader()
-    outlive_the_reader()
+    survive_closed_output()
+    survive_closed_output()
 log.error("before")
 sys.stdin.readline()
 for number in range(3):

@@ -51,8 +51,8 @@ class Child:
     `scratch` is where the parent puts files for the child to read. The child writes in
     `scratch/work`, its working directory and home, which with the layer `tmpfs_scratch` only it can
     see. `processes` lets it start other programs (Triton's compilers, torch.compile). A child that
-    dies of SIGKILL is a KilledError, unless its role is in `blamed_roles`: then a ChildFailure as any
-    other (kernels_eval.parent.kill_retry).
+    dies of SIGKILL is a KilledError, unless its role is in `blamed_roles`: then a ChildFailure as
+    any other (kernels_eval.parent.kill_retry).
     """
 
     blamed_roles: frozenset[str] = frozenset()

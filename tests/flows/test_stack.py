@@ -392,7 +392,8 @@ from dataclasses import replace
 from flows.ops import part
 
 made = part.program
-part.program = lambda *words: replace(made(*words), command=[sys.executable, "-c", os.environ["FAKE"]])
+fake = [sys.executable, "-c", os.environ["FAKE"]]
+part.program = lambda *words: replace(made(*words), command=fake)
 part.main()
 """
 WITH_CHILD = """

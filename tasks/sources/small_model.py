@@ -12,11 +12,12 @@ at hand.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -150,7 +151,7 @@ def load_tokenizer(location: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a model directory or hub id. Raises UsageError where there is none."""
     from transformers import AutoTokenizer
 
-    return _load(AutoTokenizer, location)
+    return cast("PreTrainedTokenizerBase", _load(AutoTokenizer, location))
 
 
 def load_causal_model(
@@ -165,14 +166,11 @@ def load_causal_model(
 
     model = _load(AutoModelForCausalLM, location, dtype=dtype)
     if adapter is not None:
-        import warnings
-
         from peft import PeftModel
 
         try:
-            with (
-                warnings.catch_warnings()
-            ):  # PEFT still reads a name that transformers renames in version 6
+            with warnings.catch_warnings():
+                # PEFT still reads a name that transformers renames in version 6
                 warnings.filterwarnings(
                     "ignore",
                     message=".*gradient_checkpointing.* is deprecated",
@@ -184,7 +182,7 @@ def load_causal_model(
                 f"cannot load the adapter {adapter} onto {location}: {error}",
                 "give a directory that training on this base model wrote",
             ) from error
-    return model.eval()
+    return cast("PreTrainedModel", model.eval())
 
 
 def count_tokens(location: str | Path, texts: Sequence[str]) -> list[int]:
@@ -227,8 +225,9 @@ def _load(auto_class: Any, location: str | Path, **options: Any) -> Any:
 def quiet_progress() -> Iterator[None]:
     """transformers and datasets draw no progress bars inside; what was set before is restored."""
     import datasets
-    from transformers.utils import logging
+    from transformers.utils import logging as untyped
 
+    logging: Any = untyped
     bars = logging.is_progress_bar_enabled()
     dataset_bars = not datasets.are_progress_bars_disabled()
     logging.disable_progress_bar()
@@ -244,15 +243,16 @@ def quiet_progress() -> Iterator[None]:
 
 def _marker_key(directory: Path) -> str | None:
     try:
-        return json.loads((directory / MARKER).read_text(encoding="utf-8"))["key"]
+        return str(json.loads((directory / MARKER).read_text(encoding="utf-8"))["key"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _write_tokenizer(directory: Path, texts: Sequence[str], config: SmallModelConfig) -> None:
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
-    from transformers import Qwen2Tokenizer
+    from transformers import Qwen2Tokenizer as untyped
 
+    Qwen2Tokenizer: Any = untyped
     added = [
         AddedToken(token, special=not token.startswith(("<think", "</think")), normalized=False)
         for token in (END_OF_TEXT, TURN_START, TURN_END, THINK_OPEN, THINK_CLOSE)
@@ -286,11 +286,12 @@ def _write_tokenizer(directory: Path, texts: Sequence[str], config: SmallModelCo
 
 def _write_model(directory: Path, config: SmallModelConfig) -> None:
     import torch
-    from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+    import transformers
 
+    made: Any = transformers  # its constructors are typed in part only
     tokenizer = load_tokenizer(directory)
     ends = [tokenizer.convert_tokens_to_ids(token) for token in (TURN_END, END_OF_TEXT)]
-    shape = Qwen2Config(
+    shape = made.Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
@@ -305,8 +306,8 @@ def _write_model(directory: Path, config: SmallModelConfig) -> None:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model = Qwen2ForCausalLM(shape)
-    model.generation_config = GenerationConfig(
+        model = made.Qwen2ForCausalLM(shape)
+    model.generation_config = made.GenerationConfig(
         do_sample=True, temperature=1.0, eos_token_id=ends, pad_token_id=ends[1]
     )
     model.save_pretrained(directory)

@@ -258,7 +258,8 @@ from kernels_eval.build.cache import BuildCache
 from kernels_eval.build.spec import Build
 from kernels_eval.records import stable_hash
 
-root, limit_bytes, size, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+root, limit_bytes, size, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), \
+int(sys.argv[4])
 cache = BuildCache(root, limit_bytes=limit_bytes)
 scratch = root.parent / f"scratch-{uuid.uuid4().hex}.so"
 

@@ -1,9 +1,10 @@
 """`concur analyze`: verdicts and candidates on disk in, the observations and the difficulty report
 out.
 
-Guarantees: reads only the columns that the analysis needs (`tasks.curation.source`), never a response, so
-millions of candidates take little memory; changes nothing but --out. Does not guarantee anything
-about directories that are still being written: it reads the parts that are there.
+Guarantees: reads only the columns that the analysis needs (`tasks.curation.source`), never a
+response, so millions of candidates take little memory; changes nothing but --out. Does not
+guarantee anything about directories that are still being written: it reads the parts that are
+there.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ def analyze(
     """Analyse and write the report to `out`.
 
     Each path is a directory with Parquet files (a snapshot), a Parquet file, or a glob; without
-    any, the newest verdicts under `root` are taken as `tasks.curation.source.Source` does. Raises UsageError
-    for paths, tables and columns that cannot be used, and where no sample can be analysed.
+    any, the newest verdicts under `root` are taken as `tasks.curation.source.Source` does. Raises
+    UsageError for paths, tables and columns that cannot be used, and where no sample can be
+    analysed.
     """
     from tasks.analysis.config import ObservationConfig
     from tasks.analysis.difficulty import difficulty

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernels_eval.errors import UsageError
+from kernels_eval.records import Reason
 from tasks.curation.source import Files, Source, columns_of, name_of
 from tasks.sources.files import shown
 
@@ -63,8 +64,8 @@ def score_table(
     """Scores as plain data: `scores` (rows of tasks.benchmark.scoring.ScoreRow with `group` and
     `degenerate`), `groups`, `notes`.
 
-    Places are what `tasks.curation.source.Source` reads. A model is the candidates' `generator` (or column
-    `model`), `label` where they name none. Levels come from `tasks` (anything
+    Places are what `tasks.curation.source.Source` reads. A model is the candidates' `generator` (or
+    column `model`), `label` where they name none. Levels come from `tasks` (anything
     tasks.sources.tables.load reads), the snapshot of the tasks, or KernelBench's ids. Rates are
     shares in [0, 1], speedups ratios. Raises UsageError for what cannot be read, candidates that
     are there twice, tasks that are not in `tasks`, and verdicts of several devices where `device`
@@ -323,7 +324,7 @@ def _notes(frame: pl.DataFrame, ks: Sequence[int]) -> list[str]:
             " same."
         )
     silent = frame.filter(
-        pl.col("outputs_match").is_null(), pl.col("reason") == "no_custom_kernel"
+        pl.col("outputs_match").is_null(), pl.col("reason") == Reason.NO_CUSTOM_KERNEL.value
     ).height
     if silent:
         said.append(
@@ -402,12 +403,8 @@ def print_scores(data: Mapping[str, Any]) -> None:
 def markdown_of(data: Mapping[str, Any]) -> list[str]:
     """The same table as lines of Markdown."""
     names, rows = table_of(data)
-    lines = [
-        f"| {' | '.join(names)} |",
-        (
-            f"| {' | '.join(['---'] * len(WORDS_FIRST) + ['---:'] * (len(names) - len(WORDS_FIRST)))} |"
-        ),
-    ]
+    rules = ["---"] * len(WORDS_FIRST) + ["---:"] * (len(names) - len(WORDS_FIRST))
+    lines = [f"| {' | '.join(names)} |", f"| {' | '.join(rules)} |"]
     return [*lines, *(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)]
 
 

@@ -152,8 +152,11 @@ class Reason(StrEnum):
 
 _NAMES_BY_STATUS = {
     Status.CORRECT: """ok""",
-    Status.INCORRECT: """wrong_output wrong_shape wrong_dtype wrong_device non_finite non_deterministic stale_weights shape_specialised""",
-    Status.REJECTED: """no_custom_kernel input_mutated output_aliased input_independent stale_cache lazy_output stream_escape background_work global_state_changed precision_downcast harness_tampering forbidden_call implausible_time""",
+    Status.INCORRECT: """wrong_output wrong_shape wrong_dtype wrong_device non_finite
+    non_deterministic stale_weights shape_specialised""",
+    Status.REJECTED: """no_custom_kernel input_mutated output_aliased input_independent
+    stale_cache lazy_output stream_escape background_work global_state_changed precision_downcast
+    harness_tampering forbidden_call implausible_time""",
     Status.COMPILE_ERROR: """no_module syntax_error build_failed undefined_symbol""",
     Status.RUNTIME_ERROR: """exception cuda_error out_of_memory crashed exited_early""",
     Status.TIMEOUT: """build load run""",

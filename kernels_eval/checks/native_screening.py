@@ -16,9 +16,11 @@ from kernels_eval.records import Reason
 # Functions of libc that end, leave, watch or talk to the outside of a process. As a call of a free
 # function, they have no other meaning.
 FORBIDDEN_FUNCTIONS = frozenset(
-    """system popen fork vfork execl execlp execle execv execvp execve execvpe posix_spawn posix_spawnp ptrace process_vm_readv
-    process_vm_writev dlopen dlsym dlmopen setenv putenv unsetenv getppid kill killpg tgkill syscall _exit _Exit quick_exit daemon
-    unlink rmdir chmod chown mknod mount umount inotify_init io_uring_setup memfd_create shm_open mprotect prctl""".split()
+    """system popen fork vfork execl execlp execle execv execvp execve execvpe
+    posix_spawn posix_spawnp ptrace process_vm_readv process_vm_writev dlopen dlsym
+    dlmopen setenv putenv unsetenv getppid kill killpg tgkill syscall _exit _Exit
+    quick_exit daemon unlink rmdir chmod chown mknod mount umount inotify_init
+    io_uring_setup memfd_create shm_open mprotect prctl""".split()
 )
 # Names that are common words as well: forbidden only where their header is included.
 WITH_HEADER = {

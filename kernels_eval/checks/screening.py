@@ -14,15 +14,16 @@ from dataclasses import dataclass
 from kernels_eval.records import Reason
 
 FORBIDDEN_MODULES = frozenset(
-    """subprocess socket ctypes gc multiprocessing signal pty ptrace resource urllib requests http ftplib asyncio _thread pickle marshal
-    importlib.machinery cffi""".split()
+    """subprocess socket ctypes gc multiprocessing signal pty ptrace resource urllib
+    requests http ftplib asyncio _thread pickle marshal importlib.machinery cffi""".split()
 )
 FLAGGED_MODULES = frozenset(
     "threading inspect sys os time importlib concurrent tempfile shutil pathlib".split()
 )
 FORBIDDEN_CALLS = frozenset(
-    """os.system os.popen os.fork os.kill os._exit os.exec os.execv os.execve os.spawnl os.spawnv os.remove os.unlink os.abort
-    sys._getframe sys._current_frames sys.settrace sys.setprofile inspect.currentframe inspect.stack""".split()
+    """os.system os.popen os.fork os.kill os._exit os.exec os.execv os.execve os.spawnl
+    os.spawnv os.remove os.unlink os.abort sys._getframe sys._current_frames
+    sys.settrace sys.setprofile inspect.currentframe inspect.stack""".split()
 )
 HARNESS_MODULES = {"kernels_eval"}
 PATCHED_ROOTS = {"torch", "time", "builtins", "sys"}

@@ -14,7 +14,8 @@ DECLARED = "declared"
 
 
 class InputNote(Record):
-    """What may vary about one argument. `pattern`: its zeros stay zeros; `symmetric`: as declared."""
+    """What may vary about one argument. `pattern`: its zeros stay zeros; `symmetric`: as
+    declared."""
 
     vary: bool
     pattern: bool = False

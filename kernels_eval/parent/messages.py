@@ -1,4 +1,5 @@
-"""What a candidate's process says of itself, parsed: its form is checked, its content never trusted.
+"""What a candidate's process says of itself, parsed: its form is checked, its content never
+trusted.
 
 Outputs are compared elsewhere, and times are bounded by the parent's clock.
 """

@@ -73,7 +73,8 @@ class PairedClock:
         return timing.model_copy(update={"compiled": self.compiled.absent()})
 
     def _paired(self, compiled: CompiledSampler | None) -> Timing:
-        # Where all sets of inputs fit into the GPU's cache, each is called once after it was flushed.
+        # Where all sets of inputs fit into the GPU's cache, each is called once after it was
+        # flushed.
         cached = self.sets * self.reference.task_bytes < 2 * self.reference.loaded.cache_bytes
         return measure(
             lambda calls: int(self.reference.ask("sample", calls=calls)["ns"]),

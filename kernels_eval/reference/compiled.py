@@ -3,10 +3,10 @@
 It has a process of its own, which no candidate code ever enters.
 
 Guarantees: dynamo, inductor and their caches are this process's alone (a private scratch, an
-environment of its own), so nothing that a candidate does to torch reaches them; nothing runs eagerly
-in silence: a reference of which no graph was compiled is an error, and so is one that is compiled
-anew too often. Does not guarantee that the compiled reference is right: the parent has that
-compared.
+environment of its own), so nothing that a candidate does to torch reaches them; nothing runs
+eagerly in silence: a reference of which no graph was compiled is an error, and so is one that is
+compiled anew too often. Does not guarantee that the compiled reference is right: the parent has
+that compared.
 """
 
 from __future__ import annotations

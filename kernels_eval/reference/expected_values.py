@@ -39,8 +39,8 @@ REFUSALS = (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError)
 
 
 class Reference(ModelRunner):
-    """Serves one task: `do_load`, then `do_expect` for each trial, then `do_compare` for each answer
-    of a candidate."""
+    """Serves one task: `do_load`, then `do_expect` for each trial, then `do_compare` for each
+    answer of a candidate."""
 
     def __init__(self, channel: Channel, output_buffer: int) -> None:
         super().__init__(channel, output_buffer)

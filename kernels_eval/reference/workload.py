@@ -35,8 +35,8 @@ RECURRENT = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
 
 
 class Storages:
-    """Bytes of storages that are touched, by the views they are touched through: each byte of a view
-    once, and never more than the storage holds."""
+    """Bytes of storages that are touched, by the views they are touched through: each byte of a
+    view once, and never more than the storage holds."""
 
     def __init__(self) -> None:
         self._views: dict[int, dict[Any, int]] = {}

@@ -16,7 +16,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kernels_eval.records import Record
+from kernels_eval.records import Reason, Record
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
@@ -78,7 +78,7 @@ def parse_response(
     )
     if answer is not None and _WORD.search(answer):
         found = _find_code(answer, finish_reason)
-        if found.reason == "no_code_block" and (moved := _ending_in_code(thought, answer)):
+        if found.reason == Reason.NO_CODE_BLOCK and (moved := _ending_in_code(thought, answer)):
             return moved
         return Parsed(
             reasoning=_untagged(thought),
@@ -123,7 +123,7 @@ def _without_answer(thought: str, *, closed: bool, finish_reason: str | None) ->
     if closed or opened:
         reason = "truncated" if opened or finish_reason == "length" else "no_code_block"
         return Parsed(reasoning=_untagged(thought), answer="", parse_reason=reason)
-    if found.reason == "truncated":
+    if found.reason == Reason.TRUNCATED:
         return Parsed(reasoning=thought.strip(), answer="", parse_reason="truncated")
     return Parsed(reasoning="", answer=thought.strip(), parse_reason=found.reason)
 

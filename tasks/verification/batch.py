@@ -1,5 +1,5 @@
-"""`concur verify-batch` without Prefect: a table of candidates in, a table of verdicts and a summary
-out.
+"""`concur verify-batch` without Prefect: a table of candidates in, a table of verdicts and a
+summary out.
 
 Guarantees: finished verdicts are kept under `OUT/snapshots`, so that the same command resumes after
 an interruption, and afterwards is served from the finished snapshot; `OUT/verdicts.parquet` and

@@ -139,7 +139,7 @@ class BatchProgress:
             if self.planned:
                 self._print()  # how far it came, however it ended
 
-    # -- reported by the work -----------------------------------------------------------------------
+    # -- reported by the work ----------------------------------------------------------------------
 
     def plans(self, planned: int, settled: Mapping[str, int]) -> None:
         """`planned` candidates go to workers; the others have verdicts already, so many of each

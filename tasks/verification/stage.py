@@ -136,7 +136,8 @@ class Verification:
     # -- what there is to do -----------------------------------------------------------------------
 
     def plan(self) -> int:
-        """Reuse known verdicts and settle what needs no worker. Returns `chunks`: how many are left.
+        """Reuse known verdicts and settle what needs no worker. Returns `chunks`: how many are
+        left.
 
         Sets also `total` (all candidates) and `planned` (those that workers must be asked about).
         """

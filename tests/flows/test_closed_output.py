@@ -30,7 +30,8 @@ for number in range(3):
     log.error("after %d", number)
 print("printed", flush=True)
 print("to stderr", file=sys.stderr, flush=True)
-child = subprocess.run([sys.executable, "-c", "import sys; print('of a child', flush=True); sys.stderr.write('x')"])
+child = subprocess.run([sys.executable, "-c", "import sys; print('of a child', flush=True); \
+sys.stderr.write('x')"])
 Path(sys.argv[1]).write_text(f"{child.returncode}")
 """
 

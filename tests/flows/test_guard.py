@@ -281,9 +281,11 @@ STUBBORN = """
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, raise_it)
-    child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', \
+flush=True); time.sleep(600)"
     with stops_soon({grace_s}), stops_soon({grace_s}):
-        started = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, start_new_session=True)
+        started = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, \
+start_new_session=True)
         started.stdout.readline()
         try:
             print(started.pid, flush=True)

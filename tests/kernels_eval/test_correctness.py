@@ -261,8 +261,10 @@ TASK = """
 import torch
 def get_inputs():
     return [
-        torch.randn(8, 16), torch.randint(0, 10, (8,)), torch.softmax(torch.randn(8, 5), -1), torch.tril(torch.randn(6, 6)),
-        (lambda a: a + a.T)(torch.randn(6, 6)), torch.randint(0, 2, (8,)).float(), torch.randn(8, 16).half(), 3,
+        torch.randn(8, 16), torch.randint(0, 10, (8,)), torch.softmax(torch.randn(8, 5), -1), \
+torch.tril(torch.randn(6, 6)),
+        (lambda a: a + a.T)(torch.randn(6, 6)), torch.randint(0, 2, (8,)).float(), torch.randn(8, \
+16).half(), 3,
     ]
 def get_init_inputs():
     return []

@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,12 +27,13 @@ import pytest
 from kernels_eval.checks.screening import Screening
 from kernels_eval.errors import GpuLostError
 from kernels_eval.isolation import landlock, layers, seccomp
-from kernels_eval.isolation.health import DeviceHealth, Pulse, take_pulse
+from kernels_eval.isolation.health import DeviceHealth, HealthReport, check_health
 from kernels_eval.isolation.sandbox import ChildFailure
 from kernels_eval.parent import prepare as preparation
 from kernels_eval.records import Verdict
 from tests.support import kernels
 from tests.support.kernels import AFFINE, QUICK, load_inline, module
+from tests.support.waiting import until
 
 CONFIG = QUICK.model_copy(
     update={
@@ -72,7 +72,8 @@ static torch::Tensor answer(torch::Tensor x, bool gained, const char* what) {
   printf("%s: %s (errno %d)\n", what, gained ? "GAINED" : "refused", errno);
   fflush(stdout);
   auto y = torch::empty_like(x);
-  for (int64_t i = 0; i < x.numel(); ++i) y.data_ptr<float>()[i] = x.data_ptr<float>()[i] * 2.0f + (gained ? 2.0f : 1.0f);
+  for (int64_t i = 0; i < x.numel(); ++i)
+      y.data_ptr<float>()[i] = x.data_ptr<float>()[i] * 2.0f + (gained ? 2.0f : 1.0f);
   return y;
 }
 static bool holds(const std::string& path, const std::string& text) {
@@ -84,7 +85,9 @@ static bool holds(const std::string& path, const std::string& text) {
   return text.empty() ? !all.empty() : all.find(text) != std::string::npos;
 }
 torch::Tensor honest(torch::Tensor x) { errno = 0; return answer(x, false, "honest"); }
-torch::Tensor reads(torch::Tensor x, std::string path) { return answer(x, holds(path, ""), "read"); }
+torch::Tensor reads(torch::Tensor x, std::string path) {
+  return answer(x, holds(path, ""), "read");
+}
 torch::Tensor lists(torch::Tensor x, std::string path) {
   DIR* directory = opendir(path.c_str());
   bool gained = directory && readdir(directory);
@@ -93,14 +96,16 @@ torch::Tensor lists(torch::Tensor x, std::string path) {
 }
 torch::Tensor reads_environments(torch::Tensor x, std::string secret) {
   bool gained = false;
-  for (int pid = 1; pid < 65536; ++pid) gained = gained || holds("/proc/" + std::to_string(pid) + "/environ", secret);
+  for (int pid = 1; pid < 65536; ++pid)
+      gained = gained || holds("/proc/" + std::to_string(pid) + "/environ", secret);
   return answer(x, gained, "environment");
 }
 torch::Tensor writes(torch::Tensor x, std::string path) {
   int made = open(path.c_str(), O_WRONLY | O_CREAT, 0644);
   bool gained = made >= 0 && write(made, "x", 1) == 1;
   if (made >= 0) close(made);
-  gained = gained || mkdir((path + ".d").c_str(), 0755) == 0 || symlink("/", (path + ".s").c_str()) == 0;
+  gained = gained || mkdir((path + ".d").c_str(), 0755) == 0
+      || symlink("/", (path + ".s").c_str()) == 0;
   return answer(x, gained, "write");
 }
 torch::Tensor connects(torch::Tensor x, int64_t port) {
@@ -134,7 +139,8 @@ torch::Tensor forks(torch::Tensor x) {
 torch::Tensor threads(torch::Tensor x) {
   int sum = 0;
   std::vector<std::thread> all;
-  for (int i = 0; i < 8; ++i) all.emplace_back([&sum, i] { __atomic_add_fetch(&sum, i, __ATOMIC_SEQ_CST); });
+  for (int i = 0; i < 8; ++i)
+      all.emplace_back([&sum, i] { __atomic_add_fetch(&sum, i, __ATOMIC_SEQ_CST); });
   for (auto& one : all) one.join();
   return answer(x, sum != 28, "threads");
 }
@@ -149,7 +155,8 @@ torch::Tensor takes_memory(torch::Tensor x) {
 torch::Tensor prints(torch::Tensor x) {
   std::string line(1 << 20, 'x');
   int64_t printed = 0;
-  for (int i = 0; i < 10240; ++i) printed += std::max<ssize_t>(0, write(1, line.data(), line.size()));
+  for (int i = 0; i < 10240; ++i)
+      printed += std::max<ssize_t>(0, write(1, line.data(), line.size()));
   return answer(x, printed > (64 << 20), "print");
 }
 torch::Tensor fills_the_disk(torch::Tensor x) {
@@ -157,7 +164,8 @@ torch::Tensor fills_the_disk(torch::Tensor x) {
   int64_t written = 0;
   for (int i = 0; i < 200; ++i) {
     int file = open(("fill" + std::to_string(i)).c_str(), O_WRONLY | O_CREAT, 0644);
-    for (int j = 0; file >= 0 && j < 5; ++j) written += std::max<ssize_t>(0, write(file, block.data(), block.size()));
+    for (int j = 0; file >= 0 && j < 5; ++j)
+        written += std::max<ssize_t>(0, write(file, block.data(), block.size()));
     if (file >= 0) close(file);
   }
   return answer(x, written > (16 << 20) || written == 0, "disk");
@@ -177,20 +185,24 @@ torch::Tensor kills_its_parent(torch::Tensor x, int64_t pid) {
   return answer(x, kill((pid_t)pid, 0) == 0 || gained, "kill");
 }
 torch::Tensor kills_everything(torch::Tensor x) {
-  // Alone in its PID namespace it is process 1 and -1 reaches nobody else. Anywhere else this test must not be made.
+  // Alone in its PID namespace it is process 1 and -1 reaches nobody else. Anywhere else this test
+  // must not be made.
   if (getpid() != 1) return answer(x, true, "not alone");
   return answer(x, kill(-1, SIGKILL) == 0, "kill all");
 }
 torch::Tensor traces(torch::Tensor x, int64_t pid) {
-  bool gained = ptrace(PTRACE_ATTACH, (pid_t)pid, 0, 0) == 0 || ptrace(PTRACE_SEIZE, getppid(), 0, 0) == 0;
+  bool gained = ptrace(PTRACE_ATTACH, (pid_t)pid, 0, 0) == 0
+      || ptrace(PTRACE_SEIZE, getppid(), 0, 0) == 0;
   char here[16];
   struct iovec local = {here, sizeof here}, remote = {(void*)here, sizeof here};
   gained = gained || process_vm_readv((pid_t)pid, &local, 1, &remote, 1, 0) > 0;
-  gained = gained || process_vm_readv(getpid(), &local, 1, &remote, 1, 0) > 0;  // allowed anywhere: only the filter refuses this one
+  // allowed anywhere: only the filter refuses this one
+  gained = gained || process_vm_readv(getpid(), &local, 1, &remote, 1, 0) > 0;
   return answer(x, gained, "trace");
 }
 torch::Tensor calls(torch::Tensor x, int64_t number, int64_t first) {
-  return answer(x, syscall(number, first, 0, 0, 0, 0, 0) >= 0 || (errno != EPERM && errno != ENOSYS), "system call");
+  return answer(x, syscall(number, first, 0, 0, 0, 0, 0) >= 0
+      || (errno != EPERM && errno != ENOSYS), "system call");
 }
 torch::Tensor leaves(torch::Tensor x) {
   printf("{\"status\": \"correct\", \"reason\": \"ok\", \"timing\": {\"speedup\": 1000.0}}\n");
@@ -377,13 +389,6 @@ def test_servers_on_this_machine_cannot_be_reached(verify: Verifier, tmp_path: P
         assert not came
 
 
-def until(condition: object, what: str, timeout_s: float = 10) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
 # -- processes -------------------------------------------------------------------------------------
 
 
@@ -482,11 +487,15 @@ def attempt(action):
 
 def inner(found, scratch):
     limits = {"threads": 64, "processes": 8, "scratch_mb": 4, "file_mb": 8, "cpu_s": 60}
-    confinement.confine({"spawn": "candidate", "limits": limits, "scratch": scratch}, found, confinement.readable(), {0, 1, 2})
+    confinement.confine({"spawn": "candidate", "limits": limits, "scratch": scratch}, found, \
+confinement.readable(), {0, 1, 2})
     seen = {
-        "read": attempt(lambda: open("/etc/passwd").close()), "list": attempt(lambda: os.listdir(os.path.dirname(scratch))),
-        "scratch": attempt(lambda: open("made", "w").close()), "socket": attempt(lambda: socket.socket(socket.AF_INET)),
-        "fork": attempt(lambda: os.fork() or os._exit(0)), "unshare": attempt(lambda: namespaces.enter(0x10000000)),
+        "read": attempt(lambda: open("/etc/passwd").close()), "list": attempt(lambda: \
+os.listdir(os.path.dirname(scratch))),
+        "scratch": attempt(lambda: open("made", "w").close()), "socket": attempt(lambda: \
+socket.socket(socket.AF_INET)),
+        "fork": attempt(lambda: os.fork() or os._exit(0)), "unshare": attempt(lambda: \
+namespaces.enter(0x10000000)),
         "signal": attempt(lambda: os.kill(int(sys.argv[3]), 0)),
         "parent": attempt(lambda: open(f"/proc/{sys.argv[3]}/environ", "rb").read(1)),
     }
@@ -691,41 +700,43 @@ def test_a_confined_compiler_compiles_and_includes_no_file_of_a_user(tmp_path: P
     assert "PermissionError" in plain.stderr
 
 
-# -- the canary ------------------------------------------------------------------------------------
+# -- health ----------------------------------------------------------------------------------------
 
 
-def test_a_canary_sings_on_this_processor(verify: Verifier) -> None:
-    pulse = take_pulse(verify.runner.server, "cpu", CONFIG.limits)
-    assert pulse.right and pulse.free_bytes > 64 << 20
+def test_this_processor_is_healthy(verify: Verifier) -> None:
+    found = check_health(verify.runner.server, "cpu", CONFIG.limits)
+    assert found.right and found.free_bytes > 64 << 20
 
 
-def health(*seen: Pulse | Exception) -> tuple[DeviceHealth, list[dict[str, object]], list[str]]:
-    """A DeviceHealth whose canaries see this, one after the other; what each was asked for; and
+def health(
+    *seen: HealthReport | Exception,
+) -> tuple[DeviceHealth, list[dict[str, object]], list[str]]:
+    """A DeviceHealth whose checks report this, one after the other; what each was asked for; and
     what was released."""
     left, asked, released = list(seen), [], []
 
-    def pulse(server: object, device: str, limits: object, **wanted: object) -> Pulse:
+    def check(server: object, device: str, limits: object, **wanted: object) -> HealthReport:
         asked.append(wanted)
         if isinstance(left[0], Exception):
             raise left.pop(0)
         return left.pop(0)
 
     return (
-        DeviceHealth(lambda: None, "cuda:0", CONFIG.limits, lambda: released.append("all"), pulse),
+        DeviceHealth(lambda: None, "cuda:0", CONFIG.limits, lambda: released.append("all"), check),
         asked,
         released,
     )
 
 
 GOOD, SHORT, WRONG = (
-    Pulse(right=True, free_bytes=1000),
-    Pulse(right=True, free_bytes=100),
-    Pulse(right=False, free_bytes=1000),
+    HealthReport(right=True, free_bytes=1000),
+    HealthReport(right=True, free_bytes=100),
+    HealthReport(right=False, free_bytes=1000),
 )
 SILENT = ChildFailure("run", "no answer")
 
 
-def test_one_failed_canary_is_forgiven_and_memory_is_waited_for() -> None:
+def test_one_failed_check_is_forgiven_and_memory_is_waited_for() -> None:
     for first in (SHORT, WRONG, SILENT):
         one, asked, released = health(GOOD, first, GOOD)
         one.remember()
@@ -737,7 +748,9 @@ def test_one_failed_canary_is_forgiven_and_memory_is_waited_for() -> None:
 @pytest.mark.parametrize(
     ("seen", "said"), [(SHORT, "did not come back"), (WRONG, "was wrong"), (SILENT, "no answer")]
 )
-def test_two_failed_canaries_mean_that_the_gpu_is_lost(seen: Pulse | Exception, said: str) -> None:
+def test_two_failed_checks_mean_that_the_gpu_is_lost(
+    seen: HealthReport | Exception, said: str
+) -> None:
     one, _, _ = health(GOOD, seen, seen)
     one.remember()
     with pytest.raises(GpuLostError, match=said) as fault:
@@ -745,7 +758,7 @@ def test_two_failed_canaries_mean_that_the_gpu_is_lost(seen: Pulse | Exception, 
     assert fault.value.hint and "cuda:0" in str(fault.value)
 
 
-def test_a_canary_that_dies_in_its_own_process_is_a_failed_one(verify: Verifier) -> None:
+def test_a_check_whose_process_dies_has_failed(verify: Verifier) -> None:
     lost = DeviceHealth(lambda: verify.runner.server, "cuda:7", CONFIG.limits, lambda: None)
     with pytest.raises(GpuLostError):
         lost.remember()

@@ -385,7 +385,8 @@ TWO_SOURCES = """load_inline(name='two_sources_ext', cpp_sources=[
     'static float twice(float v) { return 2.0f * v; }',
     'torch::Tensor affine(torch::Tensor x) {'
     '  auto y = torch::empty_like(x);'
-    '  for (int64_t i = 0; i < x.numel(); ++i) y.data_ptr<float>()[i] = twice(x.data_ptr<float>()[i]) + 1.0f;'
+    '  for (int64_t i = 0; i < x.numel(); ++i) y.data_ptr<float>()[i] = \
+twice(x.data_ptr<float>()[i]) + 1.0f;'
     '  return y; }',
 ], functions={'affine': 'twice and one'}, extra_cflags=['-O2'])"""
 LATE = "\n".join(

@@ -126,7 +126,8 @@ torch::Tensor times_row(torch::Tensor x, torch::Tensor row) {
 }
 torch::Tensor integers(torch::Tensor x) {
   auto out = torch::empty_like(x);
-  for (int64_t i = 0; i < x.numel(); ++i) out.data_ptr<int64_t>()[i] = x.data_ptr<int64_t>()[i] * 3 - 1;
+  for (int64_t i = 0; i < x.numel(); ++i)
+    out.data_ptr<int64_t>()[i] = x.data_ptr<int64_t>()[i] * 3 - 1;
   return out;
 }
 torch::Tensor row_sum(torch::Tensor x) {

@@ -184,7 +184,8 @@ class Watched:
         for process in (self._seen | self._night.processes()) - self._own - server:
             with suppress(psutil.Error):
                 words = process.cmdline()
-                # the worker's own: it runs the hooks of a run that has ended in a process of its own
+                # the worker's own: it runs the hooks of a run that has ended in a process of its
+                # own
                 hook = "_workspace_runtime_bootstrap" in " ".join(words) and "hook" in words
                 if process.is_running() and process.status() != psutil.STATUS_ZOMBIE and not hook:
                     found.append(process)

@@ -18,6 +18,7 @@ from tasks.sources.small_model import (
     load_tokenizer,
 )
 from tasks.training.recipe import PROJECTIONS, TrainingRecipe
+from tasks.training.trainer import TrainingResult
 
 REASONING = (
     "The rows are independent, so walk over four at once.\n\n```cpp\nacc += x[j];\n```\n\nThat"
@@ -45,7 +46,8 @@ def killed_after(name, calls):
     def call(self, *args, **kwargs):
         nonlocal seen
         seen += 1
-        result = None if name == "_save_rng_state" and seen == calls else real(self, *args, **kwargs)
+        result = None if name == "_save_rng_state" and seen == calls else real(self, *args, \
+**kwargs)
         if seen == calls: die()
         return result
     setattr(SFTTrainer, name, call)
@@ -56,7 +58,8 @@ for name, calls, out in job["deaths"]:
     if not child:
         try:
             killed_after(name, calls)
-            train(job["rows"], TrainingRecipe.model_validate(job["recipe"]), job["base"], out, render)
+            train(job["rows"], TrainingRecipe.model_validate(job["recipe"]), job["base"], out, \
+render)
         finally:
             os._exit(1)
     _, status = os.waitpid(child, 0)
@@ -213,3 +216,12 @@ def adapted_qwen(
         if "lora_B" in name:  # PEFT starts it at zero, where half of the gradients are
             torch.nn.init.normal_(parameter, std=spread)
     return adapted.train()
+
+
+def adapter_bytes(result: TrainingResult) -> dict[str, bytes]:
+    """The files of an adapter by name, without its card."""
+    return {
+        path.name: path.read_bytes()
+        for path in result.adapter_dir.iterdir()
+        if path.suffix in (".json", ".safetensors")
+    }

@@ -1,4 +1,5 @@
-"""What only a GPU has: kernels for packed rows, the choice of attention, generated code under autocast."""
+"""What only a GPU has: kernels for packed rows, the choice of attention, generated code under
+autocast."""
 
 from __future__ import annotations
 

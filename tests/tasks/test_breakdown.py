@@ -208,7 +208,8 @@ def test_high_exec_and_low_fast_1_is_said_with_the_median_speedup() -> None:
     found = correct_but_slow(scores, speedups, model="tuned", k=1)
     assert (
         found is not None
-        and "Exec@1 is 80 %, but fast_1@1 0 %, and the median correct kernel runs at 0.50x of PyTorch"
+        and "Exec@1 is 80 %, but fast_1@1 0 %, and the median correct kernel runs at 0.50x of"
+        " PyTorch"
         in found.sentence
     )
     for quiet in (levels(40, 40, speedup=2.0), levels(5, 5, speedup=0.5)):
@@ -286,7 +287,8 @@ def test_with_a_profile_the_operator_that_was_left_to_torch_is_named() -> None:
     found = missed_bottleneck("tuned", verdicts, main)
     assert (
         found is not None
-        and "10 (100 %) leave the operator that takes most of the reference's time to torch (torch.convolution 10)"
+        and "10 (100 %) leave the operator that takes most of the reference's time to torch"
+        " (torch.convolution 10)"
         in (found.sentence)
     )
     assert (

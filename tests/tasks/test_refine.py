@@ -684,7 +684,8 @@ sys.path.insert(0, {here!r})
 import test_refine as t
 from tasks.store.snapshot import SnapshotRef
 
-tasks, first, verdicts = (SnapshotRef(root={root!r}, stage=stage, fingerprint=name) for stage, name in {refs!r})
+tasks, first, verdicts = (SnapshotRef(root={root!r}, stage=stage, fingerprint=name) for stage, \
+name in {refs!r})
 t.stage.make_sampler = lambda *_: t.FakeModel(lambda request: "better", Path({log!r}), {dies_at!r})
 t.stage.refine(tasks, first, verdicts, t.config(), t.Language.CPP, 2)
 """

@@ -69,8 +69,8 @@ def _headline(found: Compared) -> str:
     if verdict == "nothing":
         failed = sum(branch.state == "failed" for branch in ablation.branches)
         return (
-            f"No branch finished ({failed} failed, {len(ablation.branches) - failed} left out): there"
-            " is nothing to compare."
+            f"No branch finished ({failed} failed, {len(ablation.branches) - failed} left out):"
+            " there is nothing to compare."
         )
     if verdict == "no_correct_kernel":
         of = (

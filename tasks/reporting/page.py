@@ -78,7 +78,9 @@ def block_markdown(block: Block) -> str:
         case Code(text):
             # indented, not fenced: no text can close an indented block
             return "\n".join(f"    {line}" for line in clean(text).split("\n"))
-        case Picture(name, caption):
+        case Picture(name, caption, file):
+            if file:
+                return f"![{_md(caption)}]({file})"
             return f"Figure {_md(name)} (drawn in the HTML report): {_md(caption)}"
         case Folded(title, blocks):
             return "\n\n".join([f"### {_md(title)}", *(block_markdown(part) for part in blocks)])

@@ -26,7 +26,7 @@ from kernels_eval.records import Language
 from tasks.progress import observed_by
 from tasks.sources.config import TasksConfig
 from tasks.sources.stage import load_tasks
-from tasks.store.snapshot import Snapshot, fingerprint
+from tasks.store import Snapshot, fingerprint
 from tasks.synthesis import stage as synthesis
 from tasks.synthesis.config import SynthesisConfig
 from tasks.tables import VERDICTS

@@ -48,7 +48,7 @@ def main() -> int:
     }
     runs = fired(parameters, asked.every_s, asked.runs)
     from flows.morning.history import refreshes
-    from flows.morning.morning import morning
+    from flows.morning.report import morning
 
     of_these = [each for each in refreshes(asked.root) if each.name == parameters["run"]["name"]]
     reports = [morning(asked.root, each) for each in of_these]

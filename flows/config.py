@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
@@ -75,11 +75,9 @@ class PipelineConfig(BaseModel):
             return benchmark
         explicit = None if "sampling" in benchmark.model_fields_set else frozenset()
         sampling = sampling_for(info.data["training"].base_model, benchmark.sampling, explicit)
-        return (
-            benchmark
-            if sampling == benchmark.sampling
-            else benchmark.model_copy(update={"sampling": sampling})
-        )
+        if sampling == benchmark.sampling:
+            return benchmark
+        return benchmark.model_copy(update={"sampling": sampling})
 
     @property
     def known_tasks(self) -> TasksConfig:
@@ -111,110 +109,102 @@ def profile_names() -> list[str]:
 
 
 def load_profile(
-    profile: str = "local", overrides: list[str] | tuple[str, ...] = ()
+    profile: str = "local", overrides: Iterable[str] = (), values: Mapping[str, Any] | None = None
 ) -> PipelineConfig:
-    """Read a profile by name or path and apply `key.path=value` overrides (values are YAML).
+    """Read a profile by name or path, then set `values` (by dotted key), then apply
+    `key.path=value` overrides (values are YAML).
 
-    Raises UsageError for a profile that is not there, text that is not YAML, an unknown key or an
-    illegal value.
+    Raises UsageError for a missing profile, invalid YAML, an unknown key or an illegal value.
     """
     data = _read(profile)
+    for key, value in (values or {}).items():
+        _put(data, key, value)
     for override in overrides:
         apply_override(data, override)
-    try:
-        return PipelineConfig.model_validate(data)
-    except ValidationError as error:
-        raise explained(error, f"profile {profile!r}") from error
+    return validated(PipelineConfig, data, f"profile {profile!r}")
 
 
-def load_protocol(overrides: Sequence[str]) -> EvalConfig:
+def load_protocol(overrides: Iterable[str]) -> EvalConfig:
     """The verification protocol with `key.path=value` overrides, such as `timing.max_s=1.0`. Raises
     UsageError as `load_profile` does."""
     data: dict[str, Any] = {}
     for override in overrides:
         apply_override(data, override)
-    try:
-        return EvalConfig.model_validate(data)
-    except ValidationError as error:
-        raise explained(error, "--set", EvalConfig) from error
+    return validated(EvalConfig, data, "--set")
 
 
 def _read(profile: str) -> dict[str, Any]:
     import yaml
 
-    path = (
-        Path(profile)
-        if profile.endswith((".yaml", ".yml")) or "/" in profile
-        else profiles_dir() / f"{profile}.yaml"
-    )
+    is_path = profile.endswith((".yaml", ".yml")) or "/" in profile
+    path = Path(profile) if is_path else profiles_dir() / f"{profile}.yaml"
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        close = difflib.get_close_matches(profile, profile_names(), n=1)
-        hint = (
-            f"did you mean {close[0]}?"
-            if close
-            else f"profiles that ship with concur: {', '.join(profile_names())}"
-        )
+        hint = _nearest(profile, profile_names(), "profiles that ship with concur")
         raise UsageError(f"there is no profile {profile!r}", hint) from error
     except OSError as error:
         raise UsageError(
             f"cannot read profile {profile}: {error.strerror}", "give the path of a YAML file"
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        where = getattr(error, "problem_mark", None)
-        raise UsageError(
-            f"profile {profile} is not YAML{f': line {where.line + 1}' if where else ''}",
-            "mend the file",
-        ) from error
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
+        mark = getattr(error, "problem_mark", None)
+        line = f": line {mark.line + 1}" if mark else ""
+        raise UsageError(f"profile {profile} is not YAML{line}", "correct the file") from error
+    if not isinstance(data, dict | None):
         raise UsageError(
             f"profile {profile} is a {type(data).__name__}, not a mapping of keys",
             "see deployments/profiles/local.yaml",
         )
-    return data
+    return data or {}
 
 
 def apply_override(data: dict[str, Any], override: str) -> None:
+    """Set one `key.path=value` in nested data; the value is YAML. Raises UsageError."""
     import yaml
 
-    path, separator, text = override.partition("=")
-    if not separator or not path:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
         raise UsageError(
             f"--set {override!r} is not key=value", "for example --set verification.workers=2"
         )
     try:
-        value = yaml.safe_load(text)
+        _put(data, key, yaml.safe_load(text))
     except yaml.YAMLError as error:
         raise UsageError(f"--set {override!r}: the value is not YAML", "quote it") from error
-    *parents, last = path.split(".")
-    node = data
+
+
+def _put(data: dict[str, Any], key: str, value: Any) -> None:
+    *parents, last = key.split(".")
     for parent in parents:
-        node = node.setdefault(parent, {})
-        if not isinstance(node, dict):
+        data = data.setdefault(parent, {})
+        if not isinstance(data, dict):
             raise UsageError(
-                f"--set {override!r}: {parent} holds a value, not keys", "see concur run --help"
+                f"--set {key}: {parent} holds a value, not keys", "see concur run --help"
             )
-    node[last] = value
+    data[last] = value
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validated(model: type[Model], data: Any, where: str) -> Model:
+    """The model of some data. Raises UsageError that names `where`, the key and the fix."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise explained(error, where, model) from error
 
 
 def explained(
     error: ValidationError, where: str, model: type[BaseModel] = PipelineConfig
 ) -> UsageError:
-    """The first problem, in words: which key, what is wrong, what would be right."""
+    """The first problem in words: which key, what is wrong, what would be right."""
     problem = error.errors()[0]
-    path = [str(part) for part in problem["loc"]]
-    key = ".".join(path)
+    *parents, last = map(str, problem["loc"] or ("",))
+    key = ".".join([*parents, last])
     if problem["type"] == "extra_forbidden":
-        known = _known_keys(path[:-1], model)
-        close = difflib.get_close_matches(path[-1], known, n=1)
-        hint = (
-            f"did you mean {'.'.join([*path[:-1], close[0]])}?"
-            if close
-            else f"known keys here: {', '.join(known)}"
-        )
+        hint = _nearest(last, _known_keys(parents, model), "known keys here", parents)
         return UsageError(f"{where} has an unknown key {key!r}", hint)
     return UsageError(
         f"{where}: {key} = {problem.get('input')!r}: {problem['msg']}",
@@ -222,14 +212,17 @@ def explained(
     )
 
 
-def _known_keys(path: list[str], model: Any) -> list[str]:
+def _nearest(word: str, known: list[str], what: str, parents: Sequence[str] = ()) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return (
+        f"did you mean {'.'.join([*parents, *close])}?" if close else f"{what}: {', '.join(known)}"
+    )
+
+
+def _known_keys(path: Sequence[str], model: Any) -> list[str]:
     for part in path:
-        annotation = (
-            model.model_fields[part].annotation
-            if part in getattr(model, "model_fields", {})
-            else None
-        )
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        field = getattr(model, "model_fields", {}).get(part)
+        model = field.annotation if field else None
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
             return []
-        model = annotation
     return sorted(model.model_fields)

@@ -8,37 +8,46 @@ used ends the run with one sentence; a flow that may use the devices waits until
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+from httpx import TransportError
 from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+from prefect.concurrency.sync import concurrency
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.logging import get_run_logger
 
 from flows import forms
+from flows.ablation.flow import AblationResult, ablate
+from flows.ablation.plan import AblationConfig
 from flows.artifacts import link_mlflow, show_loss, show_scores, show_snapshots
 from flows.benchmark import Benchmarked, benchmark_models
 from flows.config import PipelineConfig
+from flows.curate_sets import curate_again
 from flows.forms import configuration
-from flows.launch import require_ready
+from flows.launch import QUIET, require_ready
 from flows.naming import deployed_name
 from flows.pipeline import LineResult, concur_line
 from flows.refresh import Refreshed, refresh_dataset
+from flows.report import training_steps
 from flows.runtime.notices import NOTICES
 from flows.runtime.outlet import outlive_the_reader
 from flows.track_parts import track_benchmark, track_refresh
 from flows.train import train_and_track
+from flows.train_set import prepared as of_the_set
+from kernels_eval.cluster.ray import address_of
+from kernels_eval.devices import visible_gpus
 from kernels_eval.errors import UsageError
-from tasks.store.snapshot import SnapshotRef
+from tasks.benchmark.stage import scores_of
+from tasks.store.snapshot import SnapshotRef, snapshots
+from tasks.verification.retry_until_back import wait_for_head
 
 DEVICES = "gpu"
 """Prefect's global concurrency limit: a slot is a GPU, or all of the CPU where there is none."""
-QUIET = {
-    "DO_NOT_TRACK": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "TOKENIZERS_PARALLELISM": "false",
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-}
 
 
 @flow(name="nightly refresh", flow_run_name=deployed_name("refresh"), **NOTICES)
@@ -49,7 +58,7 @@ def nightly_refresh(
     advanced: forms.AdvancedForm = forms.ADVANCED,
 ) -> Refreshed:
     """Tasks, candidates, verdicts and the training set; the morning report says what is new."""
-    config = prepared(configuration(run, candidates, curation, advanced))
+    config = prepared(configuration(run, candidates, curation, advanced=advanced))
     with devices(config, config.verification.workers):
         refreshed = refresh_dataset(config)
     link_mlflow(config, track_refresh(config, refreshed))
@@ -65,15 +74,9 @@ def curate_sets(
 ) -> list[SnapshotRef]:
     """Training sets by several strategies, of the verdicts that a finished training set was made
     from. Nothing is sampled or verified."""
-    from flows.curate_sets import curate_again
-
-    config = prepared(configuration(run, advanced))
-    return curate_again(
-        config,
-        verdicts.snapshot or None,
-        [str(name) for name in sets.strategies],
-        sets.size or None,
-    )
+    config = prepared(configuration(run, advanced=advanced))
+    strategies = [str(name) for name in sets.strategies]
+    return curate_again(config, verdicts.snapshot or None, strategies, sets.size or None)
 
 
 @flow(name="train an adapter", flow_run_name=deployed_name("train"), **NOTICES)
@@ -84,10 +87,7 @@ def train_on_set(
     advanced: forms.AdvancedForm = forms.ADVANCED,
 ) -> SnapshotRef:
     """A LoRA adapter on a training set that is there, registered in MLflow."""
-    from flows.report import training_steps
-    from flows.train_set import prepared as of_the_set
-
-    config = prepared(configuration(run, training, advanced))
+    config = prepared(configuration(run, training, advanced=advanced))
     config, tasks, found = of_the_set(config.root, curated.snapshot or None, config)
     with devices(config, config.training.workers):
         trained, tracked = train_and_track(config, tasks, found)
@@ -107,9 +107,7 @@ def score_models(
 ) -> Benchmarked:
     """Exec, fast_p and pass@k of the recorded answers, the base model and an adapter that is there,
     on held-out tasks."""
-    from tasks.benchmark.stage import scores_of
-
-    config = prepared(configuration(run, benchmark, advanced))
+    config = prepared(configuration(run, benchmark, advanced=advanced))
     trained = newest_adapter(config, adapter.snapshot)
     with devices(config, config.verification.workers):
         benchmarked = benchmark_models(config, trained)
@@ -129,21 +127,48 @@ def whole_line(
     advanced: forms.AdvancedForm = forms.ADVANCED,
 ) -> LineResult:
     """From tasks to scores: refresh, training, benchmark and the report."""
-    config = prepared(configuration(run, candidates, curation, training, benchmark, advanced))
+    config = prepared(
+        configuration(run, candidates, curation, training, benchmark, advanced=advanced)
+    )
     with devices(config, None):
         result = concur_line(config)
     link_mlflow(config, result.mlflow_run, "report.html")
     return result
 
 
-def prepared(config: PipelineConfig) -> PipelineConfig:
-    """The same configuration, where it can run here: a device for its language, the cluster that it
-    names, a root that can be written. From here on the run outlives its worker. A Ray head that is
-    being started again is waited for. Raises UsageError, DeviceError or ClusterError where it
-    cannot run.
-    """
-    from tasks.verification.retry_until_back import wait_for_head
+@flow(name="weekly ablations", flow_run_name=deployed_name("compare strategies of"), **NOTICES)
+def weekly_ablations(
+    run: forms.RunForm = forms.ABLATION_RUN,
+    sweep: forms.AblationForm = forms.ABLATION,
+    advanced: forms.AdvancedForm = forms.ADVANCED,
+) -> AblationResult:
+    """Every strategy with every seed is curated, trained and benchmarked on the same samples, and
+    compared."""
+    config = prepared(configuration(run, advanced=advanced))
+    asked = AblationConfig(
+        profile=str(run.profile),
+        overrides=(
+            *advanced.overrides,
+            f"name={json.dumps(config.name)}",
+            f"root={json.dumps(config.root)}",
+        ),
+        strategies=tuple(map(str, sweep.strategies)),
+        sizes=(sweep.size or None,),
+        seeds=tuple(range(sweep.seeds)),
+        max_gpu_hours=sweep.max_gpu_hours or None,
+    )
+    with devices(config, None):
+        result = ablate(asked)
+    link_mlflow(config, result.mlflow_run, "comparison.html" if result.comparison else None)
+    return result
 
+
+def prepared(config: PipelineConfig) -> PipelineConfig:
+    """Check that a configuration can run here, and return it.
+
+    Waits for a Ray head that is being restarted; from here on the run outlives its worker. Raises
+    UsageError, DeviceError or ClusterError where the configuration cannot run.
+    """
     outlive_the_reader()
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
@@ -153,10 +178,8 @@ def prepared(config: PipelineConfig) -> PipelineConfig:
 
 
 def newest_adapter(config: PipelineConfig, name: str) -> SnapshotRef | None:
-    """The finished training snapshot whose fingerprint begins so; without a name the newest, None
-    where there is none."""
-    from tasks.store.snapshot import snapshots
-
+    """The finished training snapshot whose fingerprint begins with `name`; without a name the
+    newest, None where there is none. Raises UsageError where not exactly one has the name."""
     there = [
         snapshot
         for snapshot in snapshots(config.root, "training")
@@ -167,74 +190,53 @@ def newest_adapter(config: PipelineConfig, name: str) -> SnapshotRef | None:
         raise UsageError(
             f"{problem} under {config.root} begin with {name!r}", "give more of its fingerprint"
         )
-    return (
-        max(there, key=lambda snapshot: (snapshot.manifest["created_at"], snapshot.fingerprint)).ref
-        if there
-        else None
-    )
+    there.sort(key=lambda snapshot: (snapshot.manifest["created_at"], snapshot.fingerprint))
+    return there[-1].ref if there else None
 
 
 @contextmanager
 def devices(config: PipelineConfig, workers: int | None) -> Iterator[None]:
-    """Inside the block no other deployed flow uses the same GPUs, or the CPU where there are none:
-    timings would disturb each other.
+    """Keep other deployed flows off the same GPUs, or off the CPU where there are none: timings
+    would disturb each other.
 
-    On a Ray cluster that is named, which hands out its GPUs itself, `workers` slots are held (None:
-    all); elsewhere all of them, because two Rays of one machine both begin with its first GPU. The
-    limit is made where it is not there, with as many slots as GPUs; a user's own number is kept.
-    The slots of a run that is killed come free when their lease ends, after five minutes.
+    On a named Ray cluster, which hands out its GPUs itself, `workers` slots are held (None: all);
+    elsewhere all of them, because two Rays of one machine both begin with its first GPU. The limit
+    is made if it does not exist, with as many slots as GPUs; a user's own number is kept. The slots
+    of a run that is killed come free when their lease ends, after five minutes.
     """
-    from httpx import TransportError
-    from prefect.concurrency.sync import concurrency
-
-    from kernels_eval.cluster.ray import address_of
-
+    log = get_run_logger()
     slots = _slots()
     if slots == 0:
-        get_run_logger().warning(
-            "the concurrency limit %s is 0 or not active: nothing keeps two flows from sharing"
-            " a GPU",
-            DEVICES,
+        log.warning(
+            "the concurrency limit %s is 0 or not active: two flows may share a GPU", DEVICES
         )
         yield
         return
     shared = address_of(config.verification.ray_address) != "local"
+    held = min(workers or slots, slots) if shared else slots
     done = False
     try:
-        # a run whose lease could not be renewed, because the server was away for a while, goes on:
-        # the work is what counts
-        with concurrency(
-            DEVICES,
-            occupy=min(workers or slots, slots) if shared else slots,
-            raise_on_lease_renewal_failure=False,
-        ):
+        # a run whose lease could not be renewed, because the server was away, continues
+        with concurrency(DEVICES, occupy=held, raise_on_lease_renewal_failure=False):
             yield
             done = True
     except TransportError as error:
         if not done:
             raise
-        get_run_logger().warning(
-            "the limit %s could not be given back (%s): it comes free within five minutes",
+        log.warning(
+            "the limit %s could not be released (%s): it comes free within five minutes",
             DEVICES,
             error,
         )
 
 
 def _slots() -> int:
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
-    from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
-
-    from kernels_eval.devices import visible_gpus
-
     with get_client(sync_client=True) as client:
         try:
             found = client.read_global_concurrency_limit_by_name(DEVICES)
         except ObjectNotFound:
             wanted = GlobalConcurrencyLimitCreate(name=DEVICES, limit=max(1, len(visible_gpus())))
-            try:
+            with suppress(ObjectAlreadyExists):  # another run was quicker
                 client.create_global_concurrency_limit(wanted)
-            except ObjectAlreadyExists:  # another run was quicker
-                pass
             found = client.read_global_concurrency_limit_by_name(DEVICES)
     return found.limit if found.active else 0

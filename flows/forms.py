@@ -1,20 +1,19 @@
 """The run forms of the deployments: what a person fills in in Prefect's UI, and the PipelineConfig
-that comes of it.
+that results.
 
-Guarantees: every field has a title, a description, bounds where it is a number and a default, so
-that an empty form runs; profiles and strategies are picked from a list; what is left alone is the
-profile's; a configuration that cannot be used is one UsageError, raised before any work. Importing
-this module loads nothing heavy. Does not hold the whole configuration: `advanced.overrides` reaches
-every key.
+Guarantees: every field has a title, a description, bounds if it is a number and a default, so that
+an empty form runs; profiles and strategies are picked from a list; a field that is left alone keeps
+the profile's value; a configuration that cannot be used is one UsageError, raised before any work.
+Importing this module loads nothing heavy. Does not hold the whole configuration:
+`advanced.overrides` reaches every key.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -29,19 +28,42 @@ STACK_VARIABLE = "CONCUR_STACK_ROOT"
 AS_PROFILE = "as the profile says"
 
 Profile = StrEnum("Profile", {name: name for name in profile_names()})
+StrategyName = StrEnum("StrategyName", {name: name for name in STRATEGY_NAMES})
 Strategy = StrEnum(
     "Strategy", {"as_profile": AS_PROFILE, **{name: name for name in STRATEGY_NAMES}}
 )
-StrategyName = StrEnum("StrategyName", {name: name for name in STRATEGY_NAMES})
+
+
+class Key(str):
+    """Marks a field with the configuration key that it sets."""
+
+
+def _count(title: str, description: str, most: int) -> Any:
+    return Field(default=0, ge=0, le=most, title=title, description=description)
+
+
+def _text(title: str, description: str, **limits: Any) -> Any:
+    return Field(default="", title=title, description=description, **limits)
+
+
+def _fingerprint(title: str, otherwise: str) -> Any:
+    description = f"The beginning of it is enough. Empty: {otherwise}."
+    return _text(title, description, pattern=r"^[0-9a-f]*$")
 
 
 class Form(BaseModel):
-    """One group of fields. `settings` gives the `key=value` overrides of what was filled in."""
+    """One group of fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_enum_values=True)
 
-    def settings(self) -> Iterator[str]:
-        yield from ()
+    def values(self) -> dict[str, Any]:
+        """What was filled in, by configuration key."""
+        return {
+            str(key): getattr(self, name)
+            for name, field in type(self).model_fields.items()
+            for key in field.metadata
+            if isinstance(key, Key) and getattr(self, name) != field.default
+        }
 
 
 class RunForm(Form):
@@ -54,24 +76,14 @@ class RunForm(Form):
         title="Profile",
         description="A file of deployments/profiles; the fields below change what it says.",
     )
-    root: str = Field(
-        default="",
-        title="Root of the snapshots",
-        description=(
-            "An absolute directory or an fsspec URL. Empty: that of `concur up`, or"
-            f" {ROOT_VARIABLE} of the worker."
-        ),
+    root: str = _text(
+        "Root of the snapshots",
+        "An absolute directory or an fsspec URL. Empty: that of `concur up`, or"
+        f" {ROOT_VARIABLE} of the worker.",
     )
-    name: str = Field(
-        default="",
-        max_length=60,
-        title="Name",
-        description="Shown in the names of runs. Empty: the profile's.",
+    name: Annotated[str, Key("name")] = _text(
+        "Name", "Shown in the names of runs. Empty: the profile's.", max_length=60
     )
-
-    def settings(self) -> Iterator[str]:
-        if self.name:
-            yield setting("name", self.name)
 
 
 class CandidatesForm(Form):
@@ -79,22 +91,12 @@ class CandidatesForm(Form):
 
     model_config = ConfigDict(title="Candidates")
 
-    tasks: int = Field(
-        default=0,
-        ge=0,
-        le=1_000_000,
-        title="Tasks at most",
-        description="The first so many of the source. 0: all.",
+    tasks: Annotated[int, Key("tasks.limit")] = _count(
+        "Tasks at most", "The first so many of the source. 0: all.", 1_000_000
     )
-    samples_per_task: int = Field(
-        default=0, ge=0, le=1000, title="Samples per task", description="0: as the profile says."
+    samples_per_task: Annotated[int, Key("synthesis.samples_per_task")] = _count(
+        "Samples per task", "0: as the profile says.", 1000
     )
-
-    def settings(self) -> Iterator[str]:
-        if self.tasks:
-            yield setting("tasks.limit", self.tasks)
-        if self.samples_per_task:
-            yield setting("synthesis.samples_per_task", self.samples_per_task)
 
 
 class TrainingSetForm(Form):
@@ -102,7 +104,7 @@ class TrainingSetForm(Form):
 
     model_config = ConfigDict(title="Training set")
 
-    strategy: Strategy = Field(
+    strategy: Annotated[Strategy, Key("curation.strategy")] = Field(
         default=Strategy.as_profile,
         title="Strategy",
         description=(
@@ -110,19 +112,9 @@ class TrainingSetForm(Form):
             " (docs/explanation/curation.md)."
         ),
     )
-    size: int = Field(
-        default=0,
-        ge=0,
-        le=10_000_000,
-        title="Samples at most",
-        description="0: what the strategy takes.",
+    size: Annotated[int, Key("curation.size")] = _count(
+        "Samples at most", "0: what the strategy takes.", 10_000_000
     )
-
-    def settings(self) -> Iterator[str]:
-        if self.strategy != AS_PROFILE:
-            yield setting("curation.strategy", self.strategy)
-        if self.size:
-            yield setting("curation.size", self.size)
 
 
 class TrainingForm(Form):
@@ -130,33 +122,15 @@ class TrainingForm(Form):
 
     model_config = ConfigDict(title="Training")
 
-    base_model: str = Field(
-        default="",
-        title="Base model",
-        description="Hub id, directory, or 'small' for the demo's. Empty: as the profile says.",
+    base_model: Annotated[str, Key("training.base_model")] = _text(
+        "Base model", "Hub id, directory, or 'small' for the demo's. Empty: as the profile says."
     )
-    epochs: int = Field(
-        default=0,
-        ge=0,
-        le=100,
-        title="Epochs",
-        description="0: as the profile says (the paper trains 3).",
+    epochs: Annotated[int, Key("training.num_epochs")] = _count(
+        "Epochs", "0: as the profile says (the paper trains 3).", 100
     )
-    workers: int = Field(
-        default=0,
-        ge=0,
-        le=1024,
-        title="Training workers",
-        description="One a GPU. 0: as the profile says.",
+    workers: Annotated[int, Key("training.workers")] = _count(
+        "Training workers", "One a GPU. 0: as the profile says.", 1024
     )
-
-    def settings(self) -> Iterator[str]:
-        if self.base_model:
-            yield setting("training.base_model", self.base_model)
-        if self.epochs:
-            yield setting("training.num_epochs", self.epochs)
-        if self.workers:
-            yield setting("training.workers", self.workers)
 
 
 class BenchmarkForm(Form):
@@ -164,28 +138,18 @@ class BenchmarkForm(Form):
 
     model_config = ConfigDict(title="Benchmark")
 
-    samples_per_task: int = Field(
-        default=0, ge=0, le=1000, title="Samples per task", description="0: as the profile says."
+    samples_per_task: Annotated[int, Key("benchmark.samples_per_task")] = _count(
+        "Samples per task", "0: as the profile says.", 1000
     )
-
-    def settings(self) -> Iterator[str]:
-        if self.samples_per_task:
-            yield setting("benchmark.samples_per_task", self.samples_per_task)
 
 
 class CuratedForm(Form):
-    """Which finished training set is taken up."""
+    """Which finished training set is used."""
 
-    model_config = ConfigDict(title="Training set that is there")
+    model_config = ConfigDict(title="Existing training set")
 
-    snapshot: str = Field(
-        default="",
-        pattern=r"^[0-9a-f]*$",
-        title="Fingerprint of the curated snapshot",
-        description=(
-            "The beginning of it is enough. Empty: the newest of the strategy concur, else the"
-            " newest."
-        ),
+    snapshot: str = _fingerprint(
+        "Fingerprint of the curated snapshot", "the newest of the strategy concur, else the newest"
     )
 
 
@@ -198,15 +162,9 @@ class StrategiesForm(Form):
         default=[StrategyName("concur")],
         min_length=1,
         title="Strategies",
-        description="One training set each, of the same verdicts.",
+        description="One training set each, from the same verdicts.",
     )
-    size: int = Field(
-        default=0,
-        ge=0,
-        le=10_000_000,
-        title="Samples at most",
-        description="0: what each strategy takes.",
-    )
+    size: int = _count("Samples at most", "0: what each strategy takes.", 10_000_000)
 
 
 class AdapterForm(Form):
@@ -214,11 +172,8 @@ class AdapterForm(Form):
 
     model_config = ConfigDict(title="Adapter")
 
-    snapshot: str = Field(
-        default="",
-        pattern=r"^[0-9a-f]*$",
-        title="Fingerprint of the training snapshot",
-        description="The beginning of it is enough. Empty: the newest adapter under the root.",
+    snapshot: str = _fingerprint(
+        "Fingerprint of the training snapshot", "the newest adapter under the root"
     )
 
 
@@ -240,24 +195,16 @@ class AblationForm(Form):
         title="Seeds",
         description="So many branches of each strategy: 0, 1, 2 and so on.",
     )
-    size: int = Field(
-        default=0,
-        ge=0,
-        le=10_000_000,
-        title="Samples at most",
-        description="Of each training set. 0: what the strategy takes.",
+    size: int = _count(
+        "Samples at most", "Of each training set. 0: what the strategy takes.", 10_000_000
     )
-    max_gpu_hours: float = Field(
-        default=0.0,
-        ge=0,
-        le=1_000_000,
-        title="Budget, GPU-hours",
-        description="No branch begins that does not fit. 0: no limit.",
+    max_gpu_hours: float = _count(
+        "Budget, GPU-hours", "No branch begins that does not fit. 0: no limit.", 1_000_000
     )
 
 
 class AdvancedForm(Form):
-    """Everything that has no field of its own."""
+    """Every configuration key that has no field of its own."""
 
     model_config = ConfigDict(title="Advanced")
 
@@ -269,9 +216,6 @@ class AdvancedForm(Form):
             " They win over the fields above."
         ),
     )
-
-    def settings(self) -> Iterator[str]:
-        yield from self.overrides
 
 
 # what a form is before anybody fills it in: the defaults of the deployed flows
@@ -288,36 +232,21 @@ BENCHMARK = BenchmarkForm()
 ADAPTER = AdapterForm()
 
 
-def setting(key: str, value: Any) -> str:
-    """`key=value` whose value is read back as what it is: text that looks like a number, or like
-    YAML, stays text."""
-    import json
+def configuration(run: RunForm, *forms: Form, advanced: AdvancedForm = ADVANCED) -> PipelineConfig:
+    """The profile with what the forms say; `advanced` wins over the other forms.
 
-    return f"{key}={json.dumps(str(value) if isinstance(value, StrEnum) else value)}"
-
-
-def configuration(run: RunForm, *forms: Form) -> PipelineConfig:
-    """The profile with what the forms say. Raises UsageError for what cannot be used, and for a
-    root that a worker cannot mean."""
-    overrides = [each for form in (run, *forms) for each in form.settings()]
-    config = load_profile(str(run.profile), tuple(overrides))
-    return config.model_copy(
-        update={"root": _root(run, config, any(each.startswith("root=") for each in overrides))}
-    )
-
-
-def _root(run: RunForm, config: PipelineConfig, overridden: bool) -> str:
-    root = run.root or (
-        config.root
-        if overridden
-        else os.environ.get(ROOT_VARIABLE) or os.environ.get(STACK_VARIABLE) or config.root
-    )
-    if (
-        "://" not in root and not Path(root).is_absolute()
-    ):  # a process worker starts every run in a directory that it removes at the end
+    Raises UsageError for what cannot be used, and for a root that a worker cannot use.
+    """
+    values = {key: value for form in (run, *forms) for key, value in form.values().items()}
+    config = load_profile(str(run.profile), advanced.overrides, values)
+    overridden = any(each.startswith("root=") for each in advanced.overrides)
+    of_worker = os.environ.get(ROOT_VARIABLE) or os.environ.get(STACK_VARIABLE)
+    root = run.root or (not overridden and of_worker) or config.root
+    # a process worker starts every run in a directory that it removes at the end
+    if "://" not in root and not Path(root).is_absolute():
         raise UsageError(
             f"the root {root!r} is relative, and a worker's working directory is a temporary one",
             f"give an absolute root in the form, or set {ROOT_VARIABLE} where the worker is"
             " started",
         )
-    return root
+    return config.model_copy(update={"root": root})

@@ -17,6 +17,13 @@ from tasks.files import atomic_write
 from tasks.progress import observed_by
 
 LINE_EVERY_S = 5.0
+QUIET = {
+    "DO_NOT_TRACK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+}
+"""Environment of every run: no telemetry, no progress bars of libraries."""
 
 
 def require_ready(config: PipelineConfig) -> None:
@@ -44,24 +51,17 @@ def require_ready(config: PipelineConfig) -> None:
 
 
 def embed(config: PipelineConfig) -> None:
-    """Settings of an embedded run, unless the user has set their own. Must run before prefect is
+    """Set up an embedded run, unless the user has set these variables. Must run before prefect is
     imported."""
-    if (
-        "PREFECT_API_URL" not in os.environ
-        and "PREFECT_HOME" not in os.environ
-        and "://" not in config.root
-    ):
+    user_chose = {"PREFECT_API_URL", "PREFECT_HOME"} & os.environ.keys()
+    if not user_chose and "://" not in config.root:
         os.environ["PREFECT_HOME"] = str(Path(config.root).absolute() / "prefect")
     for name, value in {
-        "PREFECT_LOGGING_LEVEL": (
-            "CRITICAL"
-        ),  # an error ends as one line of ours, not as two tracebacks before it
+        **QUIET,
+        # an error ends as one line of the command, not after two tracebacks
+        "PREFECT_LOGGING_LEVEL": "CRITICAL",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
-        "DO_NOT_TRACK": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }.items():
         os.environ.setdefault(name, value)
 

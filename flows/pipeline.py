@@ -14,10 +14,10 @@ from flows.artifacts import (
 from flows.benchmark import Benchmarked, benchmark_models
 from flows.config import PipelineConfig
 from flows.naming import run_name
-from flows.ops.gc_remove import in_use
 from flows.refresh import Refreshed, refresh_dataset
 from flows.report import write_report
 from flows.runtime.notices import NOTICES
+from flows.runtime.root_lock import in_use
 from flows.runtime.shutdown import stops_soon
 from flows.track import track
 from flows.train import train_adapter

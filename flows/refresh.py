@@ -14,13 +14,13 @@ from flows.artifacts import (
     show_snapshots,
 )
 from flows.config import PipelineConfig
-from flows.morning.history import Refresh, entered
-from flows.morning.morning import write_morning
+from flows.morning.history import entered
+from flows.morning.step import write_morning_report
 from flows.naming import run_name
-from flows.ops.gc_remove import in_use
 from flows.runtime.disk import require_room
 from flows.runtime.guard import guarded, shown
 from flows.runtime.notices import NOTICES
+from flows.runtime.root_lock import in_use
 from flows.set_figures import TABLES_FILE, draw_curated
 from kernels_eval.records import Record
 from tasks.analysis.stage import found_in
@@ -73,13 +73,13 @@ def refresh_dataset(config: PipelineConfig) -> Refreshed:
     """Write, verify, refine as often as is configured, and curate candidates. Pays only for tasks,
     samples and verdicts that are new."""
     with in_use(config.root), entered(config, str(flow_run.id) if flow_run.id else None) as entry:
-        refreshed = every_stage(config)
+        refreshed = run_stages(config)
         ended = entry.ends("finished", snapshots=refreshed.snapshots, cautions=refreshed.cautions)
-    tell_the_morning(config, ended)
+    write_morning_report(config.root, ended)
     return refreshed
 
 
-def every_stage(config: PipelineConfig) -> Refreshed:
+def run_stages(config: PipelineConfig) -> Refreshed:
     """The stages of a refresh, one after the other, each shown while it works."""
     with (
         guarded(config) as noted,
@@ -93,7 +93,7 @@ def every_stage(config: PipelineConfig) -> Refreshed:
             curate, verdicts, candidates, tasks, config.curation, samples.workloads, samples.flags
         )
         analysis, cautions = analysed(config, verdicts, candidates)
-    refreshed = pictured(
+    refreshed = draw_figures(
         config,
         Refreshed(
             **dict(samples), curated=curated, analysis=analysis, cautions=(*noted, *cautions)
@@ -128,24 +128,6 @@ def verified_samples(config: PipelineConfig) -> Samples:
     flags = call_stage(flag_traces, verdicts, candidates, config.quality)
     return Samples(
         tasks=tasks, workloads=workloads, candidates=candidates, verdicts=verdicts, flags=flags
-    )
-
-
-def tell_the_morning(config: PipelineConfig, ended: Refresh) -> None:
-    """The morning report as an artifact and under the root; a refresh that is finished does not
-    fail for it."""
-    try:
-        found, place = write_morning(config.root, ended)
-    except Exception as error:
-        get_run_logger().error(
-            "the morning report was not written (%s: %s); `concur morning` makes it again",
-            type(error).__name__,
-            error,
-        )
-        return
-    get_run_logger().info("%s Report: %s", found.headline, place)
-    create_markdown_artifact(
-        key="morning-report", markdown=found.markdown(), description=found.headline
     )
 
 
@@ -195,7 +177,7 @@ def analysed(
     return analysis, ()
 
 
-def pictured(config: PipelineConfig, refreshed: Refreshed) -> Refreshed:
+def draw_figures(config: PipelineConfig, refreshed: Refreshed) -> Refreshed:
     """Figures of the verdicts and the training set, beside its table and as an artifact; where they
     fail there is one caution more."""
     try:

@@ -24,7 +24,8 @@ from tasks.benchmark.scoring import compare_all, distribution, excluded_tasks, v
 from tasks.benchmark.stage import answers_frame, scores_of
 from tasks.curation.stage import joined
 from tasks.files import atomic_write
-from tasks.store.snapshot import Snapshot, SnapshotRef, code_version
+from tasks.store import Snapshot, SnapshotRef
+from tasks.versions import REPORT_VERSION
 from tasks.workload.operator_times_stage import profiles_of
 
 if TYPE_CHECKING:
@@ -58,13 +59,13 @@ def write_report(
     directory = benchmarked.scores.open().local_dir("report")
     upstream = {name: ref["fingerprint"] for name, ref in _snapshots(refreshed).items()}
     upstream["suite workloads"] = benchmarked.workloads.fingerprint if benchmarked.workloads else ""
-    # the code too: scores stay when only their report changes
+    # its own version too: scores stay when only their report changes
     made_of = stable_hash(
         [
             upstream,
             trained.fingerprint,
             list(refreshed.cautions),
-            code_version("tasks.benchmark", "flows.report", "flows.report_inputs"),
+            REPORT_VERSION,
         ]
     )
     marker = directory / MADE_OF  # written last: what it says means that the others are whole

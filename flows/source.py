@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kernels_eval.errors import UsageError
-from tasks.store.snapshot import BATCH_ROWS, Snapshot, columns_there, snapshots
+from tasks.store import BATCH_ROWS, Snapshot, present_columns, snapshots
 
 if TYPE_CHECKING:
     import polars as pl
@@ -199,7 +199,7 @@ def stream_texts(
     for path in where.paths:
         try:
             with pq.ParquetFile(path) as file:
-                if len(columns_there(file.schema_arrow, names)) < 2:
+                if len(present_columns(file.schema_arrow, names)) < 2:
                     continue
                 for batch in file.iter_batches(BATCH_ROWS, columns=names):
                     for name, text in pl.DataFrame(pl.from_arrow(batch)).select(names).iter_rows():
@@ -219,7 +219,7 @@ def _there(path: str, columns: Sequence[str]) -> tuple[str, ...]:
     from pyarrow import ArrowInvalid
 
     try:
-        found = columns_there(pq.read_schema(path), columns)
+        found = present_columns(pq.read_schema(path), columns)
     except ArrowInvalid as error:
         raise OSError(str(error)) from error
     return tuple(name for name in found if "." not in name or name.partition(".")[2] not in found)

@@ -55,8 +55,8 @@ from flows.ablation.work import fingerprint_of, work_left
 from flows.artifacts import create_markdown_artifact, create_table_artifact
 from flows.config import PipelineConfig
 from flows.naming import ablation_name
-from flows.ops.gc_remove import in_use
 from flows.refresh import Samples, verified_samples
+from flows.runtime.root_lock import in_use
 from flows.runtime.shutdown import stops_soon
 from kernels_eval.cluster.pool import start_ray
 from kernels_eval.records import Record

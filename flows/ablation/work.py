@@ -16,14 +16,28 @@ from flows.ablation.plan import AblationConfig, Plan, branch_pipeline, identity_
 from flows.ablation.samples import rows_by_branch
 from flows.config import PipelineConfig
 from kernels_eval.records import stable_hash
-from tasks.benchmark.stage import CODE as SCORING
-from tasks.store.snapshot import SnapshotRef, code_version
+from tasks.store import SnapshotRef
+from tasks.versions import (
+    CURATION_VERSION,
+    PARSER_VERSION,
+    SCORING_VERSION,
+    SYNTHESIS_VERSION,
+    TRACE_FLAG_VERSION,
+    TRAINING_VERSION,
+)
 
 if TYPE_CHECKING:
     from flows.refresh import Samples
 
-DECIDING = ("tasks.curation", "tasks.training", "tasks.synthesis", *SCORING)
-"""Code that decides what a branch comes to: after a change the same configuration is another
+DECIDING = (
+    SYNTHESIS_VERSION,
+    PARSER_VERSION,
+    TRACE_FLAG_VERSION,
+    CURATION_VERSION,
+    TRAINING_VERSION,
+    SCORING_VERSION,
+)
+"""Versions of what decides a branch's results: after a change the same configuration is another
 ablation."""
 
 
@@ -131,6 +145,4 @@ def fingerprint_of(
     suite: SnapshotRef,
 ) -> str:
     made_of = [ref.fingerprint for ref in (*(ref for _, ref in samples if ref), suite)]
-    return stable_hash(
-        ["ablations", identity_of(config, pipeline, plans), made_of, code_version(*DECIDING)]
-    )
+    return stable_hash(["ablations", identity_of(config, pipeline, plans), made_of, DECIDING])

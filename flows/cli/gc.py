@@ -1,53 +1,48 @@
-"""`concur gc`: shows which snapshots nothing refers to any more, and removes them when told to."""
+"""`concur gc`: show which snapshots nothing refers to, and remove them when told to."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import click
 
-from flows.cli.common import command, emit, root_option
+from flows.cli.common import command, emit, print_table, root_option
+
+
+def _days(name: str, target: str, default: int, help: str) -> Any:
+    return click.option(
+        f"--{name}",
+        target,
+        type=click.FloatRange(min=0),
+        default=default,
+        show_default=True,
+        metavar="DAYS",
+        help=help,
+    )
 
 
 @command()
 @root_option()
 @click.option(
     "--keep",
+    "refreshes",
     type=click.IntRange(min=0),
     default=5,
     show_default=True,
     metavar="N",
     help="Keep the newest N refreshes.",
 )
-@click.option(
-    "--younger-than",
-    type=click.FloatRange(min=0),
-    default=7,
-    show_default=True,
-    metavar="DAYS",
-    help="Keep finished snapshots of that age.",
-)
-@click.option(
-    "--unfinished",
-    type=click.FloatRange(min=0),
-    default=14,
-    show_default=True,
-    metavar="DAYS",
-    help="Keep unfinished ones touched since.",
-)
-@click.option(
-    "--logs",
-    type=click.FloatRange(min=0),
-    default=30,
-    show_default=True,
-    metavar="DAYS",
-    help="Keep logs written to since.",
-)
+@_days("younger-than", "younger_than_days", 7, "Keep finished snapshots younger than this.")
+@_days("unfinished", "unfinished_days", 14, "Keep unfinished snapshots that changed since.")
+@_days("logs", "log_days", 30, "Keep logs written to since.")
 @click.option(
     "--published",
+    "published_folders",
     multiple=True,
     metavar="DIR",
-    help="A published folder that lies elsewhere. Repeat.",
+    help="A published folder outside the root. Repeat.",
 )
 @click.option(
     "--tracking-uri",
@@ -58,40 +53,77 @@ from flows.cli.common import command, emit, root_option
 @click.option("--without-mlflow", is_flag=True, help="Decide without what MLflow refers to.")
 @click.option(
     "--cache-limit",
+    "cache_limit_gb",
     type=click.FloatRange(min=0.07),
     default=None,
     metavar="GB",
-    help="Of the build cache.  [default: its own]",
+    help="Limit of the build cache.  [default: its own]",
 )
-@click.option("--delete", is_flag=True, help="Do it. Without, it is shown only.")
+@click.option("--delete", is_flag=True, help="Remove them; without it, gc only reports.")
 @click.option(
     "--json",
     "as_json",
     is_flag=True,
     help="Print every snapshot with its reason as one JSON object.",
 )
-def gc(as_json: bool, **options: Any) -> None:
+def gc(
+    root: str,
+    refreshes: int,
+    younger_than_days: float,
+    unfinished_days: float,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Show which snapshots nothing refers to; with --delete, remove them.
 
     What a finished run, a registered model or a published folder refers to is kept, with everything
-    that it was made of.
+    it was made from.
     """
-    from flows.ops.gc_collect import collect, print_collected
+    from flows.ops.gc import collect
     from flows.ops.gc_plan import Keep
 
-    limit = options["cache_limit"]
-    data = collect(
-        options["root"],
-        keep=Keep(
-            refreshes=options["keep"],
-            younger_than_days=options["younger_than"],
-            unfinished_days=options["unfinished"],
-        ),
-        delete=options["delete"],
-        uri=options["tracking_uri"],
-        without_mlflow=options["without_mlflow"],
-        publications=options["published"],
-        cache_limit_bytes=None if limit is None else int(limit * 1e9),
-        log_days=options["logs"],
+    keep = Keep(
+        refreshes=refreshes, younger_than_days=younger_than_days, unfinished_days=unfinished_days
     )
-    emit(data, as_json, print_collected)
+    emit(collect(root, keep=keep, **options), as_json, _print)
+
+
+def _print(data: dict[str, Any]) -> None:
+    """Groups of stage and reason with their sizes, what goes first; then the totals."""
+    went = "gone" if data["deleted"] else "would go"
+    groups: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    for one in data["snapshots"]:
+        needed = one["reason"].endswith(" needs it")
+        reason = "needed by another snapshot that stays" if needed else one["reason"]
+        groups["stays" if one["stays"] else went, one["stage"], reason].append(one["bytes"])
+    for one in data["others"]:
+        stage = Path(one["path"]).parent.name if "log" in one["reason"] else "training"
+        groups[went, stage, one["reason"]].append(one["bytes"])
+    if data["trash_bytes"]:
+        groups[went, ".gc-trash", "left by a gc that was interrupted"].append(data["trash_bytes"])
+    rows = [
+        (*group, f"{len(sizes):,}", in_units(sum(sizes)))
+        for group, sizes in sorted(groups.items(), key=lambda item: (item[0][0] != went, item[0]))
+    ]
+    columns = ("", "stage", "why", "number", "size")
+    print_table(f"concur gc {data['root']}", columns, rows, right=("number", "size"))
+    cache = data["build_cache"]
+    limit = in_units(cache["limit_bytes"]) if cache["limit_bytes"] else "no limit"
+    removed = f", {cache['removed_entries']} builds removed" if cache["removed_entries"] else ""
+    held = f"{in_units(cache['bytes'])} in {cache['entries']:,} builds"
+    click.echo(f"build cache: {held}, limit {limit}{removed}")
+    for warning in data["warnings"]:
+        click.echo(f"warning: {warning}")
+    freed = f"{'freed' if data['deleted'] else 'would free'} {in_units(data['freed_bytes'])}"
+    click.echo(f"{freed}, {in_units(data['kept_bytes'])} of snapshots stay")
+    if not data["deleted"]:
+        click.echo("nothing was removed; add --delete to remove what would go")
+
+
+def in_units(size: float) -> str:
+    """Bytes for a person, in decimal units."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= 1000
+    return f"{size:,.1f} TB"

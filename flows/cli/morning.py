@@ -20,10 +20,11 @@ from flows.cli.common import command, emit, json_option
 @json_option("the report")
 def morning(root: str, as_json: bool) -> None:
     """Report what is new since the refresh before, what failed and why, and what it cost."""
-    from flows.morning.morning import morning as report
+    from flows.morning import text
+    from flows.morning.report import morning as report
 
     found = report(root)
-    emit(found.as_json(), as_json, lambda _: click.echo(_plain(found.markdown())))
+    emit(text.as_json(found), as_json, lambda _: click.echo(_plain(text.markdown(found))))
 
 
 def _plain(markdown: str) -> str:

@@ -1,10 +1,10 @@
 """The refreshes of a root, in the order they began: `<root>/refreshes/<id>.began.json`, and
 `<id>.json` when it ended, however it ended.
 
-Guarantees: a file is there whole or not at all, and never changes; a refresh that was killed has
-begun and not ended, and is listed so; two refreshes at once do not disturb each other's files.
-Works on a local root and on an fsspec URL. Does not guarantee that snapshots of an old refresh are
-still there. Importing this module loads nothing heavy.
+Guarantees: a file is complete or absent, and never changes; a refresh that was killed has begun and
+not ended, and is listed so; two refreshes at once do not disturb each other's files. Works on a
+local root and on an fsspec URL. Does not guarantee that snapshots of an old refresh still exist.
+Importing this module loads nothing heavy.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Refresh(Record):
     strategy: str
     began_at: str
     gpus: int = 0
-    """GPUs that this machine showed; 0 where the language needs none."""
+    """GPUs visible on this machine; 0 where the language needs none."""
     sampling_gpus: int = 0
-    """Of these, those that servers of ours held while candidates were sampled."""
+    """Of these, those held by servers that concur started while candidates were sampled."""
     flow_run: str | None = None
-    """Prefect's id of the run, where there is one."""
+    """Prefect's id of the run, if there is one."""
     ending: Ending = "unknown"
     ended_at: str | None = None
     error: str = ""
@@ -54,12 +54,11 @@ class Refresh(Record):
 
     @property
     def seconds(self) -> float | None:
-        """Wall time, s. None where it has not ended."""
+        """Wall time, s. None until it has ended."""
         if self.ended_at is None:
             return None
-        return (
-            datetime.fromisoformat(self.ended_at) - datetime.fromisoformat(self.began_at)
-        ).total_seconds()
+        began, ended = map(datetime.fromisoformat, (self.began_at, self.ended_at))
+        return (ended - began).total_seconds()
 
 
 class Entry:
@@ -70,16 +69,19 @@ class Entry:
         self.ended: Refresh | None = None
 
     def ends(self, ending: Ending, **found: Any) -> Refresh:
-        self.ended = self.begun.model_copy(update={"ending": ending, "ended_at": now(), **found})
-        _write(self._root, self.begun.id + ENDED, self.ended.model_dump(mode="json"))
+        moment = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self.ended = self.begun.model_copy(update={"ending": ending, "ended_at": moment, **found})
+        _write(self._root, self.ended, ENDED)
         return self.ended
 
 
 @contextmanager
 def entered(config: PipelineConfig, flow_run: str | None = None) -> Iterator[Entry]:
-    """One refresh in the history. A block that raises is written down as failed, or as stopped
-    where somebody stopped it; one that ends without `ends` is as if killed. Raises UsageError where
-    the root cannot be written."""
+    """Record one refresh in the history.
+
+    A block that raises is recorded as failed, or as stopped if it was interrupted; one that ends
+    without `ends` looks as if it was killed. Raises UsageError if the root cannot be written.
+    """
     began = datetime.now(UTC)
     gpus = _gpus() if config.language.needs_gpu else 0
     begun = Refresh(
@@ -92,28 +94,30 @@ def entered(config: PipelineConfig, flow_run: str | None = None) -> Iterator[Ent
         sampling_gpus=_sampling_gpus(config, gpus),
         flow_run=flow_run,
     )
-    _write(config.root, begun.id + BEGAN, begun.model_dump(mode="json"))
+    _write(config.root, begun, BEGAN)
     entry = Entry(config.root, begun)
     try:
         yield entry
     except BaseException as error:
         if entry.ended is None:
-            ending: Ending = "failed" if isinstance(error, Exception) else "stopped"
-            with suppress(UsageError):  # a disk that is full is what the error says already
-                entry.ends(ending, error=f"{type(error).__name__}: {error}"[:ERROR_CHARS])
+            with suppress(UsageError):  # the error itself says that the disk is full
+                entry.ends(
+                    "failed" if isinstance(error, Exception) else "stopped",
+                    error=f"{type(error).__name__}: {error}"[:ERROR_CHARS],
+                )
         raise
 
 
 def refreshes(root: str) -> list[Refresh]:
     """Every refresh of a root, oldest first. A file that cannot be read is passed over: the others
     are still the history."""
-    fs, place = _place(root)
-    if not fs.exists(place):
+    fs, folder = _located(root, PLACE)
+    if not fs.exists(folder):
         return []
     found: dict[str, Refresh] = {}
-    for path in sorted(
-        fs.ls(place, detail=False), key=lambda path: path.endswith(BEGAN), reverse=True
-    ):  # what ended replaces what began
+    # what ended replaces what began
+    paths = sorted(fs.ls(folder, detail=False), key=lambda path: not path.endswith(BEGAN))
+    for path in paths:
         if path.endswith(ENDED) and not path.rsplit("/", 1)[-1].startswith("."):
             with suppress(OSError, ValueError, ValidationError):
                 refresh = Refresh.model_validate(json.loads(fs.cat_file(path)))
@@ -124,44 +128,34 @@ def refreshes(root: str) -> list[Refresh]:
 def before(root: str, refresh: Refresh) -> tuple[Refresh | None, list[Refresh]]:
     """The last finished refresh of the same name and language before this one, and those between
     the two, which did not finish."""
-    earlier = [
-        each
-        for each in refreshes(root)
-        if each.id < refresh.id and (each.name, each.language) == (refresh.name, refresh.language)
-    ]
-    finished = [place for place, each in enumerate(earlier) if each.ending == "finished"]
-    return (earlier[finished[-1]], earlier[finished[-1] + 1 :]) if finished else (None, earlier)
+    unfinished: list[Refresh] = []
+    for each in reversed(refreshes(root)):
+        if each.id < refresh.id and (each.name, each.language) == (refresh.name, refresh.language):
+            if each.ending == "finished":
+                return each, unfinished[::-1]
+            unfinished.append(each)
+    return None, unfinished[::-1]
 
 
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def write_beside(root: str, name: str, text: str) -> str:
-    """Put a file under a root, whole or not at all. Returns its path. Raises UsageError where that
-    cannot be."""
-    fs, place = _base(root)
-    target = f"{place}/{name}"
+def write_under(root: str, name: str, text: str) -> str:
+    """Write a file under a root, atomically. Returns its path. Raises UsageError."""
+    fs, target = _located(root, name)
     hint = "free some disk, or correct its permissions; what was already written is intact"
     with explain_write_errors(target, hint):
         atomic_write_at(fs, target, lambda handle: handle.write(text.encode("utf-8", "replace")))
     return target
 
 
-def _write(root: str, name: str, data: dict[str, Any]) -> None:
-    write_beside(root, f"{PLACE}/{name}", json.dumps(data, indent=2) + "\n")
+def _write(root: str, refresh: Refresh, suffix: str) -> None:
+    text = json.dumps(refresh.model_dump(mode="json"), indent=2) + "\n"
+    write_under(root, f"{PLACE}/{refresh.id}{suffix}", text)
 
 
-def _base(root: str) -> tuple[Any, str]:
+def _located(root: str, name: str) -> tuple[Any, str]:
     import fsspec
 
     fs, path = fsspec.core.url_to_fs(str(root))
-    return fs, path.rstrip("/")
-
-
-def _place(root: str) -> tuple[Any, str]:
-    fs, path = _base(root)
-    return fs, f"{path}/{PLACE}"
+    return fs, f"{path.rstrip('/')}/{name}"
 
 
 def _gpus() -> int:
@@ -171,8 +165,7 @@ def _gpus() -> int:
 
 
 def _sampling_gpus(config: PipelineConfig, gpus: int) -> int:
-    """GPUs of the servers that concur starts; those of somebody's endpoint are not ours to
-    count."""
+    """GPUs of the servers that concur starts; those of another endpoint are not counted."""
     if config.synthesis.sampler != "vllm":
         return 0
     server = config.synthesis.server

@@ -1,172 +1,157 @@
-"""The words of the morning report. Pure: a Morning in, text out; what candidates, tasks or errors
-wrote is shown as text, no more."""
+"""The morning report as Markdown and JSON: one table a section, one finding a row.
+
+Pure. What candidates, tasks or errors wrote is shown as text and is never markup.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
+from flows.morning.report import Change, Morning
 from tasks.progress import duration
 from tasks.reporting.text import cell, table
 
-if TYPE_CHECKING:
-    from flows.morning.history import Refresh
-    from flows.morning.morning import Change, Morning
-
 ENDINGS = {
+    "finished": "finished",
     "failed": "failed",
     "stopped": "was stopped",
     "unknown": "did not end: it was killed, or still runs",
 }
+WORDS = {"curated": "training samples", "flags": "flags of traces"}
+ERROR_CHARS = 600
+
+Section = tuple[str, Sequence[str], Iterable[Sequence[object]]]
+"""Title, columns and rows; left out where there are no rows."""
 
 
 def headline(morning: Morning) -> str:
-    """One sentence."""
+    """The report in one sentence."""
     refresh = morning.refresh
+    took = duration(refresh.seconds or 0.0)
     if refresh.ending != "finished":
-        return f"The refresh {ENDINGS[refresh.ending]}" + (
-            f" after {duration(refresh.seconds)}." if refresh.seconds is not None else "."
-        )
-    took = f"in {duration(refresh.seconds or 0.0)}"
+        after = f" after {took}." if refresh.seconds is not None else "."
+        return f"The refresh {ENDINGS[refresh.ending]}{after}"
     if morning.compared_with is None:
-        rows = {change.what: change.rows for change in morning.changes}
-        counts = ", ".join(_some(rows[name], name) for name in rows)
-        return f"First refresh of this name, {took}: {counts}."
+        counts = ", ".join(_some(change.rows, change) for change in morning.changes)
+        return f"First refresh of this name, in {took}: {counts}."
     if morning.nothing_new:
-        return f"Nothing new: everything was there already, {took}."
-    new = [_some(change.new, change.what, "new ") for change in morning.changes if change.new]
-    gone = [f"{_some(change.gone, change.what)} gone" for change in morning.changes if change.gone]
-    return f"{'; '.join((', '.join(new), ', '.join(gone))).strip('; ')}; {took}."
+        return f"Nothing new: all snapshots existed already, in {took}."
+    new = [_some(change.new, change, "new ") for change in morning.changes if change.new]
+    gone = [f"{_some(change.gone, change)} gone" for change in morning.changes if change.gone]
+    return f"{', '.join([*new, *gone])}; in {took}."
 
 
 def markdown(morning: Morning) -> str:
-    return "\n\n".join(_parts(morning)) + "\n"
-
-
-def _parts(morning: Morning) -> Iterator[str]:
-    refresh, previous = morning.refresh, morning.compared_with
-    yield f"# {cell(refresh.name)}, {_when(refresh.began_at)}"
-    yield f"**{headline(morning)}**"
-    about = f"Language {cell(refresh.language)}, strategy {cell(refresh.strategy)}."
-    yield about + (
-        f" Compared with the refresh of {_when(previous.began_at)}."
-        if previous
-        else " There is no finished refresh before it."
-    )
-    if refresh.error:
-        yield (
-            "## Why it"
-            f" {'failed' if refresh.ending == 'failed' else 'ended'}\n\n{cell(refresh.error, 600)}"
-        )
-    if morning.unfinished:
-        yield "## Refreshes since then that did not finish"
-        yield "\n".join(_unfinished(each) for each in morning.unfinished)
-    if morning.changes:
-        yield "## What is new"
-        yield "Nothing." if morning.nothing_new and previous else _changes(morning.changes)
-    yield from _failures(morning)
-    if morning.cautions:
-        yield "## Cautions\n\n" + "\n".join(
-            f"- {cell(caution, 400)}" for caution in morning.cautions
-        )
-    if refresh.ending == "finished":
-        yield "## What it cost"
-        yield _costs(morning)
-        yield "## Snapshots"
-        yield table(
-            ("what", "snapshot"),
-            [
-                (cell(name), f"`{ref.stage}/{ref.fingerprint}`")
-                for name, ref in refresh.snapshots.items()
-            ],
-        )
-
-
-def _changes(changes: tuple[Change, ...]) -> str:
-    rows = [
-        (_words(change.what), f"{change.rows:,}", f"{change.new:,}", f"{change.gone:,}")
-        for change in changes
-    ]
-    parts = [table(("", "now", "new", "gone"), rows)]
-    for change in changes:
-        if change.examples:
-            more = "" if change.new <= len(change.examples) else ", ..."
-            of = "" if change.what == "tasks" else " are of"
-            parts.append(
-                f"New {_words(change.what)}{of}: {', '.join(map(cell, change.examples))}{more}"
-            )
-        if change.reasons:
-            reasons = [
-                (("in" if reason.startswith("+") else "out"), cell(reason[2:]), f"{n:,}")
-                for reason, n in change.reasons.items()
-            ]
-            parts.append(
-                "Why samples came into the training set, or went out of it:\n\n"
-                + table(("", "why", "samples"), reasons)
-            )
-    return "\n\n".join(parts)
-
-
-def _failures(morning: Morning) -> Iterator[str]:
-    if not morning.status_counts:
-        return
-    yield "## What failed, and why"
-    statuses = sorted(morning.status_counts, key=lambda name: -morning.status_counts[name])
-    rows = [
-        (
-            cell(name),
-            f"{morning.status_counts[name]:,}",
-            f"{morning.new_status_counts.get(name, 0):,}",
-        )
-        for name in statuses
-    ]
-    yield table(("verdict", "all", "new"), rows)
-    if morning.reason_counts:
-        yield f"Reasons of the new failures: {_counts(morning.reason_counts)}."
-    if morning.errors:
-        rows = [
-            (f"{group.count:,}", cell(group.reason), cell(group.signature), f"{group.tasks:,}")
-            for group in morning.errors
-        ]
-        yield "Their most frequent errors (names, numbers and paths are left out):\n\n" + table(
-            ("count", "reason", "error", "tasks"), rows
-        )
-
-
-def _costs(morning: Morning) -> str:
+    """The whole report as a page."""
     refresh = morning.refresh
-    total = f"Wall time {duration(refresh.seconds or 0.0)}, {morning.gpu_hours:.2f} GPU-hours."
-    if not morning.costs:
-        return f"{total} No stage had work: every snapshot was there."
-    rows = [
-        (
-            _words(cost.stage),
-            duration(cost.wall_s),
-            str(cost.devices or "-"),
-            f"{cost.gpu_hours:.2f}",
-            cell(cost.rests_on),
-        )
-        for cost in morning.costs
-    ]
-    return f"{total}\n\n" + table(("stage", "wall time", "devices", "GPU-hours", "rests on"), rows)
+    parts = [f"# {cell(refresh.name)}, {_when(refresh.began_at)}", f"**{headline(morning)}**"]
+    for title, columns, values in _sections(morning):
+        rows = [[cell(value, ERROR_CHARS) for value in row] for row in values]
+        if rows:
+            parts += [f"## {title}", table(columns, rows)]
+    return "\n\n".join(parts) + "\n"
 
 
-def _unfinished(refresh: Refresh) -> str:
-    why = f": {cell(refresh.error, 300)}" if refresh.error else ""
-    return f"- {_when(refresh.began_at)} {ENDINGS.get(refresh.ending, refresh.ending)}{why}"
+def as_json(morning: Morning) -> dict[str, Any]:
+    """The report as plain data."""
+    return {
+        "headline": headline(morning),
+        "nothing_new": morning.nothing_new,
+        "gpu_hours": round(morning.gpu_hours, 4),
+        "wall_s": morning.refresh.seconds,
+        **morning.model_dump(mode="json"),
+    }
 
 
-def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{cell(name)} {count:,}" for name, count in counts.items())
+def _sections(morning: Morning) -> Iterator[Section]:
+    changes, new_counts = morning.changes, morning.new_status_counts
+    statuses = sorted(morning.status_counts.items(), key=lambda item: -item[1])
+    yield "The refresh", ("what", "value"), _about(morning)
+    yield (
+        "Refreshes since then that did not finish",
+        ("began", "ending", "error"),
+        [(_when(one.began_at), ENDINGS[one.ending], one.error) for one in morning.unfinished],
+    )
+    yield (
+        "What is new",
+        ("what", "now", "new", "gone", "new ones are (of)"),
+        [
+            (_words(one), f"{one.rows:,}", f"{one.new:,}", f"{one.gone:,}", _of(one))
+            for one in changes
+        ],
+    )
+    yield (
+        "Why the training set changed",
+        ("samples", "why", "number"),
+        [
+            ("in" if reason.startswith("+") else "out", reason[2:], f"{count:,}")
+            for one in changes
+            for reason, count in one.reasons.items()
+        ],
+    )
+    yield (
+        "Verdicts",
+        ("verdict", "all", "new"),
+        [(name, f"{count:,}", f"{new_counts.get(name, 0):,}") for name, count in statuses],
+    )
+    yield (
+        "Why new candidates failed",
+        ("reason", "number"),
+        [(reason, f"{count:,}") for reason, count in morning.reason_counts.items()],
+    )
+    yield (
+        "Most frequent errors of new candidates (without names, numbers and paths)",
+        ("count", "reason", "error", "tasks"),
+        [(f"{one.count:,}", one.reason, one.signature, f"{one.tasks:,}") for one in morning.errors],
+    )
+    yield "Cautions", ("caution",), [(caution,) for caution in morning.cautions]
+    yield (
+        "What it cost",
+        ("stage", "wall time", "devices", "GPU-hours", "rests on"),
+        [
+            (
+                one.stage,
+                duration(one.wall_s),
+                one.devices or "-",
+                f"{one.gpu_hours:.2f}",
+                one.rests_on,
+            )
+            for one in morning.costs
+        ],
+    )
+    snapshots = morning.refresh.snapshots.items()
+    yield (
+        "Snapshots",
+        ("what", "snapshot"),
+        [(name, f"{ref.stage}/{ref.fingerprint}") for name, ref in snapshots],
+    )
 
 
-def _some(count: int, name: str, which: str = "") -> str:
-    words = _words(name)
+def _about(morning: Morning) -> Iterator[tuple[str, object]]:
+    refresh, previous = morning.refresh, morning.compared_with
+    yield "language", refresh.language
+    yield "strategy", refresh.strategy
+    yield "compared with", _when(previous.began_at) if previous else "no finished refresh before it"
+    yield "ending", ENDINGS[refresh.ending]
+    if refresh.error:
+        yield "error", refresh.error
+    yield "wall time", duration(refresh.seconds) if refresh.seconds is not None else "-"
+    yield "GPU time", f"{morning.gpu_hours:.2f} GPU-hours"
+
+
+def _of(change: Change) -> str:
+    more = ", ..." if change.new > len(change.examples) > 0 else ""
+    return ", ".join(change.examples) + more
+
+
+def _some(count: int, change: Change, which: str = "") -> str:
+    words = _words(change)
     return f"{count:,} {which}{words.removesuffix('s') if count == 1 else words}"
 
 
-def _words(name: str) -> str:
-    return {"curated": "training samples", "flags": "flags of traces"}.get(name, name)
+def _words(change: Change) -> str:
+    return WORDS.get(change.what, change.what)
 
 
 def _when(moment: str) -> str:

@@ -1,11 +1,10 @@
-"""What lies under a root: its snapshots, finished or not, and the JSON files beside them that may
-name some.
+"""What lies under a root, and who refers to it: other files of the root, published folders, MLflow.
 
-Guarantees: nothing is changed; a symbolic link is never followed, and what lies behind one is no
-snapshot of this root; a directory is a finished snapshot only if its manifest names that very stage
-and fingerprint, and an unfinished one only if its name is a fingerprint and a stage has begun to
-write there. Whatever else is there is not looked at. Does not guarantee a picture of one moment
-where others write: `sweep.alone` is for that.
+Guarantees: reads only; a symbolic link is never followed; a directory is a finished snapshot only if
+its manifest names that very stage and fingerprint, and an unfinished one only if its name is a
+fingerprint and a stage has begun to write there; a tracking server that does not answer is an error,
+never "nothing refers to it". Everything that has the form of a fingerprint counts as one. Does not
+guarantee a picture of one moment while others write: `root_lock.alone` is for that.
 """
 
 from __future__ import annotations
@@ -18,12 +17,16 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from kernels_eval.errors import UsageError
+from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Record
 from tasks.store.snapshot import MANIFEST
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
 
 FINGERPRINT = re.compile(r"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])")
 TRASH = ".gc-trash"
@@ -31,13 +34,13 @@ NOT_STAGES = ("prefect", "mlartifacts", "mlruns", "stack", "logs", "ray", TRASH)
 NOTES_DEPTH = 3
 NOTES_BYTES = 64 << 20  # a larger JSON file is data, and would be held in memory
 WRITERS = re.compile(r"^\.(?:scratch-[0-9a-f]+-(\d+)|.+\.(\d+)\.tmp)$")
-REPORTS = "report"
 CHECKPOINTS = "checkpoints"
+MLFLOW_PAGE = 1000
 
 
 class Stored(Record):
     """One snapshot's directory. `names` are the fingerprints that its manifest and its reports
-    name, `changed_s` is in Unix seconds."""
+    name; `changed_s` is in Unix seconds."""
 
     stage: str
     fingerprint: str
@@ -54,49 +57,51 @@ class Stored(Record):
         return f"{self.stage}/{self.fingerprint}"
 
 
+class Tracked(Record):
+    """What MLflow refers to: `names` maps fingerprints to who refers to them; `released` are those
+    that only deleted runs name."""
+
+    names: dict[str, str] = {}
+    released: frozenset[str] = frozenset()
+    runs: int = 0
+    versions: int = 0
+
+
+# -- snapshots -------------------------------------------------------------------------------------
+
+
 def scan(root: Path) -> list[Stored]:
     """Every snapshot under a root. Raises UsageError for a manifest that cannot be read: what its
     snapshot needs is then unknown."""
-    found = []
-    for stage in _directories(root):
-        if stage.name.startswith(".") or stage.name in NOT_STAGES:
-            continue
-        for directory in _directories(stage):
-            snapshot = _stored(stage.name, directory)
-            if snapshot:
-                found.append(snapshot)
-    return found
-
-
-def noted(root: Path) -> dict[str, str]:
-    """Fingerprints named by JSON files of the root that belong to no snapshot (published folders,
-    ablations), and by which file."""
-    found: dict[str, str] = {}
-    for path in _notes(root, NOTES_DEPTH):
-        for name in _named_in(path):
-            found.setdefault(name, f"named in {path.relative_to(root)}")
-    return found
+    stages = [
+        stage
+        for stage in _directories(root)
+        if not stage.name.startswith(".") and stage.name not in NOT_STAGES
+    ]
+    found = (
+        _stored(stage.name, directory) for stage in stages for directory in _directories(stage)
+    )
+    return [snapshot for snapshot in found if snapshot]
 
 
 def size_of(path: Path) -> int:
-    """Bytes that a file, or a directory with all that lies in it, takes on the disk; links count as
-    links."""
+    """Bytes on the disk of a file, or of a directory with its contents; links count as links."""
     total = 0
     with suppress(OSError):
         total = path.lstat().st_blocks * 512
         if path.is_dir() and not path.is_symlink():
-            total += sum(size_of(Path(entry)) for entry in os.scandir(path))
+            total += sum(map(size_of, path.iterdir()))
     return total
 
 
 def _stored(stage: str, directory: Path) -> Stored | None:
     manifest = directory / MANIFEST
+    place = {"stage": stage, "fingerprint": directory.name}
     if manifest.is_symlink() or not manifest.is_file():
         if not _half_written(directory):
             return None
         return Stored(
-            stage=stage,
-            fingerprint=directory.name,
+            **place,
             finished=False,
             changed_s=_newest_s(directory),
             bytes=size_of(directory),
@@ -104,24 +109,23 @@ def _stored(stage: str, directory: Path) -> Stored | None:
         )
     try:
         told = json.loads(manifest.read_text(encoding="utf-8"))
-        if (told["stage"], told["fingerprint"]) != (stage, directory.name):
+        if place != {name: told[name] for name in place}:
             return None
         upstream = tuple(str(name) for name in told["upstream"])
         created_s = datetime.fromisoformat(told["created_at"]).timestamp()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"the manifest of {directory} cannot be read ({type(error).__name__}: {error}), so"
-            " nobody knows what it needs",
+            f"cannot read the manifest of {directory} ({type(error).__name__}: {error}), so what it"
+            " needs is unknown",
             "restore the manifest, or remove that directory yourself",
         ) from error
-    reports = [path for path in _files(directory / REPORTS) if path.suffix == ".json"]
+    reports = [path for path in _files(directory / "report") if path.suffix == ".json"]
     names = _named_in(manifest).union(*map(_named_in, reports)) - {directory.name}
     return Stored(
-        stage=stage,
-        fingerprint=directory.name,
+        **place,
         finished=True,
         upstream=upstream,
-        names=frozenset(names) | frozenset(upstream),
+        names=names.union(upstream),
         changed_s=created_s,
         bytes=size_of(directory),
         has_report=bool(reports),
@@ -129,49 +133,148 @@ def _stored(stage: str, directory: Path) -> Stored | None:
 
 
 def _half_written(directory: Path) -> bool:
-    """Has a stage begun a snapshot here? Other directories, such as an ablation's, may be named by
-    a fingerprint too."""
+    """Whether a stage has begun a snapshot here: other directories, such as a sweep's, may be named
+    by a fingerprint too."""
     if not FINGERPRINT.fullmatch(directory.name):
         return False
-    begun = any(
-        path.name.startswith((".journal-", "part-", ".part-")) for path in _files(directory)
+    begun = (".journal-", "part-", ".part-")
+    return any(path.name.startswith(begun) for path in _files(directory)) or any(
+        path.name == CHECKPOINTS for path in _directories(directory)
     )
-    return begun or any(path.name == CHECKPOINTS for path in _directories(directory))
 
 
 def _writer(directory: Path) -> str:
-    """Who writes to an unfinished snapshot now: a locked journal, or a temporary file of a process
-    that lives. Empty: nobody seen."""
+    """Who writes to an unfinished snapshot now: a locked journal, or a temporary file of a living
+    process. Empty if none is seen."""
     for path in _files(directory):
         if path.name.startswith(".journal-"):
-            with suppress(OSError), open(path, "rb") as handle:
+            with suppress(OSError), path.open("rb") as handle:
                 try:
                     fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
                     return "its journal is open"
-    with suppress(OSError):
-        for entry in os.scandir(directory):
-            if found := WRITERS.match(entry.name):
-                pid = int(found[1] or found[2])
-                if psutil.pid_exists(pid):
-                    return f"process {pid} writes there"
+    for path in _listed(directory, lambda _: True):
+        if found := WRITERS.match(path.name):
+            pid = int(found[1] or found[2])
+            if psutil.pid_exists(pid):
+                return f"process {pid} writes there"
     return ""
 
 
-def _newest_s(directory: Path) -> float:
+def _newest_s(path: Path) -> float:
     """When anything in it changed last: a training writes to a checkpoint deep inside."""
     newest = 0.0
     with suppress(OSError):
-        newest = directory.lstat().st_mtime
-        for entry in os.scandir(directory):
-            with suppress(OSError):
-                inner = (
-                    _newest_s(Path(entry))
-                    if entry.is_dir(follow_symlinks=False)
-                    else entry.stat(follow_symlinks=False).st_mtime
-                )
-                newest = max(newest, inner)
+        newest = path.lstat().st_mtime
+        if path.is_dir() and not path.is_symlink():
+            newest = max([newest, *map(_newest_s, path.iterdir())])
     return newest
+
+
+# -- references ------------------------------------------------------------------------------------
+
+
+def noted(root: Path) -> dict[str, str]:
+    """Fingerprints in JSON files of the root that belong to no snapshot (published folders,
+    sweeps), and which file names each."""
+    found: dict[str, str] = {}
+    for path in _notes(root, NOTES_DEPTH):
+        for name in _named_in(path):
+            found.setdefault(name, f"named in {path.relative_to(root)}")
+    return found
+
+
+def published(folders: tuple[str, ...]) -> dict[str, str]:
+    """Training sets that published folders were made from. Raises UsageError for any other
+    folder."""
+    from tasks.publishing.publish import PUBLICATION
+
+    found: dict[str, str] = {}
+    for folder in folders:
+        try:
+            text = (Path(folder) / PUBLICATION).read_text(encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"{folder} is no published folder: {error.strerror}",
+                f"give one that holds {PUBLICATION}",
+            ) from error
+        found |= dict.fromkeys(FINGERPRINT.findall(text), f"published in {folder}")
+    return found
+
+
+def tracked(root: Path, uri: str | None) -> Tracked:
+    """What MLflow refers to: at `uri`, else $MLFLOW_TRACKING_URI, else the root's own database.
+
+    Raises EvalError where there is none, or it does not answer.
+    """
+    from tasks.tracking.connection import bounded_and_quiet, connect
+
+    own = root / "mlflow.db"
+    uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or (own.is_file() and f"sqlite:///{own}")
+    ways = "name it with --tracking-uri, or decide without what it refers to: --without-mlflow"
+    if not uri:
+        raise EvalError(
+            f"no MLflow is known for {root}: it holds no mlflow.db, and MLFLOW_TRACKING_URI is not"
+            " set",
+            ways,
+        )
+    try:
+        with bounded_and_quiet():
+            return _read(connect(uri))
+    except (EvalError, UsageError):
+        raise
+    except Exception as error:  # whatever a client, a driver or a server raises
+        reason = (str(error).splitlines() or [""])[0][:200]
+        raise EvalError(
+            f"MLflow does not answer ({type(error).__name__}: {reason})", f"start it, {ways}"
+        ) from error
+
+
+def _read(client: MlflowClient) -> Tracked:
+    from mlflow.entities import ViewType
+
+    every = {"max_results": MLFLOW_PAGE}
+    experiments = list(_pages(client.search_experiments, view_type=ViewType.ALL, **every))
+    ids = [found.experiment_id for found in experiments]
+    alive = {found.experiment_id for found in experiments if found.lifecycle_stage == "active"}
+    names: dict[str, str] = {}
+    deleted: set[str] = set()
+    runs = versions = 0
+    search = _pages(client.search_runs, ids, run_view_type=ViewType.ALL, **every) if ids else ()
+    for run in search:
+        if run.info.lifecycle_stage == "active" and run.info.experiment_id in alive:
+            runs += 1
+            by = f"MLflow run {run.info.run_name or run.info.run_id}"
+            names = dict.fromkeys(_mentioned(run), by) | names
+        else:
+            deleted |= _mentioned(run)
+    for version in _pages(client.search_model_versions, **every):
+        versions += 1
+        text = " ".join([*version.tags.values(), version.source or "", version.description or ""])
+        by = f"registered model {version.name}/{version.version}"
+        names |= dict.fromkeys(FINGERPRINT.findall(text), by)
+    released = frozenset(deleted - names.keys())
+    return Tracked(names=names, released=released, runs=runs, versions=versions)
+
+
+def _mentioned(run: Any) -> set[str]:
+    texts = [*run.data.tags.values(), *run.data.params.values()]
+    for used in run.inputs.dataset_inputs if run.inputs else ():
+        texts += [used.dataset.digest or "", used.dataset.source or ""]
+    return {name for text in texts for name in FINGERPRINT.findall(text)} - {run.info.run_id}
+
+
+def _pages(search: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[Any]:
+    token = None
+    while True:
+        page = search(*args, **kwargs, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+# -- files -----------------------------------------------------------------------------------------
 
 
 def _named_in(path: Path) -> frozenset[str]:
@@ -182,7 +285,7 @@ def _named_in(path: Path) -> frozenset[str]:
     except OSError as error:
         raise UsageError(
             f"cannot read {path}: {error.strerror}, and it may name snapshots",
-            "mend its permissions",
+            "fix its permissions",
         ) from error
 
 
@@ -205,16 +308,14 @@ def _files(path: Path) -> list[Path]:
 
 
 def _listed(path: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[Path]:
+    if path.is_symlink():
+        return []
     try:
-        return (
-            sorted(Path(entry) for entry in os.scandir(path) if wanted(entry))
-            if not path.is_symlink()
-            else []
-        )
+        return sorted(Path(entry) for entry in os.scandir(path) if wanted(entry))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise UsageError(
-            f"cannot look into {path}: {error.strerror}",
-            "mend its permissions; what it holds may refer to others",
+            f"cannot list {path}: {error.strerror}",
+            "fix its permissions; what it holds may refer to others",
         ) from error

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from flows.config import PipelineConfig
-from flows.ops.gc_remove import in_use
 from flows.runtime.disk import DiskWatch, require_room
+from flows.runtime.root_lock import in_use
 from flows.runtime.shutdown import stops_soon
 from kernels_eval.cluster.ray import interruptible
 from tasks.progress import gathering, observed_by

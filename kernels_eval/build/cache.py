@@ -223,6 +223,13 @@ class BuildCache:
         with Lock(self._lock):
             return True  # another process was evicting: what it freed is there for all
 
+    def trim(self) -> int:
+        """Evict down to the limit now. Returns how many entries went, 0 where another process
+        evicts."""
+        self._prepare()
+        with self._alone() as alone:
+            return self._evict() if alone else 0
+
     def _evict(self, *, to_half: bool = False) -> int:
         """Remove what was used longest ago, where the cache is above its limit. Returns how many
         entries went."""

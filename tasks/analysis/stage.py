@@ -19,7 +19,8 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from tasks.analysis.config import ObservationConfig
 from tasks.progress import report
-from tasks.store.snapshot import Snapshot, SnapshotRef, code_version, fingerprint
+from tasks.store import Snapshot, SnapshotRef, fingerprint
+from tasks.versions import ANALYSIS_VERSION
 
 STAGE, PAGE = "analysis", "page"
 OF_VERDICTS = ("candidate_id", "task_id", "status", "reason", "timing.speedup")
@@ -45,9 +46,7 @@ class Found(Record):
 def planned(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfig) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
     upstream = [verdicts.fingerprint, candidates.fingerprint]
-    return Snapshot(
-        verdicts.root, STAGE, fingerprint(STAGE, config, upstream, code_version("tasks.analysis"))
-    )
+    return Snapshot(verdicts.root, STAGE, fingerprint(STAGE, config, upstream, ANALYSIS_VERSION))
 
 
 def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfig) -> SnapshotRef:

@@ -12,7 +12,8 @@ import pyarrow as pa
 from kernels_eval.records import Record
 from tasks.benchmark.config import BenchmarkConfig
 from tasks.benchmark.scoring import Baseline, ScoreRow, baselines_of, score
-from tasks.store.snapshot import Snapshot, SnapshotRef, code_version, fingerprint
+from tasks.store import Snapshot, SnapshotRef, fingerprint
+from tasks.versions import SCORING_VERSION
 
 STAGE = "benchmark"
 SCORES = pa.schema(
@@ -35,15 +36,6 @@ SCORES = pa.schema(
         ("baseline", pa.string()),
     ]
 )
-CODE = (
-    "tasks.benchmark.stage",
-    "tasks.benchmark.scoring",
-    "tasks.benchmark.samples",
-    "tasks.benchmark.comparing",
-    "tasks.benchmark.metrics",
-)
-"""Whatever decides a number of this snapshot, and nothing else: a reworded report scores nothing
-anew. Tested against the imports."""
 READ = (
     "candidate_id",
     "task_id",
@@ -85,7 +77,7 @@ def planned(answers: list[Answers], config: BenchmarkConfig) -> Snapshot:
     upstream = [a.verdicts.fingerprint for a in answers]
     key = [config.model_dump(mode="json"), [a.model for a in answers]]
     return Snapshot(
-        answers[0].verdicts.root, STAGE, fingerprint(STAGE, key, upstream, code_version(*CODE))
+        answers[0].verdicts.root, STAGE, fingerprint(STAGE, key, upstream, SCORING_VERSION)
     )
 
 

@@ -22,13 +22,13 @@ import pyarrow as pa
 from kernels_eval.records import stable_hash
 from tasks.curation.quality import FLAGS, MEASURES, QualityConfig, quality
 from tasks.progress import report
-from tasks.store.snapshot import Snapshot, SnapshotRef, code_version, fingerprint, known_rows
+from tasks.store import Snapshot, SnapshotRef, fingerprint, known_rows
+from tasks.versions import TRACE_FLAG_VERSION
 
 if TYPE_CHECKING:
     import polars as pl
 
 STAGE = "trace-flags"
-CODE = ("tasks.curation.quality",)
 MOST_THREADS = 8
 BATCH_CHARACTERS, BATCH_TEXTS = 2_000_000, 2_000
 _KINDS = {
@@ -58,11 +58,9 @@ TRACE_FLAGS = pa.schema(
 
 def planned(verdicts: SnapshotRef, candidates: SnapshotRef, config: QualityConfig) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
-    upstream, code = (
-        [verdicts.fingerprint, candidates.fingerprint],
-        code_version(*CODE, "tasks.curation.flags"),
-    )
-    return Snapshot(verdicts.root, STAGE, fingerprint(STAGE, config.identity, upstream, code))
+    upstream = [verdicts.fingerprint, candidates.fingerprint]
+    key = fingerprint(STAGE, config.identity, upstream, TRACE_FLAG_VERSION)
+    return Snapshot(verdicts.root, STAGE, key)
 
 
 def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: QualityConfig) -> SnapshotRef:
@@ -72,7 +70,7 @@ def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: QualityConfig) -
     if snapshot.finished:
         return snapshot.ref
     wanted = correct_among(verdicts.open(), candidates.open())
-    conditions = [config.identity, code_version(*CODE)]
+    conditions = [config.identity, TRACE_FLAG_VERSION]
     keys = {stable_hash([name, conditions]): name for name in wanted["candidate_id"]}
     snapshot.recover(TRACE_FLAGS)
     there = snapshot.keys("flag_key")

@@ -12,8 +12,9 @@ from tasks.curation.pool import without_flags
 from tasks.curation.strategies import CurationConfig, curate
 from tasks.curation.tables import curated_rows, deciding, joined_on_candidate, texts_of
 from tasks.progress import report
-from tasks.store.snapshot import Snapshot, SnapshotRef, code_version, fingerprint
+from tasks.store import Snapshot, SnapshotRef, fingerprint
 from tasks.tables import CURATED
+from tasks.versions import CURATION_VERSION
 
 STAGE = "curation"
 
@@ -36,8 +37,8 @@ def planned(
 ) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
     upstream = _upstream(verdicts, candidates, tasks, workloads, flags)
-    code = code_version("tasks.curation", "tasks.operators")
-    return Snapshot(verdicts.root, STAGE, fingerprint(STAGE, config.identity, upstream, code))
+    key = fingerprint(STAGE, config.identity, upstream, CURATION_VERSION)
+    return Snapshot(verdicts.root, STAGE, key)
 
 
 def run(

@@ -14,8 +14,9 @@ from kernels_eval.errors import UsageError
 from tasks.decontamination.decontamination import DecontaminationConfig, decontaminate
 from tasks.decontamination.deduplication import DeduplicationConfig, deduplicate_tasks
 from tasks.progress import report
-from tasks.store.snapshot import Snapshot, SnapshotRef, code_version, fingerprint
+from tasks.store import Snapshot, SnapshotRef, fingerprint
 from tasks.tables import TASKS
+from tasks.versions import DECONTAMINATION_VERSION
 
 STAGE = "training-tasks"
 
@@ -31,9 +32,7 @@ def planned(
     return Snapshot(
         tasks.root,
         STAGE,
-        fingerprint(
-            STAGE, config, _upstream(tasks, benchmark), code_version("tasks.decontamination")
-        ),
+        fingerprint(STAGE, config, _upstream(tasks, benchmark), DECONTAMINATION_VERSION),
     )
 
 

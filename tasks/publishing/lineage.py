@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels_eval.errors import UsageError
 from tasks.sources.hub import is_hub_id
-from tasks.store.snapshot import MANIFEST, Snapshot, SnapshotRef, snapshots, together
+from tasks.store import MANIFEST, Snapshot, SnapshotRef, combine_parts, snapshots
 
 if TYPE_CHECKING:
     import polars as pl
@@ -202,14 +202,6 @@ def source_of(snapshot: Snapshot) -> Snapshot:
 
 
 @contextmanager
-def open_part(snapshot: Snapshot, part: str) -> Iterator[Any]:
-    """A part of a snapshot, wherever its root lies, as a file to read. Raises UsageError where it
-    cannot be read."""
-    with readable(part), snapshot._fs.open(part, "rb") as handle:
-        yield handle
-
-
-@contextmanager
 def readable(what: str) -> Iterator[None]:
     """Raises UsageError where what is read inside is damaged or gone, or its parts do not fit
     together: not to be taken for a fault of what is written."""
@@ -249,7 +241,7 @@ def select(
         )
     if not frames:
         return pl.DataFrame(schema={on: pl.String})
-    return together(frames, snapshot.path).unique(subset=on, keep="first", maintain_order=True)
+    return combine_parts(frames, snapshot.path).unique(subset=on, keep="first", maintain_order=True)
 
 
 def batches(snapshot: Snapshot, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
@@ -257,11 +249,9 @@ def batches(snapshot: Snapshot, columns: Sequence[str]) -> Iterator[pl.DataFrame
     that a part lacks are left out."""
     import polars as pl
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     for part in snapshot.parts():
-        with open_part(snapshot, part) as handle:
-            file = pq.ParquetFile(handle)
+        with readable(part), snapshot.open_part(part) as file:
             there = [name for name in columns if name in file.schema_arrow.names]
             for batch in file.iter_batches(BATCH_ROWS, columns=there):
                 yield pl.from_arrow(pa.Table.from_batches([batch]))

@@ -35,7 +35,8 @@ from tasks.publishing.shards import SHARD_BYTES, Shard, write_shards
 from tasks.publishing.statistics import statistics_of
 from tasks.publishing.workloads import Workloads, workloads_of
 from tasks.reporting.text import cell
-from tasks.store.snapshot import Snapshot, SnapshotRef, code_version
+from tasks.store import Snapshot, SnapshotRef
+from tasks.versions import PUBLISHING_VERSION
 
 PUBLICATION, README, CROISSANT, DATA, FIGURES = (
     "publication.json",
@@ -143,7 +144,7 @@ def publish(
         observations,
         decontamination,
         _of_figures(figures),
-        code_version("tasks.publishing"),
+        PUBLISHING_VERSION,
     ]
     fingerprint = stable_hash(identity)
     tag = f"refresh-{created_at[:10]}-{fingerprint[:8]}"

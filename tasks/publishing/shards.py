@@ -30,8 +30,8 @@ from tasks.publishing.columns import (
     published_schema,
 )
 from tasks.publishing.lineage import Lineage, manifest_of, readable, select, source_of
-from tasks.publishing.ordering import schema_of, tables_in_order
 from tasks.sources.holdout import place_of
+from tasks.store import tables_in_order
 
 if TYPE_CHECKING:
     import polars as pl
@@ -122,7 +122,7 @@ def _checked(line: Lineage) -> pa.Schema:
     import pyarrow as pa
 
     with readable(f"the columns of {line.curated.path}"):
-        curated = schema_of(line.curated)
+        curated = line.curated.schema()
     if not curated.names:
         raise UsageError(
             f"the curated set {line.curated.path} is empty",
@@ -294,7 +294,7 @@ def _joined(
 
     provenance, start = provenance_schema(), 0
     stored = pa.schema([field for field in schema if field.name not in provenance.names])
-    for table in tables_in_order(line.curated, rows, stored, scratch):
+    for table in _stored(line, rows, stored, scratch):
         part = rows.slice(start, len(table))
         start += len(table)
         if table["candidate_id"].to_pylist() != part["candidate_id"].to_list():
@@ -309,6 +309,13 @@ def _joined(
             else:
                 columns[field.name] = pa.nulls(len(table), field.type)
         yield pa.table(columns, schema=schema)
+
+
+def _stored(
+    line: Lineage, rows: pl.DataFrame, schema: pa.Schema, scratch: Path
+) -> Iterator[pa.Table]:
+    with readable(line.curated.path):
+        yield from tables_in_order(line.curated, rows, schema, scratch)
 
 
 def _typed(values: pa.Array, wanted: pa.DataType) -> pa.Array:

@@ -8,7 +8,7 @@ from typing import Any
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask
 from tasks.sources.config import TasksConfig
-from tasks.store.snapshot import Snapshot, SnapshotRef, fingerprint
+from tasks.store import Snapshot, SnapshotRef, fingerprint
 from tasks.tables import TASKS
 
 STAGE = "tasks"

@@ -19,7 +19,7 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Candidate, Language, candidate_id
 from tasks.progress import report
 from tasks.sources.models import resolve_model
-from tasks.store.snapshot import Snapshot, SnapshotRef, code_version, fingerprint, known_rows
+from tasks.store import Snapshot, SnapshotRef, fingerprint, known_rows
 from tasks.synthesis.asked import Asked, RequestSet, Speed, data_version
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.follow_ups import FollowUps
@@ -28,6 +28,7 @@ from tasks.synthesis.prompts import prompt_hash
 from tasks.synthesis.refine import FOLLOW_UP_VERSION
 from tasks.synthesis.sampler import Request, Response, Sampler
 from tasks.tables import CANDIDATES
+from tasks.versions import PARSER_VERSION, SYNTHESIS_VERSION
 
 STAGE = "synthesis"
 OF_NO_TURN = frozenset({"concurrency", "api_key_env", "api_key_block", "server", "turns"})
@@ -151,7 +152,7 @@ class Synthesis:
         return Snapshot(
             self._tasks.root,
             STAGE,
-            fingerprint(STAGE, identity, self._upstream, code_version("tasks.synthesis")),
+            fingerprint(STAGE, identity, self._upstream, (SYNTHESIS_VERSION, PARSER_VERSION)),
         )
 
     def run(self) -> SnapshotRef:

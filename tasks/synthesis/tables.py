@@ -28,9 +28,10 @@ from kernels_eval.records import Candidate, KernelTask, Language, SamplingParams
 from tasks.progress import report
 from tasks.sources.files import first_line
 from tasks.sources.tables import columns_of, part_files, rows_of, shown, unusable
-from tasks.store.snapshot import Snapshot, SnapshotRef, code_version, fingerprint
+from tasks.store import Snapshot, SnapshotRef, fingerprint
 from tasks.synthesis.parsing import is_unfinished, parse_response
 from tasks.tables import CANDIDATES
+from tasks.versions import CANDIDATE_TABLE_VERSION, PARSER_VERSION
 
 STAGE = "candidates"
 FORMS = (
@@ -124,9 +125,11 @@ class CandidateTable:
         for two different candidates.
         """
         digests = [_digest(path) for path in self._parts]
-        code = code_version("tasks.synthesis.tables", "tasks.synthesis.parsing")
+        versions = (CANDIDATE_TABLE_VERSION, PARSER_VERSION)
         snapshot = Snapshot(
-            root, STAGE, fingerprint(STAGE, [digests, language.value], [upstream.fingerprint], code)
+            root,
+            STAGE,
+            fingerprint(STAGE, [digests, language.value], [upstream.fingerprint], versions),
         )
         if snapshot.finished:
             return snapshot.ref

@@ -14,11 +14,12 @@ from kernels_eval.records import Language
 from tasks.progress import report
 from tasks.sources.models import resolve_model
 from tasks.sources.stage import read_tasks
-from tasks.store.snapshot import Snapshot, SnapshotRef, code_version, fingerprint
+from tasks.store import Snapshot, SnapshotRef, fingerprint
 from tasks.training.evaluation import COLUMN as HELD_OUT
 from tasks.training.evaluation import with_held_out
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.telemetry import COLUMNS as TELEMETRY
+from tasks.versions import TRAINING_VERSION
 
 if TYPE_CHECKING:
     from tasks.training.trainer import TrainingResult
@@ -40,7 +41,7 @@ def planned(curated: SnapshotRef, recipe: TrainingRecipe, prompts: dict[str, str
             STAGE,
             config,
             [curated.fingerprint],
-            code_version("tasks.training", "tasks.sources.holdout"),
+            TRAINING_VERSION,
         ),
     )
 

@@ -25,19 +25,19 @@ from kernels_eval.parent.messages import Finding
 from kernels_eval.parent.prepare import Prepared
 from kernels_eval.parent.runner import verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
+from kernels_eval.versions import PROTOCOL_VERSION
 from tasks.progress import caution, report
-from tasks.store.snapshot import (
+from tasks.store import (
     PART_ROWS,
     Snapshot,
     SnapshotRef,
-    code_version,
     fingerprint,
     known_rows,
+    rows_in_order,
 )
 from tasks.tables import TASKS, VERDICTS
 from tasks.verification import retry_until_back as rejoin
 from tasks.verification.config import VerificationConfig
-from tasks.verification.reading import rows_in_order
 
 if TYPE_CHECKING:
     import polars as pl
@@ -86,7 +86,7 @@ class Verification:
         self._upstream = [candidates.fingerprint, tasks.fingerprint]
         self._candidates, self._tasks = candidates.open(), tasks.open()
         self._device = device_name(language)
-        protocol, code = config.eval.model_dump(mode="json"), code_version("kernels_eval")
+        protocol, code = config.eval.model_dump(mode="json"), PROTOCOL_VERSION
         self._conditions = stable_hash([protocol, self._device, code])
         self._resources = ExitStack()
         self._pool: Pool | None = None
@@ -237,7 +237,7 @@ class Verification:
             self._pool = self._resources.enter_context(self.pool())
             self._joined = rejoin.session()
         rows_per_part = (
-            PART_ROWS if self.snapshot.has_journal else self.config.chunk_size
+            PART_ROWS if self.snapshot.is_local else self.config.chunk_size
         )  # elsewhere a kill loses the part that fills
         with (
             closing(self._pairs(left)) as pairs,

@@ -20,13 +20,13 @@ from kernels_eval.errors import KilledError, SandboxError
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
 from kernels_eval.records import KernelTask, stable_hash
 from tasks.progress import report
-from tasks.store.snapshot import Snapshot, SnapshotRef, code_version, fingerprint, known_rows
+from tasks.store import Snapshot, SnapshotRef, fingerprint, known_rows
+from tasks.versions import PROFILE_VERSION
 from tasks.workload.operator_times_config import ProfilingConfig
 from tasks.workload.operator_times_record import PROFILES, Profile
 
 STAGE = "profiles"
 ROLE = "profile"
-CODE = ("tasks.workload", "kernels_eval.reference.operator_times", "kernels_eval.checks.inputs")
 SERVER_TRIES = 3
 
 
@@ -105,7 +105,7 @@ def planned(tasks: SnapshotRef, config: ProfilingConfig, device: str, device_nam
     """The snapshot that `run` with the same arguments fills."""
     key = [config.model_dump(mode="json"), device.split(":")[0], device_name]
     return Snapshot(
-        tasks.root, STAGE, fingerprint(STAGE, key, [tasks.fingerprint], code_version(*CODE))
+        tasks.root, STAGE, fingerprint(STAGE, key, [tasks.fingerprint], PROFILE_VERSION)
     )
 
 
@@ -128,7 +128,7 @@ def run(tasks: SnapshotRef, config: ProfilingConfig, device: str, device_name: s
         config.model_dump(mode="json"),
         device.split(":")[0],
         device_name,
-        code_version(*CODE),
+        PROFILE_VERSION,
     ]
     keys = {
         task.task_id: stable_hash([task.code, task.entry_point, task.init_form, *conditions])

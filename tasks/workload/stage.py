@@ -14,27 +14,21 @@ import polars as pl
 
 from kernels_eval.records import KernelTask, stable_hash
 from tasks.progress import report
-from tasks.store.snapshot import Snapshot, SnapshotRef, code_version, fingerprint, known_rows
+from tasks.store import Snapshot, SnapshotRef, fingerprint, known_rows
+from tasks.versions import WORKLOAD_VERSION
 from tasks.workload.config import WorkloadConfig
 from tasks.workload.measure import measured, tasks_of
 from tasks.workload.record import WORKLOADS, Workload
 
 STAGE = "workloads"
-CODE = (
-    "tasks.workload",
-    "tasks.operators",
-    "kernels_eval.reference.workload",
-    "kernels_eval.reference.operator_costs",
-    "kernels_eval.checks.inputs",
-    "kernels_eval.checks.operators",
-)
 COLUMNS = tuple(name for name in WORKLOADS.names if name not in ("workload_key", "task_id"))
 
 
-def workload_key(task: KernelTask, config: WorkloadConfig, code: str) -> str:
-    """Identity of a measurement: the program, the limits and the code that counts (not the task's
-    name)."""
-    return stable_hash([task.code, task.entry_point, task.init_form, config.identity, code])
+def workload_key(task: KernelTask, config: WorkloadConfig) -> str:
+    """Identity of a measurement: the program, the limits and the version of the code that counts
+    (not the task's name)."""
+    program = [task.code, task.entry_point, task.init_form]
+    return stable_hash([*program, config.identity, WORKLOAD_VERSION])
 
 
 def planned(tasks: SnapshotRef, config: WorkloadConfig) -> Snapshot:
@@ -42,7 +36,7 @@ def planned(tasks: SnapshotRef, config: WorkloadConfig) -> Snapshot:
     return Snapshot(
         tasks.root,
         STAGE,
-        fingerprint(STAGE, config.identity, [tasks.fingerprint], code_version(*CODE)),
+        fingerprint(STAGE, config.identity, [tasks.fingerprint], WORKLOAD_VERSION),
     )
 
 
@@ -57,8 +51,7 @@ def run(tasks: SnapshotRef, config: WorkloadConfig) -> SnapshotRef:
     if snapshot.finished:
         return snapshot.ref
     found = tasks_of(tasks.open().read(unique="task_id").to_dicts())
-    code = code_version(*CODE)
-    _fill(snapshot, [(workload_key(task, config, code), task) for task in found], config)
+    _fill(snapshot, [(workload_key(task, config), task) for task in found], config)
     rows = snapshot.read(
         columns=["task_id", "operator_kind", "families", "problem"], unique="task_id"
     )
@@ -90,15 +83,10 @@ def annotate(
         )
         named = tasks
     else:
-        code = code_version(*CODE)
         found = tasks_of(tasks.to_dicts())
-        keys = [workload_key(task, config, code) for task in found]
+        keys = [workload_key(task, config) for task in found]
         programs = dict(zip(keys, found, strict=True))
-        rows = (
-            list(_measured(programs, config))
-            if root is None
-            else _kept(programs, config, root, code)
-        )
+        rows = list(_measured(programs, config)) if root is None else _kept(programs, config, root)
         counted = pl.DataFrame(rows, schema=_polars_schema(), orient="row").unique(
             subset="workload_key", keep="first"
         )
@@ -113,9 +101,11 @@ def annotate(
 
 
 def _kept(
-    programs: dict[str, KernelTask], config: WorkloadConfig, root: str, code: str
+    programs: dict[str, KernelTask], config: WorkloadConfig, root: str
 ) -> list[dict[str, Any]]:
-    snapshot = Snapshot(root, STAGE, fingerprint(STAGE, config.identity, sorted(programs), code))
+    snapshot = Snapshot(
+        root, STAGE, fingerprint(STAGE, config.identity, sorted(programs), WORKLOAD_VERSION)
+    )
     if not snapshot.finished:
         _fill(snapshot, list(programs.items()), config)
         snapshot.publish(config=config.identity, rows=len(programs))

@@ -31,7 +31,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_empty_form_is_the_profile(tmp_path: Path) -> None:
-    forms = (CandidatesForm(), TrainingSetForm(), TrainingForm(), BenchmarkForm(), AdvancedForm())
+    forms = (CandidatesForm(), TrainingSetForm(), TrainingForm(), BenchmarkForm())
     for profile in ("local", "nightly", "paper"):
         run = RunForm(profile=profile, root=str(tmp_path))
         assert configuration(run, *forms) == load_profile(profile, (f"root={tmp_path}",))
@@ -44,7 +44,7 @@ def test_every_field_reaches_its_key(tmp_path: Path) -> None:
         TrainingSetForm(strategy="random", size=7),
         TrainingForm(base_model="no", epochs=2, workers=1),
         BenchmarkForm(samples_per_task=4),
-        AdvancedForm(overrides=["verification.workers=2", "curation.size=8"]),
+        advanced=AdvancedForm(overrides=["verification.workers=2", "curation.size=8"]),
     )
     assert (found.name, found.root) == (
         "1: mine",
@@ -67,9 +67,9 @@ def test_the_root_is_the_forms_else_the_workers_else_an_override(
     monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path / "worker"))
     assert configuration(RunForm()).root == str(tmp_path / "worker")
     assert configuration(RunForm(root="s3://bucket/concur")).root == "s3://bucket/concur"
-    assert configuration(RunForm(), AdvancedForm(overrides=[f"root={tmp_path}"])).root == str(
-        tmp_path
-    )
+    assert configuration(
+        RunForm(), advanced=AdvancedForm(overrides=[f"root={tmp_path}"])
+    ).root == str(tmp_path)
 
 
 def test_a_relative_root_is_refused_because_it_would_be_removed_with_the_run() -> None:
@@ -86,7 +86,9 @@ def test_mlflow_is_where_the_worker_says_unless_the_configuration_names_it(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
     assert configuration(run).tracking_uri == "http://127.0.0.1:5000"
     assert (
-        configuration(run, AdvancedForm(overrides=["tracking.uri=http://other:1"])).tracking_uri
+        configuration(
+            run, advanced=AdvancedForm(overrides=["tracking.uri=http://other:1"])
+        ).tracking_uri
         == "http://other:1"
     )
 
@@ -104,7 +106,7 @@ def test_what_cannot_be_used_is_one_sentence(
     overrides: list[str], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=said) as raised:
-        configuration(RunForm(root=str(tmp_path)), AdvancedForm(overrides=overrides))
+        configuration(RunForm(root=str(tmp_path)), advanced=AdvancedForm(overrides=overrides))
     assert "\n" not in str(raised.value).strip()
 
 

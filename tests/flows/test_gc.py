@@ -19,11 +19,12 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flows.cli.gc import in_units
 from flows.cli.main import main
-from flows.ops.gc_collect import collect, in_units
+from flows.ops.gc import collect
 from flows.ops.gc_inventory import TRASH, Stored, scan
 from flows.ops.gc_plan import DAY_S, Keep, decide
-from flows.ops.gc_remove import in_use
+from flows.runtime.root_lock import in_use
 from kernels_eval.errors import UsageError
 from kernels_eval.records import stable_hash
 from tasks.store.snapshot import Snapshot
@@ -154,7 +155,7 @@ def test_published_sets_stay_wherever_the_folder_lies(root: Path, tmp_path: Path
     assert gone(root) == of(*lost.values())
     (root / "published.jsonl").unlink()  # a folder that an older version published
     kept = places(root)
-    assert gone(root, publications=(str(tmp_path / "set"),)) == set()
+    assert gone(root, published_folders=(str(tmp_path / "set"),)) == set()
     assert places(root) == kept and gone(root) == kept
 
 
@@ -284,7 +285,7 @@ def test_checkpoints_and_logs(root: Path) -> None:
 def test_a_manifest_that_cannot_be_read_stops_everything(root: Path) -> None:
     old, broken = refresh(root, "old", 90), made(root, "curation", "broken")
     (Path(broken.path) / "manifest.json").write_text('{"stage": "cura')
-    with pytest.raises(UsageError, match="nobody knows what it needs"):
+    with pytest.raises(UsageError, match="what it needs is unknown"):
         collect(str(root), keep=NOTHING, delete=True, without_mlflow=True)
     assert all(one.finished for one in old.values())
 

@@ -14,7 +14,9 @@ from click.testing import CliRunner
 from flows.cli.main import main
 from flows.config import PipelineConfig
 from flows.morning.history import BEGAN, PLACE, Refresh, before, entered, refreshes
-from flows.morning.morning import morning, write_morning
+from flows.morning.report import morning
+from flows.morning.step import write_files
+from flows.morning.text import headline, markdown
 from kernels_eval.errors import UsageError
 from tasks.store.snapshot import Snapshot, SnapshotRef
 from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
@@ -120,13 +122,13 @@ def test_the_first_refresh_counts_what_is_there_and_the_same_again_is_nothing_ne
         "curated": (2, 2),
     }
     again = morning(str(tmp_path), night(tmp_path, snapshots))
-    assert again.nothing_new and again.headline.startswith("Nothing new")
+    assert again.nothing_new and headline(again).startswith("Nothing new")
     assert (
         again.errors == ()
         and again.new_status_counts == {}
         and again.status_counts == {"correct": 2, "compile_error": 1}
     )
-    assert "## What is new\n\nNothing." in again.markdown()
+    assert "| candidates | 3 | 0 | 0 |" in markdown(again)
 
 
 def test_a_second_night_names_what_came_what_went_and_why(tmp_path: Path) -> None:
@@ -149,7 +151,7 @@ def test_a_second_night_names_what_came_what_went_and_why(tmp_path: Path) -> Non
     curated = found.changes[-1]
     assert "+ the task is new" in curated.reasons and sum(curated.reasons.values()) == 2
     assert found.cautions == ("no figures",)
-    text = found.markdown()
+    text = markdown(found)
     assert (
         "1 new task, 3 new candidates" in text
         and "1 training sample gone" in text
@@ -170,7 +172,7 @@ def test_a_refresh_costs_what_it_made_and_nothing_where_all_was_there(tmp_path: 
     on_gpus = morning(str(tmp_path), ended.model_copy(update={"gpus": 2}))
     assert on_gpus.gpu_hours == pytest.approx(1.0)
     assert [cost.stage for cost in on_gpus.costs] == ["tasks", "candidates", "verdicts", "curated"]
-    assert "1.00 GPU-hours" in on_gpus.markdown()
+    assert "1.00 GPU-hours" in markdown(on_gpus)
     later = ended.model_copy(update={"began_at": datetime(2100, 1, 1, tzinfo=UTC).isoformat()})
     assert morning(str(tmp_path), later).costs == ()
 
@@ -194,9 +196,9 @@ def test_refreshes_that_failed_since_are_told_and_are_not_compared_with(tmp_path
         and found.compared_with.name == "nightly"
         and found.nothing_new
     )
-    assert "failed: RuntimeError: the &#60;disk&#62; is full" in found.markdown()
+    assert "| failed | RuntimeError: the &#60;disk&#62; is full |" in markdown(found)
     failed = next(each for each in refreshes(str(tmp_path)) if each.ending == "failed")
-    assert "The refresh failed after" in morning(str(tmp_path), failed).headline
+    assert "The refresh failed after" in headline(morning(str(tmp_path), failed))
 
 
 def test_the_history_survives_what_a_kill_and_a_damaged_disk_leave(tmp_path: Path) -> None:
@@ -225,8 +227,8 @@ def test_snapshots_that_were_removed_since_are_a_caution(tmp_path: Path) -> None
 def test_the_report_is_a_file_and_a_command(tmp_path: Path) -> None:
     snapshots = planted(tmp_path, "one", 2, FIRST, ["c01"])
     ended = night(tmp_path, snapshots)
-    found, place = write_morning(str(tmp_path), ended)
-    assert Path(place).read_text() == (tmp_path / "morning.md").read_text() == found.markdown()
+    _, text, place = write_files(str(tmp_path), ended)
+    assert Path(place).read_text() == (tmp_path / "morning.md").read_text() == text
     printed = CliRunner().invoke(main, ["morning", "--root", str(tmp_path)])
     assert printed.exit_code == 0 and "First refresh of this name" in printed.output
     data = json.loads(

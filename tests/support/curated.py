@@ -12,7 +12,7 @@ from tasks.curation.strategies import CurationConfig
 from tasks.decontamination.decontamination import DecontaminationConfig
 from tasks.decontamination.deduplication import DeduplicationConfig
 from tasks.decontamination.stage import run as choose
-from tasks.store.snapshot import Snapshot, SnapshotRef, fingerprint
+from tasks.store import Snapshot, SnapshotRef, fingerprint
 from tasks.tables import CANDIDATES, TASKS, VERDICTS
 from tasks.workload.record import WORKLOADS
 

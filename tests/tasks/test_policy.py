@@ -30,7 +30,7 @@ from tasks.policy import (
     stage_options,
 )
 from tasks.progress import observed_by, report
-from tasks.store.snapshot import Snapshot, SnapshotRef, fingerprint
+from tasks.store import Snapshot, SnapshotRef, fingerprint
 
 SCHEMA = pa.schema([("value", pa.int64())])
 CALLS: list[int] = []

@@ -11,7 +11,7 @@ import pytest
 
 from kernels_eval.records import KernelTask, Language, SamplingParams, candidate_id
 from tasks.benchmark.config import BenchmarkConfig
-from tasks.store.snapshot import Snapshot, SnapshotRef, fingerprint, known_rows
+from tasks.store import Snapshot, SnapshotRef, fingerprint, known_rows
 from tasks.synthesis import asked as asked_module
 from tasks.synthesis import stage
 from tasks.synthesis.asked import Asked

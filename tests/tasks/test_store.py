@@ -21,8 +21,8 @@ import pyarrow as pa
 import pytest
 
 from kernels_eval.errors import UsageError
+from tasks.store import Snapshot, code_hash, fingerprint, identity, known_rows, snapshots
 from tasks.store import snapshot as store
-from tasks.store.snapshot import Snapshot, code_version, fingerprint, known_rows, snapshots
 from tasks.synthesis.config import SynthesisConfig
 
 ROOT = Path(store.__file__).parents[2]
@@ -462,7 +462,7 @@ def test_the_same_inputs_give_the_same_fingerprint_and_any_other_another() -> No
 
 def test_a_fingerprint_is_the_same_in_another_process() -> None:
     script = (
-        "from tasks.store.snapshot import fingerprint; print(fingerprint('s', {'b': 1, 'a': [2.5,"
+        "from tasks.store import fingerprint; print(fingerprint('s', {'b': 1, 'a': [2.5,"
         " None]}, ['u'], 'c'))"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "77"}
@@ -501,7 +501,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
     def version_of(source: str) -> str:
         (tmp_path / "rules_under_test.py").write_text(source)
         importlib.invalidate_caches()
-        return code_version("rules_under_test")
+        return code_hash("rules_under_test")
 
     return version_of
 
@@ -516,7 +516,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
         ('"""Says so."""', "'''Says nothing.'''"),
     ],
 )
-def test_comments_docstrings_and_layout_keep_the_code_version(
+def test_comments_docstrings_and_layout_keep_the_code_hash(
     module: Callable[[str], str], old: str, new: str
 ) -> None:
     assert old in LOGIC
@@ -533,7 +533,7 @@ def test_comments_docstrings_and_layout_keep_the_code_version(
         ("def holds", "def keeps"),
     ],
 )
-def test_logic_changes_the_code_version(module: Callable[[str], str], old: str, new: str) -> None:
+def test_logic_changes_the_code_hash(module: Callable[[str], str], old: str, new: str) -> None:
     assert old in LOGIC
     assert module(LOGIC.replace(old, new)) != module(LOGIC)
 
@@ -544,11 +544,11 @@ def test_a_package_counts_all_its_modules(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "package_under_test" / "__init__.py").write_text("")
     deep = tmp_path / "package_under_test" / "inner" / "deep.py"
     deep.write_text("X = 1\n")
-    before = code_version("package_under_test")
+    before = code_hash("package_under_test")
     deep.write_text("X = 2\n")
-    assert code_version("package_under_test") != before
+    assert code_hash("package_under_test") != before
     with pytest.raises(ModuleNotFoundError):
-        code_version("package_that_is_not_there")
+        code_hash("package_that_is_not_there")
 
 
 # -- across snapshots ------------------------------------------------------------------------------
@@ -724,7 +724,7 @@ def test_a_parser_that_another_thread_disturbs_is_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before, parse, faults = (
-        code_version("tasks.progress"),
+        code_hash("tasks.progress"),
         ast.parse,
         [SystemError("AST constructor recursion depth mismatch")] * 2,
     )
@@ -734,8 +734,8 @@ def test_a_parser_that_another_thread_disturbs_is_asked_again(
             raise faults.pop()
         return parse(*given, **options)
 
-    store._digest_of.cache_clear()  # else what was parsed once is not parsed again
+    identity._digest.cache_clear()  # else what was parsed once is not parsed again
     with monkeypatch.context() as patched:
-        patched.setattr(store.ast, "parse", disturbed)
-        found = code_version("tasks.progress")
+        patched.setattr(identity.ast, "parse", disturbed)
+        found = code_hash("tasks.progress")
     assert found == before and not faults

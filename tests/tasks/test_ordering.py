@@ -12,9 +12,9 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from tasks.store import ordering
+from tasks.store.ordering import rows_in_order
 from tasks.store.snapshot import Snapshot
-from tasks.verification import reading
-from tasks.verification.reading import rows_in_order
 
 SCHEMA = pa.schema(
     [("name", pa.string()), ("code", pa.string()), ("number", pa.int64()), ("heavy", pa.string())]
@@ -24,9 +24,9 @@ SCHEMA = pa.schema(
 class Counting(Snapshot):
     """Remembers which parts were read."""
 
-    def rows_at(self, part: str, *arguments: Any) -> Iterator[list[dict[str, Any]]]:
+    def batches_at(self, part: str, *arguments: Any) -> Iterator[pa.RecordBatch]:
         self.__dict__.setdefault("seen", []).append(part)
-        return super().rows_at(part, *arguments)
+        return super().batches_at(part, *arguments)
 
 
 def written(root: Path, numbers: list[int], part_rows: int) -> Counting:
@@ -46,7 +46,7 @@ def places(snapshot: Snapshot) -> pl.DataFrame:
 
 @pytest.fixture(autouse=True)
 def _short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "STRETCH_ROWS", 16)
+    monkeypatch.setattr(ordering, "STRETCH_ROWS", 16)
 
 
 def orders(rows: int) -> dict[str, list[int]]:
@@ -67,7 +67,7 @@ def orders(rows: int) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("part_rows", [10, 1000])
 @pytest.mark.parametrize("order", ["sorted", "nearly", "backwards", "scattered"])
-@pytest.mark.parametrize("buffer_bytes", [0, 20_000, reading.BUFFER_BYTES])
+@pytest.mark.parametrize("buffer_bytes", [0, 20_000, ordering.BUFFER_BYTES])
 def test_every_row_comes_once_in_the_order_asked_for(
     tmp_path: Path, order: str, part_rows: int, buffer_bytes: int
 ) -> None:
@@ -107,29 +107,18 @@ def test_parts_are_read_when_their_rows_are_due(tmp_path: Path) -> None:
 
 def test_what_waits_in_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     most = 0
-    add = reading._Waiting.add
+    add = ordering._Waiting.add
 
-    def watched(self: reading._Waiting, position: int, row: dict[str, Any]) -> None:
+    def watched(self: ordering._Waiting, table: pa.Table) -> None:
         nonlocal most
-        add(self, position, row)
-        most = max(most, sum(map(len, self._rows.values())))
+        add(self, table)
+        most = max(most, sum(len(each) for tables in self._tables.values() for each in tables))
 
-    monkeypatch.setattr(reading._Waiting, "add", watched)
+    monkeypatch.setattr(ordering._Waiting, "add", watched)
     snapshot = written(tmp_path, orders(4000)["scattered"], 50)
-    assert (
-        len(
-            list(
-                rows_in_order(
-                    snapshot,
-                    places(snapshot),
-                    ["number"],
-                    tmp_path / "scratch",
-                    buffer_bytes=200 * reading.ROW_BYTES,
-                )
-            )
-        )
-        == 4000
+    rows = rows_in_order(
+        snapshot, places(snapshot), ["number"], tmp_path / "scratch", buffer_bytes=2**20
     )
-    assert (
-        200 < most <= 200 + 50 + 2 * reading.STRETCH_ROWS
-    )  # the limit, a batch, and the stretch that is due
+    assert [row["number"] for row in rows] == list(range(4000))
+    # the limit, a batch, and the stretch that is due
+    assert 200 < most <= 2**20 // ordering.TABLE_BYTES + 50 + 2 * ordering.STRETCH_ROWS

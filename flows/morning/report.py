@@ -1,0 +1,246 @@
+"""What a refresh added that the one before did not have, what failed and why, and what it cost.
+
+Guarantees: compares snapshots, never log lines; where a snapshot is that of the refresh before,
+nothing is read. Costs count what this refresh made: a snapshot that existed before costs nothing.
+Does not see the time of runs that were killed before they finished a snapshot, nor that of other
+endpoints.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from flows.morning.history import Refresh, before, refreshes
+from kernels_eval.errors import UsageError
+from kernels_eval.records import Record
+from tasks.benchmark.errors import FAILED, ErrorGroup
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from tasks.store.snapshot import Snapshot, SnapshotRef
+
+NAMED = 10
+"""Tasks and samples that are named; the others are counted."""
+KEYS = {
+    "tasks": ("task_id", "name"),
+    "candidates": ("candidate_id", "candidate_id"),
+    "verdicts": ("verdict_key", "verdict_key"),
+    "curated": ("candidate_id", "task_name"),
+}
+"""The snapshots that are compared: the key of a row, and the column that names it."""
+VERDICT_COLUMNS = (
+    *("verdict_key", "candidate_id", "task_id", "status", "reason", "detail", "log_tail"),
+)
+
+
+class Change(Record):
+    """Rows of one snapshot that this refresh has and the one before had not (`new`), and the other
+    way round (`gone`)."""
+
+    what: str
+    rows: int
+    new: int
+    gone: int
+    examples: tuple[str, ...] = ()
+    reasons: dict[str, int] = {}
+    """Of the training set: why samples came in (`+`) or went out (`-`), with how many."""
+
+
+class Cost(Record):
+    """One stage that this refresh ran: wall time in seconds, devices held, GPU-hours (0 on a CPU),
+    and what that rests on."""
+
+    stage: str
+    wall_s: float
+    devices: int = 0
+    gpu_hours: float = 0.0
+    rests_on: str = "wall time; no GPU of this machine"
+
+
+class Morning(Record):
+    """The report. `compared_with` is None for the first refresh of a root."""
+
+    refresh: Refresh
+    compared_with: Refresh | None
+    unfinished: tuple[Refresh, ...] = ()
+    """Refreshes between the two that failed, were stopped or were killed."""
+    changes: tuple[Change, ...] = ()
+    status_counts: dict[str, int] = {}
+    new_status_counts: dict[str, int] = {}
+    reason_counts: dict[str, int] = {}
+    errors: tuple[ErrorGroup, ...] = ()
+    cautions: tuple[str, ...] = ()
+    costs: tuple[Cost, ...] = ()
+
+    @property
+    def nothing_new(self) -> bool:
+        return not any(change.new or change.gone for change in self.changes)
+
+    @property
+    def gpu_hours(self) -> float:
+        return sum(cost.gpu_hours for cost in self.costs)
+
+
+def morning(root: str, refresh: Refresh | None = None) -> Morning:
+    """The report of a refresh, by default the newest that ended. Raises UsageError where the root
+    has none."""
+    if refresh is None:
+        ended = [each for each in refreshes(root) if each.ending != "unknown"]
+        if not ended:
+            raise UsageError(
+                f"no refresh ended under {root}",
+                "run `concur run --only refresh` first, or give --root",
+            )
+        refresh = ended[-1]
+    previous, unfinished = before(root, refresh)
+    about = {"refresh": refresh, "compared_with": previous, "unfinished": tuple(unfinished)}
+    cautions = list(refresh.cautions)
+    if not refresh.snapshots:
+        return Morning(**about, cautions=tuple(cautions))
+    changes = tuple(_changes(refresh, previous, cautions))
+    manifest = refresh.snapshots["verdicts"].open().manifest
+    cautions += [f"A worker was set aside: {line}" for line in manifest.get("quarantined") or []]
+    fresh = _new_verdicts(refresh, previous)
+    failed = fresh.filter(fresh["status"] != "correct")
+    return Morning(
+        **about,
+        cautions=tuple(cautions),
+        changes=changes,
+        status_counts=manifest.get("status_counts") or {},
+        new_status_counts=dict(Counter(fresh["status"]).most_common()),
+        reason_counts=dict(Counter(failed["reason"]).most_common()),
+        errors=tuple(_errors(failed)),
+        costs=tuple(_costs(refresh)),
+    )
+
+
+# -- what is new -----------------------------------------------------------------------------------
+
+
+def _changes(refresh: Refresh, previous: Refresh | None, cautions: list[str]) -> Iterator[Change]:
+    for name, ref in refresh.snapshots.items():
+        if name in KEYS:
+            yield _change(name, ref, previous.snapshots.get(name) if previous else None, cautions)
+
+
+def _change(name: str, ref: SnapshotRef, old: SnapshotRef | None, cautions: list[str]) -> Change:
+    rows = int(ref.open().manifest["rows"])
+    if old == ref:
+        return Change(what=name, rows=rows, new=0, gone=0)
+    if old is not None and not old.open().finished:
+        cautions.append(
+            f"The {name} of the refresh before are gone from the root: all of this one's count as"
+            " new."
+        )
+        old = None
+    names, known = _names(ref, name), _names(old, name)
+    new, gone = names.keys() - known.keys(), known.keys() - names.keys()
+    reasons = _why(old, ref, cautions) if name == "curated" and old and (new or gone) else {}
+    named = new if name in ("tasks", "curated") and old else ()
+    examples = tuple(sorted({names[key] for key in named})[:NAMED])
+    return Change(
+        what=name, rows=rows, new=len(new), gone=len(gone), examples=examples, reasons=reasons
+    )
+
+
+def _names(ref: SnapshotRef | None, name: str) -> dict[str, str]:
+    """The rows by their key, with the name of their task."""
+    key, shown = KEYS[name]
+    columns = list(dict.fromkeys((key, shown)))
+    frame = ref.open().read(columns=columns, unique=key) if ref else None
+    if frame is None or frame.is_empty():
+        return {}
+    names = frame[shown if shown in frame.columns else key]
+    return dict(zip(frame[key], map(str, names), strict=True))
+
+
+def _why(old: SnapshotRef, new: SnapshotRef, cautions: list[str]) -> dict[str, int]:
+    from tasks.publishing.diff import diff
+    from tasks.publishing.diff_report import GAINED, LOST
+
+    try:
+        found = diff(old, new)
+    except UsageError as error:
+        cautions.append(f"Why the training set changed is unknown: {error}")
+        return {}
+    sides = (("+", GAINED, found.samples_gained), ("-", LOST, found.samples_lost))
+    return {
+        f"{sign} {words[reason]}": count
+        for sign, words, samples in sides
+        for reason, count in found.reasons(samples).items()
+    }
+
+
+# -- what failed -----------------------------------------------------------------------------------
+
+
+def _new_verdicts(refresh: Refresh, previous: Refresh | None) -> pl.DataFrame:
+    """Verdicts that the refresh before did not have: status, reason, and the error of failures."""
+    import polars as pl
+
+    ref = refresh.snapshots["verdicts"]
+    old = previous.snapshots.get("verdicts") if previous else None
+    frame = pl.DataFrame(schema=dict.fromkeys(VERDICT_COLUMNS, pl.String))
+    if old != ref:
+        found = ref.open().read(columns=VERDICT_COLUMNS, unique="candidate_id")
+        frame = frame if found.is_empty() else found
+        known = old.open().keys("verdict_key") if old and old.open().finished else set()
+        frame = frame.filter(~pl.col("verdict_key").is_in(list(known)))
+    return frame
+
+
+def _errors(failed: pl.DataFrame) -> list[ErrorGroup]:
+    import polars as pl
+
+    from tasks.benchmark.errors import error_groups
+
+    if not failed["status"].is_in(FAILED).any():
+        return []
+    return error_groups(failed.with_columns(model=pl.lit("all")), limit=5)
+
+
+# -- what it cost ----------------------------------------------------------------------------------
+
+
+def _costs(refresh: Refresh) -> Iterator[Cost]:
+    """Stages that this refresh finished, in order. A stage lasted from the end of the one before
+    it; manifests say when each ended, to the second."""
+    since = began = datetime.fromisoformat(refresh.began_at).replace(microsecond=0)
+    opened = {name: ref.open() for name, ref in refresh.snapshots.items()}
+    ended = {
+        name: datetime.fromisoformat(snapshot.manifest["created_at"])
+        for name, snapshot in opened.items()
+        if snapshot.finished
+    }
+    for name in sorted(ended, key=lambda name: ended[name]):
+        if ended[name] >= began:
+            yield _cost(name, (ended[name] - since).total_seconds(), opened[name], refresh)
+            since = ended[name]
+
+
+def _cost(name: str, wall_s: float, snapshot: Snapshot, refresh: Refresh) -> Cost:
+    if name == "verdicts" and (seen := snapshot.manifest.get("telemetry")):
+        devices = int(seen["devices"])
+        return Cost(
+            stage=name,
+            wall_s=wall_s,
+            devices=devices,
+            gpu_hours=float(seen["wall_s"]) * devices / 3600 if refresh.gpus else 0.0,
+            rests_on=(
+                f"telemetry of the workers: {seen['candidates']:,} candidates, devices"
+                f" {seen['device_busy_share']:.0%} busy"
+            ),
+        )
+    if name == "candidates" and (gpus := refresh.sampling_gpus):
+        return Cost(
+            stage=name,
+            wall_s=wall_s,
+            devices=gpus,
+            gpu_hours=wall_s * gpus / 3600,
+            rests_on="wall time on the GPUs of servers that concur started",
+        )
+    return Cost(stage=name, wall_s=wall_s)

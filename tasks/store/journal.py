@@ -1,0 +1,128 @@
+"""Journals: rows that are on disk at once, until they fill a part of a snapshot.
+
+Guarantees: a row that `Journal.add` took survives the death of its process; a journal becomes a
+part exactly once, whoever is killed in between (the part's name is derived from the journal's); a
+living writer's journal is never taken. Local file systems only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from kernels_eval.records import stable_hash
+
+Row = Mapping[str, Any]
+
+
+class Journal:
+    """Collects rows of the part to come, on disk too where there is a `folder`.
+
+    `write_part` gets the rows of a full part and the end of its name ("" for any). All methods
+    raise OSError.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        write_part: Callable[[list[Row], str], None],
+        rows_per_part: int,
+    ) -> None:
+        self._folder, self._write_part, self._rows_per_part = folder, write_part, rows_per_part
+        self._rows: list[Row] = []
+        self._file: TextIO | None = None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = _create(folder)
+
+    def add(self, row: Row) -> None:
+        """Keep one row; it is on disk when the call returns."""
+        self._rows.append(row)
+        if self._file:
+            self._file.write(json.dumps(row, default=str) + "\n")
+            self._file.flush()
+        if len(self._rows) >= self._rows_per_part:
+            self.flush()
+            if self._folder is not None:
+                self._file = _create(self._folder)
+
+    def flush(self) -> None:
+        """Write what was added as a part, and remove the file."""
+        if self._rows:
+            self._write_part(self._rows, part_suffix(Path(self._file.name)) if self._file else "")
+        self._rows = []
+        if self._file:
+            self._file.close()
+            Path(self._file.name).unlink(missing_ok=True)
+            self._file = None
+
+    def close(self) -> None:
+        """Close the file and leave it where `flush` failed: the next recovery reads it."""
+        if self._file:
+            with suppress(OSError):  # the disk may be too full for what is still buffered
+                self._file.close()
+
+
+def _create(folder: Path) -> TextIO:
+    """A journal file, open and locked: the kernel unlocks it when its writer dies."""
+    while True:
+        path = folder / f".journal-{time.time_ns():020d}-{os.getpid()}.jsonl"
+        handle = path.open("a", encoding="utf-8", errors="surrogatepass")
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if path.exists():
+            return handle
+        handle.close()  # another process recovered it before it was locked
+
+
+def part_suffix(journal: Path) -> str:
+    """The end of the name of the part that a journal becomes, so that it becomes one only once."""
+    return stable_hash(journal.name)[:8]
+
+
+def abandoned(folder: Path) -> Iterator[Path]:
+    """Journals whose writers have died, each locked while the caller has it."""
+    for path in sorted(folder.glob(".journal-*.jsonl")):
+        with _locked_if_abandoned(path) as mine:
+            if mine:
+                yield path
+
+
+@contextmanager
+def _locked_if_abandoned(journal: Path) -> Iterator[bool]:
+    """Yield True while holding the lock of a journal whose writer has died.
+
+    The writer's process id counts only on file systems without locks: ids are reused, in a
+    container very soon.
+    """
+    with journal.open("a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mine = journal.exists()
+        except BlockingIOError:
+            mine = False
+        except OSError:
+            mine = not another_runs(int(journal.stem.rsplit("-", 1)[1]))
+        yield mine
+
+
+def read_journal(journal: Path) -> list[dict[str, Any]]:
+    """The whole rows of a journal, without the line that its writer was killed in."""
+    rows = []
+    for line in journal.read_text(encoding="utf-8", errors="surrogatepass").split("\n"):
+        with suppress(ValueError):
+            rows.append(json.loads(line))
+    return rows
+
+
+def another_runs(pid: int) -> bool:
+    """Whether a process with this id is alive and not this one."""
+    import psutil
+
+    return pid != os.getpid() and psutil.pid_exists(pid)

@@ -1,0 +1,111 @@
+"""Versions of the stages' logic: what a snapshot's identity says of the code that made it.
+
+Raise a constant when the same inputs may give other rows, and a nightly refresh does that stage
+again. Editing a docstring, a page or an error message changes nothing. `LOGIC` names the code that
+each constant stands for; `tests/support/protocol_lock.py` keeps its hashes and reminds whoever
+edits it. `kernels_eval.versions.PROTOCOL_VERSION` is the verifier's.
+"""
+
+from __future__ import annotations
+
+SOURCES_VERSION = 1
+"""How tasks of other formats become ours. In no key: a tasks snapshot is its content."""
+SYNTHESIS_VERSION = 1
+"""Which requests are made of tasks, and what is kept of an answer."""
+PARSER_VERSION = 1
+"""How an answer is divided into reasoning, text and code. Raw answers do not depend on it."""
+CANDIDATE_TABLE_VERSION = 1
+"""How somebody else's table of candidates is read."""
+DECONTAMINATION_VERSION = 1
+WORKLOAD_VERSION = 1
+"""What a task's reference computes and moves."""
+PROFILE_VERSION = 1
+"""Where a task's reference spends its time."""
+TRACE_FLAG_VERSION = 1
+"""What is wrong with a trace of reasoning."""
+CURATION_VERSION = 1
+ANALYSIS_VERSION = 1
+TRAINING_VERSION = 1
+SCORING_VERSION = 1
+"""Which numbers the benchmark makes of verdicts."""
+REPORT_VERSION = 1
+"""What the report of a run shows."""
+PUBLISHING_VERSION = 1
+"""What a published data set holds."""
+
+LOGIC: dict[str, tuple[str, ...]] = {
+    "SOURCES_VERSION": ("tasks.sources",),
+    "SYNTHESIS_VERSION": (
+        "tasks.synthesis.stage",
+        "tasks.synthesis.asked",
+        "tasks.synthesis.follow_ups",
+        "tasks.synthesis.refine",
+        "tasks.synthesis.prompts",
+        "tasks.synthesis.sampler",
+        "tasks.synthesis.recorded",
+        "tasks.synthesis.client",
+        "tasks.synthesis.local",
+    ),
+    "PARSER_VERSION": ("tasks.synthesis.parsing",),
+    "CANDIDATE_TABLE_VERSION": ("tasks.synthesis.tables",),
+    "PROTOCOL_VERSION": (
+        "kernels_eval.build",
+        "kernels_eval.checks",
+        "kernels_eval.child",
+        "kernels_eval.config",
+        "kernels_eval.evaluator",
+        "kernels_eval.isolation",
+        "kernels_eval.parent",
+        "kernels_eval.records",
+        "kernels_eval.reference",
+    ),
+    "DECONTAMINATION_VERSION": ("tasks.decontamination",),
+    "WORKLOAD_VERSION": (
+        "tasks.workload",
+        "tasks.operators",
+        "kernels_eval.reference.workload",
+        "kernels_eval.reference.operator_costs",
+        "kernels_eval.checks.inputs",
+        "kernels_eval.checks.operators",
+    ),
+    "PROFILE_VERSION": (
+        "tasks.workload",
+        "kernels_eval.reference.operator_times",
+        "kernels_eval.checks.inputs",
+    ),
+    "TRACE_FLAG_VERSION": ("tasks.curation.quality", "tasks.curation.flags"),
+    "CURATION_VERSION": ("tasks.curation", "tasks.operators"),
+    "ANALYSIS_VERSION": ("tasks.analysis",),
+    "TRAINING_VERSION": ("tasks.training", "tasks.sources.holdout"),
+    "SCORING_VERSION": (
+        "tasks.benchmark.stage",
+        "tasks.benchmark.scoring",
+        "tasks.benchmark.samples",
+        "tasks.benchmark.comparing",
+        "tasks.benchmark.metrics",
+    ),
+    "REPORT_VERSION": ("tasks.benchmark", "flows.report", "flows.report_inputs"),
+    "PUBLISHING_VERSION": ("tasks.publishing",),
+}
+"""Modules and packages by the constant to raise when what they come to changes."""
+
+STAGES: dict[str, tuple[str, ...]] = {
+    "tasks": ("SOURCES_VERSION",),
+    "synthesis": ("SYNTHESIS_VERSION", "PARSER_VERSION"),
+    "candidates": ("CANDIDATE_TABLE_VERSION", "PARSER_VERSION"),
+    "verification": ("PROTOCOL_VERSION",),
+    "training-tasks": ("DECONTAMINATION_VERSION",),
+    "workloads": ("WORKLOAD_VERSION",),
+    "profiles": ("PROFILE_VERSION",),
+    "trace-flags": ("TRACE_FLAG_VERSION",),
+    "curation": ("CURATION_VERSION",),
+    "analysis": ("ANALYSIS_VERSION",),
+    "training": ("TRAINING_VERSION",),
+    "benchmark": ("SCORING_VERSION",),
+}
+"""Constants by the name of the stage whose snapshots carry them."""
+
+
+def modules_of(stage: str) -> tuple[str, ...]:
+    """The modules whose logic a stage's manifest records; none for a stage that is not ours."""
+    return tuple(name for constant in STAGES.get(stage, ()) for name in LOGIC[constant])

@@ -114,7 +114,9 @@ def divide(tasks: pl.DataFrame, quantiles: Sequence[float], label: str) -> Divis
     names = GROUPS if count == 3 else tuple(f"{number + 1} of {count}" for number in range(count))
     parts = [ordered.slice(first, last - first) for first, last in pairwise(edges)]
     timed = [part.filter(pl.col("timed") > 0) for part in parts]
-    steps = tuple(_step(a["share"].to_numpy(), b["share"].to_numpy(), count - 1) for a, b in pairwise(parts))
+    steps = tuple(
+        _step(a["share"].to_numpy(), b["share"].to_numpy(), count - 1) for a, b in pairwise(parts)
+    )
     speeds = tuple(_speed_step(a, b, count - 1) for a, b in pairwise(timed))
     return Division(
         label=label,

@@ -115,9 +115,7 @@ def jackknife(
     return back(centre - reach), back(centre + reach)
 
 
-def correlation(
-    x: Floats, y: Floats, task: Codes, *, ranks: bool, seed: int
-) -> Estimate:
+def correlation(x: Floats, y: Floats, task: Codes, *, ranks: bool, seed: int) -> Estimate:
     """Pearson's r, or Spearman's rho with `ranks`; the interval is a jackknife over tasks on
     Fisher's z, p is scipy's."""
     from scipy.stats import pearsonr, rankdata, spearmanr
@@ -139,9 +137,7 @@ def correlation(
     return estimate(found.statistic, bounds, found.pvalue, n=len(x), tasks=tasks, method=method)
 
 
-def longer_if_incorrect(
-    tokens: Floats, correct: Mask, task: Codes, *, seed: int
-) -> Estimate:
+def longer_if_incorrect(tokens: Floats, correct: Mask, task: Codes, *, seed: int) -> Estimate:
     """Chance that a random incorrect sample is longer than a random correct one (ties count half):
     Mann-Whitney's U over its maximum."""
     from scipy.stats import mannwhitneyu
@@ -173,9 +169,7 @@ def longer_if_incorrect(
     return estimate(value, bounds, found.pvalue, n=len(tokens), tasks=tasks, method=method)
 
 
-def pooled_odds_ratio(
-    tokens: Floats, correct: Mask, task: Codes, per_tokens: float
-) -> Estimate:
+def pooled_odds_ratio(tokens: Floats, correct: Mask, task: Codes, per_tokens: float) -> Estimate:
     """Odds ratio of being correct for `per_tokens` more, tasks ignored: logistic regression, errors
     clustered by task."""
     from statsmodels.discrete.discrete_model import Logit

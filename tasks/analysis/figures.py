@@ -11,9 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tasks.analysis.difficulty import Difficulty, Division
-from tasks.analysis.estimates import Estimate
-from tasks.analysis.observations import Bin, Observations
+from tasks.analysis.records import Bin, Difficulty, Division, Observations
 from tasks.reporting.charts import (
     FIRST,
     INK,
@@ -28,6 +26,7 @@ from tasks.reporting.charts import (
     save,
     style,
 )
+from tasks.reporting.findings import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

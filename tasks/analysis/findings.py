@@ -16,8 +16,8 @@ NEGLIGIBLE = 0.1  # |correlation| under which length explains less than 1 % of t
 ALPHA = 0.05
 FEW_TASKS = 30
 SUPPORTS, CONTRADICTS, UNDECIDED = "supports", "contradicts", "undecided"
-CORRECTNESS = "Shorter reasoning is more often correct"
-SPEED = "Speedup is independent of length"
+CORRECTNESS = "shorter reasoning is more often correct"
+SPEED = "speedup is independent of length"
 SAYS = {"shorter": SUPPORTS, "longer": CONTRADICTS, "open": UNDECIDED, "unsayable": UNDECIDED}
 SPEED_SAYS = {"none": SUPPORTS, "falls": CONTRADICTS, "rises": CONTRADICTS}
 MEANING = {
@@ -39,8 +39,11 @@ def findings(found: Observations) -> tuple[Finding, ...]:
 
 def headline(rows: tuple[Finding, ...]) -> str:
     """One sentence: each claim with its verdict."""
-    said = [f"{row.name}: {row.verdict}" + (f" ({row.note})" if row.note else "") for row in rows]
-    return f"{'; '.join(said)}."
+    past = {SUPPORTS: "supported", CONTRADICTS: "contradicted", UNDECIDED: "undecided"}
+    said = "; ".join(
+        f"{row.name}: {past[row.verdict]}" + (f" ({row.note})" if row.note else "") for row in rows
+    )
+    return f"{said[0].upper()}{said[1:]}."
 
 
 def cautions(found: Observations) -> tuple[str, ...]:
@@ -146,9 +149,7 @@ def _length_rows(found: Population) -> Iterator[Finding]:
                 method="order statistics",
             )
             name = f"median tokens of {outcome} samples"
-            yield Finding(
-                key=f"median_{outcome}_tokens", name=name, estimate=median, form=",.0f"
-            )
+            yield Finding(key=f"median_{outcome}_tokens", name=name, estimate=median, form=",.0f")
     yield Finding(
         key="longer_if_incorrect",
         name="chance that an incorrect sample is longer than a correct one",
@@ -294,9 +295,7 @@ def difficulty_findings(found: Difficulty) -> tuple[Finding, ...]:
     if found.tertiles is not None:
         rows.append(_monotone("speedup falls with ARL", found.tertiles.speedup_monotone))
         same = [
-            each
-            for each in found.sensitivity
-            if each.exec_monotone == found.tertiles.exec_monotone
+            each for each in found.sensitivity if each.exec_monotone == found.tertiles.exec_monotone
         ]
         rows.append(
             Finding(

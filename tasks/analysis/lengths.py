@@ -61,8 +61,7 @@ def samples_of(frame: pl.DataFrame) -> JudgedSamples:
     if data.is_empty():
         counts = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
         raise UsageError(
-            "no sample with a reasoning length and an outcome"
-            f" ({counts or 'the frame is empty'})",
+            f"no sample with a reasoning length and an outcome ({counts or 'the frame is empty'})",
             "verify candidates of a model that reasons",
         )
     right = pl.col("status") == "correct"

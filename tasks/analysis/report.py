@@ -62,7 +62,9 @@ def markdown(
     observations: Observations, difficulty: Difficulty, figures: Sequence[Drawn] = ()
 ) -> str:
     """Return the page. It shows the figures that are given, by the names of their files."""
-    pictures = {drawn.name: Picture(drawn.name, drawn.alt, f"{drawn.name}.svg") for drawn in figures}
+    pictures = {
+        drawn.name: Picture(drawn.name, drawn.alt, f"{drawn.name}.svg") for drawn in figures
+    }
     facts = (
         f"{observations.samples:,} samples of {observations.tasks:,} tasks",
         f"written by {', '.join(observations.generators)}" if observations.generators else "",

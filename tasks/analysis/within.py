@@ -79,9 +79,7 @@ def within_task(
             "odds_ratio": per_sd,
             "odds_ratio_per_unit": per_unit,
             "slope": fixed_effects(z, demeaned(y.astype(np.float64), codes, tasks), codes, tasks),
-            "permutation_p": permutation_p(
-                z, y, codes, tasks, shuffles=shuffles, seed=config.seed
-            ),
+            "permutation_p": permutation_p(z, y, codes, tasks, shuffles=shuffles, seed=config.seed),
             "permutations": shuffles,
         }
     )
@@ -205,7 +203,6 @@ def _conditional(
     sampled = f" on {which}, {used:,} of {tasks:,} tasks" if used < tasks else ""
     method = f"conditional logistic regression{sampled}"
     per_sd, other = (
-        ratio(slope, error, p, factor, n=n, tasks=used, method=method)
-        for factor in (1.0, per_unit)
+        ratio(slope, error, p, factor, n=n, tasks=used, method=method) for factor in (1.0, per_unit)
     )
     return per_sd, other

@@ -69,7 +69,7 @@ def findings_table(rows: Iterable[Finding]) -> Table:
     for row in rows:
         found = row.estimate
         known = found.value is not None or bool(found.why_not)
-        counts = [f"{count:,}" if known else "" for count in (found.n, found.tasks)]
+        counts = [f"{count:,}" if count else "" for count in (found.n, found.tasks)]
         cells.append(
             (
                 *(row.name, found.shown(row.form) if known else "", row.verdict),

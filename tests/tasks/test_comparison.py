@@ -14,16 +14,10 @@ from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
 from tasks.benchmark.comparing import ComparisonRow
-from tasks.benchmark.comparison.findings import trust, verdict_of
-from tasks.benchmark.comparison.numbers import SeedScore, seed_tests
-from tasks.benchmark.comparison.page import (
-    Ablation,
-    Branch,
-    Written,
-    compared,
-    headline,
-    write_comparison,
-)
+from tasks.benchmark.comparison.findings import headline, trust, verdict_of
+from tasks.benchmark.comparison.numbers import SeedScore, compared, seed_tests
+from tasks.benchmark.comparison.page import write_comparison
+from tasks.benchmark.comparison.records import Ablation, Branch, Written
 from tasks.benchmark.metrics import sign_flip_p
 from tasks.store.snapshot import SnapshotRef
 from tests.support.ablations import ablation, answers, drawn, verdict

@@ -14,7 +14,7 @@ import pytest
 
 from kernels_eval.records import REASONS, Status
 from tasks.benchmark.breakdown import score_groups
-from tasks.benchmark.diagnosis import Finding, diagnose
+from tasks.benchmark.diagnosis import Diagnosis, diagnose
 from tasks.benchmark.errors import error_groups
 from tasks.benchmark.report.figures import figures
 from tasks.benchmark.report.records import (
@@ -152,7 +152,7 @@ def hostile() -> ReportContext:
             row.model_copy(update={"model": HOSTILE}) for row in context().distributions
         ],
         variants=[row.model_copy(update={"model": HOSTILE}) for row in context().variants],
-        diagnosis=[Finding(sign="verbose", model=HOSTILE, sentence=HOSTILE)],
+        diagnosis=[Diagnosis(sign="verbose", model=HOSTILE, sentence=HOSTILE)],
         **hostile_fields(HOSTILE),
     )
 

@@ -13,9 +13,10 @@ demo: $(STAMP)
 
 EVERYWHERE := not gpu and not vllm and not browser and not slow
 
-# two processes at a time; the verifier's tests, which compile and measure, after the others
+# Two processes at a time; the tests of the verifier, which compile and measure, run after the others.
 test: $(STAMP)
-	$(BIN)/ruff check .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --quiet --check .
 	$(BIN)/python -m pytest -m "$(EVERYWHERE)" --numprocesses 2 --dist loadfile tests/benchmarks tests/flows tests/tasks
 	$(BIN)/python -m pytest -m "$(EVERYWHERE)" --numprocesses 2 --dist loadfile tests/kernels_eval
 
@@ -25,7 +26,7 @@ test-slow: $(STAMP)
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu
 
-# Prefect's and MLflow's pages in a real Chromium: the system's (CONCUR_CHROMIUM, or chromium on PATH); pictures go to $$CONCUR_SCREENSHOTS
+# Prefect's and MLflow's pages in the system's Chromium (CONCUR_CHROMIUM, or chromium on PATH); screenshots go to $$CONCUR_SCREENSHOTS.
 test-browser: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,browser]"
 	CONCUR_REQUIRE_BROWSER=1 $(BIN)/python -m pytest -m browser
@@ -35,21 +36,24 @@ test-vllm: $(STAMP) .venv-vllm/.installed
 
 vllm: .venv-vllm/.installed
 
+# mypy takes two minutes the first time, and seconds after that
 lint: $(STAMP)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
-# pins against what is installed; known vulnerabilities where pip-audit is installed and advisories can be had, and a word where not
+# Compare the pins with what is installed, and look up known vulnerabilities if pip-audit is installed and can reach its advisories.
 audit: $(STAMP)
 	$(BIN)/python -m tests.support.audit
 
-# strict: a broken link or anchor, a key or an option without a description ends it
+# Strict: a broken link or anchor, or a key or option without a description, is an error.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "build/docs/index.html"
 
 install: $(STAMP)
 
-# A stamp that is newer than what defines the environment: an interrupted install is simply done again.
+# The stamp is newer than what defines the environment; an interrupted install is done again.
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "error: Python 3.11 or 3.12 is needed and none was found; install one or set PYTHON=/path/to/python3.12"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv

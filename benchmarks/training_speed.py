@@ -59,7 +59,6 @@ VARIANTS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
     "ours_layer": ({"recompute": "layer"}, {}),
     "ours_mlp": ({"recompute": "mlp"}, {}),
     "ours_keep": ({"recompute": "keep"}, {}),
-    "ours_fp8": ({"base_precision": "fp8"}, {}),
     "ours_dynamic": ({"dynamic_lengths": True}, {}),
     "ours_eager": ({"compile": False}, {}),
     "ours_torch_dropout": ({"lean_dropout": False}, {}),

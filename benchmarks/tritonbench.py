@@ -324,7 +324,9 @@ def verified(
     goes on after an interruption."""
     import polars as pl
 
+    from tasks.synthesis.tables import CandidateTable
     from tasks.verification.batch import VERDICTS_FILE, verify_batch
+    from tasks.verification.config import VerificationConfig
 
     candidates = load_answers(answers, tasks)
     columns = (
@@ -347,11 +349,11 @@ def verified(
     ).write_parquet(out / "tasks.parquet")
     started = time.monotonic()
     verify_batch(
-        str(out / "answers.parquet"),
+        CandidateTable(out / "answers.parquet"),
         str(out / "tasks.parquet"),
         str(out / "verified"),
-        language=language,
-        workers=workers,
+        VerificationConfig(workers=workers),
+        language,
     )
     seconds = time.monotonic() - started
     verdicts = pl.read_parquet(out / "verified" / VERDICTS_FILE)

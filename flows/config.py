@@ -73,7 +73,9 @@ class PipelineConfig(BaseModel):
         `benchmark.sampling` does not set."""
         if "training" not in info.data:  # it has a fault of its own, which is told
             return benchmark
-        explicit = None if "sampling" in benchmark.model_fields_set else frozenset()
+        explicit: frozenset[str] | None = (
+            None if "sampling" in benchmark.model_fields_set else frozenset()
+        )
         sampling = sampling_for(info.data["training"].base_model, benchmark.sampling, explicit)
         if sampling == benchmark.sampling:
             return benchmark

@@ -14,9 +14,9 @@ from flows.artifacts import (
     create_markdown_artifact,
     create_table_artifact,
     key_of,
-    never_in_the_way,
     show_files,
     show_snapshots,
+    warn_on_error,
 )
 from flows.config import PipelineConfig, explained
 from flows.refresh import Refreshed
@@ -93,7 +93,7 @@ def _row(name: str, ref: SnapshotRef) -> dict[str, str]:
 
 
 def _figures(name: str, ref: SnapshotRef, line: Lineage) -> None:
-    with never_in_the_way(f"the composition of the set by {name}"):
+    with warn_on_error(f"the composition of the set by {name}"):
         assert line.verdicts and line.candidates and line.tasks
         upstream = {"workloads": line.workloads, "flags": line.flags}
         others = {key: above.ref for key, above in upstream.items() if above}

@@ -33,18 +33,17 @@ from flows.launch import QUIET, require_ready
 from flows.naming import deployed_name
 from flows.pipeline import LineResult, concur_line
 from flows.refresh import Refreshed, refresh_dataset
-from flows.report import training_steps
 from flows.runtime.notices import NOTICES
 from flows.runtime.outlet import outlive_the_reader
-from flows.track_parts import track_benchmark, track_refresh
-from flows.train import train_and_track
-from flows.train_set import prepared as of_the_set
+from flows.track import track_benchmark, track_refresh
+from flows.train import of_line, train_and_track
 from kernels_eval.cluster.ray import address_of
 from kernels_eval.devices import visible_gpus
 from kernels_eval.errors import UsageError
+from tasks.benchmark.report.inputs import training_steps
 from tasks.benchmark.stage import scores_of
 from tasks.store.snapshot import SnapshotRef, snapshots
-from tasks.verification.retry_until_back import wait_for_head
+from tasks.verification.stage import wait_for_head
 
 DEVICES = "gpu"
 """Prefect's global concurrency limit: a slot is a GPU, or all of the CPU where there is none."""
@@ -75,8 +74,7 @@ def curate_sets(
     """Training sets by several strategies, of the verdicts that a finished training set was made
     from. Nothing is sampled or verified."""
     config = prepared(configuration(run, advanced=advanced))
-    strategies = [str(name) for name in sets.strategies]
-    return curate_again(config, verdicts.snapshot or None, strategies, sets.size or None)
+    return curate_again(config, verdicts.snapshot or None, sets.strategies, sets.size or None)
 
 
 @flow(name="train an adapter", flow_run_name=deployed_name("train"), **NOTICES)
@@ -88,7 +86,7 @@ def train_on_set(
 ) -> SnapshotRef:
     """A LoRA adapter on a training set that is there, registered in MLflow."""
     config = prepared(configuration(run, training, advanced=advanced))
-    config, tasks, found = of_the_set(config.root, curated.snapshot or None, config)
+    config, tasks, found = of_line(config.root, curated.snapshot or None, config)
     with devices(config, config.training.workers):
         trained, tracked = train_and_track(config, tasks, found)
     steps = [step for step in training_steps(trained.open()) if step.loss is not None]
@@ -146,13 +144,13 @@ def weekly_ablations(
     compared."""
     config = prepared(configuration(run, advanced=advanced))
     asked = AblationConfig(
-        profile=str(run.profile),
+        profile=run.profile,
         overrides=(
             *advanced.overrides,
             f"name={json.dumps(config.name)}",
             f"root={json.dumps(config.root)}",
         ),
-        strategies=tuple(map(str, sweep.strategies)),
+        strategies=tuple(sweep.strategies),
         sizes=(sweep.size or None,),
         seeds=tuple(range(sweep.seeds)),
         max_gpu_hours=sweep.max_gpu_hours or None,

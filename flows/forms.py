@@ -11,11 +11,10 @@ Importing this module loads nothing heavy. Does not hold the whole configuration
 from __future__ import annotations
 
 import os
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 
 from flows.config import PipelineConfig, load_profile, profile_names
 from kernels_eval.errors import UsageError
@@ -27,11 +26,21 @@ STACK_VARIABLE = "CONCUR_STACK_ROOT"
 """The same, set by `concur up` for its own worker."""
 AS_PROFILE = "as the profile says"
 
-Profile = StrEnum("Profile", {name: name for name in profile_names()})
-StrategyName = StrEnum("StrategyName", {name: name for name in STRATEGY_NAMES})
-Strategy = StrEnum(
-    "Strategy", {"as_profile": AS_PROFILE, **{name: name for name in STRATEGY_NAMES}}
-)
+
+def _one_of(names: list[str]) -> tuple[AfterValidator, WithJsonSchema]:
+    """A text that the page offers as a list to pick from."""
+
+    def check(value: str) -> str:
+        if value not in names:
+            raise ValueError(f"is not one of {', '.join(names)}")
+        return value
+
+    return AfterValidator(check), WithJsonSchema({"type": "string", "enum": names})
+
+
+Profile = Annotated[str, *_one_of(profile_names())]
+StrategyName = Annotated[str, *_one_of(list(STRATEGY_NAMES))]
+Strategy = Annotated[str, *_one_of([AS_PROFILE, *STRATEGY_NAMES])]
 
 
 class Key(str):
@@ -54,7 +63,7 @@ def _fingerprint(title: str, otherwise: str) -> Any:
 class Form(BaseModel):
     """One group of fields."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_enum_values=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     def values(self) -> dict[str, Any]:
         """What was filled in, by configuration key."""
@@ -72,7 +81,7 @@ class RunForm(Form):
     model_config = ConfigDict(title="Profile and place")
 
     profile: Profile = Field(
-        default=Profile("nightly"),
+        default="nightly",
         title="Profile",
         description="A file of deployments/profiles; the fields below change what it says.",
     )
@@ -105,7 +114,7 @@ class TrainingSetForm(Form):
     model_config = ConfigDict(title="Training set")
 
     strategy: Annotated[Strategy, Key("curation.strategy")] = Field(
-        default=Strategy.as_profile,
+        default=AS_PROFILE,
         title="Strategy",
         description=(
             "concur is the paper's rule, the others are compared with it"
@@ -159,7 +168,7 @@ class StrategiesForm(Form):
     model_config = ConfigDict(title="Strategies")
 
     strategies: list[StrategyName] = Field(
-        default=[StrategyName("concur")],
+        default=["concur"],
         min_length=1,
         title="Strategies",
         description="One training set each, from the same verdicts.",
@@ -183,7 +192,7 @@ class AblationForm(Form):
     model_config = ConfigDict(title="Ablation")
 
     strategies: list[StrategyName] = Field(
-        default=[StrategyName(name) for name in ("concur", "min_length", "speedup", "random")],
+        default=["concur", "min_length", "speedup", "random"],
         min_length=1,
         title="Strategies",
         description="The first is what the others are compared with.",
@@ -224,7 +233,7 @@ CANDIDATES = CandidatesForm()
 TRAINING_SET = TrainingSetForm()
 ADVANCED = AdvancedForm()
 ABLATION = AblationForm()
-ABLATION_RUN = RunForm(profile=Profile("ablation"))
+ABLATION_RUN = RunForm(profile="ablation")
 CURATED = CuratedForm()
 STRATEGIES = StrategiesForm()
 TRAINING = TrainingForm()
@@ -238,7 +247,7 @@ def configuration(run: RunForm, *forms: Form, advanced: AdvancedForm = ADVANCED)
     Raises UsageError for what cannot be used, and for a root that a worker cannot use.
     """
     values = {key: value for form in (run, *forms) for key, value in form.values().items()}
-    config = load_profile(str(run.profile), advanced.overrides, values)
+    config = load_profile(run.profile, advanced.overrides, values)
     overridden = any(each.startswith("root=") for each in advanced.overrides)
     of_worker = os.environ.get(ROOT_VARIABLE) or os.environ.get(STACK_VARIABLE)
     root = run.root or (not overridden and of_worker) or config.root

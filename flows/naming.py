@@ -1,7 +1,6 @@
-"""Names of flow runs: a sentence with the strategy and the date, so that a list of runs can be
-read.
+"""Names of flow runs: the profile, the strategy and the date, so that a list of runs can be read.
 
-Guarantees: a name never stops a run: where the parameters do not say what it needs, less is said.
+Guarantees: a name never stops a run: parts that the parameters do not hold are left out.
 """
 
 from __future__ import annotations
@@ -21,19 +20,11 @@ def run_name(verb: str, *, strategy: bool = True) -> Callable[[], str]:
     strategy concur, 2026-11-22 02:00`."""
 
     def name() -> str:
-        from prefect.runtime import flow_run
-
-        config = (flow_run.parameters or {}).get("config")
-        parts = [
-            getattr(config, "language", None),
-            f"strategy {config.curation.strategy}" if strategy and config else None,
-            today(),
-        ]
-        return (
-            f"{verb} {getattr(config, 'name', '')}".rstrip()
-            + ": "
-            + ", ".join(str(part) for part in parts if part)
-        )
+        config = _parameters().get("config")
+        what = f"{verb} {getattr(config, 'name', '')}".rstrip()
+        by = f"strategy {config.curation.strategy}" if strategy and config else None
+        parts = (getattr(config, "language", None), by, today())
+        return f"{what}: {', '.join(str(part) for part in parts if part)}"
 
     return name
 
@@ -43,12 +34,9 @@ def deployed_name(verb: str) -> Callable[[], str]:
     concur, 2026-11-22 02:00`."""
 
     def name() -> str:
-        from prefect.runtime import flow_run
-
-        parameters: dict[str, Any] = flow_run.parameters or {}
-        run, chosen = parameters.get("run"), parameters.get("curation")
-        what = getattr(run, "name", "") or str(getattr(run, "profile", ""))
-        strategy = str(getattr(chosen, "strategy", ""))
+        run, chosen = (_parameters().get(form) for form in ("run", "curation"))
+        what = getattr(run, "name", "") or getattr(run, "profile", "")
+        strategy = getattr(chosen, "strategy", "")
         by = f", strategy {strategy}" if strategy and " " not in strategy else ""
         return f"{verb} {what}".rstrip() + f"{by}, {today()}"
 
@@ -59,27 +47,28 @@ def ablation_name() -> str:
     """The `flow_run_name` of an ablation, whose `config` is an AblationConfig: `ablate nightly:
     concur, random, 2026-11-22 03:00`."""
     import yaml
-    from prefect.runtime import flow_run
 
-    config = (flow_run.parameters or {}).get("config")
-    what, strategies = (
-        PurePath(getattr(config, "profile", "")).stem,
-        getattr(config, "strategies", ()),
-    )
+    config = _parameters().get("config")
+    what = PurePath(getattr(config, "profile", "")).stem
+    strategies = [PurePath(strategy).stem for strategy in getattr(config, "strategies", ())]
     for override in getattr(config, "overrides", ()):
         if override.startswith("name="):
             with suppress(yaml.YAMLError):
                 what = str(yaml.safe_load(override.removeprefix("name=")))
-    named = [PurePath(strategy).stem for strategy in strategies[:MOST_NAMED]]
-    more = [f"{len(strategies) - MOST_NAMED} more"] if len(strategies) > MOST_NAMED else []
-    return f"ablate {what}".rstrip() + f": {', '.join([*named, *more, today()])}"
+    named, more = strategies[:MOST_NAMED], len(strategies) - MOST_NAMED
+    parts = [*named, *([f"{more} more"] if more > 0 else []), today()]
+    return f"ablate {what}".rstrip() + f": {', '.join(parts)}"
 
 
 def today() -> str:
     """When the run was to start, in this machine's time zone, to the minute."""
     from prefect.runtime import flow_run
 
-    planned = flow_run.scheduled_start_time
-    return (planned.astimezone() if planned else datetime.now().astimezone()).strftime(
-        "%Y-%m-%d %H:%M"
-    )
+    planned = flow_run.scheduled_start_time or datetime.now()
+    return planned.astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def _parameters() -> dict[str, Any]:
+    from prefect.runtime import flow_run
+
+    return flow_run.parameters or {}

@@ -23,7 +23,6 @@ from flows.track import track
 from flows.train import train_adapter
 from kernels_eval.records import Record
 from tasks.benchmark.stage import scores_of
-from tasks.reporting.text import cells
 from tasks.store.snapshot import SnapshotRef
 
 
@@ -42,31 +41,18 @@ def concur_line(config: PipelineConfig | None = None) -> LineResult:
     """Tasks to tuned adapter to scores, as one run. A second run of the same configuration is
     served from snapshots."""
     config = config or PipelineConfig()
-    with (
-        stops_soon(),
-        in_use(config.root),
-    ):  # from first to last: what the refresh made is read until the end
+    with stops_soon(), in_use(config.root):  # until the end: every stage reads the refresh
         refreshed = refresh_dataset(config)
         trained = train_adapter(config, refreshed.tasks, refreshed.curated)
         benchmarked = benchmark_models(config, trained)
         report = write_report(config, refreshed, trained, benchmarked)
-        create_markdown_artifact(
-            key="report", markdown=report.markdown, description="What this run found"
-        )
-        create_table_artifact(
-            key="summary",
-            table=cells({"what": name, "value": value} for name, value in report.summary),
-            description="The run in one table",
-        )
+        create_markdown_artifact("report", report.markdown, "What this run found")
+        summary = [{"what": name, "value": value} for name, value in report.summary]
+        create_table_artifact("summary", summary, "The run in one table")
         run_id = track(config, refreshed, trained, benchmarked, report)
         show_scores(scores_of(benchmarked.scores))
-        show_snapshots(
-            {
-                **refreshed.snapshots,
-                "adapter and training log": trained,
-                "scores": benchmarked.scores,
-            }
-        )
+        made = {"adapter and training log": trained, "scores": benchmarked.scores}
+        show_snapshots({**refreshed.snapshots, **made})
         link_mlflow(config, run_id, "report.html")
         return LineResult(
             refreshed=refreshed,

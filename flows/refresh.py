@@ -1,10 +1,9 @@
-"""The nightly refresh: tasks, candidates, verdicts, training set, and what the samples say of
-reasoning length."""
+"""The nightly refresh: tasks, candidates, verdicts, training set, and observations about reasoning
+length."""
 
 from __future__ import annotations
 
 from prefect import flow
-from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from flows.artifacts import (
@@ -18,7 +17,7 @@ from flows.morning.history import entered
 from flows.morning.step import write_morning_report
 from flows.naming import run_name
 from flows.runtime.disk import require_room
-from flows.runtime.guard import guarded, shown
+from flows.runtime.guard import guarded, optional, shown
 from flows.runtime.notices import NOTICES
 from flows.runtime.root_lock import in_use
 from flows.set_figures import TABLES_FILE, draw_curated
@@ -29,7 +28,7 @@ from tasks.curation.step import curate, flag_traces
 from tasks.decontamination.step import choose_tasks
 from tasks.policy import ProgressArtifact, call_stage
 from tasks.progress import observed_by
-from tasks.reporting.text import as_text, cells
+from tasks.reporting.text import as_text
 from tasks.sources.step import load_tasks
 from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis.step import refine, synthesise
@@ -37,7 +36,7 @@ from tasks.verification.step import verify
 from tasks.workload.step import measure_workloads
 
 COUNTS = ("status_counts", "criterion_counts", "turn_counts", "flag_counts")
-"""What a manifest may count its rows by."""
+"""Counts of rows that a manifest may hold."""
 
 FIGURES = {
     "status-by-family": "Verdicts by operator family",
@@ -46,7 +45,7 @@ FIGURES = {
 
 
 class Samples(Record):
-    """Verified candidates, and what is known of their tasks and reasoning."""
+    """Verified candidates, and measurements of their tasks and reasoning."""
 
     tasks: SnapshotRef
     candidates: SnapshotRef
@@ -64,7 +63,7 @@ class Refreshed(Samples):
 
     @property
     def snapshots(self) -> dict[str, SnapshotRef]:
-        """Those that are there, by name."""
+        """Those that exist, by name."""
         return {name: ref for name, ref in self if isinstance(ref, SnapshotRef)}
 
 
@@ -80,41 +79,30 @@ def refresh_dataset(config: PipelineConfig) -> Refreshed:
 
 
 def run_stages(config: PipelineConfig) -> Refreshed:
-    """The stages of a refresh, one after the other, each shown while it works."""
-    with (
-        guarded(config) as noted,
-        observed_by(
-            ProgressArtifact("refresh-progress", "share of the current stage that is done")
-        ),
-    ):
+    """Run the stages of a refresh one after the other, and show each while it works."""
+    progress = ProgressArtifact("refresh-progress", "share of the current stage that is done")
+    with guarded(config) as noted, observed_by(progress):
         samples = verified_samples(config)
         tasks, candidates, verdicts = samples.tasks, samples.candidates, samples.verdicts
         curated = call_stage(
             curate, verdicts, candidates, tasks, config.curation, samples.workloads, samples.flags
         )
         analysis, cautions = analysed(config, verdicts, candidates)
-    refreshed = draw_figures(
-        config,
-        Refreshed(
-            **dict(samples), curated=curated, analysis=analysis, cautions=(*noted, *cautions)
-        ),
+    made = Refreshed(**dict(samples), curated=curated, analysis=analysis)
+    _, undrawn = optional(
+        "The figures of the training set", lambda: draw_figures(made, config.curation.strategy)
     )
+    refreshed = made.model_copy(update={"cautions": (*noted, *cautions, *undrawn)})
     show_snapshots(refreshed.snapshots)
     if refreshed.cautions:
         text = "\n".join(f"- {shown(caution)}" for caution in refreshed.cautions)
-        create_markdown_artifact(
-            key="cautions", markdown=text, description="What to know of this refresh"
-        )
-    create_table_artifact(
-        key="refresh",
-        table=cells(summary_rows(refreshed)),
-        description="What this refresh produced",
-    )
+        create_markdown_artifact("cautions", text, "What to know about this refresh")
+    create_table_artifact("refresh", summary_rows(refreshed), "What this refresh produced")
     return refreshed
 
 
 def verified_samples(config: PipelineConfig) -> Samples:
-    """Everything before the choice of a training set: what an ablation of strategies does once."""
+    """Everything before the choice of a training set: an ablation of strategies does it once."""
     tasks = training_tasks(config)
     require_room(config, tasks)
     workloads = call_stage(measure_workloads, tasks, config.workload)
@@ -132,86 +120,56 @@ def verified_samples(config: PipelineConfig) -> Samples:
 
 
 def training_tasks(config: PipelineConfig) -> SnapshotRef:
-    """The source's tasks without those that the benchmark knows, and each once."""
-    benchmark = (
-        load_tasks(config.known_tasks, config.root) if config.decontamination.enabled else None
-    )
-    chosen = call_stage(
-        choose_tasks,
-        load_tasks(config.tasks, config.root),
-        benchmark,
-        config.decontamination,
-        config.deduplication,
-    )
-    create_markdown_artifact(
-        key="decontamination",
-        markdown=chosen.open().manifest["report"],
-        description="Tasks the benchmark knows",
-    )
+    """The source's tasks, each once, without those that the benchmark knows."""
+    known = load_tasks(config.known_tasks, config.root) if config.decontamination.enabled else None
+    source = load_tasks(config.tasks, config.root)
+    chosen = call_stage(choose_tasks, source, known, config.decontamination, config.deduplication)
+    report = chosen.open().manifest["report"]
+    create_markdown_artifact("decontamination", report, "Tasks that the benchmark knows")
     return chosen
 
 
 def analysed(
     config: PipelineConfig, verdicts: SnapshotRef, candidates: SnapshotRef
 ) -> tuple[SnapshotRef | None, tuple[str, ...]]:
-    """The observations, or the caution that stands in their place: the training set is finished,
-    and is not given up for words about it."""
-    try:
+    """The observations. Analysis failures become a caution: the curated set is already published,
+    and the next run of the same configuration tries again."""
+
+    def work() -> tuple[SnapshotRef, str]:
         analysis = call_stage(analyse, verdicts, candidates, config.analysis)
         found = found_in(analysis)
-    except Exception as error:
-        # whatever a model or a figure could not do; the next run of the same configuration tries it
-        # again
-        caution = f"The observations of this refresh are missing: {type(error).__name__}: {error}"
-        get_run_logger().error("%s", caution)
-        create_markdown_artifact(
-            key="observations", markdown=as_text(caution), description="What reasoning length says"
-        )
-        return None, (caution,)
-    place = f"\nThe page with figures and tables: `{found.files[0]}`\n" if found.files else ""
-    create_markdown_artifact(
-        key="observations",
-        markdown=found.markdown() + place,
-        description="What reasoning length says",
-    )
-    return analysis, ()
+        page = f"\nThe page with figures and tables: `{found.files[0]}`\n" if found.files else ""
+        return analysis, found.markdown() + page
+
+    result, cautions = optional("The observations of this refresh", work)
+    analysis, text = result or (None, "".join(map(as_text, cautions)))
+    create_markdown_artifact("observations", text, "What reasoning length says")
+    return analysis, cautions
 
 
-def draw_figures(config: PipelineConfig, refreshed: Refreshed) -> Refreshed:
-    """Figures of the verdicts and the training set, beside its table and as an artifact; where they
-    fail there is one caution more."""
-    try:
-        files = draw_curated(refreshed, config.curation.strategy)
-    except Exception as error:  # a night is not given up for a picture
-        caution = f"The figures of the training set are missing: {type(error).__name__}: {error}"
-        get_run_logger().error("%s", caution)
-        return refreshed.model_copy(update={"cautions": (*refreshed.cautions, caution)})
+def draw_figures(refreshed: Refreshed, strategy: str) -> None:
+    """Draw the verdicts and the training set: files beside its table, and artifacts."""
+    files = draw_curated(refreshed, strategy)
     if tables := next((path for path in files if path.name == TABLES_FILE), None):
-        shown = "\n".join(f"- `{path}`" for path in files if path.suffix == ".png")
+        drawn = "\n".join(f"- `{path}`" for path in files if path.suffix == ".png")
         show_files(files, FIGURES)
-        text = f"{tables.read_text(encoding='utf-8')}\nFigures:\n\n{shown}\n"
-        create_markdown_artifact(
-            key="training-set", markdown=text, description="What the training set holds"
-        )
-    return refreshed
+        text = f"{tables.read_text(encoding='utf-8')}\nFigures:\n\n{drawn}\n"
+        create_markdown_artifact("training-set", text, "What the training set holds")
 
 
 def summary_rows(refreshed: Refreshed) -> list[dict[str, str | int]]:
-    """One row per snapshot: how many rows, and the counts its manifest holds."""
+    """One row a snapshot: how many rows it has, and the counts in its manifest."""
     rows: list[dict[str, str | int]] = []
     for name in ("tasks", "workloads", "candidates", "verdicts", "flags", "curated", "analysis"):
-        ref: SnapshotRef | None = getattr(refreshed, name)
-        if ref is None:
-            continue
-        manifest = ref.open().manifest
-        counts = next((manifest[name] for name in COUNTS if manifest.get(name)), {})
-        text = ", ".join(f"{key} {value}" for key, value in counts.items())
-        rows.append(
-            {
-                "snapshot": name,
-                "rows": manifest["rows"],
-                "counts": text,
-                "fingerprint": ref.fingerprint,
-            }
-        )
+        if ref := refreshed.snapshots.get(name):
+            manifest = ref.open().manifest
+            counts: dict[str, int] = next(filter(None, map(manifest.get, COUNTS)), {})
+            rows.append(
+                {
+                    "snapshot": name,
+                    "rows": manifest["rows"],
+                    "counts": ", ".join(f"{key} {value}" for key, value in counts.items()),
+                    "fingerprint": ref.fingerprint,
+                }
+            )
     return rows

@@ -1,6 +1,14 @@
-"""Training the adapter on a curated snapshot."""
+"""Training the adapter on a curated snapshot: in the line, or by itself (`concur train`).
+
+Guarantees: the prompts are those that the set's own line rendered (its tasks, its language, its
+line on the hardware), whatever the profile says of them; a set that was trained on with the same
+recipe before is not trained on again.
+"""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
 
 from prefect import flow
 
@@ -9,12 +17,21 @@ from flows.naming import run_name
 from flows.runtime.guard import guarded
 from flows.runtime.notices import NOTICES
 from flows.track import Tracked, track_training
+from kernels_eval.errors import UsageError
+from kernels_eval.records import Language
 from tasks.policy import ProgressArtifact, call_stage
 from tasks.progress import observed_by
-from tasks.store.snapshot import SnapshotRef
+from tasks.publishing.lineage import find_curated, lineage
+from tasks.sources.small_model import load_tokenizer
+from tasks.store import SnapshotRef
 from tasks.synthesis.prompts import render
-from tasks.training.stage import prompts_of
+from tasks.tracking.stages import base_model_of, held_out_losses
+from tasks.training.adapter import check_adapter, merge_adapter
+from tasks.training.formatting import to_prompt_completion
+from tasks.training.stage import adapter_of, prompts_of
 from tasks.training.step import train
+
+PROBES = 8  # rows on which merged and unmerged weights are compared
 
 
 @flow(name="train the adapter", flow_run_name=run_name("train"), **NOTICES)
@@ -32,7 +49,86 @@ def train_adapter(config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotR
 def train_and_track(
     config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef
 ) -> tuple[SnapshotRef, Tracked | None]:
-    """`train_adapter` by itself, and what MLflow is told of it: None where tracking is off or
-    MLflow failed."""
+    """`train_adapter` by itself, and where MLflow has it: None where tracking is off or failed."""
     trained = train_adapter(config, tasks, curated)
     return trained, track_training(config, curated, trained)
+
+
+def of_line(
+    root: str, name: str | None, config: PipelineConfig
+) -> tuple[PipelineConfig, SnapshotRef, SnapshotRef]:
+    """(configuration, tasks, curated set) of a training on a set that exists: a fingerprint under
+    `root`, a directory, or the newest set. What its line says of the prompts replaces what the
+    profile says.
+
+    Raises UsageError where the set does not exist, is empty, holds several languages, or its tasks
+    are missing.
+    """
+    ref = find_curated(root, name)
+    line = lineage(ref)
+    what = f"the curated set {line.curated.path}"
+    if not line.curated.has_column("language"):
+        raise UsageError(
+            f"{what} is empty", "there is nothing to train on: curate again, with a lower bar"
+        )
+    languages = sorted(line.curated.read(columns=["language"])["language"].unique().to_list())
+    if len(languages) != 1:
+        raise UsageError(
+            f"{what} holds kernels in {', '.join(languages)}", "curate each language by itself"
+        )
+    if line.tasks is None:
+        raise UsageError(
+            f"the tasks of {what} are not under {ref.root}",
+            "restore their snapshot, or run again",
+        )
+    asked = (line.candidates.manifest.get("config") or {}) if line.candidates else {}
+    synthesis = config.synthesis.model_copy(update={"hardware": asked.get("hardware")})
+    changes = {"root": ref.root, "language": Language(languages[0]), "synthesis": synthesis}
+    return config.model_copy(update=changes), line.tasks.ref, ref
+
+
+def summary_of(
+    config: PipelineConfig, curated: SnapshotRef, trained: SnapshotRef
+) -> dict[str, Any]:
+    """What a finished training learnt, and where the adapter is."""
+    snapshot, adapter = trained.open(), adapter_of(trained)
+    manifest = snapshot.manifest
+    facts = check_adapter(adapter, max_rank=2**31)
+    return {
+        "curated": curated.fingerprint,
+        "training": trained.fingerprint,
+        "rows": manifest["rows"],
+        "dropped": len(manifest.get("dropped") or ()),
+        "loss_first": manifest["loss_first"],
+        "loss_last": manifest["loss_last"],
+        "held_out": {str(step): loss for step, loss in held_out_losses(snapshot).items()},
+        "adapter": str(adapter.absolute()),
+        "base_model": base_model_of(config.training, trained),
+        "rank": facts.rank,
+        "size_bytes": facts.size_bytes,
+    }
+
+
+def merge_trained(
+    config: PipelineConfig,
+    tasks: SnapshotRef,
+    curated: SnapshotRef,
+    trained: SnapshotRef,
+    out: Path,
+    dtype: Literal["bfloat16", "float32"],
+) -> dict[str, Any]:
+    """Write merged weights, checked on the first rows of the set. Raises EvalError where they do
+    not agree with base and adapter apart."""
+    prompts = prompts_of(tasks, config.language, render, config.synthesis.hardware)
+    base = str(trained.open().manifest["base_model"])
+    rows = curated.open().read(unique="candidate_id").sort("candidate_id").head(PROBES)
+    examples = to_prompt_completion(
+        rows.to_dicts(), load_tokenizer(base), lambda row: prompts[row["task_id"]]
+    )
+    probes = [example["completion"] for example in examples]
+    check = merge_adapter(base, adapter_of(trained), out, probes, dtype=dtype)
+    return {
+        "directory": str(out.absolute()),
+        **check.model_dump(),
+        "relative_difference": check.relative_difference,
+    }

@@ -3,31 +3,74 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 
+from kernels_eval.build.toolchain import torch_versions
 from kernels_eval.errors import DeviceError
-from kernels_eval.records import Language
+from kernels_eval.records import Language, Record
 
 # NVML's clocks event reasons that lower clocks below what the work could have: power cap, hardware
 # slowdown, and temperature.
 SLOWING = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 
 
+class Conditions(Record):
+    """What a verdict's times depend on besides the candidate and the protocol: part of its key.
+
+    A speedup over another torch, or with another driver, is another number.
+    """
+
+    device: str
+    """Name of the GPU or of the processor."""
+    torch: str
+    cuda: str = ""
+    """The CUDA version that torch was built with; empty for kernels that run on the CPU."""
+    driver: str = ""
+
+
 def visible_gpus() -> list[str]:
     """Name and compute capability of each NVIDIA GPU this process may use, by nvidia-smi."""
+    return _query_gpus("name,compute_cap")
+
+
+def _query_gpus(fields: str) -> list[str]:
+    """One line a GPU, the fields separated by commas. Empty where there is none."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
         return []
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
-    query = [program, "--query-gpu=name,compute_cap", "--format=csv,noheader"]
+    query = [program, f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return []
     lines = done.stdout.splitlines() if done.returncode == 0 else []
     return [line.strip() for line in lines if line.strip()]
+
+
+def conditions(language: Language) -> Conditions:
+    """The conditions on this machine. Raises DeviceError where the language's device is missing,
+    ToolchainError where torch is."""
+    torch, cuda = torch_versions()
+    if not language.needs_gpu:
+        return Conditions(device=_processor(), torch=torch)
+    require_device(language)
+    name, _, driver = _query_gpus("name,driver_version")[0].rpartition(",")
+    return Conditions(device=name.strip(), torch=torch, cuda=cuda, driver=driver.strip())
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as handle:
+            lines = [line for line in handle if line.startswith("model name")]
+    except OSError:
+        lines = []
+    return (
+        lines[0].split(":", 1)[1].strip() if lines else platform.processor() or platform.machine()
+    )
 
 
 def gpu_arch() -> str | None:

@@ -54,6 +54,8 @@ CANDIDATES = pa.schema(
             # `parent`
         ),
         ("parent", pa.string()),  # candidate_id of the attempt that was followed up; null at turn 1
+        # reasoning as the server separated it from `response`; null where it did not
+        ("separated_reasoning", pa.string()),
         (
             "request_key",
             pa.string(),

@@ -37,6 +37,7 @@ LOGIC: dict[str, tuple[str, ...]] = {
     "SOURCES_VERSION": ("tasks.sources",),
     "SYNTHESIS_VERSION": (
         "tasks.synthesis.stage",
+        "tasks.synthesis.answers",
         "tasks.synthesis.asked",
         "tasks.synthesis.follow_ups",
         "tasks.synthesis.refine",

@@ -79,6 +79,9 @@ CANDIDATES: Mapping[str, str] = {
     "finish_reason": "`stop`, or `length` where `max_tokens` cut it off",
     "turn": "1 answers the task; a later one answers what verification said of `parent`",
     "parent": "candidate_id of the attempt that was followed up; null at turn 1",
+    "separated_reasoning": (
+        "reasoning as the server separated it from `response`; null where it did not"
+    ),
     "request_key": "hash of everything that was asked: by it a refresh reuses the answer",
 }
 VERDICTS: Mapping[str, str] = {

@@ -114,10 +114,8 @@ def _option_row(path: str, option: Any, context: Any) -> str:
     if not option.help:
         raise Undescribed(f"{path} {option.opts[0]} has no help")
     said, _, default = option.help.partition("  [default: ")
-    if (
-        not default and option.show_default
-    ):  # a click option whose default is nothing has a sentinel there
-        found = option.get_default(context, call=False)
+    found = option.get_default(context, call=False)
+    if not default and context.show_default and found is not None and not option.is_flag:
         default = ", ".join(map(str, found)) if isinstance(found, list | tuple) else str(found)
     if option.is_flag:
         value = ""

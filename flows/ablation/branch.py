@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from prefect import flow
+from prefect.context import FlowRunContext
 
-from flows.ablation.end import prefect_url
-from flows.ablation.meter import Meter
-from flows.ablation.records import HOME, alone_with
+from flows.ablation.records import HOME, Meter, alone_with
 from flows.benchmark import synthesis_for
 from flows.config import PipelineConfig
 from kernels_eval.records import Record
@@ -29,12 +27,11 @@ from tasks.benchmark.stage import Answers
 from tasks.benchmark.stage import planned as planned_scores
 from tasks.benchmark.step import score_benchmark
 from tasks.policy import call_stage
-from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.store import Snapshot, SnapshotRef
 from tasks.synthesis.prompts import render
 from tasks.synthesis.stage import Synthesis
 from tasks.synthesis.step import synthesise
-from tasks.training.stage import adapter_of, prompts_of
-from tasks.training.stage import planned as planned_training
+from tasks.training import stage as training
 from tasks.training.step import train
 from tasks.verification.stage import Verification
 from tasks.verification.step import verify
@@ -49,7 +46,7 @@ class Trained(Record):
 
 
 @dataclass
-class Hands:
+class SharedResources:
     """What the branches of one ablation share while they work. `gpus` is of the cluster, `share`
     what one branch may use of them."""
 
@@ -60,35 +57,43 @@ class Hands:
     """Models answer in this process, and not on servers."""
     stopped: threading.Event = field(default_factory=threading.Event)
     pages: dict[str, str | None] = field(default_factory=dict)
-    """Of Prefect, by the name of the branch."""
+    """Pages in Prefect, by the name of the branch."""
     _answering: threading.Lock = field(default_factory=threading.Lock)
     _timing: threading.Lock = field(default_factory=threading.Lock)
 
-    @contextmanager
-    def training(self, workers: int) -> Iterator[None]:
-        with self.meter.held("train", workers if self.gpus else 1):
-            yield
+    def training(self, workers: int) -> AbstractContextManager[None]:
+        """Hold the devices of a training."""
+        return self.meter.held("train", workers if self.gpus else 1)
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        with (
-            self._answering if self.in_process else nullcontext(),
-            self.meter.held("answer", 1 if self.in_process else self.share),
-        ):
+        """Hold what answers the benchmark."""
+        devices = 1 if self.in_process else self.share
+        lock = self._answering if self.in_process else nullcontext()
+        with lock, self.meter.held("answer", devices):
             yield
 
     @contextmanager
     def verifying(self, needs_gpu: bool) -> Iterator[None]:
-        with (
-            nullcontext() if needs_gpu else self._timing,
-            self.meter.held("verify", self.share if needs_gpu else 1),
-        ):
+        """Hold what verifies answers."""
+        lock = nullcontext() if needs_gpu else self._timing
+        with lock, self.meter.held("verify", self.share if needs_gpu else 1):
             yield
 
 
-HANDS: ContextVar[Hands] = ContextVar("concur_ablation_hands")
-"""Of the ablation that the current thread works for. No parameter of a flow: Prefect would want to
+RESOURCES: ContextVar[SharedResources] = ContextVar("concur_ablation_resources")
+"""Those of the ablation that the current thread works for. No parameter of a flow: Prefect would
 store it."""
+
+
+def prompts_for(config: PipelineConfig, tasks: SnapshotRef) -> dict[str, str]:
+    """task_id -> prompt, as the line renders it."""
+    return training.prompts_of(tasks, config.language, render, config.synthesis.hardware)
+
+
+def planned_training(config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef) -> Snapshot:
+    """The training snapshot of a branch, finished or not."""
+    return training.planned(curated, config.training, prompts_for(config, tasks))
 
 
 @flow(name="ablation branch", flow_run_name="{name}", validate_parameters=False)
@@ -97,13 +102,12 @@ def run_branch(
 ) -> Trained:
     """Train on `curated` and benchmark the adapter: `config` is the branch's own, with its seed
     everywhere."""
-    hands = HANDS.get()
-    hands.pages[name] = prefect_url()
-    prompts = prompts_of(tasks, config.language, render, config.synthesis.hardware)
-    planned = planned_training(curated, config.training, prompts)
-    with alone_with(Path(config.root) / HOME / "locks" / planned.fingerprint, hands.stopped):
-        with _unless(planned, hands.training(config.training.workers)):
-            trained = call_stage(train, curated, config.training, prompts)
+    resources = RESOURCES.get()
+    resources.pages[name] = prefect_url()
+    planned = planned_training(config, tasks, curated)
+    with alone_with(Path(config.root) / HOME / "locks" / planned.fingerprint, resources.stopped):
+        with _unless_finished(planned, resources.training(config.training.workers)):
+            trained = call_stage(train, curated, config.training, prompts_for(config, tasks))
         answers = answered(config, suite, "tuned", trained)
         scores = call_stage(score_benchmark, [answers], config.benchmark)
     return Trained(trained=trained, answers=answers, scores=scores)
@@ -112,17 +116,15 @@ def run_branch(
 def answered(
     config: PipelineConfig, suite: SnapshotRef, model: str, trained: SnapshotRef | None = None
 ) -> Answers:
-    """What one model answers to the benchmark, verified. The devices are held only where something
-    is left to do."""
-    hands, language, asked = HANDS.get(), config.language, synthesis_for(config, model)
-    adapter = adapter_of(trained) if trained else None
-    holds = hands.answering() if asked.sampler != "recorded" else nullcontext()
-    with _unless(Synthesis(suite, asked, language, adapter).snapshot, holds):
+    """What one model answers to the benchmark, verified. Devices are held only where something is
+    left to do."""
+    resources, language, asked = RESOURCES.get(), config.language, synthesis_for(config, model)
+    adapter = training.adapter_of(trained) if trained else None
+    held = nullcontext() if asked.sampler == "recorded" else resources.answering()
+    with _unless_finished(Synthesis(suite, asked, language, adapter).snapshot, held):
         candidates = call_stage(synthesise, suite, asked, language, adapter)
-    with _unless(
-        Verification(candidates, suite, config.verification, language).snapshot,
-        hands.verifying(language.needs_gpu),
-    ):
+    planned = Verification(candidates, suite, config.verification, language).snapshot
+    with _unless_finished(planned, resources.verifying(language.needs_gpu)):
         verdicts = verify(candidates, suite, config.verification, language)
     return Answers(model=model, candidates=candidates, verdicts=verdicts)
 
@@ -130,37 +132,31 @@ def answered(
 def finished_branch(
     config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef, suite: SnapshotRef
 ) -> Trained | None:
-    """The same without doing anything: what the branch made in an earlier run, None where anything
-    of it is left to do."""
-    prompts = prompts_of(tasks, config.language, render, config.synthesis.hardware)
-    trained = planned_training(curated, config.training, prompts)
+    """What a branch made in an earlier run; None where anything of it is left to do."""
+    trained = planned_training(config, tasks, curated)
     if not trained.finished:
         return None
     answers = finished_answers(config, suite, "tuned", trained.ref)
     if answers is None:
         return None
     scores = planned_scores([answers], config.benchmark)
-    return (
-        Trained(trained=trained.ref, answers=answers, scores=scores.ref)
-        if scores.finished
-        else None
-    )
+    if not scores.finished:
+        return None
+    return Trained(trained=trained.ref, answers=answers, scores=scores.ref)
 
 
 def finished_answers(
     config: PipelineConfig, suite: SnapshotRef, model: str, trained: SnapshotRef | None = None
 ) -> Answers | None:
-    """A model's verified answers where they are there already."""
-    adapter = adapter_of(trained) if trained else None
+    """A model's verified answers; None where they are not all there."""
+    adapter = training.adapter_of(trained) if trained else None
     candidates = Synthesis(suite, synthesis_for(config, model), config.language, adapter).snapshot
     if not candidates.finished:
         return None
     verdicts = Verification(candidates.ref, suite, config.verification, config.language).snapshot
-    return (
-        Answers(model=model, candidates=candidates.ref, verdicts=verdicts.ref)
-        if verdicts.finished
-        else None
-    )
+    if not verdicts.finished:
+        return None
+    return Answers(model=model, candidates=candidates.ref, verdicts=verdicts.ref)
 
 
 def leader_among(
@@ -168,15 +164,26 @@ def leader_among(
 ) -> SnapshotRef:
     """Of curated sets that hold the same rows, the one to train on: one that was trained on
     already, else one that was begun, else the first."""
-    prompts = prompts_of(tasks, config.language, render, config.synthesis.hardware)
-    planned = [(planned_training(each, config.training, prompts), each) for each in sets]
+    planned = [(planned_training(config, tasks, each), each) for each in sets]
     done = [each for snapshot, each in planned if snapshot.finished]
     begun = [each for snapshot, each in planned if (Path(snapshot.path) / "checkpoints").is_dir()]
     return (*done, *begun, *sets)[0]
 
 
 @contextmanager
-def _unless(snapshot: Snapshot, holds: Any) -> Iterator[None]:
-    """Inside `holds`, unless there is nothing to do."""
-    with nullcontext() if snapshot.finished else holds:
+def _unless_finished(snapshot: Snapshot, held: AbstractContextManager[None]) -> Iterator[None]:
+    """Hold something, unless there is nothing to do."""
+    with nullcontext() if snapshot.finished else held:
         yield
+
+
+def prefect_url() -> str | None:
+    """The page of the flow run that this thread works for, where Prefect is a server that says
+    where its pages are."""
+    from prefect.settings import get_current_settings
+    from prefect.utilities.urls import url_for
+
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None or not get_current_settings().api.url:
+        return None
+    return url_for(context.flow_run)

@@ -1,20 +1,19 @@
-"""What an ablation is asked for, and the branches that makes: strategies x sizes x seeds.
-Pure, and light to import.
+"""What an ablation is asked for, and the branches that makes: strategies x sizes x seeds. Light to
+import.
 
 Guarantees: an unknown strategy, two branches of one name or a value out of range is one UsageError
 before anything runs; the same ablation gives the same branches in the same order. A branch's seed
-decides three things: what curation draws, the training (adapter, order of rows, dropout) and how
-the tuned model's answers are drawn. It does not decide which tasks are held out of training, nor
-the base model's and recorded answers, which all branches share. Does not guarantee that two
-branches differ: `flows.ablation.branch` finds out which give the same rows, and those share one
-training per seed.
+decides what curation draws, the training (adapter, order of rows, dropout) and how the tuned
+model's answers are drawn. It does not decide which tasks are held out of training, nor the base
+model's and recorded answers, which all branches share. Does not guarantee that two branches differ:
+`flows.ablation.samples` finds which have the same rows, and those share one training per seed.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +107,8 @@ class AblationConfig(BaseModel):
 
 
 class Plan(Record):
-    """One branch: what it is called, and the configuration it has of its own. `size` is None where
-    all that the strategy takes is used."""
+    """One branch: its name and its own configuration. `size` is None where all that the strategy
+    takes is used."""
 
     name: str
     strategy: str
@@ -119,8 +118,8 @@ class Plan(Record):
 
 
 def ablation_config(**asked: Any) -> AblationConfig:
-    """An AblationConfig of what a command was given; what is None keeps its default. Raises
-    UsageError that names the value."""
+    """An AblationConfig of what a command was given; None keeps the default. Raises UsageError that
+    names the value."""
     try:
         return AblationConfig.model_validate(
             {name: value for name, value in asked.items() if value is not None}
@@ -134,9 +133,9 @@ def pipeline_of(config: AblationConfig) -> PipelineConfig:
     ablation could not compare or train anything."""
     pipeline = load_profile(config.profile, config.overrides)
     if "tuned" not in pipeline.benchmark.models:
-        hint = "add it: --set 'benchmark.models=[recorded, base, tuned]'"
         raise UsageError(
-            "the benchmark leaves out the tuned model, which is what an ablation compares", hint
+            "the benchmark leaves out the tuned model, which is what an ablation compares",
+            "add it: --set 'benchmark.models=[recorded, base, tuned]'",
         )
     if "://" in pipeline.root:
         raise UsageError(
@@ -147,28 +146,25 @@ def pipeline_of(config: AblationConfig) -> PipelineConfig:
 
 def planned_branches(config: AblationConfig) -> tuple[Plan, ...]:
     """The branches by strategy, then size, then seed. Raises UsageError for an unknown strategy,
-    and for two of one name."""
-    sizes, seeds = list(dict.fromkeys(config.sizes)), list(dict.fromkeys(config.seeds))
-    if too_small := [size for size in sizes if size is not None and size < 1]:
+    and for two branches of one name."""
+    if too_small := [size for size in config.sizes if size is not None and size < 1]:
         raise UsageError(
             f"a size of {too_small[0]} holds no sample", "give sizes above 0, or leave them out"
         )
-    if min(seeds) < 0:
-        raise UsageError(f"seed {min(seeds)} is below 0", "give whole numbers from 0")
+    if min(config.seeds) < 0:
+        raise UsageError(f"seed {min(config.seeds)} is below 0", "give whole numbers from 0")
+    strategies = dict.fromkeys(config.strategies)
+    rules = {name: (load_strategy(name), label_of(name)) for name in strategies}
     found: list[Plan] = []
-    for given in dict.fromkeys(config.strategies):
-        rule, label = load_strategy(given), label_of(given)
-        for size in sizes:
-            for seed in seeds:
-                own = rule.model_copy(
-                    update={"seed": seed} | ({} if size is None else {"size": size})
-                )
-                name = f"{label}-{own.size or 'all'}-seed{seed}"
-                found.append(
-                    Plan(name=name, strategy=label, size=own.size, seed=seed, curation=own)
-                )
-    twice = [name for name, count in Counter(plan.name for plan in found).items() if count > 1]
-    if twice:
+    for name, size, seed in product(
+        rules, dict.fromkeys(config.sizes), dict.fromkeys(config.seeds)
+    ):
+        rule, label = rules[name]
+        own = rule.model_copy(update={"seed": seed} | ({} if size is None else {"size": size}))
+        branch = f"{label}-{own.size or 'all'}-seed{seed}"
+        found.append(Plan(name=branch, strategy=label, size=own.size, seed=seed, curation=own))
+    counts = Counter(plan.name for plan in found)
+    if twice := [name for name, count in counts.items() if count > 1]:
         raise UsageError(
             f"two branches are called {twice[0]}",
             "give strategy files different names, and each size once",
@@ -178,14 +174,13 @@ def planned_branches(config: AblationConfig) -> tuple[Plan, ...]:
 
 def label_of(strategy: str) -> str:
     """What a strategy is called in tables and in MLflow: its name, or the name of its file. Raises
-    UsageError for one that is no name."""
-    label = (
-        Path(strategy).stem if strategy.endswith((".yaml", ".yml")) or "/" in strategy else strategy
-    )
+    UsageError for a name with other characters."""
+    is_file = strategy.endswith((".yaml", ".yml")) or "/" in strategy
+    label = Path(strategy).stem if is_file else strategy
     if not re.fullmatch(r"[\w.-]{1,60}", label):
         raise UsageError(
             f"{strategy!r} is no name for a strategy",
-            "letters, digits, dots, - and _: rename the file",
+            "use letters, digits, dots, - and _: rename the file",
         )
     return label
 
@@ -220,27 +215,26 @@ def expanded(strategies: tuple[str, ...] | None) -> tuple[str, ...] | None:
 def branch_pipeline(
     pipeline: PipelineConfig, plan: Plan, *, share: int | None = None
 ) -> PipelineConfig:
-    """The configuration of one branch. Seeds of its samples do not overlap those of another branch:
-    sample i of seed s has s x samples_per_task + i on top of the profile's. `share` is how many
-    GPUs the branch may use; what machines do is no part of any fingerprint."""
-    benchmark = pipeline.benchmark
-    drawn = benchmark.sampling.model_copy(
-        update={"seed": benchmark.sampling.seed + plan.seed * benchmark.samples_per_task}
-    )
-    changes: dict[str, Any] = {
+    """The configuration of one branch.
+
+    Seeds of its samples do not overlap those of another branch: sample i of seed s has
+    s x samples_per_task + i on top of the profile's. `share` is how many GPUs the branch may use,
+    which is no part of any fingerprint.
+    """
+    benchmark, synthesis = pipeline.benchmark, pipeline.synthesis
+    first = benchmark.sampling.seed + plan.seed * benchmark.samples_per_task
+    sampling = benchmark.sampling.model_copy(update={"seed": first})
+    changes: dict[str, BaseModel] = {
         "curation": plan.curation,
         "training": pipeline.training.model_copy(update={"seed": plan.seed}),
-        "benchmark": benchmark.model_copy(update={"sampling": drawn}),
+        "benchmark": benchmark.model_copy(update={"sampling": sampling}),
     }
     if share is not None:
-        server = pipeline.synthesis.server
-        replicas = max(1, share // server.tensor_parallel)
-        changes["verification"] = pipeline.verification.model_copy(
-            update={"workers": pipeline.verification.workers or share}
-        )
-        changes["synthesis"] = pipeline.synthesis.model_copy(
-            update={"server": server.model_copy(update={"replicas": server.replicas or replicas})}
-        )
+        replicas = synthesis.server.replicas or max(1, share // synthesis.server.tensor_parallel)
+        server = synthesis.server.model_copy(update={"replicas": replicas})
+        workers = pipeline.verification.workers or share
+        changes["verification"] = pipeline.verification.model_copy(update={"workers": workers})
+        changes["synthesis"] = synthesis.model_copy(update={"server": server})
     return pipeline.model_copy(update=changes)
 
 
@@ -263,7 +257,34 @@ def identity_of(
     ]
 
 
-def nearest(name: str, known: list[str]) -> str:
-    """A hint for a name that is none of these."""
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]}?" if close else f"there are: {', '.join(known) or 'none'}"
+# -- devices ---------------------------------------------------------------------------------------
+
+
+def visible_gpus(pipeline: PipelineConfig) -> int:
+    """GPUs of this machine, or of the cluster where one is named."""
+    from kernels_eval.cluster.ray import address_of
+
+    if address_of(pipeline.verification.ray_address) == "local":
+        from kernels_eval import devices
+
+        return len(devices.visible_gpus())
+    import ray
+
+    from kernels_eval.cluster.ray import start_ray
+
+    start_ray(pipeline.verification.ray_address)
+    return int(ray.cluster_resources().get("GPU", 0))
+
+
+def branches_at_once(config: AblationConfig, pipeline: PipelineConfig, gpus: int) -> int:
+    """At most one branch a GPU, or a group of GPUs where training or serving takes several.
+
+    Models that answer in this process answer on its first GPU, which Ray does not know of: then one
+    branch at a time. Without GPUs as many as were asked for, else one.
+    """
+    if not gpus:
+        return config.max_parallel_branches or 1
+    if pipeline.synthesis.sampler != "vllm":
+        return 1
+    fit = max(1, gpus // max(pipeline.training.workers, pipeline.synthesis.server.tensor_parallel))
+    return min(config.max_parallel_branches or fit, fit)

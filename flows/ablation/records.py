@@ -1,9 +1,10 @@
-"""What an ablation leaves beside the snapshots: one file a branch, what was spent so far, and
-locks. `<root>/ablations/<fingerprint>/`.
+"""What an ablation leaves beside the snapshots, in `<root>/ablations/<fingerprint>/`: one file a
+branch, the device time spent so far, and locks.
 
-Guarantees: a file is there whole or not at all; what was spent is on disk within seconds, so that a
-kill forgets little of it; a lock ends with its holder, however that ends. Does not decide what is
-done again: snapshots do, these records only say how a branch ended and what it took.
+Guarantees: a file is replaced whole or not at all; device time counts only while a device is held,
+times the devices held, and is on disk within seconds, so that a kill forgets little of it; a lock
+ends with its holder. Does not decide what is done again: snapshots do. Does not stop a branch that
+takes longer than was expected: the budget decides what is begun.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from __future__ import annotations
 import fcntl
 import json
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pydantic import Field, ValidationError
 
@@ -26,6 +30,12 @@ from tasks.files import atomic_write, explain_write_errors
 HOME = "ablations"
 BRANCHES, SPENT, LOCK = "branches", "spent.json", "lock"
 POLL_S = 0.2
+SAVE_EVERY_S = 5.0
+BRANCH: ContextVar[str] = ContextVar("concur_branch", default="")
+"""The branch that the current thread works on; empty for what all share."""
+SHARED = "shared"
+Phases = Mapping[str, Mapping[str, float]]
+"""branch -> phase -> device seconds."""
 
 
 class BranchRecord(Record):
@@ -44,30 +54,34 @@ class BranchRecord(Record):
 
 
 def ablation_dir(root: str, fingerprint: str) -> Path:
+    """The directory of one ablation under a root."""
     return Path(root) / HOME / fingerprint
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file whole or not at all. Raises UsageError where it cannot be written."""
-    with explain_write_errors(path, "free some disk, or choose another root"):
+    """Replace a file. Raises UsageError where it cannot be written."""
+    with explain_write_errors(path, "free some disk space, or choose another root"):
         atomic_write(path, text)
 
 
+def _branch_file(directory: Path, name: str) -> Path:
+    return directory / BRANCHES / f"{stable_hash(name)[:16]}.json"
+
+
 def save_record(directory: Path, record: BranchRecord) -> None:
-    write_text(
-        directory / BRANCHES / f"{stable_hash(record.branch.name)[:16]}.json",
-        record.model_dump_json(indent=2),
-    )
+    """Raises UsageError where it cannot be written."""
+    path = _branch_file(directory, record.branch.name)
+    write_text(path, record.model_dump_json(indent=2))
 
 
 def load_record(directory: Path, name: str) -> BranchRecord | None:
-    """How a branch ended last time; None where it has not, or another version wrote of it."""
-    return _read(directory / BRANCHES / f"{stable_hash(name)[:16]}.json")
+    """How a branch ended last time; None where it has not, or another version wrote its file."""
+    return _read(_branch_file(directory, name))
 
 
 def earlier_records(root: str) -> list[BranchRecord]:
-    """Branches of all ablations under a root that were done by themselves: one that shares a
-    training measured nothing."""
+    """Finished branches of all ablations under a root. One that shares a training measured nothing
+    and is left out."""
     found = (_read(path) for path in sorted(Path(root, HOME).glob(f"*/{BRANCHES}/*.json")))
     return [
         record
@@ -84,7 +98,7 @@ def _read(path: Path) -> BranchRecord | None:
 
 
 def load_spent(directory: Path) -> dict[str, dict[str, float]]:
-    """branch -> phase -> device seconds that earlier calls of the ablation have spent."""
+    """Device seconds by branch and phase that earlier calls of the ablation have spent."""
     try:
         data = json.loads((directory / SPENT).read_text(encoding="utf-8"))["device_s"]
         return {
@@ -95,24 +109,122 @@ def load_spent(directory: Path) -> dict[str, dict[str, float]]:
         return {}
 
 
-def save_spent(directory: Path, device_s: Mapping[str, Mapping[str, float]]) -> None:
-    write_text(directory / SPENT, json.dumps({"device_s": device_s}))
+# -- device time -----------------------------------------------------------------------------------
+
+
+class Meter:
+    """Device seconds of one ablation, by branch and phase, those of earlier calls included. Many
+    threads use one meter."""
+
+    def __init__(self, budget_gpu_hours: float | None) -> None:
+        self.budget = budget_gpu_hours
+        self._directory: Path | None = None
+        self._lock = threading.Lock()
+        self._running: dict[int, tuple[str, str, float, int]] = {}
+        self._spent: dict[str, dict[str, float]] = {}
+        self._saved = time.monotonic()
+
+    def keep_in(self, directory: Path) -> bool:
+        """From here on keep what is spent on disk, and count what earlier calls spent. Returns
+        whether those had begun a branch."""
+        before = load_spent(directory)
+        with self._lock:
+            self._directory = directory
+            self._spent = _added(self._spent, before)
+        self.save(now=True)
+        return bool(before.keys() - {SHARED})
+
+    @contextmanager
+    def held(self, phase: str, devices: int = 1) -> Iterator[None]:
+        """The current thread's branch holds so many devices inside the block."""
+        key = threading.get_ident()
+        with self._lock:
+            self._running[key] = BRANCH.get() or SHARED, phase, time.monotonic(), devices
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._spent = self._now(only=key)
+                del self._running[key]
+            self.save(now=True)
+
+    def _now(self, only: int | None = None) -> dict[str, dict[str, float]]:
+        """What was spent so far, with what runs: all of it, or that of one thread."""
+        spent, now = self._spent, time.monotonic()
+        for key, (branch, phase, begun, devices) in self._running.items():
+            if only in (None, key):
+                spent = _added(spent, {branch: {phase: devices * (now - begun)}})
+        return spent
+
+    def phases_of(self, branch: str) -> dict[str, float]:
+        """Device seconds of one branch by phase."""
+        with self._lock:
+            phases = self._now().get(branch, {})
+        return {phase: round(seconds, 3) for phase, seconds in phases.items()}
+
+    @property
+    def gpu_hours(self) -> float:
+        """Spent so far, by all calls of the ablation, what runs included."""
+        with self._lock:
+            return _total(self._now()) / 3600
+
+    def fits(self, expected_s: float, running: Iterable[str]) -> bool:
+        """Whether another branch may begin that takes about `expected_s` device seconds, beside
+        those that run. What those are still expected to take counts, so that two that each fit do
+        not exceed the budget together."""
+        if self.budget is None:
+            return True
+        with self._lock:
+            now = self._now()
+        rest = (max(0.0, expected_s - sum(now.get(name, {}).values())) for name in running)
+        return _total(now) + sum(rest) + expected_s <= 3600 * self.budget
+
+    def save(self, *, now: bool = False) -> None:
+        """Put what was spent on disk, at most every few seconds."""
+        with self._lock:
+            due = now or time.monotonic() - self._saved >= SAVE_EVERY_S
+            if self._directory and due:
+                self._saved = time.monotonic()
+                write_text(self._directory / SPENT, json.dumps({"device_s": self._now()}))
+
+    def describe(self) -> str:
+        """`0.12 GPU-hours spent, 0.38 GPU-hours left`."""
+        spent = self.gpu_hours
+        left = "" if self.budget is None else f", {hours(max(0.0, self.budget - spent))} left"
+        return f"{hours(spent)} spent{left}"
+
+
+def hours(value: float) -> str:
+    """GPU-hours for a person."""
+    digits = 1 if value >= 10 else 2 if value >= 0.1 else 4
+    return f"{value:,.{digits}f} GPU-hours"
+
+
+def _added(left: Phases, right: Phases) -> dict[str, dict[str, float]]:
+    summed: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for table in (left, right):
+        for branch, phases in table.items():
+            for phase, seconds in phases.items():
+                summed[branch][phase] += seconds
+    return {branch: dict(phases) for branch, phases in summed.items()}
+
+
+def _total(table: Phases) -> float:
+    return sum(seconds for phases in table.values() for seconds in phases.values())
+
+
+# -- locks -----------------------------------------------------------------------------------------
 
 
 @contextmanager
 def sole_writer(directory: Path) -> Iterator[None]:
-    """One process an ablation. Raises UsageError where another one is at it."""
-    directory.mkdir(parents=True, exist_ok=True)
-    with open(directory / LOCK, "a+", encoding="utf-8") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    """One process an ablation. Raises UsageError where another one works on it."""
+    with _lock_file(directory / LOCK) as handle:
+        if not _locked(handle):
             raise UsageError(
                 f"this ablation is running already ({directory / LOCK} is held)",
-                "wait for it, or stop it: the same command goes on then",
-            ) from None
-        except OSError:
-            pass  # a file system without locks
+                "wait for it, or stop it and rerun the command",
+            )
         yield
 
 
@@ -120,24 +232,27 @@ def sole_writer(directory: Path) -> Iterator[None]:
 def alone_with(path: Path, stopped: threading.Event) -> Iterator[None]:
     """One at a time among threads and processes that share the file system. Raises EvalError where
     the ablation is stopped while waiting."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a", encoding="utf-8") as handle:
-        with suppress(_NoLocks):
-            while not _locked(handle):
-                if stopped.wait(POLL_S):
-                    raise EvalError("the ablation was stopped", "the same command goes on")
+    with _lock_file(path) as handle:
+        while not _locked(handle):
+            if stopped.wait(POLL_S):
+                raise EvalError("the ablation was stopped", "rerun the command to resume it")
         yield
 
 
-class _NoLocks(Exception):
-    """The file system has none."""
+@contextmanager
+def _lock_file(path: Path) -> Iterator[IO[Any]]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as handle:
+        yield handle
 
 
-def _locked(handle: Any) -> bool:
+def _locked(handle: IO[Any]) -> bool:
+    """Take the lock, or return False where another holds it. A file system without locks has every
+    lock free."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError as error:
-        raise _NoLocks from error
+    except OSError:
+        pass
     return True

@@ -1,74 +1,69 @@
-"""What MLflow is told of an ablation, read from snapshots. Off the line: MLflow that fails is
-logged, and the ablation goes on.
+"""What MLflow is told of an ablation, read from snapshots.
 
 Guarantees: metrics of all branches have the same names, without a model or a strategy in them, so
 that MLflow's own comparison of runs is useful at once; params `strategy`, `size` and `seed` are
-flat. An ablation that failed to be written is written by the next call of it.
+flat. MLflow that fails is logged and the ablation continues: the next call of it writes the rest.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar, get_args
 
-from flows.ablation.plan import AblationConfig, Plan
+from flows.ablation.plan import Plan
 from flows.ablation.records import BranchRecord
 from flows.config import PipelineConfig
-from flows.track import adapter_fields, dataset_of, train_headline, training_record
-from kernels_eval.errors import EvalError
+from flows.track import CUSTOM_KERNEL, adapter_record, dataset_of, destination_of, score_metrics
 from kernels_eval.records import stable_hash
-from tasks.benchmark.scoring import ScoreRow
+from tasks.benchmark.comparison.records import BranchState
 from tasks.benchmark.stage import scores_of
-from tasks.store.snapshot import SnapshotRef
-from tasks.tracking.ablation_sink import AblationSink, ChildRecord
-from tasks.tracking.connection import retry_mlflow
-from tasks.tracking.records import RunRecord, flatten
+from tasks.store import SnapshotRef
+from tasks.tracking.ablation_sink import AblationSink
+from tasks.tracking.connection import try_mlflow
+from tasks.tracking.records import Metrics, RunRecord, Series, StageRecord
+from tasks.tracking.stages import training_headline, training_record
 
 CURVE = "exec_at_1_over_size"
 """Exec at pass@1, at the step that is the number of rows trained on."""
-TRACK = "custom_kernel"
+SCORE_COLUMNS = {
+    *("track", "metric", "k", "value", "lower", "upper", "tasks", "samples", "why_not"),
+}
+BRANCH_COLUMNS = """name strategy size seed state error rows loss_last held_out_loss_last gpu_hours
+    seconds""".split()
 Refs = Mapping[str, SnapshotRef | None]
+T = TypeVar("T")
 
 
 class AblationTracker:
-    """Writes one ablation to MLflow from one thread. `told` says what could not be written; nothing
-    is raised."""
+    """Writes one ablation to MLflow from one thread. `failures` says what could not be written;
+    nothing is raised."""
 
     def __init__(
-        self,
-        config: AblationConfig,
-        pipeline: PipelineConfig,
-        fingerprint: str,
-        log: Callable[[str], None],
+        self, pipeline: PipelineConfig, fingerprint: str, log: Callable[[str], None]
     ) -> None:
-        self._config, self._pipeline, self._log = config, pipeline, log
-        self.fingerprint = fingerprint
-        self.told: list[str] = []
+        self._pipeline, self._fingerprint, self._log = pipeline, fingerprint, log
+        self.failures: list[str] = []
         self.run_id: str | None = None
         self.runs: dict[str, str] = {}
-        tracking = pipeline.tracking
-        root = None if tracking.uri else str(Path(pipeline.root).absolute() / "mlartifacts")
-        sink = AblationSink(
-            fingerprint,
-            tracking_uri=pipeline.tracking_uri,
-            artifact_root=root,
-            experiment=tracking.experiment,
-        )
-        self._sink: AblationSink | None = sink if tracking.enabled else None
+        self._sink = AblationSink(destination_of(pipeline))
 
     def open(self, plans: Sequence[Plan]) -> None:
-        params = {
-            "strategies": ",".join(dict.fromkeys(plan.strategy for plan in plans)),
-            "sizes": ",".join(dict.fromkeys(size_of(plan.size) for plan in plans)),
-            "seeds": ",".join(dict.fromkeys(str(plan.seed) for plan in plans)),
-            "pipeline": self._pipeline.model_dump(mode="json"),
+        """Make the parent run, or continue that of an earlier call."""
+        names = {
+            "strategies": _listed(plan.strategy for plan in plans),
+            "sizes": _listed(size_of(plan.size) for plan in plans),
+            "seeds": _listed(str(plan.seed) for plan in plans),
         }
-        name = f"{self._pipeline.name} ablation: {params['strategies']}"
-        tags = {"language": self._pipeline.language.value, "profile": self._pipeline.name}
-        self.run_id = self._tried(lambda sink: sink.open(name, tags, flatten(params)))
+        record = RunRecord(
+            run_fingerprint=self._fingerprint,
+            name=f"{self._pipeline.name} ablation: {names['strategies']}",
+            tags={"language": self._pipeline.language.value, "profile": self._pipeline.name},
+            params={**names, "pipeline": self._pipeline},
+        )
+        self.run_id = self._try(lambda: self._sink.open(record))
 
     def branch(
         self,
@@ -77,23 +72,19 @@ class AblationTracker:
         refs: Refs,
         spent: tuple[int, float] | None,
     ) -> None:
-        """One branch that is done or failed. `refs` are its snapshots `curated`, `trained` and
-        `scores`, as far as they are there; `spent` is how many branches have ended and the
+        """Write one branch that is done or failed. `refs` are its snapshots `curated`, `trained`
+        and `scores`, as far as they exist; `spent` is how many branches have ended and the
         GPU-hours by then, where the branch did anything new.
         """
         if self.run_id is None:
             return
-        run_id = self._tried(
-            lambda sink: sink.child(record.branch.name, child_record(config, record, refs))
-        )
+        name = record.branch.name
+        run_id = self._try(lambda: self._sink.child(name, branch_run(config, record, refs)))
         if run_id:
-            self.runs[record.branch.name] = run_id
+            self.runs[name] = run_id
         if spent:
-            self._tried(
-                lambda sink: sink.progress(
-                    {"branches_ended": float(spent[0]), "gpu_hours_spent": spent[1]}, spent[0]
-                )
-            )
+            metrics: Metrics = {"branches_ended": float(spent[0]), "gpu_hours_spent": spent[1]}
+            self._try(lambda: self._sink.progress(metrics, spent[0]))
 
     def close(
         self,
@@ -102,162 +93,120 @@ class AblationTracker:
         files: Sequence[Path],
         gpu_hours: float,
     ) -> None:
+        """End the parent run with its summary, tables and files."""
         if self.run_id is None:
             return
         states = [record.branch.state for record in records]
-        metrics: dict[str, float | None] = {
-            f"branches_{state}": float(states.count(state))
-            for state in ("done", "failed", "left_out")
-        }
-        metrics |= {"gpu_hours": round(gpu_hours, 6)}
-        whole = all(state == "done" for state in states)
-        tables = {"branches": [_flat(record) for record in records], "strategies": list(rows)}
-        self._tried(
-            lambda sink: sink.close(
-                metrics=metrics,
-                series=curves(records),
-                tags={"concur.complete": str(whole).lower()},
-                files=[path for path in files if path.is_file()],
-                tables=tables,
-            )
+        branches = [
+            {
+                **{name: getattr(record.branch, name) for name in BRANCH_COLUMNS},
+                "shares_training_with": record.shares_with,
+            }
+            for record in records
+        ]
+        tables = {"branches": branches, "strategies": list(rows)}
+        record = StageRecord(
+            name="summary",
+            metrics={
+                f"branches_{state}": float(states.count(state)) for state in get_args(BranchState)
+            }
+            | {"gpu_hours": round(gpu_hours, 6)},
+            series=curves(records),
+            tags={"concur.complete": str({*states} <= {"done"}).lower()},
+            artifacts=tuple(path for path in files if path.is_file()),
+            tables={name: table for name, table in tables.items() if table},
         )
+        self._try(lambda: self._sink.close(record))
 
     def url(self, branch: str | None = None) -> str | None:
+        """The page of the parent run or of a branch, where MLflow is a server."""
         run_id = self.runs.get(branch) if branch else self.run_id
-        return self._sink.url(run_id) if self._sink and run_id else None
+        return self._sink.url(run_id) if run_id else None
 
-    def _tried(self, call: Callable[[AblationSink], Any]) -> Any:
-        """None where MLflow failed. One that died is waited for, once: after that it is left alone,
-        so that it costs the ablation no more."""
-        if self._sink is None or self.told:
+    def _try(self, call: Callable[[], T]) -> T | None:
+        """None where MLflow failed. After that it is left alone: the ablation waits for it once."""
+        if self.failures or not self._pipeline.tracking.enabled:
             return None
-        try:
-            sink = self._sink
-            return retry_mlflow(self._pipeline.tracking_uri, lambda: call(sink), self._log)
-        except Exception as error:
-            # whatever a tracking server does, the snapshots are complete, and the same command
-            # writes this again
-            text = str(error).splitlines()[0] if isinstance(error, EvalError) or str(error) else ""
-            self.told.append(
-                f"MLflow was not written ({type(error).__name__}: {text}); the same command"
-                " writes it"
-            )
-            self._log(self.told[-1])
-            return None
+
+        def failed(line: str) -> None:
+            self.failures.append(line)
+            self._log(line)
+
+        return try_mlflow(self._pipeline.tracking_uri, call, log=self._log, failed=failed)
 
 
 def size_of(size: int | None) -> str:
+    """A size as MLflow's params and tags have it."""
     return "all" if size is None else str(size)
 
 
-def child_record(config: PipelineConfig, record: BranchRecord, refs: Refs) -> ChildRecord:
-    """One branch as MLflow gets it. A branch that failed has what it came to."""
+def _listed(values: Iterable[str]) -> str:
+    return ",".join(dict.fromkeys(values))
+
+
+def branch_run(config: PipelineConfig, record: BranchRecord, refs: Refs) -> RunRecord:
+    """One branch as MLflow gets it; a branch that failed has what it came to. `config` is the
+    branch's own."""
     branch = record.branch
     curated, trained, scores = (refs.get(name) for name in ("curated", "trained", "scores"))
-    metrics: dict[str, float | None] = {
+    dataset = dataset_of(config, curated) if curated else None
+    metrics: Metrics = {
         "curated_rows": branch.rows,
         "gpu_hours": branch.gpu_hours,
         "seconds": branch.seconds,
+        **{f"{phase}_s": seconds for phase, seconds in record.phases_s.items()},
     }
-    metrics |= {f"{phase}_s": seconds for phase, seconds in record.phases_s.items()}
-    series: dict[str, tuple[tuple[int, float], ...]] = {}
-    fields: dict[str, Any] = {}
+    series: Series = {}
     tables: dict[str, Any] = {}
     if trained:
-        metrics |= train_headline(trained.open().manifest, trained.open())
-        series |= training_record(config, curated, trained).series if curated else {}
+        metrics |= training_headline(trained)
+        series = training_record(config.training, trained, dataset).series if dataset else {}
     if scores:
-        rows = scores_of(scores)
-        metrics |= score_metrics(rows)
-        tables["scores"] = tuple(row.model_dump(include=set(SCORE_COLUMNS)) for row in rows)
-        if branch.rows and (found := metrics.get("exec_at_1")) is not None:
-            series[CURVE] = ((branch.rows, found),)
-    if curated and trained and not record.shares_with:
-        fields = adapter_fields(config, curated, trained)
-    tags = {
-        "strategy": branch.strategy,
-        "size": size_of(branch.size),
-        "seed": str(branch.seed),
+        found = branch_scores(scores)
+        metrics |= found
+        tables["scores"] = [row.model_dump(include=SCORE_COLUMNS) for row in scores_of(scores)]
+        if branch.rows and (exec_at_1 := found.get("exec_at_1")) is not None:
+            series = {**series, CURVE: ((branch.rows, exec_at_1),)}
+    sorts = {"strategy": branch.strategy, "size": size_of(branch.size), "seed": str(branch.seed)}
+    made = {"curated": branch.curated, "trained": branch.trained, "scores": branch.scores}
+    tags = sorts | {
         "language": config.language.value,
+        "profile": config.name,
+        "state": branch.state,
+        **{f"fingerprint.{name}": value for name, value in made.items() if value},
     }
-    tags |= {"profile": config.name, "state": branch.state} | (
-        {"shares_training_with": record.shares_with} if record.shares_with else {}
-    )
-    fingerprints = {"curated": branch.curated, "trained": branch.trained, "scores": branch.scores}
-    tags |= {f"fingerprint.{name}": value for name, value in fingerprints.items() if value}
-    params = {"strategy": branch.strategy, "size": size_of(branch.size), "seed": str(branch.seed)}
-    nested = {
-        "curation": config.curation.model_dump(mode="json"),
-        "training": config.training.model_dump(mode="json"),
-    }
-    run = RunRecord(
-        run_fingerprint=stable_hash([branch.name, fingerprints]),
-        run_name=branch.name,
+    if record.shares_with:
+        tags["shares_training_with"] = record.shares_with
+    own_adapter = curated and trained and not record.shares_with
+    return RunRecord(
+        run_fingerprint=stable_hash([branch.name, made]),
+        name=branch.name,
         tags=tags,
-        params={**params, **nested},
+        params={**sorts, "curation": config.curation, "training": config.training},
         metrics={name: value for name, value in metrics.items() if name not in series},
-        datasets=(dataset_of(config, curated.open()),) if curated else (),
-        **fields,
-    )
-    return ChildRecord(
-        run=run,
         series=series,
+        datasets=(dataset,) if dataset else (),
         tables=tables,
+        adapter=adapter_record(config, curated, trained) if own_adapter else None,
         error=branch.error if branch.state == "failed" else None,
     )
 
 
-SCORE_COLUMNS = ("track", "metric", "k", "value", "lower", "upper", "tasks", "samples", "why_not")
+def branch_scores(scores: SnapshotRef) -> Metrics:
+    """`exec_at_1`, `fast_1_at_1` and so on of a branch, on the track of custom kernels."""
+    return score_metrics(row for row in scores_of(scores) if row.track == CUSTOM_KERNEL)
 
 
-def score_metrics(rows: Sequence[ScoreRow]) -> dict[str, float | None]:
-    """`exec_at_1`, `fast_1_at_1`, each with `_lower` and `_upper`, on the track of custom kernels.
-    What has no value is left out."""
-    found: dict[str, float | None] = {}
-    for row in rows:
-        if row.track == TRACK and row.value is not None:
-            name = row.metric + (f"_at_{row.k}" if row.k else "")
-            found |= {name: row.value, f"{name}_lower": row.lower, f"{name}_upper": row.upper}
-    return found
-
-
-def exec_at_1(record: BranchRecord, root: str) -> float | None:
-    if record.branch.scores is None:
-        return None
-    scores = SnapshotRef(root=root, stage="benchmark", fingerprint=record.branch.scores)
-    return score_metrics(scores_of(scores)).get("exec_at_1")
-
-
-def curves(records: Sequence[BranchRecord]) -> dict[str, tuple[tuple[int, float], ...]]:
+def curves(records: Sequence[BranchRecord]) -> Series:
     """`exec_at_1_over_size/STRATEGY`: the mean over seeds at each number of rows."""
     found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for record in records:
-        branch = record.branch
-        if branch.state == "done" and branch.rows and branch.answers:
-            value = exec_at_1(record, branch.answers.verdicts.root)
-            if value is not None:
+    for branch in (record.branch for record in records):
+        if branch.state == "done" and branch.rows and branch.answers and branch.scores:
+            root = branch.answers.verdicts.root
+            ref = SnapshotRef(root=root, stage="benchmark", fingerprint=branch.scores)
+            if (value := branch_scores(ref).get("exec_at_1")) is not None:
                 found[branch.strategy][branch.rows].append(value)
     return {
         f"{CURVE}/{name}": tuple((rows, fmean(values)) for rows, values in sorted(at.items()))
         for name, at in found.items()
-    }
-
-
-def _flat(record: BranchRecord) -> dict[str, Any]:
-    branch = record.branch
-    names = (
-        "name",
-        "strategy",
-        "size",
-        "seed",
-        "state",
-        "error",
-        "rows",
-        "loss_last",
-        "held_out_loss_last",
-        "gpu_hours",
-        "seconds",
-    )
-    return {name: getattr(branch, name) for name in names} | {
-        "shares_training_with": record.shares_with
     }

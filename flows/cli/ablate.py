@@ -15,32 +15,27 @@ from flows.cli.common import INTERRUPTED, command, emit, json_option, set_option
 @command()
 @click.option(
     "--profile",
-    default=None,
     help="A profile's name, or the path of a YAML file.  [default: ablation]",
 )
 @set_option("Override a key of the profile, such as training.num_epochs=1.")
 @click.option(
     "--strategies",
-    default=None,
     metavar="S,S,...",
     help="Names, YAML files, or all; others are compared with the first.",
 )
 @click.option(
     "--sizes",
-    default=None,
     metavar="N,N,...",
     help="At most so many samples; `all`: what a strategy takes.  [default: all]",
 )
 @click.option(
     "--seeds",
-    default=None,
     metavar="N,N,...",
     help="Seeds of curation, training and sampling.  [default: 0,1]",
 )
 @click.option(
     "--max-gpu-hours",
     type=float,
-    default=None,
     metavar="HOURS",
     help="Refuse to start, or to continue, above it.",
 )
@@ -48,13 +43,11 @@ from flows.cli.common import INTERRUPTED, command, emit, json_option, set_option
     "--parallel",
     "max_parallel_branches",
     type=int,
-    default=None,
     metavar="N",
     help="Branches at once.  [default: one a GPU]",
 )
 @click.option(
     "--verdicts",
-    default=None,
     metavar="SNAPSHOT",
     help="Start from this verification snapshot.  [default: refresh first]",
 )
@@ -83,8 +76,7 @@ def ablate(
         pipeline_of,
         planned_branches,
     )
-    from flows.ablation.run import estimated, run_ablation
-    from flows.ablation.table import print_ablation
+    from flows.ablation.run import estimated, print_ablation, run_ablation
     from flows.launch import require_ready
     from flows.ops.control import join_stack
 

@@ -46,22 +46,12 @@ LEVEL = re.compile(r"kernelbench/L(\d+)/")
     "--label", help="What the verdicts are called, and the model where the candidates name none."
 )
 @click.option("--device", metavar="NAME", help="Take the verdicts of this device only.")
-@click.option(
-    "--k", "ks", default="1,5,10", show_default=True, metavar="K,K,...", help="k of pass@k."
-)
-@click.option(
-    "--p",
-    "ps",
-    default="0,0.5,0.8,1,1.2,1.5,2",
-    show_default=True,
-    metavar="P,P,...",
-    help="p of fast_p.",
-)
+@click.option("--k", "ks", default="1,5,10", metavar="K,K,...", help="k of pass@k.")
+@click.option("--p", "ps", default="0,0.5,0.8,1,1.2,1.5,2", metavar="P,P,...", help="p of fast_p.")
 @click.option(
     "--resamples",
     type=click.IntRange(min=100),
     default=2000,
-    show_default=True,
     help="Resamples of the bootstrap over tasks.",
 )
 @json_option("the scores")

@@ -72,7 +72,7 @@ def json_option(what: str) -> Option:
 
 def root_option(help: str = "Where the snapshots are.") -> Option:
     """`--root`, a directory or an fsspec URL."""
-    return click.option("--root", default=".concur", show_default=True, help=help)
+    return click.option("--root", default=".concur", help=help)
 
 
 def set_option(help: str) -> Option:
@@ -90,7 +90,7 @@ def profile_options(
 
     def add(function: Function) -> Function:
         function = set_option(f"Override a key of the profile, such as {example}.")(function)
-        return click.option("--profile", default=default, show_default=True, help=profile)(function)
+        return click.option("--profile", default=default, help=profile)(function)
 
     return add
 
@@ -100,13 +100,11 @@ def verdict_options(function: Function) -> Function:
     function = root_option()(function)
     function = click.option(
         "--candidates",
-        default=None,
         metavar="PLACE",
         help="Their candidates.  [default: beside the snapshot, or the same files]",
     )(function)
     return click.option(
         "--verdicts",
-        default=None,
         metavar="PLACE",
         help="A verification snapshot, Parquet, or a glob.  [default: the latest under --root]",
     )(function)

@@ -17,7 +17,6 @@ from flows.cli.common import (
 
 CURATED = click.option(
     "--curated",
-    default=None,
     metavar="SNAPSHOT",
     help="A curated snapshot: fingerprint or directory.  [default: the newest]",
 )
@@ -30,23 +29,18 @@ CURATED = click.option(
     "strategies",
     multiple=True,
     default=("concur",),
-    show_default=True,
     help="A name, a YAML file, or all. Repeat.",
 )
 @click.option(
     "--size",
     "sizes",
-    default=None,
     metavar="N,N,...",
     help="At most so many samples; several sizes make several sets.",
 )
 @set_option("Override a key of the strategy, such as min_speedup=2.")
-@click.option(
-    "--out", default=None, metavar="DIR", help="Write each set there as Parquet, and curation.json."
-)
+@click.option("--out", metavar="DIR", help="Write each set there as Parquet, and curation.json.")
 @click.option(
     "--explain",
-    default=None,
     metavar="CANDIDATE_ID",
     help="Explain why this candidate was selected or not.",
 )
@@ -81,10 +75,9 @@ def curate(
     help="Another one, as a configuration named after its strategy.",
 )
 @click.option("--out", required=True, metavar="DIR", help="The folder to make.")
-@click.option("--name", default=None, help="What the set is called.")
+@click.option("--name", help="What the set is called.")
 @click.option(
     "--license",
-    default=None,
     metavar="ID",
     help="The set's licence as the hub names it, such as apache-2.0.",
 )
@@ -92,16 +85,14 @@ def curate(
     "--holdout",
     "holdout_share",
     type=float,
-    default=None,
     metavar="SHARE",
     help="Share of the tasks that make a split `test`.",
 )
-@click.option("--observations", default=None, metavar="FILE", help="Markdown for the card.")
-@click.option("--decontamination", default=None, metavar="FILE", help="Markdown for the card.")
+@click.option("--observations", metavar="FILE", help="Markdown for the card.")
+@click.option("--decontamination", metavar="FILE", help="Markdown for the card.")
 @click.option("--figure", "figures", multiple=True, metavar="FILE", help="An image for the card.")
 @click.option(
     "--push",
-    default=None,
     metavar="REPO_ID",
     help="Then push it to the hub; the token is read from HF_TOKEN.",
 )

@@ -8,16 +8,15 @@ from typing import Any
 
 import click
 
-from flows.cli.common import command, emit, print_table, root_option
+from flows.cli.common import Option, command, emit, print_table, root_option
 
 
-def _days(name: str, target: str, default: int, help: str) -> Any:
+def _days(name: str, target: str, default: int, help: str) -> Option:
     return click.option(
         f"--{name}",
         target,
         type=click.FloatRange(min=0),
         default=default,
-        show_default=True,
         metavar="DAYS",
         help=help,
     )
@@ -30,7 +29,6 @@ def _days(name: str, target: str, default: int, help: str) -> Any:
     "refreshes",
     type=click.IntRange(min=0),
     default=5,
-    show_default=True,
     metavar="N",
     help="Keep the newest N refreshes.",
 )
@@ -46,7 +44,6 @@ def _days(name: str, target: str, default: int, help: str) -> Any:
 )
 @click.option(
     "--tracking-uri",
-    default=None,
     metavar="URI",
     help="MLflow.  [default: MLFLOW_TRACKING_URI, else the root's mlflow.db]",
 )
@@ -55,7 +52,6 @@ def _days(name: str, target: str, default: int, help: str) -> Any:
     "--cache-limit",
     "cache_limit_gb",
     type=click.FloatRange(min=0.07),
-    default=None,
     metavar="GB",
     help="Limit of the build cache.  [default: its own]",
 )

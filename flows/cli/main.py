@@ -8,7 +8,8 @@ from __future__ import annotations
 import click
 
 from flows.cli.ablate import ablate
-from flows.cli.analyze import analyze, benchmark
+from flows.cli.analyze import analyze
+from flows.cli.benchmark import benchmark
 from flows.cli.curate import curate, diff, publish
 from flows.cli.doctor import doctor
 from flows.cli.gc import gc
@@ -25,7 +26,7 @@ COMMANDS = (
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(package_name="concur")
 def main() -> None:
     """Turn LLM-written GPU kernels into trustworthy training data."""

@@ -13,7 +13,6 @@ from flows.cli.common import command, emit, json_option
 @click.option(
     "--root",
     default=".concur",
-    show_default=True,
     envvar="CONCUR_ROOT",
     help="Where the snapshots are.",
 )

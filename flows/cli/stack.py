@@ -18,7 +18,6 @@ def _port(name: str, default: str, of: str) -> Option:
     return click.option(
         f"--{name}-port",
         type=int,
-        default=None,
         metavar="PORT",
         help=f"Port of {of}.  [default: {default}]",
     )
@@ -29,19 +28,16 @@ def _port(name: str, default: str, of: str) -> Option:
 @click.option(
     "--config",
     "file",
-    default=None,
     metavar="FILE",
     help="A YAML file with these settings; options win over it.",
 )
 @click.option(
     "--host",
-    default=None,
     metavar="ADDRESS",
     help="Where Prefect and MLflow listen.  [default: 127.0.0.1]",
 )
 @click.option(
     "--public-host",
-    default=None,
     metavar="NAME",
     help="How browsers elsewhere call this machine, with --host.",
 )
@@ -63,26 +59,22 @@ def _port(name: str, default: str, of: str) -> Option:
 )
 @click.option(
     "--prefect-database",
-    default=None,
     metavar="URL",
     help="PostgreSQL; with a password: $PREFECT_SERVER_DATABASE_CONNECTION_URL.",
 )
 @click.option(
     "--mlflow-database",
-    default=None,
     metavar="URL",
     help="PostgreSQL; with a password: $MLFLOW_BACKEND_STORE_URI.",
 )
 @click.option(
     "--gpu-limit",
     type=click.IntRange(min=1),
-    default=None,
     help="Runs at once in queue gpu.  [default: the number of GPUs, or 1]",
 )
 @click.option(
     "--cpu-limit",
     type=click.IntRange(min=1),
-    default=None,
     help="Runs at once in queue cpu.  [default: half of the cores, or 2]",
 )
 @click.option(
@@ -90,7 +82,6 @@ def _port(name: str, default: str, of: str) -> Option:
     "timeout_s",
     type=click.FloatRange(min=1),
     default=300.0,
-    show_default=True,
     help="Seconds until all is healthy.",
 )
 @click.option(

@@ -15,40 +15,33 @@ from flows.cli.common import command, emit, print_table
     "--pending-min",
     type=float,
     default=10,
-    show_default=True,
     help="Minutes that a run may be pending.",
 )
 @click.option(
     "--heartbeat-min",
     type=float,
     default=15,
-    show_default=True,
     help="Minutes without a heartbeat of its process.",
 )
 @click.option(
     "--silent-min",
     type=float,
     default=180,
-    show_default=True,
     help="Minutes without progress, though its process lives.",
 )
 @click.option(
     "--cancelling-min",
     type=float,
     default=5,
-    show_default=True,
     help="Minutes for its worker to end a cancelled run.",
 )
 @click.option(
     "--late-min",
     type=float,
     default=60,
-    show_default=True,
     help="Minutes after which a run that nobody takes is told.",
 )
-@click.option(
-    "--tag", default=None, help="Watch over runs with this tag only.  [default: all runs]"
-)
+@click.option("--tag", help="Watch over runs with this tag only.  [default: all runs]")
 @click.option("--dry-run", is_flag=True, help="Say what is stuck, and do nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON list.")
 def watchdog(as_json: bool, dry_run: bool, **limits: Any) -> None:

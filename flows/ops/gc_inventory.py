@@ -210,7 +210,8 @@ def tracked(root: Path, uri: str | None) -> Tracked:
     from tasks.tracking.connection import bounded_and_quiet, connect
 
     own = root / "mlflow.db"
-    uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or (own.is_file() and f"sqlite:///{own}")
+    uri = uri or os.environ.get("MLFLOW_TRACKING_URI")
+    uri = f"sqlite:///{own}" if not uri and own.is_file() else uri
     ways = "name it with --tracking-uri, or decide without what it refers to: --without-mlflow"
     if not uri:
         raise EvalError(

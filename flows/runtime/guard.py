@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from flows.config import PipelineConfig
 from flows.runtime.disk import DiskWatch, require_room
@@ -24,6 +24,8 @@ from kernels_eval.cluster.ray import interruptible
 from tasks.progress import gathering, observed_by
 from tasks.reporting.text import as_text
 from tasks.store.snapshot import MANIFEST
+
+T = TypeVar("T")
 
 SHOWN_CHARS = 600
 STAGES = (
@@ -126,3 +128,16 @@ def shown(text: Any) -> str:
     """One line that is text and nothing else, wherever markdown is rendered: no HTML, no links, no
     tables, no code."""
     return as_text(text, SHOWN_CHARS)
+
+
+def optional(what: str, work: Callable[[], T]) -> tuple[T | None, tuple[str, ...]]:
+    """Do work that a run can do without, inside a flow. Returns its result, or None and a caution
+    that says what is missing and why; the next run of the same configuration tries again."""
+    from prefect.logging import get_run_logger
+
+    try:
+        return work(), ()
+    except Exception as error:  # whatever a model, a figure or a sandbox could not do
+        caution = f"{what} are missing: {type(error).__name__}: {error}"
+        get_run_logger().error("%s", caution)
+        return None, (caution,)

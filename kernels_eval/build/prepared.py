@@ -34,7 +34,7 @@ from kernels_eval.build.lite import (
 from kernels_eval.build.process import Lock, WorkRoot, interesting, rename_into_place, was_killed
 from kernels_eval.build.toolchain import HEADERS, Toolchain
 from kernels_eval.errors import KILL_ATTEMPTS, ToolchainError
-from kernels_eval.isolation.reaper import captured
+from kernels_eval.isolation.reaper import run_captured
 
 DEADLINE_S = 600
 PRECOMPILED_KEPT_S = 30 * 24 * 3600
@@ -74,7 +74,9 @@ class Prepared:
 
     def _compile(self, what: str, command: Sequence[str]) -> str:
         for _ in range(KILL_ATTEMPTS):
-            done = captured(command, DEADLINE_S, env=self.tools.environment, cwd=self._work.path)
+            done = run_captured(
+                command, DEADLINE_S, env=self.tools.environment, cwd=self._work.path
+            )
             if not was_killed(done.returncode, done.stderr):
                 break
         if done.returncode:

@@ -30,7 +30,7 @@ from typing import Literal
 import psutil
 
 from kernels_eval.errors import KILL_ATTEMPTS
-from kernels_eval.isolation import reaper as orphans
+from kernels_eval.isolation import reaper
 
 LOG_LIMIT = 8192
 FILE_LIMIT_BYTES = 2 << 30  # the largest object of an honest kernel is a few megabytes
@@ -91,10 +91,10 @@ def _returncode(
     if remaining <= 0:
         return None
 
-    watcher = orphans.watcher()
+    watcher = reaper.reaper()
 
     def prepare() -> None:
-        orphans.announce(watcher)
+        reaper.register(watcher)
         limit_compiler()
         if confine is not None:
             confine()
@@ -121,7 +121,7 @@ def _returncode(
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            orphans.dismiss(watcher, process.pid)
+            reaper.unregister(watcher, process.pid)
 
 
 def limit_compiler() -> None:

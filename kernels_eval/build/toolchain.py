@@ -31,16 +31,11 @@ class Toolchain:
 
     @cached_property
     def torch_dir(self) -> Path:
-        spec = importlib.util.find_spec("torch")
-        if spec is None or spec.origin is None:
-            raise ToolchainError("torch is not installed", "pip install 'torch>=2.11,<2.14'")
-        return Path(spec.origin).parent
+        return torch_directory()
 
     @cached_property
     def torch_version(self) -> str:
-        text = (self.torch_dir / "version.py").read_text()
-        match = re.search(r"__version__ = '([^']+)'", text)
-        return match.group(1) if match else "unknown"
+        return torch_versions()[0]
 
     @cached_property
     def cxx(self) -> str:
@@ -168,6 +163,23 @@ class Toolchain:
             "HOME": "/nonexistent",
             "TMPDIR": tempfile.gettempdir(),
         }
+
+
+def torch_directory() -> Path:
+    """Where torch is installed. Raises ToolchainError where it is not."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise ToolchainError("torch is not installed", "pip install 'torch>=2.11,<2.14'")
+    return Path(spec.origin).parent
+
+
+def torch_versions() -> tuple[str, str]:
+    """torch's version and that of the CUDA it was built with (empty without CUDA), read from its
+    files: importing torch takes seconds."""
+    text = (torch_directory() / "version.py").read_text()
+    version = re.search(r"__version__ = '([^']+)'", text)
+    cuda = re.search(r"^cuda\b[^=]*= '([^']+)'", text, re.MULTILINE)
+    return version.group(1) if version else "unknown", cuda.group(1) if cuda else ""
 
 
 def default_cache() -> Path:

@@ -2,19 +2,18 @@
 
 Guarantees: exactly one verdict per candidate; at most a fixed number of candidates in memory,
 however many there are; a candidate that does not build never reaches a device; work is handed out
-by task so that references are reused; a worker that dies is replaced, and its candidate tried
-again, as it is where a sandbox fails; nothing waits for a worker that does not start (its node is
-lost, say) while another one works; a worker whose GPU fails its canary is put into quarantine, its
-candidate goes to the others, and `Pool.quarantined` names it. Raises GpuLostError where no worker
-is left, where none starts, or where the same candidate takes down three workers; UsageError where
-the nodes of a cluster are not alike; ClusterError where Ray fails; ToolchainError and DeviceError
-as they come. Leaving the pool, however early (Ctrl-C, an exception), stops every worker.
+by task so that references are reused; a worker that dies is replaced and its candidate tried again,
+as after a sandbox failure; nothing waits for a worker that does not start (its node is lost, say)
+while another one works; a worker whose GPU fails its health check is quarantined, its candidate
+goes to the others, and `Pool.quarantined` names it. Raises GpuLostError where no worker is left,
+where none starts, or where one candidate takes down three workers; UsageError where the nodes of a
+cluster differ; ClusterError where Ray fails; ToolchainError and DeviceError as they come. Leaving
+the pool, however early (Ctrl-C, an exception), stops every worker.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -23,95 +22,61 @@ from typing import Any
 
 from kernels_eval.cluster.ray import (
     Place,
-    address_of,
     interruptible,
-    keeping_sigterm,
     place,
     require_alike,
-    require_cluster,
     shortage,
+    start_ray,
 )
 from kernels_eval.cluster.telemetry import BUILDERS, DEVICES, Telemetry
-from kernels_eval.cluster.worker import TOGETHER_S
+from kernels_eval.cluster.worker import TOGETHER_S, BuildWorker, KernelWorker
 from kernels_eval.config import EvalConfig
-from kernels_eval.devices import gpu_arch, require_device
+from kernels_eval.devices import device_for, gpu_arch, require_device
 from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, SandboxError
-from kernels_eval.isolation import reaper as orphans
 from kernels_eval.parent.prepare import Prepared
 from kernels_eval.parent.runner import verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 
 DEATHS = 5
-"""Of workers (or of their sandboxes) on one candidate, after which it is believed to be why."""
+"""Deaths of workers (or of their sandboxes) on one candidate after which it is taken for the
+cause."""
 DEVICES_LOST = 3
-"""Devices that fail their canary after one candidate, after which it is believed to be why."""
-RESUMES = "what was verified is kept: run the same again"
+"""Devices that fail their health check after one candidate, after which it is taken for the
+cause."""
+RESUMES = "verified candidates are kept; rerun the same command to resume"
 START_S = 600
-"""How long work waits where no worker has started: a machine under load, or a cluster that gets its
-nodes only when they are asked for."""
+"""How long work waits where no worker has started: a machine under load, or a cluster that adds
+nodes on demand."""
 SHORT_S = 60.0
-"""How long a worker may want a device before it is said, while others work: nodes that restart are
+"""How long a worker may lack a device before a warning, while others work: nodes that restart are
 back by then, or a replacement is."""
 WATCH_S = 10.0
 """After so long without an answer the pool asks whether its own node is still there: calls that
 went through it are never answered then."""
 
-
-def start_ray(address: str | None = None) -> None:
-    """Connect to a Ray cluster (`address`, else `$RAY_ADDRESS`), or start one in this process,
-    which then ends with it, however it ends. Does nothing where Ray runs already. Raises UsageError
-    where no cluster answers at the address, ClusterError where Ray fails.
-    """
-    os.environ.setdefault(
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-    )  # Ray's coming default: zero-GPU actors keep the variable as it is
-    import logging
-
-    import ray
-
-    if ray.is_initialized():
-        return
-    # without an address Ray looks for the last `ray start`, whether it lives or not
-    address = address_of(address)
-    if address != "local":
-        require_cluster(address)
-    try:
-        if address == "local":
-            orphans.ray_begins()
-        with keeping_sigterm():
-            ray.init(
-                address=address,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                configure_logging=False,
-            )
-    except (
-        Exception
-    ) as error:  # of many kinds: a bare Exception where a server of its own did not come up in time
-        where = "here" if address == "local" else f"at {address}"
-        hint = "see /tmp/ray/session_latest/logs; on a machine under load the same again may do"
-        if address != "local":
-            hint = (
-                "is this machine a node of that cluster? `ray start --address=HOST:PORT` makes"
-                " it one"
-            )
-        raise ClusterError(f"Ray did not start {where}: {error}", hint) from error
+Form = dict[str, Any]
+"""A record as plain data, as it travels to a worker."""
 
 
 @dataclass
 class _Item:
+    """One candidate on its way."""
+
     task: KernelTask
     candidate: Candidate
     prepared: Prepared | None = None
     deaths: int = 0
     devices_lost: int = 0
-    forms: tuple[dict[str, Any], ...] = ()
-    """What travels: task, candidate and, once there is one, what was prepared. Made once, sent
-    twice."""
+    forms: tuple[Form, ...] = ()
+    """Task, candidate and, once it is built, what was prepared. Made once, sent twice."""
 
     def __post_init__(self) -> None:
         self.forms = tuple(record.model_dump(mode="json") for record in (self.task, self.candidate))
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it was under way when a worker or a device was lost."""
+        return bool(self.deaths or self.devices_lost)
 
 
 @dataclass
@@ -124,10 +89,8 @@ class _Slot:
     last_task: str = ""
     at_once: int = 1
     """How many items travel in the next call."""
-
     since: float = 0.0
     """When its work was given to it, or it was started (time.monotonic)."""
-
     failures: int = 0
     """How often in a row its actor has died before it had started."""
 
@@ -135,8 +98,8 @@ class _Slot:
         self.start(self.actor)
 
     def start(self, actor: Any) -> None:
-        """A new actor, which gets no work before it has answered: one that Ray cannot place never
-        does."""
+        """Use a new actor, which gets no work before it has answered: one that Ray cannot place
+        never answers."""
         self.actor, self.items, self.at_once = actor, [], 1
         self.pending, self.since = actor.__ray_call__.remote(place), time.monotonic()
 
@@ -144,12 +107,10 @@ class _Slot:
     def idle(self) -> bool:
         return self.pending is None
 
-    def give(self, items: list[_Item], calls: list[tuple[dict[str, Any], ...]]) -> None:
-        self.items, self.pending, self.since = (
-            items,
-            self.actor.several.remote(calls),
-            time.monotonic(),
-        )
+    def give(self, items: list[_Item]) -> None:
+        calls = [item.forms for item in items]
+        self.items, self.pending = items, self.actor.several.remote(calls)
+        self.since = time.monotonic()
 
 
 @dataclass
@@ -162,31 +123,29 @@ class Pool:
     builders: int | None = None
     address: str | None = None
     cuda_arch: str | None = None
-    builder: Callable[..., Any] | None = None
-    """The class of the build workers. Default: kernels_eval.cluster.worker.BuildWorker. For
-    measuring the pool itself, and for tests."""
-    runner: Callable[..., Any] | None = None
-    """The class of the workers that run candidates. Default:
-    kernels_eval.cluster.worker.KernelWorker."""
+    builder: Callable[..., Any] = BuildWorker
+    """The class of the build workers. Replaced to measure the pool itself, and by tests."""
+    runner: Callable[..., Any] = KernelWorker
+    """The class of the workers that run candidates."""
     at_once: int = 8
-    """Candidates that travel in one call at most, while calls cost more than their work: see
+    """Most candidates that travel in one call, while calls cost more than their work: see
     `several` in kernels_eval.cluster.worker."""
+    quarantined: list[str] = field(default_factory=list)
+    """One line for each worker whose device was given up: which, and what its health checks
+    saw."""
+    cautions: list[str] = field(default_factory=list)
+    """One line each time that fewer workers have a device than were asked for, while the run
+    continues with the others."""
+    telemetry: Telemetry = field(default_factory=Telemetry)
+    """Since the pool was started."""
     _builder_cpus: float = 1.0
     _here: Place | None = None
     _builders: list[_Slot] = field(default_factory=list)
     _runners: list[_Slot] = field(default_factory=list)
     _lost: list[_Slot] = field(default_factory=list)
-    quarantined: list[str] = field(default_factory=list)
-    """One line for each worker whose device was given up: which it was, and what its canaries
-    saw."""
-    cautions: list[str] = field(default_factory=list)
-    """One line each time that fewer workers have a device than were asked for, while the run goes
-    on with the others."""
-    telemetry: Telemetry = field(default_factory=Telemetry)
-    """Since the pool was started."""
     _short: int = 0
-    """How many workers were last told to have no device."""
-    _minded: float = 0.0
+    """How many workers were last said to have no device."""
+    _checked: float = 0.0
     """When that was last looked at (time.monotonic)."""
 
     def __enter__(self) -> Pool:
@@ -194,7 +153,7 @@ class Pool:
         start_ray(self.address)
         import ray
 
-        resources = ray.cluster_resources()
+        resources: dict[str, float] = ray.cluster_resources()
         cpus, gpus = int(resources.get("CPU", 1)), int(resources.get("GPU", 0))
         if self.language.needs_gpu and not gpus:
             raise DeviceError(
@@ -202,8 +161,8 @@ class Pool:
                 "start Ray where nvidia-smi lists one, or set language to cpp",
             )
         workers = self.workers or (gpus if self.language.needs_gpu else max(1, cpus // 2))
-        # builds run at the lowest priority, so on the CPU they may use every core: the workers that
-        # time kernels go first
+        # Builds run at the lowest priority, so on the CPU they may use every core: the workers that
+        # time kernels go first.
         builders = self.builders or (max(1, cpus - workers) if self.language.needs_gpu else cpus)
         self._builder_cpus = max(0.0, min(1.0, (cpus - workers) / builders))
         self.cuda_arch = self.cuda_arch or (gpu_arch() if self.language.needs_gpu else None)
@@ -216,30 +175,27 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         import ray
 
-        for slot in (*self._builders, *self._runners, *self._lost):
+        for slot in (*self._slots, *self._lost):
             ray.kill(slot.actor)
         self._builders, self._runners, self._lost = [], [], []
+
+    @property
+    def _slots(self) -> list[_Slot]:
+        return [*self._builders, *self._runners]
 
     def _new_builder(self, share: int = 0, shares: int = 1) -> Any:
         import ray
 
-        from kernels_eval.cluster.worker import BuildWorker
-
-        actor = ray.remote(self.builder or BuildWorker).options(num_cpus=self._builder_cpus)
+        actor = ray.remote(self.builder).options(num_cpus=self._builder_cpus)
         return actor.remote(self.config, self.cuda_arch, share, shares)
 
     def _new_runner(self) -> Any:
         import ray
 
-        from kernels_eval.cluster.worker import KernelWorker
-
-        options = {"num_gpus": 1, "num_cpus": 1} if self.language.needs_gpu else {"num_cpus": 1}
-        device = "cuda:0" if self.language.needs_gpu else "cpu"
-        return (
-            ray.remote(self.runner or KernelWorker)
-            .options(**options)
-            .remote(self.config, device, self.cuda_arch)
+        actor = ray.remote(self.runner).options(
+            num_gpus=1 if self.language.needs_gpu else None, num_cpus=1
         )
+        return actor.remote(self.config, device_for(self.language), self.cuda_arch)
 
     # -- the pipeline ------------------------------------------------------------------------------
 
@@ -256,7 +212,6 @@ class Pool:
                 f"no worker is left with a device that works: {'; '.join(self.quarantined)}",
                 "see nvidia-smi -q and dmesg",
             )
-
         waiting = (_Item(*pair) for pair in pairs)
         retry: deque[_Item] = deque()
         ready: deque[_Item] = deque()
@@ -274,28 +229,23 @@ class Pool:
             while True:
                 for slot in self._builders:
                     if slot.idle and len(ready) < limit:
-                        items = _together(slot.at_once, to_build, retry)
-                        if items:
-                            slot.give(items, [item.forms[:2] for item in items])
+                        if items := _together(slot.at_once, to_build, retry):
+                            slot.give(items)
                 for slot in self._runners:
                     if slot.idle and ready:
-                        items = _together(
-                            slot.at_once, lambda slot=slot: self._next_for(slot, ready), ready
-                        )
-                        slot.give(items, [item.forms for item in items])
+                        slot.give(self._next_items(slot, ready))
                 self.telemetry.tick(len(ready))
                 for verdict in finished:
                     self.telemetry.reached(verdict)
-                # now that every worker has its next work: whatever the caller does with them keeps
-                # no device waiting
+                # Every worker has its next work by now: no device waits for the caller.
                 yield from finished
-                busy = [slot for slot in (*self._builders, *self._runners) if not slot.idle]
+                busy = [slot for slot in self._slots if not slot.idle]
                 if exhausted and not ready and not retry and not any(slot.items for slot in busy):
                     return  # nothing is under way, and nothing is left to begin
                 finished = self._collect(self._first_done(busy), ready, retry)
-                self._mind_devices()
+                self._check_devices()
         finally:
-            for slot in (*self._builders, *self._runners):
+            for slot in self._slots:
                 if slot.items:
                     slot.items, slot.pending = [], None
 
@@ -314,33 +264,8 @@ class Pool:
         try:
             with interruptible():
                 answers, seconds = ray.get(pending)
-        except _lost() as error:
-            self._replace(slot)
-            for item in items:
-                item.deaths += 1
-                if item.deaths >= DEATHS:
-                    name = item.candidate.candidate_id
-                    hint = f"see the Ray logs of this node; {RESUMES}"
-                    raise GpuLostError(
-                        f"a worker died {DEATHS} times on candidate {name}: {error}", hint
-                    ) from error
-            again.extendleft(reversed(items))
-            return []
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, GpuLostError):
-                self._quarantine(slot, error.cause)
-            elif not isinstance(error.cause, SandboxError):
-                raise (
-                    error.cause
-                    if isinstance(error.cause, EvalError)
-                    else error.as_instanceof_cause()
-                ) from error
-            for item in items:
-                item.deaths += isinstance(error.cause, SandboxError)
-                item.devices_lost += isinstance(error.cause, GpuLostError)
-                if item.deaths >= DEATHS or item.devices_lost >= DEVICES_LOST or not self._runners:
-                    raise error.cause from error
-            slot.at_once = 1
+        except (*_lost_errors(), ray.exceptions.RayTaskError) as error:
+            self._failed(slot, items, error)
             again.extendleft(reversed(items))
             return []
         slot.at_once = min(2 * slot.at_once, self.at_once) if seconds < TOGETHER_S else 1
@@ -349,19 +274,42 @@ class Pool:
             return [Verdict.model_validate(answer) for answer in answers]
         verdicts = []
         for item, answer in zip(items, answers, strict=False):
-            item.prepared = Prepared.model_validate(answer)
-            if item.prepared.finding:
-                verdicts.append(
-                    verdict_of(item.task, item.candidate, item.prepared, item.prepared.finding)
-                )
+            prepared = item.prepared = Prepared.model_validate(answer)
+            if prepared.finding:
+                verdicts.append(verdict_of(item.task, item.candidate, prepared, prepared.finding))
             else:
                 item.forms = (*item.forms, answer)
                 ready.append(item)
         return verdicts
 
+    def _failed(self, slot: _Slot, items: list[_Item], error: Any) -> None:
+        """Note that a call has failed. Raises where the items must not be tried again: too many
+        workers or devices were lost on one, or the fault is neither a sandbox's nor a device's."""
+        cause = None if isinstance(error, _lost_errors()) else error.cause
+        if cause is None:
+            self._replace(slot)
+        elif isinstance(cause, GpuLostError):
+            self._quarantine(slot, cause)
+        elif not isinstance(cause, SandboxError):
+            raise (
+                cause if isinstance(cause, EvalError) else error.as_instanceof_cause()
+            ) from error
+        slot.at_once = 1
+        for item in items:
+            item.devices_lost += isinstance(cause, GpuLostError)
+            item.deaths += not isinstance(cause, GpuLostError)
+            if cause is None and item.deaths >= DEATHS:
+                name = item.candidate.candidate_id
+                raise GpuLostError(
+                    f"a worker died {DEATHS} times on candidate {name}: {error}",
+                    f"see the Ray logs of this node; {RESUMES}",
+                ) from error
+            spent = item.deaths >= DEATHS or item.devices_lost >= DEVICES_LOST
+            if cause is not None and (spent or not self._runners):
+                raise cause from error
+
     def _started(self, slot: _Slot) -> None:
-        """A worker has answered for the first time, or died before it could: then another one
-        starts in its place.
+        """Handle the first answer of a worker; one that has died before it is replaced.
 
         Raises UsageError where it is on a node that must not verify: see `require_alike`.
         """
@@ -374,7 +322,7 @@ class Pool:
                 f"a worker does not start: {error.cause!r}",
                 "install the same version of concur on every node",
             ) from error
-        except _lost() as error:
+        except _lost_errors() as error:
             slot.failures += 1
             self._replace(slot)
             if slot.failures >= DEATHS:
@@ -388,27 +336,24 @@ class Pool:
                 require_alike(self._here, found)
             slot.pending, slot.failures = None, 0
 
-    def _mind_devices(self) -> None:
-        """Says, once for each change for the worse, that the cluster has fewer devices than workers
-        want: a node is missing, or was lost.
-
-        A worker that only takes its time to start is none that lacks a device.
-        """
+    def _check_devices(self) -> None:
+        """Add a caution, once for each change for the worse, where the cluster has fewer devices
+        than workers: a node is missing, or was lost. A worker that is only slow to start does not
+        lack a device."""
         now = time.monotonic()
-        if now < self._minded + SHORT_S / 2:
+        if now < self._checked + SHORT_S / 2:
             return
-        self._minded = now
+        self._checked = now
         if not any(
             slot.pending is not None and not slot.items and now - slot.since > SHORT_S
             for slot in self._runners
         ):
             self._short = 0
             return
-        short, said = shortage(
-            len(self._runners), "GPU" if self.language.needs_gpu else "CPU", SHORT_S
-        )
+        kind = "GPU" if self.language.needs_gpu else "CPU"
+        short, warning = shortage(len(self._runners), kind, SHORT_S)
         if short > self._short:
-            self.cautions.append(said)
+            self.cautions.append(warning)
         self._short = short
 
     def _replace(self, slot: _Slot) -> None:
@@ -424,11 +369,10 @@ class Pool:
         import ray
 
         deadline = math.inf if any(slot.items for slot in busy) else time.monotonic() + START_S
+        pending = [slot.pending for slot in busy]
         while True:
             with interruptible():
-                done, _ = ray.wait(
-                    [slot.pending for slot in busy], num_returns=1, timeout=min(WATCH_S, START_S)
-                )
+                done, _ = ray.wait(pending, num_returns=1, timeout=min(WATCH_S, START_S))
             if done:
                 return next(slot for slot in busy if slot.pending in done)
             here = ray.get_runtime_context().get_node_id()
@@ -450,24 +394,27 @@ class Pool:
         self._lost.append(slot)
         self.quarantined.append(str(cause.args[0]))
 
-    def _next_for(self, slot: _Slot, ready: deque[_Item]) -> _Item | None:
-        """The oldest item of the task this worker serves, so that its reference is used again; else
-        the oldest of a task that no other worker serves; else the oldest of all. None where there
-        is none."""
+    def _next_items(self, slot: _Slot, ready: deque[_Item]) -> list[_Item]:
+        """What a worker gets next: the oldest item of the task it serves, so that its reference is
+        used again; else the oldest of a task that no other worker serves; else the oldest."""
         served = {other.last_task for other in self._runners if other is not slot}
-        names = [item.task.task_id for item in ready]
-        own = (index for index, name in enumerate(names) if name == slot.last_task)
-        free = (index for index, name in enumerate(names) if name not in served)
-        index = next(own, next(free, 0))
-        if not ready:
-            return None
-        item = ready[index]
-        del ready[index]
-        slot.last_task = item.task.task_id
-        return item
+
+        def take() -> _Item | None:
+            if not ready:
+                return None
+            names = [item.task.task_id for item in ready]
+            own = (index for index, name in enumerate(names) if name == slot.last_task)
+            free = (index for index, name in enumerate(names) if name not in served)
+            index = next(own, next(free, 0))
+            item = ready[index]
+            del ready[index]
+            slot.last_task = item.task.task_id
+            return item
+
+        return _together(slot.at_once, take, ready)
 
 
-def _lost() -> tuple[type[Exception], ...]:
+def _lost_errors() -> tuple[type[Exception], ...]:
     """What Ray raises where a worker, or the node that held it or its answer, is gone."""
     from ray import exceptions as ray
 
@@ -481,15 +428,14 @@ def _lost() -> tuple[type[Exception], ...]:
 
 
 def _together(count: int, take: Callable[[], _Item | None], back: deque[_Item]) -> list[_Item]:
-    """What travels in one call. An item that was under way when a worker was lost travels alone: so
-    the one that does it is found."""
+    """Up to `count` items that travel in one call. An item that was under way when a worker was
+    lost travels alone: so the one at fault is found."""
     items: list[_Item] = []
     while len(items) < count and (item := take()):
-        suspect = bool(item.deaths or item.devices_lost)
-        if suspect and items:
+        if item.suspect and items:
             back.appendleft(item)
             break
         items.append(item)
-        if suspect:
+        if item.suspect:
             break
     return items

@@ -1,25 +1,28 @@
-"""Does a Ray cluster answer at an address, and are its nodes alike?
+"""Joins and leaves Ray clusters, and refuses nodes that would reach other verdicts.
 
 Ray itself tries an address where nothing answers for minutes. Guarantees: an answer within
-`ANSWER_S`, also where something else listens there, nobody answers, the token is not the cluster's,
-or `auto` finds the notes of a cluster that is gone; no verdict from a node with other code, another
-torch, or a build cache elsewhere (`require_alike`). Does not say whether the cluster has a node on
-this machine, or
-room: `ray.init` and the pool do. Does not compare devices.
+`ANSWER_S`, also where something else listens there, nothing answers, the token is not the
+cluster's, or `auto` finds the notes of a cluster that is gone; no verdict from a node with other
+code, another torch, or a build cache elsewhere (`require_alike`). Does not say whether the cluster
+has a node on this machine, or free devices: `start_ray` and the pool do. Does not compare devices.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-from kernels_eval.errors import UsageError
+from kernels_eval.build.toolchain import default_cache
+from kernels_eval.errors import ClusterError, UsageError
+from kernels_eval.isolation import reaper
 from kernels_eval.records import stable_hash
 
 ANSWER_S = 10.0
@@ -37,9 +40,11 @@ QUESTION = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 answer it."""
 
 
+_leaving = threading.Lock()
+
+
 def address_of(given: str | None) -> str:
-    """The cluster that is meant: the one given, else $RAY_ADDRESS, else `local`, which is none: Ray
-    is started here."""
+    """The cluster to use: the one given, else $RAY_ADDRESS, else `local` (start Ray here)."""
     return given or os.environ.get("RAY_ADDRESS") or "local"
 
 
@@ -48,8 +53,8 @@ def require_cluster(address: str) -> None:
     HOST:PORT)."""
     if "://" in address:
         raise UsageError(
-            f"{address} is an address for Ray Client, which cannot be used: what hands out the work"
-            " must be part of the cluster",
+            f"{address} is an address for Ray Client, which cannot be used: the process that hands"
+            " out the work must be part of the cluster",
             "run this on a node of the cluster, with the address auto or the HOST:PORT that `ray"
             " start --head` printed",
         )
@@ -59,16 +64,13 @@ def require_cluster(address: str) -> None:
     from ray._private.services import canonicalize_bootstrap_address
 
     try:
-        head = canonicalize_bootstrap_address(
-            address
-        )  # as Ray does: `auto` is $RAY_ADDRESS, a head node here, or the last one noted here
+        # As Ray does: `auto` is $RAY_ADDRESS, a head node here, or the last one noted here.
+        head = canonicalize_bootstrap_address(address)
     except (ConnectionError, ValueError, OSError) as error:
-        raise UsageError(
-            f"no Ray cluster is found by the address {address}: {error}", FIX
-        ) from error
+        raise UsageError(f"no Ray cluster is found at {address}: {error}", FIX) from error
     if head is None:
         return
-    if address == "auto":  # as Ray does: a token is shown unasked to a cluster of this machine only
+    if address == "auto":  # as Ray does: a token is sent unasked only to a cluster of this machine
         maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     if found := _fault(head):
         fault, fix = found
@@ -77,8 +79,7 @@ def require_cluster(address: str) -> None:
 
 
 def _fault(head: str) -> tuple[str, str] | None:
-    """Why the head node at HOST:PORT cannot be joined, and what would mend it. None where it
-    can."""
+    """Why the head node at HOST:PORT cannot be joined, and the fix. None where it can."""
     import grpc
     from ray._private.grpc_utils import init_grpc_channel
     from ray.exceptions import AuthenticationError
@@ -90,22 +91,89 @@ def _fault(head: str) -> tuple[str, str] | None:
     except AuthenticationError as error:
         return str(error).splitlines()[0], TOKEN_FIX
     except grpc.RpcError as error:
-        code, detail = error.code(), (error.details() or "nothing answers").splitlines()[0]
-        if code == grpc.StatusCode.DEADLINE_EXCEEDED:
-            return f"nothing comes back within {ANSWER_S:.0f} s", FIX
-        if code == grpc.StatusCode.UNIMPLEMENTED:
-            return "what answers there is no head node", FIX
-        if code == grpc.StatusCode.UNAUTHENTICATED:
-            return "it asks for a token, and gets none or another", TOKEN_FIX
-        if code == grpc.StatusCode.UNAVAILABLE:
-            return detail.rpartition("last error: ")[2][-200:], FIX
+        detail = (error.details() or "nothing answers").splitlines()[0]
+        return {
+            "DEADLINE_EXCEEDED": (f"nothing comes back within {ANSWER_S:.0f} s", FIX),
+            "UNIMPLEMENTED": ("what answers there is no head node", FIX),
+            "UNAUTHENTICATED": ("it asks for a token, and gets none or another", TOKEN_FIX),
+            "UNAVAILABLE": (detail.rpartition("last error: ")[2][-200:], FIX),
+        }.get(error.code().name)
     return None  # an answer, or a refusal that Ray explains better
+
+
+def start_ray(address: str | None = None) -> None:
+    """Connect to a Ray cluster (`address`, else `$RAY_ADDRESS`), or start one in this process, which
+    then ends with it, however it ends. Does nothing where Ray runs already. Raises UsageError where
+    no cluster answers at the address, ClusterError where Ray fails.
+    """
+    # Ray's coming default: actors without a GPU keep CUDA_VISIBLE_DEVICES as it is.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+
+    if ray.is_initialized():
+        return
+    # Without an address Ray looks for the last `ray start`, whether it lives or not.
+    address = address_of(address)
+    if address != "local":
+        require_cluster(address)
+    try:
+        if address == "local":
+            reaper.watch_ray()
+        with keeping_sigterm():
+            ray.init(
+                address=address,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=False,
+            )
+    except Exception as error:  # a bare Exception where one of its servers did not start in time
+        where, hint = (
+            ("here", "see /tmp/ray/session_latest/logs; on a busy machine, try again")
+            if address == "local"
+            else (
+                f"at {address}",
+                "is this machine a node of that cluster? `ray start --address=HOST:PORT` makes it"
+                " one",
+            )
+        )
+        raise ClusterError(f"Ray did not start {where}: {error}", hint) from error
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether an error says that the cluster is gone, and not that a worker's own code failed."""
+    if isinstance(error, ClusterError):
+        return True
+    if "ray" not in sys.modules:
+        return False
+    from ray.exceptions import RayError, RayTaskError
+
+    return isinstance(error, RayError) and not isinstance(error, RayTaskError)
+
+
+def membership() -> str:
+    """This process's id in the cluster that it has joined; empty where it has joined none."""
+    import ray
+
+    return ray.get_runtime_context().get_worker_id() if ray.is_initialized() else ""
+
+
+def leave(joined: str) -> None:
+    """Leave the cluster that was joined under this id, unless another thread has joined a new one
+    meanwhile: a head that is started again is another cluster, and the old connection never
+    answers again."""
+    import ray
+
+    with _leaving:
+        if joined and membership() == joined:
+            with suppress(Exception):  # the cluster may be gone already
+                ray.shutdown()
 
 
 @contextmanager
 def keeping_sigterm() -> Iterator[None]:
-    """Ray puts a handler of its own in the place of whatever handles SIGTERM: a run that is
-    cancelled would not know that it was."""
+    """Restore this process's SIGTERM handler, which `ray.init` replaces: a cancelled run must
+    notice that it was cancelled."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -116,8 +184,8 @@ def keeping_sigterm() -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """What a signal's handler raised while Ray waited: Ray's compiled code makes a SystemError of
-    it, which nobody would know for the order to stop that it is."""
+    """Raise what a signal's handler raised while Ray waited: Ray's compiled code hides it in a
+    SystemError."""
     try:
         yield
     except SystemError as error:
@@ -128,7 +196,7 @@ def interruptible() -> Iterator[None]:
 
 
 class Place(NamedTuple):
-    """Where a process is, and what it would verify with."""
+    """The node a process is on, and what it would verify with."""
 
     node: str
     cache: str
@@ -137,11 +205,9 @@ class Place(NamedTuple):
 
 
 def place(_: object = None) -> Place:
-    """Of this process, which is a driver, or a worker, of a Ray that runs. (What is ignored is the
+    """The Place of this process, a driver or a worker of a running Ray. (The ignored argument is the
     actor that Ray calls it for.)"""
     import ray
-
-    from kernels_eval.build.toolchain import default_cache
 
     home = Path(__file__).parents[1]
     code = stable_hash(
@@ -150,9 +216,8 @@ def place(_: object = None) -> Place:
             for file in sorted(home.rglob("*.py"))
         ]
     )
-    return Place(
-        ray.get_runtime_context().get_node_id(), str(default_cache()), code, version("torch")
-    )
+    node = ray.get_runtime_context().get_node_id()
+    return Place(node, str(default_cache()), code, version("torch"))
 
 
 def require_alike(here: Place, there: Place) -> None:
@@ -160,38 +225,39 @@ def require_alike(here: Place, there: Place) -> None:
     verdicts."""
     if there.node == here.node:
         return  # the same files
-    where = f"node {there.node[:8]} of the cluster"
-    if there.code != here.code:
-        raise UsageError(
-            f"{where} has another version of kernels_eval than this one",
+    differences = (
+        (
+            there.code != here.code,
+            "has another version of kernels_eval than this one",
             "install the same version of concur on every node",
-        )
-    if there.torch != here.torch:
-        raise UsageError(
-            f"{where} has torch {there.torch}, this one {here.torch}",
+        ),
+        (
+            there.torch != here.torch,
+            f"has torch {there.torch}, this one {here.torch}",
             "install the same version of torch on every node",
-        )
-    if there.cache != here.cache:
-        raise UsageError(
-            f"{where} keeps builds in {there.cache}, this one in {here.cache}",
+        ),
+        (
+            there.cache != here.cache,
+            f"keeps builds in {there.cache}, this one in {here.cache}",
             "set CONCUR_CACHE to one path before `ray start` on every node, and here: a folder that"
             " all share, or each node's own disk",
-        )
+        ),
+    )
+    for differs, difference, fix in differences:
+        if differs:
+            raise UsageError(f"node {there.node[:8]} of the cluster {difference}", fix)
 
 
 def shortage(wanted: int, kind: str, waited_s: float) -> tuple[int, str]:
-    """How many devices (Ray's `kind`: GPU or CPU) the cluster has too few for `wanted` workers, and
-    what to say of it."""
+    """How many devices (Ray's `kind`: GPU or CPU) the cluster lacks for `wanted` workers, and a
+    warning that says so."""
     import ray
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
     there = sum(node["Resources"].get(kind, 0) for node in nodes)
     short = max(0, wanted - int(there))
-    return (
-        short,
-        (
-            f"{short} of {wanted} workers have had no device for {waited_s:.0f} s: the Ray cluster"
-            f" has {there:g} {kind}s on {len(nodes)} node{'s' * (len(nodes) != 1)} (a node is"
-            " missing or was lost); the run goes on with the others"
-        ),
+    return short, (
+        f"{short} of {wanted} workers have had no device for {waited_s:.0f} s: the Ray cluster has"
+        f" {there:g} {kind}s on {len(nodes)} node{'s' * (len(nodes) != 1)} (a node is missing or"
+        " was lost); the run continues with the others"
     )

@@ -1,17 +1,15 @@
-"""Ends what outlives a process that was killed: its compilers, each a group in a session of its
-own, and what is left of its own Ray.
+"""Ends what outlives a process that was killed: its compilers and the Ray that it started.
 
-Guarantees: when a process that calls `announce` in its compilers has died, of SIGKILL too, their
-groups are killed at once; a group that was dismissed is never touched. When one that called
-`ray_begins` has died, a process of the Ray that it started in itself has `LEAVES_S` seconds to go,
-as most do at once, and is killed then: Ray's agents wait a minute for a control server that went
-with their owner. A Ray that was started elsewhere, and is only joined, is never touched. One small
-process for each owner, which ends with it. Does not guarantee anything where that small process is
-killed first: compilers that are left then are swept by the next builder. Leaves Ray's folder of
-logs where it is, as Ray itself does.
+Guarantees: when a process that registered compilers dies, of SIGKILL too, their process groups are
+killed at once; an unregistered group is never touched. When a process that called `watch_ray` dies,
+each process of the Ray that it started in itself has `LEAVES_S` seconds to exit, as most do at
+once, and is killed then: Ray's agents wait a minute for a control server that died with their
+owner. A Ray that was started elsewhere and only joined is never touched. One small process for each
+owner, which ends with it. Does not guarantee anything where that process is killed first: compilers
+that are left then are ended by the next builder. Leaves Ray's folder of logs in place, as Ray does.
 
-As a script (standard library alone): lines `+PGID`, `-PGID` and `ray NAME PID` come from standard
-input, and its end is the owner's.
+As a script (it imports nothing of this package): lines `+PGID`, `-PGID` and `ray NAME PID` come
+from standard input, and its end means that the owner has ended.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import stat
 import subprocess
 import sys
 import threading
@@ -30,84 +27,73 @@ from datetime import datetime
 from typing import Any
 
 LEAVES_S = 5.0
-SWEEP_S = 15.0
-"""After so long it gives up: a process that SIGKILL does not end waits for the kernel."""
+GIVE_UP_S = 15.0
+"""A process that SIGKILL has not ended by then waits for the kernel."""
 LOOK_EVERY_S = 0.2
 
 _lock = threading.Lock()
 _pipe: tuple[int, int] | None = None
-"""The process that it is of (after a fork, another one is needed) and the end that is written
-to."""
+"""The process that it belongs to (a fork needs its own), and the end that is written to."""
 
 
-def watcher() -> int:
-    """The descriptor that this process's watcher listens to. Starts it, once. Raises OSError where
-    it cannot be started."""
+def reaper() -> int:
+    """The descriptor that this process's reaper listens to. Starts the reaper on the first call.
+    Raises OSError where it cannot be started."""
     global _pipe
     with _lock:
         if _pipe is None or _pipe[0] != os.getpid():
             reading, writing = os.pipe2(os.O_CLOEXEC)
             try:
-                # it leaves a session of its own behind and is no child of ours: Ray ends the
-                # children of a worker that exits
-                subprocess.run(
-                    [sys.executable, "-I", "-S", __file__],
-                    stdin=reading,
-                    stdout=subprocess.DEVNULL,
-                    check=True,
-                )
+                # It forks into a session of its own and is no child of this process: Ray ends the
+                # children of a worker that exits.
+                command = [sys.executable, "-I", __file__]
+                subprocess.run(command, stdin=reading, stdout=subprocess.DEVNULL, check=True)
             except (OSError, subprocess.SubprocessError) as error:
                 os.close(writing)
-                raise OSError(
-                    f"no watcher of what this process starts can be started: {error}"
-                ) from error
+                raise OSError(f"the reaper of this process cannot be started: {error}") from error
             finally:
                 os.close(reading)
             _pipe = (os.getpid(), writing)
         return _pipe[1]
 
 
-def announce(descriptor: int) -> None:
-    """This process, which leads a group, is a compiler. Called between fork and exec, so that no
-    moment is left unwatched."""
-    before = signal.signal(
-        signal.SIGPIPE, signal.SIG_IGN
-    )  # subprocess has made it deadly again by now
-    with suppress(OSError):  # the watcher was killed: a build is not given up for that
+def register(descriptor: int) -> None:
+    """Register the calling process, which leads a group. To be called between fork and exec, so
+    that no moment is left unwatched."""
+    before = signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # subprocess has reset it to deadly
+    with suppress(OSError):  # the reaper was killed: that must not fail a build
         os.write(descriptor, b"+%d\n" % os.getpid())
     signal.signal(signal.SIGPIPE, before)
 
 
-def dismiss(descriptor: int, group: int) -> None:
-    """This group has ended, and its number may soon be another's."""
+def unregister(descriptor: int, group: int) -> None:
+    """Forget a group that has ended: its number may soon belong to another."""
     with suppress(OSError):
         os.write(descriptor, b"-%d\n" % group)
 
 
-def ray_begins() -> None:
-    """A Ray that this process starts from now on, in itself, ends with it. Raises OSError where no
-    watcher can be started.
+def watch_ray() -> None:
+    """End a Ray that this process starts in itself from now on together with this process. Raises
+    OSError where no reaper can be started.
 
     To be called before Ray starts, so that no moment is left unwatched. Ray names its session by
     the moment and by this process.
     """
-    descriptor = watcher()
+    descriptor, now = reaper(), datetime.now()
     with suppress(OSError):
-        os.write(
-            descriptor,
-            f"ray session_{datetime.now():%Y-%m-%d_%H-%M-%S_%f} {os.getpid()}\n".encode(),
-        )
+        line = f"ray session_{now:%Y-%m-%d_%H-%M-%S_%f} {os.getpid()}\n"
+        os.write(descriptor, line.encode())
 
 
-def captured(
+def run_captured(
     command: Sequence[str], timeout_s: float, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """`subprocess.run` of a compiler, with its output as text: its group is watched, and killed
+    """`subprocess.run` of a compiler, with its output as text: its group is registered, and killed
     where the wait for it ends early.
 
     Raises subprocess.TimeoutExpired after `timeout_s` seconds.
     """
-    descriptor = watcher()
+    descriptor = reaper()
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -115,49 +101,49 @@ def captured(
         text=True,
         errors="replace",
         start_new_session=True,
-        preexec_fn=lambda: announce(descriptor),
+        preexec_fn=lambda: register(descriptor),
         **options,
     )
     try:
-        out, said = process.communicate(timeout=timeout_s)
+        out, err = process.communicate(timeout=timeout_s)
     except BaseException:
         with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         raise
     finally:
-        dismiss(descriptor, process.pid)
-    return subprocess.CompletedProcess(command, process.returncode, out, said)
+        unregister(descriptor, process.pid)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def of_ray(since: str, owner: int) -> Iterator[int]:
-    """Processes, but for `owner`, that write to the logs of a session of Ray that `owner` has
-    started and whose name is not before `since`.
+def ray_processes(since: str, owner: int) -> Iterator[int]:
+    """Processes, except `owner`, that write to the logs of a session of Ray that `owner` started
+    and whose name is not before `since`.
 
-    By the files that they hold open for writing: Ray's processes overwrite their command lines and
-    environments, and who only reads a log is somebody else. In this namespace alone: in another the
-    owner's number is another process's.
+    They are known by the files that they hold open for writing: Ray's processes overwrite their
+    command lines and environments, and a process that only reads a log is not Ray's. Only in this
+    PID namespace: in another one the owner's number is another process's.
     """
+    import psutil
+
     logs = re.compile(rf"/(session_[\d_-]+_{owner})/logs/")
     here = os.stat("/proc/self/ns/pid").st_ino
-    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        with suppress(OSError):  # it has ended, or is another user's
-            if pid != owner and os.stat(f"/proc/{pid}/ns/pid").st_ino == here:
-                for entry in os.scandir(f"/proc/{pid}/fd"):
-                    written = entry.stat(follow_symlinks=False).st_mode & stat.S_IWUSR
-                    if (
-                        written
-                        and (found := logs.search(os.readlink(entry.path)))
-                        and found[1] >= since
-                    ):
-                        yield pid
-                        break
+    for process in psutil.process_iter():
+        with suppress(OSError, psutil.Error):  # it has ended, or is another user's
+            if process.pid != owner and os.stat(f"/proc/{process.pid}/ns/pid").st_ino == here:
+                opened = (
+                    logs.search(file.path) for file in process.open_files() if file.mode != "r"
+                )
+                if any(found and found[1] >= since for found in opened):
+                    yield process.pid
 
 
 def end_ray(since: str, owner: int) -> None:
-    """Wait until no process of that Ray is left; kill those that do not leave."""
+    """Wait until no process of that Ray is left; kill those that do not exit."""
     began = time.monotonic()
-    while (left := list(of_ray(since, owner))) and (waited := time.monotonic() - began) < SWEEP_S:
+    while (left := list(ray_processes(since, owner))) and (
+        waited := time.monotonic() - began
+    ) < GIVE_UP_S:
         for pid in left if waited > LEAVES_S else ():
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -165,10 +151,11 @@ def end_ray(since: str, owner: int) -> None:
 
 
 def main() -> None:
+    """Listen until the owner ends, then end what it has left."""
     if os.fork():
         os._exit(0)
     os.setsid()
-    os.dup2(1, 2)  # /dev/null: where the owner is a worker of Ray's, its log
+    os.dup2(1, 2)  # /dev/null: where the owner is a worker of Ray's, stderr is its log
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends when its owner does, and not before
     groups: set[int] = set()
@@ -177,14 +164,15 @@ def main() -> None:
         if line.startswith(b"ray "):
             _, since, owner = line.decode().split()
             rays.append((since, int(owner)))
-            continue
-        change, group = line[:1], int(line[1:])
-        groups.add(group) if change == b"+" else groups.discard(group)
+        elif line.startswith(b"+"):
+            groups.add(int(line))
+        else:
+            groups.discard(-int(line))
     for group in groups:
         with suppress(OSError):
             os.killpg(group, signal.SIGKILL)
     if rays:
-        end_ray(*rays[0])  # later ones of the same owner are among its
+        end_ray(*rays[0])  # later ones of the same owner are covered by the first
 
 
 if __name__ == "__main__":

@@ -431,7 +431,7 @@ class VllmSampler:
 
     def _plan(self) -> int:
         """GPUs of each replica (0 where the cluster has none), with `_replicas` decided."""
-        from kernels_eval.cluster.pool import start_ray
+        from kernels_eval.cluster.ray import start_ray
 
         start_ray(self._address)
         import ray

@@ -16,17 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Candidate, Language, candidate_id
+from kernels_eval.records import Language
 from tasks.progress import report
 from tasks.sources.models import resolve_model
 from tasks.store import Snapshot, SnapshotRef, fingerprint, known_rows
+from tasks.synthesis.answers import candidate_row, in_turn, parsed_again
 from tasks.synthesis.asked import Asked, RequestSet, Speed, data_version
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.follow_ups import FollowUps
-from tasks.synthesis.parsing import parse_response
-from tasks.synthesis.prompts import prompt_hash
-from tasks.synthesis.refine import FOLLOW_UP_VERSION
-from tasks.synthesis.sampler import Request, Response, Sampler
+from tasks.synthesis.sampler import Sampler
 from tasks.tables import CANDIDATES
 from tasks.versions import PARSER_VERSION, SYNTHESIS_VERSION
 
@@ -193,7 +191,8 @@ class Synthesis:
             CANDIDATES,
             exclude=snapshot.fingerprint,
         )
-        snapshot.append(map(_with_turn, asked_before), CANDIDATES)
+        derived = (parsed_again(row, sampler.count_tokens) for row in asked_before)
+        snapshot.append(derived, CANDIDATES)
         total, left = len(requests), requests.without(snapshot.keys("request_key"))
         asked = f"{sampler.generator}{self._title}"
         answered = total - len(left)
@@ -210,7 +209,7 @@ class Synthesis:
         speed = Speed()
         with snapshot.journal(CANDIDATES) as add:
             for number, response in enumerate(sampler.sample(left), start=1):
-                add(self._row(requests[response.request_key], response, sampler))
+                add(candidate_row(requests[response.request_key], response, sampler))
                 speed.count(response)
                 report(STAGE, answered + number, total, f"{asked}{speed.line(len(left) - number)}")
         return {
@@ -228,35 +227,6 @@ class Synthesis:
     def _told(self, counts: dict[str, int]) -> dict[str, Any]:
         """What the manifest says of the requests."""
         return counts
-
-    def _row(self, request: Request, response: Response, sampler: Sampler) -> dict:
-        parsed = parse_response(
-            response.text, reasoning=response.reasoning, finish_reason=response.finish_reason
-        )
-        counts = sampler.count_tokens([parsed.reasoning])
-        asked = (request.task, sampler.generator, request.sampling, request.sample_index)
-        candidate = Candidate(
-            candidate_id=candidate_id(*asked, response.text, request.turn, request.parent),
-            task_id=request.task.task_id,
-            language=request.language,
-            generator=sampler.generator,
-            sampling=request.sampling,
-            sample_index=request.sample_index,
-            prompt_hash=prompt_hash(
-                request.prompt, *([] if request.turn == 1 else [FOLLOW_UP_VERSION])
-            ),
-            response=response.text,
-            reasoning=parsed.reasoning,
-            answer=parsed.answer,
-            code=parsed.code,
-            parse_reason=parsed.parse_reason,
-            reasoning_tokens=counts[0] if counts else None,
-            completion_tokens=response.completion_tokens,
-            finish_reason=response.finish_reason,
-            turn=request.turn,
-            parent=request.parent,
-        )
-        return candidate.model_dump(mode="json") | {"request_key": request.request_key}
 
 
 class Refinement(Synthesis):
@@ -298,7 +268,7 @@ class Refinement(Synthesis):
         left = every.join(
             snapshot.index(["candidate_id"]), on="candidate_id", how="anti", maintain_order="left"
         )
-        snapshot.append(map(_with_turn, before.rows_of(left)), CANDIDATES)
+        snapshot.append(map(in_turn, before.rows_of(left)), CANDIDATES)
 
     @contextmanager
     def _requests(self, generator: str) -> Iterator[RequestSet]:
@@ -331,11 +301,6 @@ class Refinement(Synthesis):
             "followed_up": counts["requests"],
             "turn_counts": rows,
         }
-
-
-def _with_turn(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of any version of ours: before there were turns, all were the first."""
-    return row | {"turn": row.get("turn") or 1, "parent": row.get("parent")}
 
 
 def planned(

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from kernels_eval.errors import EvalError, UsageError
 from tasks.retry import DEADLINE_S, retry_until_back
@@ -71,6 +71,28 @@ def bounded_and_quiet() -> Iterator[None]:
 
 def _is_database(uri: str) -> bool:
     return re.match(r"(sqlite|postgresql|mysql|mssql)(\+\w+)?://", uri) is not None
+
+
+class Destination(NamedTuple):
+    """Where runs are written.
+
+    `tracking_uri` is `sqlite:///...`, another database or an http(s) server. `artifact_root` (a
+    directory or URL) is where artifacts go when the experiment does not exist yet; None leaves it
+    to a server and means `mlartifacts` beside a SQLite file.
+    """
+
+    tracking_uri: str
+    artifact_root: str | None
+    experiment: str
+
+    @contextmanager
+    def connected(self) -> Iterator[tuple[MlflowClient, str]]:
+        """A client, and the id of the experiment. Raises UsageError for a URI or an experiment that
+        cannot be used, EvalError for a database that does not answer, and what MLflow raises."""
+        with bounded_and_quiet():
+            location = artifact_location(self.tracking_uri, self.artifact_root)
+            client = connect(self.tracking_uri)
+            yield client, find_experiment(client, self.experiment, location)
 
 
 def artifact_location(tracking_uri: str, artifact_root: str | None) -> str | None:
@@ -166,6 +188,26 @@ def retry_mlflow(
         log=log,
         deadline_s=BACK_S,
     )
+
+
+def try_mlflow(
+    tracking_uri: str,
+    write: Callable[[], T],
+    *,
+    log: Callable[[str], None],
+    failed: Callable[[str], None],
+) -> T | None:
+    """`retry_mlflow`, but what it raises is one line for `failed`, and None is returned.
+
+    Whatever a tracking server does, the snapshots are complete: the run continues, and the same
+    command writes the same to MLflow later.
+    """
+    try:
+        return retry_mlflow(tracking_uri, write, log)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        failed(f"MLflow was not written ({reason}); the same command writes it")
+        return None
 
 
 def _is_absent(error: BaseException) -> bool:

@@ -1,16 +1,15 @@
-"""What MLflow is told of a run, as plain data: whoever knows the stages builds it, and nothing of
-MLflow is needed for that.
+"""What MLflow is told of a run, as plain data. Whoever knows the stages builds it.
 
-Guarantees: a record is consistent by itself (distinct names, one meaning per metric, tables whose
-rows have the same columns). Does not look at the paths that it names: `writing.checked_inputs`
-does, before anything is written.
+Guarantees: a record is consistent by itself (distinct file names, one meaning per metric, tables
+whose rows have the same columns, a registered model only of an adapter). Does not look at the paths
+that it names: `writing.require_paths` does, before anything is written.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -47,9 +46,9 @@ def _walk(value: Any, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 Params = Annotated[dict[str, str], BeforeValidator(flatten)]
-# None is "not reported" (k greater than the number of samples): no metric is written, rather than
-# an invented number
+# None means "not reported" (k greater than the number of samples): no metric is written
 Metrics = dict[str, float | None]
+Series = dict[str, tuple[tuple[int, float], ...]]
 Cell = str | int | float | None
 TableName = Annotated[str, Field(pattern=r"^[\w-]{1,100}$")]
 Rows = Annotated[tuple[dict[str, Cell], ...], Field(min_length=1)]
@@ -63,75 +62,54 @@ class DatasetRef(NamedTuple):
     fingerprint: str
 
 
+class AdapterRecord(Record):
+    """A LoRA adapter, and the registered model of which it becomes a version."""
+
+    directory: Path
+    base_model: str = Field(description="hub id or directory of what the adapter was trained on")
+    registered_model: str = Field(pattern=r"^[^/:]+$")
+    lineage: dict[str, str] = Field(
+        default={}, description="what the adapter comes from: tags of the registered version"
+    )
+
+
 class StageRecord(Record):
-    """One child run: a stage, or one model of the benchmark."""
+    """One run of MLflow. By itself a child run: a stage, or one model of the benchmark."""
 
     name: str = Field(min_length=1)
     params: Params = {}
     metrics: Metrics = {}
-    series: dict[str, tuple[tuple[int, float], ...]] = Field(
-        default={}, description="metric -> (step, value) pairs"
-    )
+    series: Series = Field(default={}, description="metric -> (step, value) pairs")
     tags: dict[str, str] = {}
-    artifacts: tuple[Path, ...] = ()
+    artifacts: tuple[Path, ...] = Field(
+        default=(), description="files; figures go to figures/, the rest beside the run's root"
+    )
     datasets: tuple[DatasetRef, ...] = ()
     tables: dict[TableName, Rows] = Field(
         default={}, description="rows of equal columns, for MLflow's table view: tables/NAME.json"
     )
 
     @model_validator(mode="after")
-    def _one_meaning_per_metric(self) -> StageRecord:
+    def _consistent(self) -> StageRecord:
         both = sorted(self.metrics.keys() & self.series.keys())
         if both:  # MLflow would show the series' last value and hide the other
-            raise ValueError(f"{both[0]!r} is both a metric and a series of stage {self.name!r}")
+            raise ValueError(f"{both[0]!r} is both a metric and a series of {self.name!r}")
         for name, rows in self.tables.items():
             if any(row.keys() != rows[0].keys() for row in rows):
-                raise ValueError(
-                    f"the rows of table {name!r} of stage {self.name!r} differ in their columns"
-                )
-        _require_distinct_names(self.artifacts)
+                raise ValueError(f"the rows of table {name!r} of {self.name!r} differ in columns")
+        counts = Counter(path.name for path in self.artifacts)
+        if twice := [name for name, count in counts.items() if count > 1]:
+            raise ValueError(f"two artifacts of {self.name!r} are named {twice[0]!r}")
         return self
 
 
-class RunRecord(Record):
-    """Everything that MLflow is told about one run of the line. Plain data: whoever knows the
-    stages builds it."""
+class RunRecord(StageRecord):
+    """A run that is found again by its fingerprint: one of the line, an ablation or its branch."""
 
     run_fingerprint: str = Field(
         pattern=r"^[0-9A-Za-z_.-]{1,250}$",
         description="hash over the fingerprints of the run's snapshots",
     )
-    run_name: str = Field(min_length=1)
-    tags: dict[str, str] = {}
-    params: Params = {}
-    metrics: Metrics = Field(default={}, description="the headline")
-    stages: tuple[StageRecord, ...] = ()
-    datasets: tuple[DatasetRef, ...] = ()
-    artifacts: tuple[Path, ...] = Field(
-        default=(), description="files; figures go to figures/, the rest beside the run's root"
-    )
-    adapter_dir: Path | None = None
-    base_model: str | None = Field(
-        default=None, description="hub id or directory of what the adapter was trained on"
-    )
-    registered_model: str | None = Field(
-        default=None, pattern=r"^[^/:]+$", description="name in the model registry, for the adapter"
-    )
-    lineage: dict[str, str] = Field(
-        default={}, description="what the adapter comes from: tags of the registered version"
-    )
-
-    @model_validator(mode="after")
-    def _consistent(self) -> RunRecord:
-        if self.registered_model and not (self.adapter_dir and self.base_model):
-            raise ValueError("registered_model needs an adapter_dir and its base_model")
-        _require_distinct_names(self.artifacts)
-        return self
-
-
-def _require_distinct_names(paths: Sequence[Path]) -> None:
-    twice = [name for name, count in Counter(path.name for path in paths).items() if count > 1]
-    if twice:
-        raise ValueError(
-            f"two artifacts are named {twice[0]!r}: the second would replace the first"
-        )
+    stages: tuple[StageRecord, ...] = Field(default=(), description="child runs")
+    adapter: AdapterRecord | None = None
+    error: str | None = Field(default=None, min_length=1, description="why a branch failed")

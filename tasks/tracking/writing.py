@@ -1,9 +1,9 @@
-"""Writes the parts of one run to MLflow: values in batches that a server takes, files, tables,
+"""Write the parts of one run to MLflow: values in batches that a server takes, files, tables,
 datasets, the adapter and its registration.
 
-Guarantees: names and texts are made such as MLflow and every database take, and no two names become
-the same; paths that are not there are found by `checked_inputs`; a run's adapter becomes one
-registered version, however often that is asked for. Does not begin or end runs: the sinks do.
+Guarantees: names and texts become what MLflow and every database accept, and no two names become
+the same; missing paths are found by `require_paths`; a run's adapter becomes one registered
+version, however often that is asked for. Does not end runs: `mlflow_sink` and `ablation_sink` do.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import posixpath
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import stable_hash
 from tasks.tracking.adapter_model import write_mlmodel
-from tasks.tracking.records import Cell, DatasetRef, RunRecord
+from tasks.tracking.records import AdapterRecord, DatasetRef, RunRecord, StageRecord
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput, Run
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 FINGERPRINT_TAG = (  # on parent runs only: what makes a second call find the first
     "concur.run_fingerprint"
 )
+STAGE_TAG = "concur.stage"
+KIND_TAG = "concur.kind"  # on runs that are written while an ablation works
 VERSION_TAG = "concur.model_version"
 PARENT_TAG = "mlflow.parentRunId"  # MLflow's own: the UI nests by it
 ADAPTER = "adapter"
@@ -45,39 +47,53 @@ METRICS_PER_BATCH = 1000
 TEXTS_PER_BATCH = 10
 
 
-def parents(client: MlflowClient, experiment_id: str, fingerprint: str) -> list[Run]:
-    """Parent runs of a fingerprint that nobody deleted, oldest first."""
-    return list(
-        client.search_runs(
-            [experiment_id],
-            f"tags.`{FINGERPRINT_TAG}` = '{fingerprint}'",
-            order_by=["attributes.start_time ASC"],
-        )
-    )
+def runs_tagged(client: MlflowClient, experiment_id: str, tags: Mapping[str, str]) -> list[Run]:
+    """Runs with all of these tags that nobody deleted, oldest first."""
+    query = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
+    return list(client.search_runs([experiment_id], query, order_by=["attributes.start_time ASC"]))
 
 
-def checked_inputs(record: RunRecord) -> list[DatasetInput]:
-    """The dataset inputs, with every path of the record looked at. Raises UsageError for the first
-    one that is not there."""
-    files = [*record.artifacts, *(path for stage in record.stages for path in stage.artifacts)]
-    for dataset in (dataset for stage in record.stages for dataset in stage.datasets):
-        dataset_input(dataset)  # what is not there is found now
-    for path in files:
+def require_paths(record: StageRecord) -> None:
+    """Raise UsageError for the first path of a run or of its stages that does not exist."""
+    for path in record.artifacts:
         if not path.is_file():
             raise UsageError(f"artifact {path} is not a file", "run the stage that writes it again")
-    if record.adapter_dir and not (
-        record.adapter_dir.is_dir() and any(record.adapter_dir.iterdir())
-    ):
-        raise UsageError(
-            f"adapter directory {record.adapter_dir} is missing or empty", "run training again"
-        )
-    return [dataset_input(dataset) for dataset in record.datasets]
+    for dataset in record.datasets:
+        dataset_input(dataset)
+    if isinstance(record, RunRecord):
+        for stage in record.stages:
+            require_paths(stage)
+        folder = record.adapter and record.adapter.directory
+        if folder and not (folder.is_dir() and any(folder.iterdir())):
+            raise UsageError(
+                f"adapter directory {folder} is missing or empty", "run training again"
+            )
 
 
-def log_datasets(client: MlflowClient, run_id: str, inputs: list[DatasetInput]) -> None:
-    """What `checked_inputs` has made, if there is any."""
-    if inputs:
-        client.log_inputs(run_id, inputs)
+def start_run(client: MlflowClient, experiment_id: str, name: str, tags: Mapping[str, str]) -> Run:
+    """A new run of this name with these tags."""
+    own = {**tags, "mlflow.source.name": "concur"}
+    return client.create_run(experiment_id, tags=own, run_name=clip(name, KEY_LENGTH))
+
+
+def write_parts(
+    client: MlflowClient, run_id: str, record: StageRecord, own: Mapping[str, str]
+) -> None:
+    """Everything of a record but its stages. `own` are tags that the record may not set."""
+    tags = {
+        key: value
+        for key, value in record.tags.items()
+        if key not in own and key not in (FINGERPRINT_TAG, "mlflow.source.name")
+    }
+    log_values(client, run_id, record.params, record.metrics, record.series, tags)
+    if record.datasets:
+        client.log_inputs(run_id, [dataset_input(dataset) for dataset in record.datasets])
+    log_files(client, run_id, record.artifacts)
+    for name, rows in record.tables.items():
+        columns = {column: [row[column] for row in rows] for column in rows[0]}
+        client.log_table(run_id, columns, f"{TABLES}/{name}.json")
+    if isinstance(record, RunRecord) and record.adapter:
+        _log_adapter(client, run_id, record.adapter)
 
 
 def dataset_input(dataset: DatasetRef) -> DatasetInput:
@@ -114,37 +130,21 @@ def dataset_input(dataset: DatasetRef) -> DatasetInput:
     return DatasetInput(entity)
 
 
-def log_adapter(client: MlflowClient, run_id: str, record: RunRecord) -> None:
-    """The folder as PEFT wrote it, and beside its files the one that makes it a model of
-    MLflow's."""
-    client.log_artifacts(run_id, str(record.adapter_dir), ADAPTER)
-    if record.base_model:
-        with tempfile.TemporaryDirectory() as directory:
-            client.log_artifact(
-                run_id,
-                str(write_mlmodel(Path(directory), record.base_model, run_id, record.lineage)),
-                ADAPTER,
-            )
-
-
-def log_table(
-    client: MlflowClient, run_id: str, name: str, rows: Sequence[Mapping[str, Cell]]
-) -> None:
-    """Rows of equal columns, for MLflow's table view."""
-    client.log_table(
-        run_id,
-        {column: [row[column] for row in rows] for column in rows[0]},
-        f"{TABLES}/{name}.json",
-    )
+def _log_adapter(client: MlflowClient, run_id: str, adapter: AdapterRecord) -> None:
+    """The folder as PEFT wrote it, and the file that makes it a model of MLflow's."""
+    client.log_artifacts(run_id, str(adapter.directory), ADAPTER)
+    with tempfile.TemporaryDirectory() as directory:
+        model = write_mlmodel(Path(directory), adapter.base_model, run_id, adapter.lineage)
+        client.log_artifact(run_id, str(model), ADAPTER)
 
 
 def log_values(
     client: MlflowClient,
     run_id: str,
-    params: Mapping[str, str],
-    metrics: Mapping[str, float | None],
-    series: Mapping[str, Sequence[tuple[int, float]]],
-    tags: Mapping[str, str],
+    params: Mapping[str, str] = {},
+    metrics: Mapping[str, float | None] = {},
+    series: Mapping[str, Sequence[tuple[int, float]]] = {},
+    tags: Mapping[str, str] = {},
 ) -> None:
     """All of it as of now, in batches; metrics at step 0, without those that are None. `series` are
     (step, value) pairs."""
@@ -161,17 +161,13 @@ def log_values(
     ]
     texts = [Param(key_of(key), clip(value, PARAM_LENGTH)) for key, value in params.items()]
     labels = [RunTag(key_of(key), clip(value, TAG_LENGTH)) for key, value in tags.items()]
-    for batch in _batches(points, METRICS_PER_BATCH):
-        client.log_batch(run_id, metrics=batch)
-    for batch in _batches(texts, TEXTS_PER_BATCH):
-        client.log_batch(run_id, params=batch)
-    for batch in _batches(labels, TEXTS_PER_BATCH):
-        client.log_batch(run_id, tags=batch)
-
-
-def _batches(items: list[Any], size: int) -> Iterator[list[Any]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
+    for kind, entries, size in (
+        ("metrics", points, METRICS_PER_BATCH),
+        ("params", texts, TEXTS_PER_BATCH),
+        ("tags", labels, TEXTS_PER_BATCH),
+    ):
+        for start in range(0, len(entries), size):
+            client.log_batch(run_id, **{kind: entries[start : start + size]})
 
 
 def log_files(client: MlflowClient, run_id: str, paths: Sequence[Path]) -> None:
@@ -204,11 +200,8 @@ def clip(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
-# -- the registry ----------------------------------------------------------------------------------
-
-
 def register(client: MlflowClient, run_id: str, record: RunRecord) -> None:
-    """Make the run's adapter a version of the registered model, once.
+    """Make the run's adapter a version of its registered model, once. Does nothing without one.
 
     `mlflow.register_model` wants a folder with an MLmodel file, which a plain adapter is not; the
     client does not. Once the run says which version it became, it is left alone: a version that
@@ -216,7 +209,9 @@ def register(client: MlflowClient, run_id: str, record: RunRecord) -> None:
     """
     from mlflow.exceptions import MlflowException
 
-    run, name = client.get_run(run_id), str(record.registered_model)
+    if record.adapter is None:
+        return
+    run, name = client.get_run(run_id), record.adapter.registered_model
     if VERSION_TAG in run.data.tags:
         return
     try:
@@ -224,23 +219,19 @@ def register(client: MlflowClient, run_id: str, record: RunRecord) -> None:
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    versions = [
-        version
-        for version in client.search_model_versions(f"run_id = '{run_id}'")
-        if version.name == name
-    ]
-    if versions:
-        version = versions[0]
-    else:
-        source, description = (
-            f"{run.info.artifact_uri}/{ADAPTER}",
-            f"LoRA adapter of run {clip(record.run_name, KEY_LENGTH)}",
-        )
+    found = client.search_model_versions(f"run_id = '{run_id}'")
+    version = next((version for version in found if version.name == name), None)
+    if version is None:
         tags = {
-            key_of(name): clip(value, VERSION_TAG_LENGTH) for name, value in record.lineage.items()
+            key_of(key): clip(value, VERSION_TAG_LENGTH)
+            for key, value in record.adapter.lineage.items()
         }
-        tags[FINGERPRINT_TAG] = record.run_fingerprint
         version = client.create_model_version(
-            name, source, run_id, tags=tags, description=description, await_creation_for=0
+            name,
+            f"{run.info.artifact_uri}/{ADAPTER}",
+            run_id,
+            tags=tags | {FINGERPRINT_TAG: record.run_fingerprint},
+            description=f"LoRA adapter of run {clip(record.name, KEY_LENGTH)}",
+            await_creation_for=0,
         )
     client.set_tag(run_id, VERSION_TAG, f"{name}/{version.version}")

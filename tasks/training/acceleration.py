@@ -16,7 +16,7 @@ import functools
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -27,7 +27,7 @@ from torch.utils.checkpoint import (
 from kernels_eval.errors import UsageError
 from tasks.training import attention
 from tasks.training.dropout import CounterDropout, DropoutKeys
-from tasks.training.fp8 import round_base_weights
+from tasks.training.recipe import without_fp8
 from tasks.training.recomputation import LayerShape, RecomputationPlan, plan_recomputation
 
 if TYPE_CHECKING:
@@ -78,16 +78,11 @@ class AccelerationOptions(BaseModel):
             " others force one level"
         ),
     )
-    base_precision: Literal["bf16", "fp8"] = Field(
-        default="bf16",
-        description=(
-            "fp8 rounds the frozen weights (tasks.training.fp8): faster and half the memory, and"
-            " other losses"
-        ),
-    )
     memory_share: float = Field(
         default=0.92, gt=0, le=1, description="share of the device's memory that auto plans for"
     )
+
+    _fp8_is_gone = model_validator(mode="before")(without_fp8)
 
 
 class Acceleration:
@@ -158,8 +153,6 @@ def accelerate(
     device = next(base.parameters()).device
     shape = shape_of(model)
 
-    if options.base_precision == "fp8":
-        round_base_weights(model)
     dropouts = _replace_dropout(model, device) if options.lean_dropout else []
     _compute_in_input_type(model)
     name, times = _choose_attention(options.attention, shape, tokens, device)

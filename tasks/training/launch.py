@@ -18,8 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernels_eval.cluster.pool import start_ray
-from kernels_eval.cluster.ray import interruptible
+from kernels_eval.cluster.ray import interruptible, start_ray
 from kernels_eval.errors import EvalError, UsageError
 from tasks.training.checkpoints import OnLog
 from tasks.training.recipe import TrainingRecipe

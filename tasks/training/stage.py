@@ -56,7 +56,7 @@ def run(curated: SnapshotRef, recipe: TrainingRecipe, prompts: dict[str, str]) -
     snapshot = planned(curated, recipe, prompts)
     if snapshot.finished:
         return snapshot.ref
-    from kernels_eval.cluster.pool import start_ray
+    from kernels_eval.cluster.ray import start_ray
     from tasks.training.launch import train_on_ray
 
     start_ray()

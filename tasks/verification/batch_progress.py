@@ -1,29 +1,107 @@
-"""What a batch shows while it works, on stderr: a bar on a terminal, a line every ten seconds
-elsewhere.
+"""The progress of a batch on stderr: a bar on a terminal, a line every ten seconds elsewhere, with
+an estimate of the time left.
 
-Guarantees: stdout is never written to; nothing that a candidate or a table wrote is shown, only
-counts, names of our own and times; what the redrawing thread reads was copied for it under a lock.
-Figures of the workers are those at the last verdict; elapsed time, and the time left with it, go on
-between verdicts.
+Guarantees: stdout is never written to; nothing that a candidate or a table wrote is displayed, only
+counts, statuses and times; what the redrawing thread reads was copied for it under a lock. Figures
+of the workers are those at the last verdict; elapsed time and time left advance between verdicts.
+
+Of the estimate: none is given before there is data for one; the start, which holds imports and
+first builds, never counts; a batch that comes to a halt is given more time with every second. Where
+the candidates to come cost more than those of the last minutes, the estimate is wrong until they
+are being verified.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Mapping
-from types import TracebackType
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kernels_eval.cluster.telemetry import Telemetry
-from tasks.verification.batch_estimate import duration, in_words, time_left
+from tasks.progress import duration
 
 LINE_EVERY_S = 10.0
+WINDOW_S = 600.0
+ENOUGH_VERDICTS = 20
+ENOUGH_S = 30.0
+SLICES = 10
+DEVIATIONS = 1.64
+"""Two-sided 90 % of a normal distribution."""
 
 
-class Watch:
+@dataclass(frozen=True)
+class TimeLeft:
+    """About `about_s` seconds, and with 90 % probability between `low_s` and `high_s`, if it goes
+    on as in the last minutes."""
+
+    about_s: float
+    low_s: float
+    high_s: float
+    per_hour: float
+    """Verdicts of workers in an hour, at the rate that the estimate uses."""
+
+
+def time_left(reached_s: Sequence[float], left: int, now_s: float) -> TimeLeft | None:
+    """What `left` candidates still take, after workers reached verdicts at the ascending times
+    `reached_s`. All times in seconds.
+
+    Neither counts candidates that need no worker: those without code, and those whose verdict is
+    reused. None where it is not known yet: before `ENOUGH_VERDICTS` verdicts after the first one,
+    and `ENOUGH_S` seconds after it.
+
+    The rate is n / T. T reaches from now back over `WINDOW_S` seconds, or as far as it takes to
+    hold `ENOUGH_VERDICTS` verdicts, but not beyond the first verdict, which opens the clock and is
+    not counted; n is the number of verdicts in T. About left / rate remain.
+
+    The range is that time divided and multiplied by exp(1.64 sqrt(d (1/n + 1/left))): the error of
+    a rate that was counted, and of the count to come, if verdicts arrived as a Poisson process with
+    `d` times its variance. d is the variance of the counts in ten equal slices of T over their
+    mean, at least 1: verdicts that come in bursts are a worse ground than verdicts that come
+    evenly.
+    """
+    if left <= 0:
+        return TimeLeft(0.0, 0.0, 0.0, 0.0)
+    if len(reached_s) <= ENOUGH_VERDICTS or now_s - reached_s[0] < ENOUGH_S:
+        return None
+    begin_s = max(reached_s[0], min(now_s - WINDOW_S, reached_s[-ENOUGH_VERDICTS - 1]))
+    length_s = now_s - begin_s
+    edges = [
+        bisect_right(reached_s, begin_s + length_s * part / SLICES) for part in range(SLICES)
+    ] + [len(reached_s)]
+    counts = [after - before for before, after in zip(edges, edges[1:], strict=False)]
+    reached = sum(counts)
+    if not reached:
+        return None  # all at one moment
+    mean = reached / SLICES
+    variance = sum((count - mean) ** 2 for count in counts) / (SLICES - 1)
+    spread = math.exp(DEVIATIONS * math.sqrt(max(1.0, variance / mean) * (1 / reached + 1 / left)))
+    about_s = left * length_s / reached
+    return TimeLeft(about_s, about_s / spread, about_s * spread, 3600 * reached / length_s)
+
+
+def in_words(estimate: TimeLeft | None, reached: int) -> str:
+    """One phrase for a progress line: `about 12 min left (9 min to 16 min)`, or what is still
+    missing for one."""
+    if estimate is None:
+        return (
+            f"time left unknown (needs {ENOUGH_VERDICTS + 1} new verdicts over {ENOUGH_S:.0f} s,"
+            f" has {reached})"
+        )
+    if not estimate.about_s:
+        return "nothing left"
+    return (
+        f"about {duration(estimate.about_s)} left ({duration(estimate.low_s)} to"
+        f" {duration(estimate.high_s)})"
+    )
+
+
+class BatchProgress:
     """An observer (tasks.progress) of one verification, and of the reading before it. Use as a
     context manager."""
 
@@ -40,9 +118,9 @@ class Watch:
         self._bar: Any = None
         self._ended = threading.Event()
         self._ticker: threading.Thread | None = None
-        self._said_s = float("-inf")
+        self._printed_s = float("-inf")
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> BatchProgress:
         if sys.stderr.isatty():
             self._bar = _bar(self)
             self._bar.start()
@@ -51,34 +129,26 @@ class Watch:
             self._ticker.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         if self._bar:
             self._bar.stop()
         if self._ticker:
             self._ticker.join()
             if self.planned:
-                self._say()  # how far it came, however it ended
+                self._print()  # how far it came, however it ended
 
-    # -- what the work says ------------------------------------------------------------------------
+    # -- reported by the work -----------------------------------------------------------------------
 
     def plans(self, planned: int, settled: Mapping[str, int]) -> None:
         """`planned` candidates go to workers; the others have verdicts already, so many of each
         status."""
         with self._lock:
-            self.planned, self.reused, self._settled = (
-                planned,
-                sum(settled.values()),
-                Counter(settled),
-            )
+            self.planned, self.reused = planned, sum(settled.values())
+            self._settled = Counter(settled)
             self._now = (self._stage, self.reused, self.reused + planned)
         if self._ticker:
-            self._say()
+            self._print()
 
     def follow(self, telemetry: Callable[[], Telemetry]) -> None:
         """Where the figures of the workers are to be had: a pool makes a new Telemetry when it
@@ -96,14 +166,14 @@ class Watch:
                     seen = self._telemetry()
                     self._figures = {**seen.summary(), "queue_depth": seen.queue_depth}
         if self._ticker and first:
-            self._say()
+            self._print()
 
     @property
     def reached(self) -> int:
         """Verdicts of workers so far."""
         return len(self._reached_s)
 
-    # -- what is shown -----------------------------------------------------------------------------
+    # -- what is displayed -------------------------------------------------------------------------
 
     def position(self) -> tuple[str, int, int]:
         """Stage, done, total."""
@@ -120,39 +190,30 @@ class Watch:
                 return [elapsed]
             left = time_left(self._reached_s, total - done, now_s)
             statuses = self._settled + Counter(self._figures.get("statuses", {}))
-            facts = (
-                [", ".join(f"{status} {count:,}" for status, count in statuses.most_common())]
-                if statuses
-                else []
-            )
-            if self._figures:
-                per_hour = (
-                    left.per_hour
-                    if left and left.per_hour
-                    else self._figures["candidates_per_hour"]
-                )
-                facts += [
-                    f"{per_hour:,.0f}/h",
-                    f"devices {self._figures['device_busy_share']:.0%} busy",
-                ]
-                facts += [f"queue {self._figures['queue_depth']}"]
+            counts = [f"{status} {count:,}" for status, count in statuses.most_common()]
+            facts = [", ".join(counts)] if counts else []
+            if seen := self._figures:
+                rate = left.per_hour if left and left.per_hour else seen["candidates_per_hour"]
+                facts.append(f"{rate:,.0f}/h")
+                facts.append(f"devices {seen['device_busy_share']:.0%} busy")
+                facts.append(f"queue {seen['queue_depth']}")
             return [*facts, elapsed, in_words(left, len(self._reached_s))]
 
     def _tick(self) -> None:
         while not self._ended.wait(LINE_EVERY_S):
-            if time.monotonic() - self._said_s >= 0.9 * LINE_EVERY_S:
-                self._say()
+            if time.monotonic() - self._printed_s >= 0.9 * LINE_EVERY_S:
+                self._print()
 
-    def _say(self) -> None:
+    def _print(self) -> None:
         stage, done, total = self.position()
         if not stage:
             return
-        self._said_s = time.monotonic()
+        self._printed_s = time.monotonic()
         print(f"{stage} {done:,}/{total:,}  {'  '.join(self.facts())}", file=sys.stderr, flush=True)
 
 
-def _bar(watch: Watch) -> Any:
-    """A bar that asks `watch` twice a second what it should show."""
+def _bar(progress: BatchProgress) -> Any:
+    """A bar that reads `progress` twice a second."""
     from rich.console import Console, Group
     from rich.live import Live
     from rich.progress_bar import ProgressBar
@@ -160,7 +221,7 @@ def _bar(watch: Watch) -> Any:
     from rich.text import Text
 
     def draw() -> Any:
-        stage, done, total = watch.position()
+        stage, done, total = progress.position()
         share = Text(f"{done:,}/{total:,} ({done / total:.0%})" if total else "")
         line = Table.grid(padding=(0, 1))
         line.add_row(
@@ -168,9 +229,7 @@ def _bar(watch: Watch) -> Any:
             ProgressBar(total=total or None, completed=done, width=40, pulse=not total),
             share,
         )
-        return Group(
-            line, Text("  " + ", ".join(watch.facts()))
-        )  # Text is shown as it is, brackets and all
+        return Group(line, Text("  " + ", ".join(progress.facts())))  # Text: no markup in it
 
     return Live(
         get_renderable=draw,

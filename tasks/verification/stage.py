@@ -1,25 +1,25 @@
-"""Candidates in, verdicts out, row by row: what is verified stays verified.
+"""Candidates in, verdicts out, row by row; a verdict that was reached once is never reached again.
 
 Guarantees: one verdict per candidate in the finished snapshot; a verdict reached under the same
-protocol, verifier code and device, in this snapshot or any earlier one, is reused; a killed run
-loses at most the candidates in flight; candidates are read when their turn comes, by task, so that
-memory holds ids and what is in flight. A chunk is the next `chunk_size` verdicts of one stream,
-whichever candidates they are of: no chunk waits for its slowest candidate, and none holds a fixed
-set of them.
+protocol, parsed code and conditions (device, driver, CUDA, torch), in this snapshot or any earlier
+one, is reused; a killed run loses at most the candidates in flight; candidates are read when their
+turn comes, by task, so that memory holds ids, keys and what is in flight. A chunk is the next
+`chunk_size` verdicts of one stream, of whichever candidates: no chunk waits for its slowest
+candidate.
 """
 
 from __future__ import annotations
 
 import logging
-import platform
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, closing, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from kernels_eval.cluster.pool import Pool
-from kernels_eval.devices import require_device
+from kernels_eval.cluster.ray import address_of, is_lost, leave, membership, require_cluster
+from kernels_eval.devices import conditions
 from kernels_eval.errors import ClusterError, EvalError, UsageError
 from kernels_eval.parent.messages import Finding
 from kernels_eval.parent.prepare import Prepared
@@ -27,6 +27,7 @@ from kernels_eval.parent.runner import verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
 from kernels_eval.versions import PROTOCOL_VERSION
 from tasks.progress import caution, report
+from tasks.retry import retry_until_back
 from tasks.store import (
     PART_ROWS,
     Snapshot,
@@ -36,7 +37,6 @@ from tasks.store import (
     rows_in_order,
 )
 from tasks.tables import TASKS, VERDICTS
-from tasks.verification import retry_until_back as rejoin
 from tasks.verification.config import VerificationConfig
 
 if TYPE_CHECKING:
@@ -44,28 +44,34 @@ if TYPE_CHECKING:
 
 STAGE = "verification"
 PLANNED = ("candidate_id", "task_id", "sample_index", "parse_reason")
+KEYED = ("candidate_id", "code", "parse_reason")
+"""What a verdict's key is made of, besides the protocol and the conditions."""
 READ = ("candidate_id", "task_id", "language", "generator", "sample_index", "code", "parse_reason")
 """What verification reads of a candidate. Its texts (response, reasoning, answer) weigh ten times
 as much and stay on disk."""
+HEAD_BACK_S = 180.0
+"""How long a Ray head may be away: whatever keeps it running starts it again within a minute."""
+LOST_FIX = "`concur status` says whether its head runs again; rerun to resume from what is kept"
 logger = logging.getLogger(__name__)
 
 
-def device_name(language: Language) -> str:
-    """What verdicts are keyed by: the GPU's name, or the processor's. Raises DeviceError where the
-    language's device is missing."""
-    require_device(language)
-    if language.needs_gpu:
-        from kernels_eval.devices import visible_gpus
-
-        return visible_gpus()[0].split(",")[0].strip()
+def wait_for_head(address: str | None, log: Callable[[str], None] = logger.warning) -> None:
+    """Wait until a Ray cluster answers at the address, where one is named. Raises ClusterError
+    where none does within `HEAD_BACK_S` seconds."""
+    where = address_of(address)
+    if where == "local":
+        return
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as handle:
-            names = [
-                line.split(":", 1)[1].strip() for line in handle if line.startswith("model name")
-            ]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()
+        retry_until_back(
+            lambda: require_cluster(where),
+            service=f"the Ray cluster at {where}",
+            is_absent=lambda error: isinstance(error, UsageError),
+            log=log,
+            deadline_s=HEAD_BACK_S,
+        )
+    except UsageError as error:
+        absence = f"no Ray cluster answers at {where}, for {HEAD_BACK_S:.0f} s: {error.args[0]}"
+        raise ClusterError(absence, LOST_FIX) from error
 
 
 class Verification:
@@ -85,9 +91,13 @@ class Verification:
         self.config, self.language = config, language
         self._upstream = [candidates.fingerprint, tasks.fingerprint]
         self._candidates, self._tasks = candidates.open(), tasks.open()
-        self._device = device_name(language)
-        protocol, code = config.eval.model_dump(mode="json"), PROTOCOL_VERSION
-        self._conditions = stable_hash([protocol, self._device, code])
+        self._measured = conditions(language)
+        key = {
+            "eval": config.eval.model_dump(mode="json"),
+            "conditions": self._measured.model_dump(mode="json"),
+        }
+        self._conditions = stable_hash([key, PROTOCOL_VERSION])
+        self._keys: dict[str, str] = {}
         self._resources = ExitStack()
         self._pool: Pool | None = None
         self._left: pl.DataFrame | None = None
@@ -95,10 +105,10 @@ class Verification:
         self._logged = 0
         self._joined = ""
         self.total = self.planned = self.reached = self.chunks = 0
-        key = {"eval": protocol, "device": self._device, "language": language.value}
-        self.snapshot = Snapshot(
-            candidates.root, STAGE, fingerprint(STAGE, key, self._upstream, code)
+        identity = fingerprint(
+            STAGE, key | {"language": language.value}, self._upstream, PROTOCOL_VERSION
         )
+        self.snapshot = Snapshot(candidates.root, STAGE, identity)
 
     def __enter__(self) -> Verification:
         return self
@@ -118,29 +128,20 @@ class Verification:
             address=config.ray_address,
         )
 
-    def verdict_key(self, candidate_id: str) -> str:
-        """hash(candidate, protocol, device, verifier code): the identity of a verdict across
-        snapshots."""
-        return stable_hash([candidate_id, self._conditions])
+    def verdict_key(self, candidate: Mapping[str, Any]) -> str:
+        """The identity of a verdict across snapshots: hash(candidate, its parsed code, protocol and
+        its version, device, driver, CUDA, torch). `candidate` is a row with the columns `KEYED`."""
+        return stable_hash([[candidate[name] for name in KEYED], self._conditions])
 
     # -- what there is to do -----------------------------------------------------------------------
 
     def plan(self) -> int:
-        """Reuse what is known, settle what needs no worker. Returns `chunks`: how many are left.
+        """Reuse known verdicts and settle what needs no worker. Returns `chunks`: how many are left.
 
         Sets also `total` (all candidates) and `planned` (those that workers must be asked about).
         """
         self.snapshot.recover(VERDICTS)
-        keys = [self.verdict_key(found) for found in self._without_verdict()["candidate_id"]]
-        known = known_rows(
-            self.snapshot.root,
-            STAGE,
-            "verdict_key",
-            keys,
-            VERDICTS,
-            exclude=self.snapshot.fingerprint,
-        )
-        self.snapshot.append(known, VERDICTS)
+        self.snapshot.append(self._known(), VERDICTS)
         left = self._without_verdict()
         has_code = left["parse_reason"].is_null()
         with closing(self._pairs(left.filter(~has_code))) as without_code:
@@ -150,8 +151,18 @@ class Verification:
         self.chunks = -(-self.planned // self.config.chunk_size)
         return self.chunks
 
+    def _known(self) -> Generator[dict[str, Any], None, None]:
+        """Verdicts that other snapshots hold. Reads the code of every candidate for its key, a few
+        hundred at a time."""
+        left = self._without_verdict().sort("part", "row")
+        keys = [self.verdict_key(row) for row in self._candidates.rows_of(left, KEYED)]
+        mine = self.snapshot.fingerprint
+        yield from known_rows(
+            self.snapshot.root, STAGE, "verdict_key", keys, VERDICTS, exclude=mine
+        )
+
     def _without_verdict(self) -> pl.DataFrame:
-        """Ids and places of the candidates that have none yet, by task."""
+        """Ids and places of the candidates that have no verdict yet, by task."""
         wanted = self._candidates.index(PLANNED).unique(
             "candidate_id", keep="first", maintain_order=True
         )
@@ -184,16 +195,18 @@ class Verification:
             for row in candidates:
                 while task is None or task.task_id != row["task_id"]:
                     task = KernelTask.model_validate(next(tasks))
+                self._keys[row["candidate_id"]] = self.verdict_key(row)
                 yield task, Candidate.model_validate(row)
 
     # -- doing it ----------------------------------------------------------------------------------
 
     def verify_chunk(self, number: int) -> dict[str, int]:
-        """Take and keep verdicts until chunks 1 to `number` are full. Returns how many of each
-        status.
+        """Take and keep verdicts until chunks 1 to `number` are full. Returns how many there are of
+        each status.
 
-        Resumable: after an error, the same call goes on with what has no verdict yet; where the Ray
-        cluster was lost (ClusterError), on the one that answers at its address then.
+        Resumable: after an error, the same call continues with the candidates that have no verdict
+        yet; where the Ray cluster was lost (ClusterError), on the one that answers at its address
+        then.
         """
         counts: Counter[str] = Counter()
         wanted = min(number * self.config.chunk_size, self.planned) - self.reached
@@ -203,23 +216,23 @@ class Verification:
             for verdict in islice(self._stream, wanted):
                 self.reached += 1
                 counts[verdict.status.value] += 1
-                report(
-                    STAGE,
-                    self.total - self.planned + self.reached,
-                    self.total,
-                    f"{verdict.status.value} {verdict.task_id} ({self._pool.telemetry.line()})",
-                )
+                done = self.total - self.planned + self.reached
+                work = self._pool.telemetry.line() if self._pool else ""
+                report(STAGE, done, self.total, f"{verdict.status} {verdict.task_id} ({work})")
         except BaseException as error:
             self._end_stream()
-            if not rejoin.is_lost(error):
+            if not is_lost(error):
                 raise
             self._leave()
             if isinstance(error, ClusterError):
                 raise
-            raise rejoin.explained(error) from error
+            # Ray takes another cluster than before for a wrong token, and says so at length.
+            said = (str(error).splitlines() or [""])[0].partition(". Ensure that the token")[0]
+            lost = f"the Ray cluster is lost: {type(error).__name__}: {said}"
+            raise ClusterError(lost, LOST_FIX) from error
         finally:
             for line in self.quarantined[self._logged :]:
-                logger.warning("a worker was put aside, the run goes on with the others: %s", line)
+                logger.warning("a worker was quarantined, the others continue: %s", line)
             self._logged = len(self.quarantined)
             for line in self._pool.cautions if self._pool else []:
                 caution(line)
@@ -231,14 +244,11 @@ class Verification:
         if left is None:  # an earlier stream broke
             left = self._without_verdict()
         if self._pool is None:
-            rejoin.wait_for_head(
-                self.config.ray_address, logger.warning
-            )  # it may have died since the run began
+            wait_for_head(self.config.ray_address)  # it may have died since the run began
             self._pool = self._resources.enter_context(self.pool())
-            self._joined = rejoin.session()
-        rows_per_part = (
-            PART_ROWS if self.snapshot.is_local else self.config.chunk_size
-        )  # elsewhere a kill loses the part that fills
+            self._joined = membership()
+        # Without a journal, a kill loses the part that is being filled.
+        rows_per_part = PART_ROWS if self.snapshot.is_local else self.config.chunk_size
         with (
             closing(self._pairs(left)) as pairs,
             closing(self._pool.verify(pairs)) as verdicts,
@@ -249,26 +259,23 @@ class Verification:
                 yield verdict
 
     def _end_stream(self) -> None:
-        """A stream that broke cannot be taken up: the next one is made of what has no verdict by
-        then."""
+        """Close the stream. The next one is made of the candidates that have no verdict by then."""
         if self._stream:
             self._stream.close()
         self._stream = None
+        self._keys.clear()
 
     def _leave(self) -> None:
-        """Forget the workers of a cluster that is gone; what they had reached is kept."""
-        with suppress(Exception):  # there may be nobody left to stop
+        """Forget the workers of a cluster that is gone; their verdicts are kept."""
+        with suppress(Exception):  # no worker may be left to stop
             self._resources.close()
         self._resources, self._pool, self._logged = ExitStack(), None, 0
-        rejoin.leave(
-            self._joined or rejoin.session()
-        )  # the second where the cluster was gone before the pool had started
+        leave(self._joined or membership())  # the second where it was gone before the pool started
         self._joined = ""
 
     def _row(self, verdict: Verdict) -> dict[str, Any]:
-        return verdict.model_dump(mode="json") | {
-            "verdict_key": self.verdict_key(verdict.candidate_id)
-        }
+        key = self._keys.pop(verdict.candidate_id)
+        return verdict.model_dump(mode="json") | {"verdict_key": key}
 
     @property
     def telemetry(self) -> dict[str, Any] | None:
@@ -289,18 +296,17 @@ class Verification:
             missing = self.total - len(verdicts)
             raise EvalError(
                 f"{missing} of {self.total} candidates have no verdict",
-                "run the same again: it does the rest",
+                "rerun the same command: it verifies the rest",
             )
-        counts = (
-            dict(sorted(verdicts["status"].value_counts().iter_rows())) if len(verdicts) else {}
-        )
+        counts = verdicts["status"].value_counts().iter_rows() if len(verdicts) else ()
         extra = {
-            "status_counts": counts,
-            "device": self._device,
+            "status_counts": dict(sorted(counts)),
+            "device": self._measured.device,
+            "conditions": self._measured.model_dump(mode="json"),
             "language": self.language.value,
             "quarantined": self.quarantined,
+            "telemetry": self.telemetry,
         }
-        extra["telemetry"] = self.telemetry
         return self.snapshot.publish(
             config=self.config, upstream=self._upstream, rows=len(verdicts), extra=extra
         ).ref

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from flows.ablation.plan import AblationConfig
 from flows.ablation.records import BranchRecord
 from flows.ablation.track import AblationTracker
 from flows.config import PipelineConfig
 from tasks.benchmark.comparison.records import Branch
-from tasks.tracking import connection
+from tasks.tracking import ablation_sink, connection
+from tasks.tracking.ablation_sink import AblationSink
 from tasks.tracking.config import TrackingConfig
+from tasks.tracking.connection import Destination
+from tasks.tracking.records import RunRecord
 from tests.support.servers import free_port, mlflow_server
 
 
@@ -46,12 +48,12 @@ def test_an_ablation_outlives_its_mlflow(tmp_path: Path, servers: ExitStack) -> 
         told.append(line)
         servers.enter_context(mlflow_server(home, port=port))
 
-    tracker = AblationTracker(AblationConfig(), pipeline, "f" * 64, back)
+    tracker = AblationTracker(pipeline, "f" * 64, back)
     with mlflow_server(home, port=port):
         tracker.open([])
         tracker.branch(pipeline, record("concur"), {}, (1, 0.5))
     tracker.branch(pipeline, record("random"), {}, (2, 1.0))
-    assert len(told) == 1 and "retrying" in told[0] and not tracker.told
+    assert len(told) == 1 and "retrying" in told[0] and not tracker.failures
     tracker.branch(pipeline, record("random"), {}, (2, 1.0))
     tracker.close([record("concur"), record("random")], [], [], 1.0)
     client = MlflowClient(tracker._pipeline.tracking_uri)
@@ -77,34 +79,25 @@ def test_a_parent_that_was_left_half_written_gets_the_rest(
 ) -> None:
     from mlflow.tracking import MlflowClient
 
-    from tasks.tracking import ablation_sink
-
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    whole, (params, tags) = (
-        ablation_sink.log_values,
-        (
-            {f"p{n}": str(n) for n in range(150)},
-            {"language": "cpp"},
-        ),
+    params = {f"p{n}": str(n) for n in range(150)}
+    record = RunRecord(
+        run_fingerprint="f", name="ablation", tags={"language": "cpp"}, params=params
     )
+    first, again = (AblationSink(Destination(uri, None, "e")) for _ in range(2))
 
     def dies(*_: object) -> None:
         raise ConnectionResetError("on its way")
 
-    first, again = (
-        ablation_sink.AblationSink("f", tracking_uri=uri, artifact_root=None, experiment="e")
-        for _ in range(2)
-    )
-    monkeypatch.setattr(ablation_sink, "log_values", dies)
-    with pytest.raises(ConnectionResetError):
-        first.open("ablation", tags, params)
-    monkeypatch.setattr(ablation_sink, "log_values", whole)
-    run_id = again.open("ablation", tags, params)
+    with monkeypatch.context() as broken:
+        broken.setattr(ablation_sink, "log_values", dies)
+        with pytest.raises(ConnectionResetError):
+            first.open(record)
+    run_id = again.open(record)
     data = MlflowClient(uri).get_run(run_id).data
     assert data.params == params and data.tags["language"] == "cpp"
-    assert again.open("ablation", tags, {**params, "p0": "another"}) == run_id, (
-        "what is there is kept: MLflow refuses another value"
-    )
+    changed = record.model_copy(update={"params": {**params, "p0": "another"}})
+    assert again.open(changed) == run_id, "what is there is kept: MLflow refuses another value"
 
 
 def test_a_server_that_stays_away_costs_an_ablation_one_wait(
@@ -116,9 +109,9 @@ def test_a_server_that_stays_away_costs_an_ablation_one_wait(
         root=str(tmp_path), tracking=TrackingConfig(uri=f"http://127.0.0.1:{free_port()}")
     )
     said: list[str] = []
-    tracker = AblationTracker(AblationConfig(), pipeline, "f" * 64, said.append)
+    tracker = AblationTracker(pipeline, "f" * 64, said.append)
     tracker.open([])
     tracker.branch(pipeline, record("concur"), {}, (1, 0.5))
     tracker.close([record("concur")], [], [], 1.0)
     assert ["retrying" in line for line in said] == [True, False]
-    assert len(tracker.told) == 1 and "the same command writes it" in tracker.told[0]
+    assert len(tracker.failures) == 1 and "the same command writes it" in tracker.failures[0]

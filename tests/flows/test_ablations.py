@@ -13,7 +13,6 @@ import pytest
 from click.testing import CliRunner
 
 from flows.ablation.estimate import Work, estimate, require_within
-from flows.ablation.meter import BRANCH, Meter
 from flows.ablation.plan import (
     AblationConfig,
     ablation_config,
@@ -22,7 +21,7 @@ from flows.ablation.plan import (
     pipeline_of,
     planned_branches,
 )
-from flows.ablation.records import load_spent, sole_writer
+from flows.ablation.records import BRANCH, Meter, load_spent, sole_writer
 from flows.cli.main import main
 from kernels_eval.errors import UsageError
 from tests.support.quick_ablations import Quick, devices, profile, quick, samples
@@ -461,7 +460,7 @@ def test_what_the_budget_does_not_hold_is_left_out_and_done_with_a_larger_one(
         states[:2] == ["done", "done"] and states.count("left_out") >= 2
     )  # those of concur are there already
     left = [branch for branch in short.ablation.branches if branch.state == "left_out"]
-    assert all("larger --max-gpu-hours goes on" in (branch.error or "") for branch in left)
+    assert all("larger --max-gpu-hours to continue" in (branch.error or "") for branch in left)
     assert any("left out" in caution for caution in short.ablation.cautions) and not short.complete
     trained = sum(quick.trained.values())
     same = home.ablation(

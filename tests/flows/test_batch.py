@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,21 +20,22 @@ import psutil
 import pytest
 
 import flows
+from flows.cli.verify import print_summary
 from flows.config import load_protocol
-from kernels_eval.cluster.telemetry import Telemetry
-from kernels_eval.errors import DeviceError, EvalError, UsageError
-from kernels_eval.records import Language, Status, Verdict
+from kernels_eval.errors import DeviceError, UsageError
+from kernels_eval.records import Language, Verdict
 from tasks.sources import bundled
 from tasks.store.snapshot import Snapshot
+from tasks.synthesis.tables import CandidateTable
 from tasks.verification import batch
-from tasks.verification import batch_progress as watch
-from tasks.verification.batch import checked_address, print_summary, verify_batch
-from tasks.verification.batch_progress import Watch
+from tasks.verification.batch import verify_batch
+from tasks.verification.config import VerificationConfig
 
 ROOT = Path(flows.__file__).parent.parent
 NAMES = ("cumulative_sum", "softmax_rows")
 QUICK = ("--workers", "1", "--builders", "1", "--set", "timing.max_s=0.3")
 CODE = "class ModelNew: pass\n"
+DEFAULTS = VerificationConfig()
 
 
 @pytest.fixture
@@ -62,8 +62,8 @@ def inputs(tmp_path: Path) -> tuple[Path, Path]:
 
 
 class Command:
-    """`concur verify-batch` in a session of its own, as a terminal has it; its stderr is read line
-    by line."""
+    """`concur verify-batch` in a session of its own, as in a terminal; its stderr is read by
+    lines."""
 
     def __init__(self, directory: Path, *arguments: str) -> None:
         environment = {
@@ -149,7 +149,7 @@ def test_interrupted_then_finished_then_served(
     status, stdout = first.finish()
     assert (status, stdout) == (130, ""), "".join(first.stderr)
     assert first.stderr[-1].startswith(
-        "interrupted: what is finished is kept"
+        "interrupted: finished work is kept"
     ) and "Traceback" not in "".join(first.stderr)
     assert psutil.wait_procs(workers, timeout=30)[1] == []
     before = kept(out)
@@ -204,7 +204,7 @@ def test_interrupted_then_finished_then_served(
         import ray
 
         ray.shutdown()
-    data = verify_batch(*map(str, (*inputs, out)), protocol=load_protocol(["timing.max_s=0.3"]))
+    data = call(*inputs, config=VerificationConfig(eval=load_protocol(["timing.max_s=0.3"])))
     assert data["this_run"]["by_workers"] == 0 and data["statuses"] == stored["statuses"]
     assert "ray" not in sys.modules or not batch._ray_runs()
 
@@ -283,11 +283,17 @@ def test_bad_input_is_one_line_and_nothing_is_written(
         tmp_path, "candidates.parquet", *end, "--set", "timing.max_s=soon"
     )
     line = refused(tmp_path, "candidates.parquet", *end, "--address", "ray://head:10001")
-    assert "Ray Client" in line and "--address auto" in line
+    assert "Ray Client" in line and "the address auto" in line
 
 
-def call(candidates: Path, tasks: Path, **options: Any) -> dict[str, Any]:
-    return verify_batch(str(candidates), str(tasks), str(candidates.parent / "out"), **options)
+def call(
+    candidates: Path,
+    tasks: Path,
+    language: Language | None = None,
+    config: VerificationConfig = DEFAULTS,
+) -> dict[str, Any]:
+    out = str(candidates.parent / "out")
+    return verify_batch(CandidateTable(candidates), str(tasks), out, config, language)
 
 
 def test_candidates_without_their_task_are_counted_and_the_first_is_named(tmp_path: Path) -> None:
@@ -322,86 +328,7 @@ def test_a_language_without_its_device_and_an_out_that_is_a_file(
     assert (inputs[0].parent / "out").read_text() == "mine"
 
 
-def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert checked_address(None) is None and checked_address("auto") == "auto"
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert checked_address(f"127.0.0.1:{port}") == f"127.0.0.1:{port}"
-    with pytest.raises(UsageError, match=f"nothing answers at 127.0.0.1:{port}"):
-        checked_address(f"127.0.0.1:{port}")
-    for address in ("head", "head:port", "head:99999", "user@head:6379", ":6379"):
-        with pytest.raises(UsageError, match="is no address of a Ray cluster"):
-            checked_address(address)
-    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")  # Ray takes it where no address is given
-    with pytest.raises(UsageError, match="Ray Client"):
-        checked_address(None)
-
-
-def test_a_ray_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(address: str | None) -> None:
-        raise Exception("The current node timed out during startup.\nmore")
-
-    monkeypatch.setattr("kernels_eval.cluster.pool.start_ray", fails)
-    with pytest.raises(EvalError, match="Ray does not start: The current node timed out") as caught:
-        batch._start_ray(None)
-    assert not isinstance(caught.value, UsageError) and "\n" not in str(caught.value)
-    with pytest.raises(UsageError, match="no Ray cluster to be had at auto"):
-        batch._start_ray("auto")
-
-
 # -- what is shown ---------------------------------------------------------------------------------
-
-
-class Clock:
-    now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-def test_the_line_counts_what_was_there_and_estimates_from_what_workers_reach(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clock, seen = Clock(), Telemetry(builders=1, devices=1)
-    monkeypatch.setattr(watch, "time", clock)
-    verdict = Verdict(
-        candidate_id="c", task_id="t", language=Language.CPP, status=Status.CORRECT, reason="ok"
-    )
-    with Watch("verification") as shown:
-        shown.plans(200, {"no_code": 30, "correct": 70})
-        shown.follow(lambda: seen)
-        assert shown.facts()[0] == "correct 70, no_code 30" and "has 0" in shown.facts()[-1]
-        for done in range(1, 101):
-            clock.now += 3
-            seen.reached(verdict)
-            shown("verification", 100 + done, 300, "[red]\x1b[31mnote of a candidate")
-        assert shown.reached == 100 and shown.position() == ("verification", 200, 300)
-        assert shown.facts()[0] == "correct 170, no_code 30"
-        assert "1,200/h" in shown.facts() and "5 min elapsed" in shown.facts()
-        assert shown.facts()[-1].startswith("about 5 min left (4 min to 6 min")
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split("  ")[0] for line in lines] == [
-        "verification 100/300",
-        "verification 101/300",
-        "verification 200/300",
-    ]
-    assert all("note" not in line and "\x1b" not in line for line in lines)
-
-
-def test_the_bar_shows_the_same_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rich.console import Console
-
-    console = Console(width=200, force_terminal=False)
-    bar = watch._bar(shown := Watch("verification"))
-    shown.plans(10, {"correct": 5})
-    with console.capture() as capture:
-        console.print(bar.get_renderable())
-    assert (
-        "verification" in capture.get()
-        and "5/15 (33%)" in capture.get()
-        and "correct 5" in capture.get()
-    )
 
 
 def test_the_end_shows_numbers_and_no_markup_of_others(capsys: pytest.CaptureFixture[str]) -> None:

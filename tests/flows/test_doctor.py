@@ -1,10 +1,11 @@
 """`concur doctor`: what counts as missing depends on the profile, and every missing thing comes
-with the line that mends it."""
+with the line that fixes it."""
 
 from __future__ import annotations
 
 import os
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Questions that start processes are answered at once; the profile's needs are what these tests
     are about."""
     monkeypatch.setattr(
-        doctor, "_ask", lambda command, timeout=60.0: "answer" if "torch" in command[-1] else None
+        doctor, "ask", lambda command, timeout_s=60.0: "answer" if "torch" in command[-1] else None
     )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("CONCUR_VLLM_PYTHON", raising=False)
@@ -78,15 +79,19 @@ def test_only_what_is_required_decides() -> None:
     def check(ok: bool, need: doctor.Need) -> Check:
         return Check(name="x", found="y", ok=ok, need=need)
 
-    assert runnable([check(True, "required"), check(False, "optional"), check(False, "unneeded")])
+    assert runnable([check(True, "required"), check(False, "optional")])
     assert not runnable([check(True, "required"), check(False, "required")])
 
 
-def test_a_package_that_is_not_installed_comes_with_its_install_line() -> None:
-    missing = doctor._package("no-such-package-of-concur", "required", "pip install it")
-    assert (missing.ok, missing.found, missing.fix) == (False, "not installed", "pip install it")
-    here = Check(name="pytest", found=pytest.__version__, ok=True, need="required")
-    assert doctor._package("pytest", "required", "pip install it") == here
+def test_a_package_that_is_not_installed_comes_with_its_install_line(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "version", lambda name: metadata.version(f"no-such-{name}"))
+    missing = by_name(examine("local"))["ray"]
+    assert (missing.ok, missing.found) == (False, "not installed")
+    assert missing.fix == "pip install 'ray[default]'"
+    monkeypatch.undo()
+    assert doctor.package("ray") == (metadata.version("ray"), "")
 
 
 def test_a_machine_without_a_compiler(
@@ -106,7 +111,7 @@ def test_a_machine_without_a_compiler(
 def test_torch_that_does_not_import_is_said_so(
     quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "_ask", lambda command, timeout=60.0: None)
+    monkeypatch.setattr(doctor, "ask", lambda command, timeout_s=60.0: None)
     checks = examine("local")
     assert by_name(checks)["torch device"].found == "torch does not import" and not runnable(checks)
 
@@ -115,20 +120,18 @@ def test_a_full_disk_and_a_root_that_is_not_there_yet(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     deep = tmp_path / "a" / "b"
-    assert (
-        str(deep) in doctor._disk(deep).found and not deep.exists()
-    )  # it looks at what exists above, and makes nothing
+    # it looks at what exists above, and makes nothing
+    assert str(deep) in doctor.disk(str(deep))[0] and not deep.exists()
     monkeypatch.setattr(doctor, "FREE_DISK_GB", 10**9)
-    full = doctor._disk(tmp_path)
-    assert not full.ok and "--set root=DIR" in full.fix
+    assert "--set root=DIR" in doctor.disk(str(tmp_path))[1]
 
 
 def test_questions_that_fail_are_no_answer(tmp_path: Path) -> None:
-    assert doctor._ask([sys.executable, "-c", "print('noise'); print('answer')"]) == "answer"
-    assert doctor._ask([sys.executable, "-c", "raise SystemExit(3)"]) is None
-    assert doctor._ask([sys.executable, "-c", ""]) is None
-    assert doctor._ask([str(tmp_path / "gone")]) is None
-    assert doctor._ask([sys.executable, "-c", "input()"], timeout=0.0) is None
+    assert doctor.ask([sys.executable, "-c", "print('noise'); print('answer')"]) == "answer"
+    assert doctor.ask([sys.executable, "-c", "raise SystemExit(3)"]) is None
+    assert doctor.ask([sys.executable, "-c", ""]) is None
+    assert doctor.ask([str(tmp_path / "gone")]) is None
+    assert doctor.ask([sys.executable, "-c", "input()"], timeout_s=0.0) is None
 
 
 def test_vllm_is_asked_in_its_own_environment(
@@ -136,23 +139,29 @@ def test_vllm_is_asked_in_its_own_environment(
 ) -> None:
     """$CONCUR_VLLM_PYTHON names an interpreter; ours never imports vLLM."""
     interpreter = tmp_path / "python"
+    named = SynthesisConfig(server={"python": str(interpreter)})
     interpreter.write_text("#!/bin/sh\necho 0.99.1\n")
     interpreter.chmod(0o755)
     monkeypatch.setenv("CONCUR_VLLM_PYTHON", str(interpreter))
-    found = doctor._vllm(SynthesisConfig())
-    assert (found.ok, found.found, found.need) == (True, "0.99.1", "optional")
+    assert doctor.vllm(SynthesisConfig()) == ("0.99.1", "")
     monkeypatch.setenv("CONCUR_VLLM_PYTHON", str(tmp_path / "gone"))
-    missing = doctor._vllm(SynthesisConfig(sampler="vllm"))
-    assert not missing.ok and "CONCUR_VLLM_PYTHON" in missing.fix and missing.need == "required"
-    assert doctor._vllm(SynthesisConfig(server={"python": str(interpreter)})).ok, (
-        "the profile's comes first"
-    )
+    with pytest.raises(UsageError, match="CONCUR_VLLM_PYTHON"):
+        doctor.vllm(SynthesisConfig(sampler="vllm"))
+    assert doctor.vllm(named) == ("0.99.1", ""), "the profile's comes first"
     monkeypatch.delenv("CONCUR_VLLM_PYTHON")
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert "pip install vllm" in doctor._vllm(SynthesisConfig()).fix
+    with pytest.raises(UsageError, match="pip install vllm"):
+        doctor.vllm(SynthesisConfig())
     interpreter.write_text("#!/bin/sh\nexit 1\n")
-    without = doctor._vllm(SynthesisConfig(server={"python": str(interpreter)}))
-    assert not without.ok and without.fix == f"{interpreter} -m pip install vllm"
+    assert doctor.vllm(named)[1] == f"{interpreter} -m pip install vllm"
+
+
+def test_a_fault_of_a_check_is_its_line(
+    quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CONCUR_VLLM_PYTHON", str(tmp_path / "gone"))
+    missing = by_name(examine("local", ("synthesis.sampler=vllm",)))["vLLM"]
+    assert not missing.ok and "CONCUR_VLLM_PYTHON" in missing.fix and missing.need == "required"
 
 
 def test_a_profile_that_cannot_be_read_is_an_error_not_a_check() -> None:
@@ -163,7 +172,7 @@ def test_a_profile_that_cannot_be_read_is_an_error_not_a_check() -> None:
 def test_isolation_is_what_the_sandbox_itself_would_report() -> None:
     from kernels_eval.isolation import layers
 
-    summary, *absent = doctor._isolation()
+    summary, *absent = doctor.isolation()
     assert summary.found.split(", ") == layers.probe() and "fresh_process" in summary.found
     assert summary.need == "optional" and summary.ok is not bool(absent)
     assert {check.name.removeprefix("isolation ") for check in absent} == set(
@@ -175,7 +184,7 @@ def test_a_layer_that_is_missing_has_a_line_of_its_own_with_what_would_bring_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CONCUR_ISOLATION_WITHOUT", "namespace:user,landlock")
-    checks = by_name(doctor._isolation())
+    checks = by_name(doctor.isolation())
     assert not checks["isolation"].ok and "landlock" not in checks["isolation"].found
     assert (
         "sysctl" in checks["isolation namespace:user"].fix
@@ -185,7 +194,7 @@ def test_a_layer_that_is_missing_has_a_line_of_its_own_with_what_would_bring_it(
 
 
 def test_isolation_that_cannot_be_probed_is_not_called_sound(quick: None) -> None:
-    (check,) = doctor._isolation()
+    (check,) = doctor.isolation()
     assert (check.ok, check.found) == (False, "not probed") and check.fix
 
 
@@ -196,8 +205,8 @@ def test_a_root_that_this_user_cannot_write(
     monkeypatch.setattr(
         os, "access", lambda path, mode: asked.append(path) or False
     )  # permissions do not stop root, so the answer is made
-    check = doctor._disk(tmp_path / "theirs")
-    assert not check.ok and "not writable" in check.found and "write permission" in check.fix
+    found, fix = doctor.disk(str(tmp_path / "theirs"))
+    assert "not writable" in found and "write permission" in fix
     assert asked == [tmp_path]
 
 

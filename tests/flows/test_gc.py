@@ -170,6 +170,7 @@ def test_runs_and_registered_models_keep_what_they_name_until_they_are_deleted(
 ) -> None:
     from mlflow.tracking import MlflowClient
 
+    from tasks.tracking.connection import Destination
     from tasks.tracking.mlflow_sink import log_run
     from tasks.tracking.records import DatasetRef, RunRecord, StageRecord
 
@@ -184,15 +185,13 @@ def test_runs_and_registered_models_keep_what_they_name_until_they_are_deleted(
     run_id = log_run(
         RunRecord(
             run_fingerprint="run",
-            run_name="night",
+            name="night",
             datasets=(DatasetRef("set", curated.path, curated.fingerprint),),
             stages=(
                 StageRecord(name="benchmark tuned", tags={"fingerprint": answers.fingerprint}),
             ),
         ),
-        tracking_uri=mlflow_uri,
-        artifact_root=str(tmp_path / "artifacts"),
-        experiment="concur",
+        Destination(mlflow_uri, str(tmp_path / "artifacts"), "concur"),
     )
     client = MlflowClient(mlflow_uri)
     client.create_registered_model("m")

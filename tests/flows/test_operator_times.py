@@ -11,6 +11,7 @@ import pytest
 from flows.benchmark import Benchmarked, _profiles
 from flows.config import load_profile
 from flows.report import _time_by_operator, _with_code
+from kernels_eval.devices import conditions
 from tasks.benchmark.diagnosis import diagnose
 from tasks.benchmark.scoring import ScoreRow
 from tasks.benchmark.stage import Answers, answers_frame
@@ -19,7 +20,6 @@ from tasks.sources.stage import keep
 from tasks.store.snapshot import Snapshot, SnapshotRef
 from tasks.synthesis.parsing import parse_response
 from tasks.tables import CANDIDATES, VERDICTS
-from tasks.verification.stage import device_name
 from tasks.workload import operator_times_stage as profiling
 from tasks.workload.operator_times_config import ProfilingConfig
 from tasks.workload.operator_times_record import PROFILES, OperatorTime, Profile
@@ -83,7 +83,7 @@ def test_what_a_profile_says_reaches_the_findings(
     config = load_profile("local", ["benchmark.operator_times=true"])
     assert config.benchmark.operator_times
     asked = ProfilingConfig(threads=config.verification.eval.threads)
-    planned = profiling.planned(benchmarked.suite, asked, "cpu", device_name(config.language))
+    planned = profiling.planned(benchmarked.suite, asked, "cpu", conditions(config.language).device)
     planned.append([SPENT.model_dump(mode="json") | {"profile_key": "k"}], PROFILES)
     planned.publish(config=asked, rows=1)
     ref = _profiles(config, benchmarked.suite)

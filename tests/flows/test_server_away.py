@@ -77,7 +77,8 @@ def test_a_run_that_begins_while_the_ray_head_is_away_waits_for_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     from kernels_eval.cluster import ray as cluster
-    from tasks.verification import retry_until_back as rejoin
+    from tasks import retry
+    from tasks.verification import stage
 
     heads = iter([UsageError("nothing answers"), UsageError("nothing answers"), None, None])
 
@@ -85,9 +86,9 @@ def test_a_run_that_begins_while_the_ray_head_is_away_waits_for_it(
         if head := next(heads):
             raise head
 
-    monkeypatch.setattr(rejoin, "require_cluster", require_cluster)
+    monkeypatch.setattr(stage, "require_cluster", require_cluster)
     monkeypatch.setattr(cluster, "require_cluster", require_cluster)
-    monkeypatch.setattr(rejoin, "ASK_EVERY_S", 0.0)
+    monkeypatch.setattr(retry, "INTERVAL_S", 0.0)
     monkeypatch.setattr(deployed, "outlive_the_reader", lambda: None)
     config = PipelineConfig(
         root=str(tmp_path),
@@ -99,9 +100,9 @@ def test_a_run_that_begins_while_the_ray_head_is_away_waits_for_it(
         and next(heads, "asked until it answered") == "asked until it answered"
     )
     assert [record.message for record in caplog.records] == [
-        "nothing answers; it is waited for, 180 s at most"
+        "the Ray cluster at 10.0.0.7:6379 does not answer; retrying for up to 180 s"
     ]
     heads = iter([UsageError("nothing answers")] * 2)
-    monkeypatch.setattr(rejoin, "BACK_S", -1.0)
+    monkeypatch.setattr(stage, "HEAD_BACK_S", -1.0)
     with pytest.raises(ClusterError, match=r"10\.0\.0\.7:6379"):
         deployed.prepared(config)

@@ -13,8 +13,7 @@ import pytest
 from flows.benchmark import Benchmarked
 from flows.config import PipelineConfig
 from flows.refresh import Refreshed
-from flows.report import Report
-from flows.track import track, verification_record
+from flows.track import track
 from kernels_eval.cluster import telemetry as telemetry_module
 from kernels_eval.cluster.telemetry import BUILDERS, DEVICES, Telemetry
 from kernels_eval.parent.messages import Finding
@@ -22,10 +21,12 @@ from kernels_eval.parent.prepare import Prepared
 from kernels_eval.parent.runner import verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Phases, Verdict
 from tasks.analysis import stage as analysis_stage
+from tasks.benchmark.report.files import Report
 from tasks.benchmark.scoring import ScoreRow
 from tasks.benchmark.stage import SCORES
 from tasks.store.snapshot import Snapshot, SnapshotRef
 from tasks.tables import CANDIDATES, TASKS, VERDICTS
+from tasks.tracking.stages import verification_record
 from tasks.tracking.writing import PARENT_TAG
 from tasks.training.stage import HISTORY
 from tasks.verification import stage
@@ -305,7 +306,7 @@ def test_a_run_without_workers_reports_no_pool(root: Path) -> None:
     rows = [row.model_dump(mode="json") | {"verdict_key": "k"}]
     common = {"status_counts": {"runtime_error": 1}, "device": "cpu"}
     reused = verification_record(
-        PipelineConfig(root=str(root)),
+        VerificationConfig(),
         written(root, "verification", rows, VERDICTS, telemetry=None, **common),
     )
     shown = {name: value for name, value in reused.metrics.items() if value is not None}
@@ -321,9 +322,7 @@ def test_a_run_without_workers_reports_no_pool(root: Path) -> None:
 
     old = VERDICTS.remove(VERDICTS.get_field_index("phases"))
     rows = [{name: value for name, value in rows[0].items() if name != "phases"}]
-    older = verification_record(
-        PipelineConfig(root=str(root)), written(root, "old", rows, old, **common)
-    )
+    older = verification_record(VerificationConfig(), written(root, "old", rows, old, **common))
     assert {name for name, value in older.metrics.items() if value is not None} == {
         "status_runtime_error"
     }
@@ -332,7 +331,7 @@ def test_a_run_without_workers_reports_no_pool(root: Path) -> None:
 def test_nothing_built_has_no_share_of_builds(root: Path) -> None:
     common = {"status_counts": {}, "device": "cpu", "telemetry": Telemetry(1, 1).summary()}
     metrics = verification_record(
-        PipelineConfig(root=str(root)), written(root, "verification", [], VERDICTS, **common)
+        VerificationConfig(), written(root, "verification", [], VERDICTS, **common)
     ).metrics
     assert (
         metrics["builds/candidates"] == 0

@@ -16,12 +16,14 @@ import pytest
 from click.testing import CliRunner
 
 from flows.cli.main import main
+from flows.cli.train import print_trained
 from flows.config import PipelineConfig
-from flows.report import training_steps
 from flows.track import training_run_record
-from flows.train_set import prepared, print_trained
+from flows.train import of_line
 from kernels_eval.errors import UsageError
+from tasks.benchmark.report.inputs import training_steps
 from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.tracking.connection import Destination
 from tasks.tracking.mlflow_sink import log_run, registered_version
 from tasks.tracking.writing import PARENT_TAG
 from tests.support.curated import line, sample
@@ -79,9 +81,7 @@ def test_a_training_by_itself_is_a_run_with_its_data_series_and_lineage(
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     run_id = log_run(
         training_run_record(config, curated, trained),
-        tracking_uri=uri,
-        artifact_root=None,
-        experiment="concur",
+        Destination(uri, None, "concur"),
     )
     client = mlflow.tracking.MlflowClient(tracking_uri=uri, registry_uri=uri)
     run = client.get_run(run_id)
@@ -118,7 +118,7 @@ def test_a_training_by_itself_is_a_run_with_its_data_series_and_lineage(
         "tokens": [(0, 500.0)],
     }
 
-    assert registered_version(run_id, tracking_uri=uri) == "concur-tiny/1"
+    assert registered_version(run_id, Destination(uri, None, "concur")) == "concur-tiny/1"
     (version,) = client.search_model_versions("name = 'concur-tiny'")
     upstream = curated.open().manifest["upstream"]
     assert (
@@ -153,7 +153,7 @@ def test_the_report_takes_of_the_log_the_steps_and_the_columns_that_it_shows(
 def test_the_prompts_are_those_of_the_sets_own_line(tmp_path: Path) -> None:
     curated = line(tmp_path / "root", SAMPLES, synthesis={"hardware": "a card with 40 cores"})
     profile = PipelineConfig(language="triton", root="elsewhere", name="mine")
-    config, tasks, found = prepared(str(tmp_path / "root"), None, profile)
+    config, tasks, found = of_line(str(tmp_path / "root"), None, profile)
     assert found == curated and tasks.open().finished and tasks.stage == "tasks"
     assert (config.language.value, config.synthesis.hardware, config.name) == (
         "cuda",
@@ -162,7 +162,7 @@ def test_the_prompts_are_those_of_the_sets_own_line(tmp_path: Path) -> None:
     )
     assert config.root == str(tmp_path / "root"), "snapshots and MLflow go where the set is"
     assert (
-        prepared("anywhere", curated.open().path, profile)[2].open().fingerprint
+        of_line("anywhere", curated.open().path, profile)[2].open().fingerprint
         == curated.fingerprint
     )
 
@@ -171,12 +171,12 @@ def test_a_set_that_cannot_be_trained_on_is_told(tmp_path: Path) -> None:
     config = PipelineConfig()
     empty = Snapshot(str(tmp_path / "empty"), "curation", "e").publish(config={})
     with pytest.raises(UsageError, match="is empty"):
-        prepared(empty.root, None, config)
+        of_line(empty.root, None, config)
     curated = line(tmp_path / "root", SAMPLES)
-    tasks = prepared(curated.root, None, config)[1]
+    tasks = of_line(curated.root, None, config)[1]
     (Path(tasks.open().path) / "manifest.json").unlink()
     with pytest.raises(UsageError, match="tasks of the curated set .* are not under"):
-        prepared(curated.root, None, config)
+        of_line(curated.root, None, config)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         assert said in out
     print_trained(data | {"merged": None, "mlflow": None, "held_out": {}, "new_work": False})
     out = capsys.readouterr().out
-    assert "MLflow" not in out and "held out" not in out and "was there already" in out
+    assert "MLflow" not in out and "held out" not in out and "trained before" in out
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ import pytest
 
 import kernels_eval
 from kernels_eval.cluster import pool as pool_module
+from kernels_eval.cluster import ray as cluster
 from kernels_eval.cluster.pool import Pool
 from kernels_eval.devices import require_device
 from kernels_eval.errors import ClusterError, DeviceError, GpuLostError, SandboxError
@@ -423,7 +424,7 @@ def test_a_lost_node_of_its_own_is_a_clear_error(
         pytest.raises(ClusterError, match="lost the node") as fault,
     ):
         list(lossy.verify(many(3)))
-    assert "run the same again" in fault.value.hint
+    assert "rerun the same command" in fault.value.hint
 
 
 @pytest.mark.parametrize(
@@ -445,10 +446,10 @@ def test_a_cluster_is_joined_only_where_it_is_named(
     monkeypatch.setenv("RAY_ADDRESS", variable)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(
-        pool_module, "require_cluster", lambda address: asked.append(f"is there one at {address}?")
+        cluster, "require_cluster", lambda address: asked.append(f"is there one at {address}?")
     )
     monkeypatch.setattr(ray, "init", lambda **options: asked.append(options["address"]))
-    pool_module.start_ray(given)
+    cluster.start_ray(given)
     assert asked == ([f"is there one at {used}?"] if used != "local" else []) + [used]
 
 
@@ -465,7 +466,7 @@ def test_a_ray_that_does_not_start_is_a_clear_error(monkeypatch: pytest.MonkeyPa
     with pytest.raises(
         ClusterError, match="did not start here: The current node timed out"
     ) as fault:
-        pool_module.start_ray()
+        cluster.start_ray()
     assert fault.value.hint
 
 

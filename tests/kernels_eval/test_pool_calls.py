@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from kernels_eval.cluster import worker
-from kernels_eval.cluster.pool import DEATHS, Pool, _Item, _together, start_ray
+from kernels_eval.cluster.pool import DEATHS, Pool, _Item, _together
+from kernels_eval.cluster.ray import start_ray
 from kernels_eval.errors import GpuLostError
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 from tests.support import kernels

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from tasks.benchmark.comparison.page import write_comparison
 from tasks.benchmark.comparison.records import Ablation, Branch, Written
-from tasks.tracking.ablation_sink import AblationSink, ChildRecord
-from tasks.tracking.records import RunRecord
+from tasks.tracking.ablation_sink import AblationSink
+from tasks.tracking.connection import Destination
+from tasks.tracking.records import RunRecord, StageRecord
 from tests.support.ablations import answers, drawn, verdict
 from tests.support.payloads import ACT, CANARY, HOSTILE, LINES, PAYLOADS
 
@@ -97,34 +98,33 @@ def log_hostile_ablation(root: Path, uri: str) -> HostileRuns:
     """The ablation in MLflow, as `flows.ablation.track` writes it: a parent with the comparison's
     files, and two children to compare."""
     files = hostile_comparison(root)
-    sink = AblationSink(
-        "hostile-ablation", tracking_uri=uri, artifact_root=None, experiment="concur"
-    )
+    sink = AblationSink(Destination(uri, None, "concur"))
     parent = sink.open(
-        HOSTILE, {"profile": HOSTILE}, {"strategies": HOSTILE, "pipeline.name": LINES}
+        RunRecord(
+            run_fingerprint="hostile-ablation",
+            name=HOSTILE,
+            tags={"profile": HOSTILE},
+            params={"strategies": HOSTILE, "pipeline.name": LINES},
+        )
     )
     children = []
     for number in range(2):
         run = RunRecord(
             run_fingerprint=f"branch-{number}",
-            run_name=f"branch {number} {HOSTILE}",
+            name=f"branch {number} {HOSTILE}",
             tags={"strategy": HOSTILE, "state": "done"},
             params={"strategy": f"{number} {HOSTILE}", "size": LINES, "seed": str(number)},
             metrics={"exec_at_1": 0.25 * (number + 1), "fast_1_at_1": 0.1},
+            tables={"scores": ({"metric": HOSTILE, HOSTILE: 0.5},)},
+            error=LINES if number else None,
         )
-        tables = {"scores": ({"metric": HOSTILE, HOSTILE: 0.5},)}
-        children.append(
-            sink.child(
-                f"branch-{number}",
-                ChildRecord(run=run, tables=tables, error=LINES if number else None),
-            )
-        )
-    tables = {"strategies": [{"strategy": HOSTILE, HOSTILE: 0.5}]}
+        children.append(sink.child(f"branch-{number}", run))
     sink.close(
-        metrics={"branches_done": 2.0},
-        series={},
-        tags={},
-        files=[files.html, files.markdown, files.json_file],
-        tables=tables,
+        StageRecord(
+            name="summary",
+            metrics={"branches_done": 2.0},
+            artifacts=(files.html, files.markdown, files.json_file),
+            tables={"strategies": ({"strategy": HOSTILE, HOSTILE: 0.5},)},
+        )
     )
     return HostileRuns(parent, children, sink.experiment_id)

@@ -18,10 +18,11 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from kernels_eval.errors import UsageError
-from tasks.benchmark.report.render import build_report, to_markdown
+from tasks.benchmark.report.files import build_report, to_markdown
 from tasks.benchmark.report.summary import summary_table
 from tasks.decontamination.decontamination import Decontaminated, removed_frame
 from tasks.reporting.text import as_text, cells
+from tasks.tracking.connection import Destination
 from tasks.tracking.mlflow_sink import log_run
 from tasks.tracking.records import RunRecord, StageRecord
 from tests.support.hostile_ablation import hostile_comparison
@@ -79,14 +80,14 @@ def track(folder: Path, uri: str) -> str:
         (folder / name).write_text(text, encoding="utf-8")
     record = RunRecord(
         run_fingerprint="hostile",
-        run_name=HOSTILE,
+        name=HOSTILE,
         tags={"strategy": HOSTILE, "mlflow.note.content": as_text(LINES)},
         params={"tasks": {"location": HOSTILE}, "model": HOSTILE},
         metrics={"curated": 1.0},
         stages=(StageRecord(name=HOSTILE, tables={"errors": ({"error": HOSTILE, "count": 1},)}),),
         artifacts=tuple(folder / name for name in files),
     )
-    return log_run(record, tracking_uri=uri, artifact_root=None, experiment="concur")
+    return log_run(record, Destination(uri, None, "concur"))
 
 
 def main() -> None:

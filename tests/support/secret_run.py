@@ -8,9 +8,10 @@ import sys
 
 from flows.config import load_profile
 from flows.refresh import Refreshed, refresh_dataset
-from flows.track import analysis_records, verification_record
+from tasks.tracking.connection import Destination
 from tasks.tracking.mlflow_sink import log_run
 from tasks.tracking.records import DatasetRef, RunRecord, StageRecord
+from tasks.tracking.stages import analysis_record, verification_record
 
 
 def main() -> None:
@@ -33,12 +34,12 @@ def main() -> None:
     curated = refreshed.curated.open()
     record = RunRecord(
         run_fingerprint=curated.fingerprint,
-        run_name="secrets",
-        params=config.model_dump(mode="json"),
+        name="secrets",
+        params=config,
         stages=(
-            StageRecord(name="synthesis", params=config.synthesis.model_dump(mode="json")),
-            verification_record(config, refreshed.verdicts),
-            *analysis_records(config, refreshed),
+            StageRecord(name="synthesis", params=config.synthesis),
+            verification_record(config.verification, refreshed.verdicts),
+            *([analysis_record(config.analysis, found)] if (found := refreshed.analysis) else []),
         ),
         datasets=(
             DatasetRef(
@@ -48,12 +49,7 @@ def main() -> None:
             ),
         ),
     )
-    log_run(
-        record,
-        tracking_uri=os.environ["MLFLOW_TRACKING_URI"],
-        artifact_root=None,
-        experiment="concur",
-    )
+    log_run(record, Destination(os.environ["MLFLOW_TRACKING_URI"], None, "concur"))
     print("rows", refreshed.verdicts.open().manifest["rows"])
 
 

@@ -261,32 +261,6 @@ def test_evaluation_compiles_nothing(fresh_compiler: None):
 
 
 @pytest.mark.slow
-def test_rounded_base_weights_compile(fresh_compiler: None):
-    line = pack([row()])
-    eager, compiled = model(layers=2), model(layers=2)
-    accelerate(
-        eager,
-        tokens=TOKENS,
-        seed=5,
-        options=AccelerationOptions(compile=False, base_precision="fp8"),
-    )
-    accelerate(
-        compiled,
-        tokens=TOKENS,
-        seed=5,
-        options=AccelerationOptions(
-            base_precision="fp8", compile_backend="aot_eager", recompute="mlp"
-        ),
-    )
-    theirs, ours = loss_and_gradients(eager, line), loss_and_gradients(compiled, line)
-    assert torch.allclose(ours[0], theirs[0], rtol=1e-3)
-    assert_same(
-        ours[1], theirs[1], tolerance=0.1
-    )  # a value at the border between two float8 numbers may fall either way
-    assert compiled_codes() == 1
-
-
-@pytest.mark.slow
 def test_lines_of_any_length_share_compiled_code(fresh_compiler: None):
     eager, compiled = model(dropout=0.3, layers=2), model(dropout=0.3, layers=2)
     options = AccelerationOptions(dynamic_lengths=True, compile_backend="aot_eager")

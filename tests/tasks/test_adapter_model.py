@@ -4,14 +4,14 @@ registry."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tasks.sources.small_model import build_small_model, load_causal_model, load_tokenizer
 from tasks.tracking.adapter_model import signature
+from tasks.tracking.connection import Destination
 from tasks.tracking.mlflow_sink import log_run
-from tasks.tracking.records import RunRecord
+from tasks.tracking.records import AdapterRecord, RunRecord
 
 PROMPT = "Write a kernel that adds one to every element of a tensor.\n" + "x = x + 1\n" * 20
 
@@ -58,18 +58,14 @@ def test_the_registry_gives_back_a_model_that_answers(
 
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     before = {path.name: path.read_bytes() for path in adapter.iterdir()}
-    record: dict[str, Any] = {
-        "run_fingerprint": "f",
-        "run_name": "tiny",
-        "adapter_dir": adapter,
-        "base_model": str(base),
-    }
-    run_id = log_run(
-        RunRecord(**record, registered_model="concur-tiny", lineage={"concur.curated": "c0ffee"}),
-        tracking_uri=uri,
-        artifact_root=None,
-        experiment="concur",
+    logged = AdapterRecord(
+        directory=adapter,
+        base_model=str(base),
+        registered_model="concur-tiny",
+        lineage={"concur.curated": "c0ffee"},
     )
+    record = RunRecord(run_fingerprint="f", name="tiny", adapter=logged)
+    run_id = log_run(record, Destination(uri, None, "concur"))
     assert {path.name: path.read_bytes() for path in adapter.iterdir()} == before, (
         "the snapshot's own folder is not touched"
     )

@@ -27,11 +27,13 @@ from pydantic import BaseModel, ValidationError
 from kernels_eval.errors import EvalError, UsageError
 from tasks.tables import VERDICTS
 from tasks.tracking import connection, mlflow_sink, writing
-from tasks.tracking.mlflow_sink import STAGE_TAG, log_run, registered_version
+from tasks.tracking.connection import Destination
+from tasks.tracking.mlflow_sink import log_run, registered_version
 from tasks.tracking.records import DatasetRef, RunRecord, StageRecord, flatten
-from tasks.tracking.writing import FINGERPRINT_TAG, PARENT_TAG, VERSION_TAG
+from tasks.tracking.writing import FINGERPRINT_TAG, PARENT_TAG, STAGE_TAG, VERSION_TAG
 
 FINGERPRINT = "0123456789abcdef0123456789abcdef"
+ADAPTER = {"directory": "a", "base_model": "org/base", "registered_model": "concur-adapter"}
 
 
 class Home:
@@ -43,9 +45,7 @@ class Home:
         self.artifacts = path / "artifact root"
 
     def log(self, record: RunRecord) -> str:
-        return log_run(
-            record, tracking_uri=self.uri, artifact_root=str(self.artifacts), experiment="refresh"
-        )
+        return log_run(record, Destination(self.uri, str(self.artifacts), "refresh"))
 
     @property
     def client(self) -> Any:
@@ -111,7 +111,7 @@ class Home:
         )
         values: dict[str, Any] = {
             "run_fingerprint": fingerprint,
-            "run_name": "local refresh",
+            "name": "local refresh",
             "tags": {"language": "cpp"},
             "params": {
                 "curation": {"strategy": "concur", "min_speedup": 5.0},
@@ -122,10 +122,12 @@ class Home:
             "stages": stages,
             "datasets": [("verification", str(snapshot), FINGERPRINT)],
             "artifacts": (self.path / "report.html", self.path / "speedup.png"),
-            "adapter_dir": adapter,
-            "base_model": "org/base",
-            "lineage": {"concur.curated": "c0ffee", "concur.tasks": "beef"},
-            "registered_model": "concur-adapter",
+            "adapter": {
+                "directory": adapter,
+                "base_model": "org/base",
+                "lineage": {"concur.curated": "c0ffee", "concur.tasks": "beef"},
+                "registered_model": "concur-adapter",
+            },
         }
         return RunRecord(**(values | changes))
 
@@ -273,7 +275,7 @@ def test_the_registered_version_is_the_adapter(home: Home) -> None:
         "concur.curated": "c0ffee",
         "concur.tasks": "beef",
     }
-    assert registered_version(run_id, tracking_uri=home.uri) == "concur-adapter/1"
+    assert registered_version(run_id, Destination(home.uri, None, "refresh")) == "concur-adapter/1"
     weights = mlflow.artifacts.download_artifacts(
         f"{version.source}/adapter_model.safetensors", tracking_uri=home.uri
     )
@@ -316,6 +318,7 @@ KILLED_WRITER = """
     import os, signal, sys
     from pathlib import Path
     from mlflow.tracking import MlflowClient
+    from tasks.tracking.connection import Destination
     from tasks.tracking.mlflow_sink import log_run
     from tasks.tracking.records import RunRecord
 
@@ -324,7 +327,7 @@ KILLED_WRITER = """
 
     setattr(MlflowClient, sys.argv[1], die)
     record = RunRecord.model_validate_json(Path(sys.argv[2]).read_text())
-    log_run(record, tracking_uri=sys.argv[3], artifact_root=sys.argv[4], experiment="refresh")
+    log_run(record, Destination(sys.argv[3], sys.argv[4], "refresh"))
 """
 
 
@@ -419,7 +422,7 @@ def test_a_missing_path_is_named_before_anything_is_written(home: Home, broken: 
     changes: dict[str, dict[str, Any]] = {
         "artifact": {"artifacts": (missing,)},
         "stage artifact": {"stages": (StageRecord(name="training", artifacts=(missing,)),)},
-        "adapter": {"adapter_dir": missing},
+        "adapter": {"adapter": {**ADAPTER, "directory": missing}},
         "dataset": {"datasets": [("tasks", str(missing), "f")]},
         "stage dataset": {
             "stages": (StageRecord(name="training", datasets=[("tasks", str(missing), "f")]),)
@@ -513,9 +516,9 @@ def test_flatten() -> None:
     "changes",
     [
         {"run_fingerprint": "x' or '1' = '1"},
-        {"adapter_dir": None},  # a registered model of nothing
-        {"base_model": None},  # an adapter to nothing
-        {"registered_model": "a/b"},
+        {"adapter": {**ADAPTER, "directory": None}},  # a registered model of nothing
+        {"adapter": {**ADAPTER, "base_model": None}},  # an adapter to nothing
+        {"adapter": {**ADAPTER, "registered_model": "a/b"}},
         {"artifacts": (Path("a/report.html"), Path("b/report.html"))},
         {
             "stages": (
@@ -539,7 +542,7 @@ def test_without_an_artifact_root_artifacts_lie_beside_the_database(
     elsewhere = home.path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    run_id = log_run(home.record(), tracking_uri=home.uri, artifact_root=None, experiment="refresh")
+    run_id = log_run(home.record(), Destination(home.uri, None, "refresh"))
     assert (home.path / "mlartifacts" / run_id / "artifacts" / "report.html").is_file()
     assert list(elsewhere.iterdir()) == []
 
@@ -547,10 +550,7 @@ def test_without_an_artifact_root_artifacts_lie_beside_the_database(
 def test_a_database_server_needs_an_artifact_root_and_its_password_stays_secret(home: Home) -> None:
     with pytest.raises(UsageError, match="artifact root") as caught:
         log_run(
-            home.record(),
-            tracking_uri="postgresql://me:secret@127.0.0.1/mlflow",
-            artifact_root=None,
-            experiment="refresh",
+            home.record(), Destination("postgresql://me:secret@127.0.0.1/mlflow", None, "refresh")
         )
     assert "secret" not in str(caught.value)
 
@@ -588,7 +588,7 @@ def test_a_server_that_never_answers_is_an_error_soon(
     before = dict(os.environ)
     started = time.monotonic()
     with pytest.raises(MlflowException):
-        log_run(home.record(), tracking_uri=silent_server, artifact_root=None, experiment="refresh")
+        log_run(home.record(), Destination(silent_server, None, "refresh"))
     assert time.monotonic() - started < 60  # MLflow's own defaults: more than ten minutes
     assert dict(os.environ) == before
 
@@ -672,11 +672,12 @@ def test_a_first_write_in_a_fresh_process_prints_nothing(tmp_path: Path) -> None
     for the first time."""
     script = f"""
         import sys
+        from tasks.tracking.connection import Destination
         from tasks.tracking.mlflow_sink import log_run
-        from tasks.tracking.records import RunRecord, StageRecord
+        from tasks.tracking.records import RunRecord
         assert "mlflow" not in sys.modules, "importing the sink imports mlflow"
-        record = RunRecord(run_fingerprint="f", run_name="first", stages=(StageRecord(name="synthesis", metrics={{"candidates": 4}}),))
-        log_run(record, tracking_uri="sqlite:///{tmp_path}/new/mlflow.db", artifact_root=None, experiment="refresh")
+        record = RunRecord(run_fingerprint="f", name="first", stages=({{"name": "synthesis"}},))
+        log_run(record, Destination("sqlite:///{tmp_path}/new/mlflow.db", None, "refresh"))
     """
     env = os.environ | {"PYTHONPATH": str(Path(mlflow_sink.__file__).parents[2])}
     command = [sys.executable, "-c", textwrap.dedent(script)]

@@ -17,6 +17,7 @@ from tasks.benchmark.breakdown import score_groups
 from tasks.benchmark.diagnosis import Diagnosis, diagnose
 from tasks.benchmark.errors import error_groups
 from tasks.benchmark.report.figures import figures
+from tasks.benchmark.report.files import build_report, to_json, to_markdown
 from tasks.benchmark.report.records import (
     CandidatePoint,
     Example,
@@ -25,7 +26,6 @@ from tasks.benchmark.report.records import (
     examples_of,
     points_of,
 )
-from tasks.benchmark.report.render import build_report, to_json, to_markdown
 from tasks.benchmark.report.summary import headline, published_table, summary_table
 from tasks.benchmark.scoring import compare, compare_all, distribution, score, variants
 from tasks.reporting.charts import INK

@@ -3,6 +3,7 @@ verified across snapshots."""
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 import socket
@@ -15,20 +16,23 @@ import pyarrow as pa
 import pytest
 from ray.exceptions import AuthenticationError
 
-from kernels_eval.cluster.pool import Pool, start_ray
+from kernels_eval import devices
+from kernels_eval.cluster.pool import Pool
+from kernels_eval.cluster.ray import start_ray
 from kernels_eval.cluster.telemetry import Telemetry
 from kernels_eval.config import EvalConfig, TimingConfig
+from kernels_eval.devices import Conditions
 from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, UsageError
 from kernels_eval.parent.messages import Finding
 from kernels_eval.parent.prepare import Prepared
 from kernels_eval.parent.runner import verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, candidate_id
+from tasks import retry
 from tasks.progress import observed_by
 from tasks.sources import bundled
 from tasks.store.snapshot import Snapshot, SnapshotRef, known_rows
 from tasks.synthesis.parsing import parse_response
 from tasks.tables import CANDIDATES, TASKS, VERDICTS
-from tasks.verification import retry_until_back as rejoin
 from tasks.verification import stage
 from tasks.verification.config import VerificationConfig
 
@@ -183,6 +187,7 @@ def test_verdicts_are_kept_and_only_the_new_candidate_is_verified(
     assert (
         planned(CONFIG.model_copy(update={"workers": 7, "chunk_size": 64})).snapshot.ref == second
     )
+    keyed = [candidate.model_dump() for candidate in (*first_asked, new)]
     stricter = CONFIG.model_copy(update={"eval": EvalConfig(timing=TimingConfig(max_s=0.4))})
     other = planned(stricter)
     assert other.snapshot.ref != second
@@ -192,14 +197,14 @@ def test_verdicts_are_kept_and_only_the_new_candidate_is_verified(
                 root,
                 "verification",
                 "verdict_key",
-                {other.verdict_key(key) for key in after},
+                {other.verdict_key(candidate) for candidate in keyed},
                 VERDICTS,
             )
         )
         == []
     )
     assert {row["verdict_key"] for row in after.values()} == {
-        planned(CONFIG).verdict_key(key) for key in after
+        planned(CONFIG).verdict_key(candidate) for candidate in keyed
     }
 
 
@@ -354,8 +359,8 @@ def test_a_chunk_whose_cluster_is_gone_goes_on_with_the_one_that_comes_back(
         def pool(self) -> Any:
             return pools.pop(0)
 
-    monkeypatch.setattr(rejoin, "require_cluster", require_cluster)
-    monkeypatch.setattr(rejoin, "ASK_EVERY_S", 0.0)
+    monkeypatch.setattr(stage, "require_cluster", require_cluster)
+    monkeypatch.setattr(retry, "INTERVAL_S", 0.0)
     config = CONFIG.model_copy(update={"ray_address": "10.0.0.7:6379", "chunk_size": 128})
     with Moved(
         candidates_snapshot(root, "c1", asked), tasks_snapshot(root, tasks), config, Language.CPP
@@ -373,14 +378,14 @@ def test_a_chunk_whose_cluster_is_gone_goes_on_with_the_one_that_comes_back(
 def test_a_cluster_that_does_not_come_back_is_one_clear_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rejoin, "BACK_S", 0.0)
+    monkeypatch.setattr(stage, "HEAD_BACK_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
     with pytest.raises(ClusterError, match=f"127.0.0.1:{port}") as caught:
-        rejoin.wait_for_head(f"127.0.0.1:{port}")
+        stage.wait_for_head(f"127.0.0.1:{port}")
     assert "concur status" in caught.value.hint
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    rejoin.wait_for_head(None)  # Ray is started here, so there is nobody to wait for
+    stage.wait_for_head(None)  # Ray is started here, so there is nobody to wait for
 
 
 def test_one_stream_feeds_all_chunks(tmp_path: Path, tasks: list[KernelTask]) -> None:
@@ -637,6 +642,48 @@ def test_workers_that_do_nothing_give_each_candidate_one_verdict(
     assert len(rows) == rows["candidate_id"].n_unique() == 500
     assert set(rows["candidate_id"]) == asked.keys("candidate_id")
     assert ref.open().manifest["status_counts"] == {"correct": 500}
+
+
+def test_a_verdict_is_reused_under_the_conditions_it_was_reached_under(
+    tmp_path: Path, tasks: list[KernelTask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another torch, CUDA, driver, device, protocol or parse is another verdict; other code of this
+    repository is not."""
+    root, task_ref = str(tmp_path), tasks_snapshot(str(tmp_path), tasks)
+    given = {"device": "H200", "torch": "2.11.0", "cuda": "13.0", "driver": "580.1"}
+    candidate = answer(tasks[0], 0)
+    numbers = itertools.count()
+
+    def asked(candidate: Candidate = candidate, **changed: str) -> int:
+        """How many candidates workers are asked for."""
+        measured = Conditions(**given | changed)
+        monkeypatch.setattr(stage, "conditions", lambda language: measured)
+        ref = candidates_snapshot(root, f"c{next(numbers)}", [candidate])
+        judge = Judge()
+        made = stage.run(ref, task_ref, CONFIG, Language.CPP, verification=judged_by(judge))
+        assert made.open().manifest["conditions"] == measured.model_dump()
+        return len(judge.asked)
+
+    assert asked() == 1
+    assert asked() == 0
+    for name in given:
+        assert asked(**{name: "another"}) == 1, name
+    assert asked(candidate.model_copy(update={"code": f"{candidate.code}# parsed anew"})) == 1
+    assert asked() == 0
+    monkeypatch.setattr(stage, "PROTOCOL_VERSION", stage.PROTOCOL_VERSION + 1)
+    assert asked() == 1
+
+
+def test_the_conditions_of_a_gpu_name_its_driver_and_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = {"name,compute_cap": "NVIDIA H200, 9.0", "name,driver_version": "NVIDIA H200, 580.95"}
+    monkeypatch.setattr(devices, "_query_gpus", lambda fields: [lines[fields]])
+    monkeypatch.setattr(devices, "torch_versions", lambda: ("2.11.0+cu130", "13.0"))
+    found = devices.conditions(Language.TRITON)
+    expected = Conditions(device="NVIDIA H200", torch="2.11.0+cu130", cuda="13.0", driver="580.95")
+    assert found == expected
+    on_cpu = devices.conditions(Language.CPP)
+    assert (on_cpu.cuda, on_cpu.driver, on_cpu.torch) == ("", "", "2.11.0+cu130")
+    assert on_cpu.device
 
 
 def test_a_language_without_its_device_is_refused_before_anything_is_written(

@@ -19,7 +19,7 @@ import pytest
 
 import kernels_eval
 from kernels_eval.build.process import run
-from kernels_eval.isolation import reaper as orphans
+from kernels_eval.isolation import reaper
 
 ROOT = Path(kernels_eval.__file__).parent.parent
 BUILDER = """
@@ -67,29 +67,29 @@ def test_a_builder_that_is_killed_takes_its_compilers_along(tmp_path: Path) -> N
 
 
 def test_one_watcher_serves_a_process_and_knows_no_group_that_has_ended(tmp_path: Path) -> None:
-    first = orphans.watcher()
+    first = reaper.reaper()
     assert [run(["true"], tmp_path, time.monotonic() + 60, dict(os.environ)) for _ in range(3)] == [
         "ok"
     ] * 3
-    assert orphans.watcher() == first
+    assert reaper.reaper() == first
     child = os.fork()
     if not child:  # a fork has one of its own: the end of this one is not its end
-        os._exit(0 if orphans.watcher() != first or orphans._pipe[0] == os.getpid() else 1)
+        os._exit(0 if reaper.reaper() != first or reaper._pipe[0] == os.getpid() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_output_is_captured_and_a_wait_that_ends_early_ends_the_group(tmp_path: Path) -> None:
-    done = orphans.captured(["sh", "-c", "echo out; echo err >&2; exit 3"], 60, cwd=tmp_path)
+    done = reaper.run_captured(["sh", "-c", "echo out; echo err >&2; exit 3"], 60, cwd=tmp_path)
     assert (done.stdout, done.stderr, done.returncode) == ("out\n", "err\n", 3)
     with pytest.raises(subprocess.TimeoutExpired):
-        orphans.captured(
+        reaper.run_captured(
             ["sh", "-c", "sh -c 'echo $$ > inner; sleep 600' & wait"], 1.0, cwd=tmp_path
         )
     until(lambda: gone(int((tmp_path / "inner").read_text())), 10)
 
 
 def test_the_watcher_ends_with_its_owner(tmp_path: Path) -> None:
-    program = "from kernels_eval import orphans; orphans.watcher()"
+    program = "from kernels_eval.isolation import reaper; reaper.reaper()"
     subprocess.run(
         [sys.executable, "-c", program],
         env=os.environ | {"PYTHONPATH": str(ROOT), "OF_THIS_TEST": str(tmp_path)},
@@ -117,9 +117,9 @@ def test_builds_go_on_where_the_watcher_was_killed(tmp_path: Path) -> None:
     import os, signal, sys
     from pathlib import Path
     import psutil
-    from kernels_eval.isolation import reaper as orphans
+    from kernels_eval.isolation import reaper
 
-    orphans.watcher()
+    reaper.reaper()
     def ours(process):
         try:
             return f"OF_THIS_TEST={sys.argv[1]}" in Path(f"/proc/{process.pid}/environ").read_text(errors="replace")
@@ -128,7 +128,7 @@ def test_builds_go_on_where_the_watcher_was_killed(tmp_path: Path) -> None:
     (watcher,) = [process for process in psutil.process_iter() if process.pid != os.getpid() and ours(process)]
     watcher.kill()
     psutil.wait_procs([watcher], timeout=10)
-    print(orphans.captured(["echo", "built"], 60).stdout, end="")
+    print(reaper.run_captured(["echo", "built"], 60).stdout, end="")
     """
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OF_THIS_TEST": str(tmp_path)}
     command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
@@ -142,10 +142,10 @@ OWNER = """
     import os, subprocess, sys
     from datetime import datetime, timedelta
     from pathlib import Path
-    from kernels_eval.isolation import reaper as orphans
+    from kernels_eval.isolation import reaper
 
-    orphans.ray_begins()
-    orphans.ray_begins()  # a second Ray of the same process
+    reaper.watch_ray()
+    reaper.watch_ray()  # a second Ray of the same process
     here, name = Path(sys.argv[1]), "session_{:%Y-%m-%d_%H-%M-%S_%f}_{}"
     now, pids = datetime.now(), []
     for kind, when, pid, how in [
@@ -175,11 +175,11 @@ def test_what_writes_to_the_logs_of_a_killed_process_s_own_ray_is_ended_and_noth
     try:
         own, *others = pids
         assert not any(gone(pid) for pid in pids) and {own, pids[2]} == set(
-            orphans.of_ray("session_2", owner.pid)
+            reaper.ray_processes("session_2", owner.pid)
         )
         owner.kill()
         owner.wait()
-        until(lambda: gone(own), orphans.SWEEP_S)
+        until(lambda: gone(own), reaper.GIVE_UP_S)
         until(
             lambda: not marked(tmp_path) - set(pids), 10
         )  # the watcher has ended: it touches no more
@@ -206,7 +206,7 @@ def marked(mark: object) -> set[int]:
 
 DRIVER = """
     import sys
-    from kernels_eval.cluster.pool import start_ray
+    from kernels_eval.cluster.ray import start_ray
 
     start_ray()
     import ray
@@ -266,7 +266,7 @@ def test_a_ray_of_ones_own_is_gone_with_its_process(short_path: Path, how: str) 
     try:
         began = of_session(session)
         assert {"gcs_server", "raylet"} <= set(began.values()) and worker.pid in began
-        assert set(orphans.of_ray("session_2", process.pid)) == set(began) - {process.pid}, (
+        assert set(reaper.ray_processes("session_2", process.pid)) == set(began) - {process.pid}, (
             "Ray names its sessions as before"
         )
         if how == "kill":
@@ -275,7 +275,7 @@ def test_a_ray_of_ones_own_is_gone_with_its_process(short_path: Path, how: str) 
             process.stdin.write(how.encode())
             process.stdin.close()
         process.wait(60)
-        until(lambda: not of_session(session), orphans.SWEEP_S)
+        until(lambda: not of_session(session), reaper.GIVE_UP_S)
         until(lambda: not marked(short_path), 10)
     finally:
         process.kill()
@@ -304,7 +304,7 @@ def test_a_ray_that_was_joined_stays(short_path: Path) -> None:
     finally:
         head.kill()
         head.wait()
-    until(lambda: not of_session(session), orphans.SWEEP_S)
+    until(lambda: not of_session(session), reaper.GIVE_UP_S)
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
-"""The time left: nothing before enough is known, the recent rate and not the start, and a range
-that says how sure it is."""
+"""The progress of a batch, and its time left: nothing before enough is known, the recent rate and
+not the start, and a range that says how certain it is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from itertools import accumulate
 
 import pytest
 
-from tasks.verification.batch_estimate import ENOUGH_VERDICTS, duration, in_words, time_left
+from kernels_eval.cluster.telemetry import Telemetry
+from kernels_eval.records import Language, Status, Verdict
+from tasks.verification import batch_progress
+from tasks.verification.batch_progress import (
+    ENOUGH_VERDICTS,
+    BatchProgress,
+    duration,
+    in_words,
+    time_left,
+)
 
 
 def steady(count: int, gap_s: float, begin_s: float = 100.0) -> list[float]:
@@ -104,3 +113,54 @@ def test_words() -> None:
     assert in_words(time_left([1.0], 0, 2.0), 1) == "nothing left"
     times = steady(200, 2.0)
     assert in_words(time_left(times, 300, times[-1]), 200).startswith("about 10 min left (")
+
+
+class Clock:
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_the_line_counts_what_was_there_and_estimates_from_what_workers_reach(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock, seen = Clock(), Telemetry(builders=1, devices=1)
+    monkeypatch.setattr(batch_progress, "time", clock)
+    verdict = Verdict(
+        candidate_id="c", task_id="t", language=Language.CPP, status=Status.CORRECT, reason="ok"
+    )
+    with BatchProgress("verification") as shown:
+        shown.plans(200, {"no_code": 30, "correct": 70})
+        shown.follow(lambda: seen)
+        assert shown.facts()[0] == "correct 70, no_code 30" and "has 0" in shown.facts()[-1]
+        for done in range(1, 101):
+            clock.now += 3
+            seen.reached(verdict)
+            shown("verification", 100 + done, 300, "[red]\x1b[31mnote of a candidate")
+        assert shown.reached == 100 and shown.position() == ("verification", 200, 300)
+        assert shown.facts()[0] == "correct 170, no_code 30"
+        assert "1,200/h" in shown.facts() and "5 min elapsed" in shown.facts()
+        assert shown.facts()[-1].startswith("about 5 min left (4 min to 6 min")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("  ")[0] for line in lines] == [
+        "verification 100/300",
+        "verification 101/300",
+        "verification 200/300",
+    ]
+    assert all("note" not in line and "\x1b" not in line for line in lines)
+
+
+def test_the_bar_shows_the_same_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    console = Console(width=200, force_terminal=False)
+    bar = batch_progress._bar(shown := BatchProgress("verification"))
+    shown.plans(10, {"correct": 5})
+    with console.capture() as capture:
+        console.print(bar.get_renderable())
+    assert (
+        "verification" in capture.get()
+        and "5/15 (33%)" in capture.get()
+        and "correct 5" in capture.get()
+    )

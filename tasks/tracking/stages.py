@@ -1,0 +1,200 @@
+"""Child runs of the stages, read from their finished snapshots: manifests and columns alone.
+
+Guarantees: nothing that a stage measured is left out, and nothing that it did not measure is
+written as 0. Snapshots of older versions give what they have.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+from pydantic import BaseModel
+
+from kernels_eval.records import Phases
+from tasks.store import Snapshot, SnapshotRef
+from tasks.tracking.records import Cell, DatasetRef, Metrics, StageRecord
+
+HELD_OUT = "held_out_loss"
+STEPS = ("step", "epoch")
+"""Columns of the training log that say which step it is, and are no measurement."""
+TRAINING_METRICS = ("loss_first", "loss_last", "seconds", "tokens", "steps")
+# of `Telemetry.summary` (kernels_eval.cluster.telemetry)
+POOL_METRICS = """candidates wall_s candidates_per_hour devices device_busy_share
+    device_s_per_candidate on_device builders builder_busy_share queue_depth_mean
+    queue_depth_most""".split()
+BUILD_METRICS = ("lite_share", "full_share", "cache_hit_share")
+
+
+def synthesis_record(config: BaseModel, candidates: SnapshotRef) -> StageRecord:
+    """Candidates and requests."""
+    manifest = candidates.open().manifest
+    return StageRecord(
+        name="synthesis",
+        params=config,
+        metrics={"candidates": manifest["rows"], "requests": manifest["requests"]},
+        tags={"fingerprint": manifest["fingerprint"], "generator": manifest["generator"]},
+    )
+
+
+def verification_record(config: BaseModel, verdicts: SnapshotRef) -> StageRecord:
+    """Verdicts by status; what the pool did with its time (in the run that finished the snapshot);
+    seconds by phase (of all verdicts)."""
+    snapshot = verdicts.open()
+    manifest = snapshot.manifest
+    phases = _phases(snapshot)
+    metrics: Metrics = {
+        f"status_{name}": count for name, count in manifest["status_counts"].items()
+    }
+    for row in phases:
+        metrics |= {
+            f"phases/{row['phase']}_{kind}_s": row[f"{kind}_s"] for kind in ("median", "mean")
+        }
+    tables = {"phases": phases}
+    # none where every verdict was there before, or in a snapshot of an older version
+    if telemetry := manifest.get("telemetry"):
+        built = telemetry.get("built")
+        metrics |= {f"pool/{name}": telemetry.get(name) for name in POOL_METRICS}
+        metrics["builds/candidates"] = built
+        # a share of no builds is no number
+        metrics |= {
+            f"builds/{name}": telemetry.get(name) if built else None for name in BUILD_METRICS
+        }
+        tables["pool"] = [
+            {name: value for name, value in telemetry.items() if not isinstance(value, dict)}
+        ]
+    return StageRecord(
+        name="verification",
+        params=config,
+        metrics=metrics,
+        tables=tables,
+        tags={"fingerprint": manifest["fingerprint"], "device": manifest["device"]},
+    )
+
+
+def _phases(verdicts: Snapshot) -> list[dict[str, Any]]:
+    """One row per phase with the device held, and one for all of them (`run`): the candidates that
+    reached it, and their seconds."""
+    spent = {}
+    if verdicts.has_column("phases"):  # no verdict has it, nor those of an older version
+        frame = verdicts.read(columns=["candidate_id", "run_s", "phases"], unique="candidate_id")
+        spent = {name: frame["phases"].struct.field(name) for name in Phases.model_fields}
+        spent["run_s"] = frame["run_s"]
+    rows = []
+    for name in (*Phases.model_fields, "run_s"):
+        # 0 or none: not reached, or the reference was loaded already
+        seconds = [value for value in spent.get(name, ()) if value]
+        rows.append(
+            {
+                "phase": name.removesuffix("_s"),
+                "candidates": len(seconds),
+                "sum_s": math.fsum(seconds),
+                "mean_s": statistics.fmean(seconds) if seconds else None,
+                "median_s": statistics.median(seconds) if seconds else None,
+            }
+        )
+    return rows
+
+
+def curation_record(config: BaseModel, curated: SnapshotRef) -> StageRecord:
+    """Rows by criterion, samples by flag of their trace, and the figures that the refresh drew."""
+    snapshot = curated.open()
+    manifest = snapshot.manifest
+    metrics = {f"criterion_{name}": count for name, count in manifest["criterion_counts"].items()}
+    if flags := manifest.get("trace_flags"):
+        metrics |= {
+            f"trace_flags/{which}_{name}": count
+            for which in ("correct", "taken")
+            for name, count in flags[which].items()
+        }
+        metrics["trace_flags/left_out"] = flags["left_out"]
+    figures = sorted((snapshot.local_dir() / "figures").glob("*.*")) if snapshot.is_local else []
+    return StageRecord(
+        name="curation",
+        params=config,
+        metrics=metrics,
+        tags={"fingerprint": manifest["fingerprint"]},
+        artifacts=tuple(figures),
+    )
+
+
+def training_record(config: BaseModel, trained: SnapshotRef, curated: DatasetRef) -> StageRecord:
+    """Every number of the training log by step, whatever it is: the trainer decides what it
+    measures."""
+    snapshot = trained.open()
+    manifest, frame = snapshot.manifest, snapshot.read(unique="step").sort("step")
+    numbers = {name: manifest[name] for name in TRAINING_METRICS if _is_finite(manifest.get(name))}
+    series = {
+        name: tuple(
+            (int(step), float(value))
+            for step, value in zip(frame["step"], frame[name], strict=True)
+            if _is_finite(value)
+        )
+        for name, kind in frame.schema.items()
+        if kind.is_numeric() and name not in STEPS and name not in numbers
+    }
+    return StageRecord(
+        name="training",
+        params=config,
+        series={name: values for name, values in series.items() if values},
+        metrics=numbers,
+        datasets=(curated,),
+        tags={"fingerprint": snapshot.fingerprint, "base_model": base_model_of(config, trained)},
+    )
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether a number is one that every database takes: a loss that diverged has NaN or
+    infinity."""
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def base_model_of(config: Any, trained: SnapshotRef) -> str:
+    """The base model that was trained, which the snapshot knows, else the recipe."""
+    return str(trained.open().manifest.get("base_model") or config.base_model)
+
+
+def held_out_losses(training: Snapshot) -> dict[int, float]:
+    """step -> loss on held-out tasks, in order; empty where none were held out."""
+    if not training.has_column(HELD_OUT):
+        return {}
+    frame = training.read(columns=["step", HELD_OUT], unique="step").drop_nulls(HELD_OUT)
+    return dict(frame.select("step", HELD_OUT).sort("step").iter_rows())
+
+
+def training_headline(trained: SnapshotRef) -> Metrics:
+    """Losses of the first and last epoch, and on held-out tasks before and after, where any were
+    held out."""
+    snapshot = trained.open()
+    headline: Metrics = {
+        f"train_{name}": snapshot.manifest[name] for name in ("loss_first", "loss_last")
+    }
+    if losses := list(held_out_losses(snapshot).values()):
+        headline |= {
+            f"{HELD_OUT}_first": losses[0],
+            f"{HELD_OUT}_last": losses[-1],
+            f"{HELD_OUT}_lowest": min(losses),
+        }
+    return headline
+
+
+def analysis_record(config: BaseModel, analysis: SnapshotRef) -> StageRecord:
+    """The headline numbers with their intervals; the findings, the page and its figures as
+    files."""
+    snapshot = analysis.open()
+    rows: list[dict[str, Cell]] = snapshot.read(unique="name").to_dicts()
+    metrics: dict[str, Any] = {}
+    for row in rows:
+        if row["value"] is not None:
+            name = str(row["name"])
+            metrics[name] = row["value"]
+            metrics |= {f"{name}_{bound}": row[bound] for bound in ("lower", "upper")}
+    return StageRecord(
+        name="analysis",
+        params=config,
+        metrics=metrics,
+        tables={"numbers": rows} if rows else {},
+        tags={"fingerprint": snapshot.fingerprint},
+        artifacts=tuple(snapshot.local_dir() / name for name in snapshot.manifest["files"]),
+    )

@@ -1,0 +1,108 @@
+"""Raw answers outlive the parser: a better one reaches them without a request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from kernels_eval.records import KernelTask, Language
+from tasks.store import Snapshot, SnapshotRef
+from tasks.synthesis import answers, stage
+from tasks.synthesis.answers import parsed_again
+from tasks.synthesis.config import SynthesisConfig
+from tasks.synthesis.parsing import Parsed, parse_response
+from tasks.tables import CANDIDATES, TASKS
+from tests.support.chat_server import completion, serving
+
+CODE = "class ModelNew: pass\n"
+BLOCK = f"```python\n{CODE}```"
+DERIVED = ("reasoning", "answer", "code", "parse_reason", "reasoning_tokens")
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> SnapshotRef:
+    snapshot = Snapshot(str(tmp_path), "tasks", "one")
+    snapshot.append([KernelTask(task_id="t", name="t", code="# t").model_dump(mode="json")], TASKS)
+    return snapshot.publish(config={}).ref
+
+
+def better(text: str, **given: Any) -> Parsed:
+    """A parser that finds code without a fence, and knows what the server separated."""
+    return Parsed(reasoning=str(given["reasoning"]), answer=text, code=f"# found\n{text}\n")
+
+
+def sampled(tasks: SnapshotRef, url: str) -> pl.DataFrame:
+    config = SynthesisConfig(sampler="openai", model="m", base_url=url, samples_per_task=2)
+    return stage.run(tasks, config, Language.CPP).open().read()
+
+
+def test_a_better_parser_reaches_kept_answers_without_a_request(
+    tasks: SnapshotRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(lambda *_: (200, completion("no fence", reasoning_content="hm"))) as server:
+        before = sampled(tasks, server.url)
+        assert len(server.bodies) == 2 and before["code"].null_count() == 2
+        url = server.url
+    # nothing listens at the address any more
+    assert sampled(tasks, url).equals(before)
+    monkeypatch.setattr(answers, "parse_response", better)
+    assert sampled(tasks, url).equals(before), "the same version finds its finished snapshot"
+    monkeypatch.setattr(stage, "PARSER_VERSION", stage.PARSER_VERSION + 1)
+    after = sampled(tasks, url)
+    assert after["code"].to_list() == ["# found\nno fence\n"] * 2
+    assert after["reasoning"].to_list() == ["hm"] * 2, "what the server separated was kept"
+    raw = [name for name in before.columns if name not in DERIVED]
+    assert after.select(raw).equals(before.select(raw)) and "candidate_id" in raw
+
+
+RESPONSES = [
+    (f"<think>hm</think>\nHere:\n{BLOCK}", None),
+    (f"Here:\n{BLOCK}", "hm"),
+    (f"Here:\n{BLOCK}", None),
+    ("nothing", "hm"),
+    (f"hm\n{BLOCK}\n</think>\nThat is all.", None),
+    ("That is all.", f"hm\n\n{BLOCK}"),
+    ("That is all.", BLOCK),
+    ("", f"hm\n\n{BLOCK}"),
+    ("", None),
+]
+
+
+@pytest.mark.parametrize(("response", "reasoning"), RESPONSES)
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "from before it was kept"])
+def test_parsing_again_gives_the_same_row(response: str, reasoning: str | None, kept: bool) -> None:
+    parsed = parse_response(response, reasoning=reasoning, finish_reason="stop")
+    row = {"response": response, "finish_reason": "stop", **parsed.model_dump()}
+    row |= {"reasoning_tokens": 9, "turn": None}
+    if kept:
+        row["separated_reasoning"] = reasoning
+    again = parsed_again(row, lambda texts: pytest.fail("the reasoning is the same"))
+    assert {name: again[name] for name in DERIVED} == parsed.model_dump() | {"reasoning_tokens": 9}
+    assert again["separated_reasoning"] == reasoning and again["turn"] == 1
+
+
+def test_tokens_are_counted_again_where_the_reasoning_changes() -> None:
+    row = {"response": f"<think>hm</think>{BLOCK}", "reasoning": "", "reasoning_tokens": 0}
+    assert parsed_again(row, lambda texts: [len(text) for text in texts])["reasoning_tokens"] == 2
+    assert parsed_again(row, lambda texts: None)["reasoning_tokens"] is None
+
+
+def test_rows_from_before_the_column_are_reused(tasks: SnapshotRef) -> None:
+    with serving(lambda *_: (200, completion(BLOCK, reasoning_content="hm"))) as server:
+        rows = sampled(tasks, server.url)
+        url = server.url
+    for made in Path(tasks.root, "synthesis").iterdir():
+        for file in made.iterdir():
+            file.unlink()
+        made.rmdir()
+    old = Snapshot(tasks.root, "synthesis", "0ld")
+    lacking = pa.schema([field for field in CANDIDATES if field.name != "separated_reasoning"])
+    old.append(rows.drop("separated_reasoning").to_dicts(), lacking)
+    old.publish(config={})
+    assert (
+        sampled(tasks, url).select(sorted(rows.columns)).equals(rows.select(sorted(rows.columns)))
+    )

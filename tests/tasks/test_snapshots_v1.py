@@ -1,0 +1,92 @@
+"""Snapshots written before versions replaced code hashes: every stage still reads them.
+
+tests/data/snapshots_v1 holds a few rows a stage of the demo run of commit c3c5930, and the journal
+of a killed synthesis.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kernels_eval.records import Candidate, KernelTask, Verdict
+from tasks.analysis import stage as analysis
+from tasks.analysis.config import ObservationConfig
+from tasks.benchmark import stage as benchmark
+from tasks.benchmark.config import BenchmarkConfig
+from tasks.curation import stage as curation
+from tasks.curation.strategies import CurationConfig
+from tasks.sources.stage import read_tasks
+from tasks.store import Snapshot, known_rows, snapshots
+from tasks.synthesis.answers import parsed_again
+from tasks.tables import CANDIDATES
+from tasks.versions import PARSER_VERSION, STAGES
+
+WRITTEN = Path(__file__).parents[1] / "data" / "snapshots_v1"
+KEPT = (
+    *("tasks", "training-tasks", "synthesis", "verification", "workloads", "trace-flags"),
+    *("curation", "training", "benchmark", "analysis"),
+)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    return str(shutil.copytree(WRITTEN, tmp_path / "root"))
+
+
+def of(root: str, stage: str) -> Snapshot:
+    (found,) = [each for each in snapshots(root, stage) if each.finished]
+    return found
+
+
+@pytest.mark.parametrize("stage", KEPT)
+def test_rows_and_manifest_are_read(root: str, stage: str) -> None:
+    assert stage in STAGES
+    snapshot = of(root, stage)
+    assert snapshot.read().height == snapshot.manifest["rows"] > 0
+    assert snapshot.manifest["fingerprint"] == snapshot.fingerprint
+
+
+def test_records_are_made_of_the_rows(root: str) -> None:
+    rows = of(root, "verification").read().drop("verdict_key").to_dicts()
+    verdicts = [Verdict.model_validate(row) for row in rows]
+    assert {each.status.value for each in verdicts} > {"correct"}
+    assert all(each.timing for each in verdicts if each.status.value == "correct")
+    tasks: list[KernelTask] = read_tasks(of(root, "training-tasks").ref)
+    assert {each.task_id for each in verdicts} == {task.task_id for task in tasks}
+    assert benchmark.scores_of(of(root, "benchmark").ref)
+    assert analysis.found_in(of(root, "analysis").ref).finding
+
+
+def test_answers_are_reused_those_of_a_journal_too(root: str) -> None:
+    keys = of(root, "synthesis").keys("request_key")
+    (unfinished,) = [each for each in snapshots(root, "synthesis") if not each.finished]
+    assert not unfinished.parts() and list(Path(unfinished.path).glob(".journal-*"))
+    unfinished.save_journals(CANDIDATES)
+    keys |= unfinished.keys("request_key")
+    rows = list(known_rows(root, "synthesis", "request_key", keys, CANDIDATES))
+    assert len(rows) == len(keys) == 4
+    for row in rows:
+        again = parsed_again(row, lambda texts: None)
+        candidate = Candidate.model_validate({name: again[name] for name in Candidate.model_fields})
+        assert (candidate.candidate_id, candidate.response) == (
+            row["candidate_id"],
+            row["response"],
+        )
+        if PARSER_VERSION == 1:  # a later parser may find other code
+            assert {name: again[name] for name in row} == row
+
+
+def test_curation_analysis_and_scoring_accept_them(root: str) -> None:
+    names = ("verification", "synthesis", "training-tasks", "workloads", "trace-flags")
+    verdicts, candidates, tasks, workloads, flags = (of(root, name).ref for name in names)
+    chosen = CurationConfig.model_validate(of(root, "curation").manifest["config"])
+    taken_then = of(root, "curation").read()["candidate_id"].to_list()
+    made = curation.run(verdicts, candidates, tasks, chosen, workloads, flags)
+    assert sorted(made.open().read()["candidate_id"]) == sorted(taken_then)
+    assert analysis.run(verdicts, candidates, ObservationConfig()).open().finished
+    answers = [benchmark.Answers(model="m", candidates=candidates, verdicts=verdicts)]
+    scored = benchmark.run(answers, BenchmarkConfig(samples_per_task=2, resamples=100))
+    assert benchmark.scores_of(scored)

@@ -182,7 +182,8 @@ def measure(directory: Path, curation: bool) -> dict[str, Any]:
 def _curate(directory: Path) -> float:
     import polars as pl
 
-    from tasks.curation.strategies import CurationConfig, curate
+    from tasks.curation.config import CurationConfig
+    from tasks.curation.strategies import curate
 
     began_s = time.monotonic()
     verdicts, candidates = (

@@ -143,7 +143,8 @@ SMALL = """
 torch::Tensor affine(torch::Tensor x) {
   auto in = x.contiguous();
   auto out = torch::empty_like(in);
-  for (int64_t i = 0; i < in.numel(); ++i) out.data_ptr<float>()[i] = in.data_ptr<float>()[i] * 2.0f + 1.0f;
+  for (int64_t i = 0; i < in.numel(); ++i)
+    out.data_ptr<float>()[i] = in.data_ptr<float>()[i] * 2.0f + 1.0f;
   return out;
 }
 """

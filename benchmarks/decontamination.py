@@ -25,9 +25,9 @@ from pathlib import Path
 
 from benchmarks.planted import PLANTED
 from kernels_eval.records import KernelTask
-from tasks.decontamination.decontamination import DecontaminationConfig, compare
+from tasks.decontamination.config import LEVELS, DecontaminationConfig
+from tasks.decontamination.decontamination import compare
 from tasks.decontamination.fingerprints import (
-    LEVELS,
     Fingerprint,
     NearIndex,
     fingerprint_of,

@@ -1104,10 +1104,11 @@ def comparison_lines(compared: dict[str, Any]) -> list[str]:
         if not row["candidates"]:
             lines.append(f"{mode}: no candidate in common")
             continue
+        estimated = " (estimated: our wall time shared out by build and run seconds)"
         lines.append(
             f"{mode}: {row['candidates']} candidates; {row['kernelbench_s_per_candidate']} s each"
             f" against {row['ours_s_per_candidate']}"
-            f" s{'' if row['exact'] else ' (estimated: our wall time shared out by build and run seconds)'}"
+            f" s{'' if row['exact'] else estimated}"
             f" = {row['ratio']} times; leniently {row['kernelbench_s_per_candidate_lenient']} s ="
             f" {row['ratio_lenient']} times"
         )

@@ -106,8 +106,8 @@ def plant(root: str, name: str, responses: str, numbers: range, correct: float) 
 
 
 def measured(root: str, name: str) -> dict[str, Any]:
+    from tasks.curation.config import QualityConfig
     from tasks.curation.flags import run
-    from tasks.curation.quality import QualityConfig
 
     refs = [
         SnapshotRef(root=root, stage=stage, fingerprint=name)

@@ -61,7 +61,8 @@ def _recorded(namespace):
     calls, function = [], namespace[OPERATOR]
 
     def recorder(*args, **kwargs):
-        calls.append([torch.as_tensor(x).clone() for x in _leaves([args, kwargs]) if isinstance(x, torch.Tensor)])
+        leaves = _leaves([args, kwargs])
+        calls.append([torch.as_tensor(x).clone() for x in leaves if isinstance(x, torch.Tensor)])
         return function(*args, **kwargs)
 
     namespace[OPERATOR] = recorder
@@ -82,7 +83,8 @@ class Agreement(torch.nn.Module):
             space = {{"__name__": "file"}}
             exec(compile(_FILE, "file", "exec"), space)
             of_file, of_task = _recorded(space), _recorded(globals())
-            function = next(v for k, v in space.items() if getattr(v, "__module__", "") == "file" and k.startswith("test"))
+            own = {{k: v for k, v in space.items() if getattr(v, "__module__", "") == "file"}}
+            function = next(v for k, v in own.items() if k.startswith("test"))
             torch.manual_seed(3)
             expected = function()
             torch.manual_seed(3)
@@ -94,7 +96,8 @@ class Agreement(torch.nn.Module):
             return torch.zeros(1)
         assert len(of_file) == len(of_task), f"{{len(of_task)}} calls against {{len(of_file)}}"
         for number, (theirs, ours) in enumerate(zip(of_file, of_task)):
-            assert len(theirs) == len(ours), f"call {{number}}: {{len(ours)}} tensors against {{len(theirs)}}"
+            counts = f"{{len(ours)}} tensors against {{len(theirs)}}"
+            assert len(theirs) == len(ours), f"call {{number}}: {{counts}}"
             for a, b in zip(theirs, ours):
                 assert not _same(a, b), f"call {{number}}: an argument of {{_same(a, b)}}"
         expected = _leaves(expected if isinstance(expected, dict) else {{"result": expected}})

@@ -23,8 +23,9 @@ from typing import Any
 from kernels_eval.records import KernelTask
 from tasks.sources.config import TasksConfig
 from tasks.sources.stage import load_tasks
+from tasks.workload.config import WorkloadConfig
 from tasks.workload.families import family_of
-from tasks.workload.measure import Measured, WorkloadConfig, measured
+from tasks.workload.measure import Measured, measured
 
 CLOSED = {"matmul", "convolution"}
 

@@ -2,8 +2,8 @@
 made.
 
 Guarantees: a fault here is one warning in the run's log and never ends a run; a server that is
-restarting is waited for; figures are embedded, so they are visible wherever the page is opened; cells
-of tables hold no markup. Does not sanitise Markdown: its author does. Call inside a flow.
+restarting is waited for; figures are embedded, so they are visible wherever the page is opened;
+cells of tables hold no markup. Does not sanitise Markdown: its author does. Call inside a flow.
 """
 
 from __future__ import annotations

@@ -21,9 +21,8 @@ from tasks.synthesis.config import ServerConfig, SynthesisConfig
 from tasks.synthesis.step import synthesise
 from tasks.training.stage import adapter_of
 from tasks.verification.step import verify
-from tasks.workload.operator_times_config import ProfilingConfig
-from tasks.workload.operator_times_step import profile_references
-from tasks.workload.step import measure_workloads
+from tasks.workload.config import ProfilingConfig
+from tasks.workload.step import measure_workloads, profile_references
 
 
 class Benchmarked(Record):

@@ -23,10 +23,8 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Language
 from tasks.analysis.config import ObservationConfig
 from tasks.benchmark.config import BenchmarkConfig
-from tasks.curation.quality import QualityConfig
-from tasks.curation.strategies import CurationConfig
-from tasks.decontamination.decontamination import DecontaminationConfig
-from tasks.decontamination.deduplication import DeduplicationConfig
+from tasks.curation.config import CurationConfig, QualityConfig
+from tasks.decontamination.config import DecontaminationConfig, DeduplicationConfig
 from tasks.sources.config import TasksConfig
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.known_models import sampling_for
@@ -100,14 +98,25 @@ class PipelineConfig(BaseModel):
         )
 
 
+def shipped_dir(kind: str) -> Path:
+    """The files of a kind ("profiles", "strategies") that ship with concur, one YAML each."""
+    beside = Path(__file__).parent.parent / "deployments" / kind
+    return beside if beside.is_dir() else Path(str(resources.files("flows") / kind))
+
+
+def shipped_names(kind: str) -> list[str]:
+    """The names of the files that `shipped_dir` holds."""
+    return sorted(path.stem for path in shipped_dir(kind).glob("*.yaml"))
+
+
 def profiles_dir() -> Path:
-    """The profiles that ship with concur (`deployments/profiles`)."""
-    beside = Path(__file__).parent.parent / "deployments" / "profiles"
-    return beside if beside.is_dir() else Path(str(resources.files("flows") / "profiles"))
+    """The profiles that ship with concur."""
+    return shipped_dir("profiles")
 
 
 def profile_names() -> list[str]:
-    return sorted(path.stem for path in profiles_dir().glob("*.yaml"))
+    """The names of the profiles that ship with concur."""
+    return shipped_names("profiles")
 
 
 def load_profile(
@@ -118,7 +127,7 @@ def load_profile(
 
     Raises UsageError for a missing profile, invalid YAML, an unknown key or an illegal value.
     """
-    data = _read(profile)
+    data = _read("profile", "profiles", profile)
     for key, value in (values or {}).items():
         _put(data, key, value)
     for override in overrides:
@@ -135,28 +144,41 @@ def load_protocol(overrides: Iterable[str]) -> EvalConfig:
     return validated(EvalConfig, data, "--set")
 
 
-def _read(profile: str) -> dict[str, Any]:
+def load_strategy(name: str, overrides: Iterable[str] = ()) -> CurationConfig:
+    """A strategy by its name, or from a YAML file that holds the keys of `curation`, with
+    `key=value` overrides (values are YAML).
+
+    Raises UsageError as `load_profile` does.
+    """
+    data = _read("strategy", "strategies", name)
+    for override in overrides:
+        apply_override(data, override)
+    return validated(CurationConfig, data, f"strategy {name!r}")
+
+
+def _read(what: str, kind: str, name: str) -> dict[str, Any]:
+    """The keys of a YAML file, by the path or by the name of one that ships."""
     import yaml
 
-    is_path = profile.endswith((".yaml", ".yml")) or "/" in profile
-    path = Path(profile) if is_path else profiles_dir() / f"{profile}.yaml"
+    is_path = name.endswith((".yaml", ".yml")) or "/" in name
+    path = Path(name) if is_path else shipped_dir(kind) / f"{name}.yaml"
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        hint = _nearest(profile, profile_names(), "profiles that ship with concur")
-        raise UsageError(f"there is no profile {profile!r}", hint) from error
+        hint = _nearest(name, shipped_names(kind), f"{kind} that ship with concur")
+        raise UsageError(f"there is no {what} {name!r}", hint) from error
     except OSError as error:
         raise UsageError(
-            f"cannot read profile {profile}: {error.strerror}", "give the path of a YAML file"
+            f"cannot read {what} {name}: {error.strerror}", "give the path of a YAML file"
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f": line {mark.line + 1}" if mark else ""
-        raise UsageError(f"profile {profile} is not YAML{line}", "correct the file") from error
+        raise UsageError(f"{what} {name} is not YAML{line}", "correct the file") from error
     if not isinstance(data, dict | None):
         raise UsageError(
-            f"profile {profile} is a {type(data).__name__}, not a mapping of keys",
-            "see deployments/profiles/local.yaml",
+            f"{what} {name} is a {type(data).__name__}, not a mapping of keys",
+            f"see deployments/{kind}",
         )
     return data or {}
 

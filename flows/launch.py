@@ -120,7 +120,8 @@ def start_server_apart() -> None:
 
 
 class TerminalProgress(ProgressRows):
-    """An observer (tasks.progress) that shows stages on stderr; `worked` are those that had work."""
+    """An observer (tasks.progress) that shows stages on stderr; `worked` are those that had
+    work."""
 
     def __init__(self) -> None:
         super().__init__(width=14)

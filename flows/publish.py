@@ -107,22 +107,6 @@ def _text(path: str | None) -> str | None:
         ) from error
 
 
-def print_published(data: dict[str, Any]) -> None:
-    """The end of a publication on a terminal."""
-    for config, splits in data["rows"].items():
-        print(f"{config}: " + ", ".join(f"{split} {rows:,} rows" for split, rows in splits.items()))
-    print(
-        f"{'folder:':<10} {data['folder']} ({data['files']} files,"
-        f" {data['size_bytes'] / 1e6:,.1f} MB)"
-    )
-    print(f"{'revision:':<10} {data['tag']}")
-    if hub := data["hub"]:
-        print(
-            f"{'hub:':<10} {hub['url']}"
-            f" ({'private' if hub['private'] else 'public'}{'' if hub['sent'] else ', was there already'})"
-        )
-
-
 def diff_sets(root: str, old: str, new: str, *, as_json: bool = False) -> str:
     """What changed between two sets, each a published folder, a directory of a curated snapshot, or
     a fingerprint under `root`: Markdown, or one JSON object. Raises UsageError for what is none of

@@ -149,7 +149,8 @@ def analysed(
 
 def draw_figures(refreshed: Refreshed, strategy: str) -> None:
     """Draw the verdicts and the training set: files beside its table, and artifacts."""
-    files = draw_curated(refreshed, strategy)
+    made_of = (refreshed.verdicts, refreshed.candidates, refreshed.workloads, refreshed.flags)
+    files = draw_curated(strategy, refreshed.curated, *made_of)
     if tables := next((path for path in files if path.name == TABLES_FILE), None):
         drawn = "\n".join(f"- `{path}`" for path in files if path.suffix == ".png")
         show_files(files, FIGURES)

@@ -22,12 +22,12 @@ from tasks.benchmark.report.files import Report, write_once
 from tasks.benchmark.report.records import ReportContext, examples_of, points_of
 from tasks.benchmark.scoring import compare_all, distribution, variants
 from tasks.benchmark.stage import answers_frame, scores_of
+from tasks.curation.config import QualityConfig
 from tasks.curation.flags import flagged
-from tasks.curation.quality import QualityConfig
 from tasks.curation.stage import joined
 from tasks.store import SnapshotRef
 from tasks.versions import REPORT_VERSION
-from tasks.workload.operator_times_stage import profiles_of
+from tasks.workload.operator_times import profiles_of
 
 COMPARED_PS = (1.0,)
 """Of fast_p, what models are compared by: each further one makes Holm's correction of all of them

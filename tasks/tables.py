@@ -1,174 +1,121 @@
-"""Parquet schemas of the snapshots: the columns any reader (datasets, polars, DuckDB) finds. Nested
-values are structs, not JSON."""
+"""Parquet schemas of the snapshots: the columns any reader (datasets, polars, DuckDB) finds.
+
+Nested values are structs, not JSON. docs/hooks/columns.py describes every column.
+"""
 
 from __future__ import annotations
 
 import pyarrow as pa
 
+TEXT, NUMBER, COUNT, YES_OR_NO = pa.string(), pa.float64(), pa.int64(), pa.bool_()
+TEXTS = pa.list_(TEXT)
+Columns = list[tuple[str, pa.DataType]]
+
+
+def _columns(*groups: tuple[str, pa.DataType]) -> Columns:
+    """Names (divided by spaces) with their type, in order."""
+    return [(name, kind) for names, kind in groups for name in names.split()]
+
+
 SAMPLING = pa.struct(
-    [
-        ("temperature", pa.float64()),
-        ("top_p", pa.float64()),
-        ("max_tokens", pa.int64()),
-        ("seed", pa.int64()),
+    _columns(
+        ("temperature top_p", NUMBER),
+        ("max_tokens seed", COUNT),
         # null where the server decided, and in snapshots that older versions began
-        ("top_k", pa.int64()),
-        ("min_p", pa.float64()),
-        ("repetition_penalty", pa.float64()),
-    ]
+        ("top_k", COUNT),
+        ("min_p repetition_penalty", NUMBER),
+    )
 )
 
 TASKS = pa.schema(
-    [
-        ("task_id", pa.string()),
-        ("name", pa.string()),
-        ("code", pa.string()),
-        ("entry_point", pa.string()),
-        ("init_form", pa.string()),
-        ("source", pa.string()),
-        ("level", pa.int64()),
-    ]
+    _columns(("task_id name code entry_point init_form source", TEXT), ("level", COUNT))
 )
 
 CANDIDATES = pa.schema(
-    [
-        ("candidate_id", pa.string()),
-        ("task_id", pa.string()),
-        ("language", pa.string()),
-        ("generator", pa.string()),
+    _columns(
+        ("candidate_id task_id language generator", TEXT),
         ("sampling", SAMPLING),
-        ("sample_index", pa.int64()),
-        ("prompt_hash", pa.string()),
-        ("response", pa.string()),
-        ("reasoning", pa.string()),
-        ("answer", pa.string()),
-        ("code", pa.string()),
-        ("parse_reason", pa.string()),
-        ("reasoning_tokens", pa.int64()),
-        ("completion_tokens", pa.int64()),
-        ("finish_reason", pa.string()),
-        (
-            "turn",
-            pa.int64(),
-            # 1, or later where it answers a follow-up; older snapshots have neither this nor
-            # `parent`
-        ),
-        ("parent", pa.string()),  # candidate_id of the attempt that was followed up; null at turn 1
+        ("sample_index", COUNT),
+        ("prompt_hash response reasoning answer code parse_reason", TEXT),
+        ("reasoning_tokens completion_tokens", COUNT),
+        ("finish_reason", TEXT),
+        # 1, or later where it answers a follow-up; older snapshots have neither this nor `parent`
+        ("turn", COUNT),
+        # candidate_id of the attempt that was followed up; null at turn 1
+        ("parent", TEXT),
         # reasoning as the server separated it from `response`; null where it did not
-        ("separated_reasoning", pa.string()),
-        (
-            "request_key",
-            pa.string(),
-            # hash of everything asked (task, generator, sampling, index): lets a refresh reuse the
-            # answer
-        ),
-    ]
+        ("separated_reasoning", TEXT),
+        # hash of everything asked (task, generator, sampling, index): a refresh reuses the answer
+        ("request_key", TEXT),
+    )
 )
 
 COMPILED = pa.struct(
-    [
-        ("mode", pa.string()),
-        ("reference_ms", pa.float64()),
-        ("speedup", pa.float64()),
-        ("speedup_lower", pa.float64()),
-        ("speedup_upper", pa.float64()),
-        ("drift", pa.float64()),
-        ("graphs", pa.int64()),
-        ("compile_s", pa.float64()),
-        ("unavailable_reason", pa.string()),  # `why_not` in snapshots of before
-    ]
+    _columns(
+        ("mode", TEXT),
+        ("reference_ms speedup speedup_lower speedup_upper drift", NUMBER),
+        ("graphs", COUNT),
+        ("compile_s", NUMBER),
+        ("unavailable_reason", TEXT),  # `why_not` in older snapshots
+    )
 )
 
 TIMING = pa.struct(
-    [
-        ("reference_ms", pa.float64()),
-        ("candidate_ms", pa.float64()),
-        ("speedup", pa.float64()),
-        ("speedup_lower", pa.float64()),
-        ("speedup_upper", pa.float64()),
-        ("pairs", pa.int64()),
-        ("calls_per_sample", pa.int64()),
-        ("clock_bound_ms", pa.float64()),
-        ("drift", pa.float64()),
-        ("throttled", pa.bool_()),
+    _columns(
+        ("reference_ms candidate_ms speedup speedup_lower speedup_upper", NUMBER),
+        ("pairs calls_per_sample", COUNT),
+        ("clock_bound_ms drift", NUMBER),
+        ("throttled", YES_OR_NO),
         ("compiled", COMPILED),  # null where torch.compile was not asked for as a baseline
-    ]
+    )
 )
 
 CORRECTNESS = pa.struct(
-    [
-        ("trials", pa.int64()),
-        ("rms_error", pa.float64()),
-        ("reference_rms_error", pa.float64()),
-        ("max_error", pa.float64()),
-        ("kernelbench_1e4", pa.bool_()),
-        ("kernelbench_1e2", pa.bool_()),
-        ("oracle", pa.string()),
-    ]
+    _columns(
+        ("trials", COUNT),
+        ("rms_error reference_rms_error max_error", NUMBER),
+        ("kernelbench_1e4 kernelbench_1e2", YES_OR_NO),
+        ("oracle", TEXT),
+    )
 )
 
 PHASES = pa.struct(
-    [
-        (f"{name}_s", pa.float64())
-        for name in ("reference", "load", "correctness", "attribution", "timing")
-    ]
+    _columns(("reference_s load_s correctness_s attribution_s timing_s", NUMBER)),
 )
 
 VERDICTS = pa.schema(
-    [
-        ("schema_version", pa.int64()),
-        ("candidate_id", pa.string()),
-        ("task_id", pa.string()),
-        ("language", pa.string()),
-        ("status", pa.string()),
-        ("reason", pa.string()),
-        ("detail", pa.string()),
+    _columns(
+        ("schema_version", COUNT),
+        ("candidate_id task_id language status reason detail", TEXT),
         ("timing", TIMING),
         ("correctness", CORRECTNESS),
-        ("outputs_match", pa.bool_()),
-        ("custom_kernels", pa.list_(pa.string())),
-        ("custom_kernel_time_share", pa.float64()),
-        ("library_calls", pa.list_(pa.string())),
-        ("reference_operators", pa.list_(pa.string())),
-        ("precision_class", pa.string()),
-        ("flags", pa.list_(pa.string())),
-        ("build_tier", pa.string()),
-        ("build_cached", pa.bool_()),
-        ("isolation", pa.list_(pa.string())),
-        ("device", pa.string()),
-        ("build_s", pa.float64()),
-        ("run_s", pa.float64()),
+        ("outputs_match", YES_OR_NO),
+        ("custom_kernels", TEXTS),
+        ("custom_kernel_time_share", NUMBER),
+        ("library_calls reference_operators", TEXTS),
+        ("precision_class", TEXT),
+        ("flags", TEXTS),
+        ("build_tier", TEXT),
+        ("build_cached", YES_OR_NO),
+        ("isolation", TEXTS),
+        ("device", TEXT),
+        ("build_s run_s", NUMBER),
         ("phases", PHASES),
-        ("log_tail", pa.string()),
-        (
-            "verdict_key",
-            pa.string(),
-            # hash(candidate_id, EvalConfig, device, verifier code): lets a refresh reuse the
-            # verdict
-        ),
-    ]
+        ("log_tail", TEXT),
+        # hash(code, EvalConfig, device, protocol version): lets a refresh reuse the verdict
+        ("verdict_key", TEXT),
+    )
 )
 
 CURATED = pa.schema(
-    [
-        ("candidate_id", pa.string()),
-        ("task_id", pa.string()),
-        ("task_name", pa.string()),
-        ("task_code", pa.string()),
-        ("entry_point", pa.string()),
-        ("language", pa.string()),
-        ("generator", pa.string()),
-        ("reasoning", pa.string()),
-        ("answer", pa.string()),
-        ("code", pa.string()),
-        ("reasoning_tokens", pa.int64()),
-        ("speedup", pa.float64()),
-        ("speedup_lower", pa.float64()),
-        ("operator_kind", pa.string()),  # single_operator | fusion
-        ("criterion", pa.string()),  # which rule took it
-        (
-            "reasoning_from",
-            pa.string(),
-        ),  # candidate_id that `reasoning` was moved here from; null where it is the sample's own
-    ]
+    _columns(
+        ("candidate_id task_id task_name task_code entry_point language generator", TEXT),
+        ("reasoning answer code", TEXT),
+        ("reasoning_tokens", COUNT),
+        ("speedup speedup_lower", NUMBER),
+        ("operator_kind", TEXT),  # single_operator | fusion
+        ("criterion", TEXT),  # which rule took it
+        # candidate_id that `reasoning` was moved here from; null where it is the sample's own
+        ("reasoning_from", TEXT),
+    )
 )

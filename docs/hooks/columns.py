@@ -107,8 +107,8 @@ VERDICTS: Mapping[str, str] = {
     "timing.drift": "relative change of the reference's median over the window",
     "timing.compiled": (
         "the reference under torch.compile in the same window: `mode`, `reference_ms`, `speedup`"
-        " with its interval, `drift`, `graphs`, `compile_s`, or `unavailable_reason`; null where that was not"
-        " asked for"
+        " with its interval, `drift`, `graphs`, `compile_s`, or `unavailable_reason`; null where"
+        " that was not asked for"
     ),
     "timing.throttled": "did the GPU lower its clocks; null where it cannot say",
     "correctness": (

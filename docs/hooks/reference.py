@@ -26,10 +26,12 @@ if str(ROOT) not in sys.path:  # the site is that of this checkout, wherever mkd
 CLI_HEAD = """
 # The command line
 
-Made from the command itself; `concur COMMAND --help` says the same. In a clone it is `.venv/bin/concur`.
+This page is generated from the command; `concur COMMAND --help` prints the same. In a clone the
+command is `.venv/bin/concur`.
 
-Exit status: 0 done; 1 the run or the machine failed; 2 the input cannot be used: one line says what and how to mend it; 130 interrupted,
-and the same command goes on. A kernel that fails is a result, not a failure of the command.
+Exit status: 0 done; 1 the run or the machine failed; 2 the input cannot be used (one line names the
+cause and the fix); 130 interrupted: rerun the command to resume. A kernel that fails is a result,
+not a failure of the command.
 """
 
 

@@ -19,8 +19,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from flows.config import PipelineConfig, explained, load_profile
-from flows.curate import load_strategy
+from flows.config import PipelineConfig, explained, load_profile, load_strategy
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from tasks.curation.config import STRATEGY_NAMES, CurationConfig

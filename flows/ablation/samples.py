@@ -18,10 +18,10 @@ from flows.ablation.estimate import Work
 from flows.ablation.plan import AblationConfig, Plan, branch_pipeline, identity_of
 from flows.config import PipelineConfig
 from flows.refresh import Samples
-from flows.source import Source
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Language, stable_hash
 from tasks.curation import flags as flags_stage
+from tasks.curation.source import Source
 from tasks.curation.stage import planned as planned_curation
 from tasks.curation.strategies import curate
 from tasks.curation.tables import deciding

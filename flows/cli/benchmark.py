@@ -22,7 +22,7 @@ from kernels_eval.errors import UsageError
 if TYPE_CHECKING:
     import polars as pl
 
-    from flows.source import Source
+    from tasks.curation.source import Source
 
 Number = TypeVar("Number", int, float)
 OF_VERDICTS = (
@@ -75,14 +75,14 @@ def score_table(
 ) -> dict[str, Any]:
     """Return what `tasks.benchmark.score_table.tabulate` makes of verdicts on disk.
 
-    Places are what `flows.source.Source` reads. A model is the candidates' `generator` (or column
+    Places are what `tasks.curation.source.Source` reads. A model is the candidates' `generator` (or column
     `model`), `label` where they name none. Levels come from `tasks` (anything
     tasks.sources.tables.load reads), the snapshot of the tasks, or KernelBench's ids. Raises
     UsageError for what cannot be read, candidates that are there twice, tasks that are not in
     `tasks`, and verdicts of several devices where `device` does not choose one.
     """
-    from flows.source import Source, name_of
     from tasks.benchmark.score_table import tabulate
+    from tasks.curation.source import Source, name_of
 
     if candidates and not verdicts:
         raise UsageError("--candidates without --verdicts", "give both, or neither")
@@ -137,7 +137,7 @@ def _read(source: Source, label: str | None) -> pl.DataFrame:
     null."""
     import polars as pl
 
-    from flows.source import Files, columns_of, name_of
+    from tasks.curation.source import Files, columns_of, name_of
     from tasks.sources.tables import shown
 
     where = name_of(source.verdicts)

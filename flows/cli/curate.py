@@ -10,6 +10,7 @@ from flows.cli.common import (
     command,
     emit,
     json_option,
+    print_table,
     root_option,
     set_option,
     verdict_options,
@@ -49,20 +50,69 @@ def curate(
     sizes: str | None, out: str | None, explain: str | None, as_json: bool, **options: Any
 ) -> None:
     """Choose training sets from existing verdicts, by one strategy or many."""
-    from flows.curate import (
-        curate_table,
-        explain_candidate,
-        parsed_sizes,
-        print_explanations,
-        print_sets,
-    )
+    from flows.curate import curate_table, explain_candidate, parsed_sizes
 
     options["sizes"] = parsed_sizes(sizes)
     if explain is None:
         emit(curate_table(out=out, **options), as_json, print_sets)
         return
     found = {"explanations": explain_candidate(explain, **options)}
-    emit(found, as_json, lambda data: print_explanations(data["explanations"]))
+    emit(found, as_json, print_explanations)
+
+
+def print_sets(data: dict[str, Any]) -> None:
+    """Print the sets as a table, after what is worth knowing of their source."""
+    source, sets = data["source"], data["sets"]
+    lines = [
+        f"{source['rows']:,} candidates, {source['correct']:,} correct: {source['verdicts']}",
+        "tokens and speedup are medians of the set",
+    ]
+    if set(source["operators_from"]) - {"verdict"}:
+        known = _listed(source["operators_from"])
+        lines.append(f"operators of the correct ones' tasks are known from: {known}")
+    flags = next((each["trace_flags"] for each in sets if each.get("trace_flags")), None)
+    if flags:
+        lines.append(f"flags of the correct ones' reasoning: {_listed(flags['correct'])}")
+    click.echo("\n".join(lines))
+    right = ("size", "samples", "tasks", "single", "fusion", "tokens", "speedup")
+    rows = [
+        (
+            each["strategy"],
+            _number(each["size"]),
+            _number(each["samples"]),
+            _number(each["tasks"]),
+            _number(each["composition"]["single_operator"]),
+            _number(each["composition"]["fusion"]),
+            _number(each["median_reasoning_tokens"], ",.0f"),
+            _number(each["median_speedup"], ".3g"),
+            _listed(each["criteria"]),
+        )
+        for each in sets
+    ]
+    print_table("", ("strategy", *right, "criteria"), rows, right=right)
+    for each in sets:
+        if outcome := each.get("file") or each.get("problem"):
+            click.echo(f"{each['strategy']}: {outcome}")
+
+
+def _number(value: float | None, form: str = ",") -> str:
+    return "" if value is None else format(value, form)
+
+
+def _listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
+
+
+def print_explanations(data: dict[str, Any]) -> None:
+    """Print why a candidate was taken or not, one line a reason."""
+    from tasks.reporting.text import clean
+
+    for each in data["explanations"]:
+        size = "" if each["size"] is None else f", size {each['size']:,}"
+        verb = f"took it as {each['criterion']}" if each["taken"] else "did not take it"
+        title = f"{each['candidate_id']} of {each['task_id']}: {each['strategy']}{size} {verb}"
+        for line in (title, *(f"  {reason}" for reason in each["reasons"])):
+            click.echo(clean(line, one_line=True))
 
 
 @command()
@@ -100,9 +150,22 @@ def curate(
 @json_option("the summary")
 def publish(as_json: bool, root: str, out: str, **options: Any) -> None:
     """Write a curated set as a folder that datasets.load_dataset loads."""
-    from flows.publish import print_published, publish_set
+    from flows.publish import publish_set
 
     emit(publish_set(root, out, **options), as_json, print_published)
+
+
+def print_published(data: dict[str, Any]) -> None:
+    """Print what was published, and where."""
+    for config, splits in data["rows"].items():
+        counts = ", ".join(f"{split} {rows:,} rows" for split, rows in splits.items())
+        click.echo(f"{config}: {counts}")
+    size = f"{data['files']} files, {data['size_bytes'] / 1e6:,.1f} MB"
+    click.echo(f"folder:    {data['folder']} ({size})\nrevision:  {data['tag']}")
+    if hub := data["hub"]:
+        state = "private" if hub["private"] else "public"
+        state += "" if hub["sent"] else ", was there already"
+        click.echo(f"hub:       {hub['url']} ({state})")
 
 
 @command()

@@ -10,6 +10,7 @@ import click
 
 from flows.cli.common import Option, command, emit, json_option, print_table, root_option
 
+NONE = "no stack runs for {}"
 PARTS = ("prefect", "mlflow", "ray", "worker")
 ROOT = root_option("Where snapshots, databases and logs are.")
 
@@ -131,12 +132,8 @@ def down(root: str, as_json: bool) -> None:
     from flows.ops import control
 
     data = control.down(root, _quiet if as_json else _tell)
-    stopped = f"stopped in {data['seconds']:.1f} s"
-    emit(
-        data,
-        as_json,
-        lambda _: click.echo(stopped if data.get("processes") else f"no stack runs for {root}"),
-    )
+    said = f"stopped in {data['seconds']:.1f} s" if data.get("processes") else NONE.format(root)
+    emit(data, as_json, lambda _: click.echo(said))
 
 
 @command()
@@ -153,13 +150,15 @@ def _tell(line: str) -> None:
 
 
 def _quiet(line: str) -> None:
-    pass
+    """With --json nothing but the object is printed."""
 
 
 def _print(data: dict[str, Any]) -> None:
     if not data["parts"]:
-        click.echo(f"no stack runs for {data['root']}")
+        click.echo(NONE.format(data["root"]))
         return
+    from tasks.progress import duration
+
     rows = [
         (
             row["part"],
@@ -167,7 +166,7 @@ def _print(data: dict[str, Any]) -> None:
             row["pid"] or "-",
             row["processes"],
             row["restarts"],
-            _duration(row["uptime_s"]),
+            "-" if row["uptime_s"] is None else duration(row["uptime_s"]),
             row["url"],
             row["log"],
         )
@@ -177,17 +176,3 @@ def _print(data: dict[str, Any]) -> None:
     print_table(f"concur stack of {data['root']}", columns, rows)
     if data["supervisor"] is None:
         click.echo("the supervisor does not run: `concur up` starts one that takes over what runs")
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return (
-        f"{hours} h {minutes} min"
-        if hours
-        else f"{minutes} min {rest} s"
-        if minutes
-        else f"{rest} s"
-    )

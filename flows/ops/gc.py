@@ -4,8 +4,8 @@ the rest.
 Guarantees: nothing is removed without `delete`, nor while MLflow cannot be asked unless told
 `without_mlflow`; the root is held from the decision until it is carried out; a snapshot is in its
 place, whole, or gone, whenever the process is killed; what a killed collection left in the trash
-goes with the next one; no link is followed and nothing outside the root is touched. Prefect's stored
-results are no references: a flow that is handed a snapshot that is gone makes it again.
+goes with the next one; no link is followed and nothing outside the root is touched. Prefect's
+stored results are no references: a flow that is handed a snapshot that is gone makes it again.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What lies under a root, and who refers to it: other files of the root, published folders, MLflow.
 
-Guarantees: reads only; a symbolic link is never followed; a directory is a finished snapshot only if
-its manifest names that very stage and fingerprint, and an unfinished one only if its name is a
-fingerprint and a stage has begun to write there; a tracking server that does not answer is an error,
-never "nothing refers to it". Everything that has the form of a fingerprint counts as one. Does not
-guarantee a picture of one moment while others write: `root_lock.alone` is for that.
+Guarantees: reads only; a symbolic link is never followed; a directory is a finished snapshot only
+if its manifest names that very stage and fingerprint, and an unfinished one only if its name is a
+fingerprint and a stage has begun to write there; a tracking server that does not answer is an
+error, never "nothing refers to it". Everything that has the form of a fingerprint counts as one.
+Does not guarantee a picture of one moment while others write: `root_lock.alone` is for that.
 """
 
 from __future__ import annotations
@@ -86,12 +86,16 @@ def scan(root: Path) -> list[Stored]:
 
 def size_of(path: Path) -> int:
     """Bytes on the disk of a file, or of a directory with its contents; links count as links."""
-    total = 0
+    return sum(found.st_blocks * 512 for found in _stats(path))
+
+
+def _stats(path: Path) -> Iterator[os.stat_result]:
+    """Of a path and everything below it; a link is not followed."""
     with suppress(OSError):
-        total = path.lstat().st_blocks * 512
-        if path.is_dir() and not path.is_symlink():
-            total += sum(map(size_of, path.iterdir()))
-    return total
+        yield path.lstat()
+    for below in path.rglob("*") if not path.is_symlink() else ():
+        with suppress(OSError):
+            yield below.lstat()
 
 
 def _stored(stage: str, directory: Path) -> Stored | None:
@@ -103,7 +107,8 @@ def _stored(stage: str, directory: Path) -> Stored | None:
         return Stored(
             **place,
             finished=False,
-            changed_s=_newest_s(directory),
+            # a training writes to a checkpoint deep inside
+            changed_s=max((found.st_mtime for found in _stats(directory)), default=0.0),
             bytes=size_of(directory),
             written_by=_writer(directory),
         )
@@ -159,16 +164,6 @@ def _writer(directory: Path) -> str:
             if psutil.pid_exists(pid):
                 return f"process {pid} writes there"
     return ""
-
-
-def _newest_s(path: Path) -> float:
-    """When anything in it changed last: a training writes to a checkpoint deep inside."""
-    newest = 0.0
-    with suppress(OSError):
-        newest = path.lstat().st_mtime
-        if path.is_dir() and not path.is_symlink():
-            newest = max([newest, *map(_newest_s, path.iterdir())])
-    return newest
 
 
 # -- references ------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""Which snapshots stay and which go: a pure function of what exists, who refers to it, and the time.
+"""Which snapshots stay and which go: a pure function of what exists, who refers to it, and the
+time.
 
 Guarantees: whatever stays, every snapshot that it names stays too, directly or through others; each
 snapshot has exactly one reason; what goes is ordered so that a snapshot goes after everything made

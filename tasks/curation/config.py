@@ -1,4 +1,5 @@
-"""What a training set is made by: the strategy's name, its thresholds, its size and its seed.
+"""What a training set is made by: the strategy's name, its thresholds, its size and its seed; and
+from where on a reasoning trace is flagged.
 
 Guarantees: the same configuration on the same rows gives the same set, whatever the order of the
 rows. Does not guarantee that a key matters to every strategy: each description says which read it.
@@ -9,8 +10,6 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
-
-from tasks.curation.quality import Flag
 
 Strategy = Literal[
     "concur",
@@ -26,7 +25,10 @@ Strategy = Literal[
     "balanced_speedup",
     "balanced_random",
 ]
-STRATEGY_NAMES: tuple[str, ...] = get_args(Strategy)
+STRATEGY_NAMES: tuple[Strategy, ...] = get_args(Strategy)
+
+Flag = Literal["repetitive", "ends_in_loop", "self_doubting", "mixed_language", "truncated"]
+FLAGS: tuple[Flag, ...] = get_args(Flag)
 
 
 class CurationConfig(BaseModel):
@@ -113,8 +115,46 @@ class CurationConfig(BaseModel):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a set depends on: all keys, but not those of later versions that are left at what
-        earlier ones did."""
-        return self.model_dump(
-            mode="json", exclude=set() if self.exclude_flags else {"exclude_flags"}
-        )
+        """What a set depends on: all keys but `exclude_flags` where it is left at its default, which
+        keeps the fingerprints of versions before it."""
+        without = () if self.exclude_flags else ("exclude_flags",)
+        return self.model_dump(mode="json", exclude=set(without))
+
+
+class QualityConfig(BaseModel):
+    """From which value a measure is a flag. Calibrated on 1,032 responses of QwQ-32B
+    (benchmarks/results/2026-11-21-trace-quality.md)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_repeated_share: float = Field(
+        default=0.25, ge=0, le=1, description="repetitive above this share of 10-grams seen before"
+    )
+    max_loop_words: int = Field(
+        default=60,
+        ge=1,
+        description="ends_in_loop above this many words of a repeated period at the end",
+    )
+    max_doubt_per_1000_words: float = Field(
+        default=18.0, ge=0, description="self_doubting above this rate"
+    )
+    min_doubt_markers: int = Field(
+        default=10,
+        ge=1,
+        description="fewer markers than this are never self_doubting: short texts have wild rates",
+    )
+    max_foreign_letters: int = Field(
+        default=3,
+        ge=0,
+        description="mixed_language above this many letters outside the text's main script",
+    )
+    batch_characters: int = Field(
+        default=8_000_000,
+        ge=1,
+        description="characters of text measured at a time: bounds memory, not results",
+    )
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the flags depend on."""
+        return self.model_dump(mode="json", exclude={"batch_characters"})

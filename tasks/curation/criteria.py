@@ -4,7 +4,7 @@ Guarantees: every function reads only the columns that its criterion is about, k
 the pool, and depends on the data and the seeded order alone. Does not guarantee that what two
 criteria take is disjoint: `strategies` leaves out what was taken before.
 
-The pool is what `tasks.curation.pool.eligible_samples` returns; functions that draw want `_draw`
+The pool is what `tasks.curation.pool.eligible_samples` returns; functions that draw need `_draw`
 too (`pool.drawn`).
 """
 
@@ -12,17 +12,22 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    import polars as pl
+import polars as pl
 
 Order = Literal["min_length", "max_length", "speedup", "random"]
+Equality = Literal["exact", "interval"]
+LENGTH, SPEEDUP = pl.col("reasoning_tokens"), pl.col("_speedup")
+ORDERS: dict[Order, list[pl.Expr]] = {
+    "min_length": [LENGTH],
+    "max_length": [-LENGTH.cast(pl.Int64)],
+    "speedup": [-SPEEDUP],
+    "random": [],
+}
 
 
-def concise_and_fast(
-    eligible: pl.DataFrame, equal: Literal["exact", "interval"] = "exact"
-) -> pl.DataFrame:
+def concise_and_fast(eligible: pl.DataFrame, equal: Equality = "exact") -> pl.DataFrame:
     """(a): per task, the correct sample that is both the shortest in reasoning and the fastest; no
     sample where those are two.
 
@@ -31,35 +36,24 @@ def concise_and_fast(
     never the fastest. With `equal` "interval", a sample is as fast as the fastest where the upper
     bound of its speedup reaches the fastest's lower bound.
     """
-    return eligible.filter(_is_shortest(), is_fastest(equal)).unique(
-        subset="task_id", keep="first", maintain_order=True
-    )
+    shortest = LENGTH == LENGTH.min().over("task_id")
+    return first_per_task(eligible.filter(shortest, is_fastest(equal)))
 
 
-def is_fastest(equal: Literal["exact", "interval"] = "exact") -> pl.Expr:
-    """Is a sample as fast as its task's fastest. Where several are the fastest, the lowest of their
-    lower bounds is the one to reach."""
-    import polars as pl
-
-    fastest = pl.col("_speedup") == pl.col("_speedup").max().over("task_id")
+def is_fastest(equal: Equality = "exact") -> pl.Expr:
+    """Whether a sample is as fast as its task's fastest. Where several are the fastest, the lowest
+    of their lower bounds is the one to reach."""
+    fastest = SPEEDUP == SPEEDUP.max().over("task_id")
     if equal == "interval":
         reach = pl.when(fastest).then(pl.col("_speedup_lower")).min().over("task_id")
         fastest = fastest | (pl.col("_speedup_upper") >= reach)
-    return fastest & (pl.col("_speedup") > 0)
-
-
-def _is_shortest() -> pl.Expr:
-    import polars as pl
-
-    return pl.col("reasoning_tokens") == pl.col("reasoning_tokens").min().over("task_id")
+    return fastest & (SPEEDUP > 0)
 
 
 def high_speedup(eligible: pl.DataFrame, min_speedup: float) -> pl.DataFrame:
     """(b): every correct sample with speedup > min_speedup (strictly), however long its
     reasoning."""
-    import polars as pl
-
-    return eligible.filter(pl.col("_speedup") > min_speedup)
+    return eligible.filter(SPEEDUP > min_speedup)
 
 
 def single_operator(
@@ -71,10 +65,8 @@ def single_operator(
     `single_operators_wanted` says when that is. Ties in length: the faster, then the lower
     sample_index.
     """
-    import polars as pl
-
     wanted = single_operators_wanted(taken.height, int(taken["_single"].sum()), quota)
-    return shortest_per_task(eligible.filter(pl.col("_single")), taken).head(wanted)
+    return shortest_per_task(eligible.filter("_single"), taken).head(wanted)
 
 
 def single_operators_wanted(taken: int, singles: int, quota: float | int) -> int:
@@ -95,20 +87,18 @@ def shortest_per_task(
 ) -> pl.DataFrame:
     """Each task's shortest sample not yet taken, in order of task_id. Ties: the faster (not with
     "index"), then the lower sample_index."""
-    import polars as pl
-
-    faster = [-pl.col("_speedup")] if ties == "faster" else []
-    return _first_per_task(_without(eligible, taken), "reasoning_tokens", *faster)
+    faster = [-SPEEDUP] if ties == "faster" else []
+    ordered = without(eligible, taken).sort(
+        "task_id", LENGTH, *faster, "sample_index", "candidate_id"
+    )
+    return first_per_task(ordered)
 
 
 def fastest_per_task(eligible: pl.DataFrame, taken: pl.DataFrame) -> pl.DataFrame:
     """Each task's fastest timed sample not yet taken, in order of task_id. Ties: the lower
     sample_index. Reads no length."""
-    import polars as pl
-
-    return _first_per_task(
-        _without(eligible, taken).filter(pl.col("_speedup") > 0), -pl.col("_speedup")
-    )
+    timed = without(eligible, taken).filter(SPEEDUP > 0)
+    return first_per_task(timed.sort("task_id", -SPEEDUP, "sample_index", "candidate_id"))
 
 
 def ranked(pool: pl.DataFrame, order: Order, max_per_task: int | None) -> pl.DataFrame:
@@ -118,20 +108,10 @@ def ranked(pool: pl.DataFrame, order: Order, max_per_task: int | None) -> pl.Dat
     Ties are drawn, so that no second criterion comes in. "speedup" leaves out samples that were not
     timed.
     """
-    import polars as pl
-
-    keys: dict[str, list[pl.Expr]] = {
-        "min_length": [pl.col("reasoning_tokens")],
-        "max_length": [-pl.col("reasoning_tokens").cast(pl.Int64)],
-        "speedup": [-pl.col("_speedup")],
-        "random": [],
-    }
-    rows = pool.filter(pl.col("_speedup") > 0) if order == "speedup" else pool
-    rows = rows.sort(*keys[order], "_draw", "candidate_id")
+    rows = pool.filter(SPEEDUP > 0) if order == "speedup" else pool
+    rows = rows.sort(*ORDERS[order], "_draw", "candidate_id")
     if max_per_task is None:
         return rows
-    if max_per_task == 1:
-        return rows.unique(subset="task_id", keep="first", maintain_order=True)
     return rows.filter(pl.int_range(pl.len()).over("task_id") < max_per_task)
 
 
@@ -142,26 +122,19 @@ def balanced(rows: pl.DataFrame, size: int, quota: float | int) -> pl.DataFrame:
     Where one kind has too few, the other fills up: the size is kept rather than the balance. Keeps
     the order of `rows`.
     """
-    import polars as pl
-
+    exact = math.floor(Fraction(str(quota)) * size)
+    aim = exact if isinstance(quota, float) else min(quota, size // 2)
     singles = int(rows["_single"].sum())
-    aim = (
-        math.floor(Fraction(str(quota)) * size)
-        if isinstance(quota, float)
-        else min(quota, size // 2)
-    )
     of_singles = min(singles, max(aim, size - (rows.height - singles)))
-    place = pl.int_range(pl.len()).over("_single")
-    return rows.filter(
-        place < pl.when(pl.col("_single")).then(of_singles).otherwise(size - of_singles)
-    )
+    limit = pl.when("_single").then(of_singles).otherwise(size - of_singles)
+    return rows.filter(pl.int_range(pl.len()).over("_single") < limit)
 
 
-def _first_per_task(rows: pl.DataFrame, *order: str | pl.Expr) -> pl.DataFrame:
-    ordered = rows.sort("task_id", *order, "sample_index", "candidate_id")
-    return ordered.unique(subset="task_id", keep="first", maintain_order=True)
+def first_per_task(rows: pl.DataFrame) -> pl.DataFrame:
+    """The first row of each task, in the order of the rows."""
+    return rows.unique(subset="task_id", keep="first", maintain_order=True)
 
 
-def _without(eligible: pl.DataFrame, taken: pl.DataFrame) -> pl.DataFrame:
-    """The pool without the rows of `taken`, in its order."""
-    return eligible.join(taken.select("_row"), on="_row", how="anti", maintain_order="left")
+def without(rows: pl.DataFrame, taken: pl.DataFrame) -> pl.DataFrame:
+    """The rows that are not in `taken`, in their order."""
+    return rows.join(taken.select("_row"), on="_row", how="anti", maintain_order="left")

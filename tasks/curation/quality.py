@@ -11,14 +11,17 @@ filters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+import numpy as np
+import polars as pl
 
-if TYPE_CHECKING:
-    import numpy as np
-    import polars as pl
+from tasks.curation.config import FLAGS, QualityConfig
+
+T = TypeVar("T")
+Array = np.ndarray[Any, Any]
 
 MEASURES = (
     "characters",
@@ -34,10 +37,10 @@ MEASURES = (
     "unclosed_thought",
     "ends_mid_sentence",
 )
-Flag = Literal["repetitive", "ends_in_loop", "self_doubting", "mixed_language", "truncated"]
-FLAGS: tuple[Flag, ...] = get_args(Flag)
 
 NGRAM = 10
+MAX_PERIODS = 64  # occurrences of the last word that are tried as periods
+MAX_TAIL = 20_000  # words at the end that are searched; a longer loop is flagged all the same
 _LETTER = (  # not \w: a Unicode class repeated 40 times is ten times as slow
     r"[A-Za-z0-9_\x{80}-\x{10FFFF}]"
 )
@@ -71,149 +74,82 @@ _FENCE = r"(?m)^[ \t]*(?:```|~~~)"
 _ENDING = r"[.!?:;)\]}>`\"'*|。！？”’…]\s*\z|(?m:^[ \t]*(?:#+ .*|\*\*.*|-{3,}))\s*\z"
 
 
-class QualityConfig(BaseModel):
-    """From which value a measure is a flag. Calibrated on 1,032 responses of QwQ-32B
-    (benchmarks/results/2026-11-21-trace-quality.md)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    max_repeated_share: float = Field(
-        default=0.25, ge=0, le=1, description="repetitive above this share of 10-grams seen before"
-    )
-    max_loop_words: int = Field(
-        default=60,
-        ge=1,
-        description="ends_in_loop above this many words of a repeated period at the end",
-    )
-    max_doubt_per_1000_words: float = Field(
-        default=18.0, ge=0, description="self_doubting above this rate"
-    )
-    min_doubt_markers: int = Field(
-        default=10,
-        ge=1,
-        description="fewer markers than this are never self_doubting: short texts have wild rates",
-    )
-    max_foreign_letters: int = Field(
-        default=3,
-        ge=0,
-        description="mixed_language above this many letters outside the text's main script",
-    )
-    batch_characters: int = Field(
-        default=8_000_000,
-        ge=1,
-        description="characters of text measured at a time: bounds memory, not results",
-    )
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What the flags depend on."""
-        return self.model_dump(mode="json", exclude={"batch_characters"})
-
-
-def quality(
-    texts: pl.Series | Iterable[str | None], config: QualityConfig | None = None
-) -> pl.DataFrame:
+def quality(texts: Iterable[str | None], config: QualityConfig | None = None) -> pl.DataFrame:
     """One row a text: `MEASURES`, then the boolean `FLAGS`. A null text counts as empty.
 
     Shares are of 1. `words`, `repeated_share`, `loop_words` and doubt are of the prose: closed code
     fences are left out.
     """
-    import polars as pl
-
     frames = list(stream_quality(texts, config))
-    return (
-        pl.concat(frames)
-        if frames
-        else _measured(pl.Series("text", [], dtype=pl.String), config or QualityConfig())
-    )
+    return pl.concat(frames or [_measured([], config or QualityConfig())])
 
 
 def stream_quality(
-    texts: pl.Series | Iterable[str | None], config: QualityConfig | None = None
+    texts: Iterable[str | None], config: QualityConfig | None = None
 ) -> Iterator[pl.DataFrame]:
     """`quality` a batch at a time, for more rows than memory holds: give an iterator of texts."""
-    import polars as pl
-
     config = config or QualityConfig()
-    batch: list[str | None] = []
+    limit = config.batch_characters
+    for batch in batches(texts, lambda text: len(text or ""), limit, limit // 100 + 1):
+        yield _measured(batch, config)
+
+
+def batches(
+    items: Iterable[T], characters_of: Callable[[T], int], max_characters: int, max_items: int
+) -> Iterator[list[T]]:
+    """Cut items into lists that end where their characters or their number reach a limit."""
+    batch: list[T] = []
     characters = 0
-    for text in texts:
-        batch.append(text)
-        characters += len(text or "")
-        if (
-            characters >= config.batch_characters
-            or len(batch) >= config.batch_characters // 100 + 1
-        ):
-            yield _measured(pl.Series("text", batch, dtype=pl.String), config)
+    for item in items:
+        batch.append(item)
+        characters += characters_of(item)
+        if characters >= max_characters or len(batch) >= max_items:
+            yield batch
             batch, characters = [], 0
     if batch:
-        yield _measured(pl.Series("text", batch, dtype=pl.String), config)
+        yield batch
 
 
-def keep(frame: pl.DataFrame, flags: Iterable[str] = FLAGS) -> pl.Series:
-    """A mask of the rows of `quality` without any of `flags`: what a filter keeps."""
-    import polars as pl
-
-    return frame.select(~pl.any_horizontal(*flags)).to_series().alias("keep")
-
-
-def _measured(texts: pl.Series, config: QualityConfig) -> pl.DataFrame:
-    import polars as pl
-
-    frame = texts.fill_null("").alias("text").to_frame()
+def _measured(texts: Sequence[str | None], config: QualityConfig) -> pl.DataFrame:
+    frame = pl.Series("text", texts, dtype=pl.String).fill_null("").to_frame()
     prose = frame["text"].str.replace_all(_CODE, "\n")
     repeated, loops, total = _repetition(prose.str.extract_all(_WORD))
     foreign, foreign_share = _foreign(frame["text"])
-    text = pl.col("text")
+    text = pl.col("text").str
+    unclosed = text.contains("<think>", literal=True) & ~text.contains("</think>", literal=True)
     measured = frame.select(
-        text.str.len_chars().cast(pl.Int64).alias("characters"),
-        prose.str.count_matches(rf"{_LETTER}+").cast(pl.Int64).alias("words"),
-        pl.Series("repeated_share", repeated),
-        pl.Series("loop_words", loops),
-        pl.Series("loop_share", loops / total.clip(1)),
-        prose.str.count_matches(_DOUBT).cast(pl.Int64).alias("doubt_markers"),
-        pl.Series("foreign_letters", foreign),
-        pl.Series("foreign_share", foreign_share),
-        (text.str.count_matches(_FENCE) % 2 == 1).alias("unclosed_fence"),
-        (
-            text.str.contains("<think>", literal=True)
-            & ~text.str.contains("</think>", literal=True)
-        ).alias("unclosed_thought"),
-        (text.str.contains(_LETTER) & ~text.str.tail(200).str.contains(_ENDING)).alias(
-            "ends_mid_sentence"
-        ),
-    ).with_columns(
-        (1000 * pl.col("doubt_markers") / pl.col("words").clip(1)).alias("doubt_per_1000_words"),
+        characters=text.len_chars().cast(pl.Int64),
+        words=prose.str.count_matches(rf"{_LETTER}+").cast(pl.Int64),
+        repeated_share=pl.Series(repeated),
+        loop_words=pl.Series(loops),
+        loop_share=pl.Series(loops / total.clip(1)),
+        doubt_markers=prose.str.count_matches(_DOUBT).cast(pl.Int64),
+        foreign_letters=pl.Series(foreign),
+        foreign_share=pl.Series(foreign_share),
+        unclosed_fence=text.count_matches(_FENCE) % 2 == 1,
+        unclosed_thought=unclosed,
+        ends_mid_sentence=text.contains(_LETTER) & ~text.tail(200).str.contains(_ENDING),
     )
-    flags = (
-        (pl.col("repeated_share") > config.max_repeated_share).alias("repetitive"),
-        (pl.col("loop_words") > config.max_loop_words).alias("ends_in_loop"),
-        (
-            (pl.col("doubt_per_1000_words") > config.max_doubt_per_1000_words)
-            & (pl.col("doubt_markers") >= config.min_doubt_markers)
-        ).alias("self_doubting"),
-        (pl.col("foreign_letters") > config.max_foreign_letters).alias("mixed_language"),
-        pl.any_horizontal("unclosed_fence", "unclosed_thought", "ends_mid_sentence").alias(
-            "truncated"
-        ),
+    rate = 1000 * pl.col("doubt_markers") / pl.col("words").clip(1)
+    measured = measured.with_columns(doubt_per_1000_words=rate)
+    doubting = pl.col("doubt_per_1000_words") > config.max_doubt_per_1000_words
+    flags = measured.with_columns(
+        repetitive=pl.col("repeated_share") > config.max_repeated_share,
+        ends_in_loop=pl.col("loop_words") > config.max_loop_words,
+        self_doubting=doubting & (pl.col("doubt_markers") >= config.min_doubt_markers),
+        mixed_language=pl.col("foreign_letters") > config.max_foreign_letters,
+        truncated=pl.any_horizontal("unclosed_fence", "unclosed_thought", "ends_mid_sentence"),
     )
-    return measured.with_columns(flags).select(*MEASURES, *FLAGS)
+    return flags.select(*MEASURES, *FLAGS)
 
 
-def _foreign(texts: pl.Series) -> tuple[np.ndarray, np.ndarray]:
+def _foreign(texts: pl.Series) -> tuple[Array, Array]:
     """Of each text: letters outside its main script, and their share of all letters. Only what is
     not ASCII is looked at one by one."""
-    import numpy as np
-
     counts, shares = np.zeros(len(texts), dtype=np.int64), np.zeros(len(texts))
-    edges = sorted(
-        (low, high, number)
-        for number, blocks in enumerate(_SCRIPTS.values())
-        for low, high in blocks
-    )
-    lows, highs, numbers = (
-        np.array(column, dtype=np.uint32) for column in zip(*edges, strict=True)
-    )
+    scripts = enumerate(_SCRIPTS.values())
+    edges = sorted((*block, number) for number, blocks in scripts for block in blocks)
+    lows, highs, numbers = np.array(edges, dtype=np.uint32).T
     rest = texts.str.replace_all(r"[\x00-\x7F]+", "")
     for i in (rest.str.len_bytes() > 0).arg_true().to_list():
         points = np.frombuffer(rest[i].encode("utf-32-le"), dtype=np.uint32)
@@ -227,15 +163,13 @@ def _foreign(texts: pl.Series) -> tuple[np.ndarray, np.ndarray]:
     return counts, shares
 
 
-def _repetition(words: pl.Series) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _repetition(words: pl.Series) -> tuple[Array, Array, Array]:
     """Of each text: the share of its 10-grams that it had before, the words of the loop that it
     ends in, and all its words.
 
     An n-gram is a polynomial hash of 64 bits: in a text of 10,000 words two different ones collide
     once in 10^11 texts.
     """
-    import numpy as np
-
     lengths = words.list.len().fill_null(0).to_numpy().astype(np.int64)
     starts = np.concatenate([[0], np.cumsum(lengths)])
     hashes = words.list.explode(empty_as_null=False).hash(seed=1).to_numpy()
@@ -246,28 +180,23 @@ def _repetition(words: pl.Series) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     for i in np.flatnonzero(lengths >= NGRAM):
         own = grams[starts[i] : starts[i + 1] - NGRAM + 1]
         repeated[i] = 1 - len(np.unique(own)) / len(own)
-    loops = np.array(
-        [_loop_words(hashes[a:b]) for a, b in zip(starts[:-1], starts[1:], strict=True)],
-        dtype=np.int64,
-    )
-    return repeated, loops, lengths
+    loops = [_loop_words(hashes[start:end]) for start, end in pairwise(starts)]
+    return repeated, np.array(loops, dtype=np.int64), lengths
 
 
-def _loop_words(words: np.ndarray) -> int:
+def _loop_words(words: Array) -> int:
     """Words at the end that repeat with one period, all repetitions counted; 0 where the end is not
     said twice.
 
     The period is the distance from the last word to its occurrences before: the nearest few that
     continue backwards are tried.
     """
-    import numpy as np
-
     if len(words) < 4:
         return 0
     best = 0
-    for position in np.flatnonzero(words[:-1] == words[-1])[::-1][:_PERIODS]:
+    for position in np.flatnonzero(words[:-1] == words[-1])[::-1][:MAX_PERIODS]:
         period = len(words) - 1 - int(position)
-        tail = words[-min(len(words), _TAIL) :]
+        tail = words[-min(len(words), MAX_TAIL) :]
         if period * 2 > len(tail):
             break
         different = np.flatnonzero(tail[period:] != tail[:-period])
@@ -275,7 +204,3 @@ def _loop_words(words: np.ndarray) -> int:
         if run >= period:
             best = max(best, run + period)
     return best
-
-
-_PERIODS = 64  # occurrences of the last word that are tried as periods
-_TAIL = 20_000  # words at the end that are looked at: a longer loop is as flagged at this length

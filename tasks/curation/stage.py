@@ -7,10 +7,17 @@ from typing import Any
 import polars as pl
 
 from kernels_eval.errors import UsageError
+from tasks.curation.config import CurationConfig
 from tasks.curation.flags import counted
 from tasks.curation.pool import without_flags
-from tasks.curation.strategies import CurationConfig, curate
-from tasks.curation.tables import curated_rows, deciding, joined_on_candidate, texts_of
+from tasks.curation.strategies import curate
+from tasks.curation.tables import (
+    curated_rows,
+    deciding,
+    joined_on_candidate,
+    named_tasks,
+    texts_of,
+)
 from tasks.progress import report
 from tasks.store import Snapshot, SnapshotRef, fingerprint
 from tasks.tables import CURATED
@@ -53,31 +60,24 @@ def run(
     it.
 
     `workloads` name the operators of tasks whose verdicts name none; the manifest's
-    `operators_from` counts the correct samples by whose word was taken. `flags` say what is wrong
-    with a trace; the manifest's `trace_flags` counts them (`flag_counts`).
+    `operators_from` counts the correct samples by where those are from. `flags` are the flaws of
+    the traces; the manifest's `trace_flags` counts them (`flag_counts`). Raises UsageError where
+    nothing is taken, and as `curate` does.
     """
     snapshot = planned(verdicts, candidates, tasks, config, workloads, flags)
     if snapshot.finished:
         return snapshot.ref
-    frame = deciding(
-        verdicts.open(),
-        candidates.open(),
-        workloads.open() if workloads else None,
-        flags.open() if flags else None,
-    )
+    others = (ref.open() if ref else None for ref in (workloads, flags))
+    frame = deciding(verdicts.open(), candidates.open(), *others)
     taken = curate(frame, config)
     if taken.is_empty():
-        raise UsageError(*nothing_taken(frame, config))
+        raise nothing_taken(frame, config)
     rows = curated_rows(taken, texts_of(candidates.open(), taken), named_tasks(tasks.open()))
     left = rows.filter(~pl.col("candidate_id").is_in(list(snapshot.keys("candidate_id"))))
     snapshot.append(left.iter_rows(named=True), CURATED)
     counts = dict(sorted(rows["criterion"].value_counts().iter_rows()))
-    report(
-        STAGE,
-        rows.height,
-        rows.height,
-        ", ".join(f"{name} {count}" for name, count in counts.items()),
-    )
+    summary = ", ".join(f"{name} {count}" for name, count in counts.items())
+    report(STAGE, rows.height, rows.height, summary)
     return snapshot.publish(
         config=config,
         upstream=_upstream(verdicts, candidates, tasks, workloads, flags),
@@ -116,31 +116,19 @@ def operators_from(frame: pl.DataFrame) -> dict[str, int]:
     return dict(sorted(found.value_counts().iter_rows()))
 
 
-def named_tasks(tasks: Snapshot) -> pl.DataFrame:
-    """task_id, task_name, task_code, entry_point: what a curated row says of its task."""
-    rows = tasks.read(columns=["task_id", "name", "code", "entry_point"], unique="task_id")
-    return rows.select(
-        "task_id",
-        pl.col("name").alias("task_name"),
-        pl.col("code").alias("task_code"),
-        "entry_point",
+def nothing_taken(frame: pl.DataFrame, config: CurationConfig) -> UsageError:
+    """The error of an empty training set, with the likeliest fix."""
+    correct = frame.filter(pl.col("status") == "correct")
+    fix = "lower curation.min_speedup or verify more candidates"
+    if correct.height:
+        if correct.filter(without_flags(config)).is_empty():
+            fix = "every correct one has a trace flag of exclude_flags: exclude fewer"
+        elif _only_follow_ups(correct) and not config.later_turns:
+            fix = "all correct ones answer follow-ups: curation.later_turns=true takes those too"
+    return UsageError(
+        f"curation took none of {frame.height} candidates ({correct.height} correct)", fix
     )
 
 
-def nothing_taken(frame: pl.DataFrame, config: CurationConfig) -> tuple[str, str]:
-    """The error of an empty training set, and its hint."""
-    correct = frame.filter(pl.col("status") == "correct")
-    message = f"curation took none of {frame.height} candidates ({correct.height} correct)"
-    if config.exclude_flags and correct.height and correct.filter(without_flags(config)).is_empty():
-        return message, "every correct one has a trace flag of exclude_flags: exclude fewer"
-    if (
-        not config.later_turns
-        and "turn" in frame.columns
-        and correct.height
-        and (correct["turn"].fill_null(1) > 1).all()
-    ):
-        return (
-            message,
-            "all correct ones answer follow-ups: curation.later_turns=true takes those too",
-        )
-    return message, "lower curation.min_speedup or verify more candidates"
+def _only_follow_ups(correct: pl.DataFrame) -> bool:
+    return "turn" in correct.columns and bool((correct["turn"].fill_null(1) > 1).all())

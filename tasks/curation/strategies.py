@@ -17,10 +17,13 @@ docs/explanation/curation.md says what each strategy controls for.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
 
 from kernels_eval.errors import UsageError
-from tasks.curation.config import STRATEGY_NAMES, CurationConfig, Strategy
+from tasks.curation.config import CurationConfig
 from tasks.curation.criteria import (
     Order,
     balanced,
@@ -30,48 +33,14 @@ from tasks.curation.criteria import (
     ranked,
     shortest_per_task,
     single_operator,
+    without,
 )
-from tasks.curation.pool import COLUMNS, OPTIONAL, drawn, eligible_samples
+from tasks.curation.pool import Array, drawn, eligible_samples
 
-if TYPE_CHECKING:
-    import numpy as np
-    import polars as pl
-
-__all__ = [
-    "COLUMNS",
-    "OPTIONAL",
-    "STRATEGY_NAMES",
-    "CurationConfig",
-    "Strategy",
-    "concise_and_fast",
-    "curate",
-    "eligible_samples",
-    "high_speedup",
-    "select",
-    "single_operator",
-]
-
-CONCISE_AND_FAST, HIGH_SPEEDUP, SINGLE_OPERATOR = (
-    "concise_and_fast",
-    "high_speedup",
-    "single_operator",
-)
-FASTEST, SHORTEST, LONGEST, DRAWN, ANY_OPERATOR = (
-    "fastest",
-    "shortest",
-    "longest",
-    "drawn",
-    "any_operator",
-)
-
-
-class Baseline(NamedTuple):
-    """A strategy of one criterion: the order in which it takes, whether it balances, and what it
-    calls its criterion."""
-
-    order: Order
-    balances: bool
-    criterion: str
+# What the column `criterion` says.
+CONCISE_AND_FAST, HIGH_SPEEDUP = "concise_and_fast", "high_speedup"
+SINGLE_OPERATOR, ANY_OPERATOR = "single_operator", "any_operator"
+FASTEST, SHORTEST, LONGEST, DRAWN = "fastest", "shortest", "longest", "drawn"
 
 
 def curate(frame: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
@@ -84,11 +53,11 @@ def curate(frame: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
     """
     taken = select(eligible_samples(frame, config), config)
     rows = frame[taken["_row"]].with_columns(taken["criterion"])
-    return (
-        _with_reasoning_moved(rows, donors(taken))
-        if config.strategy == "shuffled_reasoning"
-        else rows
-    )
+    if config.strategy != "shuffled_reasoning":
+        return rows
+    givers = rows[donors(taken)]
+    moved = [givers[name] for name in ("reasoning", "reasoning_tokens") if name in rows.columns]
+    return rows.with_columns(*moved, reasoning_from=givers["candidate_id"].cast(pl.String))
 
 
 def select(pool: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
@@ -105,70 +74,47 @@ def select(pool: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
 
 def concur(pool: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
     """All of (a), then (b), then (c): a sample is labelled with the first that took it."""
-    import polars as pl
-
     # (a) is decided among all correct samples: a strict demand may refuse the winner, never crown
     # another
-    first = _named(
-        concise_and_fast(pool, config.equal_speedups).filter(pl.col("_sure")), CONCISE_AND_FAST
-    )
-    sure = pool.filter(pl.col("_sure"))
-    taken = _added(first, high_speedup(sure, config.min_speedup), HIGH_SPEEDUP)
-    return _added(
-        taken, single_operator(sure, taken, config.single_operator_quota), SINGLE_OPERATOR
-    )
+    winners = concise_and_fast(pool, config.equal_speedups).filter("_sure")
+    sure = pool.filter("_sure")
+    taken = _named(winners, CONCISE_AND_FAST)
+    taken = _added(taken, high_speedup(sure, config.min_speedup), HIGH_SPEEDUP)
+    singles = single_operator(sure, taken, config.single_operator_quota)
+    return _added(taken, singles, SINGLE_OPERATOR)
 
 
 def concur_without_conciseness(pool: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
     """Lengths are not looked at: (b); then the fastest sample of tasks that are drawn, as many as
     concur takes by (a) alone; then (c) with the fastest samples of single-operator tasks, as many
     as concur adds."""
-    import polars as pl
-
-    like = concur(pool, config)
-    sure = pool.filter(pl.col("_sure"))
+    like, sure = concur(pool, config), pool.filter("_sure")
     fast = _named(high_speedup(sure, config.min_speedup), HIGH_SPEEDUP)
-    alone = (
-        like.filter(pl.col("criterion") == CONCISE_AND_FAST)
-        .join(fast.select("_row"), on="_row", how="anti")
-        .height
-    )
-    winners = (
-        fastest_per_task(pool, pool.clear())
-        .filter(pl.col("_sure"))
-        .join(fast.select("_row"), on="_row", how="anti")
-    )
-    taken = _added(fast, _draw(winners, alone), FASTEST)
-    more = fastest_per_task(sure.filter(pl.col("_single")), taken).head(
-        _count(like, SINGLE_OPERATOR)
-    )
-    return _added(taken, more, SINGLE_OPERATOR)
+    alone = without(like.filter(criterion=CONCISE_AND_FAST), fast).height
+    winners = fastest_per_task(pool, pool.clear()).filter("_sure")
+    taken = _added(fast, _draw(without(winners, fast), alone), FASTEST)
+    more = fastest_per_task(sure.filter("_single"), taken)
+    return _added(taken, more.head(_count(like, SINGLE_OPERATOR)), SINGLE_OPERATOR)
 
 
 def concur_without_speedup(pool: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
     """Speedups are not looked at: the shortest sample of tasks that are drawn, as many as concur
     takes by (a) and (b); then (c), ties in length going to the lower sample_index."""
-    import polars as pl
-
     like = concur(pool, config)
     singles = _count(like, SINGLE_OPERATOR)
-    winners = shortest_per_task(pool, pool.clear(), ties="index").filter(pl.col("_sure"))
+    winners = shortest_per_task(pool, pool.clear(), ties="index").filter("_sure")
     taken = _named(_draw(winners, like.height - singles), SHORTEST)
-    sure = pool.filter(pl.col("_sure") & pl.col("_single"))
-    return _added(
-        taken, shortest_per_task(sure, taken, ties="index").head(singles), SINGLE_OPERATOR
-    )
+    more = shortest_per_task(pool.filter("_sure", "_single"), taken, ties="index")
+    return _added(taken, more.head(singles), SINGLE_OPERATOR)
 
 
 def concur_without_balance(pool: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
     """(a) and (b); then, as many as concur adds by (c), the same without asking for single
     operators: the shortest sample not yet taken of tasks of any kind, which are drawn."""
-    import polars as pl
-
     like = concur(pool, config)
     taken = like.filter(pl.col("criterion") != SINGLE_OPERATOR)
-    pool_left = shortest_per_task(pool.filter(pl.col("_sure")), taken)
-    return _added(taken, _draw(pool_left, _count(like, SINGLE_OPERATOR)), ANY_OPERATOR)
+    left = shortest_per_task(pool.filter("_sure"), taken)
+    return _added(taken, _draw(left, _count(like, SINGLE_OPERATOR)), ANY_OPERATOR)
 
 
 RULES: dict[str, Callable[[pl.DataFrame, CurationConfig], pl.DataFrame]] = {
@@ -186,18 +132,25 @@ def thinned(taken: pl.DataFrame, size: int | None) -> pl.DataFrame:
 
     Within a criterion samples are drawn. Keeps the order of the rule.
     """
-    import polars as pl
-
     if size is None or size >= taken.height:
         return taken
-    place = pl.struct("_draw", "candidate_id").rank("ordinal").over("criterion")
-    kept = taken.with_row_index("_order").with_columns(
-        ((place - 0.5) / pl.len().over("criterion")).alias("_place")
-    )
+    rank = pl.struct("_draw", "candidate_id").rank("ordinal").over("criterion")
+    place = (rank - 0.5) / pl.len().over("criterion")
+    kept = taken.with_row_index("_order").with_columns(_place=place)
     return kept.sort("_place", "_order").head(size).sort("_order").drop("_order", "_place")
 
 
 # -- baselines -------------------------------------------------------------------------------------
+
+
+class Baseline(NamedTuple):
+    """A strategy of one criterion: the order in which it takes, whether it balances, and what it
+    calls its criterion."""
+
+    order: Order
+    balances: bool
+    criterion: str
+
 
 BASELINES: dict[str, Baseline] = {
     "min_length": Baseline("min_length", False, SHORTEST),
@@ -211,26 +164,22 @@ BASELINES: dict[str, Baseline] = {
 
 
 def _baseline(pool: pl.DataFrame, config: CurationConfig, baseline: Baseline) -> pl.DataFrame:
-    import polars as pl
-
     size = baseline_size(pool, config)
-    rows = ranked(pool.filter(pl.col("_sure")), baseline.order, config.max_per_task)
-    taken = (
-        balanced(rows, size, config.single_operator_quota) if baseline.balances else rows.head(size)
-    )
-    return _named(taken, baseline.criterion)
+    rows = ranked(pool.filter("_sure"), baseline.order, config.max_per_task)
+    if baseline.balances:
+        rows = balanced(rows, size, config.single_operator_quota)
+    return _named(rows.head(size), baseline.criterion)
 
 
 def baseline_size(pool: pl.DataFrame, config: CurationConfig) -> int:
-    """The size asked for, or that of concur's own set of the same pool. The pool needs `_draw` or
-    is given it."""
+    """The size asked for, or that of concur's own set of the same pool. The pool needs `_draw`."""
     return concur(pool, config).height if config.size is None else config.size
 
 
 # -- reasoning moved between tasks -----------------------------------------------------------------
 
 
-def donors(taken: pl.DataFrame) -> np.ndarray:
+def donors(taken: pl.DataFrame) -> Array:
     """For each sample the place of the one whose reasoning it gets: a permutation under which no
     sample gets one of its own task.
 
@@ -238,12 +187,9 @@ def donors(taken: pl.DataFrame) -> np.ndarray:
     moves on by as many places as the largest task has samples. Raises UsageError where more than
     half of the samples are of one task: then there is no such permutation.
     """
-    import numpy as np
-    import polars as pl
-
     if taken.is_empty():
         return np.empty(0, dtype=np.int64)
-    most = int(taken["task_id"].value_counts()["count"].max())  # type: ignore[arg-type]
+    most = taken.group_by("task_id").len()["len"].to_numpy().max()
     if 2 * most > taken.height:
         raise UsageError(
             f"reasoning cannot be moved between tasks: {most} of {taken.height} samples are of one"
@@ -251,50 +197,25 @@ def donors(taken: pl.DataFrame) -> np.ndarray:
             "curate from more tasks",
         )
     numbered = taken.with_row_index("_place").with_columns(
-        pl.col("_draw").min().over("task_id").alias("_task_draw")
+        _task_draw=pl.col("_draw").min().over("task_id")
     )
-    order = (
-        numbered.sort("_task_draw", "task_id", "_draw", "candidate_id")["_place"]
-        .to_numpy()
-        .astype(np.int64)
-    )
+    ordered = numbered.sort("_task_draw", "task_id", "_draw", "candidate_id")
+    order = ordered["_place"].to_numpy().astype(np.int64)
     found = np.empty(len(order), dtype=np.int64)
-    found[order] = np.roll(order, -most)
+    found[order] = np.roll(order, -int(most))
     return found
 
 
-def _with_reasoning_moved(rows: pl.DataFrame, places: np.ndarray) -> pl.DataFrame:
-    import polars as pl
-
-    givers = rows[places]
-    moved = [givers[name] for name in ("reasoning", "reasoning_tokens") if name in rows.columns]
-    return rows.with_columns(
-        *moved, pl.Series("reasoning_from", givers["candidate_id"], dtype=pl.String)
-    )
-
-
-# -- sets in the making ----------------------------------------------------------------------------
+# -- building a set --------------------------------------------------------------------------------
 
 
 def _named(rows: pl.DataFrame, criterion: str) -> pl.DataFrame:
-    import polars as pl
-
-    return rows.with_columns(pl.lit(criterion).alias("criterion"))
+    return rows.with_columns(criterion=pl.lit(criterion))
 
 
 def _added(taken: pl.DataFrame, more: pl.DataFrame, criterion: str) -> pl.DataFrame:
     """`taken`, then what is new in `more`."""
-    import polars as pl
-
-    return pl.concat(
-        [
-            taken,
-            _named(
-                more.join(taken.select("_row"), on="_row", how="anti", maintain_order="left"),
-                criterion,
-            ),
-        ]
-    )
+    return pl.concat([taken, _named(without(more, taken), criterion)])
 
 
 def _draw(rows: pl.DataFrame, count: int) -> pl.DataFrame:
@@ -304,6 +225,4 @@ def _draw(rows: pl.DataFrame, count: int) -> pl.DataFrame:
 
 
 def _count(taken: pl.DataFrame, criterion: str) -> int:
-    import polars as pl
-
-    return taken.filter(pl.col("criterion") == criterion).height
+    return taken.filter(criterion=criterion).height

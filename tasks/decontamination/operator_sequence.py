@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from tasks.decontamination.operator_values import (
     ARITHMETIC,
@@ -35,33 +36,42 @@ from tasks.decontamination.operator_values import (
 )
 from tasks.decontamination.program import Function, Program
 
-STEPS = 20_000  # expressions looked at, calls inlined
-DEPTH = 24  # calls inside calls
-_UNROLLED = 32
+MAX_STEPS = 20_000  # expressions looked at
+MAX_DEPTH = 24  # calls inside calls
+MAX_UNROLLED = 32  # turns of a loop over a list
+FORWARD_ARGUMENTS = 8  # tensors that a forward is called with; more than any task declares
 
 
 def operator_sequence(program: Program | None) -> tuple[str, ...] | None:
     """Operators in the order in which they compute the output: each once, its operands before it.
     None where it cannot be read."""
-    if (
-        program is None
-        or f"{program.entry}.forward" not in program.functions
-        and program.entry not in program.classes
-    ):
+    if program is None or not {f"{program.entry}.forward", program.entry} & program.defined:
         return None
     try:
         reader = _Reader(program)
-        result = reader.call(reader.construct(program.entry, []), [Node("") for _ in range(8)])
-        return tuple(listed(result))
+        inputs = [Node() for _ in range(FORWARD_ARGUMENTS)]
+        return tuple(listed(reader.call(reader.construct(program.entry, []), inputs)))
     except (_TooMuchError, RecursionError):
         return None
 
 
 class _TooMuchError(Exception):
-    pass
+    """A program exceeds the bounds."""
+
+
+@dataclass(slots=True)
+class _Frame:
+    """One call of a function: the values of its names, the function's unit, what it returned."""
+
+    names: dict[str, object]
+    unit: str = ""
+    returned: list[object] = field(default_factory=list)
 
 
 class _Reader:
+    """Calls functions with symbolic values. A value is None for numbers, strings and whatever is
+    not known."""
+
     def __init__(self, program: Program) -> None:
         self.program = program
         self.steps = 0
@@ -71,58 +81,55 @@ class _Reader:
         instance = Instance(name)
         unit = self._method(name, "__init__")
         if unit:
-            self.function(unit, [instance, *args])
+            self._function(unit, [instance, *args])
         return instance
 
     def call(self, called: object, args: Sequence[object]) -> object:
         """The value of a call of a value."""
-        if isinstance(called, Layer):
-            return operation(called.operator, args)
-        if isinstance(called, Group):  # a torch Sequential
-            value: object = args[0] if args else None
-            for item in called.items:
-                value = self.call(item, [value])
-            return value
-        if isinstance(called, Instance):
-            unit = self._method(called.name, "forward")
-            if unit:
-                return self.function(unit, [called, *args])
-            return (
-                self.call(called.attributes.get(""), args)
-                if "" in called.attributes
-                else operation(called.name.lower(), args)
-            )
-        if isinstance(called, Method):
-            return self.function(called.unit, [called.owner, *args] if called.owner else args)
-        if isinstance(called, Closure):
-            return self._run(called.function, args, "", called.env)
-        if isinstance(called, Named):
-            return self._imported(called.name, args)
-        return operation("", args) if called is None else called
+        match called:
+            case Layer(operator):
+                return operation(operator, args)
+            case Group(items):  # a torch Sequential
+                value = args[0] if args else None
+                for item in items:
+                    value = self.call(item, [value])
+                return value
+            case Instance(name, attributes):
+                if unit := self._method(name, "forward"):
+                    return self._function(unit, [called, *args])
+                if "" in attributes:
+                    return self.call(attributes[""], args)
+                return operation(name.lower(), args)
+            case Method(unit, owner):
+                return self._function(unit, [owner, *args] if owner else args)
+            case Closure(function, names):
+                return self._run(function, args, _Frame(dict(names)))
+            case Named(name):
+                return self._imported(name, args)
+            case None:
+                return operation("", args)
+        return called
 
-    def function(self, unit: str, args: Sequence[object]) -> object:
-        return self._run(self.program.functions[unit], args, unit, {})
+    def _function(self, unit: str, args: Sequence[object]) -> object:
+        return self._run(self.program.functions[unit], args, _Frame({}, unit))
 
-    def _run(
-        self, function: Function, args: Sequence[object], unit: str, outer: dict[str, object]
-    ) -> object:
+    def _run(self, function: Function, args: Sequence[object], frame: _Frame) -> object:
         self.depth += 1
-        if self.depth > DEPTH:
+        if self.depth > MAX_DEPTH:
             raise _TooMuchError
-        env: dict[str, object] = dict(outer)
-        env |= dict.fromkeys(function.parameters)
-        env |= dict(zip(function.parameters, args, strict=False))
-        rest = [value for value in args[len(function.node.args.args) :] if value is not None]
-        if function.node.args.vararg:
-            env[function.node.args.vararg.arg] = Group(rest)
-        returned: list[object] = []
-        self._block(function.body, env, returned, unit)
+        frame.names |= dict.fromkeys(function.parameters)
+        frame.names |= zip(function.parameters, args, strict=False)
+        declared = function.node.args
+        if declared.vararg:
+            rest = args[len(declared.args) :]
+            frame.names[declared.vararg.arg] = Group([arg for arg in rest if arg is not None])
+        self._block(function.body, frame)
         self.depth -= 1
-        return either(returned)
+        return either(frame.returned)
 
     def _method(self, name: str, method: str) -> str | None:
         """Where a class, or what it inherits from, defines a method."""
-        for _ in range(DEPTH):
+        for _ in range(MAX_DEPTH):
             if f"{name}.{method}" in self.program.functions:
                 return f"{name}.{method}"
             node = self.program.classes.get(name)
@@ -132,167 +139,136 @@ class _Reader:
             name = bases[0]
         return None
 
-    def _block(
-        self, body: Iterable[ast.stmt], env: dict[str, object], returned: list[object], unit: str
-    ) -> None:
+    # -- statements --------------------------------------------------------------------------------
+
+    def _block(self, body: Iterable[ast.stmt], frame: _Frame) -> None:
         for node in body:
-            if isinstance(node, ast.Return):
-                returned.append(self._value(node.value, env, unit))
-            elif isinstance(node, ast.Assign):
-                value = self._value(node.value, env, unit)
-                for target in node.targets:
-                    self._bind(target, value, env, unit)
-            elif isinstance(node, ast.AnnAssign):
-                self._bind(node.target, self._value(node.value, env, unit), env, unit)
-            elif isinstance(node, ast.AugAssign):
-                self._augmented(node, env, unit)
-            elif isinstance(node, ast.Expr):
-                self._effect(node.value, env, unit)
-            elif isinstance(node, ast.If):
-                self._branches([node.body, node.orelse], env, returned, unit)
-            elif isinstance(node, ast.For):
-                self._loop(node, env, returned, unit)
-            elif isinstance(node, ast.FunctionDef):
-                env[node.name] = Closure(Function(node), env)
-            elif isinstance(node, ast.While | ast.With | ast.Try):
-                self._block(node.body, env, returned, unit)
+            self._statement(node, frame)
 
-    def _augmented(self, node: ast.AugAssign, env: dict[str, object], unit: str) -> None:
-        left, right = self._value(node.target, env, unit), self._value(node.value, env, unit)
-        if isinstance(left, Group):
-            left.items.extend(right.items if isinstance(right, Group) else [right])
-        else:
-            self._bind(
-                node.target,
-                operation(ARITHMETIC.get(type(node.op), "binary"), [left, right]),
-                env,
-                unit,
-            )
+    def _statement(self, node: ast.stmt, frame: _Frame) -> None:
+        match node:
+            case ast.Return(value):
+                frame.returned.append(self._value(value, frame))
+            case ast.Assign(targets, value):
+                assigned = self._value(value, frame)
+                for target in targets:
+                    self._bind(target, assigned, frame)
+            case ast.AnnAssign(target, value=value):
+                self._bind(target, self._value(value, frame), frame)
+            case ast.AugAssign(target, op, value):
+                left, right = self._value(target, frame), self._value(value, frame)
+                if isinstance(left, Group):
+                    left.items += right.items if isinstance(right, Group) else [right]
+                else:
+                    name = ARITHMETIC.get(type(op), "binary")
+                    self._bind(target, operation(name, [left, right]), frame)
+            case ast.Expr(value):
+                self._effect(value, frame)
+            case ast.If(_, body, orelse):
+                self._branches(body, orelse, frame)
+            case ast.For(target, iterated, body):
+                for item in _items(self._value(iterated, frame)):
+                    self._bind(target, item, frame)
+                    self._block(body, frame)
+            case ast.FunctionDef(name):
+                frame.names[name] = Closure(Function(node), frame.names)
+            case ast.While() | ast.With() | ast.Try():
+                self._block(node.body, frame)
 
-    def _effect(self, node: ast.expr, env: dict[str, object], unit: str) -> None:
+    def _effect(self, node: ast.expr, frame: _Frame) -> None:
         """A statement that is a call: in-place methods change the variable that they are called
         on."""
-        value = self._value(node, env, unit)
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and re.search(r"[^_]_\Z", node.func.attr)
-        ):
-            if isinstance(node.func.value, ast.Name) and isinstance(value, Node):
-                env[node.func.value.id] = value
+        value = self._value(node, frame)
+        match node:
+            case ast.Call(ast.Attribute(ast.Name(name), method)):
+                if re.search(r"[^_]_\Z", method) and isinstance(value, Node):
+                    frame.names[name] = value
 
     def _branches(
-        self,
-        bodies: list[list[ast.stmt]],
-        env: dict[str, object],
-        returned: list[object],
-        unit: str,
+        self, body: Sequence[ast.stmt], orelse: Sequence[ast.stmt], frame: _Frame
     ) -> None:
         outcomes = []
-        for body in bodies:
-            outcomes.append(dict(env))
-            self._block(body, outcomes[-1], returned, unit)
-        for name in {name: None for outcome in outcomes for name in outcome}:
-            env[name] = either([outcome.get(name) for outcome in outcomes])
+        for branch in (body, orelse):
+            inner = replace(frame, names=dict(frame.names))
+            self._block(branch, inner)
+            outcomes.append(inner.names)
+        for name in outcomes[0] | outcomes[1]:
+            frame.names[name] = either([outcome.get(name) for outcome in outcomes])
 
-    def _loop(
-        self, node: ast.For, env: dict[str, object], returned: list[object], unit: str
-    ) -> None:
-        for item in self._items(self._value(node.iter, env, unit)):
-            self._bind(node.target, item, env, unit)
-            self._block(node.body, env, returned, unit)
+    def _bind(self, target: ast.expr, value: object, frame: _Frame) -> None:
+        match target:
+            case ast.Name(name):
+                frame.names[name] = value
+            case ast.Tuple(elts) | ast.List(elts):
+                fits = isinstance(value, Group) and len(value.items) == len(elts)
+                parts = value.items if isinstance(value, Group) and fits else [value] * len(elts)
+                for one, part in zip(elts, parts, strict=True):
+                    self._bind(one, part, frame)
+            case ast.Attribute(owned, name):
+                owner = self._value(owned, frame)
+                if isinstance(owner, Instance):
+                    owner.attributes[name] = value
+            case ast.Subscript(indexed):
+                base = self._value(indexed, frame)
+                if isinstance(base, Node):
+                    self._bind(indexed, operation("setitem", [base, value]), frame)
 
-    def _items(self, value: object) -> list[object]:
-        return value.items[:_UNROLLED] if isinstance(value, Group) else [value]
+    # -- expressions -------------------------------------------------------------------------------
 
-    def _bind(self, target: ast.expr, value: object, env: dict[str, object], unit: str) -> None:
-        if isinstance(target, ast.Name):
-            env[target.id] = value
-        elif isinstance(target, ast.Tuple | ast.List):
-            parts = (
-                value.items
-                if isinstance(value, Group) and len(value.items) == len(target.elts)
-                else [value] * len(target.elts)
-            )
-            for one, part in zip(target.elts, parts, strict=True):
-                self._bind(one, part, env, unit)
-        elif isinstance(target, ast.Attribute):
-            owner = self._value(target.value, env, unit)
-            if isinstance(owner, Instance):
-                owner.attributes[target.attr] = value
-        elif isinstance(target, ast.Subscript):
-            base = self._value(target.value, env, unit)
-            if isinstance(base, Node):
-                self._bind(target.value, operation("setitem", [base, value]), env, unit)
-
-    def _value(self, node: ast.expr | None, env: dict[str, object], unit: str) -> object:
-        """A value, or None for numbers, strings and what is not known."""
+    def _value(self, node: ast.expr | None, frame: _Frame) -> object:
         self.steps += 1
-        if self.steps > STEPS:
+        if self.steps > MAX_STEPS:
             raise _TooMuchError
-        if isinstance(node, ast.Name):
-            return env[node.id] if node.id in env else self._global(node.id)
-        if isinstance(node, ast.Attribute):
-            return self._attribute(node, env, unit)
-        if isinstance(node, ast.Call):
-            return self._call(node, env, unit)
-        if isinstance(node, ast.BinOp):
-            left, right = self._value(node.left, env, unit), self._value(node.right, env, unit)
-            if isinstance(left, Group) or isinstance(right, Group):
-                return Group(
-                    [
-                        item
-                        for side in (left, right)
-                        if isinstance(side, Group)
-                        for item in side.items
-                    ]
-                )
-            return operation(ARITHMETIC.get(type(node.op), "binary"), [left, right])
-        if isinstance(node, ast.UnaryOp):
-            return operation(
-                ARITHMETIC.get(type(node.op), ""), [self._value(node.operand, env, unit)]
-            )
-        if isinstance(node, ast.Compare):
-            sides = [self._value(side, env, unit) for side in (node.left, *node.comparators)]
-            return (
-                operation(ARITHMETIC[type(node.ops[0])], sides)
-                if type(node.ops[0]) in ARITHMETIC
-                else None
-            )
-        if isinstance(node, ast.IfExp):
-            return either([self._value(node.body, env, unit), self._value(node.orelse, env, unit)])
-        if isinstance(node, ast.BoolOp):
-            return either([self._value(value, env, unit) for value in node.values])
-        if isinstance(node, ast.List | ast.Tuple | ast.Set):
-            return Group(self._arguments(node.elts, env, unit))
-        if isinstance(node, ast.Dict):
-            return Group([self._value(value, env, unit) for value in node.values])
-        if isinstance(node, ast.ListComp | ast.GeneratorExp):
-            return self._comprehension(node, env, unit)
-        if isinstance(node, ast.Subscript):
-            return self._item(node, env, unit)
-        return (
-            self._value(node.value, env, unit)
-            if isinstance(node, ast.Starred | ast.Await | ast.NamedExpr)
-            else None
-        )
+        match node:
+            case ast.Name(name):
+                return frame.names[name] if name in frame.names else self._global(name)
+            case ast.Attribute():
+                return self._attribute(node, frame)
+            case ast.Call():
+                return self._call(node, frame)
+            case ast.BinOp(left, op, right):
+                return _arithmetic(op, self._value(left, frame), self._value(right, frame))
+            case ast.UnaryOp(op, operand):
+                return operation(ARITHMETIC.get(type(op), ""), [self._value(operand, frame)])
+            case ast.Compare(left, [op, *_], comparators):
+                sides = self._values((left, *comparators), frame)
+                name = ARITHMETIC.get(type(op))
+                return operation(name, sides) if name else None
+            case ast.IfExp(_, body, orelse):
+                return either(self._values((body, orelse), frame))
+            case ast.BoolOp(_, values):
+                return either(self._values(values, frame))
+            case ast.List(elts) | ast.Tuple(elts) | ast.Set(elts):
+                return Group(self._arguments(elts, frame))
+            case ast.Dict(_, values):
+                return Group(self._values(values, frame))
+            case ast.ListComp() | ast.GeneratorExp():
+                return self._comprehension(node, frame)
+            case ast.Subscript():
+                return self._item(node, frame)
+            case ast.Starred(value) | ast.Await(value) | ast.NamedExpr(value=value):
+                return self._value(value, frame)
+        return None
 
-    def _comprehension(
-        self, node: ast.ListComp | ast.GeneratorExp, env: dict[str, object], unit: str
-    ) -> Group:
-        inner, out = dict(env), []
-        for generator in node.generators[1:]:
-            self._bind(generator.target, None, inner, unit)
-        for item in self._items(self._value(node.generators[0].iter, env, unit)):
-            self._bind(node.generators[0].target, item, inner, unit)
-            out.append(self._value(node.elt, inner, unit))
+    def _values(self, nodes: Iterable[ast.expr], frame: _Frame) -> list[object]:
+        return [self._value(node, frame) for node in nodes]
+
+    def _comprehension(self, node: ast.ListComp | ast.GeneratorExp, frame: _Frame) -> Group:
+        inner = replace(frame, names=dict(frame.names))
+        first, *others = node.generators
+        for generator in others:
+            self._bind(generator.target, None, inner)
+        out = []
+        for item in _items(self._value(first.iter, frame)):
+            self._bind(first.target, item, inner)
+            out.append(self._value(node.elt, inner))
         return Group(out)
 
-    def _item(self, node: ast.Subscript, env: dict[str, object], unit: str) -> object:
-        base = self._value(node.value, env, unit)
+    def _item(self, node: ast.Subscript, frame: _Frame) -> object:
+        base = self._value(node.value, frame)
         if not isinstance(base, Group):
             return base if isinstance(base, Node) else None
-        index = self.program.fold(node.slice, env)
+        index = self.program.fold(node.slice, frame.names)
         if isinstance(index, int) and -len(base.items) <= index < len(base.items):
             return base.items[index]
         return base if isinstance(node.slice, ast.Slice) else either(base.items)
@@ -301,99 +277,72 @@ class _Reader:
         if name in self.program.imports:
             return Named(self.program.imports[name])
         if name in self.program.functions:
-            return Method(name, None)
-        return (
-            Named(name)
-            if name in self.program.classes or name in PASSING or name == "super"
-            else None
-        )
+            return Method(name)
+        known = name in self.program.classes or name in PASSING or name == "super"
+        return Named(name) if known else None
 
-    def _attribute(self, node: ast.Attribute, env: dict[str, object], unit: str) -> object:
+    def _attribute(self, node: ast.Attribute, frame: _Frame) -> object:
         dotted = self.program.dotted(node)
-        if dotted and dotted.partition(".")[0] not in env:
+        if dotted and dotted.partition(".")[0] not in frame.names:
             return Named(dotted)
-        owner = self._value(node.value, env, unit)
-        if isinstance(owner, Instance):
-            if node.attr in owner.attributes:
-                return owner.attributes[node.attr]
-            method = self._method(owner.name, node.attr)
-            return Method(method, owner) if method else None
-        if isinstance(owner, Layer):
-            return Node("")
-        if isinstance(owner, Node):
-            return (
-                operation("transpose", [owner])
-                if node.attr in ("T", "mT")
-                else None
-                if node.attr in NUMBERS
-                else owner
-            )
+        owner = self._value(node.value, frame)
+        match owner:
+            case Instance(name, attributes):
+                if node.attr in attributes:
+                    return attributes[node.attr]
+                method = self._method(name, node.attr)
+                return Method(method, owner) if method else None
+            case Layer():
+                return Node()
+            case Node() if node.attr in ("T", "mT"):
+                return operation("transpose", [owner])
+            case Node() if node.attr not in NUMBERS:
+                return owner
         return None
 
-    def _arguments(
-        self, nodes: Iterable[ast.expr], env: dict[str, object], unit: str
-    ) -> list[object]:
+    def _arguments(self, nodes: Iterable[ast.expr], frame: _Frame) -> list[object]:
         out: list[object] = []
         for node in nodes:
-            value = self._value(node, env, unit)
-            out += (
-                value.items
-                if isinstance(node, ast.Starred) and isinstance(value, Group)
-                else [value]
-            )
+            value = self._value(node, frame)
+            spread = isinstance(node, ast.Starred) and isinstance(value, Group)
+            out += value.items if spread and isinstance(value, Group) else [value]
         return out
 
-    def _call(self, node: ast.Call, env: dict[str, object], unit: str) -> object:
-        args = self._arguments(node.args, env, unit) + [
-            self._value(word.value, env, unit) for word in node.keywords
-        ]
-        func = node.func
-        if isinstance(func, ast.Attribute) and not self.program.dotted(func):
-            if func.attr == "__init__":
-                return self._inherited_init(args, env, unit)
-            owner = self._value(func.value, env, unit)
-            if isinstance(owner, Node):
-                return operation(func.attr, [owner, *args])
-            if isinstance(owner, Group):
-                return self._container(owner, func.attr, args)
-            if isinstance(owner, Instance) and func.attr == "add_module":
-                self._sequence(owner).items.append(args[-1])
+    def _call(self, node: ast.Call, frame: _Frame) -> object:
+        args = self._arguments(node.args, frame)
+        args += self._values([word.value for word in node.keywords], frame)
+        match node.func:
+            case ast.Attribute(attr="__init__") if not self.program.dotted(node.func):
+                self._inherited_init(args, frame)
                 return None
-            if owner is None:
-                return operation(func.attr, args)
-        return self.call(self._value(func, env, unit), args)
+            case ast.Attribute(owned, name) if not self.program.dotted(node.func):
+                owner = self._value(owned, frame)
+                match owner:
+                    case Node():
+                        return operation(name, [owner, *args])
+                    case Group():
+                        return _container(owner, name, args)
+                    case Instance() if name == "add_module":
+                        _sequence(owner).items.append(args[-1])
+                        return None
+                    case None:
+                        return operation(name, args)
+        return self.call(self._value(node.func, frame), args)
 
-    def _inherited_init(self, args: Sequence[object], env: dict[str, object], unit: str) -> None:
+    def _inherited_init(self, args: Sequence[object], frame: _Frame) -> None:
         """`super().__init__(...)`: a base of the program is constructed, a torch Sequential takes
         its layers."""
-        name = unit.partition(".")[0]
-        node, owner = self.program.classes.get(name), next(iter(env.values()), None)
+        node = self.program.classes.get(frame.unit.partition(".")[0])
+        owner = next(iter(frame.names.values()), None)
         if node is None or not isinstance(owner, Instance):
             return
         for base in node.bases:
             if isinstance(base, ast.Name) and base.id in self.program.classes:
                 inherited = self._method(base.id, "__init__")
                 if inherited:
-                    self.function(inherited, [owner, *args])
+                    self._function(inherited, [owner, *args])
             elif operator_name(self.program.dotted(base) or "") in GROUPS:
-                self._sequence(owner).items.extend(arg for arg in args if arg is not owner)
-
-    @staticmethod
-    def _sequence(owner: Instance) -> Group:
-        group = owner.attributes.setdefault("", Group([]))
-        return group if isinstance(group, Group) else Group([])
-
-    @staticmethod
-    def _container(group: Group, method: str, args: Sequence[object]) -> object:
-        if method in ("append", "add_module", "insert"):
-            group.items.extend(args[-1:])
-        elif method == "extend" and args and isinstance(args[0], Group):
-            group.items.extend(args[0].items)
-        elif method in ("values", "items", "copy"):
-            return group
-        elif method == "pop":
-            return group.items[-1] if group.items else None
-        return None
+                _sequence(owner).items += [arg for arg in args if arg is not owner]
 
     def _imported(self, name: str, args: Sequence[object]) -> object:
         if name in self.program.classes:
@@ -401,23 +350,51 @@ class _Reader:
         last = name.rpartition(".")[2]
         operator = operator_name(last)
         if operator in GROUPS:
-            return Group(
-                args[0].items if len(args) == 1 and isinstance(args[0], Group) else list(args)
-            )
+            match args:
+                case [Group(items)]:
+                    return Group(items)  # the same list: what is appended later is in both
+            return Group(list(args))
         if name in PASSING:
-            return (
-                Group(
-                    [
-                        item
-                        for arg in args
-                        for item in (arg.items if isinstance(arg, Group) else [arg])
-                    ]
-                )
-                if args
-                else Group([])
-            )
+            return Group(_flat(args))
         if CREATION.match(operator):
-            return Node("")
-        if last[:1].isupper():
-            return Layer(operator)
-        return operation(operator, args)
+            return Node()
+        return Layer(operator) if last[:1].isupper() else operation(operator, args)
+
+
+def _arithmetic(op: ast.operator, left: object, right: object) -> object:
+    """Lists are concatenated or repeated, tensors make a tensor."""
+    if isinstance(left, Group) or isinstance(right, Group):
+        return Group(_flat(side for side in (left, right) if isinstance(side, Group)))
+    return operation(ARITHMETIC.get(type(op), "binary"), [left, right])
+
+
+def _flat(values: Iterable[object]) -> list[object]:
+    """The values with lists replaced by their items."""
+    out: list[object] = []
+    for value in values:
+        out += value.items if isinstance(value, Group) else [value]
+    return out
+
+
+def _items(value: object) -> list[object]:
+    return value.items[:MAX_UNROLLED] if isinstance(value, Group) else [value]
+
+
+def _sequence(owner: Instance) -> Group:
+    """The layers of an object that is a torch Sequential, kept under an attribute without a
+    name."""
+    group = owner.attributes.setdefault("", Group([]))
+    return group if isinstance(group, Group) else Group([])
+
+
+def _container(group: Group, method: str, args: Sequence[object]) -> object:
+    """A call of a method of a list or container."""
+    if method in ("append", "add_module", "insert"):
+        group.items += args[-1:]
+    elif method == "extend" and args and isinstance(args[0], Group):
+        group.items += args[0].items
+    elif method in ("values", "items", "copy"):
+        return group
+    elif method == "pop":
+        return group.items[-1] if group.items else None
+    return None

@@ -1,7 +1,7 @@
 """The names of operators and the values that `operator_sequence` computes with.
 
 Guarantees: one name for an operator however it is called; a tensor lists each operator that it
-depends on once, operands first.
+depends on once, operands first. To teach the reader another spelling, add it to a table here.
 """
 
 from __future__ import annotations
@@ -13,39 +13,25 @@ from dataclasses import dataclass, field
 
 from tasks.decontamination.program import Function
 
-MOST = 20_000  # tensors that one value may hold
+MAX_TENSORS = 20_000  # tensors that one value may hold
 
-_SAME = {
-    "multiply": "mul",
-    "divide": "div",
-    "truediv": "div",
-    "truedivide": "div",
-    "subtract": "sub",
-    "mm": "matmul",
-    "bmm": "matmul",
-    "mv": "matmul",
-    "dot": "matmul",
-    "concat": "cat",
-    "concatenate": "cat",
-    "permute": "transpose",
-    "t": "transpose",
-    "mt": "transpose",
-    "swapaxes": "transpose",
-    "clip": "clamp",
-    "absolute": "abs",
-    "negative": "neg",
-    "power": "pow",
-    "greater": "gt",
-    "less": "lt",
-    "hardswish": "hardswish",
-    "layernorm": "layernorm",
-    "batchnorm1d": "batchnorm",
-    "batchnorm2d": "batchnorm",
-    "batchnorm3d": "batchnorm",
-    "instancenorm1d": "instancenorm",
-    "instancenorm2d": "instancenorm",
-    "instancenorm3d": "instancenorm",
+SPELLINGS = {
+    "mul": "multiply",
+    "div": "divide truediv truedivide",
+    "sub": "subtract",
+    "matmul": "mm bmm mv dot",
+    "cat": "concat concatenate",
+    "transpose": "permute t mt swapaxes",
+    "clamp": "clip",
+    "abs": "absolute",
+    "neg": "negative",
+    "pow": "power",
+    "gt": "greater",
+    "lt": "less",
+    "batchnorm": "batchnorm1d batchnorm2d batchnorm3d",
+    "instancenorm": "instancenorm1d instancenorm2d instancenorm3d",
 }
+CANONICAL = {spelling: name for name, others in SPELLINGS.items() for spelling in others.split()}
 VIEWS = frozenset(
     "view reshape flatten unflatten contiguous unsqueeze squeeze expand expandas viewas to float"
     " double half bfloat16 long int bool type typeas clone detach cpu cuda requiresgrad identity"
@@ -56,11 +42,12 @@ NUMBERS = frozenset(
     " stride isgrad".split()
 )
 CREATION = re.compile(
-    r"(zeros|ones|empty|full|rand|randn|randint|arange|linspace|eye|tensor|parameter|buffer|generator)(like)?\Z"
+    r"(zeros|ones|empty|full|rand|randn|randint|arange|linspace|eye|tensor|parameter|buffer"
+    r"|generator)(like)?\Z"
 )
 PASSING = frozenset("list tuple reversed iter next enumerate zip dict".split())
 GROUPS = frozenset("sequential modulelist moduledict parameterlist".split())
-ARITHMETIC = {
+ARITHMETIC: dict[type[ast.AST], str] = {
     ast.Add: "add",
     ast.Sub: "sub",
     ast.Mult: "mul",
@@ -87,7 +74,7 @@ def operator_name(name: str) -> str:
     `F.leaky_relu_` are `leakyrelu`."""
     squashed = name.rpartition(".")[2].replace("_", "").lower()
     squashed = squashed.removesuffix("loss") or squashed
-    return _SAME.get(squashed, squashed)
+    return CANONICAL.get(squashed, squashed)
 
 
 @dataclass(slots=True, eq=False)
@@ -95,17 +82,21 @@ class Node:
     """A tensor: the operator that made it ("" for an input, a parameter, or a choice between its
     operands)."""
 
-    operator: str
+    operator: str = ""
     operands: tuple[Node, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
 class Layer:
+    """A torch module that is one operator."""
+
     operator: str
 
 
 @dataclass(slots=True, eq=False)
 class Instance:
+    """An object of one of the program's classes."""
+
     name: str
     attributes: dict[str, object] = field(default_factory=dict)
 
@@ -119,8 +110,10 @@ class Group:
 
 @dataclass(slots=True, eq=False)
 class Method:
+    """A function of the program, bound to its object where it is a method."""
+
     unit: str
-    owner: Instance | None
+    owner: Instance | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -128,7 +121,7 @@ class Closure:
     """A function defined in a function, with the names that it sees."""
 
     function: Function
-    env: dict[str, object]
+    names: dict[str, object]
 
 
 @dataclass(slots=True, eq=False)
@@ -148,35 +141,31 @@ def operation(name: str, args: Sequence[object]) -> Node | None:
     return operands[0] if operator in VIEWS else Node(operator, operands)
 
 
-def nodes_of(value: object) -> Iterable[Node]:
+def nodes_of(value: object) -> list[Node]:
     """The tensors in a value. A module in a list is none; lists in lists are followed."""
-    stack, found = [value], []
+    stack, found = [value], list[Node]()
     while stack:
         item = stack.pop()
         if isinstance(item, Node):
             found.append(item)
-        elif isinstance(item, Group) and len(found) < MOST:
-            stack.extend(reversed(item.items))
+        elif isinstance(item, Group) and len(found) < MAX_TENSORS:
+            stack += reversed(item.items)
     return found
 
 
 def either(values: Sequence[object]) -> object:
     """One of several values: the only one that is known, or a choice between tensors."""
-    known = [
-        value
-        for i, value in enumerate(values)
-        if value is not None and not any(value is other for other in values[:i])
-    ]
-    if not known:
-        return None
+    known = list({id(value): value for value in values if value is not None}.values())
     nodes = [node for value in known for node in nodes_of(value)]
-    return Node("", tuple(nodes)) if len(known) > 1 and nodes else known[0]
+    if len(known) > 1 and nodes:
+        return Node("", tuple(nodes))
+    return known[0] if known else None
 
 
 def listed(result: object) -> Iterable[str]:
     """Operators in post-order, each tensor once."""
     seen: set[int] = set()
-    stack: list[tuple[Node, bool]] = [(node, False) for node in reversed(list(nodes_of(result)))]
+    stack = [(node, False) for node in reversed(nodes_of(result))]
     while stack:
         node, done = stack.pop()
         if done:
@@ -185,4 +174,4 @@ def listed(result: object) -> Iterable[str]:
             seen.add(id(node))
             if node.operator:
                 stack.append((node, True))
-            stack.extend((operand, False) for operand in reversed(node.operands))
+            stack += [(operand, False) for operand in reversed(node.operands)]

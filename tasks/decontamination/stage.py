@@ -8,11 +8,14 @@ run. Where both comparisons are off, the tasks are kept as they are.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+
+import polars as pl
 
 from kernels_eval.errors import UsageError
-from tasks.decontamination.decontamination import DecontaminationConfig, decontaminate
-from tasks.decontamination.deduplication import DeduplicationConfig, deduplicate_tasks
+from tasks.decontamination.config import DecontaminationConfig, DeduplicationConfig
+from tasks.decontamination.decontamination import decontaminate
+from tasks.decontamination.deduplication import deduplicate_tasks
 from tasks.progress import report
 from tasks.store import Snapshot, SnapshotRef, fingerprint
 from tasks.tables import TASKS
@@ -29,11 +32,8 @@ def planned(
 ) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
     config = [decontamination.model_dump(mode="json"), deduplication.model_dump(mode="json")]
-    return Snapshot(
-        tasks.root,
-        STAGE,
-        fingerprint(STAGE, config, _upstream(tasks, benchmark), DECONTAMINATION_VERSION),
-    )
+    key = fingerprint(STAGE, config, _upstream(tasks, benchmark), DECONTAMINATION_VERSION)
+    return Snapshot(tasks.root, STAGE, key)
 
 
 def run(
@@ -50,25 +50,25 @@ def run(
     frame = tasks.open().read(unique="task_id")
     known = benchmark.open().read(unique="task_id") if benchmark else frame.clear()
     clean = decontaminate(frame, known, decontamination)
-    left = frame.filter(frame["task_id"].is_in(list(clean.kept)))
+    left = frame.filter(pl.col("task_id").is_in(clean.kept))
     single = deduplicate_tasks(left, deduplication)
-    kept = left.filter(left["task_id"].is_in(list(single.kept)))
+    kept = left.filter(pl.col("task_id").is_in(single.kept))
     if kept.is_empty():
         raise UsageError(
-            f"all {frame.height} training tasks are known to the benchmark ({_said(clean.counts)})",
+            f"all {frame.height} training tasks are known to the benchmark"
+            f" ({_listed(clean.counts)})",
             "train on other tasks (tasks.source, tasks.location), or set"
             " decontamination.enabled=false to keep them",
         )
     done = snapshot.keys("task_id")
-    snapshot.append(
-        (row for row in kept.iter_rows(named=True) if row["task_id"] not in done), TASKS
-    )
+    rows = kept.iter_rows(named=True)
+    snapshot.append((row for row in rows if row["task_id"] not in done), TASKS)
     counts = {
         "kept": kept.height,
         "known to the benchmark": clean.removed.height,
         "repeated": single.removed.height,
     }
-    report(STAGE, frame.height, frame.height, _said(counts))
+    report(STAGE, frame.height, frame.height, _listed(counts))
     return snapshot.publish(
         config={
             "decontamination": decontamination.model_dump(mode="json"),
@@ -93,5 +93,5 @@ def _upstream(tasks: SnapshotRef, benchmark: SnapshotRef | None) -> list[str]:
     return [tasks.fingerprint, *([benchmark.fingerprint] if benchmark else [])]
 
 
-def _said(counts: dict[str, Any]) -> str:
+def _listed(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.items() if count)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from prefect import task
 
 from tasks.decontamination import stage
-from tasks.decontamination.decontamination import DecontaminationConfig
-from tasks.decontamination.deduplication import DeduplicationConfig
+from tasks.decontamination.config import DecontaminationConfig, DeduplicationConfig
 from tasks.policy import rows_of, sentence, stage_options
 from tasks.store.snapshot import SnapshotRef
 

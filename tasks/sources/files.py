@@ -12,6 +12,7 @@ import ast
 import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask
+from tasks.sources.syntax import UNPARSABLE, defined_names, parse
 
 if TYPE_CHECKING:
     import polars as pl
@@ -28,7 +30,9 @@ SHAPE = (
     " the list of arguments for `forward`, and `get_init_inputs()` returning the list of"
     " constructor arguments ([] for none)"
 )
+REQUIRED_FUNCTIONS = ("get_inputs", "get_init_inputs")
 SHOWN_ROWS = 3
+BATCH_ROWS = 256
 COLUMNS = ("name", "code")
 OPTIONAL_COLUMNS = ("name", "task_id", "entry_point", "init_form", "source", "level")
 JSON_LINES = (".jsonl", ".ndjson")
@@ -66,32 +70,30 @@ def check_task_source(code: str, entry_point: str, name: str) -> None:
     row) begins the message."""
     hint = SHAPE.format(entry_point=entry_point)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # invalid escapes in somebody's docstring are not ours to report
-            module = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        cause = (
-            f"line {error.lineno}: {error.msg}"
-            if isinstance(error, SyntaxError)
-            else str(error) or type(error).__name__
-        )
+        body = parse(code).body
+    except UNPARSABLE as error:
+        cause = str(error) or type(error).__name__
+        if isinstance(error, SyntaxError):
+            cause = f"line {error.lineno}: {error.msg}"
         raise UsageError(f"{name} is not Python: {cause}", hint) from None
-    classes, names = set(), set()
-    for statement in _top_level(module.body):
-        if isinstance(statement, ast.ClassDef):
-            classes.add(statement.name)
-        elif isinstance(statement, ast.FunctionDef):
-            names.add(statement.name)
-        elif isinstance(statement, ast.Assign):
-            names.update(target.id for target in statement.targets if isinstance(target, ast.Name))
-    missing = [] if entry_point in classes else [f"class {entry_point}"]
-    missing += [
-        f"{function}()" for function in ("get_inputs", "get_init_inputs") if function not in names
-    ]
+    functions = defined_names(body, ast.FunctionDef, ast.Assign)
+    missing = [f"class {entry_point}"] * (entry_point not in defined_names(body, ast.ClassDef))
+    missing += [f"{wanted}()" for wanted in REQUIRED_FUNCTIONS if wanted not in functions]
     if missing:
         raise UsageError(f"{name} does not define {' or '.join(missing)}", hint)
+
+
+def checked_task(given: dict[str, Any], where: str) -> KernelTask:
+    """A task of a table's row. Raises UsageError, which begins with `where`."""
+    try:
+        task = KernelTask.model_validate(given)
+    except ValidationError as error:
+        raise UsageError(
+            f"{where}: {first_line(error)}",
+            "columns are those of KernelTask: task_id, name, code, ...",
+        ) from error
+    check_task_source(task.code, task.entry_point, f"{where} ({shown(task.name)})")
+    return task
 
 
 def existing(location: str | Path) -> Path:
@@ -134,26 +136,59 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         yield row
 
 
+@contextmanager
+def reading_parquet(path: Path) -> Iterator[None]:
+    """Turn what cannot be read in the block into a UsageError that names the file."""
+    import polars as pl
+    import pyarrow as pa
+
+    try:
+        yield
+    except (OSError, pa.ArrowException, pl.exceptions.PolarsError) as error:
+        raise UsageError(
+            f"cannot read {shown(path)} as Parquet: {shown(error)}", "give a whole Parquet file"
+        ) from error
+
+
+def columns_of(path: Path) -> list[str]:
+    """The names of a Parquet file's columns. Raises UsageError where it is none."""
+    import pyarrow.parquet as pq
+
+    with reading_parquet(path):
+        return list(pq.read_schema(path).names)
+
+
 def read_parquet(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> pl.DataFrame:
     """Columns `columns` and those of `optional` that are there. Raises UsageError naming what is
     missing."""
     import polars as pl
 
-    try:
-        present = pl.read_parquet_schema(path)
-        missing = [column for column in columns if column not in present]
-        if missing:
-            raise UsageError(
-                f"{path} has no column {', '.join(missing)}",
-                f"its columns are {', '.join(present)}",
-            )
+    present = columns_of(path)
+    if missing := [column for column in columns if column not in present]:
+        raise UsageError(
+            f"{path} has no column {', '.join(missing)}", f"its columns are {', '.join(present)}"
+        )
+    with reading_parquet(path):
         return pl.read_parquet(
             path, columns=[*columns, *(column for column in optional if column in present)]
         )
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise UsageError(
-            f"cannot read {path} as Parquet: {error}", "give a Parquet file"
-        ) from error
+
+
+def rows_of(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Rows with these columns, `BATCH_ROWS` of them in memory at a time. Raises UsageError where
+    the file breaks off."""
+    import pyarrow.parquet as pq
+
+    with reading_parquet(path), pq.ParquetFile(path) as table:
+        for batch in table.iter_batches(BATCH_ROWS, columns=list(columns)):
+            yield from batch.to_pylist()
+
+
+def shown(text: object, length: int = 200) -> str:
+    """Text that others wrote, fit for one line of a terminal: no control characters, no more than
+    `length` characters."""
+    text = "".join(c if c.isprintable() else "?" for c in str(text))
+    return text if len(text) <= length else text[: length - 3] + "..."
 
 
 def tasks_of_rows(
@@ -181,9 +216,9 @@ def tasks_of_rows(
         else:
             tasks[task.task_id] = task
     if broken:
-        shown = "; ".join(broken[:SHOWN_ROWS]) + ("; ..." if len(broken) > SHOWN_ROWS else "")
+        told = "; ".join(broken[:SHOWN_ROWS]) + ("; ..." if len(broken) > SHOWN_ROWS else "")
         warnings.warn(
-            f"{where}: {len(broken)} of {len(tasks) + len(broken)} rows left out ({shown})",
+            f"{where}: {len(broken)} of {len(tasks) + len(broken)} rows left out ({told})",
             stacklevel=3,
         )
     return list(tasks.values())
@@ -196,15 +231,6 @@ def first_line(error: Exception) -> str:
             f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()
         )
     return str(error.args[0]).splitlines()[0]
-
-
-def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that run on import, those under `if` and `try` included."""
-    for statement in body:
-        yield statement
-        for field in ("body", "orelse", "finalbody"):
-            if isinstance(statement, ast.If | ast.Try):
-                yield from _top_level(getattr(statement, field, []))
 
 
 def _from_file(path: Path) -> KernelTask:
@@ -227,16 +253,8 @@ def _from_rows(path: Path, rows: Iterable[dict[str, Any]], code_column: str) -> 
             raise UsageError(
                 f"{path} row {number} has no {code_column}", f"it has {', '.join(row) or 'nothing'}"
             )
-        try:
-            task = KernelTask.model_validate(
-                {"task_id": f"user/{given.get('name')}", **given, "code": row[code_column]}
-            )
-        except ValidationError as error:
-            raise UsageError(
-                f"{path} row {number}: {first_line(error)}",
-                "columns are those of KernelTask: name, code, ...",
-            ) from error
-        check_task_source(task.code, task.entry_point, f"{path} row {number} ({task.name})")
+        given = {"task_id": f"user/{given.get('name')}", **given, "code": row[code_column]}
+        task = checked_task(given, f"{path} row {number}")
         if task.task_id in tasks:
             raise UsageError(
                 f"{path} row {number}: task_id {task.task_id} is there already",

@@ -20,22 +20,28 @@ import ast
 import builtins
 import copy
 import re
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Literal
 
-from tasks.sources.randomness import ALWAYS_RANDOM, draws, last_name
 from tasks.sources.syntax import (
-    assigned_names,
-    brought_home,
+    ALWAYS_RANDOM,
+    UNPARSABLE,
+    calls,
+    cuda_as,
     defined_names,
+    draws,
     is_factory,
-    on_device,
-    on_place,
+    last_name,
+    names,
+    names_cuda,
+    on_default_device,
+    parse,
+    rewritten,
     short,
-    statement_of,
     text_of,
+    without_transfers,
 )
 
 RULE = re.compile(r"(?m)^#{20,}[ \t]*$")
@@ -46,6 +52,33 @@ PLAIN_ATTRIBUTES = frozenset({"shape", "dtype", "device", "ndim", "size", "dim",
 RANDOM_CALL = "draws random numbers, so two right answers differ"
 NUMBERS_CALL = "is given no tensor"
 EXCEPTION_CALL = "is there to raise an exception"
+TASK = """\
+# TritonBench-T's {title}: one forward call makes its test calls, in their order
+{reference}
+
+{imports}OPERATOR = {operator!r}
+
+
+class Model(torch.nn.Module):
+{place}    def forward({parameters}):
+        results = {{}}
+{forward}        return results
+
+
+def get_inputs():
+{inputs}    return [{names}]
+
+
+def get_init_inputs():
+    return []
+"""
+PLACE = """\
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("place", torch.zeros(()), persistent=False)
+
+"""
+"""Knows the device of the model, for a call that names one."""
 
 
 class Refused(Exception):
@@ -72,9 +105,11 @@ def adapt(name: str, text: str, without: Mapping[str, str] = MappingProxyType({}
         raise Refused(
             f"holds {len(parts) - 1} lines of # where one parts the function from its test calls"
         )
-    reference, tests = (_parsed(part) for part in parts)
-    operator = _operator(reference, name)
-    return _Reader(operator, reference, tests, without).task(parts[0].strip(), name)
+    try:
+        reference, tests = map(parse, parts)
+    except UNPARSABLE as error:
+        raise Refused(f"is not Python: {str(error) or type(error).__name__}") from None
+    return _Reader(_operator(reference, name), tests, without).task(parts[0].strip(), name)
 
 
 def with_model_new(candidate: str, task_code: str) -> str | None:
@@ -83,51 +118,35 @@ def with_model_new(candidate: str, task_code: str) -> str | None:
     task. Text that is no Python comes back as it is: that is for the verdict to say.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # invalid escapes in somebody's docstring are not ours to report
-            there = ast.parse(candidate)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        there = parse(candidate)
+    except UNPARSABLE:
         return candidate
     if operator_of(task_code) not in defined_names(there.body):
         return None
-    module = ast.parse(task_code)
-    model = next(
-        node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "Model"
-    )
+    # in a function of its own, so that the task's imports change nothing of the candidate's
+    factory = parse("def _model_new():\n    return ModelNew").body[0]
+    assert isinstance(factory, ast.FunctionDef)
+    model = [node for node in parse(task_code).body if isinstance(node, ast.ClassDef)][0]
     model.name = "ModelNew"
-    body = [
-        *(node for node in module.body if isinstance(node, ast.Import | ast.ImportFrom)),
-        model,
-        statement_of("return ModelNew"),
-    ]
-    arguments = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
-    factory = ast.FunctionDef(
-        name="_model_new", args=arguments, body=body, decorator_list=[], type_params=[]
-    )
-    added = ast.unparse(ast.fix_missing_locations(ast.Module(body=[factory], type_ignores=[])))
-    return f"{candidate.rstrip()}\n\n\n{added}\n\n\nModelNew = _model_new()\n"
+    imports = [node for node in parse(task_code).body if _modules(node)]
+    factory.body[:0] = [*imports, model]
+    return f"{candidate.rstrip()}\n\n\n{text_of(factory)}\n\n\nModelNew = _model_new()\n"
 
 
 def operator_of(task_code: str) -> str:
     """The name of the function that an adapted task calls."""
-    for node in ast.parse(task_code).body:
-        if (
-            isinstance(node, ast.Assign)
-            and isinstance(node.targets[0], ast.Name)
-            and node.targets[0].id == "OPERATOR"
-        ):
+    for node in parse(task_code).body:
+        if isinstance(node, ast.Assign) and names(*node.targets) == {"OPERATOR"}:
             return str(ast.literal_eval(node.value))
     raise ValueError("not the code of an adapted task")
 
 
 @dataclass
 class _Value:
-    """What a name of the test stands for: a constant's expression, an input, or something that a
-    call made."""
+    """What a name of the test stands for: a constant, an input, something that a call made (random
+    where the call draws), or the results. `expression` stands for it in `forward`."""
 
-    kind: str  # "plain", "input", "output", "random", "results"
+    kind: Literal["plain", "input", "output", "random", "results"]
     expression: ast.expr | None = None
 
 
@@ -135,138 +154,113 @@ class _Value:
 class _Reader:
     """Reads a test function from top to bottom and writes `get_inputs` and `forward` beside it."""
 
-    operator: str
-    reference: ast.Module
+    operator: ast.FunctionDef
     tests: ast.Module
     without: Mapping[str, str]
     known: dict[str, _Value] = field(default_factory=dict)
-    made: list[tuple[str, ast.expr]] = field(default_factory=list)
+    made: dict[str, ast.expr] = field(default_factory=dict)
+    """Inputs by name, in the order of making."""
     forward: list[ast.stmt] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)
-    calls: int = 0
 
     def task(self, reference: str, name: str) -> Adapted:
         if any(isinstance(node, ast.ClassDef) for node in ast.walk(self.tests)):
             raise Refused("its tests hand over modules of their own, not tensors")
         function = self._test_function()
-        self._inputs: set[str] = set()
-        self._taken = {self.operator, "self", "results", "torch", *dir(builtins)}
-        self._taken |= {
-            node.id
-            for node in ast.walk(function)
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-        }
-        self._taken -= (own := assigned_names(function))
-        self._outputs = own & {
-            target for node in ast.walk(function) for target in self._targets_of_calls(node)
-        }
+        own = names(function, stored=True)
+        self._taken = {self.operator.name, "self", "results", "torch", *dir(builtins)}
+        self._taken = (self._taken | names(function, stored=False)) - own
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assign) and self._count(node.value):
+                self._taken |= own & names(*node.targets)
         for statement in function.body:
             self._statement(statement)
         if not any(
-            isinstance(node, ast.Subscript)
-            for statement in self.forward
-            for node in ast.walk(statement)
+            isinstance(node, ast.Subscript) for part in self.forward for node in ast.walk(part)
         ):
-            reasons = {reason for _, reason in self.left_out}
-            raise Refused(
-                f"every test call {' or '.join(sorted(reasons))}"
-                if reasons
-                else "makes no test call"
-            )
+            reasons = " or ".join(sorted({reason for _, reason in self.left_out}))
+            raise Refused(f"every test call {reasons}" if reasons else "makes no test call")
         return self._written(reference, name)
+
+    def _test_function(self) -> ast.FunctionDef:
+        functions = [
+            node
+            for node in self.tests.body
+            if isinstance(node, ast.FunctionDef) and self._count(node)
+        ]
+        if len(functions) != 1 or functions[0].args.args:
+            raise Refused(
+                f"holds {len(functions)} test functions without arguments that call"
+                f" {self.operator.name}, not one"
+            )
+        return functions[0]
 
     # -- statements --------------------------------------------------------------------------------
 
     def _statement(self, node: ast.stmt) -> None:
-        if isinstance(node, ast.Assign) and len(node.targets) == 1:
-            self._assign(node.targets[0], node.value)
-        elif isinstance(node, ast.Return):
-            if node.value is not None and not self._is(node.value, "results"):
-                self._result(ast.Constant("result"), node.value)
-        elif isinstance(node, ast.Try):
-            if self._calls_operator(node):
-                keys = [
-                    ast.unparse(part.slice)
-                    for part in ast.walk(node)
-                    if isinstance(part, ast.Subscript)
-                ]
-                self.left_out.append(
-                    (keys[0].strip("'\"") if keys else "a try statement", EXCEPTION_CALL)
-                )
-        elif isinstance(node, ast.Expr) and self._calls_operator(node):
-            self._call(None, node.value)
-        elif isinstance(node, ast.With):
-            raise Refused("its test calls stand in a `with` statement, which is no argument")
-        elif not (
-            isinstance(node, ast.Assert | ast.Pass)
-            or (isinstance(node, ast.Expr) and _is_idle(node.value))
-        ):
-            raise Refused(f"cannot place `{short(node)}`")
+        match node:
+            case ast.Assign(targets=[target]):
+                self._assign(target, node.value)
+            case ast.Return():
+                if node.value is not None and not self._is(node.value, "results"):
+                    self._result(ast.Constant("result"), node.value)
+            case ast.Try():
+                if self._count(node):
+                    self.left_out.append((_first_key(node), EXCEPTION_CALL))
+            case ast.Expr(value=value) if self._count(value):
+                self._call(None, value)
+            case ast.With():
+                raise Refused("its test calls stand in a `with` statement, which is no argument")
+            case ast.Assert() | ast.Pass() | ast.Expr(value=ast.Constant()):
+                pass
+            case ast.Expr(value=ast.Call(func=f)) if last_name(f) in ("print", "manual_seed"):
+                pass  # a call that uses the generator's seed draws random numbers
+            case _:
+                raise Refused(f"cannot place `{short(node)}`")
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
-        if isinstance(target, ast.Subscript) and self._is(target.value, "results"):
-            self._result(target.slice, value)
-        elif isinstance(target, ast.Name) and isinstance(value, ast.Dict) and not value.keys:
-            self.known[target.id] = _Value("results")
-        elif self._calls_operator(value) or self._mentions(value, "output", "random"):
-            self._call(target, value)
-        elif isinstance(target, ast.Name):
-            self._define(target.id, value)
-        elif (
-            isinstance(target, ast.Tuple)
-            and isinstance(value, ast.Tuple)
-            and len(target.elts) == len(value.elts)
-        ):
-            for each, part in zip(target.elts, value.elts, strict=True):
-                self._assign(each, part)
-        else:
-            raise Refused(f"cannot place `{short(target)} = {short(value)}`")
-
-    def _define(self, name: str, value: ast.expr) -> None:
-        if self._makes_tensor(value):
-            self.known[name] = _Value("input", ast.Name(self._hoisted(value, name), ast.Load()))
-        else:
-            self.known[name] = _Value("plain", self._expression(value))
+        match target, value:
+            case ast.Subscript(value=place), _ if self._is(place, "results"):
+                self._result(target.slice, value)
+            case ast.Name(id=name), ast.Dict(keys=[]):
+                self.known[name] = _Value("results")
+            case _ if self._count(value) or self._mentions(value, "output", "random"):
+                self._call(target, value)
+            case ast.Name(id=name), _ if self._makes_tensor(value):
+                self.known[name] = _Value("input", self._input(value, name))
+            case ast.Name(id=name), _:
+                self.known[name] = _Value("plain", self._expression(value))
+            case ast.Tuple(elts=left), ast.Tuple(elts=right) if len(left) == len(right):
+                for each, part in zip(left, right, strict=True):
+                    self._assign(each, part)
+            case _:
+                raise Refused(f"cannot place `{short(target)} = {short(value)}`")
 
     def _call(self, target: ast.expr | None, value: ast.expr) -> None:
         """A statement that makes a call, or uses what one made."""
-        names = (
-            [node.id for node in ast.walk(target) if isinstance(node, ast.Name)]
-            if target is not None
-            else []
-        )
-        random = self._random(value) or self._mentions(value, "random")
-        for name in names:
+        own = names(target) if target else set()
+        random = self._random(value)
+        for name in own:
             self.known[name] = _Value("random" if random else "output", ast.Name(name, ast.Load()))
-        if random:
-            return
-        expression = self._expression(value, own=frozenset(names))
-        self.calls += self._count(expression)
-        self.forward.append(
-            ast.Expr(expression)
-            if target is None
-            else ast.Assign([copy.deepcopy(target)], expression)
-        )
+        if not random:
+            found = self._expression(value, own)
+            made = ast.Assign([copy.deepcopy(target)], found) if target else ast.Expr(found)
+            self.forward.append(made)
 
     def _result(self, key: ast.expr, value: ast.expr) -> None:
         shown = str(key.value) if isinstance(key, ast.Constant) else short(key)
-        if self._random(value) or self._mentions(value, "random"):
-            self.left_out.append((shown, RANDOM_CALL))
+        reason = RANDOM_CALL if self._random(value) else self.without.get(shown)
+        if reason is None:
+            value = without_transfers(value)
+            self._check_result(value)
+            value = self._expression(value)
+            if self._count(value) and not names(value) & self.made.keys():
+                reason = NUMBERS_CALL
+        if reason is not None:
+            self.left_out.append((shown, reason))
             return
-        if shown in self.without:
-            self.left_out.append((shown, self.without[shown]))
-            return
-        value = brought_home(value)
-        self._check_result(value)
-        expression = self._expression(value)
-        if self._count(expression) and not any(
-            isinstance(part, ast.Name) and part.id in self._inputs for part in ast.walk(expression)
-        ):
-            self.left_out.append((shown, NUMBERS_CALL))
-            return
-        self.calls += self._count(expression)
         place = ast.Subscript(ast.Name("results", ast.Load()), copy.deepcopy(key), ast.Store())
-        self.forward.append(ast.Assign([place], expression))
+        self.forward.append(ast.Assign([place], value))
 
     def _check_result(self, node: ast.expr) -> None:
         if isinstance(node, ast.Tuple | ast.List):
@@ -274,239 +268,133 @@ class _Reader:
                 self._check_result(part)
         elif isinstance(node, ast.Subscript):
             self._check_result(node.value)
-        elif not (
-            isinstance(node, ast.Name) or (isinstance(node, ast.Call) and self._is_operator(node))
-        ):
+        elif not (isinstance(node, ast.Name) or self._is_operator(node)):
             raise Refused(f"its result is `{short(node)}`, not what the operator returns")
 
     # -- expressions -------------------------------------------------------------------------------
 
-    def _expression(self, node: ast.expr, own: frozenset[str] = frozenset()) -> ast.expr:
-        """As it stands in `forward`: constants in place, tensors taken out to be inputs."""
-        reader = self
+    def _expression(self, node: ast.expr, own: set[str] | None = None) -> ast.expr:
+        """As it stands in `forward`: constants in place, tensors taken out to be inputs. Names of
+        `own` stay."""
 
-        class InForward(ast.NodeTransformer):
-            def visit(self, node: ast.AST) -> ast.AST:
-                return (
-                    reader._as_input(node)
-                    if isinstance(node, ast.expr) and reader._makes_tensor(node)
-                    else super().visit(node)
-                )
+        def change(part: ast.AST) -> ast.AST | None:
+            if isinstance(part, ast.expr) and self._makes_tensor(part):
+                return self._input(part, "given")
+            return self._meaning(part, own or set())
 
-            def visit_Name(self, node: ast.Name) -> ast.AST:
-                value = reader.known.get(node.id)
-                return (
-                    copy.deepcopy(value.expression)
-                    if value and value.expression and node.id not in own
-                    else node
-                )
+        return rewritten(node, change)
 
-        return InForward().visit(copy.deepcopy(node))
+    def _meaning(self, node: ast.AST, own: set[str]) -> ast.expr | None:
+        if not isinstance(node, ast.Name) or node.id not in self.known or node.id in own:
+            return None
+        return copy.deepcopy(self.known[node.id].expression)
 
-    def _as_input(self, node: ast.expr) -> ast.expr:
-        return ast.Name(self._hoisted(node, "given"), ast.Load())
-
-    def _hoisted(self, node: ast.expr, hint: str) -> str:
-        """The name of a new input that holds this tensor."""
-        expression = on_device(self._substituted(node))
+    def _input(self, node: ast.expr, hint: str) -> ast.Name:
+        """A new input that holds this tensor."""
         name, number = hint, 1
-        while name in self._taken or name in self._outputs:
+        while name in self._taken:
             number += 1
             name = f"{hint}_{number}"
+        made = rewritten(node, lambda part: self._meaning(part, set()))
         self._taken.add(name)
-        self.made.append((name, expression))
-        self._inputs.add(name)
-        return name
-
-    def _substituted(self, node: ast.expr) -> ast.expr:
-        reader = self
-
-        class InInputs(ast.NodeTransformer):
-            def visit_Name(self, node: ast.Name) -> ast.AST:
-                value = reader.known.get(node.id)
-                return copy.deepcopy(value.expression) if value and value.expression else node
-
-        return InInputs().visit(copy.deepcopy(node))
+        self.made[name] = on_default_device(made)
+        return ast.Name(name, ast.Load())
 
     def _makes_tensor(self, node: ast.expr) -> bool:
-        """Does this compute a tensor without any call of the operator?"""
-        if isinstance(node, ast.Attribute) and node.attr in PLAIN_ATTRIBUTES:
-            return False
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in PLAIN_ATTRIBUTES
-        ):
+        """Whether this computes a tensor without any call of the operator."""
+        attribute = node.func if isinstance(node, ast.Call) else node
+        if isinstance(attribute, ast.Attribute) and attribute.attr in PLAIN_ATTRIBUTES:
             return False
         if not isinstance(node, ast.Call | ast.BinOp | ast.UnaryOp | ast.Subscript | ast.Attribute):
             return False
-        if self._calls_operator(node) or self._mentions(node, "output", "random", "results"):
+        if self._count(node) or self._mentions(node, "output", "random", "results"):
             return False
-        return self._mentions(node, "input") or any(is_factory(part) for part in ast.walk(node))
+        return self._mentions(node, "input") or any(map(is_factory, ast.walk(node)))
 
-    def _is(self, node: ast.expr, kind: str) -> bool:
-        return (
-            isinstance(node, ast.Name)
-            and node.id in self.known
-            and self.known[node.id].kind == kind
-        )
+    def _is(self, node: ast.AST, *kinds: str) -> bool:
+        known = self.known.get(node.id) if isinstance(node, ast.Name) else None
+        return known is not None and known.kind in kinds
 
     def _mentions(self, node: ast.AST, *kinds: str) -> bool:
-        return any(
-            self._is(part, kind)
-            for part in ast.walk(node)
-            if isinstance(part, ast.Name)
-            for kind in kinds
-        )
+        return any(self._is(part, *kinds) for part in ast.walk(node))
 
     def _is_operator(self, node: ast.AST) -> bool:
-        return (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id == self.operator
-        )
-
-    def _calls_operator(self, node: ast.AST) -> bool:
-        return any(self._is_operator(part) for part in ast.walk(node))
+        called = node.func if isinstance(node, ast.Call) else None
+        return isinstance(called, ast.Name) and called.id == self.operator.name
 
     def _count(self, node: ast.AST) -> int:
-        return sum(self._is_operator(part) for part in ast.walk(node))
-
-    def _targets_of_calls(self, node: ast.AST) -> Iterator[str]:
-        if isinstance(node, ast.Assign) and self._calls_operator(node.value):
-            yield from (
-                part.id
-                for target in node.targets
-                for part in ast.walk(target)
-                if isinstance(part, ast.Name)
-            )
-
-    # -- random numbers ----------------------------------------------------------------------------
+        """How many calls of the operator this makes."""
+        return sum(map(self._is_operator, ast.walk(node)))
 
     def _random(self, node: ast.AST) -> bool:
-        function = next(
-            part
-            for part in self.reference.body
-            if isinstance(part, ast.FunctionDef) and part.name == self.operator
-        )
         constants = {
             name: value.expression
             for name, value in self.known.items()
             if value.kind == "plain" and value.expression
         }
-        return any(
-            draws(function, part, constants)
-            for part in ast.walk(node)
-            if isinstance(part, ast.Call) and self._is_operator(part)
+        return self._mentions(node, "random") or any(
+            draws(self.operator, call, constants) for call in calls(node) if self._is_operator(call)
         )
 
     # -- writing -----------------------------------------------------------------------------------
 
-    def _test_function(self) -> ast.FunctionDef:
-        functions = [
-            node
-            for node in self.tests.body
-            if isinstance(node, ast.FunctionDef) and self._calls_operator(node)
-        ]
-        if len(functions) != 1 or functions[0].args.args:
-            raise Refused(
-                f"holds {len(functions)} test functions without arguments that call"
-                f" {self.operator}, not one"
-            )
-        return functions[0]
-
     def _written(self, reference: str, name: str) -> Adapted:
-        forward = [on_place(statement) for statement in self.forward]
-        placed = any(a is not b for a, b in zip(forward, self.forward, strict=True))
-        used = {
-            node.id
-            for statement in self.forward
-            for node in ast.walk(statement)
-            if isinstance(node, ast.Name)
-        }
-        names = [made for made, _ in self.made if made in used]
-        needed: list[tuple[str, ast.expr]] = []
-        for made, expression in reversed(self.made):
+        used = names(*self.forward)
+        parameters = [made for made in self.made if made in used]
+        needed: dict[str, ast.expr] = {}
+        for made, expression in reversed(self.made.items()):
             if made in used:
-                used |= {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
-                needed.append((made, expression))
-        needed.reverse()
-        imports = [
-            node
-            for node in self.tests.body
-            if isinstance(node, ast.Import | ast.ImportFrom) and _is_kept(node)
-        ]
-        told = dict.fromkeys(["import torch", *(text_of(node) for node in imports)])
-        place = ["    def __init__(self):", "        super().__init__()"]
-        place += ['        self.register_buffer("place", torch.zeros(()), persistent=False)', ""]
-        lines = [
-            (
-                f"# TritonBench-T's {' '.join(name.split())}: one forward call makes its test"
-                " calls, in their order"
-            ),
-            reference,
-            "",
-            *(line for line in told if line not in reference.splitlines()),
-            f"OPERATOR = {self.operator!r}",
-            "",
-            "",
-            "class Model(torch.nn.Module):",
-            *(place if placed else ()),
-            f"    def forward({', '.join(['self', *names])}):",
-            "        results = {}",
-            *(f"        {text_of(statement)}" for statement in forward),
-            "        return results",
-            "",
-            "",
-            "def get_inputs():",
-            *(f"    {made} = {text_of(expression)}" for made, expression in needed),
-            f"    return [{', '.join(names)}]",
-            "",
-            "",
-            "def get_init_inputs():",
-            "    return []",
-            "",
-        ]
-        drawn = any(
-            last_name(part.func) in ALWAYS_RANDOM
-            for _, made in needed
-            for part in ast.walk(made)
-            if isinstance(part, ast.Call)
+                used |= names(expression)
+                needed[made] = expression
+        imports = [text_of(node) for node in self.tests.body if _is_kept(node)]
+        told = dict.fromkeys(["import torch", *imports])
+        named = any(names_cuda(part) for node in self.forward for part in ast.walk(node))
+        forward = [text_of(cuda_as(node, "self.place.device")) for node in self.forward]
+        inputs = [f"{made} = {text_of(needed[made])}" for made in reversed(needed)]
+        code = TASK.format(
+            title=" ".join(name.split()),
+            reference=reference,
+            imports=_lines([line for line in told if line not in reference.splitlines()]),
+            operator=self.operator.name,
+            place=PLACE if named else "",
+            parameters=", ".join(["self", *parameters]),
+            forward=_lines(forward, 8),
+            inputs=_lines(inputs, 4),
+            names=", ".join(parameters),
         )
-        return Adapted(self.operator, "\n".join(lines), self.calls, tuple(self.left_out), not drawn)
+        made_calls = (call for made in needed.values() for call in calls(made))
+        drawn = any(last_name(call.func) in ALWAYS_RANDOM for call in made_calls)
+        count = sum(map(self._count, self.forward))
+        return Adapted(self.operator.name, code, count, tuple(self.left_out), not drawn)
 
 
-def _operator(reference: ast.Module, name: str) -> str:
-    functions = [node.name for node in reference.body if isinstance(node, ast.FunctionDef)]
+def _operator(reference: ast.Module, name: str) -> ast.FunctionDef:
+    functions = {node.name: node for node in reference.body if isinstance(node, ast.FunctionDef)}
     last = name.rpartition(".")[2]
     if last in functions:
-        return last
+        return functions[last]
     if len(functions) != 1:
         raise Refused(f"defines {len(functions)} functions, none of them {last}")
-    return functions[0]
+    return next(iter(functions.values()))
 
 
-def _parsed(text: str) -> ast.Module:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise Refused(f"is not Python: {str(error) or type(error).__name__}") from None
+def _first_key(node: ast.AST) -> str:
+    keys = [part.slice for part in ast.walk(node) if isinstance(part, ast.Subscript)]
+    return ast.unparse(keys[0]).strip("'\"") if keys else "a try statement"
 
 
-def _is_idle(node: ast.expr) -> bool:
-    """Documentation, a print, or the seed of a generator: a call that uses one draws random
-    numbers."""
-    return isinstance(node, ast.Constant) or (
-        isinstance(node, ast.Call) and last_name(node.func) in ("print", "manual_seed")
-    )
+def _lines(lines: list[str], indent: int = 0) -> str:
+    return "".join(f"{' ' * indent}{line}\n" for line in lines)
 
 
-def _is_kept(node: ast.Import | ast.ImportFrom) -> bool:
-    names = (
-        [node.module or ""]
-        if isinstance(node, ast.ImportFrom)
-        else [alias.name for alias in node.names]
-    )
-    return all(name.split(".")[0] in IMPORTED for name in names)
+def _modules(node: ast.stmt) -> list[str]:
+    """The modules that a statement imports; none for other statements."""
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or ""]
+    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+
+
+def _is_kept(node: ast.stmt) -> bool:
+    """Whether this imports nothing but packages that a task keeps."""
+    packages = {module.split(".")[0] for module in _modules(node)}
+    return bool(packages) and packages <= IMPORTED

@@ -1,29 +1,50 @@
-"""Rows of a data set on the Hugging Face hub.
+"""Rows of a data set on the Hugging Face hub, and the copies of them that are kept on this disk.
 
-Guarantees: what is loaded is of one commit, and a copy of it is kept (tasks.sources.pinned); a hub
-that cannot be reached is asked again a few times, then the newest copy is used and a caution says
-so (tasks.progress); a hub that cannot be reached where there is no copy, or does not hold what was
-asked, is one UsageError that says how to go on from a file. A hub that answers that something is
-not there is believed: no copy stands in for it.
+Guarantees: what is loaded is of one commit, and the last few commits of a data set and split are
+kept beside each other (`$CONCUR_CACHE/hub`), each with a note of what it is; a hub that cannot be
+reached is asked again for a few seconds, then the newest copy is used and a caution says so
+(tasks.progress); a hub that cannot be reached where there is no copy, or does not hold what was
+asked, is one UsageError that says how to go on from a file. Where a hub answers that something does
+not exist, no copy stands in for it. A copy that is not what was written (its digest differs) is
+passed over.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
-import random
 import re
-import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
 
+from kernels_eval.build.toolchain import default_cache
 from kernels_eval.errors import UsageError
+from kernels_eval.records import Record
+from tasks.files import atomic_write
 from tasks.progress import caution
-from tasks.sources import pinned
+from tasks.retry import retry_until_back
 
-ATTEMPTS = 3
-BACKOFF_S = 2.0
-"""Before the second attempt; doubles, with jitter."""
+DEADLINE_S = 6.0
+"""How long an absent hub is asked again."""
+KEPT = 3
 log = logging.getLogger(__name__)
+T = TypeVar("T")
+Rows = list[dict[str, Any]]
+
+
+class Pin(Record):
+    """The note beside a copy: what it is of, and since when."""
+
+    hub_id: str
+    split: str
+    commit: str
+    columns: tuple[str, ...]
+    rows: int
+    sha256: str
+    fetched_at: str
 
 
 def is_hub_id(location: object) -> bool:
@@ -31,107 +52,168 @@ def is_hub_id(location: object) -> bool:
     return isinstance(location, str) and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", location) is not None
 
 
-def load_rows(
-    hub_id: str, split: str, revision: str | None, columns: Sequence[str]
-) -> list[dict[str, Any]]:
+def load_rows(hub_id: str, split: str, revision: str | None, columns: Sequence[str]) -> Rows:
     """Rows of a split at a commit (the newest where None), those columns only. Raises UsageError
     where neither hub nor disk has them."""
-    import datasets
+    return _Wanted(hub_id, split, revision, tuple(columns)).rows()
 
-    commit, fault = _commit(hub_id, revision)
-    if fault is not None and (rows := _copy(hub_id, split, revision, columns, fault)) is not None:
-        return rows
-    try:
-        rows = _patiently(
-            lambda: (
-                datasets.load_dataset(hub_id, split=split, revision=commit or revision)
-                .select_columns(list(columns))
-                .to_list()
-            )
-        )
-    except Exception as error:
-        if not (
-            unreachable(error)
-            or isinstance(error, OSError | ValueError | datasets.exceptions.DatasetsError)
-        ):
-            raise
-        if (
-            unreachable(error)
-            and (rows := _copy(hub_id, split, revision, columns, error)) is not None
-        ):
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Some columns of a split of a data set, at a revision (a branch, a commit, None: the main
+    branch)."""
+
+    hub_id: str
+    split: str
+    revision: str | None
+    columns: tuple[str, ...]
+
+    def rows(self) -> Rows:
+        import datasets
+
+        commit, rows = self.revision if self._is_commit else None, None
+        try:
+            commit = commit or _patiently(lambda: _commit_of(self.hub_id, self.revision))
+        except Exception as error:  # httpx's and the hub client's own; nonsense is told below
+            rows = self._copied_rows(error)
+        if rows is not None:
             return rows
-        raise UsageError(
-            f"cannot load {hub_id} (split {split}, revision {revision or 'newest'}) from the hub:"
-            f" {_line(error)}",
-            "check the id and the network (this disk has no copy), or download its Parquet file and"
-            " give the path as tasks.location",
-        ) from error
-    if commit is not None:
-        pinned.keep(hub_id, split, commit, columns, rows)
-    else:
-        caution(
-            f"The hub did not tell the commit of {hub_id} (split {split}, revision"
-            f" {revision or 'newest'}): no copy of it was pinned."
+        try:
+            rows = _patiently(lambda: self._fetched_rows(commit))
+        except Exception as error:
+            known = (OSError, ValueError, datasets.exceptions.DatasetsError)
+            if not unreachable(error) and not isinstance(error, known):
+                raise
+            rows = self._copied_rows(error)
+            if rows is not None:
+                return rows
+            raise UsageError(
+                f"cannot load {self} from the hub: {_line(error)}",
+                "check the id and the network (this disk has no copy), or download its Parquet file"
+                " and give the path as tasks.location",
+            ) from error
+        if commit is None:
+            caution(f"The hub did not tell the commit of {self}: no copy of it was pinned.")
+        else:
+            self._keep(commit, rows)
+        return rows
+
+    def __str__(self) -> str:
+        return f"{self.hub_id} (split {self.split}, revision {self.revision or 'newest'})"
+
+    @property
+    def _is_commit(self) -> bool:
+        return re.fullmatch(r"[0-9a-f]{40}", self.revision or "") is not None
+
+    @property
+    def _folder(self) -> Path:
+        split = re.sub(r"[^\w.-]", "_", self.split)
+        return default_cache() / "hub" / self.hub_id.replace("/", "--") / split
+
+    def _fetched_rows(self, commit: str | None) -> Rows:
+        import datasets
+
+        found = datasets.load_dataset(
+            self.hub_id, split=self.split, revision=commit or self.revision
         )
-    return rows
+        return list(found.select_columns(list(self.columns)).to_list())
 
+    # -- copies ------------------------------------------------------------------------------------
 
-def _copy(
-    hub_id: str, split: str, revision: str | None, columns: Sequence[str], fault: Exception
-) -> list[dict[str, Any]] | None:
-    """The copy of this disk, with a caution that it is one; None where there is none."""
-    found = pinned.find(hub_id, split, revision, columns)
-    if found is None:
+    def _copies(self) -> list[tuple[Pin, Path]]:
+        """Copies whose notes can be read, the newest first."""
+        found = []
+        for note in self._folder.glob("*.json"):
+            try:
+                pin = Pin.model_validate_json(note.read_text(encoding="utf-8"))
+                found.append((pin, note.with_suffix(".parquet")))
+            except (OSError, ValueError) as error:
+                log.error("the note of a copy, %s, cannot be read: %s", note, error)
+        return sorted(found, key=lambda each: each[0].fetched_at, reverse=True)
+
+    def _copied_rows(self, fault: Exception) -> Rows | None:
+        """The copy of this commit or, for a branch, the newest one, where the hub is unreachable;
+        None where there is none. A caution says that it is a copy."""
+        import polars as pl
+
+        for pin, path in self._copies() if unreachable(fault) else ():
+            if self._is_commit and pin.commit != self.revision:
+                continue
+            if not set(self.columns) <= set(pin.columns):
+                continue
+            try:
+                if _digest(path) != pin.sha256:
+                    log.error("the copy %s is passed over: its digest differs", path)
+                    continue
+                rows = pl.read_parquet(path, columns=list(self.columns)).to_dicts()
+            except (OSError, pl.exceptions.PolarsError) as error:
+                log.error("the copy %s cannot be read: %s", path, error)
+                continue
+            caution(
+                f"The hub could not be reached ({_line(fault)}): the tasks are those of the copy on"
+                f" this disk of {self.hub_id}, split {self.split}, commit {pin.commit}, fetched"
+                f" {pin.fetched_at}, {pin.rows} rows."
+            )
+            return rows
         return None
-    pin, rows = found
-    caution(
-        f"The hub could not be reached ({_line(fault)}): the tasks are those of the copy on this"
-        f" disk of {hub_id}, split {split}, commit {pin.commit}, fetched {pin.fetched_at},"
-        f" {pin.rows} rows."
-    )
-    return rows
+
+    def _keep(self, commit: str, rows: Rows) -> None:
+        """Write a copy beside earlier ones. A disk that does not take it is logged, no more."""
+        import polars as pl
+
+        target = self._folder / f"{commit}.parquet"
+        try:
+            frame = pl.DataFrame(rows, infer_schema_length=None).select(list(self.columns))
+            atomic_write(target, lambda path: frame.write_parquet(path, compression="zstd"))
+            pin = Pin(
+                hub_id=self.hub_id,
+                split=self.split,
+                commit=commit,
+                columns=self.columns,
+                rows=len(rows),
+                sha256=_digest(target),
+                fetched_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            )
+            atomic_write(target.with_suffix(".json"), pin.model_dump_json(indent=2))
+            for _, old in self._copies()[KEPT:]:
+                old.with_suffix(".json").unlink(missing_ok=True)
+                old.unlink(missing_ok=True)
+        except (OSError, pl.exceptions.PolarsError) as error:
+            log.warning("no copy of %s at %s was kept: %s", self.hub_id, commit, error)
 
 
-def _commit(hub_id: str, revision: str | None) -> tuple[str | None, Exception | None]:
-    """The commit that is meant, or what kept the hub from telling it. A hub that is asked for
-    nonsense says so when the rows are."""
-    if pinned.is_commit(revision):
-        return revision, None
-    try:
-        return _patiently(lambda: _commit_of(hub_id, revision)), None
-    except Exception as error:  # httpx's and the hub client's own
-        return None, error if unreachable(error) else None
+def _digest(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
+# -- the hub ---------------------------------------------------------------------------------------
+
+
 def unreachable(error: BaseException) -> bool:
-    """Is it the network or the hub itself, and not what was asked of it? Looks at the causes too:
-    `datasets` wraps them."""
+    """Whether it is the network or the hub itself, and not what was asked of it. Looks at the
+    causes too: `datasets` wraps them."""
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(
-            seen, ConnectionError | TimeoutError | LocalEntryNotFoundError
-        ) or _is_of_transport(seen):
+        if isinstance(seen, ConnectionError | TimeoutError | LocalEntryNotFoundError):
+            return True
+        # httpx's TransportError, or httpx2's, which newer clients of the hub use: no OSErrors
+        if any(
+            kind.__name__ == "TransportError" and kind.__module__.startswith("httpx")
+            for kind in type(seen).__mro__
+        ):
             return True
         if isinstance(seen, HfHubHTTPError):
             status = seen.response.status_code if seen.response is not None else 0
             return status >= 500 or status == 429
         seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
     return False
-
-
-def _is_of_transport(error: BaseException) -> bool:
-    """httpx's TransportError, or that of httpx2, which newer clients of the hub use: neither is an
-    OSError."""
-    return any(
-        kind.__name__ == "TransportError" and kind.__module__.startswith("httpx")
-        for kind in type(error).__mro__
-    )
 
 
 def _commit_of(hub_id: str, revision: str | None) -> str | None:
@@ -141,20 +223,14 @@ def _commit_of(hub_id: str, revision: str | None) -> str | None:
     return HfApi().dataset_info(hub_id, revision=revision, timeout=10).sha
 
 
-def _patiently(ask: Callable[[], Any]) -> Any:
-    """The answer, asked for again where the hub is at fault; pauses double, with jitter. Raises
-    what the last attempt raised."""
+def _patiently(ask: Callable[[], T]) -> T:
+    """What `ask` returns, called again while the hub is at fault."""
     from huggingface_hub import constants
 
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            return ask()
-        except Exception as error:
-            if attempt == ATTEMPTS or constants.HF_HUB_OFFLINE or not unreachable(error):
-                raise
-            pause_s = BACKOFF_S * 2 ** (attempt - 1) * random.uniform(0.75, 1.25)
-            log.warning(
-                "the hub does not answer (%s); asked again in %.0f s", type(error).__name__, pause_s
-            )
-            time.sleep(pause_s)
-    raise AssertionError("unreachable")
+    return retry_until_back(
+        ask,
+        service="the Hugging Face hub",
+        is_absent=lambda error: not constants.HF_HUB_OFFLINE and unreachable(error),
+        log=log.warning,
+        deadline_s=DEADLINE_S,
+    )

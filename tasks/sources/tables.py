@@ -12,15 +12,12 @@ import glob
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask
 from tasks.sources import files, kernelbench, tritonbench
+from tasks.sources.files import columns_of, rows_of, shown
 
-BATCH_ROWS = 256
 TASK_FORMS = (("task_id", "code"), kernelbench.COLUMNS, tritonbench.COLUMNS, files.COLUMNS)
 """Columns that make a table of tasks. The first that fits is taken."""
 
@@ -50,35 +47,6 @@ def part_files(location: str | Path) -> list[Path]:
             "give a Parquet file, a folder of them, or a quoted glob such as 'DIR/part-*.parquet'",
         )
     return found
-
-
-def columns_of(path: Path) -> list[str]:
-    """The names of a Parquet file's columns. Raises UsageError where it is none."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return pq.read_schema(path).names
-    except (OSError, pa.ArrowException) as error:
-        raise UsageError(
-            f"cannot read {shown(path)} as Parquet: {shown(error)}", "give a Parquet file"
-        ) from error
-
-
-def rows_of(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Rows with these columns, `BATCH_ROWS` of them in memory at a time. Raises UsageError where
-    the file breaks off."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as table:
-            for batch in table.iter_batches(BATCH_ROWS, columns=list(columns)):
-                yield from batch.to_pylist()
-    except (OSError, pa.ArrowException) as error:
-        raise UsageError(
-            f"cannot read {shown(path)}: {shown(error)}", "give a whole Parquet file"
-        ) from error
 
 
 def unusable(
@@ -137,21 +105,6 @@ def _of_part(path: Path, wanted: Collection[str] | None) -> Iterator[KernelTask]
         given |= {"task_id": str(given["task_id"])} if "task_id" in given else {}
         if wanted is not None and given.get("task_id") not in wanted:
             continue
-        try:
-            task = KernelTask.model_validate({"name": given.get("task_id"), **given})
-        except ValidationError as error:
-            raise UsageError(
-                f"{shown(path)} row {number}: {files.first_line(error)}",
-                "every task has a task_id and code",
-            ) from error
-        files.check_task_source(
-            task.code, task.entry_point, f"{shown(path)} row {number} ({shown(task.task_id)})"
+        yield files.checked_task(
+            {"name": given.get("task_id"), **given}, f"{shown(path)} row {number}"
         )
-        yield task
-
-
-def shown(text: object, length: int = 200) -> str:
-    """Text that others wrote, fit for one line of a terminal: no control characters, no more than
-    `length` characters."""
-    text = "".join(c if c.isprintable() else "?" for c in str(text))
-    return text if len(text) <= length else text[: length - 3] + "..."

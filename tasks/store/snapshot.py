@@ -204,13 +204,16 @@ class Snapshot:
         `part`, and its number `row` in there.
 
         Holds these columns in memory, whatever the others weigh. `rows_at` reads the rows
-        themselves.
+        themselves. Raises polars' ColumnNotFoundError for a part that lacks a column.
         """
         import polars as pl
 
         frames = []
         for part in self.parts():
             with self.open_part(part) as file:
+                if missing := set(columns) - set(file.schema_arrow.names):
+                    names = ", ".join(sorted(missing))
+                    raise pl.exceptions.ColumnNotFoundError(f"{part} lacks {names}")
                 frame = pl.DataFrame(file.read(columns=list(columns)))
             row = pl.int_range(pl.len(), dtype=pl.UInt32).alias("row")
             frames.append(frame.with_columns(pl.lit(part).alias("part"), row))

@@ -22,7 +22,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-SUPERVISOR = Path(__file__).with_name("supervisor.py")
+ROOT = Path(__file__).parents[2]
+SUPERVISOR = (
+    f"import sys; sys.path.insert(0, {str(ROOT)!r});"
+    " from tasks.synthesis.supervisor import main; main()"
+)
 START_LINE = re.compile(r"^--- \d{4}-.*\n", re.MULTILINE)
 TAIL_BYTES, TAIL_LINES = 16_384, 30
 ORPHAN_S = 5.0
@@ -60,7 +64,7 @@ class Supervised:
             "grace_s": grace_s,
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(SUPERVISOR)],
+            [sys.executable, "-I", "-c", SUPERVISOR],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

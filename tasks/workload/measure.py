@@ -10,24 +10,109 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import islice
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from pydantic import ValidationError
 
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import KilledError, SandboxError
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
-from kernels_eval.records import KernelTask
-from tasks.workload.config import WorkloadConfig
+from kernels_eval.records import KernelTask, Record
+from tasks.workload.config import ProfilingConfig, WorkloadConfig
 from tasks.workload.record import Workload
 
 SERVER_TRIES = 3
 PROBLEM_CHARS = 500
+MAX_JOBS = 8
+
+Answer = TypeVar("Answer", bound=Record)
+
+
+class ReferenceProcess:
+    """Asks a confined child about one task at a time; keeps the process that has imported torch.
+    Use as a context manager.
+
+    Raises SandboxError where no fork server can be started.
+    """
+
+    role: str
+
+    def __init__(self, config: WorkloadConfig | ProfilingConfig) -> None:
+        self._timeout_s = config.timeout_s
+        # fewer seconds of processor time than the deadline would hide the deadline
+        cpu_s = int(config.timeout_s) + 60
+        self._limits = LimitsConfig(memory_gb=config.memory_gb, cpu_s=cpu_s)
+        self._server: ForkServer | None = None
+        self._closed = False
+
+    def start_server(self) -> ForkServer:
+        """A process that has imported what the children need."""
+        raise NotImplementedError
+
+    def ask(self, question: str, task: KernelTask, **arguments: Any) -> dict[str, Any]:
+        """What a fresh child answers about a task; a task that breaks it is an answer with "error"
+        and "detail". Raises SandboxError only where the sandbox itself fails again and again."""
+        for _ in range(SERVER_TRIES - 1):
+            try:
+                return self._ask(question, task, arguments)
+            except SandboxError:
+                if self._closed:
+                    raise
+        return self._ask(question, task, arguments)
+
+    def _ask(self, question: str, task: KernelTask, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        if self._server is None or not self._server.alive:
+            self._server = self.start_server()
+        if self._closed:  # while it was started: `close` could not close the server
+            self._server.close()
+            raise SandboxError("the measurements were ended")
+        with Child(self._server, self.role, self._limits) as child:
+            child.blamed_roles = frozenset({self.role})
+            path = child.scratch / "task.py"
+            path.write_text(task.code, encoding="utf-8", errors="replace")
+            try:
+                return child.request(
+                    question,
+                    timeout=self._timeout_s,
+                    path=str(path),
+                    entry_point=task.entry_point,
+                    init_form=task.init_form,
+                    **arguments,
+                )
+            except ChildFailure as failure:
+                return {"error": failure.reason, "detail": failure.detail}
+            except KilledError as error:
+                return {"error": "crashed", "detail": str(error)}
+
+    def close(self) -> None:
+        """End the process, and a measurement that is under way."""
+        self._closed = True
+        if self._server is not None:
+            self._server.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def record_of(kind: type[Answer], task: KernelTask, answer: Mapping[str, Any]) -> Answer:
+    """The answer about a task as a record (with `task_id` and `problem`); an error, or an answer of
+    another form, is a `problem`."""
+    problem = f"{answer.get('error')}: {answer.get('detail')}"
+    if "error" not in answer:
+        try:
+            return kind.model_validate({"task_id": task.task_id, **answer})
+        except (ValidationError, TypeError) as error:
+            problem = f"its process answered with no {kind.__name__.lower()}: {error}"
+    short = " ".join(problem.split())[:PROBLEM_CHARS]
+    return kind.model_validate({"task_id": task.task_id, "problem": short})
 
 
 @dataclass(frozen=True)
@@ -40,74 +125,31 @@ class Measured:
     peak_rss_bytes: int | None = None
 
 
-class Measurer:
-    """Counts one task at a time; keeps the process that has imported torch. Use as a context
-    manager.
+class Measurer(ReferenceProcess):
+    """Counts the workload of one task at a time."""
 
-    Raises SandboxError where no fork server can be started.
-    """
+    role = "workload"
 
     def __init__(self, config: WorkloadConfig | None = None) -> None:
         self.config = config or WorkloadConfig()
-        # fewer seconds of processor time than the deadline would hide the deadline
-        self._limits = LimitsConfig(
-            memory_gb=self.config.memory_gb, cpu_s=int(self.config.timeout_s) + 60
-        )
-        self._server: ForkServer | None = None
-        self._closed = False
+        super().__init__(self.config)
+
+    def start_server(self) -> ForkServer:
+        return ForkServer(readable=(), warm="workload")
 
     def measure(self, task: KernelTask) -> Measured:
-        """One task. Whatever it does, it costs a `problem`; raises SandboxError only where the
-        sandbox itself fails again and again."""
+        """One task. Whatever it does, it costs a `problem`; raises SandboxError as `ask` does."""
         started = time.monotonic()
-        for attempt in range(SERVER_TRIES):
-            try:
-                answer = self._asked(task)
-                break
-            except SandboxError:
-                if attempt == SERVER_TRIES - 1 or self._closed:
-                    raise
+        limit = self.config.declared_max_bytes
+        answer = self.ask("measure", task, declared_max_bytes=limit)
         peak = answer.pop("peak_rss_bytes", None)
-        return Measured(
-            _workload(task, answer),
-            time.monotonic() - started,
-            peak if isinstance(peak, int) else None,
-        )
-
-    def _asked(self, task: KernelTask) -> dict[str, Any]:
-        if self._server is None or not self._server.alive:
-            self._server = ForkServer(readable=(), warm="workload")
-        if self._closed:  # while it was started: who closed this could not close the server
-            self._server.close()
-            raise SandboxError("the measurements were ended")
-        with Child(self._server, "workload", self._limits) as child:
-            child.blamed_roles = frozenset({"workload"})
-            path = child.scratch / "task.py"
-            path.write_text(task.code, encoding="utf-8", errors="replace")
-            try:
-                return child.request(
-                    "measure",
-                    timeout=self.config.timeout_s,
-                    path=str(path),
-                    entry_point=task.entry_point,
-                    init_form=task.init_form,
-                    declared_max_bytes=self.config.declared_max_bytes,
-                )
-            except ChildFailure as failure:
-                return {"detail": failure.detail, "error": failure.reason}
-            except KilledError as error:
-                return {"detail": str(error), "error": "crashed"}
-
-    def close(self) -> None:
-        self._closed = True
-        if self._server is not None:
-            self._server.close()
-
-    def __enter__(self) -> Measurer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        found = record_of(Workload, task, answer)
+        complete = None not in (found.flops, found.bytes_min, found.executed)
+        if complete == (found.problem is not None):
+            problem = "its process answered with half a workload"
+            found = Workload(task_id=task.task_id, problem=problem)
+        seconds = time.monotonic() - started
+        return Measured(found, seconds, peak if isinstance(peak, int) else None)
 
 
 def workload_of(task: KernelTask, config: WorkloadConfig | None = None) -> Workload:
@@ -123,19 +165,9 @@ def measured(
     """Each task with its measurement, as they are done, several at a time. Raises SandboxError as
     `Measurer.measure` does."""
     config = config or WorkloadConfig()
-    jobs = config.jobs or max(
-        1,
-        min(
-            8,
-            (
-                len(os.sched_getaffinity(0))
-                if hasattr(os, "sched_getaffinity")
-                else os.cpu_count() or 1
-            ),
-        ),
-    )
-    idle: SimpleQueue[Measurer] = SimpleQueue()
+    jobs = config.jobs or min(MAX_JOBS, len(os.sched_getaffinity(0)))
     measurers = [Measurer(config) for _ in range(jobs)]
+    idle: SimpleQueue[Measurer] = SimpleQueue()
     for measurer in measurers:
         idle.put(measurer)
 
@@ -155,44 +187,18 @@ def measured(
             running |= {pool.submit(one, task) for task in islice(todo, len(done))}
             for future in done:
                 yield future.result()
-    except BaseException:
-        for measurer in (
-            measurers
-        ):  # first of all: a run that is stopped does not wait for the deadline of a child
-            measurer.close()
-        raise
     finally:
-        pool.shutdown(cancel_futures=True)
+        # before the pool: a run that is stopped does not wait for the deadline of a child
         for measurer in measurers:
             measurer.close()
+        pool.shutdown(cancel_futures=True)
 
 
-def _workload(task: KernelTask, answer: dict[str, Any]) -> Workload:
-    if "error" in answer:
-        return Workload(
-            task_id=task.task_id, problem=_line(f"{answer['error']}: {answer.get('detail')}")
-        )
-    try:
-        found = Workload.model_validate({"task_id": task.task_id} | answer)
-    except (ValidationError, TypeError) as error:
-        return Workload(
-            task_id=task.task_id, problem=_line(f"its process answered with no workload: {error}")
-        )
-    if found.problem is not None or None in (found.flops, found.bytes_min, found.executed):
-        return Workload(task_id=task.task_id, problem="its process answered with half a workload")
-    return found
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())[:PROBLEM_CHARS]
-
-
-def tasks_of(rows: Sequence[dict[str, Any]]) -> list[KernelTask]:
+def tasks_of(rows: Sequence[Mapping[str, Any]]) -> list[KernelTask]:
     """Tasks from rows of tasks.tables.TASKS; other columns are left aside. Raises pydantic's
     ValidationError for a row that is none."""
+    names = KernelTask.model_fields.keys()
     return [
-        KernelTask.model_validate(
-            {name: value for name, value in row.items() if name in KernelTask.model_fields}
-        )
+        KernelTask.model_validate({name: row[name] for name in names if name in row})
         for row in rows
     ]

@@ -1,4 +1,4 @@
-"""The record of one task's workload, and its columns."""
+"""The records of one task's workload and of its profile, their columns, and the roofline bound."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from tasks.workload.families import families_of
 
 WORKLOADS = pa.schema(
     [
-        (
-            "workload_key",
-            pa.string(),
-        ),  # hash(code, entry point, init form, limits): tasks with the same program share a row
+        # hash(code, entry point, init form, limits): tasks with the same program share a row
+        ("workload_key", pa.string()),
         ("task_id", pa.string()),
         ("operators", pa.list_(pa.string())),
         ("operator_kind", pa.string()),
@@ -26,6 +24,20 @@ WORKLOADS = pa.schema(
         ("arithmetic_intensity", pa.float64()),
         ("uncounted", pa.list_(pa.string())),
         ("executed", pa.string()),
+        ("problem", pa.string()),
+    ]
+)
+
+OPERATOR_TIME = pa.struct([("name", pa.string()), ("us", pa.float64()), ("calls", pa.int64())])
+PROFILES = pa.schema(
+    [
+        # hash(program, limits, device, code): tasks with the same program share a row
+        ("profile_key", pa.string()),
+        ("task_id", pa.string()),
+        ("operators", pa.list_(OPERATOR_TIME)),
+        ("total_us", pa.float64()),
+        ("clock", pa.string()),
+        ("device", pa.string()),
         ("problem", pa.string()),
     ]
 )
@@ -68,3 +80,57 @@ class Workload(Record):
     def arithmetic_intensity(self) -> float | None:
         """FLOPs a byte; None where nothing is moved or nothing was counted."""
         return self.flops / self.bytes_min if self.flops is not None and self.bytes_min else None
+
+
+def least_ms(workload: Workload, peak_bytes_per_s: float, peak_flops: float) -> float:
+    """Milliseconds below which one forward call cannot be on a machine that moves
+    `peak_bytes_per_s` and computes `peak_flops` a second.
+
+    The roofline model (Williams, Waterman and Patterson, "Roofline: an insightful visual
+    performance model for multicore architectures", Communications of the ACM 52(4), 2009): memory
+    and arithmetic overlap at best, so the slower of the two bounds. `peak_flops` must be that of
+    the fastest unit a kernel may use, and `peak_bytes_per_s` that of the nearest memory that holds
+    all of it between two calls. The arithmetic bound is the reference's own algorithm's: another
+    one may need fewer operations (Winograd's convolution, a reference that computes what it throws
+    away), so a time below it is a reason to look, no proof.
+
+    Raises ValueError for a workload that could not be counted and for peaks that are not positive.
+    """
+    if workload.flops is None or workload.bytes_min is None:
+        raise ValueError(f"{workload.task_id} has no counted workload: {workload.problem}")
+    if not (peak_bytes_per_s > 0 and peak_flops > 0):
+        raise ValueError("peaks are positive numbers a second")
+    return 1e3 * max(workload.bytes_min / peak_bytes_per_s, workload.flops / peak_flops)
+
+
+class OperatorTime(Record):
+    """One outermost aten operator: microseconds of one forward call that are spent in it, and how
+    often it is called there."""
+
+    name: str = Field(min_length=1, max_length=200)
+    us: float = Field(ge=0, allow_inf_nan=False)
+    calls: int = Field(ge=0)
+
+
+class Profile(Record):
+    """Where one forward call of a task's reference spends its time at the declared shapes, the
+    slowest operator first.
+
+    `total_us` are microseconds of all operators together, those beyond the first 64 included.
+    `clock` is "device" where kernels on a GPU were timed and "cpu" where it is the processor's self
+    time. Where the reference could not be profiled, `problem` says why.
+    """
+
+    task_id: str
+    operators: tuple[OperatorTime, ...] = Field(default=(), max_length=64)
+    total_us: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    clock: Literal["device", "cpu"] | None = None
+    device: str = ""
+    problem: str | None = None
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of the time by operator, in [0, 1]; empty where there is none."""
+        return (
+            {each.name: each.us / self.total_us for each in self.operators} if self.total_us else {}
+        )

@@ -1,13 +1,13 @@
 """Tasks in, what each computes and moves out, once for each snapshot of tasks.
 
-Guarantees: one row a task; tasks with the same program are counted once; a killed run goes on where
-it was, and a later run over other tasks pays only for the programs that are new. A task that cannot
+Guarantees: one row a task; tasks with the same program are counted once; a killed run resumes,
+and a later run over other tasks pays only for the programs that are new. A task that cannot
 be counted has a row that says why, and never ends the stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import polars as pl
@@ -18,7 +18,7 @@ from tasks.store import Snapshot, SnapshotRef, fingerprint, known_rows
 from tasks.versions import WORKLOAD_VERSION
 from tasks.workload.config import WorkloadConfig
 from tasks.workload.measure import measured, tasks_of
-from tasks.workload.record import WORKLOADS, Workload
+from tasks.workload.record import WORKLOADS
 
 STAGE = "workloads"
 COLUMNS = tuple(name for name in WORKLOADS.names if name not in ("workload_key", "task_id"))
@@ -33,11 +33,12 @@ def workload_key(task: KernelTask, config: WorkloadConfig) -> str:
 
 def planned(tasks: SnapshotRef, config: WorkloadConfig) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
-    return Snapshot(
-        tasks.root,
-        STAGE,
-        fingerprint(STAGE, config.identity, [tasks.fingerprint], WORKLOAD_VERSION),
-    )
+    return _snapshot(tasks.root, config, [tasks.fingerprint])
+
+
+def _snapshot(root: str, config: WorkloadConfig, upstream: Sequence[str]) -> Snapshot:
+    key = fingerprint(STAGE, config.identity, upstream, WORKLOAD_VERSION)
+    return Snapshot(root, STAGE, key)
 
 
 def run(tasks: SnapshotRef, config: WorkloadConfig) -> SnapshotRef:
@@ -52,9 +53,7 @@ def run(tasks: SnapshotRef, config: WorkloadConfig) -> SnapshotRef:
         return snapshot.ref
     found = tasks_of(tasks.open().read(unique="task_id").to_dicts())
     _fill(snapshot, [(workload_key(task, config), task) for task in found], config)
-    rows = snapshot.read(
-        columns=["task_id", "operator_kind", "families", "problem"], unique="task_id"
-    )
+    rows = snapshot.read(columns=["task_id", "operator_kind", "families"], unique="task_id")
     kinds = rows["operator_kind"].fill_null("not counted").value_counts()
     families = rows["families"].list.explode(empty_as_null=False).drop_nulls().value_counts()
     extra = {
@@ -76,40 +75,32 @@ def annotate(
     """
     config = config or WorkloadConfig()
     if isinstance(tasks, SnapshotRef):
-        counted, tasks, key = (
-            run(tasks, config).open().read(unique="task_id"),
-            tasks.open().read(unique="task_id"),
-            "task_id",
-        )
-        named = tasks
+        key, named = "task_id", tasks.open().read(unique="task_id")
+        counted = run(tasks, config).open().read(unique="task_id")
     else:
-        found = tasks_of(tasks.to_dicts())
-        keys = [workload_key(task, config) for task in found]
-        programs = dict(zip(keys, found, strict=True))
-        rows = list(_measured(programs, config)) if root is None else _kept(programs, config, root)
-        counted = pl.DataFrame(rows, schema=_polars_schema(), orient="row").unique(
-            subset="workload_key", keep="first"
-        )
-        named, key = (
-            tasks.with_columns(pl.Series("workload_key", keys, dtype=pl.String)),
-            "workload_key",
-        )
-    named = named.drop([name for name in COLUMNS if name in tasks.columns])
-    return named.join(
-        counted.select(key, *COLUMNS), on=key, how="left", maintain_order="left"
-    ).drop("workload_key", strict=False)
+        key, found = "workload_key", tasks_of(tasks.to_dicts())
+        keys = pl.Series(key, [workload_key(task, config) for task in found], dtype=pl.String)
+        named = tasks.with_columns(keys)
+        counted = _counted(dict(zip(keys, found, strict=True)), config, root)
+    named = named.drop(COLUMNS, strict=False)
+    counted = counted.select(key, *COLUMNS)
+    joined = named.join(counted, on=key, how="left", maintain_order="left")
+    return joined.drop("workload_key", strict=False)
 
 
-def _kept(
-    programs: dict[str, KernelTask], config: WorkloadConfig, root: str
-) -> list[dict[str, Any]]:
-    snapshot = Snapshot(
-        root, STAGE, fingerprint(STAGE, config.identity, sorted(programs), WORKLOAD_VERSION)
-    )
+def _counted(
+    programs: dict[str, KernelTask], config: WorkloadConfig, root: str | None
+) -> pl.DataFrame:
+    """Rows of WORKLOADS for these programs by key, kept under a root where there is one."""
+    if root is None:
+        rows = list(_measured(programs, config))
+        schema = pl.DataFrame(WORKLOADS.empty_table()).schema
+        return pl.DataFrame(rows, schema=schema, orient="row")
+    snapshot = _snapshot(root, config, sorted(programs))
     if not snapshot.finished:
         _fill(snapshot, list(programs.items()), config)
         snapshot.publish(config=config.identity, rows=len(programs))
-    return snapshot.read(unique="workload_key").to_dicts()
+    return snapshot.read(unique="workload_key")
 
 
 def _fill(snapshot: Snapshot, wanted: list[tuple[str, KernelTask]], config: WorkloadConfig) -> None:
@@ -121,54 +112,29 @@ def _fill(snapshot: Snapshot, wanted: list[tuple[str, KernelTask]], config: Work
     for key, task in wanted:
         if task.task_id not in done:
             left.setdefault(key, []).append(task)
-    own = [
-        row
-        for row in snapshot.read(unique="workload_key").to_dicts()
-        if row["workload_key"] in left
-    ]
-    with snapshot.journal(WORKLOADS) as add:
-        total = len({key for key, _ in wanted})
 
-        def settle(row: dict[str, Any]) -> None:
+    def rows() -> Iterator[dict[str, Any]]:
+        """From this snapshot, then from others, then measured: what is left when asked."""
+        yield from snapshot.read(unique="workload_key").to_dicts()
+        keys, own = list(left), snapshot.fingerprint
+        yield from known_rows(snapshot.root, STAGE, "workload_key", keys, WORKLOADS, exclude=own)
+        programs = {key: tasks[0] for key, tasks in left.items()}
+        yield from _measured(programs, config, done=len(dict(wanted)) - len(left))
+
+    with snapshot.journal(WORKLOADS) as add:
+        for row in rows():
             for task in left.pop(row["workload_key"], []):
                 add(row | {"task_id": task.task_id})
-
-        for row in own:
-            settle(row)
-        for row in known_rows(
-            snapshot.root,
-            STAGE,
-            "workload_key",
-            list(left),
-            WORKLOADS,
-            exclude=snapshot.fingerprint,
-        ):
-            settle(row)
-        for row in _measured(
-            {key: tasks[0] for key, tasks in left.items()}, config, done=total - len(left)
-        ):
-            settle(row)
 
 
 def _measured(
     programs: dict[str, KernelTask], config: WorkloadConfig, done: int = 0
 ) -> Iterator[dict[str, Any]]:
     """A row of WORKLOADS for each program, as they are done."""
-    keys: dict[int, str] = {id(task): key for key, task in programs.items()}
+    keys = {id(task): key for key, task in programs.items()}
     total, problems = done + len(programs), 0
     for task, result in measured(programs.values(), config):
         done += 1
         problems += result.workload.problem is not None
         report(STAGE, done, total, f"{problems} could not be run" if problems else "")
-        yield {"workload_key": keys[id(task)]} | _row(result.workload)
-
-
-def _row(workload: Workload) -> dict[str, Any]:
-    dump: Callable[..., dict[str, Any]] = workload.model_dump
-    return dump(mode="json")
-
-
-def _polars_schema() -> dict[str, Any]:
-    empty = pl.from_arrow(WORKLOADS.empty_table())
-    assert isinstance(empty, pl.DataFrame)
-    return dict(empty.schema)
+        yield {"workload_key": keys[id(task)]} | result.workload.model_dump(mode="json")

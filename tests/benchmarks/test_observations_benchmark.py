@@ -22,8 +22,8 @@ from benchmarks.observations import (
 )
 from flows.cli.analyze import read
 from flows.curate import curate_table
-from flows.source import Source
 from kernels_eval.errors import UsageError
+from tasks.curation.source import Source
 
 MODULE = "```python\nclass ModelNew:\n    pass\n```"
 

@@ -14,8 +14,8 @@ import pytest
 import flows
 from benchmarks.analysis_scale import plant, planted_frame
 from flows.cli.analyze import analysis_of, read
-from flows.source import Source
 from kernels_eval.errors import UsageError
+from tasks.curation.source import Source
 from tasks.store.snapshot import Snapshot
 from tasks.tables import VERDICTS
 from tests.support.planted import QUICK, planted

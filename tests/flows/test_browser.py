@@ -8,9 +8,7 @@ $CONCUR_SCREENSHOTS.
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -21,8 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import httpx
 import pytest
 
-import flows
+from tests.support import commands
 from tests.support.browser import Browser, chromium
+from tests.support.commands import CONCUR, environment
 from tests.support.recordings import rows_there, written
 from tests.support.servers import free_port
 from tests.support.stacks import engines
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(2700)]
-ROOT = Path(flows.__file__).parent.parent
 TINY = (
     "tasks.limit=6",
     "synthesis.samples_per_task=2",
@@ -60,12 +58,7 @@ class Stack(NamedTuple):
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     root = tmp_path_factory.mktemp("browser") / "root"
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PREFECT_", "MLFLOW_", "RAY_", "CONCUR_ROOT"))
-    }
-    clean |= {"PYTHONPATH": str(ROOT), "PREFECT_CLI_PROMPT": "false", "DO_NOT_TRACK": "1"}
+    clean = environment(PREFECT_CLI_PROMPT="false")
     ports = {name: free_port() for name in ("prefect", "mlflow", "worker", "ray", "ray-client")}
     try:
         command(
@@ -76,32 +69,24 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             env=clean,
         )
         told = shlex.split(command("env", "--root", str(root), env=clean))
-        environment = clean | dict(word.split("=", 1) for word in told if "=" in word)
-        run([sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"], environment)
+        of_stack = clean | dict(word.split("=", 1) for word in told if "=" in word)
+        run([sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"], of_stack)
         yield Stack(
             f"http://127.0.0.1:{ports['prefect']}",
             f"http://127.0.0.1:{ports['mlflow']}",
             root,
-            environment,
+            of_stack,
         )
     finally:
         command("down", "--root", str(root), env=clean)
 
 
 def command(*words: str, env: dict[str, str]) -> str:
-    return run([sys.executable, "-m", "flows.cli", *words], env)
+    return run([*CONCUR, *words], env)
 
 
 def run(words: list[str], env: dict[str, str]) -> str:
-    done = subprocess.run(
-        words,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-    )
+    done = commands.run(words, env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -259,7 +244,7 @@ def test_a_refresh_from_the_form_to_the_page_in_mlflow(stack: Stack, browser: Br
     browser.shot("5-artifacts")
     page.get_by_text("morning-report", exact=True).click()
     page.get_by_text("First refresh of this name").first.wait_for()
-    page.get_by_text("What failed, and why").wait_for()
+    page.get_by_text("What it cost").wait_for()
     browser.shot("6-morning-report")
 
     follow(browser, stack, outer, "mlflow-run", "This run in MLflow")

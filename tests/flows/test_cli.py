@@ -4,19 +4,17 @@ when it refuses."""
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-import flows
 from flows.cli.common import exit_statuses
 from flows.config import profile_names
 from kernels_eval.errors import DeviceError, GpuLostError, SandboxError, ToolchainError, UsageError
+from tests.support import commands
 
-ROOT = Path(flows.__file__).parent.parent
 TASK = """
 import torch
 
@@ -32,13 +30,8 @@ def get_init_inputs():
 """
 
 
-def concur(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in an empty directory, on a machine that shows no GPU."""
-    command = [sys.executable, "-m", "flows.cli", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", **environment}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=300, cwd=cwd, env=environment
-    )
+concur = partial(commands.concur, CUDA_VISIBLE_DEVICES="")
+"""The command on a machine that shows no GPU; `cwd` is an empty directory."""
 
 
 def one_error_line(done: subprocess.CompletedProcess[str]) -> str:

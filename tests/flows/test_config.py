@@ -3,11 +3,13 @@ the key and the fix."""
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from flows.benchmark import synthesis_for
 from flows.config import PipelineConfig, load_profile, profile_names, profiles_dir
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Language
@@ -19,6 +21,12 @@ def written(tmp_path: Path, text: str) -> str:
     path = tmp_path / "mine.yaml"
     path.write_text(text, encoding="utf-8")
     return str(path)
+
+
+def refusal(profile: str, *overrides: str) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        load_profile(profile, overrides)
+    return caught.value
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -91,79 +99,52 @@ def test_the_paper_profile_holds_the_papers_numbers() -> None:
 
 
 def test_lora_defaults_are_the_papers_where_no_profile_says_otherwise() -> None:
+    lora = ("lora_rank", "lora_alpha", "lora_dropout", "num_epochs", "target_modules")
     recipe = PipelineConfig().training
-    assert (recipe.lora_rank, recipe.lora_alpha, recipe.lora_dropout, recipe.num_epochs) == (
-        32,
-        32,
-        0.05,
-        3,
-    )
-    assert set(recipe.target_modules) == {
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "o_proj",
-        "gate_proj",
-        "up_proj",
-        "down_proj",
-    }
-    for name in (
-        profile_names()
-    ):  # the small model may learn faster, but no profile changes what an adapter is
-        shipped = load_profile(name).training
-        assert shipped.model_dump(
-            include={"lora_rank", "lora_alpha", "lora_dropout", "num_epochs", "target_modules"}
-        ) == recipe.model_dump(
-            include={"lora_rank", "lora_alpha", "lora_dropout", "num_epochs", "target_modules"}
-        )
+    papers = [getattr(recipe, name) for name in lora]
+    assert papers[:-1] == [32, 32, 0.05, 3]
+    modules = "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"
+    assert set(recipe.target_modules) == set(modules.split())
+    # the small model may learn faster, but no profile changes what an adapter is
+    for name in profile_names():
+        assert [getattr(load_profile(name).training, key) for key in lora] == papers
 
 
-def test_overrides_reach_every_depth_and_are_yaml() -> None:
-    config = load_profile(
-        "local",
-        [
-            "name=mine",
-            "verification.workers=2",
-            "verification.eval.timing.max_s=0.3",
-            "benchmark.ks=[1, 2]",
-            "synthesis.tokenizer=null",
-            "tracking.enabled=false",
-            "benchmark.sampling={temperature: 0.1}",
-        ],
-    )
-    assert (config.name, config.verification.workers, config.verification.eval.timing.max_s) == (
-        "mine",
-        2,
-        0.3,
-    )
-    assert (config.benchmark.ks, config.synthesis.tokenizer, config.tracking.enabled) == (
-        (1, 2),
-        None,
-        False,
-    )
-    assert config.benchmark.sampling.temperature == 0.1
-    assert (
-        config.benchmark.sampling.max_tokens == 16384
-    )  # a mapping replaces a mapping: what it leaves out is the default again
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("name=mine", "mine"),
+        ("verification.workers=2", 2),
+        ("verification.eval.timing.max_s=0.3", 0.3),
+        ("benchmark.ks=[1, 2]", (1, 2)),
+        ("synthesis.tokenizer=null", None),
+        ("tracking.enabled=false", False),
+        ("tracking.uri=http://127.0.0.1:5000", "http://127.0.0.1:5000"),
+        ("synthesis.base_url=[http://a/v1, http://b/v1]", ("http://a/v1", "http://b/v1")),
+        # as YAML has it, and as a command line wants it
+        ("synthesis.server.args=[--seed, 1]", ("--seed", "1")),
+    ],
+)
+def test_an_override_reaches_every_depth_and_is_yaml(override: str, value: object) -> None:
+    config = load_profile("paper", [override])
+    assert attrgetter(override.partition("=")[0])(config) == value
+    assert PipelineConfig.model_validate(config.model_dump(mode="json")) == config
+
+
+def test_a_mapping_replaces_a_mapping_and_the_last_override_wins(tmp_path: Path) -> None:
+    config = load_profile("local", ["benchmark.sampling={temperature: 0.1}"])
+    sampling = config.benchmark.sampling
+    assert (sampling.temperature, sampling.max_tokens) == (0.1, 16384)  # the default again
     assert config.training == load_profile("local").training
+    twice = ["synthesis.samples_per_task=2", "synthesis.samples_per_task=4"]
+    assert load_profile("local", twice).synthesis.samples_per_task == 4
+    bare = load_profile(written(tmp_path, "name: bare\n"), ["tracking.experiment=try"])
+    assert bare.tracking.experiment == "try"  # a section that the profile leaves out
 
 
-def test_the_last_override_of_a_key_wins() -> None:
-    assert (
-        load_profile(
-            "local", ["synthesis.samples_per_task=2", "synthesis.samples_per_task=4"]
-        ).synthesis.samples_per_task
-        == 4
-    )
-
-
-def test_an_override_reaches_a_section_that_the_profile_leaves_out(tmp_path: Path) -> None:
-    assert (
-        load_profile(
-            written(tmp_path, "name: bare\n"), ["tracking.experiment=try"]
-        ).tracking.experiment
-        == "try"
-    )
+def test_values_are_set_before_overrides_and_are_taken_as_they_are() -> None:
+    config = load_profile("local", ["curation.size=8"], {"name": "1: no", "curation.size": 7})
+    assert (config.name, config.curation.size) == ("1: no", 8)
 
 
 def test_an_empty_profile_is_the_defaults(tmp_path: Path) -> None:
@@ -197,10 +178,8 @@ def test_a_configuration_cannot_be_changed_after_it_was_read() -> None:
     ],
 )
 def test_an_unknown_key_names_the_nearest(override: str, key: str, nearest: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        load_profile("local", [override])
-    assert repr(key) in caught.value.args[0]
-    assert caught.value.hint == nearest
+    error = refusal("local", override)
+    assert repr(key) in error.args[0] and error.hint == nearest
 
 
 @pytest.mark.parametrize(
@@ -225,11 +204,8 @@ def test_an_unknown_key_names_the_nearest(override: str, key: str, nearest: str)
 def test_a_wrong_type_or_a_value_out_of_range_says_key_value_and_rule(
     override: str, key: str, shown: str, why: str
 ) -> None:
-    with pytest.raises(UsageError) as caught:
-        load_profile("local", [override])
-    message = caught.value.args[0]
-    assert f"{key} = {shown}" in message and why in message, message
-    assert "--set" in caught.value.hint
+    error = refusal("local", override)
+    assert f"{key} = {shown}" in error.args[0] and why in error.args[0] and "--set" in error.hint
 
 
 @pytest.mark.parametrize(
@@ -242,89 +218,50 @@ def test_a_wrong_type_or_a_value_out_of_range_says_key_value_and_rule(
     ],
 )
 def test_an_override_that_cannot_be_read(override: str, part: str) -> None:
-    with pytest.raises(UsageError, match=part):
-        load_profile("local", [override])
+    assert part in str(refusal("local", override))
 
 
 def test_a_missing_profile_names_the_nearest_or_lists_them() -> None:
-    with pytest.raises(UsageError) as caught:
-        load_profile("locale")
-    assert caught.value.hint == "did you mean local?"
-    with pytest.raises(UsageError) as caught:
-        load_profile("qqq")
-    assert all(name in caught.value.hint for name in profile_names())
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="gone.yaml"):
-        load_profile(str(tmp_path / "gone.yaml"))
-
-
-def test_a_directory_in_place_of_a_profile(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot read profile"):
-        load_profile(f"{tmp_path}/")
+    assert refusal("locale").hint == "did you mean local?"
+    assert all(name in refusal("qqq").hint for name in profile_names())
 
 
 @pytest.mark.parametrize(
-    ("text", "part"),
+    ("content", "part"),
     [
-        ("name: [1, 2\nroot: here\n", "is not YAML: line"),
-        ("- a\n- b\n", "is a list, not a mapping"),
-        ("just words\n", "is a str, not a mapping"),
-        ("a: b: c\n", "is not YAML: line 1"),
+        (b"name: [1, 2\nroot: here\n", "is not YAML: line"),
+        (b"- a\n- b\n", "is a list, not a mapping"),
+        (b"just words\n", "is a str, not a mapping"),
+        (b"a: b: c\n", "is not YAML: line 1"),
+        (b"\xff\xfe\x00name", "is not YAML"),
+        (None, "there is no profile"),
     ],
 )
-def test_text_that_is_no_mapping(tmp_path: Path, text: str, part: str) -> None:
-    with pytest.raises(UsageError, match=part):
-        load_profile(written(tmp_path, text))
-
-
-def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+def test_a_file_that_is_no_profile_is_named(
+    tmp_path: Path, content: bytes | None, part: str
+) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_bytes(b"\xff\xfe\x00name")
-    with pytest.raises(UsageError, match="is not YAML"):
-        load_profile(str(path))
+    if content is not None:
+        path.write_bytes(content)
+    assert part in str(refusal(str(path))) and "mine.yaml" in str(refusal(str(path)))
 
 
-def test_where_tracking_goes_unless_said_otherwise(tmp_path: Path) -> None:
-    assert (
-        load_profile("local", [f"root={tmp_path}"]).tracking_uri
-        == f"sqlite:///{tmp_path}/mlflow.db"
-    )
-    assert (
-        load_profile("local", ["tracking.uri=http://127.0.0.1:5000"]).tracking_uri
-        == "http://127.0.0.1:5000"
-    )
+def test_a_directory_in_place_of_a_profile(tmp_path: Path) -> None:
+    assert "cannot read profile" in str(refusal(f"{tmp_path}/"))
+
+
+def test_tracking_goes_to_the_root_unless_said_otherwise(tmp_path: Path) -> None:
+    found = load_profile("local", [f"root={tmp_path}"]).tracking_uri
+    assert found == f"sqlite:///{tmp_path}/mlflow.db"
 
 
 def test_a_line_that_serves_its_own_model_serves_the_benchmarks_too() -> None:
-    from flows.benchmark import synthesis_for
-
-    served = load_profile(
-        "paper",
-        [
-            "synthesis.sampler=vllm",
-            "synthesis.server.tensor_parallel=4",
-            "synthesis.server.args=[--seed, 1]",
-        ],
-    )
+    overrides = ["synthesis.sampler=vllm", "synthesis.server.tensor_parallel=4"]
+    served = load_profile("paper", overrides)
     for model in ("base", "tuned"):
         asked = synthesis_for(served, model)
-        assert (asked.sampler, asked.model, asked.server) == (
-            "vllm",
-            "Qwen/QwQ-32B",
-            served.synthesis.server,
-        )
+        assert (asked.sampler, asked.model) == ("vllm", "Qwen/QwQ-32B")
+        assert asked.server == served.synthesis.server
         assert asked.sampling == served.benchmark.sampling
-    assert served.synthesis.server.args == (
-        "--seed",
-        "1",
-    ), "as YAML has it, and as a command line wants it"
     assert synthesis_for(load_profile("paper"), "base").sampler == "transformers"
     assert synthesis_for(served, "recorded").sampler == "recorded"
-
-
-def test_several_addresses_can_be_set() -> None:
-    several = load_profile("paper", ["synthesis.base_url=[http://a/v1, http://b/v1]"])
-    assert several.synthesis.base_url == ("http://a/v1", "http://b/v1")
-    assert PipelineConfig.model_validate(several.model_dump(mode="json")) == several

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 import flows
 from flows.cli.main import main
-from flows.curate import load_strategy, strategies_dir
+from flows.config import load_strategy, shipped_dir
 from tasks.curation.config import STRATEGY_NAMES, CurationConfig
 from tasks.curation.flags import TRACE_FLAGS
 from tasks.store.snapshot import Snapshot
@@ -34,7 +34,7 @@ ROWS = [
     for task in range(12)
     for index in range(3)
 ] + [sample("t0", 9, 5, None, status="incorrect")]
-SHIPPED = sorted(strategies_dir().glob("*.yaml"))
+SHIPPED = sorted(shipped_dir("strategies").glob("*.yaml"))
 
 
 def curate(*arguments: object) -> Result:
@@ -365,7 +365,7 @@ def test_flags_of_traces_are_measured_where_no_refresh_has(
     ("arguments", "part"),
     [
         (["--strategy", "conkur"], "did you mean concur?"),
-        (["--strategy", "nowhere.yaml"], "cannot read strategy nowhere.yaml"),
+        (["--strategy", "nowhere.yaml"], "there is no strategy 'nowhere.yaml'"),
         (["--size", "3,x"], "--size '3,x'"),
         (["--size", "0"], "--size '0'"),
         (["--set", "seed=-1"], "seed = -1"),

@@ -5,28 +5,24 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import signal
-import socket
-import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import httpx
 import pytest
 import yaml
 from prefect import Flow
 
-import flows
 from flows.config import load_profile, profile_names
 from flows.forms import RunForm, configuration
 from kernels_eval.records import Language
+from tests.support import commands
+from tests.support.commands import ROOT
+from tests.support.servers import Served, prefect_server
 
-ROOT = Path(flows.__file__).parent.parent
 FILE = ROOT / "prefect.yaml"
 SCHEDULED = {"nightly", "ablations", "watchdog"}
 
@@ -35,16 +31,14 @@ def deployments() -> list[dict[str, Any]]:
     return yaml.safe_load(FILE.read_text(encoding="utf-8"))["deployments"]
 
 
-def each() -> Any:
-    return pytest.mark.parametrize(
-        "deployment", deployments(), ids=lambda deployment: deployment["name"]
-    )
+def name_of(deployment: dict[str, Any]) -> str:
+    return deployment["name"]
 
 
-def each_form() -> Any:
-    """All but the watchdog, which nobody fills in."""
-    forms = [deployment for deployment in deployments() if deployment["name"] != "watchdog"]
-    return pytest.mark.parametrize("deployment", forms, ids=lambda deployment: deployment["name"])
+each = pytest.mark.parametrize("deployment", deployments(), ids=name_of)
+# nobody fills in the watchdog's
+FORMS = [found for found in deployments() if found["name"] != "watchdog"]
+each_form = pytest.mark.parametrize("deployment", FORMS, ids=name_of)
 
 
 def test_the_file_is_a_project_with_deployments_of_distinct_names() -> None:
@@ -57,7 +51,7 @@ def test_the_file_is_a_project_with_deployments_of_distinct_names() -> None:
     )  # workers run what is installed, they fetch no code
 
 
-@each()
+@each
 def test_the_entrypoint_is_a_module_path_to_a_flow_whose_form_takes_the_parameters(
     deployment: dict[str, Any],
 ) -> None:
@@ -91,7 +85,7 @@ def fields_of(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             )
 
 
-@each_form()
+@each_form
 def test_a_person_can_read_the_form(deployment: dict[str, Any]) -> None:
     """Groups with a headline and a sentence; in them fields with a title, a sentence and a default,
     numbers with bounds."""
@@ -124,7 +118,7 @@ def test_nightly_is_the_nightly_profile_and_needs_nothing(
     )
 
 
-@each()
+@each
 def test_schedules_wait_for_a_person_and_say_where_and_when(deployment: dict[str, Any]) -> None:
     from prefect.client.schemas.schedules import CronSchedule
 
@@ -142,7 +136,7 @@ def test_schedules_wait_for_a_person_and_say_where_and_when(deployment: dict[str
         )  # raises for what Prefect cannot schedule
 
 
-@each()
+@each
 def test_runs_do_not_pile_up(deployment: dict[str, Any]) -> None:
     """The next waits; the slot of a run that never came to start is free again after the grace
     period."""
@@ -154,7 +148,7 @@ def test_runs_do_not_pile_up(deployment: dict[str, Any]) -> None:
     assert deployment["work_pool"]["name"] == "concur"
 
 
-@each()
+@each
 def test_what_may_use_a_gpu_says_so_in_its_queue_and_its_tags(deployment: dict[str, Any]) -> None:
     queue = deployment["work_pool"]["work_queue_name"]
     assert queue == ("cpu" if deployment["name"] in {"curate", "watchdog"} else "gpu")
@@ -168,136 +162,43 @@ def test_what_may_use_a_gpu_says_so_in_its_queue_and_its_tags(deployment: dict[s
 # -- a real server ---------------------------------------------------------------------------------
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as response:
-            return response.status == 200
-    except OSError:
-        return False
-
-
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A Prefect server of its own, on a free port, stopped at the end with all it started. Yields
-    the environment of its clients."""
-    port = free_port()
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")
-    } | {
-        "PREFECT_HOME": str(tmp_path / "prefect"),
-        "PREFECT_SERVER_API_PORT": str(port),
-        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_CLI_PROMPT": "false",
-        "DO_NOT_TRACK": "1",
-        "PYTHONPATH": str(ROOT),
-    }
-    log = tmp_path / "server.log"
-    command = [
-        sys.executable,
-        "-m",
-        "prefect",
-        "server",
-        "start",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    ]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            cwd=tmp_path,
-        )
-    try:
-        deadline = time.monotonic() + 180
-        while not answers(f"{environment['PREFECT_API_URL']}/health"):
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text(
-                errors="replace"
-            )[-3000:]
-            time.sleep(0.3)
-        yield environment
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(timeout=20)
-    assert not answers(f"{environment['PREFECT_API_URL']}/health")
+def server(tmp_path: Path) -> Iterator[Served]:
+    with prefect_server(tmp_path) as served:
+        yield served
 
 
-def prefect(*arguments: str, environment: dict[str, str]) -> str:
-    command = [sys.executable, "-m", "prefect", *arguments]
-    done = subprocess.run(
-        command,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def asked(environment: dict[str, str], path: str, body: dict[str, Any] | None = None) -> Any:
-    request = urllib.request.Request(
-        f"{environment['PREFECT_API_URL']}/{path}",
-        data=None if body is None else json.dumps(body).encode(),
-        headers={"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=30) as response:
-        return json.loads(response.read())
+def asked(server: Served, path: str) -> Any:
+    return httpx.post(f"{server.api_url}/{path}", json={}, timeout=60).raise_for_status().json()
 
 
 @pytest.mark.slow
-def test_prefect_deploy_registers_everything_and_starts_nothing(server: dict[str, str]) -> None:
-    pools = {deployment["work_pool"]["name"] for deployment in deployments()}
-    for pool in pools:
-        prefect("work-pool", "create", pool, "--type", "process", environment=server)
+def test_prefect_deploy_registers_everything_and_starts_nothing(server: Served) -> None:
+    def prefect(*arguments: str) -> None:
+        env = commands.environment(**server.environment, PREFECT_CLI_PROMPT="false")
+        done = commands.run([sys.executable, "-m", "prefect", *arguments], env)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    wanted = {deployment["name"]: deployment for deployment in deployments()}
+    for pool in {deployment["work_pool"]["name"] for deployment in wanted.values()}:
+        prefect("work-pool", "create", pool, "--type", "process")
     for _ in range(2):  # the second time changes nothing: schedules are found by their slug
-        prefect("--no-prompt", "deploy", "--all", environment=server)
-    registered = asked(server, "deployments/filter", {})
-    assert sorted(found["name"] for found in registered) == sorted(
-        deployment["name"] for deployment in deployments()
-    )
+        prefect("--no-prompt", "deploy", "--all")
+    registered = asked(server, "deployments/filter")
+    assert sorted(found["name"] for found in registered) == sorted(wanted)
     for found in registered:
-        wanted = next(
-            deployment for deployment in deployments() if deployment["name"] == found["name"]
-        )
-        assert (
-            found["entrypoint"] == wanted["entrypoint"]
-            and found["work_pool_name"] == wanted["work_pool"]["name"]
-        )
-        assert found["parameters"] == wanted["parameters"]
-        assert (
-            not found["pull_steps"]
-            and found["work_queue_name"] == wanted["work_pool"]["work_queue_name"]
+        declared = wanted[found["name"]]
+        pool, schedules = declared["work_pool"], declared.get("schedules", [])
+        for name in ("entrypoint", "parameters"):
+            assert found[name] == declared[name]
+        assert (found["work_pool_name"], found["work_queue_name"], found["pull_steps"] or []) == (
+            *(pool["name"], pool["work_queue_name"], []),
         )
         kept = [
-            (schedule["slug"], schedule["active"], schedule["schedule"])
-            for schedule in found["schedules"]
+            (each["slug"], each["active"], each["schedule"]["cron"], each["schedule"]["timezone"])
+            for each in found["schedules"]
         ]
-        assert [(slug, active) for slug, active, _ in kept] == [
-            (schedule["slug"], False) for schedule in wanted.get("schedules", [])
-        ]
-        for (_, _, schedule), declared in zip(kept, wanted.get("schedules", []), strict=True):
-            assert (schedule["cron"], schedule["timezone"]) == (
-                declared["cron"],
-                declared["timezone"],
-            )
+        assert kept == [(each["slug"], False, each["cron"], each["timezone"]) for each in schedules]
         limit = found["global_concurrency_limit"]
-        assert limit is not None and limit["limit"] == wanted["concurrency_limit"]["limit"]
-    assert asked(server, "flow_runs/count", {}) == 0
+        assert limit is not None and limit["limit"] == declared["concurrency_limit"]["limit"]
+    assert asked(server, "flow_runs/count") == 0

@@ -15,7 +15,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,12 +26,15 @@ from click.testing import CliRunner
 
 from flows.cli.main import main
 from flows.config import PipelineConfig, load_profile
+from tests.support import commands as support
+from tests.support.browser import chromium
 from tests.support.curated import line, sample
 from tests.support.doc_commands import PAGES, ROOT, Command, check, commands, fences, parse_concur
 from tests.support.samples import frame
 from tests.support.samples import sample as verified
 
 CONCUR = ".venv/bin/concur "
+SCORED = "benchmark --verdicts verified/verdicts.parquet --candidates answers.parquet"
 ANY = r"(\.venv/bin/)?concur "
 RUN = {
     ".venv/bin/concur doctor": "profile local",
@@ -43,9 +45,7 @@ RUN = {
     ".venv/bin/concur analyze --out analysis": "report: analysis/report.md",
     ".venv/bin/concur publish --out kernels --license apache-2.0 --holdout 0.05": "refresh-",
     ".venv/bin/concur publish --out kernels-before --license apache-2.0": "refresh-",
-    ".venv/bin/concur benchmark --verdicts verified/verdicts.parquet --candidates answers.parquet": (
-        "Exec@1"
-    ),
+    CONCUR + SCORED: "Exec@1",
 }
 """What the command prints beside its exit status 0."""
 LINE = (
@@ -336,29 +336,13 @@ def test_the_line_of_the_pages_in_one_directory(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = tmp_path_factory.mktemp("site")
-    command = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "--config-file",
-        str(ROOT / "mkdocs.yml"),
-        "--site-dir",
-        str(built),
-    ]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        cwd=ROOT,
-    )
+    config = ("--config-file", str(ROOT / "mkdocs.yml"), "--site-dir", str(built))
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", *config]
+    done = support.run(words, support.environment(NO_MKDOCS_2_WARNING="1"))
     assert done.returncode == 0, done.stderr[-5000:]
-    yield built
+    return built
 
 
 def test_the_site_builds_strictly_and_holds_every_page(site: Path) -> None:
@@ -385,10 +369,9 @@ def test_the_site_asks_nothing_of_another_machine(site: Path) -> None:
     for page in [*site.rglob("*.html"), *site.rglob("*.css")]:
         text = page.read_text(encoding="utf-8")
         loaded = re.findall(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?(https?:[^\"> ]+)", text)
-        loaded += re.findall(
-            r"<link\b[^>]*\brel=\"?(?:stylesheet|icon|preconnect|preload)[^>]*\bhref=\"?(https?:[^\"> ]+)",
-            text,
-        )
+        kinds = "stylesheet|icon|preconnect|preload"
+        link = rf"<link\b[^>]*\brel=\"?(?:{kinds})[^>]*\bhref=\"?(https?:[^\"> ]+)"
+        loaded += re.findall(link, text)
         loaded += re.findall(r"(?:@import|url\()\s*[\"']?(https?:[^\"') ]+)", text)
         assert not loaded, (page, loaded)
 
@@ -445,59 +428,22 @@ def hook(name: str):
 
 
 @pytest.mark.browser
-def test_the_site_read_from_the_disk_in_a_browser(site: Path) -> None:
+def test_the_site_read_from_the_disk_in_a_browser(site: Path, tmp_path: Path) -> None:
     """No request leaves, nothing is wider than the screen, and search finds."""
-    from playwright.sync_api import sync_playwright
-
-    flags = [
-        "--no-sandbox",
-        "--disable-gpu",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-    ]
-    with sync_playwright() as play:
-        found = next(
-            (
-                path
-                for path in (
-                    "/usr/bin/chromium",
-                    "/usr/bin/chromium-browser",
-                    "/usr/bin/google-chrome",
-                )
-                if Path(path).exists()
-            ),
-            None,
-        )
-        browser = play.chromium.launch(executable_path=found, args=[*flags, "--disable-sync"])
-        asked: list[str] = []
+    pages = ("index", "how-to/verify-a-table", "reference/cli", "reference/configuration")
+    with chromium(tmp_path) as browser:
+        page = browser.page
         for width in (1200, 400):
-            page = browser.new_context(viewport={"width": width, "height": 900}).new_page()
-            page.on(
-                "request",
-                lambda request: (
-                    asked.append(request.url)
-                    if request.url.startswith(("http:", "https:", "ws"))
-                    else None
-                ),
-            )
-            for name in (
-                "index",
-                "how-to/verify-a-table",
-                "reference/cli",
-                "reference/configuration",
-            ):
+            page.set_viewport_size({"width": width, "height": 900})
+            for name in pages:
                 page.goto((site / f"{name}.html").as_uri())
                 page.wait_for_load_state("networkidle")
-                assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
-                    name,
-                    width,
-                )
-        page = browser.new_page()
+                wide = "document.documentElement.scrollWidth <= innerWidth"
+                assert page.evaluate(wide), (name, width)
+        page.set_viewport_size({"width": 1200, "height": 900})
         page.goto((site / "index.html").as_uri())
         page.wait_for_load_state("networkidle")
         page.click("[data-md-component=search-query]")
         page.locator("[data-md-component=search-query]").press_sequentially("speedup interval")
         page.wait_for_selector(".md-search-result__item")
-        browser.close()
-    assert not asked
+        assert browser.outside == []

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -66,18 +67,16 @@ def made(
 def refresh(
     root: Path, night: str, days: float, tasks: Snapshot | None = None
 ) -> dict[str, Snapshot]:
-    tasks = tasks or made(root, "tasks", f"tasks {night}", days=days)
-    candidates = made(root, "synthesis", f"candidates {night}", tasks, days=days)
-    verdicts = made(root, "verification", f"verdicts {night}", candidates, tasks, days=days)
-    curated = made(root, "curation", f"curated {night}", verdicts, candidates, tasks, days=days)
-    analysis = made(root, "analysis", f"analysis {night}", verdicts, candidates, days=days)
-    return {
-        "tasks": tasks,
-        "candidates": candidates,
-        "verdicts": verdicts,
-        "curated": curated,
-        "analysis": analysis,
-    }
+    found = {"tasks": tasks or made(root, "tasks", f"tasks {night}", days=days)}
+    for name, stage, upstream in (
+        ("candidates", "synthesis", ("tasks",)),
+        ("verdicts", "verification", ("candidates", "tasks")),
+        ("curated", "curation", ("verdicts", "candidates", "tasks")),
+        ("analysis", "analysis", ("verdicts", "candidates")),
+    ):
+        above = (found[each] for each in upstream)
+        found[name] = made(root, stage, f"{name} {night}", *above, days=days)
+    return found
 
 
 def places(root: Path) -> set[str]:
@@ -289,17 +288,38 @@ def test_a_manifest_that_cannot_be_read_stops_everything(root: Path) -> None:
     assert all(one.finished for one in old.values())
 
 
-def child(work: Callable[[], Any]) -> int:
-    """Run this in a process of its own, and return how it ended: its status, or minus the
-    signal."""
+@contextmanager
+def child(work: Callable[[Callable[[], None]], Any]) -> Iterator[int]:
+    """A process that runs `work` and waits inside it, where `work` calls what it is given, until
+    the block ends. Yields its pid when it waits."""
+    ready, go = os.pipe(), os.pipe()
+
+    def wait() -> None:
+        os.write(ready[1], b"x")
+        os.read(go[0], 1)
+
     pid = os.fork()
     if pid == 0:
+        status = 1
         try:
-            work()
-            os._exit(0)
+            os.close(go[1])
+            work(wait)
+            status = 0
         except BaseException as error:
             print(repr(error), file=sys.stderr, flush=True)
-            os._exit(1)
+        finally:
+            os._exit(status)
+    os.close(ready[1])
+    try:
+        os.read(ready[0], 1)
+        yield pid
+    finally:
+        for handle in (ready[0], *go):
+            os.close(handle)
+
+
+def ended(pid: int) -> int:
+    """How a child ended: its status, or minus the signal."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -312,7 +332,7 @@ def test_a_kill_at_any_moment_leaves_what_stays_whole_and_the_next_gc_ends_it(
     old = [refresh(root, f"old {age}", age, tasks) for age in (60, 80, 90)]
     keep = Keep(refreshes=1, younger_than_days=0)
 
-    def killed() -> None:
+    def killed(_: object) -> None:
         real, calls = getattr(os, call), iter(range(1, 1000))
 
         def counted(*args: Any, **kwargs: Any) -> Any:
@@ -323,7 +343,8 @@ def test_a_kill_at_any_moment_leaves_what_stays_whole_and_the_next_gc_ends_it(
         setattr(os, call, counted)
         collect(str(root), keep=keep, delete=True, without_mlflow=True)
 
-    assert child(killed) == -signal.SIGKILL
+    with child(killed) as pid:
+        assert ended(pid) == -signal.SIGKILL
     for snapshot in kept.values():
         assert snapshot.finished and len(snapshot.keys("key")) == 1
     for night in old:  # each whole or gone, and nothing without what it was made of
@@ -335,81 +356,45 @@ def test_a_kill_at_any_moment_leaves_what_stays_whole_and_the_next_gc_ends_it(
     assert places(root) == of(*kept.values())
 
 
-@pytest.fixture
-def writer(root: Path) -> Iterator[Snapshot]:
-    """Another process that writes rows to an old unfinished snapshot, one after the other, until it
-    is told to finish it."""
+def test_what_another_process_writes_to_stays_and_is_finished(root: Path) -> None:
     snapshot = Snapshot(str(root), "verification", stable_hash("being written"))
-    ready, go = os.pipe(), os.pipe()
 
-    def write() -> None:
-        os.close(go[1])
+    def write(wait: Callable[[], None]) -> None:
         with snapshot.journal(SCHEMA, rows_per_part=1000) as add:
             add({"key": "first"})
-            os.write(ready[1], b"x")
-            os.read(go[0], 1)
+            wait()
             for number in range(50):
                 add({"key": f"more {number}"})
         snapshot.publish(config={}, upstream=[])
 
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            write()
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(go[0])
-    assert os.read(ready[0], 1) == b"x"
-    for path in [*Path(snapshot.path).iterdir(), Path(snapshot.path)]:
-        os.utime(path, (0, 0))
-    try:
-        yield snapshot
-        os.write(go[1], b"x")
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        assert snapshot.finished and len(snapshot.keys("key")) == 51
-    finally:
-        for handle in (*ready, go[1]):
-            os.close(handle)
-
-
-def test_what_another_process_writes_to_stays_and_is_finished(root: Path, writer: Snapshot) -> None:
-    abandoned = made(root, "verification", "abandoned", finished=False)
-    assert gone(root) == of(abandoned)
-    (told,) = collect(str(root), keep=NOTHING, without_mlflow=True)["snapshots"]
-    assert told["stays"] and told["reason"] == "unfinished, and its journal is open"
+    with child(write) as pid:
+        for path in [*Path(snapshot.path).iterdir(), Path(snapshot.path)]:
+            os.utime(path, (0, 0))
+        abandoned = made(root, "verification", "abandoned", finished=False)
+        assert gone(root) == of(abandoned)
+        (told,) = collect(str(root), keep=NOTHING, without_mlflow=True)["snapshots"]
+        assert told["stays"] and told["reason"] == "unfinished, and its journal is open"
+    assert ended(pid) == 0
+    assert snapshot.finished and len(snapshot.keys("key")) == 51
 
 
 def test_a_run_holds_its_root_and_lets_go_when_it_dies(root: Path) -> None:
     old = refresh(root, "old", 90)
-    ready, never = os.pipe(), os.pipe()
-    pid = os.fork()
-    if pid == 0:
+
+    def work(wait: Callable[[], None]) -> None:
         with in_use(str(root)):
-            os.write(ready[1], b"x")
-            os.read(never[0], 1)
-        os._exit(0)
-    try:
-        assert os.read(ready[0], 1) == b"x"
+            wait()
+
+    options = ("gc", "--root", str(root), "--without-mlflow")
+    with child(work) as pid:
         with in_use(str(root)):  # runs do not hinder each other
             pass
-        refused = CliRunner().invoke(
-            main, ["gc", "--root", str(root), "--keep", "0", "--delete", "--without-mlflow"]
-        )
-        assert (
-            refused.exit_code == 2
-            and "a run works on" in refused.stderr
-            and all(one.finished for one in old.values())
-        )
-        assert (
-            CliRunner().invoke(main, ["gc", "--root", str(root), "--without-mlflow"]).exit_code == 0
-        )
-    finally:
+        refused = CliRunner().invoke(main, [*options, "--keep", "0", "--delete"])
+        assert refused.exit_code == 2 and "a run works on" in refused.stderr
+        assert all(one.finished for one in old.values())
+        assert CliRunner().invoke(main, options).exit_code == 0
         os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        for handle in (*ready, *never):
-            os.close(handle)
+        assert ended(pid) == -signal.SIGKILL
     assert gone(root) == of(*old.values())
 
 
@@ -433,15 +418,9 @@ def roots(draw: st.DrawFn) -> list[Stored]:
     found = []
     for index, name in enumerate(NAMES[: draw(st.integers(0, len(NAMES)))]):
         finished = draw(st.booleans())
-        above = (
-            draw(st.sets(st.sampled_from([*NAMES[:index], "f" * 32]), max_size=4))
-            if finished
-            else set()
-        )
-        more = (
-            draw(st.sets(st.sampled_from([*NAMES[:index], "e" * 32]), max_size=2))
-            if finished
-            else set()
+        above, more = (
+            draw(st.sets(st.sampled_from([*NAMES[:index], gone * 32]), max_size=most * finished))
+            for gone, most in (("f", 4), ("e", 2))
         )
         found.append(
             Stored(
@@ -507,3 +486,10 @@ def test_sizes_as_a_person_reads_them() -> None:
         "2.5 GB",
         "3.0 TB",
     ]
+
+
+def test_every_option_is_on_the_page_about_cleaning_up() -> None:
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "clean-up.md"
+    text = page.read_text(encoding="utf-8")
+    options = {name for option in main.commands["gc"].params for name in option.opts} - {"--root"}
+    assert sorted(name for name in options if name not in text) == []

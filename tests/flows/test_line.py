@@ -9,7 +9,6 @@ import re
 import signal
 import sqlite3
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -23,11 +22,10 @@ import psutil
 import pytest
 import yaml
 
-import flows
 from tasks.store.snapshot import Snapshot, snapshots
 from tasks.tracking.writing import PARENT_TAG
+from tests.support.commands import CONCUR, environment
 
-ROOT = Path(flows.__file__).parent.parent
 PROFILE = {
     "name": "tiny",
     "root": "out",
@@ -60,22 +58,10 @@ class Line:
     """One `concur run` in a session of its own, its stderr read as it comes."""
 
     def __init__(self, directory: Path) -> None:
-        environment = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("PREFECT_", "MLFLOW_", "RAY_"))
-        }
-        environment |= {
-            "PYTHONPATH": str(ROOT),
-            "HF_HUB_OFFLINE": "1",
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "OMP_NUM_THREADS": "1",
-        }
-        command = [sys.executable, "-m", "flows.cli", "run", "--profile", "tiny.yaml"]
         self.process = subprocess.Popen(
-            command,
+            [*CONCUR, "run", "--profile", "tiny.yaml"],
             cwd=directory,
-            env=environment,
+            env=environment(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1"),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -4,23 +4,19 @@ verdicts; and once more for nothing."""
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
 from pathlib import Path
 
 import polars as pl
 import pytest
 import yaml
 
-import flows
 from tasks.sources import bundled
+from tests.support.chat_server import completion, serving
+from tests.support.commands import concur
 
-ROOT = Path(flows.__file__).parent.parent
 RUN_S = 900  # the first run on a machine also precompiles headers
 FIRST, RIGHT = {0: 3, 1: 2}, 4
 """Recordings of softmax_rows in C++, by the seed that they answer: one returns an earlier call's
@@ -36,43 +32,13 @@ def endpoint() -> Iterator[tuple[str, list[str]]]:
     prompts: list[str] = []
     answers = bundled.responses("softmax_rows", "cpp")
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            prompts.append(body["messages"][0]["content"])
-            text = answers[
-                RIGHT if "You have answered this before" in prompts[-1] else FIRST[body["seed"]]
-            ]
-            choice = {
-                "index": 0,
-                "finish_reason": "stop",
-                "message": {"role": "assistant", "content": text},
-            }
-            raw = json.dumps(
-                {
-                    "id": "x",
-                    "object": "chat.completion",
-                    "created": 0,
-                    "model": "m",
-                    "choices": [choice],
-                }
-            ).encode()
-            self.send_response(200)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(raw)))
-            self.end_headers()
-            self.wfile.write(raw)
+    def answer(_: int, body: dict) -> tuple[int, dict]:
+        prompts.append(body["messages"][0]["content"])
+        again = "You have answered this before" in prompts[-1]
+        return 200, completion(answers[RIGHT if again else FIRST[body["seed"]]], tokens=None)
 
-        def log_message(self, *args: object) -> None:
-            """Quiet."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/v1", prompts
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(answer) as server:
+        yield server.url, prompts
 
 
 def profile(url: str, tasks: Path) -> dict:
@@ -99,36 +65,20 @@ def test_what_the_verifier_refuses_is_asked_for_again_and_taken(
     task = next(task for task in bundled.load("all") if task.name == "softmax_rows")
     (tmp_path / "softmax_rows.py").write_text(task.code)
     (tmp_path / "turns.yaml").write_text(yaml.safe_dump(profile(url, tmp_path / "softmax_rows.py")))
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PREFECT_", "MLFLOW_", "RAY_"))
-    }
-    environment |= {
-        "PYTHONPATH": str(ROOT),
-        "HF_HUB_OFFLINE": "1",
-        "OPENAI_API_KEY": "none",
-        "NO_PROXY": "127.0.0.1",
-    }
-    command = [
-        sys.executable,
-        "-m",
-        "flows.cli",
-        "run",
-        "--profile",
-        "turns.yaml",
-        "--only",
-        "refresh",
-        "--set",
-        "synthesis.turns=2",
-    ]
+    words = ["run", "--profile", "turns.yaml", "--only", "refresh", "--set", "synthesis.turns=2"]
     # below 0 no speedup lies: whatever the machine's load does to the times, the right kernel is
     # not asked for again
-    command += ["--set", "synthesis.refine_below_speedup=0", "--set", "curation.later_turns=true"]
+    words += ["--set", "synthesis.refine_below_speedup=0", "--set", "curation.later_turns=true"]
 
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, timeout=RUN_S, capture_output=True, text=True
+    refresh = partial(
+        concur,
+        *words,
+        cwd=tmp_path,
+        OPENAI_API_KEY="none",
+        NO_PROXY="127.0.0.1",
+        HF_HUB_OFFLINE="1",
     )
+    done = refresh()
     assert done.returncode == 0, done.stderr[-4000:]
     assert "turn 1 2, turn 2 2" in done.stdout
     assert (
@@ -169,7 +119,5 @@ def test_what_the_verifier_refuses_is_asked_for_again_and_taken(
         "the second verification reuses the verdicts of the first"
     )
 
-    again = subprocess.run(
-        command, cwd=tmp_path, env=environment, timeout=RUN_S, capture_output=True, text=True
-    )
+    again = refresh()
     assert again.returncode == 0 and "nothing was new" in again.stdout and len(prompts) == 4

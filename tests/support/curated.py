@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tasks.curation import stage
+from tasks.curation.config import CurationConfig
 from tasks.curation.flags import TRACE_FLAGS
-from tasks.curation.strategies import CurationConfig
-from tasks.decontamination.decontamination import DecontaminationConfig
-from tasks.decontamination.deduplication import DeduplicationConfig
+from tasks.decontamination.config import DecontaminationConfig, DeduplicationConfig
 from tasks.decontamination.stage import run as choose
 from tasks.store import Snapshot, SnapshotRef, fingerprint
 from tasks.tables import CANDIDATES, TASKS, VERDICTS

@@ -247,7 +247,9 @@ def test_a_baseline_that_wins_is_measured_against_the_next_best(tmp_path: Path) 
         ablation(tmp_path, {("random", None): 0.6, ("a", None): 0.2, ("b", None): 0.3}),
         resamples=100,
     )
-    assert found.arms[0].name == "random" and " points against the next best, b, " in headline(found)
+    assert found.arms[0].name == "random" and " points against the next best, b, " in headline(
+        found
+    )
     assert (
         compared(
             ablation(tmp_path / "named", {("random", None): 0.6, ("a", None): 0.2}, baseline="a"),

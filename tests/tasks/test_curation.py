@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
-from tasks.curation.strategies import CurationConfig, concise_and_fast, curate, eligible_samples
+from tasks.curation.config import CurationConfig
+from tasks.curation.criteria import concise_and_fast
+from tasks.curation.pool import eligible_samples
+from tasks.curation.strategies import curate
 from tasks.operators import operator_kind
 from tests.support.samples import FUSION, SINGLE, frame, sample
 

@@ -11,7 +11,8 @@ import pytest
 
 from kernels_eval.errors import UsageError
 from tasks.curation import stage
-from tasks.curation.strategies import CurationConfig, curate
+from tasks.curation.config import CurationConfig
+from tasks.curation.strategies import curate
 from tasks.curation.tables import deciding
 from tasks.store.snapshot import Snapshot, SnapshotRef
 from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS

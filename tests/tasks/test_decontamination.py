@@ -7,13 +7,12 @@ from hypothesis import strategies as st
 
 from benchmarks.planted import PLANTED
 from kernels_eval.errors import UsageError
-from tasks.decontamination.decontamination import DecontaminationConfig, decontaminate
+from tasks.decontamination.config import LEVELS, DecontaminationConfig, DeduplicationConfig
+from tasks.decontamination.decontamination import decontaminate
 from tasks.decontamination.deduplication import (
-    DeduplicationConfig,
     deduplicate_samples,
     deduplicate_tasks,
 )
-from tasks.decontamination.fingerprints import LEVELS
 
 HEAD = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n\n\n"
 

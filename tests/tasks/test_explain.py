@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
+from tasks.curation.config import STRATEGY_NAMES, CurationConfig
 from tasks.curation.explain import CHECKS, Explanation, explain
-from tasks.curation.strategies import BASELINES, RULES, STRATEGY_NAMES, CurationConfig, curate
+from tasks.curation.strategies import BASELINES, RULES, curate
 from tests.support.samples import SINGLE, any_samples, frame, sample
 
 

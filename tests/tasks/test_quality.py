@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.curation.quality import FLAGS, MEASURES, QualityConfig, keep, quality, stream_quality
+from tasks.curation.config import FLAGS, QualityConfig
+from tasks.curation.quality import MEASURES, quality, stream_quality
 
 GOOD = """The reference multiplies two matrices, so the kernel tiles both operands through shared memory.
 Each block computes a tile of 16 by 16 outputs, and every thread loads one element of either operand per step.
@@ -135,12 +136,6 @@ def test_a_row_depends_on_its_text_alone(texts, batch):
     assert together.height == len(texts)
     for i, text in enumerate(texts):
         assert together.row(i) == quality(pl.Series([text], dtype=pl.String)).row(0)
-
-
-def test_a_filter_keeps_the_rows_without_the_flags():
-    frame = quality([GOOD, GOOD + DOUBTS * 6, GOOD + "And then"])
-    assert keep(frame).to_list() == [True, False, False]
-    assert keep(frame, ["self_doubting"]).to_list() == [True, False, True]
 
 
 def test_more_rows_than_a_batch_are_streamed_without_reading_ahead():

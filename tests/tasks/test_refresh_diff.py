@@ -12,7 +12,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from kernels_eval.errors import UsageError
-from tasks.curation.strategies import CurationConfig
+from tasks.curation.config import CurationConfig
 from tasks.publishing.diff import RefreshDiff, SampleChange, diff
 from tasks.publishing.diff_report import GAINED, LOST, to_json, to_markdown
 from tasks.publishing.publish import PublishOptions, publish

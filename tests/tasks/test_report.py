@@ -15,7 +15,7 @@ import pytest
 
 from kernels_eval.records import REASONS, Status
 from tasks.benchmark.breakdown import score_groups
-from tasks.benchmark.diagnosis import Diagnosis, diagnose
+from tasks.benchmark.diagnosis import Diagnosis, Evidence, diagnose
 from tasks.benchmark.errors import error_groups
 from tasks.benchmark.report.figures import figures
 from tasks.benchmark.report.files import build_report, to_json, to_markdown
@@ -185,7 +185,7 @@ def test_the_headline_tells_the_outcome() -> None:
 @pytest.mark.parametrize("render", [build_report, to_markdown])
 def test_page_and_markdown_hold_the_same_facts(render: Any) -> None:
     text = render(context())
-    shown = (Page(text).words if text.startswith("<!doctype") else text)
+    shown = Page(text).words if text.startswith("<!doctype") else text
     shown = html.unescape(shown)
     scores = ["Exec@5", "n/a", "0.0 % (0.0 to 49.0)", "fast_2@1", "2.00x", "recorded minus base"]
     line = ["build_failed", "concise_and_fast", "2.750", "1_Square_matmul", "3.50x", "saw 3.5"]
@@ -446,7 +446,7 @@ def test_the_terminal_gets_no_control_characters_either() -> None:
 def test_hostile_text_is_no_markdown() -> None:
     lines = to_markdown(hostile()).split("\n")
     prose = [line for line in lines if not line.startswith("    ")]
-    assert not [line for line in prose if re.search(r"<|(?<!\\)`|(?<!\\)\[|://|www\.", line)]
+XX
     assert not [line for line in prose if line.startswith("#") and not re.match(r"#{1,3} ", line)]
     tables = [
         block.split("\n") for block in "\n".join(prose).split("\n\n") if block.startswith("|")

@@ -19,8 +19,8 @@ from tasks.benchmark.report.inputs import (
     training_traces,
 )
 from tasks.benchmark.stage import Answers, answers_frame
+from tasks.curation.config import QualityConfig
 from tasks.curation.flags import flagged
-from tasks.curation.quality import QualityConfig
 from tasks.store.snapshot import Snapshot, SnapshotRef
 from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
 from tasks.workload.record import WORKLOADS

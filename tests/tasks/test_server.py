@@ -572,7 +572,7 @@ def test_a_lease_that_nobody_renews_runs_out(fake: Fake) -> None:
 def test_where_the_supervisor_is_killed_the_server_ends_all_the_same(fake: Fake) -> None:
     server = supervised(fake)
     (supervisor,) = [
-        process for process in fake.alive() if "supervisor.py" in " ".join(process.cmdline())
+        process for process in fake.alive() if "synthesis.supervisor" in " ".join(process.cmdline())
     ]
     supervisor.kill()
     assert server.ended.wait(WAIT_S)

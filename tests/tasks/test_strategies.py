@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import VERDICT_SCHEMA_VERSION
+from tasks.curation.config import STRATEGY_NAMES, CurationConfig
 from tasks.curation.criteria import balanced, single_operators_wanted
 from tasks.curation.pool import draw_numbers, eligible_samples
-from tasks.curation.strategies import BASELINES, RULES, STRATEGY_NAMES, CurationConfig, curate
+from tasks.curation.strategies import BASELINES, RULES, curate
 from tasks.operators import operator_kind
 from tests.support.samples import FUSION, SINGLE, any_samples, frame, sample
 

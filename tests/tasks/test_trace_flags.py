@@ -13,10 +13,9 @@ from pydantic import ValidationError
 from kernels_eval.errors import UsageError
 from kernels_eval.records import stable_hash
 from tasks.curation import flags, stage
-from tasks.curation.config import STRATEGY_NAMES, CurationConfig
+from tasks.curation.config import FLAGS, STRATEGY_NAMES, CurationConfig, QualityConfig
 from tasks.curation.explain import explain
 from tasks.curation.flags import TRACE_FLAGS
-from tasks.curation.quality import FLAGS, QualityConfig
 from tasks.curation.strategies import curate
 from tasks.curation.tables import deciding, with_flags
 from tasks.store.snapshot import Snapshot, SnapshotRef

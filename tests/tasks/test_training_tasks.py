@@ -9,8 +9,7 @@ import pytest
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask
-from tasks.decontamination.decontamination import DecontaminationConfig
-from tasks.decontamination.deduplication import DeduplicationConfig
+from tasks.decontamination.config import DecontaminationConfig, DeduplicationConfig
 from tasks.decontamination.stage import run
 from tasks.sources.stage import keep, read_tasks
 from tasks.store.snapshot import SnapshotRef

@@ -17,10 +17,10 @@ from tasks.sources import bundled
 from tasks.sources.stage import keep
 from tasks.tables import TASKS
 from tasks.workload import stage
+from tasks.workload.config import WorkloadConfig
 from tasks.workload.families import FAMILIES, TABLE, families_of, family_of
-from tasks.workload.measure import Measurer, WorkloadConfig, workload_of
-from tasks.workload.record import Workload
-from tasks.workload.roofline import least_ms
+from tasks.workload.measure import Measurer, workload_of
+from tasks.workload.record import Workload, least_ms
 
 MODULE = """
 import torch

@@ -288,7 +288,11 @@ def difficulty_findings(found: Difficulty) -> tuple[Finding, ...]:
             found.split_half,
             "one sample a task: difficulty and luck cannot be told apart",
         ),
-        ("Exec falls with the other generator's ARL", both and both.crossed, one_generator),
+        (
+            "Exec falls with the other generator's ARL",
+            both.crossed if both else None,
+            one_generator,
+        ),
     ):
         said = division.exec_monotone if division else ""
         rows.append(_monotone(name, said) if said else Finding(name=name, note=missing))

@@ -135,7 +135,7 @@ def _speedup(found: Observations) -> Iterable[Block]:
 
 
 def _difficulty(found: Difficulty) -> Iterable[Block]:
-    crossed = found.agreement and found.agreement.crossed
+    crossed = found.agreement.crossed if found.agreement else None
     for division in (found.tertiles, found.split_half, crossed):
         if division is not None:
             yield from _division(division)

@@ -30,9 +30,9 @@ from kernels_eval.config import EvalConfig, TimingConfig
 from kernels_eval.devices import device_for
 from kernels_eval.isolation.sandbox import Child, ForkServer
 from kernels_eval.parent.compiled_baseline import CompiledReference, Lost
-from kernels_eval.parent.handles import ReferenceProcess
 from kernels_eval.parent.messages import Stop
 from kernels_eval.parent.prepare import Preparer
+from kernels_eval.parent.reference_handle import ReferenceProcess
 from kernels_eval.parent.runner import Runner
 from kernels_eval.records import (
     Candidate,

@@ -21,8 +21,8 @@ from typing import Any
 from kernels_eval.config import EvalConfig, LimitsConfig
 from kernels_eval.devices import device_for
 from kernels_eval.isolation.sandbox import Child, ForkServer
-from kernels_eval.parent.handles import ReferenceProcess
 from kernels_eval.parent.messages import Stop
+from kernels_eval.parent.reference_handle import ReferenceProcess
 from kernels_eval.records import KernelTask, Language
 from tasks.sources.config import TasksConfig
 from tasks.sources.stage import load_tasks

@@ -101,7 +101,7 @@ def _options() -> argparse.Namespace:
 def _run(options: argparse.Namespace, processes: int) -> dict[str, Any]:
     """Start so many processes on this machine and give what the first one reports, or how it
     failed."""
-    import torch.multiprocessing as multiprocessing
+    from torch import multiprocessing
 
     context = multiprocessing.get_context("spawn")
     reports = context.SimpleQueue()
@@ -167,7 +167,7 @@ def _worker(
 
 def _measure(rank: int, processes: int, options: argparse.Namespace) -> dict[str, Any]:
     import torch
-    import torch.distributed as distributed
+    from torch import distributed
 
     if options.cpu:
         device = torch.device("cpu")
@@ -286,7 +286,7 @@ def _fill(model: Any, device: Any, rank: int) -> None:
 
 def _wait(device: Any) -> None:
     import torch
-    import torch.distributed as distributed
+    from torch import distributed
 
     if device.type == "cuda":
         torch.cuda.synchronize()

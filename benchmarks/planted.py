@@ -78,9 +78,8 @@ def renamed(code: str) -> str | None:
             isinstance(node, ast.Attribute)
             and isinstance(node.value, ast.Name)
             and node.value.id == "self"
-        ):
-            if node.attr in attributes or node.attr in methods & own:
-                node.attr = f"{node.attr}_k"
+        ) and (node.attr in attributes or node.attr in methods & own):
+            node.attr = f"{node.attr}_k"
     return ast.unparse(tree)
 
 
@@ -116,8 +115,7 @@ def shapes(code: str) -> str | None:
         node
         for node in tree.body
         if isinstance(node, ast.Assign)
-        or isinstance(node, ast.FunctionDef)
-        and node.name == "get_inputs"
+        or (isinstance(node, ast.FunctionDef) and node.name == "get_inputs")
     ]
     for place in places:
         for node in ast.walk(place):

@@ -1,1 +1,1 @@
-
+"""Prefect flows over the stages, and what starts and keeps them."""

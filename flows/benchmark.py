@@ -44,7 +44,7 @@ def benchmark_models(config: PipelineConfig, trained: SnapshotRef | None = None)
     """Exec, fast_p and pass@k of the recorded answers, the base model and the tuned one, on the
     same held-out tasks."""
     progress = ProgressArtifact("benchmark-progress", "share of the current stage that is done")
-    with guarded(config), observed_by(progress):
+    with guarded(config.guarded), observed_by(progress):
         suite = load_tasks(config.benchmark.tasks, config.root)
         answers = tuple(
             _answer(config, suite, model, trained)

@@ -31,10 +31,11 @@ from flows.curate_sets import curate_again
 from flows.forms import configuration
 from flows.launch import QUIET, require_ready
 from flows.naming import deployed_name
+from flows.ops.runs import note_run
 from flows.pipeline import LineResult, concur_line
 from flows.refresh import Refreshed, refresh_dataset
 from flows.runtime.notices import NOTICES
-from flows.runtime.outlet import outlive_the_reader
+from flows.runtime.shutdown import survive_closed_output
 from flows.track import track_benchmark, track_refresh
 from flows.train import of_line, train_and_track
 from kernels_eval.cluster.ray import address_of
@@ -167,7 +168,8 @@ def prepared(config: PipelineConfig) -> PipelineConfig:
     Waits for a Ray head that is being restarted; from here on the run outlives its worker. Raises
     UsageError, DeviceError or ClusterError where the configuration cannot run.
     """
-    outlive_the_reader()
+    survive_closed_output()
+    note_run()
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     wait_for_head(config.verification.ray_address, get_run_logger().warning)

@@ -81,7 +81,7 @@ def refresh_dataset(config: PipelineConfig) -> Refreshed:
 def run_stages(config: PipelineConfig) -> Refreshed:
     """Run the stages of a refresh one after the other, and show each while it works."""
     progress = ProgressArtifact("refresh-progress", "share of the current stage that is done")
-    with guarded(config) as noted, observed_by(progress):
+    with guarded(config.guarded) as noted, observed_by(progress):
         samples = verified_samples(config)
         tasks, candidates, verdicts = samples.tasks, samples.candidates, samples.verdicts
         curated = call_stage(
@@ -104,7 +104,7 @@ def run_stages(config: PipelineConfig) -> Refreshed:
 def verified_samples(config: PipelineConfig) -> Samples:
     """Everything before the choice of a training set: an ablation of strategies does it once."""
     tasks = training_tasks(config)
-    require_room(config, tasks)
+    require_room(config.guarded, tasks)
     workloads = call_stage(measure_workloads, tasks, config.workload)
     candidates = call_stage(synthesise, tasks, config.synthesis, config.language)
     verdicts = verify(candidates, tasks, config.verification, config.language)

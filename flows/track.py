@@ -1,4 +1,4 @@
-"""What MLflow is told of a run of the line or of a part of it, read from finished snapshots.
+"""Write a run of the line, or of a part of it, to MLflow, read from finished snapshots.
 
 Guarantees: one parent run per set of snapshots, whoever made them and how often. A tracking server
 that fails is logged, None is returned, and the run continues.

@@ -39,7 +39,7 @@ def train_adapter(config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotR
     """LoRA on the curated set: the prompts are those the candidates answered."""
     prompts = prompts_of(tasks, config.language, render, config.synthesis.hardware)
     with (
-        guarded(config),
+        guarded(config.guarded),
         observed_by(ProgressArtifact("training-progress", "share of optimiser steps done")),
     ):
         return call_stage(train, curated, config.training, prompts)

@@ -9,6 +9,10 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
     SerializerFunctionWrapHandler,
     field_validator,
     model_serializer,
@@ -19,27 +23,20 @@ CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotun
 
 
 class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class BuildConfig(_Config):
     """How candidates are compiled."""
 
-    timeout_s: float = Field(
-        default=120, gt=0, description="deadline of one build with one header tier"
-    )
-    capture_timeout_s: float = Field(
-        default=30,
-        gt=0,
-        description="deadline for reading the build requests out of the candidate's module",
-    )
-    cuda_arch: str | None = Field(
-        default=None, description="e.g. '9.0'; default: the GPU that is there, else 9.0"
-    )
-    lite_headers: bool = Field(
-        default=True,
-        description="try the lite header tier first; the verdict does not depend on it",
-    )
+    timeout_s: PositiveFloat = 120
+    """deadline of one build with one header tier"""
+    capture_timeout_s: PositiveFloat = 30
+    """deadline for reading the build requests out of the candidate's module"""
+    cuda_arch: str | None = None
+    """e.g. '9.0'; default: the GPU that is there, else 9.0"""
+    lite_headers: bool = True
+    """try the lite header tier first; the verdict does not depend on it"""
 
 
 class CorrectnessConfig(_Config):
@@ -50,48 +47,33 @@ class CorrectnessConfig(_Config):
         rms_bf16: gate for bf16 tasks
     """
 
-    distributions: tuple[str, ...] = Field(
-        default=("declared", "uniform", "normal", "normal_x10", "sparse", "small_integers"),
-        description=(
-            "input distributions, one secret seed each; 'declared' is what the task's own"
-            " get_inputs() draws"
-        ),
+    distributions: tuple[str, ...] = (
+        "declared",
+        "uniform",
+        "normal",
+        "normal_x10",
+        "sparse",
+        "small_integers",
     )
-    rms_fp32: float = Field(default=1e-5, gt=0)
-    rms_reference_factor: float = Field(
-        default=8,
-        gt=0,
-        description="the gate is never below this multiple of the fp32 reference's own error",
-    )
-    rms_half: float = Field(default=2e-3, gt=0, description="gate for fp16 and TF32 tasks")
-    rms_bf16: float = Field(default=1.6e-2, gt=0)
-    elementwise_fp32: float = Field(
-        default=1e-4, gt=0, description="|err| <= r (|y| + RMS(y)) on every element"
-    )
-    shapes: Literal["require", "flag", "off"] = Field(
-        default="require",
-        description=(
-            "other shapes that the task accepts: a silently wrong answer is shape_specialised"
-            " (require) or only flagged (flag)"
-        ),
-    )
-    reruns: int = Field(
-        default=3,
-        ge=0,
-        description=(
-            "how often the first call is repeated on the same inputs, looking for other bits"
-        ),
-    )
-    expected_max_bytes: int = Field(
-        default=16 << 30,
-        gt=0,
-        description=(
-            "memory for expected values of one task; above it fewer distributions are tried"
-        ),
-    )
-    oracle_max_bytes: int = Field(
-        default=8 << 30, gt=0, description="above this estimate the oracle falls back to float32"
-    )
+    """input distributions, one secret seed each; 'declared' is what the task's own get_inputs()
+    draws"""
+    rms_fp32: PositiveFloat = 1e-5
+    rms_reference_factor: PositiveFloat = 8
+    """the gate is never below this multiple of the fp32 reference's own error"""
+    rms_half: PositiveFloat = 2e-3
+    """gate for fp16 and TF32 tasks"""
+    rms_bf16: PositiveFloat = 1.6e-2
+    elementwise_fp32: PositiveFloat = 1e-4
+    """|err| <= r (|y| + RMS(y)) on every element"""
+    shapes: Literal["require", "flag", "off"] = "require"
+    """other shapes that the task accepts: a silently wrong answer is shape_specialised (require) or
+    only flagged (flag)"""
+    reruns: NonNegativeInt = 3
+    """how often the first call is repeated on the same inputs, looking for other bits"""
+    expected_max_bytes: PositiveInt = 16 << 30
+    """memory for expected values of one task; above it fewer distributions are tried"""
+    oracle_max_bytes: PositiveInt = 8 << 30
+    """above this estimate the oracle falls back to float32"""
 
 
 class TimingConfig(_Config):
@@ -101,85 +83,39 @@ class TimingConfig(_Config):
         bootstrap: resamples of the interval of a speedup
     """
 
-    min_pairs: int = Field(default=50, ge=2, description="ABBA half-pairs at least")
-    min_side_s: float = Field(
-        default=0.2, ge=0, description="seconds of samples on each side at least"
-    )
-    max_s: float = Field(
-        default=20.0,
-        gt=0,
-        description=(
-            "budget of one measurement, both sides together; half as much again for a third"
-        ),
-    )
-    interval_width: float = Field(
-        default=0.02,
-        gt=0,
-        description="stop when the 95 % interval of log(ratio) is within +- this",
-    )
-    precise_s: float = Field(
-        default=0.2,
-        gt=0,
-        description=(
-            "budget of a measurement whose interval is narrow enough by then, though it has fewer"
-            " pairs than min_pairs"
-        ),
-    )
-    precise_pairs: int = Field(
-        default=20, ge=4, description="fewest pairs that such a measurement rests on"
-    )
-    sample_us: float = Field(
-        default=2000,
-        gt=0,
-        description=(
-            "calls are batched until a sample lasts this long; asking for one and flushing caches"
-            " costs 0.5 ms beside it"
-        ),
-    )
+    min_pairs: int = Field(default=50, ge=2)
+    """ABBA half-pairs at least"""
+    min_side_s: NonNegativeFloat = 0.2
+    """seconds of samples on each side at least"""
+    max_s: PositiveFloat = 20.0
+    """budget of one measurement, both sides together; half as much again for a third"""
+    interval_width: PositiveFloat = 0.02
+    """stop when the 95 % interval of log(ratio) is within +- this"""
+    precise_s: PositiveFloat = 0.2
+    """budget of a measurement whose interval is narrow enough by then, though it has fewer pairs
+    than min_pairs"""
+    precise_pairs: int = Field(default=20, ge=4)
+    """fewest pairs that such a measurement rests on"""
+    sample_us: PositiveFloat = 2000
+    """calls are batched until a sample lasts this long; asking for one and flushing caches costs
+    0.5 ms beside it"""
     bootstrap: int = Field(default=2000, ge=100)
-    process_spread: float = Field(
-        default=0.01,
-        ge=0,
-        description=(
-            "standard deviation of log(speedup) between processes, which no sample of one process"
-            " shows; measured: median 0.007"
-        ),
-    )
-    clock_bound_share: float = Field(
-        default=0.8,
-        gt=0,
-        lt=1,
-        description="reported time below this share of the parent's clock is implausible",
-    )
-    bandwidth_share: float = Field(
-        default=0.5,
-        gt=0,
-        lt=1,
-        description=(
-            "faster than this share of the time that its bytes need at peak bandwidth is"
-            " implausible"
-        ),
-    )
-    input_bytes: int = Field(
-        default=256 << 20,
-        gt=0,
-        description="memory for the sets of inputs that timed calls rotate over, each side",
-    )
-    baselines: tuple[Baseline, ...] = Field(
-        default=("eager",),
-        description=(
-            "what a candidate is timed against; 'compile' adds the reference under torch.compile to"
-            " the window"
-        ),
-    )
-    compile_mode: CompileMode = Field(default="default", description="torch.compile's mode")
-    compile_s: float = Field(
-        default=300,
-        gt=0,
-        description=(
-            "deadline of compiling one task's reference, which no candidate's deadline counts"
-        ),
-    )
+    process_spread: NonNegativeFloat = 0.01
+    """standard deviation of log(speedup) between processes, which no sample of one process shows;
+    measured: median 0.007"""
+    clock_bound_share: float = Field(default=0.8, gt=0, lt=1)
+    """reported time below this share of the parent's clock is implausible"""
+    bandwidth_share: float = Field(default=0.5, gt=0, lt=1)
+    """faster than this share of the time that its bytes need at peak bandwidth is implausible"""
+    input_bytes: PositiveInt = 256 << 20
+    """memory for the sets of inputs that timed calls rotate over, each side"""
+    baselines: tuple[Baseline, ...] = ("eager",)
+    """what a candidate is timed against; 'compile' adds the reference under torch.compile to the
+    window"""
+    compile_mode: CompileMode = "default"
+    """torch.compile's mode"""
+    compile_s: PositiveFloat = 300
+    """deadline of compiling one task's reference, which no candidate's deadline counts"""
 
     @property
     def compiles(self) -> bool:
@@ -211,33 +147,23 @@ class LimitsConfig(_Config):
         load_s: deadline of importing a candidate and constructing its module
     """
 
-    load_s: float = Field(default=30, gt=0)
-    run_s: float = Field(
-        default=60, gt=0, description="deadline of one command: a call, or a sample of calls"
-    )
-    reference_s: float = Field(
-        default=120, gt=0, description="deadline of one command to the reference"
-    )
-    memory_gb: float = Field(
-        default=16,
-        gt=0,
-        description="resident memory of a child (host side), and never above 60 % of the machine's",
-    )
-    file_mb: int = Field(default=64, gt=0, description="largest file a child may write")
-    scratch_mb: int = Field(default=512, gt=0, description="all files of a child together")
-    cpu_s: int = Field(
-        default=1800,
-        gt=0,
-        description="processor time of one process of a candidate, all its threads together",
-    )
-    processes: int = Field(
-        default=64,
-        gt=0,
-        description="processes of a child, where its language may start any (Triton's compilers)",
-    )
-    threads: int = Field(
-        default=512, gt=0, description="threads of a child and its processes together"
-    )
+    load_s: PositiveFloat = 30
+    run_s: PositiveFloat = 60
+    """deadline of one command: a call, or a sample of calls"""
+    reference_s: PositiveFloat = 120
+    """deadline of one command to the reference"""
+    memory_gb: PositiveFloat = 16
+    """resident memory of a child (host side), and never above 60 % of the machine's"""
+    file_mb: PositiveInt = 64
+    """largest file a child may write"""
+    scratch_mb: PositiveInt = 512
+    """all files of a child together"""
+    cpu_s: PositiveInt = 1800
+    """processor time of one process of a candidate, all its threads together"""
+    processes: PositiveInt = 64
+    """processes of a child, where its language may start any (Triton's compilers)"""
+    threads: PositiveInt = 512
+    """threads of a child and its processes together"""
 
 
 class EvalConfig(_Config):
@@ -247,7 +173,7 @@ class EvalConfig(_Config):
     correctness: CorrectnessConfig = CorrectnessConfig()
     timing: TimingConfig = TimingConfig()
     limits: LimitsConfig = LimitsConfig()
-    threads: int = Field(
-        default=1, ge=1, description="CPU threads for reference and candidate alike"
-    )
-    time_correct: bool = Field(default=True, description="off: correctness only")
+    threads: PositiveInt = 1
+    """CPU threads for reference and candidate alike"""
+    time_correct: bool = True
+    """off: correctness only"""

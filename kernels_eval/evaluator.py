@@ -1,39 +1,170 @@
-"""One candidate from source to verdict in one call, in this process."""
+"""One candidate from source to verdict: the verification protocol, in the order it happens.
+
+Guarantees: every candidate gets exactly one verdict, whatever its code does; a process that is
+killed from outside changes no verdict, for its work is repeated (`kernels_eval.parent.kill_retry`);
+an exception from here means that the machine failed, not the kernel.
+"""
 
 from __future__ import annotations
 
 import atexit
+import time
 from pathlib import Path
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.devices import device_for
-from kernels_eval.parent.prepare import Preparer
+from kernels_eval.isolation.sandbox import ForkServer
+from kernels_eval.parent import behaviour, comparison
+from kernels_eval.parent.candidate_handle import CandidateProcess, MadeElsewhere
+from kernels_eval.parent.draft import VerdictDraft, verdict_of
+from kernels_eval.parent.kill_retry import retry_killed
+from kernels_eval.parent.messages import Finding, Stop
+from kernels_eval.parent.paired_timing import PairedClock
+from kernels_eval.parent.prepare import Prepared, Preparer
+from kernels_eval.parent.reference_handle import ReferenceProcess
 from kernels_eval.parent.runner import Runner
-from kernels_eval.records import Candidate, KernelTask, Language, Verdict
+from kernels_eval.records import Candidate, KernelTask, Language, Phases, Reason, Verdict
 
 
 class Evaluator:
-    """Verifies candidates one after the other in this process. Keeps its fork server: use one for
-    many, as a context manager.
-
-    Raises DeviceError where the language's device is missing.
-    """
+    """Verifies candidates one after the other. Keeps its processes: use one for many, as a context
+    manager."""
 
     def __init__(
-        self, language: Language, config: EvalConfig | None = None, *, cache: Path | None = None
+        self,
+        target: Language | str,
+        config: EvalConfig | None = None,
+        *,
+        cache: Path | None = None,
+        cuda_arch: str | None = None,
+        server: ForkServer | None = None,
+        ahead: bool | None = None,
     ) -> None:
+        """`target` is a language, or the torch device to run on. Raises DeviceError where the
+        language's device is missing. The other arguments are those of Preparer and Runner."""
+        device = device_for(target) if isinstance(target, Language) else target
         self.config = config or EvalConfig()
-        device = device_for(language)
-        self._preparer = Preparer(self.config, cache=cache)
-        self._runner = Runner(self.config, device, cache=cache)
+        self.preparer = Preparer(self.config, cache=cache, cuda_arch=cuda_arch)
+        self.runner = Runner(
+            self.config, device, cache=cache, cuda_arch=cuda_arch, server=server, ahead=ahead
+        )
 
     def __call__(self, task: KernelTask, candidate: Candidate) -> Verdict:
         """One verdict. Raises ToolchainError and SandboxError where the machine fails."""
-        return self._runner.run(task, candidate, self._preparer.prepare(candidate, task))
+        return self.run(task, candidate, self.preparer.prepare(candidate, task))
+
+    def run(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
+        """The verdict of a candidate that was screened and built (`kernels_eval.parent.prepare`,
+        which needs no device). Raises EvalError where the machine fails."""
+        return retry_killed(lambda blamed: self._attempt(task, candidate, prepared, blamed))
+
+    def _attempt(
+        self, task: KernelTask, candidate: Candidate, prepared: Prepared, blamed: frozenset[str]
+    ) -> Verdict:
+        started, draft = time.monotonic(), VerdictDraft()
+        finding = prepared.finding
+        try:
+            if finding is None:
+                self._verify(task, candidate, prepared, draft, blamed)
+        except Stop as stop:
+            finding = stop.finding
+        draft.isolation, draft.phases = self.runner.isolation, Phases(**draft.seconds)
+        draft.run_s = time.monotonic() - started
+        return verdict_of(task, candidate, prepared, finding or Finding(reason=Reason.OK), draft)
+
+    def _verify(
+        self,
+        task: KernelTask,
+        candidate: Candidate,
+        prepared: Prepared,
+        draft: VerdictDraft,
+        blamed: frozenset[str],
+    ) -> None:
+        with draft.phase("reference_s"):
+            reference = self.runner.reference(task, blamed)
+        try:
+            self._verify_against(reference, candidate, prepared, draft, blamed)
+        except MadeElsewhere:
+            with draft.phase("reference_s"):
+                reference = self.runner.reference(task, blamed, construct_on="cpu")
+            self._verify_against(reference, candidate, prepared, draft, blamed)
+
+    def _verify_against(
+        self,
+        reference: ReferenceProcess,
+        candidate: Candidate,
+        prepared: Prepared,
+        draft: VerdictDraft,
+        blamed: frozenset[str],
+    ) -> None:
+        """The protocol on the device. Each step returns where it finds nothing wrong, and raises
+        Stop with the verdict where it does."""
+        phase, draft.flags = draft.phase, list(reference.flags)
+        draft.device = reference.loaded.device_name
+        draft.reference_operators = reference.loaded.operators
+        with self.runner.candidate(candidate, reference, draft, blamed) as process:
+            reference.ask("new_candidate")
+            # It may have waited long: what was evicted meanwhile is built again when it asks.
+            self.runner.builder.cache.renew(prepared.libraries.values())
+            try:
+                with phase("load_s"):
+                    process.load(prepared.libraries)
+                    self.runner.warm_pool.buried()
+                with phase("correctness_s"):
+                    comparison.compare_outputs(process)
+                with phase("attribution_s"):
+                    behaviour.attribute_work(process)
+                    comparison.check_repeatable(process)
+                with phase("correctness_s"):
+                    comparison.compare_other_shapes(process)
+                with phase("attribution_s"):
+                    behaviour.check_idle(process)
+                if self.config.time_correct:
+                    self._time(process, blamed)
+                # Asked again: timing is where a candidate may have begun to behave otherwise.
+                with phase("attribution_s"):
+                    behaviour.check_idle(process)
+                    behaviour.check_ornamental(process)
+            except Stop as stop:
+                self._blame(stop)
+                raise
+
+    def _time(self, process: CandidateProcess, blamed: frozenset[str]) -> None:
+        """Both processes in turn; then once more unseen inputs under the parent's clock, whose last
+        answer must be right."""
+        draft, reference = process.draft, process.reference
+        with draft.phase("reference_s"):
+            compiled = self.runner.compiled(reference, blamed)
+        with draft.phase("timing_s"):
+            self.runner.warm_pool.settle()  # nothing starts or ends while it is timed
+            clock = PairedClock(process, compiled)
+            timing, after = clock.measure()
+            outcome = reference.judge(after)
+            if outcome is not Reason.OK:
+                draft.outputs_match = False
+                raise comparison.explained(reference.after, outcome, after, process)
+            if clock.idle_samples:
+                raise Stop(
+                    Reason.NO_CUSTOM_KERNEL,
+                    f"no custom kernel ran in {clock.idle_samples} timed samples",
+                )
+            draft.flags += self.runner.drift_flags(reference.task, timing)
+            draft.timing = timing
+
+    def _blame(self, stop: Stop) -> None:
+        """A reference that runs out of memory while a candidate is alive has a neighbour that takes
+        it all: no fault of the task."""
+        finding = stop.finding
+        said = f"{finding.detail} {finding.log}".lower()
+        if finding.reason is Reason.REFERENCE_FAILED and "out of memory" in said:
+            self.runner.drop_reference()
+            raise Stop(
+                Reason.OUT_OF_MEMORY, "the candidate leaves no memory for the reference beside it"
+            ) from stop
 
     def close(self) -> None:
-        self._preparer.close()
-        self._runner.close()
+        self.preparer.close()
+        self.runner.close()
 
     def __enter__(self) -> Evaluator:
         return self

@@ -17,6 +17,10 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
     SerializerFunctionWrapHandler,
     field_validator,
     model_serializer,
@@ -148,8 +152,11 @@ class Reason(StrEnum):
 
 _NAMES_BY_STATUS = {
     Status.CORRECT: """ok""",
-    Status.INCORRECT: """wrong_output wrong_shape wrong_dtype wrong_device non_finite non_deterministic stale_weights shape_specialised""",
-    Status.REJECTED: """no_custom_kernel input_mutated output_aliased input_independent stale_cache lazy_output stream_escape background_work global_state_changed precision_downcast harness_tampering forbidden_call implausible_time""",
+    Status.INCORRECT: """wrong_output wrong_shape wrong_dtype wrong_device non_finite
+    non_deterministic stale_weights shape_specialised""",
+    Status.REJECTED: """no_custom_kernel input_mutated output_aliased input_independent
+    stale_cache lazy_output stream_escape background_work global_state_changed precision_downcast
+    harness_tampering forbidden_call implausible_time""",
     Status.COMPILE_ERROR: """no_module syntax_error build_failed undefined_symbol""",
     Status.RUNTIME_ERROR: """exception cuda_error out_of_memory crashed exited_early""",
     Status.TIMEOUT: """build load run""",
@@ -167,7 +174,7 @@ STATUS_OF: Mapping[Reason, Status] = {
 class Record(BaseModel):
     """Base of every record: immutable, no unknown fields."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class KernelTask(Record):
@@ -201,30 +208,16 @@ class SamplingParams(Record):
         seed: of the first sample; sample i is drawn with seed + i
     """
 
-    temperature: float = Field(default=1.0, ge=0)
+    temperature: NonNegativeFloat = 1.0
     top_p: float = Field(default=1.0, gt=0, le=1)
-    max_tokens: int = Field(default=16384, ge=1)
+    max_tokens: PositiveInt = 16384
     seed: int = 0
-    top_k: int | None = Field(
-        default=None,
-        ge=0,
-        description="draw from so many of the most likely tokens; 0: from all; null: not sent",
-    )
-    min_p: float | None = Field(
-        default=None,
-        ge=0,
-        le=1,
-        description=(
-            "draw no token less likely than this share of the likeliest one; null: not sent"
-        ),
-    )
-    repetition_penalty: float | None = Field(
-        default=None,
-        gt=0,
-        description=(
-            "above 1 makes tokens of the prompt and the response so far less likely; null: not sent"
-        ),
-    )
+    top_k: NonNegativeInt | None = None
+    """draw from so many of the most likely tokens; 0: from all; null: not sent"""
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    """draw no token less likely than this share of the likeliest one; null: not sent"""
+    repetition_penalty: PositiveFloat | None = None
+    """above 1 makes tokens of the prompt and the response so far less likely; null: not sent"""
 
     @model_serializer(mode="wrap")
     def _what_was_said(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -256,28 +249,21 @@ class Candidate(Record):
     language: Language
     generator: str
     sampling: SamplingParams = SamplingParams()
-    sample_index: int = Field(default=0, ge=0)
+    sample_index: NonNegativeInt = 0
     prompt_hash: str = ""
     response: str = ""
     reasoning: str = ""
-    answer: str = Field(
-        default="",
-        description="what follows the reasoning, as the model wrote it; the code is taken from it",
-    )
+    answer: str = ""
+    """what follows the reasoning, as the model wrote it; the code is taken from it"""
     code: str | None = None
     parse_reason: Reason | None = None
-    reasoning_tokens: int | None = Field(default=None, ge=0)
-    completion_tokens: int | None = Field(default=None, ge=0)
+    reasoning_tokens: NonNegativeInt | None = None
+    completion_tokens: NonNegativeInt | None = None
     finish_reason: str | None = None
-    turn: int = Field(
-        default=1,
-        ge=1,
-        description="1 answers the prompt of the task; a later one answers a follow-up on `parent`",
-    )
-    parent: str | None = Field(
-        default=None,
-        description="candidate_id of the attempt that was followed up; None exactly at turn 1",
-    )
+    turn: PositiveInt = 1
+    """1 answers the prompt of the task; a later one answers a follow-up on `parent`"""
+    parent: str | None = None
+    """candidate_id of the attempt that was followed up; None exactly at turn 1"""
 
     @field_validator("parse_reason", mode="before")
     @classmethod
@@ -331,24 +317,18 @@ class CompiledBaseline(Record):
     forward call; its bounds are those of 95 % confidence, made as those of `Timing`.
     """
 
-    mode: str = Field(description="torch.compile's mode")
-    reference_ms: float | None = Field(default=None, gt=0)
-    speedup: float | None = Field(default=None, gt=0)
-    speedup_lower: float | None = Field(default=None, gt=0)
-    speedup_upper: float | None = Field(default=None, gt=0)
-    drift: float | None = Field(
-        default=None, description="relative change of its median, first to last third of the window"
-    )
-    graphs: int | None = Field(
-        default=None,
-        ge=1,
-        description="graphs that were compiled; more than one: it is broken by Python between",
-    )
-    compile_s: float | None = Field(
-        default=None,
-        ge=0,
-        description="seconds that compiling took; 0 where an earlier candidate's was used",
-    )
+    mode: str
+    """torch.compile's mode"""
+    reference_ms: PositiveFloat | None = None
+    speedup: PositiveFloat | None = None
+    speedup_lower: PositiveFloat | None = None
+    speedup_upper: PositiveFloat | None = None
+    drift: float | None = None
+    """relative change of its median, first to last third of the window"""
+    graphs: PositiveInt | None = None
+    """graphs that were compiled; more than one: it is broken by Python between"""
+    compile_s: NonNegativeFloat | None = None
+    """seconds that compiling took; 0 where an earlier candidate's was used"""
     unavailable_reason: str = ""
 
     @model_validator(mode="before")
@@ -379,29 +359,21 @@ class Timing(Record):
     chapter 13).
     """
 
-    reference_ms: float = Field(gt=0)
-    candidate_ms: float = Field(gt=0)
-    speedup: float = Field(gt=0)
-    speedup_lower: float = Field(gt=0)
-    speedup_upper: float = Field(gt=0)
-    pairs: int = Field(ge=1)
-    calls_per_sample: int = Field(ge=1)
-    clock_bound_ms: float = Field(
-        gt=0,
-        description=(
-            "candidate's latency on unseen inputs by the parent's clock, which nobody can forge"
-        ),
-    )
-    drift: float = Field(
-        default=0.0,
-        description="relative change of the reference's median, first to last third of the window",
-    )
-    throttled: bool | None = Field(
-        default=None, description="did the GPU report lowered clocks; None where it cannot say"
-    )
-    compiled: CompiledBaseline | None = Field(
-        default=None, description="None where torch.compile was not asked for as a baseline"
-    )
+    reference_ms: PositiveFloat
+    candidate_ms: PositiveFloat
+    speedup: PositiveFloat
+    speedup_lower: PositiveFloat
+    speedup_upper: PositiveFloat
+    pairs: PositiveInt
+    calls_per_sample: PositiveInt
+    clock_bound_ms: PositiveFloat
+    """candidate's latency on unseen inputs by the parent's clock, which nobody can forge"""
+    drift: float = 0.0
+    """relative change of the reference's median, first to last third of the window"""
+    throttled: bool | None = None
+    """did the GPU report lowered clocks; None where it cannot say"""
+    compiled: CompiledBaseline | None = None
+    """None where torch.compile was not asked for as a baseline"""
 
     @model_serializer(mode="wrap")
     def _what_was_asked(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -416,47 +388,33 @@ class Timing(Record):
 class Correctness(Record):
     """Errors against the oracle, worst over all trials. Relative errors are dimensionless."""
 
-    trials: int = Field(ge=0)
-    rms_error: float | None = Field(
-        default=None, description="max over trials of RMS(error) / RMS(oracle)"
-    )
-    reference_rms_error: float | None = Field(
-        default=None, description="the fp32 reference's own RMS error against the oracle"
-    )
-    max_error: float | None = Field(
-        default=None, description="max over elements of |error| / (|oracle| + RMS(oracle))"
-    )
-    kernelbench_1e4: bool | None = Field(
-        default=None,
-        description="allclose(atol=1e-4, rtol=1e-4) against the reference, as KernelBench v0.1",
-    )
-    kernelbench_1e2: bool | None = Field(
-        default=None,
-        description="allclose(atol=1e-2, rtol=1e-2) against the reference, as KernelBench v0",
-    )
+    trials: NonNegativeInt
+    rms_error: float | None = None
+    """max over trials of RMS(error) / RMS(oracle)"""
+    reference_rms_error: float | None = None
+    """the fp32 reference's own RMS error against the oracle"""
+    max_error: float | None = None
+    """max over elements of |error| / (|oracle| + RMS(oracle))"""
+    kernelbench_1e4: bool | None = None
+    """allclose(atol=1e-4, rtol=1e-4) against the reference, as KernelBench v0.1"""
+    kernelbench_1e2: bool | None = None
+    """allclose(atol=1e-2, rtol=1e-2) against the reference, as KernelBench v0"""
     oracle: Literal["float64", "float32"] | None = None
 
 
 class Phases(Record):
     """Where `run_s` went: wall seconds with the device held. 0 for phases that were not reached."""
 
-    reference_s: float = Field(
-        default=0.0,
-        ge=0,
-        description="loading the task and computing expected values; 0 where they were there",
-    )
-    load_s: float = Field(default=0.0, ge=0, description="the candidate's import and constructor")
-    correctness_s: float = Field(
-        default=0.0, ge=0, description="compared calls, other shapes and modes"
-    )
-    attribution_s: float = Field(
-        default=0.0,
-        ge=0,
-        description="which kernel did the work, what goes on or was changed afterwards",
-    )
-    timing_s: float = Field(
-        default=0.0, ge=0, description="paired samples and the parent's clock bound"
-    )
+    reference_s: NonNegativeFloat = 0.0
+    """loading the task and computing expected values; 0 where they were there"""
+    load_s: NonNegativeFloat = 0.0
+    """the candidate's import and constructor"""
+    correctness_s: NonNegativeFloat = 0.0
+    """compared calls, other shapes and modes"""
+    attribution_s: NonNegativeFloat = 0.0
+    """which kernel did the work, what goes on or was changed afterwards"""
+    timing_s: NonNegativeFloat = 0.0
+    """paired samples and the parent's clock bound"""
 
 
 class Verdict(Record):
@@ -469,28 +427,26 @@ class Verdict(Record):
     language: Language
     status: Status
     reason: Reason
-    detail: str = Field(default="", description="one line for a person: what was seen")
+    detail: str = ""
+    """one line for a person: what was seen"""
     timing: Timing | None = None
     correctness: Correctness | None = None
-    outputs_match: bool | None = Field(
-        default=None, description="did every compared output match, whoever computed it"
-    )
+    outputs_match: bool | None = None
+    """did every compared output match, whoever computed it"""
     custom_kernels: tuple[str, ...] = ()
     custom_kernel_time_share: float | None = Field(default=None, ge=0, le=1)
     library_calls: tuple[str, ...] = ()
-    reference_operators: tuple[str, ...] = Field(
-        default=(), description="compute operators the reference executes, in order"
-    )
+    reference_operators: tuple[str, ...] = ()
+    """compute operators the reference executes, in order"""
     precision_class: str | None = None
-    flags: tuple[str, ...] = Field(
-        default=(), description="what static screening noticed without rejecting"
-    )
+    flags: tuple[str, ...] = ()
+    """what static screening noticed without rejecting"""
     build_tier: str | None = None
     build_cached: bool = False
     isolation: tuple[str, ...] = ()
     device: str = ""
-    build_s: float = Field(default=0.0, ge=0)
-    run_s: float = Field(default=0.0, ge=0)
+    build_s: NonNegativeFloat = 0.0
+    run_s: NonNegativeFloat = 0.0
     phases: Phases | None = None
     log_tail: str = ""
 

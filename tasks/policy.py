@@ -17,7 +17,7 @@ from tasks.progress import duration
 from tasks.store.snapshot import Snapshot, SnapshotRef
 
 RETRIES = 2
-RETRY_DELAYS_S = [5, 30]
+RETRY_DELAYS_S = [5.0, 30.0]
 RETRY_JITTER = 0.5
 """Up to so much longer, as a share: runs that a fault has hit together do not come back
 together."""
@@ -68,7 +68,7 @@ def stage_options(planned: Callable[..., Snapshot]) -> dict[str, Any]:
 def call_stage(step: Any, *args: Any, **kwargs: Any) -> SnapshotRef:
     """Call a stage task. Prefect may answer from its cache; a cached snapshot that is no longer on
     disk is made again."""
-    ref = step(*args, **kwargs)
+    ref: SnapshotRef = step(*args, **kwargs)
     if not ref.open().finished:
         ref = step.with_options(refresh_cache=True)(*args, **kwargs)
     return ref
@@ -81,12 +81,12 @@ def secret(block: str) -> str:
     Raises UsageError where there is no such block or it holds no text, EvalError where Prefect does
     not answer.
     """
-    from prefect.blocks.system import Secret
+    from prefect.blocks import system
 
+    blocks: Any = system.Secret
     try:
-        value = Secret.load(
-            block, _sync=True
-        ).get()  # told outright: otherwise it is a coroutine where some event loop runs
+        # told outright: otherwise it is a coroutine where some event loop runs
+        value = blocks.load(block, _sync=True).get()
     except ValueError:
         # what Prefect raises for a name that it does not know; a validation error, which is one
         # too, may quote the value
@@ -97,40 +97,27 @@ def secret(block: str) -> str:
         )
         raise EvalError(fault, "check PREFECT_API_URL, and that the server runs") from None
     if not isinstance(value, str) or not value.strip():
+        name, where = _prefect_in_use()
+        # asks for the secret, so that it is in no shell's history and in no list of processes
+        store = (
+            "from getpass import getpass; from prefect.blocks.system import Secret;"
+            f" Secret(value=getpass()).save({block!r}, overwrite=True)"
+        )
+        used = f"Prefect at {where}" if name == "PREFECT_API_URL" else f"Prefect in {name}={where}"
         raise UsageError(
-            f"{_prefect_in_use()} has no secret block {block!r} that holds a text",
-            f"store it there: {_storing(block)}",
+            f"{used} has no secret block {block!r} that holds a text",
+            f'store it there: {name}={where} {sys.executable} -c "{store}"',
         )
     return value.strip()
 
 
-def _prefect_in_use() -> str:
+def _prefect_in_use() -> tuple[str, str]:
+    """The setting that says which Prefect is used, and its value."""
     from prefect.settings import get_current_settings
 
     settings = get_current_settings()
-    return (
-        f"Prefect at {settings.api.url}"
-        if settings.api.url
-        else f"Prefect in PREFECT_HOME={settings.home}"
-    )
-
-
-def _storing(block: str) -> str:
-    """A command that asks for the secret, so that it is in no shell's history and in no list of
-    processes."""
-    from prefect.settings import get_current_settings
-
-    settings = get_current_settings()
-    where = (
-        f"PREFECT_API_URL={settings.api.url}"
-        if settings.api.url
-        else f"PREFECT_HOME={settings.home}"
-    )
-    ask = (
-        "from getpass import getpass; from prefect.blocks.system import Secret;"
-        f" Secret(value=getpass()).save({block!r}, overwrite=True)"
-    )
-    return f'{where} {sys.executable} -c "{ask}"'
+    url = settings.api.url
+    return ("PREFECT_API_URL", str(url)) if url else ("PREFECT_HOME", str(settings.home))
 
 
 class ProgressArtifact:

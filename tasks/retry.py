@@ -29,6 +29,7 @@ def retry_until_back(
     """Return what `ask` returns, calling it every second while the service is absent.
 
     Args:
+        ask: makes one request; may be called any number of times
         service: name and address, for the log line: "MLflow at http://localhost:5000"
         is_absent: does this error mean that the service does not answer (and not that it refuses)?
         log: receives one line when the wait begins

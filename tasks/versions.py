@@ -38,8 +38,7 @@ LOGIC: dict[str, tuple[str, ...]] = {
     "SYNTHESIS_VERSION": (
         "tasks.synthesis.stage",
         "tasks.synthesis.answers",
-        "tasks.synthesis.asked",
-        "tasks.synthesis.follow_ups",
+        "tasks.synthesis.requests",
         "tasks.synthesis.refine",
         "tasks.synthesis.prompts",
         "tasks.synthesis.sampler",

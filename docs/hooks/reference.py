@@ -167,6 +167,7 @@ def _sections(
                 f"{place} has no description: give its Field one, or its class a line under"
                 " `Attributes:`"
             )
+        meaning = " ".join(meaning.split())
         if group is None:
             keys.append(
                 Key(place, _kind(field, known), _yaml(default), _bounds(field, known), meaning)

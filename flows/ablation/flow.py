@@ -20,7 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
+from uuid import UUID
 
 from prefect import flow
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
@@ -87,7 +88,7 @@ from tasks.tracking.stages import training_headline
 
 TICK_S = 2.0
 ENDED = "ablation"
-"""The stage that `tasks.progress.report` is told of branches that ended."""
+"""The name under which ended branches are reported to `tasks.progress`."""
 Results = SimpleQueue[tuple[Plan, Trained | BaseException]]
 
 
@@ -241,9 +242,10 @@ class AblationRun:
             for model in self.pipeline.benchmark.models
             if model != "tuned"
         )
-        self.progress_id = create_progress_artifact(
+        made = create_progress_artifact(
             progress=0.0, key="ablation-progress", description="share of the branches that ended"
         )
+        self.progress_id = cast(UUID, made)  # a coroutine only in async code
         self.run_branches(left.each_branch_s)
         ablation = Ablation(
             name=self.pipeline.name,

@@ -45,8 +45,8 @@ def estimated(config: AblationConfig, pipeline: PipelineConfig) -> dict[str, Any
 
 def run_ablation(config: AblationConfig, pipeline: PipelineConfig) -> dict[str, Any]:
     """Run the flow in this process. Returns what the table shows, as plain data. Raises what the
-    flow raises; on an interrupt the local Ray is ended first, so that no training goes on without
-    an ablation."""
+    flow raises; on an interrupt the local Ray is ended first, so that no training continues
+    without one."""
     embed(pipeline)  # before prefect is imported
     started = time.monotonic()
     start_server_apart()
@@ -62,9 +62,9 @@ def run_ablation(config: AblationConfig, pipeline: PipelineConfig) -> dict[str, 
 
         ray.shutdown()
         raise
-    told = result.model_dump(mode="json")
-    ablation = told.pop("ablation")
-    return told | {
+    data = result.model_dump(mode="json")
+    ablation = data.pop("ablation")
+    return data | {
         **{name: ablation[name] for name in ("name", "fingerprint", "branches", "cautions")},
         "complete": result.complete,
         "seconds": round(time.monotonic() - started, 1),

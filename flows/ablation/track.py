@@ -1,4 +1,4 @@
-"""What MLflow is told of an ablation, read from snapshots.
+"""Write an ablation to MLflow, read from its snapshots.
 
 Guarantees: metrics of all branches have the same names, without a model or a strategy in them, so
 that MLflow's own comparison of runs is useful at once; params `strategy`, `size` and `seed` are
@@ -177,7 +177,6 @@ def branch_run(config: PipelineConfig, record: BranchRecord, refs: Refs) -> RunR
     }
     if record.shares_with:
         tags["shares_training_with"] = record.shares_with
-    own_adapter = curated and trained and not record.shares_with
     return RunRecord(
         run_fingerprint=stable_hash([branch.name, made]),
         name=branch.name,
@@ -187,7 +186,11 @@ def branch_run(config: PipelineConfig, record: BranchRecord, refs: Refs) -> RunR
         series=series,
         datasets=(dataset,) if dataset else (),
         tables=tables,
-        adapter=adapter_record(config, curated, trained) if own_adapter else None,
+        adapter=(
+            adapter_record(config, curated, trained)
+            if curated and trained and not record.shares_with
+            else None
+        ),
         error=branch.error if branch.state == "failed" else None,
     )
 

@@ -99,7 +99,7 @@ def parsed_numbers(text: str, option: str, kind: type[Number]) -> list[Number]:
 
     Raises UsageError for anything else, ks below 1 and ps below 0.
     """
-    from tasks.sources.tables import shown
+    from tasks.sources.files import shown
 
     least, example = (1, "1,5,10") if kind is int else (0, "0,0.5,1,1.5,2")
     try:
@@ -117,7 +117,7 @@ def parsed_numbers(text: str, option: str, kind: type[Number]) -> list[Number]:
 def print_scores(data: Mapping[str, Any]) -> None:
     """Print the table, an interval beside each number, and the notes."""
     from tasks.benchmark.score_table import HEADER, table_of
-    from tasks.sources.tables import shown
+    from tasks.sources.files import shown
 
     names, rows = table_of(data)
     devices = ", ".join(map(shown, data["devices"])) or "no device named"
@@ -138,7 +138,7 @@ def _read(source: Source, label: str | None) -> pl.DataFrame:
     import polars as pl
 
     from tasks.curation.source import Files, columns_of, name_of
-    from tasks.sources.tables import shown
+    from tasks.sources.files import shown
 
     where = name_of(source.verdicts)
     if isinstance(source.verdicts, Files):
@@ -176,7 +176,7 @@ def _of_one_device(frame: pl.DataFrame, device: str | None, where: str) -> pl.Da
     """Verdicts of one device, and those that no device was needed for."""
     import polars as pl
 
-    from tasks.sources.tables import shown
+    from tasks.sources.files import shown
 
     there = Counter(name for name in frame["device"] if name)
     if device is not None:
@@ -197,7 +197,8 @@ def _of_one_device(frame: pl.DataFrame, device: str | None, where: str) -> pl.Da
 
 def _levels(wanted: set[str], source: Source, tasks: str | None) -> dict[str, int]:
     """The level of every task that has one."""
-    from tasks.sources.tables import load, shown
+    from tasks.sources.files import shown
+    from tasks.sources.tables import load
 
     found: dict[str, int | None]
     if tasks is not None:

@@ -94,7 +94,7 @@ def verify_batch(
 
 def print_summary(data: dict[str, Any]) -> None:
     """Print the summary of a batch. Text of candidates and devices is sanitised."""
-    from tasks.sources.tables import shown
+    from tasks.sources.files import shown
 
     click.echo(
         f"{data['candidates']:,} candidates of {data['tasks']:,} tasks ({data['language']},"

@@ -38,7 +38,7 @@ def watchdog(as_json: bool, dry_run: bool, **limits: Any) -> None:
     from prefect.settings import get_current_settings
 
     from flows.config import validated
-    from flows.runtime.stuck import WatchdogConfig
+    from flows.ops.stuck import WatchdogConfig
     from kernels_eval.errors import UsageError
 
     config = validated(WatchdogConfig, limits, "concur watchdog")
@@ -46,7 +46,7 @@ def watchdog(as_json: bool, dry_run: bool, **limits: Any) -> None:
         raise UsageError(
             "no Prefect server is named", "set PREFECT_API_URL, such as http://127.0.0.1:4200/api"
         )
-    from flows.runtime.watchdog import watch
+    from flows.ops.watchdog import watch
 
     emit(watch(config, dry_run=dry_run), as_json, _print)
 

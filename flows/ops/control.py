@@ -1,31 +1,37 @@
-"""What the commands do with a stack: start it or what is missing of it, look at it, stop it, and
-point a run at it.
+"""What the commands do with a stack: start it, look at it, stop it, and point a run at it.
 
 Guarantees: `up` checks everything before it starts anything, starts nothing twice, and where a
-first start does not succeed leaves nothing running; `down` stops what `up` or a supervisor started,
-also after that supervisor was killed; one command at a time changes a stack.
+start does not succeed leaves nothing running; `down` stops what `up` started, also after the
+manager was killed, within `STOP_S` seconds: flow runs first, which have `RUNS_GRACE_S` to write
+what they have and to say how they ended while the servers still answer; one command at a time
+changes a stack.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import secrets as random
 import shlex
 import signal
-import subprocess
+import socket
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from flows.ops.health import fault
-from flows.ops.parts import client_environment, programs, secret_names
-from flows.ops.places import Places, StackState, changing, read_state
+from flows.ops.manager import GRACE_S, ManagedProcess, Manager, configuration, start_manager
+from flows.ops.places import Places, StackState
 from flows.ops.preflight import check, require_place
-from flows.ops.processes import MARK, Identity, alive, members, send, wait_gone
-from flows.ops.runs import Runs
+from flows.ops.programs import MLFLOW_AUTH, Stack, client_environment, client_secrets, program
+from flows.ops.runs import STOPPED, flow_runs, settle
 from flows.ops.settings import (
     MLFLOW_SECRET,
+    PARTS,
     PREFECT_SECRET,
     Part,
     Secrets,
@@ -33,14 +39,26 @@ from flows.ops.settings import (
     load_secrets,
     load_settings,
 )
-from flows.ops.stopping import STOP_S, stop_parts
-from flows.ops.supervisor import Supervisor, clean, prepare, say
 from kernels_eval.errors import EvalError, UsageError
+from kernels_eval.isolation.process_tree import Identity, alive, descendants, send, wait_gone
+from tasks.files import atomic_write
 
 START_S = 300.0
-LOOK_S = 0.2
+LOOK_S = 0.5
+RUNS_GRACE_S = 18.0
+"""A run that is told to stop needs 15 s at most (flows.runtime.shutdown), and then reports."""
+KILL_S = 5.0
+STOP_S = 70.0
+"""The runs' grace, that of each part in turn, and the last kills."""
 TAIL_LINES = 12
 Say = Callable[[str], None]
+
+
+def _silent(line: str) -> None:
+    pass
+
+
+# -- start -----------------------------------------------------------------------------------------
 
 
 def up(
@@ -50,164 +68,129 @@ def up(
     file: str | None = None,
     timeout_s: float = START_S,
     foreground: bool = False,
-    tell: Say = lambda line: None,
+    tell: Say = _silent,
 ) -> dict[str, Any]:
-    """Start a stack, or what is missing of one that runs, and wait until all of it is healthy.
+    """Start a stack, or what has failed of one that runs, and wait until all of it is healthy.
     Returns what `status` does.
 
     In the foreground it returns only when the stack has been stopped. Raises UsageError for what
-    must be mended first, EvalError where a part does not become healthy within `timeout_s`.
+    must be corrected first, EvalError where a part does not become healthy within `timeout_s`.
     """
     places = Places(root)
     settings, given = load_settings(file, options)
-    load_secrets(settings)  # an open server is refused before anything is made
+    load_secrets(settings)  # refuses an open server before anything is made
     places.require_owner()
     require_place(places)
-    with changing(places):
-        before = read_state(places)
-        running = before is not None and (alive(before.supervisor) or bool(before.living))
-        if before is not None and running:
-            settings = _same_settings(places, before, given)
-        secrets = load_secrets(settings)
-        living = before.living if before is not None else []
-        if (
-            before is not None
-            and running
-            and before.authenticated
-            and not (secrets.prefect or secrets.mlflow)
-        ):
-            raise UsageError(
-                f"the stack of {places.root} asks for passwords",
-                f"set {PREFECT_SECRET} and {MLFLOW_SECRET} as it was started with",
-            )
-        if before is not None and alive(before.supervisor):
+    with places.changing():
+        before = places.read_state()
+        if before is not None and before.running:
             if foreground:
                 raise UsageError(
                     f"a stack runs already for {places.root}", "`concur down` stops it"
                 )
-            tell(f"runs already: {', '.join(living) or 'none'}")
-            send(before.supervisor, signal.SIGHUP)
-            _wait_healthy(places, before.supervisor, timeout_s, tell, known=living)
+            _restart_failed(places, before, given, tell)
+            _wait_healthy(places, timeout_s, tell)
             return status(root)
-        missing = [part for part in settings.parts if part not in living]
-        for other in members(
-            str(places.root), []
-        ):  # of a supervisor that was killed together with its state
-            if before is None:
-                send(other, signal.SIGKILL)
-        check(places, settings, secrets, missing)
-        prepare(places, settings, secrets)
-        if living:
-            tell(f"runs already: {', '.join(living)}")
-        adopted = before.parts if before is not None else {}
-        if foreground:
-            os.umask(0o077)
-            supervisor = Supervisor(places, settings, secrets, adopted, say)
-            supervisor.publish()  # while the lock is held: the next `up` must know of it
-        else:
-            identity = _start_supervisor(places, settings, adopted)
-            tell(f"starting: {', '.join(missing) or 'the supervisor'}")
+        _end_servers(places, keep_runs=before is not None)
+        stack = Stack(places, settings, load_secrets(settings))
+        check(stack)
+        stop = _stop_requested() if foreground else None
+        manager = _start(stack)
+        if stop is None:
+            tell(f"starting: {', '.join(settings.parts)}")
             try:
-                _wait_healthy(places, identity, timeout_s, tell, known=living)
+                _wait_healthy(places, timeout_s, tell)
             except BaseException:
-                if not living:
-                    _stop(places, read_state(places), identity)
+                _stop(places, tell)
                 raise
             return status(root)
-    left = supervisor.run()
-    if left:
-        raise EvalError(f"could not be stopped: {', '.join(str(one.pid) for one in left)}")
+    _stay(places, manager, stop)
     return {"healthy": False, "parts": []}
 
 
-def _same_settings(places: Places, before: StackState, given: Mapping[str, Any]) -> StackSettings:
+def _restart_failed(
+    places: Places, before: StackState, given: Mapping[str, Any], tell: Say
+) -> None:
+    """Start again what the manager has given up. Raises UsageError where other settings are asked
+    for than the stack was started with."""
     running = before.settings.model_dump()
     asked = StackSettings.model_validate({**running, **given}).model_dump()
     for name in given:
         if asked[name] != running[name]:
-            option = f"{name} {running[name]}"
             raise UsageError(
-                f"a stack runs already for {places.root}, with {option} instead of {asked[name]}",
+                f"a stack runs already for {places.root}, with {name} {running[name]} instead of"
+                f" {asked[name]}",
                 "`concur down` first",
             )
-    return before.settings
-
-
-def _start_supervisor(
-    places: Places, settings: StackSettings, adopted: Mapping[Part, Any]
-) -> Identity:
-    import json
-
-    from flows.ops.processes import identify
-
-    told = {
-        "root": str(places.root),
-        "settings": settings.model_dump(mode="json"),
-        "adopted": {part: state.model_dump(mode="json") for part, state in adopted.items()},
-    }
-    with open(
-        os.open(
-            places.log("supervisor"), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600
-        ),
-        "ab",
-    ) as log:
-        started = subprocess.Popen(
-            [sys.executable, "-P", "-m", "flows.ops.supervisor"],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            env={**os.environ, MARK: str(places.root)},
+    secrets = load_secrets(before.settings)
+    if before.authenticated and not (secrets.prefect or secrets.mlflow):
+        raise UsageError(
+            f"the stack of {places.root} asks for passwords",
+            f"set {PREFECT_SECRET} and {MLFLOW_SECRET} as it was started with",
         )
-    identity = identify(started.pid)
-    assert identity is not None and started.stdin is not None  # not collected yet, so it is there
-    with started.stdin as pipe:
-        pipe.write(json.dumps(told).encode() + b"\n")
+    manager = Manager(places)
+    processes = manager.processes()
+    failed = [part for part, process in processes.items() if process.failed]
+    tell(f"runs already: {', '.join(part for part in processes if part not in failed) or 'none'}")
+    for part in failed:
+        manager.start(part)
+
+
+def _start(stack: Stack) -> Identity:
+    """Write what the manager and its parts read, and start it."""
+    places, settings, secrets = stack.places, stack.settings, stack.secrets
+    places.make_temporary()
+    for part in settings.parts:
+        places.starts(part).unlink(missing_ok=True)
+    if "ray" in settings.parts:
+        atomic_write(places.ray_token, random.token_hex(32), mode=0o600)
+    if secrets.mlflow:
+        users = f"{places.stack}/mlflow-users.db".replace("%", "%%")
+        atomic_write(places.mlflow_auth, MLFLOW_AUTH.format(users=users), mode=0o600)
+    atomic_write(places.configuration, configuration(places, settings.parts), mode=0o600)
+    identity, process = start_manager(places)
+    authenticated = bool(secrets.prefect or secrets.mlflow)
+    state = StackState(settings=settings, authenticated=authenticated, manager=identity)
+    places.write_state(state)
+    if process.stdin:
+        process.stdin.close()  # the manager waits for the state
     return identity
 
 
-def _wait_healthy(
-    places: Places, supervisor: Identity, timeout_s: float, tell: Say, known: Iterable[Part]
-) -> None:
-    """Wait for the supervisor to say that all parts are well; tell of those that are not
-    `known`."""
+def _wait_healthy(places: Places, timeout_s: float, tell: Say) -> None:
     deadline = time.monotonic() + timeout_s
-    told: set[str] = set(known)
+    told: set[str] = set()
     while True:
-        state = read_state(places)
-        parts = state.parts if state is not None and state.supervisor == supervisor else {}
-        for part, now in parts.items():
-            if now.phase == "healthy" and part not in told:
-                told.add(part)
-                tell(f"healthy: {part} ({time.time() - now.since:.0f} s after its start)")
-            if now.phase == "failed":
+        found = status(str(places.root))
+        for row in found["parts"]:
+            if row["health"] == "healthy" and row["part"] not in told:
+                told.add(row["part"])
+                tell(f"healthy: {row['part']} ({row['uptime_s']:.0f} s after its start)")
+            if row["health"] == "failed":
                 raise EvalError(
-                    f"{part} does not start: {now.reason}{tail(places, part)}",
-                    f"its log is {places.log(part)}",
+                    f"{row['part']} does not start: {row['reason']}{tail(places, row['part'])}",
+                    f"its log is {row['log']}",
                 )
-        if parts and all(now.phase == "healthy" for now in parts.values()):
+        if found["healthy"]:
             return
-        if not wait_gone([supervisor], LOOK_S):
+        if not found["running"]:
             raise EvalError(
-                f"the supervisor ended{tail(places, 'supervisor')}",
+                f"the process manager ended{tail(places, 'supervisor')}",
                 f"its log is {places.log('supervisor')}",
             )
         if time.monotonic() > deadline:
-            slow = [
-                f"{part} ({now.reason or now.phase})"
-                for part, now in parts.items()
-                if now.phase != "healthy"
-            ]
+            slow = [f"{row['part']} ({row['reason']})" for row in found["parts"] if row["reason"]]
             raise EvalError(
-                f"not healthy within {timeout_s:.0f} s: {', '.join(slow) or 'nothing started'}",
+                f"not healthy within {timeout_s:.0f} s: {', '.join(slow)}",
                 f"see {places.logs}, or raise --timeout",
             )
+        time.sleep(LOOK_S)
 
 
 def tail(places: Places, name: str) -> str:
     """The end of a log, on lines of its own."""
     try:
-        with open(places.log(name), "rb") as handle:
+        with places.log(name).open("rb") as handle:
             handle.seek(max(0, os.fstat(handle.fileno()).st_size - 8000))
             lines = handle.read().decode(errors="replace").splitlines()
     except OSError:
@@ -215,202 +198,277 @@ def tail(places: Places, name: str) -> str:
     return "\n" + "\n".join(f"  | {line[:200]}" for line in lines[-TAIL_LINES:]) + "\n"
 
 
-def down(root: str, tell: Say = lambda line: None) -> dict[str, Any]:
-    """Stop a stack and everything that runs below it, within 70 s. Raises EvalError where something
-    cannot be stopped."""
+# -- in the foreground -----------------------------------------------------------------------------
+
+
+def _stop_requested() -> threading.Event:
+    """Set by SIGTERM and Ctrl-C."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+def _stay(places: Places, manager: Identity, stop: threading.Event) -> None:
+    """Tell systemd when all is healthy, and stop the stack when told to. Raises EvalError where the
+    manager ends by itself or something cannot be stopped."""
+    ready = False
+    while not stop.wait(1.0):
+        if not alive(manager):
+            # `concur down` holds the lock until the state is gone.
+            with suppress(UsageError), places.changing():
+                if places.read_state() is None:
+                    return
+                raise EvalError(f"the process manager ended{tail(places, 'supervisor')}")
+        elif not ready and status(str(places.root))["healthy"]:
+            ready = True
+            notify("READY=1")
+    notify("STOPPING=1")
+    with places.changing():
+        _require_none(_stop(places, lambda line: print(line, flush=True)))
+
+
+def notify(message: str) -> None:
+    """Tell systemd, where it asked to be told."""
+    place = os.environ.get("NOTIFY_SOCKET")
+    if place:
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+            told.connect("\0" + place[1:] if place.startswith("@") else place)
+            told.send(message.encode())
+
+
+# -- stop ------------------------------------------------------------------------------------------
+
+
+def down(root: str, tell: Say = _silent) -> dict[str, Any]:
+    """Stop a stack and everything that runs below it, within `STOP_S` seconds. Raises EvalError
+    where something cannot be stopped."""
     places = Places(root)
     began = time.monotonic()
     if not places.stack.is_dir():
         return {"stopped": [], "seconds": 0.0}
     places.require_owner(0)
     try:
-        with changing(places):
-            state = read_state(places)
-            found = members(
-                str(places.root),
-                [i for part in (state.parts.values() if state else ()) if (i := part.identity)],
-            )
-            stopped = state.living if state else []
-            if found or (state and alive(state.supervisor)):
+        with places.changing():
+            found = places.processes()
+            processes = Manager(places).processes()
+            stopped = [part for part in PARTS if part in processes and processes[part].pid]
+            if found:
                 tell(f"stopping {', '.join(reversed(stopped)) or f'{len(found)} processes'}")
-            left = _stop(places, state, None)
+            _require_none(_stop(places, tell))
     except PermissionError as error:
         raise UsageError(
             f"cannot look into {places.stack}: {error.strerror}",
             "run the command as the user who started it",
         ) from error
+    seconds = round(time.monotonic() - began, 1)
+    return {"stopped": stopped, "processes": len(found), "seconds": seconds}
+
+
+def _require_none(left: list[Identity]) -> None:
     if left:
         raise EvalError(
             f"processes that could not be stopped: {', '.join(str(one.pid) for one in left)}",
             "run it as the user who started them",
         )
-    return {
-        "stopped": stopped,
-        "processes": len(found),
-        "seconds": round(time.monotonic() - began, 1),
-    }
 
 
-def _stop(places: Places, state: StackState | None, supervisor: Identity | None) -> list[Identity]:
-    supervisor = supervisor or (state.supervisor if state else None)
-    if supervisor and send(supervisor, signal.SIGTERM) and wait_gone([supervisor], STOP_S):
-        send(supervisor, signal.SIGKILL)
-        wait_gone([supervisor], 5.0)
-    runs = Runs(places, state.settings, _secrets_or_none(state.settings)) if state else None
-    left = stop_parts(
-        places,
-        {part: now.identity for part, now in (state.parts if state else {}).items()},
-        {},
-        runs,
-    )
-    if supervisor and alive(supervisor):
-        left = [*left, supervisor]
+def _stop(places: Places, tell: Say) -> list[Identity]:
+    """Returns what could not be stopped."""
+    state, found = places.read_state(), places.processes()
+    runs = flow_runs(found)
+    manager = Manager(places)
+    manager.stop("worker")  # no further run starts
+    if runs:
+        tell(f"stopping {len(runs)} flow run{'s' if len(runs) > 1 else ''}")
+        processes = [one for those in runs.values() for one in those]
+        for one in processes:
+            send(one, signal.SIGTERM)
+        _kill(wait_gone(processes, RUNS_GRACE_S))
+    if state:
+        stack = Stack(places, state.settings, _secrets_or_none(state.settings))
+        for name in settle(stack, STOPPED, runs):
+            tell(f"flow run {name}: ended in Prefect, because {STOPPED}")
+        manager.shut_down()
+        wait_gone([state.manager], GRACE_S * len(state.settings.parts))
+        if not state.running:
+            wait_gone(_servers(places), GRACE_S)
+    deadline = time.monotonic() + KILL_S
+    left = [one for one in {*found, *places.processes()} if alive(one)]
+    while left and time.monotonic() < deadline:
+        _kill(left)
+        left = places.processes()  # one that was killed may just have started another
     if not left:
-        clean(places)
+        places.clean()
     return left
+
+
+def _end_servers(places: Places, keep_runs: bool) -> None:
+    """End what a manager that was killed has left. Flow runs are kept: they wait for the servers,
+    and go on."""
+    servers = _servers(places) if keep_runs else places.processes()
+    for one in servers:
+        send(one, signal.SIGTERM)
+    _kill(wait_gone(servers, GRACE_S))
+
+
+def _servers(places: Places) -> list[Identity]:
+    """All processes of the stack but its flow runs and what is below those."""
+    found = places.processes()
+    leaders = {one.pid for those in flow_runs(found).values() for one in those}
+    runs = leaders | {pid for leader in leaders for pid in descendants(leader)}
+    return [one for one in found if one.pid not in runs]
+
+
+def _kill(processes: list[Identity]) -> None:
+    for one in processes:
+        send(one, signal.SIGKILL)
+    wait_gone(processes, KILL_S)
+
+
+# -- look ------------------------------------------------------------------------------------------
 
 
 def status(root: str) -> dict[str, Any]:
     """Each part as it is now: asked at its endpoint, not read from a file. Plain data; `healthy`
     only where all of it is."""
     places = Places(root)
-    state = read_state(places)
+    state = places.read_state()
+    found: dict[str, Any] = {"root": str(places.root), "running": False, "healthy": False}
     if state is None:
-        return {
-            "root": str(places.root),
-            "running": False,
-            "healthy": False,
-            "supervisor": None,
-            "parts": [],
-        }
-    settings = state.settings
-    secrets = _secrets_or_none(settings)
-    known = {program.part: program for program in programs(places, settings, secrets)}
-
-    def row(part: Part) -> dict[str, Any]:
-        now, program = state.parts.get(part), known[part]
-        runs = now is not None and alive(now.identity)
-        problem = (
-            (fault(part, places, settings, secrets, now.since) or "")
-            if runs
-            else (now.reason if now else "") or "not running"
+        return found | {"supervisor": None, "parts": []}
+    stack = Stack(places, state.settings, _secrets_or_none(state.settings))
+    processes = Manager(places).processes()
+    with ThreadPoolExecutor(len(state.settings.parts)) as pool:
+        parts = list(
+            pool.map(lambda part: _row(stack, part, processes.get(part)), state.settings.parts)
         )
-        phase = (
-            "healthy"
-            if not problem
-            else (
-                now.phase
-                if now and not runs
-                else "starting"
-                if now and now.phase == "starting"
-                else "unhealthy"
-            )
-        )
-        return {
-            "part": part,
-            "health": phase if phase != "healthy" or not problem else "unhealthy",
-            "reason": problem,
-            "pid": now.identity.pid if runs and now and now.identity else None,
-            "port": program.port,
-            "url": program.url,
-            "restarts": now.restarts if now else 0,
-            "processes": now.processes if runs and now else 0,
-            "uptime_s": round(time.time() - now.since, 1) if runs and now else None,
-            "log": str(places.log(part)),
-        }
-
-    with ThreadPoolExecutor(len(settings.parts)) as pool:
-        rows = list(pool.map(row, settings.parts))
-    guarded = alive(state.supervisor)
-    return {
-        "root": str(places.root),
-        "running": guarded or bool(state.living),
-        "supervisor": state.supervisor.pid if guarded else None,
-        "healthy": guarded and all(one["health"] == "healthy" for one in rows),
-        "parts": rows,
+    return found | {
+        "running": state.running,
+        "supervisor": state.manager.pid if state.running else None,
+        "healthy": state.running and all(row["health"] == "healthy" for row in parts),
+        "parts": parts,
     }
+
+
+def _row(stack: Stack, part: Part, process: ManagedProcess | None) -> dict[str, Any]:
+    pid = process.pid if process else None
+    made = program(part, stack, {})
+    if process is None:
+        health, reason = "stopped", "not running"
+    elif pid is None:
+        health = "failed" if process.failed else "restarting"
+        reason = _last_end(stack.places, part) or process.problem or "not running"
+    else:
+        reason = fault(part, stack, process.since)
+        slow = "starting" if process.state == "STARTING" else "unhealthy"
+        health = slow if reason else "healthy"
+    starts = stack.places.starts(part)
+    return {
+        "part": part,
+        "health": health,
+        "reason": reason,
+        "pid": pid,
+        "port": made.port,
+        "url": made.url,
+        "restarts": max(0, starts.stat().st_size - 1) if starts.exists() else 0,
+        "processes": 1 + len(descendants(pid)) if pid else 0,
+        "uptime_s": round(time.time() - process.since, 1) if process and pid else None,
+        "log": str(stack.places.log(part)),
+    }
+
+
+def _last_end(places: Places, part: str) -> str:
+    """How the last process of a part ended, such as "exit status 1", by the manager's log."""
+    try:
+        text = places.log("supervisor").read_text(errors="replace")
+    except OSError:
+        return ""
+    ends: list[str] = re.findall(rf"exited: {part} \((.*?);", text)
+    return ends[-1] if ends else ""
 
 
 def _secrets_or_none(settings: StackSettings) -> Secrets:
     try:
         return load_secrets(settings)
-    except UsageError:  # to look, nobody must know them
+    except UsageError:  # whoever only looks need not know them
         return Secrets()
+
+
+# -- use -------------------------------------------------------------------------------------------
 
 
 def export_lines(root: str) -> list[str]:
     """Lines for a shell that point it at the stack; secrets by the name of the variable that holds
     them. Raises UsageError without one."""
     places = Places(root)
-    state = read_state(places)
+    state = places.read_state()
     if state is None:
         raise UsageError(
             f"no stack runs for {places.root}",
             f"start one with `concur up --root {shlex.quote(root)}`",
         )
+    settings = state.settings
     lines = [
         f"export {name}={shlex.quote(value)}"
-        for name, value in client_environment(places, state.settings).items()
+        for name, value in client_environment(places, settings).items()
     ]
     if state.authenticated:
-        lines += [
-            f'export {name}="${source}"' for name, source in secret_names(state.settings).items()
-        ]
-        if "mlflow" in state.settings.parts:
+        lines += [f'export {name}="${source}"' for name, source in client_secrets(settings).items()]
+        if "mlflow" in settings.parts:
             lines.append('export MLFLOW_TRACKING_USERNAME="${MLFLOW_AUTH_ADMIN_USERNAME:-admin}"')
     return lines
 
 
 def use_stack(root: str, environment: MutableMapping[str, str] = os.environ) -> list[str]:
     """Point this process at the stack of `root`, where one runs; variables that are set already
-    win. Returns what is used, in words."""
+    win. Returns what is used, in words. Raises UsageError where a part of it is not healthy."""
     if "://" in root:
         return []
     places = Places(root)
-    state = read_state(places)
-    if state is None or not state.living:
+    state = places.read_state()
+    if state is None or not state.running:
         return []
-    wanted = client_environment(places, state.settings)
-    if (
-        "PREFECT_API_URL" in environment
-        or "PREFECT_HOME" in environment
-        or "PREFECT_PROFILE" in environment
+    settings = state.settings
+    stack = Stack(places, settings, _secrets_or_none(settings))
+    wanted = client_environment(places, settings)
+    for prefix, chosen in (
+        ("PREFECT_", ("PREFECT_API_URL", "PREFECT_HOME", "PREFECT_PROFILE")),
+        ("RAY_", ("RAY_ADDRESS",)),
     ):
-        wanted = {name: value for name, value in wanted.items() if not name.startswith("PREFECT_")}
-    if "RAY_ADDRESS" in environment:
-        wanted = {name: value for name, value in wanted.items() if not name.startswith("RAY_")}
-    secrets = _secrets_or_none(state.settings)
-    said = []
-    for part, name, address in (
-        ("prefect", "PREFECT_API_URL", state.settings.prefect_url),
-        ("mlflow", "MLFLOW_TRACKING_URI", state.settings.mlflow_url),
-        ("ray", "RAY_ADDRESS", state.settings.ray_address),
-    ):
+        if any(name in environment for name in chosen):
+            wanted = {name: value for name, value in wanted.items() if not name.startswith(prefix)}
+    used = []
+    addresses: dict[Part, tuple[str, str]] = {
+        "prefect": ("PREFECT_API_URL", settings.prefect_url),
+        "mlflow": ("MLFLOW_TRACKING_URI", settings.mlflow_url),
+        "ray": ("RAY_ADDRESS", settings.ray_address),
+    }
+    for part, (name, address) in addresses.items():
         if name not in wanted or name in environment:
             continue
-        if part not in state.living or (problem := fault(part, places, state.settings, secrets)):
-            problem = problem if part in state.living else "it does not run"
+        if problem := fault(part, stack):
             raise UsageError(
                 f"the stack of {places.root} has no healthy {part}: {problem}",
                 "`concur status` shows it; `concur down` stops it",
             )
-        said.append(f"{part} {address}")
+        used.append(f"{part} {address}")
     for name, value in wanted.items():
         environment.setdefault(name, value)
     if state.authenticated:
-        for name, source in secret_names(state.settings).items():
+        for name, source in client_secrets(settings).items():
             if source in environment:
                 environment.setdefault(name, environment[source])
-        environment.setdefault("MLFLOW_TRACKING_USERNAME", secrets.mlflow_user)
-    return said
+        environment.setdefault("MLFLOW_TRACKING_USERNAME", stack.secrets.mlflow_user)
+    return used
 
 
 def join_stack(root: str) -> None:
-    """Use the stack of `root` in this process where one runs, and say so. To be called before
-    prefect is imported. Raises UsageError where a part of it is not well: a run that went elsewhere
-    would not be seen where it is looked for.
+    """Use the stack of `root` in this process where one runs, and say so.
+
+    To be called before prefect is imported. Raises UsageError where a part of it is not healthy: a
+    run that went elsewhere would not be seen where it is looked for.
     """
     if used := use_stack(root):
-        print(
-            f"uses the stack of {Places(root).root}: {', '.join(used)}", file=sys.stderr, flush=True
-        )
+        line = f"uses the stack of {Places(root).root}: {', '.join(used)}"
+        print(line, file=sys.stderr, flush=True)

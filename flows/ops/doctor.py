@@ -193,7 +193,9 @@ def isolation() -> list[Check]:
 def ask(command: list[str], timeout_s: float = 60) -> str | None:
     """The last line that a command prints. None if it fails, prints nothing or takes too long."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     lines = done.stdout.strip().splitlines()

@@ -10,7 +10,6 @@ stored results are no references: a flow that is handed a snapshot that is gone 
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 import uuid
@@ -170,8 +169,7 @@ def _discard(root: Path, paths: Iterable[Path]) -> None:
                 "another program changes the root, or this is a bug; nothing more was removed",
             )
         try:
-            # os.rename by name: the tests kill a collection at each of these calls
-            os.rename(path, trash / f"{path.parent.name}-{path.name}-{uuid.uuid4().hex[:8]}")
+            path.rename(trash / f"{path.parent.name}-{path.name}-{uuid.uuid4().hex[:8]}")
         except OSError as error:
             raise UsageError(
                 f"cannot move {path} into {trash}: {error.strerror}",

@@ -1,7 +1,7 @@
-"""What must hold before any part is started: a place that can be written, free ports, databases
-that answer, packages that are there.
+"""What must hold before any part is started: a root that can be written, free ports, databases
+that answer, packages that are installed.
 
-Guarantees: when `check` has returned nothing of it stood in the way a moment ago, and nothing was
+Guarantees: when `check` has returned, nothing of it stood in the way a moment ago, and nothing was
 started; each fault is one UsageError with its fix. Does not keep ports from being taken between the
 look and the start.
 """
@@ -13,22 +13,22 @@ import errno
 import os
 import shutil
 import socket
-from collections.abc import Iterable
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 
-from flows.ops.parts import mlflow_database, prefect_database
+import psutil
+
 from flows.ops.places import Places
-from flows.ops.processes import command_of
+from flows.ops.programs import DRIVERS, Stack, database_url
 from flows.ops.settings import (
     MLFLOW_DATABASE,
     PREFECT_DATABASE,
-    Part,
     Secrets,
     StackSettings,
     masked,
 )
 from kernels_eval.errors import UsageError
+from kernels_eval.isolation.process_tree import command_line
 
 LEAST_FREE_BYTES = 500_000_000
 PROBE_BYTES = 1 << 20
@@ -43,20 +43,16 @@ OPTIONS = {
 }
 
 
-def check(
-    places: Places, settings: StackSettings, secrets: Secrets, missing: Iterable[Part]
-) -> None:
-    """Raises UsageError for the first thing that keeps the `missing` parts from being started."""
-    missing = set(missing)
-    require_place(places)
-    require_packages(settings, secrets, missing)
-    require_ports(settings, missing)
-    require_databases(settings, secrets, missing)
+def check(stack: Stack) -> None:
+    """Raises UsageError for the first thing that keeps the stack from being started."""
+    require_place(stack.places)
+    require_packages(stack)
+    require_ports(stack.settings)
+    require_databases(stack.settings, stack.secrets)
 
 
 def require_place(places: Places) -> None:
-    """Make the directories and write a megabyte there."""
-    fix = "choose another one with --root DIR, or mend its permissions"
+    """Make the directories, and write a megabyte there. Raises UsageError."""
     try:
         places.make()
         probe = places.stack / f".probe-{os.getpid()}"
@@ -75,7 +71,8 @@ def require_place(places: Places) -> None:
                 "free some, or choose another disk with --root DIR",
             ) from error
         raise UsageError(
-            f"cannot write at {error.filename or places.root}: {error.strerror}", fix
+            f"cannot write at {error.filename or places.root}: {error.strerror}",
+            "choose another one with --root DIR, or correct its permissions",
         ) from error
     free = shutil.disk_usage(places.stack).free
     if free < LEAST_FREE_BYTES:
@@ -86,26 +83,24 @@ def require_place(places: Places) -> None:
         )
 
 
-def require_packages(settings: StackSettings, secrets: Secrets, missing: set[Part]) -> None:
-    if "mlflow" in missing and secrets.mlflow and not find_spec("flask_wtf"):
+def require_packages(stack: Stack) -> None:
+    wanted = "mlflow" in stack.settings.parts and stack.secrets.mlflow
+    if wanted and not find_spec("flask_wtf"):
         raise UsageError(
             "MLflow asks for passwords only with the package Flask-WTF, which is not installed",
             "pip install 'concur[server]'",
         )
 
 
-def require_ports(settings: StackSettings, missing: set[Part]) -> None:
+def require_ports(settings: StackSettings) -> None:
+    """Raises UsageError where a port cannot be listened on."""
     for name, port in settings.ports().items():
-        part = name.split("_")[0]
-        if part not in missing:
-            continue
-        host = settings.host if part in ("prefect", "mlflow") else "127.0.0.1"
+        host = settings.host if name in ("prefect_port", "mlflow_port") else "127.0.0.1"
         option = f"--{name.replace('_', '-')}"
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
-                tried.setsockopt(
-                    socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-                )  # a port whose last owner has just gone is free
+                # a port whose last owner has just gone is free
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 tried.bind((host, port))
         except PermissionError as error:
             raise UsageError(
@@ -125,24 +120,21 @@ def require_ports(settings: StackSettings, missing: set[Part]) -> None:
 
 
 def _holder(port: int) -> str:
-    import psutil
-
     try:
         pids = [
-            c.pid
-            for c in psutil.net_connections("tcp")
-            if c.laddr and c.laddr.port == port and c.status == psutil.CONN_LISTEN and c.pid
+            found.pid
+            for found in psutil.net_connections("tcp")
+            if found.laddr and found.laddr.port == port and found.status == psutil.CONN_LISTEN
         ]
     except (psutil.Error, OSError):
         pids = []
-    return (
-        f" by process {pids[0]} ({command_of(pids[0])})"
-        if pids
-        else " by a process that this user cannot see"
-    )
+    if not pids or pids[0] is None:
+        return " by a process that this user cannot see"
+    return f" by process {pids[0]} ({command_line(pids[0])[:100]})"
 
 
-def require_databases(settings: StackSettings, secrets: Secrets, missing: set[Part]) -> None:
+def require_databases(settings: StackSettings, secrets: Secrets) -> None:
+    """Raises UsageError where a PostgreSQL database cannot be used."""
     given = {
         "prefect": secrets.prefect_database or settings.prefect_database,
         "mlflow": secrets.mlflow_database or settings.mlflow_database,
@@ -151,50 +143,34 @@ def require_databases(settings: StackSettings, secrets: Secrets, missing: set[Pa
         "prefect": PREFECT_DATABASE if secrets.prefect_database else "--prefect-database",
         "mlflow": MLFLOW_DATABASE if secrets.mlflow_database else "--mlflow-database",
     }
-    if (
-        given["prefect"]
-        and given["mlflow"]
-        and urlsplit(given["prefect"])[1:3] == urlsplit(given["mlflow"])[1:3]
-    ):
+    places = [urlsplit(url)[1:3] for url in given.values() if url]
+    if len(places) == 2 and places[0] == places[1]:
         raise UsageError(
             "Prefect and MLflow are given the same database, where each would take the other's"
             " tables for its own",
             "make a second database (createdb)",
         )
     for part, url in given.items():
-        if url and part in missing:
-            _require_database(
-                prefect_database(url) if part == "prefect" else mlflow_database(url),
-                names[part],
-                part,
-            )
+        if url and part in settings.parts:
+            _require_database(part, database_url(part, url), names[part])
 
 
-def _require_database(url: str, name: str, part: str) -> None:
+def _require_database(part: str, url: str, name: str) -> None:
     parts = urlsplit(url)
     scheme, _, driver = parts.scheme.partition("+")
-    like = (
-        "postgresql+asyncpg://USER@HOST:PORT/NAME"
-        if part == "prefect"
-        else "postgresql+psycopg://USER@HOST:PORT/NAME"
-    )
+    form = f"give one like postgresql+{DRIVERS[part]}://USER@HOST:PORT/NAME"
     try:
         port = parts.port
     except ValueError:
-        raise UsageError(
-            f"{name}: the port of the URL is no number", f"give one like {like}"
-        ) from None
-    if scheme != "postgresql" or not parts.path.strip("/"):
-        what = (
-            "names no database"
-            if scheme == "postgresql"
-            else "is not the URL of a PostgreSQL database"
-        )
-        raise UsageError(
-            f"{name}: {masked(url)!r} {what}", f"give one like {like}; without it SQLite is used"
-        )
-    if part == "prefect" and driver != "asyncpg":
-        raise UsageError(f"{name}: Prefect cannot use the driver {driver}", f"give one like {like}")
+        raise UsageError(f"{name}: the port of the URL is no number", form) from None
+    if scheme != "postgresql":
+        what = f"{masked(url)!r} is not the URL of a PostgreSQL database"
+        raise UsageError(f"{name}: {what}", f"{form}; without it SQLite is used")
+    if not parts.path.strip("/"):
+        what = f"{masked(url)!r} names no database"
+        raise UsageError(f"{name}: {what}", f"{form}; without it SQLite is used")
+    if part == "prefect" and driver != DRIVERS[part]:
+        raise UsageError(f"{name}: Prefect cannot use the driver {driver}", form)
     if not driver or not find_spec(driver):
         raise UsageError(
             f"{name}: the driver {driver} is not installed", "pip install 'concur[server]'"
@@ -208,13 +184,13 @@ def _require_database(url: str, name: str, part: str) -> None:
 
 
 async def _refusal(url: str) -> str | None:
-    """Why PostgreSQL does not let us in; None where it does."""
+    """Why PostgreSQL refuses a connection; None where it does not."""
     import asyncpg
 
     try:
         connection = await asyncpg.connect(url, timeout=DATABASE_S)
     except TimeoutError:
-        return f"nothing comes back within {DATABASE_S:.0f} s"
+        return f"no answer within {DATABASE_S:.0f} s"
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, ValueError) as error:
         return (str(error) or type(error).__name__).splitlines()[0]
     await connection.close()

@@ -1,154 +1,137 @@
-"""Flow runs that this stack carries out: which have a process here, and an end in Prefect for those
+"""Flow runs that a stack carries out: which have a process here, and an end in Prefect for those
 whose process is gone.
 
 Guarantees: a run whose process has ended, by `concur down`, a kill or a power cut, does not stay
-RUNNING, where it would hold its deployment's slot for ever: it is crashed with the reason, or
-cancelled where that was asked, and its subflows with it. Which runs those are is on the disk, by
-process and not by name, so runs of another machine's worker are never touched. A server that does
-not answer is asked again later. Does not end processes: `stop_parts` does.
+RUNNING, where it would hold its deployment's slot forever: it is crashed with the reason, or
+cancelled where that was asked, and every run below it first. Which runs those are is noted on the
+disk by each run's own process, so runs of another machine's worker are never touched. A server that
+does not answer is asked again later. Does not end processes.
 """
 
 from __future__ import annotations
 
 import json
-import threading
-import time
+import os
 import urllib.error
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from datetime import datetime
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+import psutil
+from pydantic import ValidationError
 
 from flows.ops.health import ask
-from flows.ops.places import Places, write_private
-from flows.ops.processes import Identity, alive, look, variable_of
-from flows.ops.settings import Secrets, StackSettings
-from flows.runtime.ending import end_run
+from flows.ops.places import ROOT_VARIABLE, Places
+from flows.ops.programs import Stack
+from kernels_eval.isolation.process_tree import Identity, alive, environment_variable, identify
+from tasks.files import atomic_write
 
-RUN_ID = "PREFECT__FLOW_RUN_ID"
+RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 """What Prefect puts into the environment of a run's process."""
-WORKER_S = 60.0
-"""How long a worker that lives has to say itself how a run ended; it kills one that was cancelled
-after 30 s."""
+PAGE = 200
+"""The most rows that Prefect gives at once."""
 HELD = ("PENDING", "RUNNING", "CANCELLING")
 """States that a process is behind, and that hold a slot."""
-STOPPED = (
-    "the stack was stopped while it ran; what is finished is kept, and the same run again goes on"
-    " from there"
-)
-GONE = (
-    "its process is gone: killed, or the machine was restarted; what is finished is kept, and the"
-    " same run again goes on from there"
-)
-FILE = TypeAdapter(dict[str, list[Identity]])
+FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+KEPT = "finished work is kept, and the same run again resumes from there"
+STOPPED = f"the stack was stopped while it ran; {KEPT}"
+GONE = f"its process is gone: killed, or the machine was restarted; {KEPT}"
+
+Ask = Callable[[str, Any], Any]
+"""Posts a body (None: GET) to a path below Prefect's /api; the JSON of the answer."""
 
 
-def engines(processes: Iterable[Identity]) -> dict[str, list[Identity]]:
+def note_run(environment: dict[str, str] | os._Environ[str] = os.environ) -> None:
+    """Note that this process carries out a flow run of a stack; nothing where it does not."""
+    root, run = environment.get(ROOT_VARIABLE), environment.get(RUN_VARIABLE)
+    me = identify(os.getpid())
+    if root and run and me:
+        with suppress(OSError):  # a full disk does not end a run that could work
+            atomic_write(Places(root).flow_runs / run, me.model_dump_json(), mode=0o600)
+
+
+def flow_runs(processes: Iterable[Identity]) -> dict[str, list[Identity]]:
     """Id of a flow run -> those of `processes` that were started for it, without what runs below
     them."""
-    owner = {one.pid: (run, one) for one in processes if (run := variable_of(one.pid, RUN_ID))}
+    owner = {
+        one.pid: (run, one)
+        for one in processes
+        if (run := environment_variable(one.pid, RUN_VARIABLE))
+    }
     found: dict[str, list[Identity]] = {}
     for run, one in owner.values():
-        seen = look(one.pid)
-        if seen and owner.get(seen.parent, ("", one))[0] != run:
-            found.setdefault(run, []).append(one)
+        with suppress(psutil.Error):
+            if owner.get(psutil.Process(one.pid).ppid(), ("", one))[0] != run:
+                found.setdefault(run, []).append(one)
     return found
 
 
-class Runs:
-    """The runs of one stack that were seen to work and were not yet seen to have ended. To be used
-    by several threads."""
-
-    def __init__(self, places: Places, settings: StackSettings, secrets: Secrets) -> None:
-        self._places, self._settings, self._secrets = places, settings, secrets
-        self._lock = threading.Lock()
-        self._known = self._written = _read(places)
-        self._gone_since = {
-            run: 0.0 for run in self._known
-        }  # of an earlier start: nobody else will tell
-
-    def see(self, processes: Iterable[Identity]) -> None:
-        """Take note of the runs that `processes` carry out."""
-        found = engines(processes)
-        with self._lock:
-            for run, those in found.items():
-                there = self._known.get(run, [])
-                self._known = self._known | {
-                    run: [*(one for one in there if alive(one) and one not in those), *those]
-                }
-            self._write()
-
-    def settle(self, why: str = GONE, after_s: float = WORKER_S) -> list[str]:
-        """End in Prefect the runs whose processes have been gone for `after_s` seconds. Returns
-        their names; never raises."""
-        now, settled = time.monotonic(), []
-        with self._lock:
-            gone = [run for run, those in self._known.items() if not any(map(alive, those))]
-            self._gone_since = {run: self._gone_since.get(run, now) for run in gone}
-        for run in gone:
-            if self._gone_since[run] and now - self._gone_since[run] < after_s:
-                continue
-            try:
-                names = self._end(run, why, after_s)
-            except (
-                urllib.error.HTTPError,
-                ValueError,
-                KeyError,
-            ):  # what is wrong with this one need not be with the others
-                continue
-            except OSError:  # the server is away: later
-                break
-            if names is not None:
-                settled += names
-                with self._lock:
-                    self._known = {one: those for one, those in self._known.items() if one != run}
-                    self._write()
-        return settled
-
-    def _end(self, run: str, why: str, after_s: float) -> list[str] | None:
-        """None where it is in its state for less than `after_s`: it was started again, and its new
-        process may not have been seen yet."""
+def settle(stack: Stack, why: str, ended: Iterable[str] = ()) -> list[str]:
+    """End in Prefect the runs whose processes are gone: those noted, and `ended`. Returns the names
+    of those that had to be ended; never raises."""
+    names = []
+    for run in sorted({*_gone(stack.places), *ended}):
         try:
-            there = self._ask(f"flow_runs/{run}")
+            names += _settle(prefect_api(stack), run, why)
         except urllib.error.HTTPError as error:
-            if error.code == 404:  # deleted
-                return []
-            raise
-        if there["state_type"] not in HELD:
-            return []
-        if time.time() - datetime.fromisoformat(there["state"]["timestamp"]).timestamp() < after_s:
-            return None
-        end_run(self._ask, run, there["state_type"], f"concur up: {why}")
-        return [there["name"]]
+            if error.code != 404:  # a deleted run is settled; another refusal may be momentary
+                continue
+        except (OSError, ValueError, KeyError):
+            continue
+        (stack.places.flow_runs / run).unlink(missing_ok=True)
+    return names
 
-    def _ask(self, path: str, body: Any = None) -> Any:
+
+def _gone(places: Places) -> Iterator[str]:
+    for note in places.flow_runs.glob("*"):
+        with suppress(OSError, ValidationError):
+            if not alive(Identity.model_validate_json(note.read_bytes())):
+                yield note.name
+
+
+def _settle(ask: Ask, run: str, why: str) -> list[str]:
+    found = ask(f"flow_runs/{run}", None)
+    if found["state_type"] not in HELD:
+        return []
+    end_run(ask, run, found["state_type"], f"concur up: {why}")
+    return [found["name"]]
+
+
+def prefect_api(stack: Stack) -> Ask:
+    """Requests to the stack's own server, without importing Prefect."""
+
+    def request(path: str, body: Any) -> Any:
         sent = None if body is None else json.dumps(body).encode()
         return json.loads(
-            ask(f"{self._settings.prefect_url}/api/{path}", self._secrets.prefect, sent)
+            ask(f"{stack.settings.prefect_url}/api/{path}", stack.secrets.prefect, sent)
         )
 
-    def _write(self) -> None:
-        if self._known != self._written:
-            with suppress(OSError):  # a full disk ends no part
-                if self._known:
-                    write_private(self._places.runs_file, FILE.dump_json(self._known))
-                else:
-                    self._places.runs_file.unlink(missing_ok=True)
-                self._written = self._known
+    return request
 
 
-def _read(places: Places) -> dict[str, list[Identity]]:
-    try:
-        return FILE.validate_json(places.runs_file.read_bytes())
-    except (OSError, ValidationError):
-        return {}
+def runs_below(ask: Ask, run_id: str) -> list[dict[str, Any]]:
+    """All runs below a run, as Prefect's API has them; parents before their children."""
+    found: list[dict[str, Any]] = []
+    level = [run_id]
+    while level:
+        wanted = {"flow_runs": {"parent_flow_run_id": {"any_": level}}, "sort": "ID_DESC"}
+        children: list[dict[str, Any]] = []
+        while page := ask("flow_runs/filter", wanted | {"limit": PAGE, "offset": len(children)}):
+            children += page
+            if len(page) < PAGE:
+                break
+        found += children
+        level = [child["id"] for child in children]
+    return found
 
 
-def settling(
-    runs: Runs, tell: Callable[[str], None], why: str = GONE, after_s: float = WORKER_S
-) -> None:
-    """`settle`, and a line of the log for each run."""
-    for name in runs.settle(why, after_s):
-        tell(f"flow run {name}: ended in Prefect, because {why}")
+def end_run(ask: Ask, run_id: str, state_type: str, message: str) -> str:
+    """End a run in a state of this type without its process, and first the runs below it. Returns
+    what it has become: CANCELLED or CRASHED."""
+    kind = "CANCELLED" if state_type == "CANCELLING" else "CRASHED"
+    below = reversed(runs_below(ask, run_id))
+    unfinished = [child["id"] for child in below if child["state_type"] not in FINAL]
+    state = {"type": kind, "name": kind.capitalize(), "message": message}
+    for each in [*unfinished, run_id]:
+        ask(f"flow_runs/{each}/set_state", {"state": state, "force": True})
+    return kind

@@ -2,8 +2,7 @@
 from the environment only.
 
 Guarantees: settings are frozen, hold no secret, and are refused where a server would be reachable
-from another machine without authentication. Does not know what is on this machine: preflight.py
-looks.
+from another machine without authentication. Does not look at this machine: preflight.py does.
 """
 
 from __future__ import annotations
@@ -23,22 +22,30 @@ from kernels_eval.records import Record
 
 Part = Literal["prefect", "worker", "mlflow", "ray"]
 PARTS: tuple[Part, ...] = ("prefect", "mlflow", "ray", "worker")
-"""In the order in which they are started; the worker needs the server."""
+"""In the order of their start, and the reverse of the order of their end: what hands out work ends
+first, what the others report to last."""
 POOL = "concur"
-Port = Field(ge=1, le=65535)
+PORTS: dict[Part, tuple[str, ...]] = {
+    "prefect": ("prefect_port",),
+    "mlflow": ("mlflow_port",),
+    "worker": ("worker_port",),
+    "ray": ("ray_port", "ray_client_port", "ray_dashboard_port"),
+}
 
 PREFECT_SECRET = "PREFECT_SERVER_API_AUTH_STRING"
 MLFLOW_SECRET, MLFLOW_USER = "MLFLOW_AUTH_ADMIN_PASSWORD", "MLFLOW_AUTH_ADMIN_USERNAME"
-PREFECT_DATABASE, MLFLOW_DATABASE = (
-    "PREFECT_SERVER_DATABASE_CONNECTION_URL",
-    "MLFLOW_BACKEND_STORE_URI",
-)
+PREFECT_DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
+MLFLOW_DATABASE = "MLFLOW_BACKEND_STORE_URI"
 PASSWORD_LEAST_CHARACTERS = 12
 """MLflow's own least length for its first user."""
 
 
+def _port(default: int, least: int = 1, description: str = "") -> Any:
+    return Field(default=default, ge=least, le=65535, description=description)
+
+
 class StackSettings(Record):
-    """Settings of one stack. Ports are TCP ports; limits are runs at once."""
+    """Settings of one stack. Ports are TCP ports; limits count flow runs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="concur up")
 
@@ -53,16 +60,11 @@ class StackSettings(Record):
     allowed_hosts: tuple[str, ...] = Field(
         default=(), description="further names that MLflow answers to, where host is not loopback"
     )
-    prefect_port: int = Field(default=4200, ge=1, le=65535)
-    worker_port: int = Field(
-        default=4280,
-        ge=1,
-        le=65535,
-        description="where the worker says on loopback that it is well",
-    )
-    mlflow_port: int = Field(default=5000, ge=1, le=65535)
-    ray_port: int = Field(default=6379, ge=1, le=65535)
-    ray_client_port: int = Field(default=10001, ge=1024, le=65535)
+    prefect_port: int = _port(4200)
+    worker_port: int = _port(4280, description="the worker's health endpoint, on loopback")
+    mlflow_port: int = _port(5000)
+    ray_port: int = _port(6379)
+    ray_client_port: int = _port(10001, 1024)
     ray_dashboard_port: int | None = Field(
         default=None,
         ge=1024,
@@ -89,11 +91,6 @@ class StackSettings(Record):
         description="flow runs at once of the queue cpu; half of the cores by default",
     )
 
-    @field_validator("without", mode="before")
-    @classmethod
-    def _known(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list | tuple) else value
-
     @field_validator("prefect_database", "mlflow_database")
     @classmethod
     def _no_password(cls, value: str | None) -> str | None:
@@ -112,26 +109,18 @@ class StackSettings(Record):
 
     @property
     def parts(self) -> tuple[Part, ...]:
+        """What is started, in order; a worker needs a Prefect server."""
         absent = {*self.without, *(("worker",) if "prefect" in self.without else ())}
         return tuple(part for part in PARTS if part not in absent)
 
     def ports(self) -> dict[str, int]:
         """Name of the setting -> port, for the parts that are started."""
-        names: dict[Part, tuple[str, ...]] = {
-            "prefect": ("prefect_port",),
-            "mlflow": ("mlflow_port",),
-            "worker": ("worker_port",),
-            "ray": ("ray_port", "ray_client_port", "ray_dashboard_port"),
-        }
-        return {
-            name: port
-            for part in self.parts
-            for name in names[part]
-            if (port := getattr(self, name)) is not None
-        }
+        ports = {name: getattr(self, name) for part in self.parts for name in PORTS[part]}
+        return {name: port for name, port in ports.items() if port is not None}
 
     @property
     def exposed(self) -> bool:
+        """Whether other machines can reach the servers."""
         return not is_loopback(self.host)
 
     @property
@@ -160,7 +149,7 @@ class StackSettings(Record):
 
 
 class Secrets(Record):
-    """What must not be seen: never written, never on a command line."""
+    """What is handed on in the environment only: never written to a file or a command line."""
 
     prefect: str | None = Field(default=None, repr=False)
     mlflow: str | None = Field(default=None, repr=False)
@@ -170,7 +159,8 @@ class Secrets(Record):
 
 
 def is_loopback(host: str) -> bool:
-    """Is `host` an address of this machine alone? Raises UsageError for what is no IPv4 address."""
+    """Whether `host` is an address of this machine alone. Raises UsageError where it is no IPv4
+    address."""
     if host == "localhost":
         return True
     try:
@@ -184,30 +174,24 @@ def is_loopback(host: str) -> bool:
 def load_settings(
     file: str | None, options: Mapping[str, Any]
 ) -> tuple[StackSettings, dict[str, Any]]:
-    """Settings of a YAML file with options over it, and what was asked for explicitly. Raises
-    UsageError for what cannot be used."""
+    """Settings of a YAML file with options over it, and those that were given explicitly.
+
+    Raises UsageError where they cannot be used.
+    """
     given = {**(_read(file) if file else {}), **options}
     try:
         settings = StackSettings.model_validate(given)
     except ValidationError as error:
         raise _explained(error, file) from error
-    is_loopback(settings.host)  # a host that is no address is an error now
+    is_loopback(settings.host)  # refuses a host that is no address
     return settings, given
 
 
 def load_secrets(settings: StackSettings, environment: Mapping[str, str] = os.environ) -> Secrets:
-    """What the environment holds. Raises UsageError where the servers would be open to other
-    machines, or a secret cannot be used."""
-    secrets = Secrets(
-        prefect=environment.get(PREFECT_SECRET) or None,
-        mlflow=environment.get(MLFLOW_SECRET) or None,
-        mlflow_user=environment.get(MLFLOW_USER) or "admin",
-        prefect_database=environment.get(PREFECT_DATABASE)
-        or environment.get("PREFECT_API_DATABASE_CONNECTION_URL")
-        or None,
-        mlflow_database=environment.get(MLFLOW_DATABASE) or None,
-    )
-    for part, secret, variable, like in (
+    """Secrets from the environment. Raises UsageError where servers would be open to other machines
+    without a password, or a secret cannot be used."""
+    secrets = read_secrets(environment)
+    for part, secret, variable, form in (
         ("prefect", secrets.prefect, PREFECT_SECRET, "user:password"),
         ("mlflow", secrets.mlflow, MLFLOW_SECRET, "a password"),
     ):
@@ -217,7 +201,7 @@ def load_secrets(settings: StackSettings, environment: Mapping[str, str] = os.en
             raise UsageError(
                 f"--host {settings.host} lets other machines reach {part}, which anybody could then"
                 " use to run code here",
-                f"set {variable} ({like}) in the environment, or leave --host out to stay on"
+                f"set {variable} ({form}) in the environment, or leave --host out to stay on"
                 " loopback",
             )
         if secret and len(secret) < PASSWORD_LEAST_CHARACTERS:
@@ -228,6 +212,19 @@ def load_secrets(settings: StackSettings, environment: Mapping[str, str] = os.en
     if secrets.prefect and ":" not in secrets.prefect:
         raise UsageError(f"{PREFECT_SECRET} has no colon", "give user:password")
     return secrets
+
+
+def read_secrets(environment: Mapping[str, str] = os.environ) -> Secrets:
+    """Secrets from the environment, unchecked."""
+    return Secrets(
+        prefect=environment.get(PREFECT_SECRET) or None,
+        mlflow=environment.get(MLFLOW_SECRET) or None,
+        mlflow_user=environment.get(MLFLOW_USER) or "admin",
+        prefect_database=environment.get(PREFECT_DATABASE)
+        or environment.get("PREFECT_API_DATABASE_CONNECTION_URL")
+        or None,
+        mlflow_database=environment.get(MLFLOW_DATABASE) or None,
+    )
 
 
 def masked(url: str) -> str:
@@ -243,40 +240,33 @@ def _read(file: str) -> dict[str, Any]:
     import yaml
 
     try:
-        data = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+        data = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
     except OSError as error:
         raise UsageError(
             f"cannot read {file}: {error.strerror}", "give the path of a YAML file with --config"
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} is not YAML", "mend the file") from error
-    if not isinstance(data or {}, dict):
+        raise UsageError(f"{file} is not YAML", "correct the file") from error
+    if not isinstance(data, dict):
         raise UsageError(
             f"{file} is a {type(data).__name__}, not a mapping of keys",
             "see deployments/stack.yaml",
         )
-    return data or {}
+    return data
 
 
 def _explained(error: ValidationError, file: str | None) -> UsageError:
     problem = error.errors()[0]
     key = ".".join(str(part) for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
-        return UsageError(
-            f"{file} has an unknown key {key!r}",
-            f"known keys: {', '.join(sorted(StackSettings.model_fields))}",
-        )
-    said = problem["msg"].removeprefix("Value error, ")
-    if "password" in said:
+        known = ", ".join(sorted(StackSettings.model_fields))
+        return UsageError(f"{file} has an unknown key {key!r}", f"known keys: {known}")
+    if "password" in message:
         variable = PREFECT_DATABASE if key.startswith("prefect") else MLFLOW_DATABASE
-        return UsageError(
-            f"{key}: {said}", f"give the URL with its password in the environment, as {variable}"
-        )
-    fix = (
-        "give each its own"
-        if not key
-        else f"correct {key}"
-        if file
-        else f"correct --{key.replace('_', '-')}"
-    )
-    return UsageError(f"{key}: {said}" if key else f"ports: {said}", fix)
+        fix = f"give the URL with its password in the environment, as {variable}"
+    elif not key:
+        fix = "give each port its own number"
+    else:
+        fix = f"correct {key}" if file else f"correct --{key.replace('_', '-')}"
+    return UsageError(f"{key or 'ports'}: {message}", fix)

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from kernels_eval.records import Record
+
 
 class NotifyConfig(BaseModel):
-    """Who is told when a run ends badly. What is told is listed in `flows.runtime.notices`; no text
-    of a candidate is."""
+    """Who is told when a run ends badly. `flows.runtime.notices` lists what is told; no text of a
+    candidate is."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Notices")
 
@@ -39,7 +41,7 @@ class NotifyConfig(BaseModel):
         default=10.0,
         gt=0,
         le=60,
-        title="Patience, s",
+        title="Time limit, s",
         description="for the command, and for the webhook",
     )
 
@@ -59,3 +61,13 @@ class GuardConfig(BaseModel):
         ),
     )
     notify: NotifyConfig = NotifyConfig()
+
+
+class GuardedRun(Record):
+    """What the guards know of a run."""
+
+    root: str
+    reserve_gib: float = 2.0
+    candidates_per_task: int = 1
+    answer_tokens: int | None = None
+    """The most tokens of an answer; None where answers are recorded ones."""

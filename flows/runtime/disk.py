@@ -1,4 +1,4 @@
-"""Is there room for a run, before it starts and while it works?
+"""Whether a run has room on the disk, before it starts and while it works.
 
 Guarantees: a run that would, by the estimate, leave less than the reserve on a file system it
 writes to does not start; a running one stops within a second of reports once a file system has less
@@ -14,11 +14,11 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from flows.config import PipelineConfig
+from flows.runtime.config import GuardedRun
 from kernels_eval.build.cache import limit_from_environment
 from kernels_eval.build.toolchain import default_cache
 from kernels_eval.errors import DiskFullError
@@ -31,6 +31,8 @@ BYTES_PER_TOKEN = 4
 KEPT_PER_TEXT_BYTE = 0.75
 """Of a candidate: the response, and its reasoning and answer once more, compressed to 3/8."""
 USUAL_TOKENS = 8_192
+ENOUGH_ROWS = 20
+"""Of a snapshot, to tell what a row takes."""
 ROW_BYTES = {
     "synthesis": 8_000,
     "verification": 1_500,
@@ -43,13 +45,13 @@ kB)."""
 LIBRARY_BYTES = 400_000
 """Of a build in the cache, where the cache is too small to tell: a shared library and its log."""
 FIX = (
-    "free some: `concur gc` shows what nobody refers to; or set root (CONCUR_CACHE, TMPDIR) to"
+    "free some: `concur gc` shows what is unused; or set root (CONCUR_CACHE, TMPDIR) to"
     " another disk; or lower guard.reserve_gib"
 )
 
 
 class Place(NamedTuple):
-    """A directory that a run writes to, and what it will write there."""
+    """A directory that a run writes to, and the bytes that it will write there."""
 
     what: str
     path: Path
@@ -82,7 +84,7 @@ def rooms(places: list[Place]) -> list[Room]:
     """The file systems behind some places, each once."""
     together: dict[int, list[Place]] = {}
     for place in places:
-        together.setdefault(os.stat(_existing(place.path)).st_dev, []).append(place)
+        together.setdefault(_existing(place.path).stat().st_dev, []).append(place)
     return [
         Room(
             free=min(free_bytes(place.path) for place in each),
@@ -93,13 +95,13 @@ def rooms(places: list[Place]) -> list[Room]:
     ]
 
 
-def require_room(config: PipelineConfig, tasks: SnapshotRef | None = None) -> list[Room]:
+def require_room(run: GuardedRun, tasks: SnapshotRef | None = None) -> list[Room]:
     """The room for a run, with `tasks` (once they are known) for what they will bring. Raises
     DiskFullError where it is too little."""
-    if not config.guard.reserve_gib:
+    if not run.reserve_gib:
         return []
-    found = rooms(list(places_of(config, tasks)))
-    reserve = int(config.guard.reserve_gib * GIB)
+    found = rooms(list(places_of(run, tasks)))
+    reserve = int(run.reserve_gib * GIB)
     for room in found:
         if room.free - room.needed < reserve:
             raise DiskFullError(
@@ -110,59 +112,52 @@ def require_room(config: PipelineConfig, tasks: SnapshotRef | None = None) -> li
     return found
 
 
-def places_of(config: PipelineConfig, tasks: SnapshotRef | None = None) -> Iterator[Place]:
+def places_of(run: GuardedRun, tasks: SnapshotRef | None = None) -> Iterator[Place]:
     """Every directory that a run writes to, with an estimate in bytes of what it adds there: 0
     while the tasks are not known."""
-    rows = _new_rows(config, tasks) if tasks is not None else {}
-    if "://" not in config.root:
-        tables = sum(int(count * row_bytes(config, stage)) for stage, count in rows.items())
-        yield Place(
-            "root", Path(config.root).absolute(), tables + (_training_bytes(config) if rows else 0)
-        )
+    rows = _new_rows(run, tasks) if tasks is not None else {}
+    if "://" not in run.root:
+        tables = sum(int(count * row_bytes(run, stage)) for stage, count in rows.items())
+        adapter = _training_bytes(run.root) if rows else 0
+        yield Place("root", Path(run.root).absolute(), tables + adapter)
     builds = rows.get("verification", 0) * LIBRARY_BYTES
     yield Place("build cache", default_cache(), min(builds, limit_from_environment() or builds))
     yield Place("temporary files", Path(tempfile.gettempdir()), 0)
 
 
-def row_bytes(config: PipelineConfig, stage: str) -> float:
-    """What a row of a stage takes on the disk: as in the largest earlier snapshot of this root,
-    else by the settings."""
-    best: tuple[int, int] = (0, 0)
-    for snapshot in snapshots(config.root, stage):
+def row_bytes(run: GuardedRun, stage: str) -> float:
+    """Bytes of a row of a stage on the disk: as in the largest earlier snapshot of this root, else
+    by the settings."""
+    rows, size = 0, 0
+    for snapshot in snapshots(run.root, stage):
         if snapshot.finished and snapshot.is_local:
-            size = sum(path.stat().st_size for path in Path(snapshot.path).glob("part-*.parquet"))
-            best = max(best, (int(snapshot.manifest["rows"]), size))
-    if best[0] >= 20:
-        return best[1] / best[0]
-    if stage == "synthesis" and config.synthesis.sampler != "recorded":
-        return (
-            min(config.synthesis.sampling.max_tokens, USUAL_TOKENS)
-            * BYTES_PER_TOKEN
-            * KEPT_PER_TEXT_BYTE
-        )
+            parts = Path(snapshot.path).glob("part-*.parquet")
+            found = int(snapshot.manifest["rows"]), sum(path.stat().st_size for path in parts)
+            rows, size = max((rows, size), found)
+    if rows >= ENOUGH_ROWS:
+        return size / rows
+    if stage == "synthesis" and run.answer_tokens is not None:
+        return min(run.answer_tokens, USUAL_TOKENS) * BYTES_PER_TOKEN * KEPT_PER_TEXT_BYTE
     return ROW_BYTES[stage]
 
 
-def _training_bytes(config: PipelineConfig) -> int:
+def _training_bytes(root: str) -> int:
     """Adapter and checkpoints, as the largest earlier training of this root left them; 0 where
     there was none."""
     sizes = [
         sum(file.stat().st_size for file in Path(each.path).rglob("*") if file.is_file())
-        for each in snapshots(config.root, "training")
+        for each in snapshots(root, "training")
         if each.finished
     ]
     return max(sizes, default=0)
 
 
-def _new_rows(config: PipelineConfig, tasks: SnapshotRef) -> dict[str, int]:
-    """Rows that stages will add: what an unfinished or finished snapshot of the same run holds
-    already is not subtracted twice."""
+def _new_rows(run: GuardedRun, tasks: SnapshotRef) -> dict[str, int]:
+    """Rows that each stage will add: answers of an earlier synthesis are reused."""
     count = int(tasks.open().manifest["rows"])
-    candidates = count * config.synthesis.samples_per_task * config.synthesis.turns
-    there = _reusable(tasks)
-    new = max(0, candidates - there)
-    # verdicts and the rest are new only where candidates are: a changed verifier writes again what
-    # is small
+    candidates = count * run.candidates_per_task
+    new = max(0, candidates - _reusable(tasks))
+    # A changed verifier writes all verdicts again, which are small.
     return {
         "synthesis": new,
         "verification": candidates,
@@ -175,23 +170,21 @@ def _new_rows(config: PipelineConfig, tasks: SnapshotRef) -> dict[str, int]:
 def _reusable(tasks: SnapshotRef) -> int:
     """Answers that the newest synthesis of these tasks has already."""
     known = [
-        each
+        int(each.manifest["rows"])
         for each in snapshots(tasks.root, "synthesis")
         if each.finished and tasks.fingerprint in each.manifest["upstream"]
     ]
-    return max((int(each.manifest["rows"]) for each in known), default=0)
+    return max(known, default=0)
 
 
 class DiskWatch:
-    """An observer (tasks.progress): stops the run that reports to it where a file system falls
-    below the reserve."""
+    """An observer (tasks.progress) that stops the run which reports to it, once a file system has
+    less than the reserve."""
 
-    def __init__(self, config: PipelineConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        self._reserve = int(config.guard.reserve_gib * GIB)
+    def __init__(self, run: GuardedRun, clock: Callable[[], float] = time.monotonic) -> None:
+        self._reserve = int(run.reserve_gib * GIB)
         self._clock, self._next = clock, 0.0
-        self._places: Mapping[str, Path] = (
-            {place.what: place.path for place in places_of(config)} if self._reserve else {}
-        )
+        self._places = list(places_of(run)) if self._reserve else []
 
     def __call__(self, stage: str, done: int, total: int, note: str) -> None:
         """Raises DiskFullError, from where the stage reports."""
@@ -199,13 +192,13 @@ class DiskWatch:
         if now < self._next:
             return
         self._next = now + CHECK_EVERY_S
-        for what, path in self._places.items():
-            free = free_bytes(path)
+        for place in self._places:
+            free = free_bytes(place.path)
             if free < self._reserve:
                 raise DiskFullError(
-                    f"{what} {path} has {_gib(free)} left, and {_gib(self._reserve)} are kept free:"
-                    f" {stage} stopped at {done} of {total}; what it has is kept, and the same run"
-                    " goes on from there",
+                    f"{place.what} {place.path} has {_gib(free)} left, and {_gib(self._reserve)}"
+                    f" are kept free: {stage} stopped at {done} of {total}; finished rows are kept,"
+                    " and the same run resumes from there",
                     FIX,
                 )
 

@@ -1,5 +1,5 @@
-"""The block that a flow of the line works in: it stops soon, holds its root against `concur gc`,
-watches the disk, gathers cautions, and tells what is there if it ends early.
+"""The block that a flow of the line works in: it ends soon when told to, holds its root against
+`concur gc`, watches the disk, gathers cautions, and reports what is kept if it ends early.
 
 Guarantees: an error leaves the flow as it is, after a Prefect artifact `unfinished` that has the
 error, its fix, and what each snapshot that this run worked on holds; a cancelled run writes nothing
@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flows.config import PipelineConfig
+from flows.runtime.config import GuardedRun
 from flows.runtime.disk import DiskWatch, require_room
 from flows.runtime.root_lock import in_use
 from flows.runtime.shutdown import stops_soon
@@ -43,47 +43,41 @@ STAGES = (
 
 
 @contextmanager
-def guarded(config: PipelineConfig) -> Iterator[list[str]]:
+def guarded(run: GuardedRun) -> Iterator[list[str]]:
     """Yields the cautions so far. Raises DiskFullError, before anything is done and while it is."""
     began = time.time()
-    with stops_soon(), in_use(config.root), gathering() as cautions:
+    with stops_soon(), in_use(run.root), gathering() as cautions:
         try:
-            require_room(config)
-            with observed_by(DiskWatch(config)), interruptible():
+            require_room(run)
+            with observed_by(DiskWatch(run)), interruptible():
                 yield cautions
         except Exception as error:
-            _tell(config, error, began, cautions)
+            # Prefect itself may be what is down: the error must leave all the same.
+            with suppress(Exception):
+                _report(error, ending(run.root, error, began, cautions))
             raise
 
 
-def _tell(config: PipelineConfig, error: Exception, began: float, cautions: list[str]) -> None:
+def _report(error: Exception, text: str) -> None:
     from prefect.artifacts import create_markdown_artifact
     from prefect.logging import get_run_logger
 
-    text = ending(config.root, error, began, cautions)
-    with suppress(
-        Exception
-    ):  # Prefect itself may be what is down: the error must leave all the same
-        get_run_logger().error("the run ended early: %s", shown(str(error)))
-        create_markdown_artifact(
-            key="unfinished",
-            markdown=text,
-            description="Why this run ended early, and what is there",
-        )
+    get_run_logger().error("the run ended early: %s", shown(str(error)))
+    create_markdown_artifact(
+        key="unfinished", markdown=text, description="Why this run ended early, and what is kept"
+    )
 
 
 def ending(root: str, error: BaseException, began: float, cautions: list[str]) -> str:
     """Markdown: why a run ended that began at `began` (seconds since the epoch), what is kept, and
-    how it goes on."""
+    how to resume."""
     message = str(error.args[0]) if error.args else str(error)
     hint = getattr(error, "hint", "")
     lines = ["# This run ended early", "", f"**{type(error).__name__}**: {shown(message)}", ""]
     lines += [f"What to do: {shown(hint)}", ""] if hint else []
     lines += [
-        (
-            "What is finished is kept, and so is every answer and verdict that was reached. The"
-            " same run again goes on from there."
-        ),
+        "Finished work is kept, with every answer and verdict that was reached: start the same run"
+        " again to resume.",
         "",
     ]
     if rows := list(snapshots_since(root, began)):
@@ -109,7 +103,7 @@ def snapshots_since(root: str, began: float) -> Iterator[tuple[str, str, int, st
                         stage,
                         folder.name,
                         _rows(folder, done),
-                        "finished" if done else "unfinished: goes on with the next run",
+                        "finished" if done else "unfinished: resumed by the next run",
                     )
 
 
@@ -118,15 +112,14 @@ def _rows(folder: Path, finished: bool) -> int:
 
     if finished:
         return int(json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["rows"])
-    parts = sum(pq.read_metadata(part).num_rows for part in folder.glob("part-*.parquet"))
+    parts = sum(int(pq.read_metadata(part).num_rows) for part in folder.glob("part-*.parquet"))
     return parts + sum(
         journal.read_bytes().count(b"\n") for journal in folder.glob(".journal-*.jsonl")
     )
 
 
 def shown(text: Any) -> str:
-    """One line that is text and nothing else, wherever markdown is rendered: no HTML, no links, no
-    tables, no code."""
+    """One line without markup, wherever markdown is rendered: no HTML, links, tables or code."""
     return as_text(text, SHOWN_CHARS)
 
 

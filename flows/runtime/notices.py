@@ -4,7 +4,7 @@ webhook, by `guard.notify` of the run.
 Guarantees: a notice holds names, states, times, counts and addresses of ours, never text that a
 model or a task wrote, and no error's words (they may quote it), only the error's kind; the
 webhook's address is in no log, artifact or list of processes; a hook that fails or hangs costs its
-time-out and a line in the log, and changes nothing of the run. One notice a run: subflows are
+time limit and a line in the log, and changes nothing of the run. One notice a run: subflows are
 silent. Where the worker itself is gone no hook runs: `deployments/automations` has what the server
 does by itself.
 """
@@ -18,11 +18,16 @@ import os
 import re
 import subprocess
 import urllib.request
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypedDict
 from urllib.parse import urlsplit
 
 from flows.runtime.config import NotifyConfig
 from kernels_eval.errors import EvalError, UsageError
+
+if TYPE_CHECKING:
+    from prefect import Flow
+    from prefect.client.schemas.objects import FlowRun, State
 
 log = logging.getLogger(__name__)
 KIND = re.compile(r"^(?:Flow|Task) run encountered an exception:? ([A-Za-z_][A-Za-z0-9_]*):")
@@ -30,13 +35,14 @@ KIND = re.compile(r"^(?:Flow|Task) run encountered an exception:? ([A-Za-z_][A-Z
 NAME_CHARS = 200
 
 
-def notice_of(flow: Any, run: Any, state: Any) -> dict[str, Any]:
+def notice_of(flow: Flow[..., Any], run: FlowRun, state: State) -> dict[str, Any]:
     """What is told of a run: the same keys each time, null where there is nothing to tell."""
+    from prefect.settings import get_current_settings
+
     kind = KIND.match(state.message or "")
-    begun, ended = getattr(run, "start_time", None), getattr(state, "timestamp", None)
-    cancelled = (
-        state.type.value == "CANCELLING"
-    )  # Prefect asks for the notice while the last state is still on its way
+    begun, ended, page = run.start_time, state.timestamp, get_current_settings().ui_url
+    # Prefect asks for the notice while the last state is still on its way.
+    cancelled = state.type.value == "CANCELLING"
     return {
         "event": "concur run ended badly",
         "flow": str(flow.name),
@@ -47,32 +53,26 @@ def notice_of(flow: Any, run: Any, state: Any) -> dict[str, Any]:
         "error_kind": kind[1] if kind else None,
         "started_at": begun.isoformat() if begun else None,
         "ended_at": ended.isoformat() if ended else None,
-        "run_count": getattr(run, "run_count", None),
-        "url": _url(run),
-        "next": (
-            "the same run again goes on from what is kept; its artifact `unfinished` says what"
-            " that is"
-        ),
+        "run_count": run.run_count,
+        "url": f"{page}/runs/flow-run/{run.id}" if page else None,
+        "next": ("start the same run again to resume; its artifact `unfinished` says what is kept"),
     }
 
 
-def tell(flow: Any, flow_run: Any, state: Any) -> None:
+def tell(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
     """The hook; the names of its arguments are Prefect's, whose worker passes them by name. Never
     raises."""
     try:
         config = _config(flow, flow_run)
         if flow_run.parent_task_run_id is not None or config is None:
             return
-        deliver(config, notice_of(flow, _known(flow_run), state))
+        deliver(config, notice_of(flow, _complete(flow_run), state))
     except Exception as error:  # a notice must not become the next fault
-        log.error(
-            "nobody was told of the end of run %s: %s",
-            getattr(flow_run, "id", "?"),
-            type(error).__name__,
-        )
+        run_id, kind = getattr(flow_run, "id", "?"), type(error).__name__
+        log.error("no notice was sent of the end of run %s: %s", run_id, kind)
 
 
-def _known(run: Any) -> Any:
+def _complete(run: FlowRun) -> FlowRun:
     """The run as the server has it, where this copy is from before its start: the worker's, of a
     run that was killed, has not its name."""
     from prefect.client.orchestration import get_client
@@ -83,7 +83,7 @@ def _known(run: Any) -> Any:
     try:
         with get_client(sync_client=True) as client:
             return client.read_flow_run(run.id)
-    except Exception:  # then it is told of by what there is
+    except Exception:  # the notice then has what is known here
         return run
 
 
@@ -91,33 +91,7 @@ def deliver(config: NotifyConfig, notice: dict[str, Any]) -> None:
     """Start the command, post to the webhook; what fails is logged by its kind."""
     body = json.dumps(notice)
     if config.command:
-        named = {
-            f"CONCUR_NOTICE_{key.upper()}": str(value)
-            for key, value in notice.items()
-            if value is not None
-        }
-        try:
-            done = subprocess.run(
-                config.command,
-                input=body,
-                text=True,
-                env=os.environ | named,
-                timeout=config.timeout_s,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            if done.returncode:
-                log.error(
-                    "the command of guard.notify, %s, ended with status %s",
-                    config.command[0],
-                    done.returncode,
-                )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            log.error(
-                "the command of guard.notify, %s, did not do it: %s",
-                config.command[0],
-                type(error).__name__,
-            )
+        _run(config, notice, body)
     try:
         if (url := webhook(config)) is not None:
             _post(url, body, config.timeout_s)
@@ -127,21 +101,41 @@ def deliver(config: NotifyConfig, notice: dict[str, Any]) -> None:
         log.error("the webhook of guard.notify did not take the notice: %s", type(error).__name__)
 
 
+def _run(config: NotifyConfig, notice: dict[str, Any], body: str) -> None:
+    named = {
+        f"CONCUR_NOTICE_{key.upper()}": str(value)
+        for key, value in notice.items()
+        if value is not None
+    }
+    program = config.command[0]
+    try:
+        subprocess.run(
+            config.command,
+            input=body,
+            text=True,
+            env=os.environ | named,
+            timeout=config.timeout_s,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=True,
+        )
+    except subprocess.CalledProcessError as error:
+        log.error("the command of guard.notify, %s, exited with %s", program, error.returncode)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        log.error("the command of guard.notify, %s, failed: %s", program, type(error).__name__)
+
+
 def webhook(config: NotifyConfig) -> str | None:
     """The address, None where none is configured. Raises UsageError where what should hold it does
     not, without saying what it holds."""
     if config.webhook_block:
         from tasks.policy import secret
 
-        url, place = (
-            secret(config.webhook_block),
-            f"the Prefect secret block {config.webhook_block}",
-        )
+        url = secret(config.webhook_block)
+        place = f"the Prefect secret block {config.webhook_block}"
     elif config.webhook_env:
-        url, place = (
-            os.environ.get(config.webhook_env, "").strip(),
-            f"the environment variable {config.webhook_env}",
-        )
+        url = os.environ.get(config.webhook_env, "").strip()
+        place = f"the environment variable {config.webhook_env}"
     else:
         return None
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
@@ -158,52 +152,50 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def _post(url: str, body: str, timeout_s: float) -> None:
-    asked = urllib.request.Request(
-        url, data=body.encode(), headers={"Content-Type": "application/json"}, method="POST"
-    )
-    with urllib.request.build_opener(_NoRedirect).open(asked, timeout=timeout_s):
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, data=body.encode(), headers=headers, method="POST")
+    with urllib.request.build_opener(_NoRedirect).open(request, timeout=timeout_s):
         pass
 
 
-def _config(flow: Any, run: Any) -> NotifyConfig | None:
-    """`guard.notify` of the run's configuration, which is an object in the run's own process and
-    plain data in the worker's.
+def _config(flow: Flow[..., Any], run: FlowRun) -> NotifyConfig | None:
+    """`guard.notify` of the run's configuration, where it names somebody.
 
-    A deployed flow has forms instead: what they say is made a configuration again.
+    The configuration is an object in the run's own process and plain data in the worker's. A
+    deployed flow has forms instead: what they say is made a configuration again.
     """
-    if "config" not in (run.parameters or {}):
-        from flows.forms import Form, configuration
+    parameters = run.parameters or {}
+    found: Any = None
+    if "config" not in parameters:
+        from flows.forms import ADVANCED, AdvancedForm, Form, RunForm, configuration
 
-        given = flow.validate_parameters(run.parameters or {})
+        given = flow.validate_parameters(parameters)
         filled = {
             name: given.get(name, parameter.default)
             for name, parameter in inspect.signature(flow.fn).parameters.items()
         }
-        forms = [
-            form for name, form in filled.items() if isinstance(form, Form) and name != "sweep"
-        ]
-        return _asked(configuration(*forms).guard.notify) if forms else None
-    config = (run.parameters or {}).get("config")
-    found = (
-        config.get("guard", {}).get("notify")
-        if isinstance(config, dict)
-        else getattr(getattr(config, "guard", None), "notify", None)
-    )
+        first, advanced = filled.pop("run", None), filled.pop("advanced", ADVANCED)
+        filled.pop("sweep", None)  # says nothing of one run's configuration
+        forms = [form for form in filled.values() if isinstance(form, Form)]
+        if isinstance(first, RunForm) and isinstance(advanced, AdvancedForm):
+            found = configuration(first, *forms, advanced=advanced).guard.notify
+    elif isinstance(config := parameters["config"], dict):
+        found = config.get("guard", {}).get("notify")
+    else:
+        found = getattr(getattr(config, "guard", None), "notify", None)
     if found is None:
         return None
-    return _asked(found if isinstance(found, NotifyConfig) else NotifyConfig.model_validate(found))
+    notify = found if isinstance(found, NotifyConfig) else NotifyConfig.model_validate(found)
+    return notify if notify.command or notify.webhook_env or notify.webhook_block else None
 
 
-def _asked(found: NotifyConfig) -> NotifyConfig | None:
-    return found if found.command or found.webhook_env or found.webhook_block else None
+class Hooks(TypedDict):
+    """Options of a flow that say what is called when it ends badly."""
+
+    on_failure: list[Callable[[Flow[..., Any], FlowRun, State], None]]
+    on_crashed: list[Callable[[Flow[..., Any], FlowRun, State], None]]
+    on_cancellation: list[Callable[[Flow[..., Any], FlowRun, State], None]]
 
 
-def _url(run: Any) -> str | None:
-    from prefect.settings import get_current_settings
-
-    base = get_current_settings().ui_url
-    return f"{base}/runs/flow-run/{run.id}" if base else None
-
-
-NOTICES: dict[str, Any] = {"on_failure": [tell], "on_crashed": [tell], "on_cancellation": [tell]}
-"""Options of every flow of the line."""
+NOTICES: Hooks = {"on_failure": [tell], "on_crashed": [tell], "on_cancellation": [tell]}
+"""Of every flow of the line."""

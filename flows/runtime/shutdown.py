@@ -1,44 +1,64 @@
-"""A run that is told to stop is gone soon, whatever its stages wait for.
+"""How a run's process ends when it is told to stop, and how it survives the end of its worker.
 
 SIGTERM (what a worker sends when a run is cancelled in the UI) becomes an exception in the main
 thread, and every stage cleans up behind itself. But a stage may wait for something that takes
 minutes: a child's deadline, answers in flight. So a thread counts from the signal.
 
+A worker that dies takes along the other end of the pipe that the run prints to, and the next line
+of the log would end the run: rich, through which Prefect prints, exits on a broken pipe.
+
 Guarantees: `GRACE_S` after the first SIGTERM, no process below this one is left and this one ends,
-also where the main thread hangs. What was finished before is on the disk: snapshots survive SIGKILL
-at any moment. Does nothing outside of the main thread, where there are no signals. Does not end
-processes of a Ray cluster that runs elsewhere, nor servers whose supervisor is to stop them: those
-see that their owner is gone.
+also where the main thread hangs; finished work is on the disk, because snapshots survive SIGKILL at
+any moment. Within milliseconds of the reader's death stdout and stderr go to the log of the stack's
+worker, or nowhere where there is no stack. Does nothing outside of the main thread, where there are
+no signals. Does not end processes of a Ray cluster that runs elsewhere, nor servers whose
+supervisor is to stop them: those see that their owner is gone.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
+import stat
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kernels_eval.isolation.process_tree import kill_descendants
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 GRACE_S = 15.0
-"""A worker of Prefect kills the run's process 30 s after SIGTERM, and nobody would look after its
-children then."""
+"""A worker of Prefect kills the run's process 30 s after SIGTERM, and leaves its children."""
 SWEEP_S = 3.0
 TOLD_TO_STOP = 128 + signal.SIGTERM
+STACK_VARIABLE = "CONCUR_STACK_ROOT"
+OUTPUTS = (1, 2)
+_lock = threading.Lock()
+_watched = False
+
+
+# -- told to stop ----------------------------------------------------------------------------------
 
 
 @contextmanager
 def stops_soon(grace_s: float = GRACE_S) -> Iterator[None]:
-    """Inside the block, and until this process ends where the signal came inside: SIGTERM ends it
-    within `grace_s` seconds and a few."""
+    """End this process within `grace_s` seconds and a few of a SIGTERM that arrives inside the
+    block."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    watch = _Watch(reading, before, grace_s)
+    watch = _SignalWatch(reading, before, grace_s)
     watch.start()
     try:
         yield
@@ -50,7 +70,7 @@ def stops_soon(grace_s: float = GRACE_S) -> Iterator[None]:
             watch.join()
 
 
-class _Watch(threading.Thread):
+class _SignalWatch(threading.Thread):
     """Reads the numbers of the signals that arrive, hands them on to who read them before, and
     counts from the first SIGTERM."""
 
@@ -73,43 +93,87 @@ class _Watch(threading.Thread):
                         os.write(self._before, numbers)
                 if signal.SIGTERM in numbers and deadline is None:
                     deadline = time.monotonic() + self._grace_s
-                    self.told.set()
-                    with suppress(
-                        OSError, ValueError
-                    ):  # the worker's log: how long the end took is the first thing that is asked
-                        said = (
-                            f"{datetime.now().astimezone():%H:%M:%S%z} concur was told to stop:"
-                            f" {self._grace_s:.0f} s at most\n"
-                        )
-                        os.write(2, said.encode())
+                    self._announce()
                 if not open_:
                     self.drained.set()
             elif deadline is not None and time.monotonic() >= deadline:
                 end_now()
         os.close(self._reading)
 
+    def _announce(self) -> None:
+        self.told.set()
+        # How long the end took is what is asked first; the worker's log has the moment.
+        now = f"{datetime.now().astimezone():%H:%M:%S%z}"
+        with suppress(OSError, ValueError):
+            os.write(2, f"{now} concur was told to stop: {self._grace_s:.0f} s at most\n".encode())
+
 
 def end_now() -> None:
     """Kill every process below this one, then end this one. Does not return."""
-    import psutil
-
-    deadline = time.monotonic() + SWEEP_S
-    while time.monotonic() < deadline:
-        below = []
-        with suppress(psutil.Error):
-            below = [one for one in psutil.Process().children(recursive=True) if _runs(one)]
-        if not below:
-            break
-        for one in below:
-            with suppress(psutil.Error):
-                one.kill()
-        psutil.wait_procs(below, timeout=0.5)
+    kill_descendants(os.getpid(), SWEEP_S)
     os._exit(TOLD_TO_STOP)
 
 
-def _runs(process: object) -> bool:
-    import psutil
+# -- output that nobody reads ----------------------------------------------------------------------
 
-    with suppress(psutil.Error):
-        return process.status() != psutil.STATUS_ZOMBIE  # type: ignore[attr-defined]
-    return False
+
+def survive_closed_output() -> None:
+    """From now on redirect stdout and stderr once their pipe has no reader; children that start
+    afterwards write there as well.
+
+    Calling it twice does nothing more. Not for commands of a terminal: `concur run | head` is meant
+    to end.
+    """
+    global _watched
+    pipes = [number for number in OUTPUTS if _is_pipe(number)]
+    with _lock:
+        if _watched or not pipes:
+            return
+        _watched = True
+    threading.Thread(target=_watch, args=(pipes,), name="watches its output", daemon=True).start()
+    for console in _consoles():
+        vars(console)["on_broken_pipe"] = _redirect
+
+
+def _is_pipe(number: int) -> bool:
+    try:
+        mode = os.fstat(number).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+def _watch(pipes: list[int]) -> None:
+    poll = select.poll()
+    for number in pipes:
+        poll.register(number, 0)  # errors are always reported, and a pipe without a reader is one
+    poll.poll()
+    _redirect()
+
+
+def _redirect() -> None:
+    """Both outputs at once: one process reads them. Where the log cannot be opened, nothing is
+    written any more."""
+    root = os.environ.get(STACK_VARIABLE)
+    log = Path(root, "stack", "logs", "worker.log") if root else Path(os.devnull)
+    try:
+        handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    except OSError:
+        handle = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    with _lock:
+        for number in OUTPUTS:
+            if _is_pipe(number):
+                os.dup2(handle, number)
+    os.close(handle)
+
+
+def _consoles() -> Iterator[Console]:
+    """Those of rich that log handlers of this process print through. That of Prefect is one."""
+    if "rich.console" not in sys.modules:
+        return
+    from rich.console import Console
+
+    for name in (None, *logging.root.manager.loggerDict):
+        for handler in logging.getLogger(name).handlers:
+            if isinstance(console := getattr(handler, "console", None), Console):
+                yield console

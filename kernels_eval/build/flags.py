@@ -40,10 +40,8 @@ def refused_flag(flags: Sequence[str]) -> str | None:
             if bad := refused_flag([part for part in inner.strip("'\"").split(",") if part]):
                 return bad
         elif (
-            not PLAIN_FLAG.fullmatch(flag)
-            and not TAKES_VALUE.fullmatch(flag)
-            or DANGEROUS_F.match(flag)
-        ):
+            not PLAIN_FLAG.fullmatch(flag) and not TAKES_VALUE.fullmatch(flag)
+        ) or DANGEROUS_F.match(flag):
             return flag
         elif (
             TAKES_VALUE.fullmatch(flag)

@@ -10,15 +10,17 @@ skipped.
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import sys
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from kernels_eval.checks.trials import DECLARED, InputNote, InputPlan
 from kernels_eval.records import stable_hash
 
-DISTRIBUTIONS = ("declared", "uniform", "normal", "normal_x10", "sparse", "small_integers")
 PERMUTED = "permuted"
 """Not a distribution: the elements of floating arguments in another order, which keeps labels,
 masks and targets what they are."""
@@ -27,10 +29,8 @@ masks and targets what they are."""
 def load_module(path: str, name: str) -> ModuleType:
     """Execute a source file as a module of its own. The file must exist on disk: Triton and inspect
     read it again."""
-    import importlib.util
-    import sys
-
     spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
@@ -59,7 +59,8 @@ def construct(
     kwargs = {name: _to_device(value, device) for name, value in kwargs.items()}
     torch.manual_seed(seed)
     with torch.device(device):
-        return getattr(module, entry_point)(*args, **kwargs)
+        model: torch.nn.Module = getattr(module, entry_point)(*args, **kwargs)
+    return model
 
 
 def moved(model: Any, device: str) -> Any:
@@ -80,9 +81,9 @@ def make_inputs(
     task: ModuleType,
     seed: int,
     distribution: str,
-    plan: dict[str, Any] | None,
+    plan: InputPlan | None,
     device: str,
-    shape: str = "declared",
+    shape: str = DECLARED,
 ) -> list[Any]:
     """Arguments for one forward call. `plan` (from `plan_inputs`) says which arguments may be
     redrawn and resized; None: as declared."""
@@ -91,22 +92,21 @@ def make_inputs(
         values = [_to_device(value, device) for value in task.get_inputs()]
     if plan is None:
         return values
-    if distribution != "declared":
+    if distribution != DECLARED:
         values = [
-            _redraw(v, note, seed + i, distribution)
-            for i, (v, note) in enumerate(zip(values, plan["notes"], strict=True))
+            _redraw(value, note, seed + index, distribution)
+            for index, (value, note) in enumerate(zip(values, plan.notes, strict=True))
         ]
-    for index, dim, size in plan["shapes"].get(shape, ()):
+    for index, dim, size in plan.shapes.get(shape, ()):
         values[index] = values[index].narrow(dim, 0, size).contiguous()
     return values
 
 
-def plan_inputs(inputs: list[Any]) -> dict[str, Any]:
-    """What may vary. `notes`: floating tensors that are not labels, masks or probabilities; zero
-    patterns and symmetry stay as declared. `shapes`: smaller shapes to try, by name, as (argument,
-    dimension, size)."""
+def plan_inputs(inputs: list[Any]) -> InputPlan:
+    """What may vary: floating tensors that are not labels, masks or probabilities; zero patterns
+    and symmetry stay as declared."""
     sizes = [list(value.shape) if isinstance(value, torch.Tensor) else None for value in inputs]
-    return {"notes": [_note(value) for value in inputs], "shapes": smaller_shapes(sizes)}
+    return InputPlan(notes=[_note(value) for value in inputs], shapes=smaller_shapes(sizes))
 
 
 def smaller_shapes(shapes: list[list[int] | None]) -> dict[str, list[tuple[int, int, int]]]:
@@ -118,11 +118,10 @@ def smaller_shapes(shapes: list[list[int] | None]) -> dict[str, list[tuple[int, 
     becomes odd. Whether the task accepts one of them is for the reference to say.
     """
     dims = [(i, d, size) for i, shape in enumerate(shapes) if shape for d, size in enumerate(shape)]
-    lead = next((shape for shape in shapes if shape and len(shape) > 1), None)
-    if lead is None:
-        lead = next((shape for shape in shapes if shape), None)
-    if lead is None or 0 in {size for *_, size in dims}:
+    sized = [shape for shape in shapes if shape]
+    if not sized or 0 in {size for *_, size in dims}:
         return {}
+    lead = next((shape for shape in sized if len(shape) > 1), sized[0])
     variants: dict[str, list[tuple[int, int, int]]] = {}
     if lead[0] > 1 and all(d == 0 for _, d, size in dims if size == lead[0]):
         variants["batch_1"] = [(i, d, 1) for i, d, size in dims if size == lead[0]]
@@ -141,27 +140,33 @@ def smaller_shapes(shapes: list[list[int] | None]) -> dict[str, list[tuple[int, 
     return variants
 
 
-def _note(value: Any) -> dict[str, Any]:
+def _note(value: Any) -> InputNote:
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() == 0:
-        return {"vary": False}
+        return InputNote(vary=False)
     sample = value.detach()
-    if bool((sample == sample.round()).all()):
-        return {"vary": False}  # labels, masks, targets of +-1: their meaning is in being integers
-    if sample.dim() > 0 and sample.shape[-1] > 1 and bool((sample >= 0).all()):
-        if torch.allclose(sample.sum(-1), torch.ones_like(sample.sum(-1)), atol=1e-3):
-            return {"vary": False}  # probabilities
+    # labels, masks and targets of +-1 mean something by being integers
+    integers = bool((sample == sample.round()).all())
+    if integers or _probabilities(sample):
+        return InputNote(vary=False)
     square = sample.dim() >= 2 and sample.shape[-1] == sample.shape[-2]
-    return {
-        "vary": True,
-        "pattern": bool((sample == 0).float().mean() > 0.2),
-        "symmetric": bool(square and torch.equal(sample, sample.transpose(-1, -2))),
-    }
+    return InputNote(
+        vary=True,
+        pattern=bool((sample == 0).float().mean() > 0.2),
+        symmetric=square and torch.equal(sample, sample.transpose(-1, -2)),
+    )
 
 
-def _redraw(value: Any, note: dict[str, Any], seed: int, distribution: str) -> Any:
+def _probabilities(sample: torch.Tensor) -> bool:
+    if sample.dim() == 0 or sample.shape[-1] <= 1 or not bool((sample >= 0).all()):
+        return False
+    sums = sample.sum(-1)
+    return torch.allclose(sums, torch.ones_like(sums), atol=1e-3)
+
+
+def _redraw(value: Any, note: InputNote, seed: int, distribution: str) -> Any:
     if distribution == PERMUTED and isinstance(value, torch.Tensor) and value.is_floating_point():
         return _permuted(value, seed)
-    if not note["vary"]:
+    if not note.vary:
         return value
     generator = torch.Generator(device=value.device).manual_seed(seed)
     shape, device, dtype = value.shape, value.device, value.dtype
@@ -175,9 +180,9 @@ def _redraw(value: Any, note: dict[str, Any], seed: int, distribution: str) -> A
             drawn *= 10
         if distribution == "sparse":
             drawn *= torch.rand(shape, generator=generator, device=device) < 0.1
-    if note["pattern"]:
+    if note.pattern:
         drawn *= value != 0
-    if note["symmetric"]:
+    if note.symmetric:
         drawn = (drawn + drawn.transpose(-1, -2)) / 2
     return drawn.to(dtype)
 
@@ -218,36 +223,31 @@ def randomise_weights(model: torch.nn.Module, seed: int, only: list[int] | None 
                 continue
             nth = seen[shape] = seen.get(shape, -1) + 1
             device = parameter.device
-            generator = torch.Generator(device=device).manual_seed(
-                int(stable_hash([seed, shape, nth])[:15], 16)
-            )
+            own_seed = int(stable_hash([seed, shape, nth])[:15], 16)
+            generator = torch.Generator(device=device).manual_seed(own_seed)
             if len(shape) < 2:
                 drawn = torch.rand(shape, generator=generator, device=device) + 0.5
             else:
-                drawn = (
-                    torch.randn(shape, generator=generator, device=device)
-                    / max(1, math.prod(shape[1:])) ** 0.5
-                )
+                drawn = torch.randn(shape, generator=generator, device=device)
+                drawn /= max(1, math.prod(shape[1:])) ** 0.5
             parameter.copy_(drawn.reshape(parameter.shape))
 
 
 def flatten_outputs(output: Any) -> tuple[list[Any], str]:
     """Leaves of a nested output in order, and a text that tells its structure."""
-    if isinstance(output, list | tuple):
-        leaves, structure = [], []
-        for item in output:
-            inner, text = flatten_outputs(item)
-            leaves += inner
-            structure.append(text)
-        return leaves, "(" + ",".join(structure) + ")"
     if isinstance(output, dict):
-        leaves, structure = [], []
-        for key in sorted(output, key=str):
-            inner, text = flatten_outputs(output[key])
-            leaves += inner
-            structure.append(f"{key}:{text}")
-        return leaves, "{" + ",".join(structure) + "}"
-    return [output], "."
+        items = [(f"{key}:", output[key]) for key in sorted(output, key=str)]
+        form = "{{{}}}"
+    elif isinstance(output, list | tuple):
+        items, form = [("", item) for item in output], "({})"
+    else:
+        return [output], "."
+    leaves, structure = [], []
+    for label, item in items:
+        inner, text = flatten_outputs(item)
+        leaves += inner
+        structure.append(label + text)
+    return leaves, form.format(",".join(structure))
 
 
 def _to_device(value: Any, device: str) -> Any:

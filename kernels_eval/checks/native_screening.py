@@ -11,32 +11,25 @@ from __future__ import annotations
 import re
 
 from kernels_eval.checks.screening import Screening
+from kernels_eval.records import Reason
 
 # Functions of libc that end, leave, watch or talk to the outside of a process. As a call of a free
 # function, they have no other meaning.
 FORBIDDEN_FUNCTIONS = frozenset(
-    """system popen fork vfork execl execlp execle execv execvp execve execvpe posix_spawn posix_spawnp ptrace process_vm_readv
-    process_vm_writev dlopen dlsym dlmopen setenv putenv unsetenv getppid kill killpg tgkill syscall _exit _Exit quick_exit daemon
-    unlink rmdir chmod chown mknod mount umount inotify_init io_uring_setup memfd_create shm_open mprotect prctl""".split()
+    """system popen fork vfork execl execlp execle execv execvp execve execvpe
+    posix_spawn posix_spawnp ptrace process_vm_readv process_vm_writev dlopen dlsym
+    dlmopen setenv putenv unsetenv getppid kill killpg tgkill syscall _exit _Exit
+    quick_exit daemon unlink rmdir chmod chown mknod mount umount inotify_init
+    io_uring_setup memfd_create shm_open mprotect prctl""".split()
 )
 # Names that are common words as well: forbidden only where their header is included.
 WITH_HEADER = {
     "sys/socket.h": ("socket", "connect", "bind", "listen", "accept", "send", "recv", "sendto"),
     "netdb.h": ("getaddrinfo",),
 }
-FLAGGED_FUNCTIONS = {
-    "fopen",
-    "open",
-    "ifstream",
-    "ofstream",
-    "getenv",
-    "pthread_create",
-    "signal",
-    "sigaction",
-    "mmap",
-    "exit",
-    "abort",
-}
+FLAGGED_FUNCTIONS = frozenset(
+    "fopen open ifstream ofstream getenv pthread_create signal sigaction mmap exit abort".split()
+)
 FLAGGED_NAMES = {
     "std::thread": "threads",
     "std::async": "threads",
@@ -55,6 +48,7 @@ COMMENT_OR_LITERAL = re.compile(
     r"""//[^\n]*|/\*.*?\*/|R"(?P<d>[^()\\\s]{0,16})\(.*?\)(?P=d)"|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""",
     re.DOTALL,
 )
+NO_TYPES = frozenset("return else do case throw co_return and or not goto".split())
 INCLUDE = re.compile(r"""^\s*#\s*include\s*[<"]([^>"]+)[>"]""", re.MULTILINE)
 
 
@@ -80,14 +74,16 @@ def screen_native(text: str) -> Screening:
         if name in forbidden and name not in own and not _is_declared(code, match.start()):
             line = text.count("\n", 0, match.start()) + 1
             return Screening(
-                "forbidden_call", f"native source, line {line}: calls {name}", tuple(sorted(flags))
+                Reason.FORBIDDEN_CALL,
+                f"native source, line {line}: calls {name}",
+                tuple(sorted(flags)),
             )
     return Screening(flags=tuple(sorted(flags)))
 
 
 def _defined_functions(code: str) -> set[str]:
-    """Names that the source itself defines as functions or members: calling those is nobody's
-    business."""
+    """Names that the source itself defines as functions or members: those may be
+    called."""
     return {
         match.group(1)
         for match in re.finditer(
@@ -100,18 +96,7 @@ def _is_declared(code: str, position: int) -> bool:
     """Is the name at this place preceded by a type, as in a declaration?"""
     before = code[max(0, position - 80) : position].rstrip(" \t")
     word = re.search(r"(\w+)[*&]*$", before)
-    return bool(word) and word.group(1) not in {
-        "return",
-        "else",
-        "do",
-        "case",
-        "throw",
-        "co_return",
-        "and",
-        "or",
-        "not",
-        "goto",
-    }
+    return word is not None and word.group(1) not in NO_TYPES
 
 
 def _blank(match: re.Match[str]) -> str:

@@ -9,27 +9,21 @@ as a syntax tree. Does not guarantee that what passes is honest: the run finds t
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from kernels_eval.records import Reason
 
 FORBIDDEN_MODULES = frozenset(
-    """subprocess socket ctypes gc multiprocessing signal pty ptrace resource urllib requests http ftplib asyncio _thread pickle marshal
-    importlib.machinery cffi""".split()
+    """subprocess socket ctypes gc multiprocessing signal pty ptrace resource urllib
+    requests http ftplib asyncio _thread pickle marshal importlib.machinery cffi""".split()
 )
-FLAGGED_MODULES = {
-    "threading",
-    "inspect",
-    "sys",
-    "os",
-    "time",
-    "importlib",
-    "concurrent",
-    "tempfile",
-    "shutil",
-    "pathlib",
-}
+FLAGGED_MODULES = frozenset(
+    "threading inspect sys os time importlib concurrent tempfile shutil pathlib".split()
+)
 FORBIDDEN_CALLS = frozenset(
-    """os.system os.popen os.fork os.kill os._exit os.exec os.execv os.execve os.spawnl os.spawnv os.remove os.unlink os.abort
-    sys._getframe sys._current_frames sys.settrace sys.setprofile inspect.currentframe inspect.stack""".split()
+    """os.system os.popen os.fork os.kill os._exit os.exec os.execv os.execve os.spawnl
+    os.spawnv os.remove os.unlink os.abort sys._getframe sys._current_frames
+    sys.settrace sys.setprofile inspect.currentframe inspect.stack""".split()
 )
 HARNESS_MODULES = {"kernels_eval"}
 PATCHED_ROOTS = {"torch", "time", "builtins", "sys"}
@@ -41,9 +35,9 @@ HONEST_SETTINGS = ("torch.backends.",)
 class Screening:
     """`reason` is None where nothing certain was found; `flags` names what was noticed."""
 
-    reason: str | None = None
+    reason: Reason | None = None
     detail: str = ""
-    flags: tuple[str, ...] = field(default=())
+    flags: tuple[str, ...] = ()
 
 
 def screen(code: str) -> Screening:
@@ -54,35 +48,32 @@ def screen(code: str) -> Screening:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
         return Screening(
-            "syntax_error", f"line {line}: {getattr(error, 'msg', error)}" if line else str(error)
+            Reason.SYNTAX_ERROR,
+            f"line {line}: {getattr(error, 'msg', error)}" if line else str(error),
         )
     visitor = _Visitor()
     visitor.visit(tree)
-    flags = set(visitor.flags)
-    if not any(
-        isinstance(node, ast.ClassDef) and node.name == "ModelNew" for node in ast.walk(tree)
-    ):
-        flags.add("no_static_model_new")
-    if visitor.found:
-        reason, detail = visitor.found[0]
-        return Screening(reason, detail, tuple(sorted(flags)))
-    return Screening(flags=tuple(sorted(flags)))
+    classes = (node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    if "ModelNew" not in classes:
+        visitor.flags.add("no_static_model_new")
+    reason, detail = visitor.found[0] if visitor.found else (None, "")
+    return Screening(reason, detail, tuple(sorted(visitor.flags)))
 
 
 class _Visitor(ast.NodeVisitor):
     def __init__(self) -> None:
-        self.found: list[tuple[str, str]] = []
+        self.found: list[tuple[Reason, str]] = []
         self.flags: set[str] = set()
 
-    def _reject(self, reason: str, node: ast.AST, what: str) -> None:
+    def _reject(self, reason: Reason, node: ast.stmt | ast.expr, what: str) -> None:
         self.found.append((reason, f"line {node.lineno}: {what}"))
 
-    def _module(self, name: str, node: ast.AST) -> None:
+    def _module(self, name: str, node: ast.stmt) -> None:
         root = name.split(".")[0]
         if root in HARNESS_MODULES:
-            self._reject("harness_tampering", node, f"imports {name}")
+            self._reject(Reason.HARNESS_TAMPERING, node, f"imports {name}")
         elif name in FORBIDDEN_MODULES or root in FORBIDDEN_MODULES:
-            self._reject("forbidden_call", node, f"imports {name}")
+            self._reject(Reason.FORBIDDEN_CALL, node, f"imports {name}")
         elif root in FLAGGED_MODULES:
             self.flags.add(f"imports:{root}")
 
@@ -95,24 +86,26 @@ class _Visitor(ast.NodeVisitor):
             self._module(node.module, node)
             for alias in node.names:
                 if f"{node.module}.{alias.name}" in FORBIDDEN_CALLS:
-                    self._reject("forbidden_call", node, f"imports {node.module}.{alias.name}")
+                    self._reject(Reason.FORBIDDEN_CALL, node, f"imports {node.module}.{alias.name}")
 
     def visit_Call(self, node: ast.Call) -> None:
         name = _dotted(node.func)
         if name in FORBIDDEN_CALLS:
-            self._reject("forbidden_call", node, f"calls {name}")
+            self._reject(Reason.FORBIDDEN_CALL, node, f"calls {name}")
         elif name == "setattr" and node.args and _patched(_dotted(node.args[0])):
-            self._reject("harness_tampering", node, f"sets an attribute of {_dotted(node.args[0])}")
+            self._reject(
+                Reason.HARNESS_TAMPERING, node, f"sets an attribute of {_dotted(node.args[0])}"
+            )
         elif name in ("exec", "eval", "__import__", "open", "compile"):
             self.flags.add(f"calls:{name}")
         self.generic_visit(node)
 
-    def _target(self, target: ast.AST) -> None:
+    def _target(self, target: ast.expr) -> None:
         for node in ast.walk(target):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                 name = _dotted(node)
                 if _patched(name) and not name.startswith(HONEST_SETTINGS):
-                    self._reject("harness_tampering", node, f"assigns to {name}")
+                    self._reject(Reason.HARNESS_TAMPERING, node, f"assigns to {name}")
                 elif node.attr == "__class__":
                     self.flags.add("assigns:__class__")
 

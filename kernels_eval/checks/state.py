@@ -17,61 +17,29 @@ from typing import Any
 
 import torch
 
-_WATCHED: Mapping[str, Any] = {
-    "time": time,
-    "torch": torch,
-    "torch.Tensor": torch.Tensor,
-    "torch.cuda": torch.cuda,
-    "torch.cuda.Event": torch.cuda.Event,
-    "torch.testing": torch.testing,
-    "builtins": builtins,
-}
-_NAMES: Mapping[str, tuple[str, ...]] = {
+_WATCHED: Mapping[str, tuple[Any, str]] = {
     "time": (
-        "perf_counter",
-        "perf_counter_ns",
-        "time",
-        "time_ns",
-        "monotonic",
-        "monotonic_ns",
-        "process_time",
-        "sleep",
+        time,
+        "perf_counter perf_counter_ns time time_ns monotonic monotonic_ns process_time sleep",
     ),
     "torch": (
-        "allclose",
-        "equal",
-        "isclose",
-        "manual_seed",
-        "no_grad",
-        "empty",
-        "empty_like",
-        "zeros",
-        "randn",
-        "rand",
-        "isfinite",
-        "isnan",
+        torch,
+        "allclose equal isclose manual_seed no_grad empty empty_like zeros randn rand isfinite"
+        " isnan",
     ),
     "torch.Tensor": (
-        "__eq__",
-        "__ne__",
-        "clone",
-        "detach",
-        "contiguous",
-        "numel",
-        "view",
-        "copy_",
-        "data_ptr",
-        "to",
-        "abs",
-        "all",
+        torch.Tensor,
+        "__eq__ __ne__ clone detach contiguous numel view copy_ data_ptr to abs all",
     ),
-    "torch.cuda": ("synchronize", "Event", "Stream", "current_stream", "stream"),
-    "torch.cuda.Event": ("record", "elapsed_time", "synchronize", "query", "wait"),
-    "torch.testing": ("assert_close",),
-    "builtins": ("open", "type", "isinstance", "sum", "all", "any", "len", "getattr", "setattr"),
+    "torch.cuda": (torch.cuda, "synchronize Event Stream current_stream stream"),
+    "torch.cuda.Event": (torch.cuda.Event, "record elapsed_time synchronize query wait"),
+    "torch.testing": (torch.testing, "assert_close"),
+    "builtins": (builtins, "open type isinstance sum all any len getattr setattr"),
 }
 _ORIGINAL = {
-    (home, name): getattr(_WATCHED[home], name) for home, names in _NAMES.items() for name in names
+    (home, name): getattr(owner, name)
+    for home, (owner, names) in _WATCHED.items()
+    for name in names.split()
 }
 _ORIGINAL_BASES = (torch.Tensor.__mro__, torch.nn.Module.__mro__, torch.nn.Module.__call__)
 CUDA_LIMIT_PERSISTING_L2 = 6  # cudaLimitPersistingL2CacheSize
@@ -105,9 +73,9 @@ def patched() -> list[str]:
     names = [
         f"{home}.{name}"
         for (home, name), original in _ORIGINAL.items()
-        if not _is(getattr(_WATCHED[home], name, None), original)
+        if not _is(getattr(_WATCHED[home][0], name, None), original)
     ]
-    if _ORIGINAL_BASES != (torch.Tensor.__mro__, torch.nn.Module.__mro__, torch.nn.Module.__call__):
+    if (torch.Tensor.__mro__, torch.nn.Module.__mro__, torch.nn.Module.__call__) != _ORIGINAL_BASES:
         names.append("torch.nn.Module")
     return names
 

@@ -33,13 +33,24 @@ class ImplausibleTime(Exception):
     """The candidate reports less time than the parent's clock saw pass."""
 
 
+CpuClock = Callable[[], int]
+"""Nanoseconds of processor time the candidate's processes have used so far, as the kernel counts
+them."""
+
+
 @dataclass
-class _Side:
+class _Series:
+    """The samples of one process, in nanoseconds."""
+
     sample: Sampler
     reported: list[int] = field(default_factory=list)
 
     def take(self, calls: int) -> None:
         self.reported.append(max(1, int(self.sample(calls))))
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.reported))
 
 
 @dataclass(frozen=True)
@@ -49,11 +60,6 @@ class CompiledSampler:
 
     sample: Sampler
     facts: dict[str, Any]
-
-
-CpuClock = Callable[[], int]
-"""Nanoseconds of processor time the candidate's processes have used so far, as the kernel counts
-them."""
 
 
 def measure(
@@ -68,10 +74,10 @@ def measure(
     seed: int = 0,
     compiled: CompiledSampler | None = None,
 ) -> Timing:
-    """Measure both sides until the 95 % interval of log(speedup) is narrow enough or the budget is
-    spent.
+    """Measure both processes until the 95 % interval of log(speedup) is narrow enough or the budget
+    is spent.
 
-    With `compiled`, all three sides until both intervals are, for half as long again. The budget is
+    With `compiled`, all three until both intervals are, for half as long again. The budget is
     `max_s`, and `precise_s` where the interval of `precise_pairs` is narrow enough by then: more
     samples of slow calls would sharpen what the spread between processes blurs anyway. A sample
     holds `most_calls` calls at most.
@@ -82,44 +88,30 @@ def measure(
     `throttled()` tells whether the device slows its clocks now. Raises ImplausibleTime where the
     candidate's reported time is below `clock_bound_share` of the bound.
     """
-    a, b = _Side(reference), _Side(candidate)
-    baselines = [a] if compiled is None else [a, _Side(compiled.sample)]
-    calls = _calls_per_sample([*baselines, b], config, most_calls)
-    order = [*baselines, b]
+    b = _Series(candidate)
+    baselines = [_Series(reference)]
+    if compiled:
+        baselines.append(_Series(compiled.sample))
+    series = [*baselines, b]
+    calls = _calls_per_sample(series, config, most_calls)
     slowed = [throttled()]
     started = time.monotonic()
-    while True:
-        for side in (*order, *reversed(order)):
-            side.take(calls)
-        pairs, elapsed = len(a.reported), (time.monotonic() - started) * 2 / len(order)
-        enough = (
-            pairs >= config.min_pairs
-            and min(sum(side.reported) for side in order) >= config.min_side_s * 1e9
-        )
-        precise = pairs >= config.precise_pairs and elapsed >= config.precise_s
-        if elapsed >= config.max_s and pairs >= 4:
-            break
-        if (enough or precise) and pairs % 10 == 0:
-            ends = [
-                log_ratio_interval(side.reported, b.reported, resamples=200, seed=seed)
-                for side in baselines
-            ]
-            if all((high - low) / 2 <= config.interval_width for low, high in ends):
-                break
+    elapsed_s = 0.0
+    while not _enough(baselines, b, elapsed_s, config, seed):
+        for each in (*series, *reversed(series)):
+            each.take(calls)
+        elapsed_s = (time.monotonic() - started) * 2 / len(series)
     slowed.append(throttled())
-    candidate_ns = float(np.median(b.reported))
     bound = bound or (lambda call_ns: _clock_bound(candidate, call_ns, calls, cpu_clock))
-    least, believed_ns = _plausible_bound(candidate, candidate_ns / calls, calls, config, bound)
-    if (
-        slower := believed_ns * calls / candidate_ns
-    ) > 1:  # what was too fast to be believed is not what counts
+    least, credible_ns = _plausible_bound(candidate, b.median / calls, calls, config, bound)
+    slower = credible_ns * calls / b.median
+    if slower > 1:  # what was too fast to be credible is not what counts
         b.reported = [max(1, round(ns * slower)) for ns in b.reported]
-        candidate_ns = float(np.median(b.reported))
-    against = [_against(side, b, calls, config, seed) for side in baselines]
+    against = [_against(baseline, b, calls, config, seed) for baseline in baselines]
     return Timing(
         **against[0],
-        candidate_ms=candidate_ns / calls / 1e6,
-        pairs=len(a.reported),
+        candidate_ms=b.median / calls / 1e6,
+        pairs=len(b.reported),
         calls_per_sample=calls,
         clock_bound_ms=max(least, 1.0) / 1e6,
         throttled=None if None in slowed else any(slowed),
@@ -127,25 +119,44 @@ def measure(
     )
 
 
+def _enough(
+    baselines: list[_Series],
+    candidate: _Series,
+    elapsed_s: float,
+    config: TimingConfig,
+    seed: int,
+) -> bool:
+    """Is the budget spent, or is every interval narrow enough, over samples enough?"""
+    pairs = len(candidate.reported)
+    if pairs >= 4 and elapsed_s >= config.max_s:
+        return True
+    sampled_ns = min(sum(each.reported) for each in (*baselines, candidate))
+    enough = pairs >= config.min_pairs and sampled_ns >= config.min_side_s * 1e9
+    precise = pairs >= config.precise_pairs and elapsed_s >= config.precise_s
+    if not (enough or precise) or pairs % 10:
+        return False
+    intervals = (
+        log_ratio_interval(each.reported, candidate.reported, resamples=200, seed=seed)
+        for each in baselines
+    )
+    return all((high - low) / 2 <= config.interval_width for low, high in intervals)
+
+
 def _against(
-    baseline: _Side, candidate: _Side, calls: int, config: TimingConfig, seed: int
+    baseline: _Series, candidate: _Series, calls: int, config: TimingConfig, seed: int
 ) -> dict[str, float]:
     """What the candidate is worth against one baseline: its latency in ms a call, the speedup with
     its widened interval, its drift."""
     low, high = log_ratio_interval(
         baseline.reported, candidate.reported, resamples=config.bootstrap, seed=seed
     )
-    baseline_ns, candidate_ns = (
-        float(np.median(baseline.reported)),
-        float(np.median(candidate.reported)),
-    )
-    low, high = widened(low, high, float(np.log(baseline_ns / candidate_ns)), config.process_spread)
-    speedup = baseline_ns / candidate_ns
+    speedup = baseline.median / candidate.median
+    low, high = widened(low, high, math.log(speedup), config.process_spread)
     return {
-        "reference_ms": baseline_ns / calls / 1e6,
+        "reference_ms": baseline.median / calls / 1e6,
         "speedup": speedup,
-        "speedup_lower": min(float(np.exp(low)), speedup),
-        "speedup_upper": max(float(np.exp(high)), speedup),
+        "speedup_lower": min(math.exp(low), speedup),
+        "speedup_upper": max(math.exp(high), speedup),
         "drift": drift(baseline.reported),
     }
 
@@ -181,26 +192,15 @@ def log_ratio_interval(
     return float(low), float(high)
 
 
-def _calls_per_sample(sides: list[_Side], config: TimingConfig, most_calls: int) -> int:
-    """Warm all sides until two consecutive medians of 3 agree within 1 % (or a quarter of
-    `precise_s` is spent on one), then batch calls until the shorter sample is long enough.
+def _calls_per_sample(series: list[_Series], config: TimingConfig, most_calls: int) -> int:
+    """Warm all processes, then batch calls until the shorter sample is long enough.
 
-    The batch grows by what the parent's clock sees, too: a side that reports next to nothing does
-    not get a million calls.
+    The batch grows by what the parent's clock sees, too: a process that reports next to nothing
+    does not get a million calls.
     """
-    for side in sides:
-        last, spent = 0.0, 0
-        for _ in range(WARM_ROUNDS):
-            for _ in range(3):
-                side.take(1)
-            now = float(np.median(side.reported[-3:]))
-            spent += sum(side.reported[-3:])
-            if (last and abs(now - last) <= 0.01 * last) or spent > min(
-                config.max_s / 8, config.precise_s / 4
-            ) * 1e9:
-                break
-            last = now
-    faster = min(sides, key=lambda side: min(side.reported))
+    for each in series:
+        _warm(each, config)
+    faster = min(series, key=lambda each: min(each.reported))
     calls, wanted = 1, config.sample_us * 1e3
     shortest, wall = float(min(faster.reported)), 0
     while shortest < wanted and wall < 20 * wanted and calls < most_calls:
@@ -208,9 +208,24 @@ def _calls_per_sample(sides: list[_Side], config: TimingConfig, most_calls: int)
         started = time.perf_counter_ns()
         faster.take(calls)
         wall, shortest = wall + time.perf_counter_ns() - started, float(faster.reported[-1])
-    for side in sides:
-        side.reported.clear()
+    for each in series:
+        each.reported.clear()
     return calls
+
+
+def _warm(series: _Series, config: TimingConfig) -> None:
+    """Take samples until two consecutive medians of 3 agree within 1 %, or a quarter of `precise_s`
+    is spent."""
+    last, spent = 0.0, 0
+    budget_ns = min(config.max_s / 8, config.precise_s / 4) * 1e9
+    for _ in range(WARM_ROUNDS):
+        for _ in range(3):
+            series.take(1)
+        now = float(np.median(series.reported[-3:]))
+        spent += sum(series.reported[-3:])
+        if (last and abs(now - last) <= 0.01 * last) or spent > budget_ns:
+            break
+        last = now
 
 
 def _plausible_bound(

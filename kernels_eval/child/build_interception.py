@@ -6,14 +6,20 @@ The signatures, and how arguments are read, follow torch's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from torch.utils import cpp_extension
+
+FLAGS = ("extra_cflags", "extra_cuda_cflags", "extra_ldflags")
+POSITIONAL = ("extra_cflags", "extra_cuda_cflags", "extra_sycl_cflags", "extra_ldflags")
 
 
 def _as_tuple(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
-    return (str(value),) if isinstance(value, str) else tuple(str(item) for item in value)
+    return (str(value),) if isinstance(value, str) else tuple(map(str, value))
 
 
 def inline_spec(
@@ -23,9 +29,7 @@ def inline_spec(
     functions: Any = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """The ExtensionSpec (as plain data) of a `load_inline` call; the signature follows torch's."""
-    if isinstance(functions, dict):
-        functions = list(functions)
+    """The ExtensionSpec (as plain data) of a `load_inline` call."""
     return {
         "kind": "inline",
         "name": str(name),
@@ -38,24 +42,18 @@ def inline_spec(
 
 def file_spec(name: str, sources: Any, **options: Any) -> dict[str, Any]:
     """The ExtensionSpec of a `load` call: the sources are read now, as the candidate wrote them."""
-    files = [
-        (Path(source).name, Path(source).read_text(errors="replace"))
-        for source in _as_tuple(sources)
-    ]
+    paths = map(Path, _as_tuple(sources))
+    files = [(path.name, path.read_text(errors="replace")) for path in paths]
     return {"kind": "files", "name": str(name), "files": files, **_options(options)}
 
 
 def _options(options: dict[str, Any]) -> dict[str, Any]:
-    flags = {
-        key: _as_tuple(options.get(key))
-        for key in ("extra_cflags", "extra_cuda_cflags", "extra_ldflags")
-    }
+    flags = {key: _as_tuple(options.get(key)) for key in FLAGS}
     return {**flags, "python_module": bool(options.get("is_python_module", True))}
 
 
-def intercept(provide: Any) -> None:
+def intercept(provide: Callable[[dict[str, Any]], Any]) -> None:
     """Replace load_inline and load by `provide(spec) -> module`."""
-    import torch.utils.cpp_extension as cpp_extension
 
     def load_inline(
         name: str,
@@ -65,20 +63,16 @@ def intercept(provide: Any) -> None:
         functions: Any = None,
         *args: Any,
         **options: Any,
-    ):
-        names = ("extra_cflags", "extra_cuda_cflags", "extra_sycl_cflags", "extra_ldflags")
-        options.update(zip(names, args, strict=False))
+    ) -> Any:
+        options.update(zip(POSITIONAL, args, strict=False))
         return provide(inline_spec(name, cpp_sources, cuda_sources, functions, **options))
 
-    def load(name: str, sources: Any, *args: Any, **options: Any):
-        names = ("extra_cflags", "extra_cuda_cflags", "extra_sycl_cflags", "extra_ldflags")
-        options.update(zip(names, args, strict=False))
+    def load(name: str, sources: Any, *args: Any, **options: Any) -> Any:
+        options.update(zip(POSITIONAL, args, strict=False))
         return provide(file_spec(name, sources, **options))
 
-    load_inline.__qualname__, load.__qualname__ = (
-        "load_inline",
-        "load",
-    )  # what a candidate's wrong call is told
+    # an exception for a wrong call names these
+    load_inline.__qualname__, load.__qualname__ = "load_inline", "load"
     cpp_extension.load_inline, cpp_extension.load = load_inline, load
 
 

@@ -1,34 +1,37 @@
 """Watches a candidate's own kernels from inside its process: counts their calls, times them, and
-spoils what they did.
+corrupts what they wrote.
 
-Spoiling answers the question whether a kernel matters: if the output stays the same when everything
-that the kernels wrote is replaced by something else, they are an ornament. Testimony, like
-everything in this process: native code can forge it.
+Corrupting answers the question whether a kernel matters: if the output stays the same when
+everything that the kernels wrote is replaced by something else, they are an ornament. No evidence,
+like everything in this process: native code can forge it.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _now_ns = time.perf_counter_ns
 
 
-class Witness:
+class KernelTracer:
     """Wraps the functions of extensions, operators registered with torch.ops, and Triton
     kernels."""
 
     def __init__(self, on_gpu: bool) -> None:
         self.calls: Counter[str] = Counter()
-        self.spoil: float | None = None
         self.timing = False
-        self._on_gpu, self._depth, self._cpu_ns = on_gpu, 0, 0
-        self._events: list[tuple[Any, Any]] = []
+        self._corrupt: float | None = None
+        self._on_gpu, self._inside, self._cpu_ns = on_gpu, False, 0
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def wrap_module(self, module: ModuleType) -> None:
         for name in dir(module):
@@ -36,21 +39,24 @@ class Witness:
             if callable(value) and not isinstance(value, type) and not name.startswith("__"):
                 setattr(module, name, self._wrapped(name, value))
 
+    def _wrapped(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self.watch(name, function, args, kwargs)
+
     def wrap_triton(self) -> None:
         from triton.runtime.jit import JITFunction
 
-        original, witness = JITFunction.run, self
+        original = JITFunction.run
 
         def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
             name = getattr(kernel, "__name__", None) or kernel.fn.__name__
-            return witness.watch(name, lambda *a, **k: original(kernel, *a, **k), args, kwargs)
+            return self.watch(name, lambda *a, **k: original(kernel, *a, **k), args, kwargs)
 
         JITFunction.run = run
 
     def operators(self) -> TorchDispatchMode:
         """A dispatch mode under which operators of namespaces other than torch's own count as
         kernels."""
-        witness = self
+        watch = self.watch
 
         class Watch(TorchDispatchMode):
             def __torch_dispatch__(
@@ -59,95 +65,80 @@ class Witness:
                 namespace, name = function._schema.name.split("::")
                 if namespace in ("aten", "prim", "prims"):
                     return function(*args, **(kwargs or {}))
-                return witness.watch(f"{namespace}.{name}", function, args, kwargs or {})
+                return watch(f"{namespace}.{name}", function, args, kwargs or {})
 
         return Watch()
 
-    def _wrapped(self, name: str, function: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return self.watch(name, function, args, kwargs)
-
-        return call
-
-    def watch(self, name: str, function: Any, args: Any, kwargs: Any) -> Any:
-        if self.spoil is not None and not self._depth:
-            result = self._spoiled(function, args, kwargs)
-        elif self.timing and not self._depth:
-            result = self._timed(function, args, kwargs)
-        else:
+    def watch(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call a kernel's function, and count it where it returns: a call that raises did no
+        work."""
+        if self._inside or not (self.timing or self._corrupt is not None):
             result = function(*args, **kwargs)
-        self.calls[name] += 1  # only what came back: a call that raises did no work
+        else:
+            self._inside = True
+            try:
+                how = self._timed if self._corrupt is None else self._corrupted
+                result = how(function, args, kwargs)
+            finally:
+                self._inside = False
+        self.calls[name] += 1
         return result
 
-    # -- time --------------------------------------------------------------------------------------
-
-    def _timed(self, function: Any, args: Any, kwargs: Any) -> Any:
-        self._depth += 1
-        try:
-            if not self._on_gpu:
-                started = _now_ns()
-                result = function(*args, **kwargs)
-                self._cpu_ns += _now_ns() - started
-                return result
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
+    def _timed(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if not self._on_gpu:
+            started = _now_ns()
             result = function(*args, **kwargs)
-            end.record()
-            self._events.append((begin, end))
+            self._cpu_ns += _now_ns() - started
             return result
-        finally:
-            self._depth -= 1
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        result = function(*args, **kwargs)
+        end.record()
+        self._events.append((begin, end))
+        return result
 
     def take_ns(self) -> float:
         """Nanoseconds spent in watched calls since the last question; the device must be
         synchronised."""
         spent = self._cpu_ns + sum(begin.elapsed_time(end) * 1e6 for begin, end in self._events)
         self._cpu_ns, self._events = 0, []
-        return spent
+        return float(spent)
 
-    # -- spoiling ----------------------------------------------------------------------------------
-
-    def _spoiled(self, function: Any, args: Any, kwargs: Any) -> Any:
-        self._depth += 1
+    @contextmanager
+    def corrupting(self, value: float) -> Iterator[None]:
+        """Meanwhile, replace what kernels write by this value."""
+        self._corrupt = value
         try:
-            given = [x for x in _tensors([args, kwargs]) if x.device.type != "meta"]
-            before = [x.detach().clone() for x in given]
-            result = function(*args, **kwargs)
-            made = {x.data_ptr() for x in given}
-            for tensor, old in zip(given, before, strict=True):
-                if not torch.equal(tensor, old) and not bool(
-                    ((tensor != tensor) & (old != old)).all()
-                ):
-                    self._spoil_tensor(tensor)
-            for tensor in _tensors(result):
-                if tensor.data_ptr() not in made:
-                    self._spoil_tensor(tensor)
-            return (
-                result
-                if not isinstance(result, int | float) or isinstance(result, bool)
-                else type(result)(result * 3 + 7)
-            )
+            yield
         finally:
-            self._depth -= 1
+            self._corrupt = None
 
-    def _spoil_tensor(self, tensor: Any) -> None:
+    def _corrupted(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        given = [x for x in _tensors((args, kwargs)) if x.device.type != "meta"]
+        before = [x.detach().clone() for x in given]
+        result = function(*args, **kwargs)
+        held = {x.data_ptr() for x in given}
+        for tensor, old in zip(given, before, strict=True):
+            if not torch.equal(tensor, old) and not bool(((tensor != tensor) & (old != old)).all()):
+                self._overwrite(tensor)
+        for tensor in _tensors(result):
+            if tensor.data_ptr() not in held:
+                self._overwrite(tensor)
+        if isinstance(result, int | float) and not isinstance(result, bool):
+            return type(result)(result * 3 + 7)
+        return result
+
+    def _overwrite(self, tensor: torch.Tensor) -> None:
+        target = tensor.detach()
         with torch.no_grad():
-            target = tensor.detach()
             if target.is_floating_point() or target.is_complex():
-                target.fill_(self.spoil)
+                target.fill_(self._corrupt or 0.0)
             elif target.dtype == torch.bool:
                 target.logical_not_()
             else:
-                target.copy_(
-                    target.flatten().roll(1).reshape(target.shape)
-                )  # stays in range: it may be an index
+                # stays in range: it may be an index
+                target.copy_(target.flatten().roll(1).reshape(target.shape))
 
 
-def _tensors(value: Any) -> list[Any]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        return [x for item in value.values() for x in _tensors(item)]
-    if isinstance(value, list | tuple):
-        return [x for item in value for x in _tensors(item)]
-    return []
+def _tensors(value: object) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]

@@ -1,31 +1,34 @@
-"""The only module that runs beside candidate code: serves commands in a forked process, one role
-each.
+"""The entry of a forked process: serves the commands of one role until its channel closes.
 
-`capture` reads build requests out of a candidate's module; `reference` is the trusted side that
-holds expected values; `candidate` runs the kernel. `compiled` is the reference once more, under
-torch.compile, as a second baseline. `workload` has no candidate: it counts what a task's reference
-computes, and `profile` where that spends its time.
+`capture` reads build requests out of a candidate's module, `candidate` runs the kernel. The other
+roles run the task alone, in processes that no candidate enters: they are named here and imported
+only where they are served, so a candidate's process does not hold their code.
 """
 
 from __future__ import annotations
 
 import traceback
 from contextlib import suppress
+from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from kernels_eval.checks.inputs import construct, load_module
 from kernels_eval.child.build_interception import BuildFailed, intercept
-from kernels_eval.child.candidate import CandidateSide
+from kernels_eval.child.candidate import CandidateRole
 from kernels_eval.isolation.channel import Channel, ChannelClosed
-from kernels_eval.reference.compiled import CompiledSide
-from kernels_eval.reference.expected_values import Reference
-from kernels_eval.reference.operator_times import OperatorTimes
-from kernels_eval.reference.workload import Workloads
+from kernels_eval.records import Reason, Record
+
+REFERENCE_ROLES = {
+    "reference": "expected_values.Reference",
+    "compiled": "compiled.CompiledRole",
+    "workload": "workload.Workloads",
+    "profile": "operator_times.OperatorTimes",
+}
 
 
-def serve(role: str, channel: Channel, exchange: int) -> None:
-    session = ROLES[role](channel, exchange)
+def serve(role: str, channel: Channel, output_buffer: int) -> None:
+    session = role_of(role)(channel, output_buffer)
     while True:
         try:
             message = channel.receive(None)
@@ -33,67 +36,68 @@ def serve(role: str, channel: Channel, exchange: int) -> None:
             return
         handler = getattr(session, f"do_{message.pop('command')}")
         try:
-            answer = handler(**message)
+            answer = handler(**message) or {}
         except Exception as error:
-            answer = {
-                "error": _classify(error),
-                "detail": f"{type(error).__name__}: {error}"[:2000],
-                "trace": traceback.format_exc()[-4000:],
-            }
+            answer = _error(error)
+        if isinstance(answer, Record):
+            answer = answer.model_dump(mode="json")
         channel.send(answer, tuple(answer.pop("_descriptors", ())))
+
+
+def role_of(name: str) -> Any:
+    """The class that serves a role."""
+    if name not in REFERENCE_ROLES:
+        return {"capture": Capture, "candidate": CandidateRole}[name]
+    module, _, role = REFERENCE_ROLES[name].partition(".")
+    return getattr(import_module(f"kernels_eval.reference.{module}"), role)
+
+
+def _error(error: Exception) -> dict[str, Any]:
+    return {
+        "error": _classify(error),
+        "detail": f"{type(error).__name__}: {error}"[:2000],
+        "trace": traceback.format_exc()[-4000:],
+    }
 
 
 def _classify(error: Exception) -> str:
     """The verdict reason that an exception stands for."""
     name, text = type(error).__name__, str(error)
+    memory = "out of memory" in text or "can't allocate memory" in text
     # torch's allocator asks NVML for details when memory runs out; where the sandbox keeps NVML
     # away, that assertion is what is left
-    nvml = "nvmlInit" in text and "CUDACachingAllocator" in text
-    if (
-        isinstance(error, MemoryError)
-        or "OutOfMemory" in name
-        or "out of memory" in text
-        or "can't allocate memory" in text
-        or nvml
-    ):
-        return "out_of_memory"
+    memory = memory or ("nvmlInit" in text and "CUDACachingAllocator" in text)
+    if memory or isinstance(error, MemoryError) or "OutOfMemory" in name:
+        return Reason.OUT_OF_MEMORY
     if "CUDA error" in text or "AcceleratorError" in name or "illegal memory access" in text:
-        return "cuda_error"
+        return Reason.CUDA_ERROR
     if isinstance(error, ImportError) and "undefined symbol" in text:
-        return "undefined_symbol"
-    if isinstance(error, ModuleNotFoundError):
-        return "no_module"
-    if isinstance(error, SyntaxError):
-        return "syntax_error"
+        return Reason.UNDEFINED_SYMBOL
     if isinstance(error, BuildFailed):
         return error.reason
-    return "exception"
+    for kind, reason in (
+        (ModuleNotFoundError, Reason.NO_MODULE),
+        (SyntaxError, Reason.SYNTAX_ERROR),
+    ):
+        if isinstance(error, kind):
+            return reason
+    return Reason.EXCEPTION
 
 
 class Capture:
     """Runs the candidate's module with builds replaced by stubs, and reports what it asked to
     build."""
 
-    def __init__(self, channel: Channel, exchange: int) -> None:
+    def __init__(self, channel: Channel, output_buffer: int) -> None:
         self.specs: list[dict[str, Any]] = []
 
     def do_capture(self, path: str) -> dict[str, Any]:
         intercept(self._record)
         try:
             self.module = load_module(path, "candidate")
-        except (
-            Exception
-        ) as error:  # a module that needs its extension at import still told what to build
-            detail, trace = (
-                f"{type(error).__name__}: {error}"[:2000],
-                traceback.format_exc()[-4000:],
-            )
-            return {
-                "specs": self.specs,
-                "error": _classify(error),
-                "detail": detail,
-                "trace": trace,
-            }
+        except Exception as error:
+            # a module that needs its extension at import still told what to build
+            return {"specs": self.specs, **_error(error)}
         return {"specs": self.specs}
 
     def do_construct(self, task_path: str, init_form: str) -> dict[str, Any]:
@@ -113,17 +117,7 @@ class _Stub(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
 
-        def unavailable(*_: Any, **__: Any) -> Any:
+        def unavailable(*_: object, **__: object) -> NoReturn:
             raise RuntimeError(f"{name} is not built yet")
 
         return unavailable
-
-
-ROLES = {
-    "capture": Capture,
-    "reference": Reference,
-    "candidate": CandidateSide,
-    "compiled": CompiledSide,
-    "workload": Workloads,
-    "profile": OperatorTimes,
-}

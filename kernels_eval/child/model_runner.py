@@ -1,5 +1,5 @@
-"""What the reference and the candidate process have in common: a model, its inputs, and a stopwatch
-on one device.
+"""What every role that runs a model has in common: the model, its inputs, and a stopwatch on one
+device. The roles of `kernels_eval.reference` build on it too, in processes of their own.
 
 The functions of the clock are taken when this module is imported, before any candidate code runs:
 patching `time` or `torch.cuda` later does not reach them. Native code does; the parent's clock
@@ -15,10 +15,17 @@ from typing import Any
 
 import torch
 
-from kernels_eval.checks.inputs import make_inputs, randomise_weights
+from kernels_eval.checks.inputs import (
+    construct,
+    load_module,
+    make_inputs,
+    moved,
+    randomise_weights,
+)
+from kernels_eval.checks.trials import DECLARED, InputPlan, ModelSpec
 from kernels_eval.isolation.channel import Channel
 
-_now_ns = time.perf_counter_ns
+now_ns = time.perf_counter_ns
 _synchronize = torch.cuda.synchronize
 _Event = torch.cuda.Event
 
@@ -43,18 +50,19 @@ def poison_allocations(on: bool) -> None:
     _mallopt(M_PERTURB, 1 if on else 0)
 
 
-class Side:
+class ModelRunner:
     """A model, its inputs, and a stopwatch on one device."""
 
-    def __init__(self, channel: Channel, exchange: int) -> None:
-        self.channel, self.exchange = channel, exchange
+    def __init__(self, channel: Channel, output_buffer: int) -> None:
+        """`output_buffer` is the descriptor of the memory that outputs are returned through."""
+        self.channel, self.output_buffer = channel, output_buffer
         self.device = "cpu"
         self.model: Any = None
         self.task: Any = None
-        self.plan: dict[str, Any] | None = None
+        self.plan: InputPlan | None = None
         self.timed_inputs: list[list[Any]] = []
         self.turn = 0
-        self.flush: Any = None
+        self.flush: torch.Tensor | None = None
         self._hoard_bytes = 0
 
     @property
@@ -65,16 +73,15 @@ class Side:
         self.device = device
         torch.set_num_threads(threads)
         # Memory that was freed stays mapped: without this every output of some megabytes costs page
-        # faults, on either side.
+        # faults, in either process.
         _mallopt(M_MMAP_MAX, 0)
         _mallopt(M_TRIM_THRESHOLD, 1 << 30)
         _mallopt(M_TOP_PAD, 16 << 20)
         if self.on_gpu:
             torch.cuda.init()
-            torch.backends.cuda.matmul.allow_tf32 = False
-            torch.backends.cudnn.allow_tf32 = False
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
-    def do_prepare(self, device: str, threads: int) -> dict[str, Any]:
+    def do_prepare(self, device: str, threads: int) -> None:
         """Make the device ready before the work is known: its context, and the kernels that every
         verification needs."""
         self.prepare_device(device, threads)
@@ -82,7 +89,6 @@ class Side:
             self.warm_up()
             self.synchronise()
         self.channel.accepts_descriptors = True  # `do_exchange` is next
-        return {}
 
     def warm_up(self) -> None:
         """Run once what CUDA would load with its first use."""
@@ -92,12 +98,32 @@ class Side:
         bool(((x == y) | (x != x)).all())
         self._sample_gpu([])
 
-    def do_exchange(self) -> dict[str, Any]:
-        """Take over what outputs are returned through: it comes with this message."""
+    def do_exchange(self) -> None:
+        """Take over the output buffer that comes with this message."""
         self.channel.accepts_descriptors = False
-        os.close(self.exchange)
-        self.exchange = self.channel.descriptors.pop()
-        return {}
+        os.close(self.output_buffer)
+        self.output_buffer = self.channel.descriptors.pop()
+
+    # -- the model ---------------------------------------------------------------------------------
+
+    def do_load(self, path: str, spec: dict[str, Any]) -> Any:
+        """Construct the task's own model."""
+        self.spec = ModelSpec.model_validate(spec)
+        self.prepare_device(self.spec.device, self.spec.threads)
+        self.task = self.module = load_module(path, "task")
+        self.model = self.build()
+        self.synchronise()
+
+    def construct(self, seed: int | None = None) -> Any:
+        """A new model as its constructor left it; without a seed, with the weights of the first."""
+        spec, seed = self.spec, self.spec.seed if seed is None else seed
+        return construct(
+            self.module, spec.entry_point, self.task, spec.init_form, seed, spec.construct_on
+        )
+
+    def build(self, seed: int | None = None) -> Any:
+        """The same, moved to the device."""
+        return moved(self.construct(seed), self.device)
 
     def give_back_memory(self) -> None:
         """Return cached device memory to the driver: reference and candidate share one GPU, and
@@ -105,9 +131,8 @@ class Side:
         if not self.on_gpu:
             return
         if not self._hoard_bytes:
-            self._hoard_bytes = max(
-                HOARD_BYTES, torch.cuda.get_device_properties(0).total_memory // HOARD_SHARE
-            )
+            total = torch.cuda.get_device_properties(0).total_memory
+            self._hoard_bytes = max(HOARD_BYTES, total // HOARD_SHARE)
         if torch.cuda.memory_reserved() > self._hoard_bytes:
             torch.cuda.empty_cache()
 
@@ -119,23 +144,24 @@ class Side:
         with torch.no_grad():
             return self.model(*inputs)
 
-    def inputs(self, seed: int, distribution: str, shape: str = "declared") -> list[Any]:
+    def inputs(self, seed: int, distribution: str = DECLARED, shape: str = DECLARED) -> list[Any]:
         return make_inputs(self.task, seed, distribution, self.plan, self.device, shape)
 
-    def do_weights(self, seed: int) -> dict[str, Any]:
+    def do_weights(self, seed: int) -> None:
         randomise_weights(self.model, seed)
         self.synchronise()
-        return {}
+
+    # -- timing ------------------------------------------------------------------------------------
 
     def do_timing_inputs(self, seeds: list[int]) -> dict[str, Any]:
         """Draw one set of inputs per seed; samples rotate over them. Returns the seconds that it
         took."""
         self.timed_inputs = []  # the earlier sets make room first
-        started = _now_ns()
-        self.timed_inputs = [self.inputs(seed, "declared") for seed in seeds]
+        started = now_ns()
+        self.timed_inputs = [self.inputs(seed) for seed in seeds]
         self.synchronise()
         self.give_back_memory()
-        return {"seconds": (_now_ns() - started) / 1e9}
+        return {"seconds": (now_ns() - started) / 1e9}
 
     def do_sample(self, calls: int) -> dict[str, Any]:
         """Time `calls` forward calls as one sample, each on the next of the prepared inputs.
@@ -148,10 +174,10 @@ class Side:
     def _sample_cpu(self, batch: list[list[Any]]) -> int:
         model = self.model
         with torch.no_grad():
-            started = _now_ns()
+            started = now_ns()
             for inputs in batch:
                 model(*inputs)
-            return _now_ns() - started
+            return now_ns() - started
 
     def _sample_gpu(self, batch: list[list[Any]]) -> int:
         model = self.model
@@ -168,54 +194,3 @@ class Side:
             end.record()
             _synchronize()
         return int(begin.elapsed_time(end) * 1e6)
-
-
-def same(a: Any, b: Any) -> bool:
-    """Bit for bit the same value; NaN equals NaN."""
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        if (
-            a.device == b.device and a.dtype == b.dtype and torch.equal(a, b)
-        ):  # outputs can be gigabytes: the usual case first
-            return True
-        return (
-            a.shape == b.shape
-            and a.dtype == b.dtype
-            and bool(((a == b) | ((a != a) & (b != b))).all())
-        )
-    return type(a) is type(b) and (not isinstance(a, int | float | str | bool) or a == b)
-
-
-def close(a: torch.Tensor, b: torch.Tensor, rtol: float) -> bool:
-    """|a - b| <= rtol (|b| + RMS(b)) everywhere, with NaN and infinities in the same places; no
-    absolute tolerance, so tiny values count.
-
-    Chunk by chunk: outputs can be gigabytes.
-    """
-    from kernels_eval.checks.correctness import CHUNK, DEVICE_CHUNK, all_finite
-
-    if a.shape != b.shape:
-        return False
-    if not (a.is_floating_point() or a.is_complex()):
-        return torch.equal(a, b)
-    step = DEVICE_CHUNK if a.is_cuda else CHUNK
-    pairs = list(zip(a.reshape(-1).split(step), b.reshape(-1).split(step), strict=True))
-    if not a.is_complex() and all_finite(a) and all_finite(b):
-        scale = (sum(y.double().square().sum() for _, y in pairs) / max(b.numel(), 1)) ** 0.5
-        wide = torch.promote_types(a.dtype, torch.float32)
-        return all(
-            bool(((x.to(wide) - y).abs() <= rtol * (y.abs().to(wide) + scale)).all())
-            for x, y in pairs
-        )
-    energy, count = 0.0, 0
-    for _, part in pairs:
-        finite = part[torch.isfinite(part)].abs().double()
-        energy, count = energy + float(finite.square().sum()), count + finite.numel()
-    scale = (energy / count) ** 0.5 if count else 0.0
-    for x, y in pairs:
-        usual = torch.isfinite(x) & torch.isfinite(y)
-        if not bool((usual | (x == y) | (torch.isnan(x) & torch.isnan(y))).all()):
-            return False
-        x, y = x[usual], y[usual]
-        if not bool(((x - y).abs() <= rtol * (y.abs() + scale)).all()):
-            return False
-    return True

@@ -1,5 +1,5 @@
-"""How a candidate's outputs reach the reference process: as bytes in memory that both can see,
-never as objects.
+"""How a candidate's outputs reach the reference process: as bytes in memory that both processes
+map, never as objects. The roles of `kernels_eval.reference` use it too.
 
 On the CPU that is a file in memory. On a GPU it is device memory that the reference process owns
 and shares through a file descriptor (CUDA's virtual memory API), so outputs of gigabytes never
@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from typing import Any
+from ctypes import byref
 
 import torch
 
@@ -24,10 +24,7 @@ class HostMemory:
 
     def __init__(self, descriptor: int) -> None:
         self.size = os.fstat(descriptor).st_size
-        self._bytes = torch.frombuffer(mmap.mmap(descriptor, self.size), dtype=torch.uint8)
-
-    def bytes(self, start: int, count: int) -> torch.Tensor:
-        return self._bytes[start : start + count]
+        self.bytes = torch.frombuffer(mmap.mmap(descriptor, self.size), dtype=torch.uint8)
 
 
 class DeviceMemory:
@@ -44,77 +41,40 @@ class DeviceMemory:
             handle_types=_POSIX_FD,
             location=_Location(_DEVICE, torch.cuda.current_device()),
         )
-        granularity = ctypes.c_size_t()
-        self._call(
-            "cuMemGetAllocationGranularity", ctypes.byref(granularity), ctypes.byref(prop), 0
-        )
+        granularity, no_flags, start = ctypes.c_size_t(), ctypes.c_uint64(0), ctypes.c_size_t(0)
+        self._call("GetAllocationGranularity", byref(granularity), byref(prop), 0)
         self.size = -(-max(size, 1) // granularity.value) * granularity.value
+        length = ctypes.c_size_t(self.size)
         self._handle = ctypes.c_uint64()
         if descriptor is None:
-            self._call(
-                "cuMemCreate",
-                ctypes.byref(self._handle),
-                ctypes.c_size_t(self.size),
-                ctypes.byref(prop),
-                ctypes.c_uint64(0),
-            )
+            self._call("Create", byref(self._handle), length, byref(prop), no_flags)
         else:
-            self._call(
-                "cuMemImportFromShareableHandle",
-                ctypes.byref(self._handle),
-                ctypes.c_void_p(descriptor),
-                _POSIX_FD,
-            )
-        address = ctypes.c_uint64()
-        self._call(
-            "cuMemAddressReserve",
-            ctypes.byref(address),
-            *map(ctypes.c_size_t, (self.size, 0)),
-            *map(ctypes.c_uint64, (0, 0)),
-        )
-        self._call(
-            "cuMemMap",
-            address,
-            ctypes.c_size_t(self.size),
-            ctypes.c_size_t(0),
-            self._handle,
-            ctypes.c_uint64(0),
-        )
-        access = _Access(prop.location, _READ_WRITE)
-        self._call(
-            "cuMemSetAccess",
-            address,
-            ctypes.c_size_t(self.size),
-            ctypes.byref(access),
-            ctypes.c_size_t(1),
-        )
+            shared = ctypes.c_void_p(descriptor)
+            self._call("ImportFromShareableHandle", byref(self._handle), shared, _POSIX_FD)
+        address, access = ctypes.c_uint64(), _Access(prop.location, _READ_WRITE)
+        anywhere = ctypes.c_uint64(0)
+        self._call("AddressReserve", byref(address), length, start, anywhere, no_flags)
+        self._call("Map", address, length, start, self._handle, no_flags)
+        self._call("SetAccess", address, length, byref(access), ctypes.c_size_t(1))
         self.__cuda_array_interface__ = {
             "shape": (self.size,),
             "typestr": "|u1",
             "data": (address.value, False),
             "version": 3,
         }
-        self._bytes = torch.as_tensor(self, device="cuda")
+        self.bytes = torch.as_tensor(self, device="cuda")
 
     def descriptor(self) -> int:
         """A file descriptor through which another process can map this memory."""
-        found = ctypes.c_int(-1)
-        self._call(
-            "cuMemExportToShareableHandle",
-            ctypes.byref(found),
-            self._handle,
-            _POSIX_FD,
-            ctypes.c_uint64(0),
-        )
+        found, no_flags = ctypes.c_int(-1), ctypes.c_uint64(0)
+        self._call("ExportToShareableHandle", byref(found), self._handle, _POSIX_FD, no_flags)
         return found.value
 
-    def bytes(self, start: int, count: int) -> torch.Tensor:
-        return self._bytes[start : start + count]
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        result = getattr(self._driver, name)(*arguments)
+    def _call(self, name: str, *arguments: object) -> None:
+        """A function of CUDA's virtual memory management."""
+        result = self._driver[f"cuMem{name}"](*arguments)
         if result:
-            raise OSError(result, f"{name} failed with CUDA error {result}")
+            raise OSError(result, f"cuMem{name} failed with CUDA error {result}")
 
 
 def write(memory: HostMemory | DeviceMemory, tensors: list[torch.Tensor]) -> None:
@@ -126,7 +86,7 @@ def write(memory: HostMemory | DeviceMemory, tensors: list[torch.Tensor]) -> Non
     offset = 0
     for tensor, count in zip(tensors, counts, strict=True):
         if count:
-            memory.bytes(offset, count).copy_(tensor.flatten().view(torch.uint8))
+            memory.bytes[offset : offset + count].copy_(tensor.flatten().view(torch.uint8))
         offset += padded(count)
 
 
@@ -135,7 +95,7 @@ def read(memory: HostMemory | DeviceMemory, like: list[torch.Tensor]) -> list[to
     tensors, offset = [], 0
     for wanted in like:
         count = wanted.numel() * wanted.element_size()
-        taken = memory.bytes(offset, count).clone().to(wanted.device)
+        taken = memory.bytes[offset : offset + count].clone().to(wanted.device)
         tensors.append(taken.view(wanted.dtype).reshape(wanted.shape))
         offset += padded(count)
     return tensors

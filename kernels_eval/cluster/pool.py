@@ -33,8 +33,8 @@ from kernels_eval.cluster.worker import TOGETHER_S, BuildWorker, KernelWorker
 from kernels_eval.config import EvalConfig
 from kernels_eval.devices import device_for, gpu_arch, require_device
 from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, SandboxError
+from kernels_eval.parent.draft import verdict_of
 from kernels_eval.parent.prepare import Prepared
-from kernels_eval.parent.runner import verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 
 DEATHS = 5

@@ -102,9 +102,9 @@ def _fault(head: str) -> tuple[str, str] | None:
 
 
 def start_ray(address: str | None = None) -> None:
-    """Connect to a Ray cluster (`address`, else `$RAY_ADDRESS`), or start one in this process, which
-    then ends with it, however it ends. Does nothing where Ray runs already. Raises UsageError where
-    no cluster answers at the address, ClusterError where Ray fails.
+    """Connect to a Ray cluster (`address`, else `$RAY_ADDRESS`), or start one in this process,
+    which then ends with it, however it ends. Does nothing where Ray runs already. Raises UsageError
+    where no cluster answers at the address, ClusterError where Ray fails.
     """
     # Ray's coming default: actors without a GPU keep CUDA_VISIBLE_DEVICES as it is.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -205,8 +205,8 @@ class Place(NamedTuple):
 
 
 def place(_: object = None) -> Place:
-    """The Place of this process, a driver or a worker of a running Ray. (The ignored argument is the
-    actor that Ray calls it for.)"""
+    """The Place of this process, a driver or a worker of a running Ray. (The ignored argument is
+    the actor that Ray calls it for.)"""
     import ray
 
     home = Path(__file__).parents[1]

@@ -86,10 +86,11 @@ class KernelWorker:
         cuda_arch: str | None,
         pulse: Callable[..., Pulse] | None = None,
     ) -> None:
+        from kernels_eval.evaluator import Evaluator
         from kernels_eval.isolation.health import DeviceHealth, take_pulse
-        from kernels_eval.parent.runner import Runner
 
-        self._runner = runner = Runner(config, device, cuda_arch=cuda_arch)
+        self._evaluator = Evaluator(device, config, cuda_arch=cuda_arch)
+        runner = self._evaluator.runner
         self._health: DeviceHealth | None = None
         if pulse or device.startswith("cuda"):
             self._health = DeviceHealth(
@@ -115,7 +116,7 @@ class KernelWorker:
         )
         if self._health:
             self._health.remember()
-        verdict: Verdict = self._runner.run(*records)
+        verdict: Verdict = self._evaluator.run(*records)
         if self._health and verdict.reason in BLAMES_THE_DEVICE:
             self._health.confirm()
         return verdict.model_dump(mode="json")

@@ -51,8 +51,8 @@ class Child:
     `scratch` is where the parent puts files for the child to read. The child writes in
     `scratch/work`, its working directory and home, which with the layer `tmpfs_scratch` only it can
     see. `processes` lets it start other programs (Triton's compilers, torch.compile). A child that
-    dies of SIGKILL is a KilledError, unless its role is in `blamed_roles`: then a ChildFailure as any
-    other (kernels_eval.parent.kill_retry).
+    dies of SIGKILL is a KilledError, unless its role is in `blamed_roles`: then a ChildFailure as
+    any other (kernels_eval.parent.kill_retry).
     """
 
     blamed_roles: frozenset[str] = frozenset()
@@ -170,6 +170,12 @@ class Child:
         opened = os.open(self.exchange_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         os.ftruncate(opened, max(exchange_bytes, 1))
         return opened
+
+    def write_file(self, name: str, text: str) -> Path:
+        """Put a source file where the child can read it."""
+        path = self.scratch / name
+        path.write_text(text, encoding="utf-8", errors="replace")
+        return path
 
     @property
     def gone(self) -> bool:

@@ -100,8 +100,8 @@ _NUMBERS |= {
 }
 
 _CONDITIONAL = frozenset(
-    """socket connect prlimit64 kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_send_signal fork vfork clone clone3 execve
-    execveat""".split()
+    """socket connect prlimit64 kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo
+    pidfd_send_signal fork vfork clone clone3 execve execveat""".split()
 )
 REFUSED = tuple(name for name in _NUMBERS if name not in _CONDITIONAL)
 SIGNALS = (

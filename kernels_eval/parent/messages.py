@@ -1,56 +1,76 @@
-"""What a candidate's process says of itself, checked for its form only.
+"""What a candidate's process says of itself, parsed: its form is checked, its content never
+trusted.
 
-Nothing here is believed because it was said: outputs are compared elsewhere, times are bounded by
-the parent's clock.
+Outputs are compared elsewhere, and times are bounded by the parent's clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TypeVar
 
 from pydantic import ConfigDict, ValidationError
 
-from kernels_eval.records import Record
+from kernels_eval.records import Reason, Record
+
+LOG_BYTES = 8192
+"""Of a process's log, as much as a verdict keeps."""
 
 
 class Finding(Record):
-    """The end of a verification that did not get to `correct`: a reason (which fixes the status), a
-    detail, a log."""
+    """Why a verification ended before every check had passed."""
 
-    reason: str
+    reason: Reason
     detail: str = ""
     log: str = ""
 
 
 class Stop(Exception):
-    """Raised inside the protocol when the verdict is known."""
+    """Ends the protocol: the verdict is known."""
 
-    def __init__(self, reason: str, detail: str = "", log: str = "") -> None:
+    def __init__(self, reason: Reason, detail: str = "", log: str = "") -> None:
         super().__init__(reason)
         self.finding = Finding(reason=reason, detail=detail[:2000], log=log)
 
 
-MAY_CLAIM = frozenset(
-    """exception cuda_error out_of_memory undefined_symbol no_module syntax_error build_failed forbidden_call build
-    missing_model_new""".split()
+CLAIMABLE = frozenset(
+    {
+        Reason.EXCEPTION,
+        Reason.CUDA_ERROR,
+        Reason.OUT_OF_MEMORY,
+        Reason.UNDEFINED_SYMBOL,
+        Reason.NO_MODULE,
+        Reason.SYNTAX_ERROR,
+        Reason.BUILD_FAILED,
+        Reason.FORBIDDEN_CALL,
+        Reason.BUILD,
+        Reason.MISSING_MODEL_NEW,
+    }
 )
-"""Reasons that a candidate's process may give for an error of its own. Never `ok`, never the
+"""Reasons that a candidate's process may give for an error of its own. Never OK, never the
 reference's."""
 
 
-class _Said(Record):
+class Report(Record):
+    """Base of what a candidate's process reports. Unknown fields are ignored, types are strict."""
+
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
 
-class OutputForm(_Said):
-    """Shape and dtype of one output tensor."""
+class LoadReport(Report):
+    """The constructed module: shapes of its parameters without dimensions of size 1, and whether
+    its constructor made them on the CPU although it was told another device."""
 
+    parameters: list[list[int]] = []
+    made_elsewhere: bool = False
+
+
+class ReportedOutput(Report):
     shape: list[int]
     dtype: str
 
 
-class Notice(_Said):
+class CallReport(Report):
     """One compared call."""
 
     kinds: list[str] = []
@@ -63,65 +83,69 @@ class Notice(_Said):
     previous_changed: bool = False
     rerun_differs: bool = False
     outstanding_share: float = 0.0
-    outputs: list[OutputForm] = []
+    outputs: list[ReportedOutput] = []
 
 
-class Seen(_Said):
-    """Operators and custom kernels."""
+class OperatorReport(Report):
+    """Operators and custom kernels of one call."""
 
     operators: list[str] = []
     custom: list[str] = []
     off_stream: int = 0
 
 
-class Sample(_Said):
+class ShareReport(Report):
+    """Share of a call's time in custom kernels."""
+
+    share: float
+
+
+class SampleReport(Report):
     """One timed sample."""
 
     ns: int
     custom_calls: int = 0
 
 
-class State(_Said):
+class StateReport(Report):
     """Settings that have changed since before the candidate was loaded."""
 
     changed: dict[str, str] = {}
 
 
-REASON_OF_CHANGE: Mapping[str, str] = {
-    "current_stream": "stream_escape",
-    "patched": "harness_tampering",
-    "default_dtype": "global_state_changed",
-    "default_device": "global_state_changed",
-    "threads": "global_state_changed",
-    "current_device": "global_state_changed",
-    "persisting_l2": "global_state_changed",
-    "deterministic": "global_state_changed",
-}
-"""The reason that a change of each setting stands for. Settings that are not here are only flagged:
-honest code writes them."""
+class OrnamentReport(Report):
+    """Does the output stay the same when what the kernels wrote is replaced?"""
 
-
-class Share(_Said):
-    share: float
-
-
-class Ornamental(_Said):
     ornamental: bool
 
 
-def believe_form(model: type[Any], answer: dict[str, Any]) -> Any:
-    """The answer as `model`. Raises Stop (exited_early) where it has another form: whatever spoke,
-    it was not our code."""
+REASON_OF_CHANGE: Mapping[str, Reason] = {
+    "current_stream": Reason.STREAM_ESCAPE,
+    "patched": Reason.HARNESS_TAMPERING,
+    **dict.fromkeys(
+        "default_dtype default_device threads current_device persisting_l2 deterministic".split(),
+        Reason.GLOBAL_STATE_CHANGED,
+    ),
+}
+"""The reason that a change of each setting stands for. Other settings are only flagged: honest code
+writes them."""
+
+R = TypeVar("R", bound=Record)
+
+
+def parse_report(model: type[R], answer: object) -> R:
+    """The answer as `model`. Raises Stop (EXITED_EARLY) where it has another form: our own code did
+    not send it."""
     try:
         return model.model_validate(answer)
     except ValidationError as error:
-        said = one_line(str(error))[:200]
         raise Stop(
-            "exited_early",
-            f"the process answered with something that the protocol does not know: {said}",
+            Reason.EXITED_EARLY,
+            "the process answered with something that the protocol does not know:"
+            f" {one_line(str(error))[:200]}",
         ) from error
 
 
 def one_line(text: str) -> str:
-    """Candidate text as data: one line, no control characters, bounded."""
+    """Candidate text as data: one line, no control characters, at most 500 characters."""
     return "".join(c if c.isprintable() else " " for c in text)[:500].strip()

@@ -3,8 +3,8 @@ no device.
 
 Guarantees: every candidate ends as a `Prepared`, with libraries or with the finding that ends its
 verification; its module runs only in a confined child; a process that is killed from outside
-changes nothing, for what it did is done again (`kernels_eval.parent.kill_retry`); an exception from
-here means that the machine failed, not the kernel.
+changes nothing, for its work is repeated (`kernels_eval.parent.kill_retry`); an exception from here
+means that the machine failed, not the kernel.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from __future__ import annotations
 import re
 import sysconfig
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kernels_eval.build.extensions import Builder
-from kernels_eval.build.spec import ExtensionSpec
+from kernels_eval.build.spec import Build, ExtensionSpec
 from kernels_eval.build.toolchain import HEADERS, places_of
 from kernels_eval.checks.native_screening import screen_native
-from kernels_eval.checks.screening import screen
+from kernels_eval.checks.screening import Screening, screen
 from kernels_eval.config import EvalConfig
 from kernels_eval.isolation.landlock import compiler_confinement
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
-from kernels_eval.parent.handles import LOG_BYTES
 from kernels_eval.parent.kill_retry import retry_killed
-from kernels_eval.parent.messages import Finding, Stop, believe_form
-from kernels_eval.records import Candidate, KernelTask, Language, Record
+from kernels_eval.parent.messages import LOG_BYTES, Finding, Stop, parse_report
+from kernels_eval.records import Candidate, KernelTask, Language, Reason, Record
 
 MAX_EXTENSIONS = 16
 MISUSED = re.compile(r"TypeError: load(_inline)?\(\) ")
@@ -46,6 +46,20 @@ class Prepared(Record):
     seconds: float = 0.0
 
 
+@dataclass
+class _Preparation:
+    """What was found so far about one candidate."""
+
+    flags: list[str] = field(default_factory=list)
+    builds: list[Build] = field(default_factory=list)
+
+    def note(self, screened: Screening) -> None:
+        """Keep the flags. Raises Stop where the source is rejected."""
+        self.flags += screened.flags
+        if screened.reason:
+            raise Stop(screened.reason, screened.detail)
+
+
 def confined_builder(
     config: EvalConfig, cache: Path | None = None, cuda_arch: str | None = None
 ) -> Builder:
@@ -54,13 +68,9 @@ def confined_builder(
     builder = Builder(config.build, cache=cache, cuda_arch=cuda_arch)
     tools = builder.tools
     homes = [Path(path).resolve().parent.parent for path in (tools.cxx, tools.nvcc) if path]
-    own = [
-        *places_of(tools.cache),
-        tools.torch_dir,
-        HEADERS,
-        Path(sysconfig.get_paths()["include"]),
-    ]
-    read = [*own, *homes, *filter(None, [tools.cuda_home])]
+    python = Path(sysconfig.get_paths()["include"])
+    read = [*places_of(tools.cache), tools.torch_dir, HEADERS, python, *homes]
+    read += filter(None, [tools.cuda_home])
     builder.confine = compiler_confinement(read, [builder.work_root])
     return builder
 
@@ -90,96 +100,89 @@ class Preparer:
 
         Raises EvalError only where the machine fails.
         """
-        return retry_killed(lambda blamed_roles: self._prepare(candidate, task, blamed_roles))
+        return retry_killed(lambda blamed: self._attempt(candidate, task, blamed))
 
-    def _prepare(
-        self, candidate: Candidate, task: KernelTask | None, blamed_roles: frozenset[str]
+    def _attempt(
+        self, candidate: Candidate, task: KernelTask | None, blamed: frozenset[str]
     ) -> Prepared:
-        started = time.monotonic()
-        flags: tuple[str, ...] = ()
-        builds = []
+        started, found = time.monotonic(), _Preparation()
+        finding: Finding | None = None
         try:
-            if candidate.code is None:
-                raise Stop(
-                    candidate.parse_reason or "no_code_block",
-                    "the response holds no complete module",
-                )
-            screened = screen(candidate.code)
-            flags = screened.flags
-            if screened.reason:
-                raise Stop(screened.reason, screened.detail)
-            if candidate.language is not Language.TRITON:
-                for spec in self._capture(candidate.code, task, blamed_roles):
-                    native = screen_native(spec.text)
-                    flags = tuple(dict.fromkeys((*flags, *native.flags)))
-                    if native.reason:
-                        raise Stop(native.reason, native.detail)
-                    build = self.builder.build(spec)
-                    builds.append(build)
-                    if not build.ok:
-                        raise Stop(
-                            build.reason, _first_line(build.log) or "the build failed", build.log
-                        )
+            self._screen_and_build(candidate, task, found, blamed)
         except Stop as stop:
-            finding: Finding | None = stop.finding
-        else:
-            finding = None
+            finding = stop.finding
+        tiers = {build.tier for build in found.builds}
         return Prepared(
             candidate_id=candidate.candidate_id,
-            libraries={b.key: b.path for b in builds if b.ok},
+            libraries={build.key: build.path for build in found.builds if build.ok},
             finding=finding,
-            flags=flags,
-            tier=next(
-                (tier for tier in ("full", "lite") if any(b.tier == tier for b in builds)), None
-            ),
-            cached=bool(builds) and all(b.cached for b in builds),
+            flags=tuple(dict.fromkeys(found.flags)),
+            tier=next((tier for tier in ("full", "lite") if tier in tiers), None),
+            cached=bool(found.builds) and all(build.cached for build in found.builds),
             seconds=time.monotonic() - started,
         )
 
-    def _capture(
-        self, code: str, task: KernelTask | None, blamed_roles: frozenset[str]
+    def _screen_and_build(
+        self,
+        candidate: Candidate,
+        task: KernelTask | None,
+        found: _Preparation,
+        blamed: frozenset[str],
+    ) -> None:
+        if candidate.code is None:
+            raise Stop(
+                candidate.parse_reason or Reason.NO_CODE_BLOCK,
+                "the response holds no complete module",
+            )
+        found.note(screen(candidate.code))
+        if candidate.language is Language.TRITON or "load" not in candidate.code:
+            return
+        for spec in self._requested_builds(candidate.code, task, blamed):
+            found.note(screen_native(spec.text))
+            build = self.builder.build(spec)
+            found.builds.append(build)
+            if not build.ok:
+                lines = filter(None, map(str.strip, build.log.splitlines()))
+                raise Stop(Reason(build.reason), next(lines, "the build failed"), build.log)
+
+    def _requested_builds(
+        self, code: str, task: KernelTask | None, blamed: frozenset[str]
     ) -> list[ExtensionSpec]:
-        if "load" not in code:
-            return []
+        """What the module asks to build at import, or else in its constructor."""
+        limit = self.config.build.capture_timeout_s
         with Child(self.server, "capture", self.config.limits) as child:
-            child.blamed_roles = blamed_roles
-            path = child.scratch / "candidate.py"
-            path.write_text(code, encoding="utf-8", errors="replace")
+            child.blamed_roles = blamed
+            path = child.write_file("candidate.py", code)
             try:
-                answer = child.request(
-                    "capture", path=str(path), timeout=self.config.build.capture_timeout_s
-                )
+                answer = child.request("capture", path=str(path), timeout=limit)
             except ChildFailure as failure:
+                late = failure.reason == Reason.RUN
                 raise Stop(
-                    "load" if failure.reason == "run" else failure.reason,
+                    Reason.LOAD if late else Reason(failure.reason),
                     failure.detail,
                     child.log_tail(LOG_BYTES),
                 ) from failure
             asked = answer.get("specs", [])
             if not asked and "error" not in answer and task is not None:
                 asked = self._asked_by_constructor(child, task)
-            specs = (
-                [believe_form(ExtensionSpec, spec) for spec in asked[:MAX_EXTENSIONS]]
-                if isinstance(asked, list)
-                else []
-            )
-            if not specs and answer.get("error") in ("no_module", "syntax_error"):
-                raise Stop(answer["error"], answer.get("detail", ""), child.log_tail(LOG_BYTES))
-            if not specs and MISUSED.match(
-                str(answer.get("detail", ""))
-            ):  # needs no device to be wrong
-                raise Stop(
-                    "exception",
-                    str(answer["detail"]),
-                    f"{answer.get('trace', '')}\n{child.log_tail(LOG_BYTES // 2)}",
-                )
-            return specs
+            if isinstance(asked, list) and asked:
+                return [parse_report(ExtensionSpec, spec) for spec in asked[:MAX_EXTENSIONS]]
+            self._raise_for_import(answer, child)
+            return []
 
-    def _asked_by_constructor(self, child: Child, task: KernelTask) -> Any:
+    def _raise_for_import(self, answer: dict[str, Any], child: Child) -> None:
+        """A module that can be imported nowhere needs no device to be wrong. Raises Stop."""
+        error, detail = answer.get("error"), str(answer.get("detail", ""))
+        if error in (Reason.NO_MODULE, Reason.SYNTAX_ERROR):
+            raise Stop(Reason(error), detail, child.log_tail(LOG_BYTES))
+        if MISUSED.match(detail):
+            log = f"{answer.get('trace', '')}\n{child.log_tail(LOG_BYTES // 2)}"
+            raise Stop(Reason.EXCEPTION, detail, log)
+
+    def _asked_by_constructor(self, child: Child, task: KernelTask) -> object:
         """A constructor that fails or hangs here has no device and nothing built: the run side
         judges it."""
-        path = child.scratch / "task.py"
-        path.write_text(task.code, encoding="utf-8", errors="replace")
+        path = child.write_file("task.py", task.code)
         try:
             answer = child.request(
                 "construct",
@@ -194,7 +197,3 @@ class Preparer:
     def close(self) -> None:
         if self._server:
             self._server.close()
-
-
-def _first_line(log: str) -> str:
-    return next((line.strip() for line in log.splitlines() if line.strip()), "")

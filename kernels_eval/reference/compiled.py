@@ -1,19 +1,21 @@
-"""The role that runs a task's reference under torch.compile: a second baseline, in a process of its
-own that no candidate code ever enters.
+"""The role that runs a task's reference under torch.compile: a second baseline.
+
+It has a process of its own, which no candidate code ever enters.
 
 Guarantees: dynamo, inductor and their caches are this process's alone (a private scratch, an
-environment of ours), so nothing that a candidate does to torch reaches them; nothing runs eagerly
-in silence: a reference of which no graph was compiled is an error, and so is one that is compiled
-anew too often. Does not guarantee that the compiled reference is right: the parent has that
-compared.
+environment of its own), so nothing that a candidate does to torch reaches them; nothing runs
+eagerly in silence: a reference of which no graph was compiled is an error, and so is one that is
+compiled anew too often. Does not guarantee that the compiled reference is right: the parent has
+that compared.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from kernels_eval.checks.inputs import construct, flatten_outputs, load_module, moved
-from kernels_eval.child.model_runner import Side, _now_ns
+from kernels_eval.checks.inputs import flatten_outputs
+from kernels_eval.child.model_runner import ModelRunner, now_ns
 from kernels_eval.child.output_buffer import HostMemory, write
 
 FIRST_CALLS_S = 0.3
@@ -35,40 +37,20 @@ class NothingCompiled(RuntimeError):
     """torch.compile went through the reference and left all of it to Python."""
 
 
-class CompiledSide(Side):
+class CompiledRole(ModelRunner):
     """Serves one task: `do_load`, `do_compile`, `do_answer`, then `do_timing_inputs` and
     `do_sample`."""
-
-    def do_load(
-        self,
-        path: str,
-        entry_point: str,
-        init_form: str,
-        device: str,
-        construct_on: str,
-        threads: int,
-        seed: int,
-    ) -> dict[str, Any]:
-        """The same model with the same weights as the reference's process made under this seed."""
-        self.prepare_device(device, threads)
-        self.task = load_module(path, "task")
-        self.model = moved(
-            construct(self.task, entry_point, self.task, init_form, seed, construct_on), device
-        )
-        self.synchronise()
-        return {}
 
     def do_compile(self, mode: str, seed: int) -> dict[str, Any]:
         """Compile the model by calling it on the inputs of this seed. Raises what the compiler
         raises, and NothingCompiled."""
-        import torch
         import torch._dynamo.config
         import torch._inductor.config
 
         _set(torch._dynamo.config, DYNAMO)
         _set(torch._inductor.config, INDUCTOR)
         self.model = torch.compile(self.model, mode=None if mode == "default" else mode)
-        self.forward(self.inputs(seed, "declared"))
+        self.forward(self.inputs(seed))
         self.synchronise()
         if not self.graphs:
             raise NothingCompiled("torch.compile found no graph in it: all of it runs in Python")
@@ -83,12 +65,11 @@ class CompiledSide(Side):
 
     def do_answer(self, seed: int) -> dict[str, Any]:
         """Call the compiled model on the inputs of this seed, and write its outputs' bytes to the
-        exchange buffer."""
-        leaves, structure = flatten_outputs(self.forward(self.inputs(seed, "declared")))
-        saved = [
-            leaf.detach().clone().contiguous() for leaf in leaves
-        ]  # CUDA graphs write over an output with the next call
-        write(HostMemory(self.exchange), saved)
+        output buffer."""
+        leaves, structure = flatten_outputs(self.forward(self.inputs(seed)))
+        # CUDA graphs write over an output with the next call
+        saved = [leaf.detach().clone().contiguous() for leaf in leaves]
+        write(HostMemory(self.output_buffer), saved)
         self.synchronise()
         return {
             "structure": structure,
@@ -96,12 +77,12 @@ class CompiledSide(Side):
         }
 
     def do_timing_inputs(self, seeds: list[int]) -> dict[str, Any]:
-        """As the other sides, and then one call on each set outside the clock, as long as these
+        """As the other roles, and then one call on each set outside the clock, as long as these
         take little: what is compiled anew for one of them, or recorded with the second call, is
         compiled here."""
-        answer, started = super().do_timing_inputs(seeds), _now_ns()
+        answer, started = super().do_timing_inputs(seeds), now_ns()
         for number, inputs in enumerate(self.timed_inputs):
-            if number >= FEWEST_FIRST_CALLS and _now_ns() - started > FIRST_CALLS_S * 1e9:
+            if number >= FEWEST_FIRST_CALLS and now_ns() - started > FIRST_CALLS_S * 1e9:
                 break
             self.forward(inputs)
         self.synchronise()
@@ -111,7 +92,7 @@ class CompiledSide(Side):
         return super().do_sample(calls) | {"graphs": self.graphs}
 
 
-def _set(config: Any, values: dict[str, Any]) -> None:
+def _set(config: object, values: Mapping[str, object]) -> None:
     """Settings of torch's compilers, those that this torch knows."""
     for name, value in values.items():
         if hasattr(config, name):

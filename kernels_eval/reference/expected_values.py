@@ -1,5 +1,5 @@
-"""The role of the trusted side: runs the task's own model, holds expected values, compares what a
-candidate returned.
+"""The trusted role: runs the task's own model, holds expected values, compares what a candidate
+returned.
 
 Lives in a process of its own, which no candidate code ever enters.
 """
@@ -12,19 +12,19 @@ import time
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from kernels_eval.checks import correctness
+from kernels_eval.checks.correctness import merge
 from kernels_eval.checks.inputs import (
-    construct,
     flatten_outputs,
-    load_module,
-    moved,
     parameter_shapes,
     plan_inputs,
     randomise_weights,
 )
+from kernels_eval.checks.measurement import close, measure, same, same_all
 from kernels_eval.checks.operators import reference_operators
-from kernels_eval.child.model_runner import Side, close, same
+from kernels_eval.checks.trials import DECLARED, Comparison, Expectation, LoadedTask, OutputForm
+from kernels_eval.child.model_runner import ModelRunner
 from kernels_eval.child.output_buffer import DeviceMemory, HostMemory, read
 from kernels_eval.isolation.channel import Channel
 
@@ -34,19 +34,25 @@ DIGEST_BYTES = (
 )  # enough to tell whether two answers are one: hashing is the processor's work
 PROBES = 8
 ENOUGH_ELEMENTS = 1 << 26
+MOST_OPERATORS = 256
+REFUSALS = (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError)
 
 
-class Reference(Side):
-    def __init__(self, channel: Channel, exchange: int) -> None:
-        super().__init__(channel, exchange)
-        self.expected: dict[str, dict[str, Any]] = {}
+class Reference(ModelRunner):
+    """Serves one task: `do_load`, then `do_expect` for each trial, then `do_compare` for each
+    answer of a candidate."""
+
+    def __init__(self, channel: Channel, output_buffer: int) -> None:
+        super().__init__(channel, output_buffer)
+        self.expected: dict[str, list[Tensor]] = {}
+        self.oracles: dict[str, list[Tensor]] = {}
         self.digests: dict[str, str] = {}
         self.shared: DeviceMemory | None = None
 
     def warm_up(self) -> None:
         super().warm_up()
         x = torch.rand(64, 64, device=self.device)
-        correctness.measure(x, x.double(), x)
+        measure(x, x.double(), x)
         for matrix in (x, x.double()):
             matrix @ matrix
         torch.conv2d(x[None, None], x[None, None, :3, :3])
@@ -54,8 +60,6 @@ class Reference(Side):
     def do_share_memory(self, size: int) -> dict[str, Any]:
         """Allocate device memory that a candidate can write its outputs to. The answer carries its
         descriptor where that works."""
-        if not self.on_gpu:
-            return {"shared": False}
         try:
             self.shared = DeviceMemory(size)
             return {"shared": True, "_descriptors": [self.shared.descriptor()]}
@@ -63,296 +67,263 @@ class Reference(Side):
             self.shared = None
             return {"shared": False, "why": str(error)[:200]}
 
-    def do_load(
-        self,
-        path: str,
-        entry_point: str,
-        init_form: str,
-        device: str,
-        construct_on: str,
-        threads: int,
-        seed: int,
-        oracle_max_bytes: int,
-    ) -> dict[str, Any]:
-        self.prepare_device(device, threads)
-        self.oracle_max_bytes = oracle_max_bytes
-        self.task = load_module(path, "task")
-        self.build = lambda seed=seed: moved(
-            construct(self.task, entry_point, self.task, init_form, seed, construct_on), device
-        )
-        self.model = self.build()
-        inputs = self.inputs(seed, "declared")
+    def do_load(self, path: str, spec: dict[str, Any], *, oracle_max_bytes: int = 0) -> LoadedTask:
+        super().do_load(path, spec)
+        self.oracle_max_bytes, seed = oracle_max_bytes, self.spec.seed
+        inputs = self.inputs(seed)
         self.plan = plan_inputs(inputs)
-        before = [copy.deepcopy(x) for x in inputs]
-        leaves, self.structure = flatten_outputs(self.forward(inputs))
-        self.mutates = any(not same(a, b) for a, b in zip(before, inputs, strict=True))
-        if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
-            raise TypeError(
-                f"the reference returns {[type(leaf).__name__ for leaf in leaves]}, not tensors"
-            )
-        again = self.inputs(seed, "declared")
+        before = copy.deepcopy(inputs)
+        leaves, structure = flatten_outputs(self.forward(inputs))
+        mutates = not all(map(same, before, inputs))
+        require_tensors(leaves)
+        again = self.inputs(seed)
         operators = reference_operators(lambda: self.forward(again))
         self.model = self.build()
         self.synchronise()
-        floats = [leaf.dtype for leaf in leaves if leaf.is_floating_point()]
-        return {
-            "plan": self.plan,
-            "structure": self.structure,
-            "mutates": self.mutates,
-            "operators": operators[:256],
-            "parameters": parameter_shapes(self.model),
-            "precision": str(floats[0]).removeprefix("torch.") if floats else "float32",
-            "device_name": torch.cuda.get_device_name(0) if self.on_gpu else "cpu",
-            "input_bytes": [
-                x.numel() * x.element_size() if isinstance(x, torch.Tensor) else 0 for x in inputs
-            ],
-            "peak_bytes_per_s": self._peak_bandwidth(),
-            "cache_bytes": (
-                torch.cuda.get_device_properties(0).L2_cache_size if self.on_gpu else 64 << 20
-            ),
-        }
-
-    def _peak_bandwidth(self) -> float:
-        """Bytes per second that device memory can move: by its clock and bus width on a GPU, by
-        copying 64 MB on a CPU."""
-        if self.on_gpu:
-            properties = torch.cuda.get_device_properties(0)
-            clock_khz, width = (
-                getattr(properties, "memory_clock_rate", 0),
-                getattr(properties, "memory_bus_width", 0),
-            )
-            return 2.0 * clock_khz * 1e3 * width / 8
-        block = torch.ones(8 << 20, dtype=torch.float64)
-        target = torch.empty_like(block)
-        best = float("inf")
-        for _ in range(4):
-            started = time.perf_counter()
-            target.copy_(block)
-            best = min(best, time.perf_counter() - started)
-        return 2 * block.numel() * 8 / best
+        dtype = next((leaf.dtype for leaf in leaves if leaf.is_floating_point()), torch.float32)
+        gpu = torch.cuda.get_device_properties(0) if self.on_gpu else None
+        return LoadedTask(
+            plan=self.plan,
+            structure=structure,
+            mutates=mutates,
+            operators=tuple(operators[:MOST_OPERATORS]),
+            parameters=parameter_shapes(self.model),
+            dtype=str(dtype).removeprefix("torch."),
+            device_name=gpu.name if gpu else "cpu",
+            input_bytes=sum(_bytes(x) for x in inputs if isinstance(x, Tensor)),
+            peak_bytes_per_s=_peak_bandwidth(gpu),
+            cache_bytes=gpu.L2_cache_size if gpu else 64 << 20,
+        )
 
     # -- expected values ---------------------------------------------------------------------------
 
     def do_expect(
         self,
-        trial: str,
+        name: str,
         seed: int,
         distribution: str,
-        weights_seed: int | None = None,
-        shape: str = "declared",
-        evaluate: bool = False,
-        construct_seed: int | None = None,
-    ) -> dict[str, Any]:
+        weights_seed: int | None,
+        shape: str,
+        evaluate: bool,
+        construct_seed: int | None,
+    ) -> Expectation:
         """Compute and keep the expected outputs of one trial: the fp32 reference's, and a float64
         oracle's where it fits."""
         special = weights_seed is not None or evaluate or construct_seed is not None
         try:
             if special:
-                self.model = self.build() if construct_seed is None else self.build(construct_seed)
+                self.model = self.build(construct_seed)
             if weights_seed is not None:
                 randomise_weights(self.model, weights_seed)
             if evaluate and isinstance(self.model, torch.nn.Module):
                 self.model.eval()
-            reference, _ = flatten_outputs(self.forward(self.inputs(seed, distribution, shape)))
+            reference = self.outputs(self.inputs(seed, distribution, shape))
             inputs = self.inputs(seed, distribution, shape)
-            torch.manual_seed(
-                seed + 1
-            )  # a reference that draws random numbers must not draw the same ones again
-            again, _ = flatten_outputs(self.forward(inputs))
-            bit_identical = all(same(a, b) for a, b in zip(reference, again, strict=True))
-            deterministic = bit_identical or all(
-                close(a, b, 1e-3) for a, b in zip(reference, again, strict=True)
-            )
-            oracle, kind = self._oracle(seed, distribution, shape, reference)
+            # a reference that draws random numbers must not draw the same ones again
+            torch.manual_seed(seed + 1)
+            again = self.outputs(inputs)
+            bit_identical = same_all(reference, again)
+            deterministic = bit_identical or _all_close(reference, again, 1e-3)
+            inputs = self.inputs(seed, distribution, shape)
+            oracle = self._oracle(inputs, reference) or reference
         finally:
             if special:
                 self.model = self.build()
         self.synchronise()
-        zeros = [_measure_zeros(o, r) for o, r in zip(oracle, reference, strict=True)]
-        equals = [
-            name
-            for name, other in self.expected.items()
-            if len(other["reference"]) == len(reference)
-            and all(same(a, b) for a, b in zip(reference, other["reference"], strict=True))
-        ]
-        self.expected[trial] = {"reference": reference, "oracle": oracle}
+        equals = [other for other, kept in self.expected.items() if same_all(reference, kept)]
+        self.expected[name], self.oracles[name] = reference, oracle
         del again, inputs
         self.give_back_memory()
-        return {
-            "finite": all(
-                bool(torch.isfinite(x).all()) for x in reference if x.is_floating_point()
-            ),
-            "some_finite": all(
-                bool(torch.isfinite(x).any())
-                for x in reference
-                if x.is_floating_point() and x.numel()
-            ),
-            "deterministic": deterministic,
-            "bit_identical": bit_identical,
-            "oracle": kind,
-            "equals": equals,
-            "zeros": correctness.merge(zeros),
-            "outputs": [
-                {
-                    "shape": list(x.shape),
-                    "dtype": str(x.dtype),
-                    "device": x.device.type,
-                    "bytes": x.numel() * x.element_size(),
-                }
+        floats = [torch.isfinite(x) for x in reference if x.is_floating_point()]
+        return Expectation(
+            finite=all(bool(x.all()) for x in floats),
+            some_finite=all(bool(x.any()) for x in floats if x.numel()),
+            deterministic=deterministic,
+            bit_identical=bit_identical,
+            oracle="float32" if oracle is reference else "float64",
+            equals=equals,
+            zeros=merge(list(map(_measure_zeros, oracle, reference))),
+            outputs=[
+                OutputForm(
+                    shape=list(x.shape), dtype=str(x.dtype), device=x.device.type, bytes=_bytes(x)
+                )
                 for x in reference
             ],
-        }
+        )
 
-    def do_forget(self, trial: str) -> dict[str, Any]:
+    def outputs(self, inputs: list[Any]) -> list[Tensor]:
+        return flatten_outputs(self.forward(inputs))[0]
+
+    def do_forget(self, trial: str) -> None:
         self.expected.pop(trial, None)
-        return {}
+        self.oracles.pop(trial, None)
 
-    def _oracle(
-        self, seed: int, distribution: str, shape: str, reference: list[Any]
-    ) -> tuple[list[Any], str]:
-        inputs = self.inputs(seed, distribution, shape)
-        size = sum(x.numel() * 8 for x in [*reference, *inputs] if isinstance(x, torch.Tensor))
+    def _oracle(self, inputs: list[Any], reference: list[Tensor]) -> list[Tensor] | None:
+        """The outputs in float64. None where they take too much memory or time, where an operator
+        has no float64 form, or where the task casts by itself."""
+        size = sum(x.numel() * 8 for x in [*reference, *inputs] if isinstance(x, Tensor))
         if 4 * size > self.oracle_max_bytes:
-            return reference, "float32"
+            return None
         model, started = self.model, time.monotonic()
         try:
-            wide = [
-                x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-                for x in inputs
-            ]
-            self.model = (
-                copy.deepcopy(model).double() if isinstance(model, torch.nn.Module) else model
+            if isinstance(model, torch.nn.Module):
+                self.model = copy.deepcopy(model).double()
+            outputs = self.outputs(
+                [
+                    x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
+                    for x in inputs
+                ]
             )
-            outputs, _ = flatten_outputs(self.forward(wide))
-            if [x.shape for x in outputs] == [x.shape for x in reference]:
-                return outputs, "float64"
+            return outputs if [x.shape for x in outputs] == [x.shape for x in reference] else None
         except (RuntimeError, TypeError, ValueError, NotImplementedError):
-            # some operators have no float64 form, or the task casts by itself: the fp32 reference
-            # is the oracle then
-            pass
+            return None
         finally:
             self.model = model
             self.synchronise()
             if time.monotonic() - started > ORACLE_MAX_S:
-                self.oracle_max_bytes = (
-                    0  # the remaining trials of this task take the fp32 reference
-                )
-        return reference, "float32"
+                self.oracle_max_bytes = 0  # the remaining trials take the fp32 reference
 
     # -- what the task depends on ------------------------------------------------------------------
 
     def do_ignored_inputs(self, seed: int) -> dict[str, Any]:
         """Positions of arguments that may vary and do not change the output."""
-        if sum(x.numel() for x in self.expected["declared"]["reference"]) > ENOUGH_ELEMENTS:
+        if sum(x.numel() for x in self.expected[DECLARED]) > ENOUGH_ELEMENTS:
             return {"ignored": []}  # another copy of everything for a flag is too much
-        base, _ = flatten_outputs(self.forward(self.inputs(seed, "declared")))
+        base = self.outputs(self.inputs(seed))
         ignored = []
-        for index, note in enumerate(self.plan["notes"]):
-            if note["vary"]:
-                inputs = self.inputs(seed, "declared")
-                inputs[index] = self.inputs(seed + 1, "normal")[index]
-                if not self._differs(base, inputs):
-                    ignored.append(index)
+        for index in self._varying():
+            inputs = self.inputs(seed)
+            inputs[index] = self.inputs(seed + 1, "normal")[index]
+            if not self._differs(base, inputs):
+                ignored.append(index)
         return {"ignored": ignored}
 
-    def _differs(self, base: list[torch.Tensor], inputs: list[Any]) -> bool:
+    def _varying(self) -> list[int]:
+        assert self.plan
+        return [index for index, note in enumerate(self.plan.notes) if note.vary]
+
+    def _differs(self, base: list[Tensor], inputs: list[Any]) -> bool:
         """Is the output of these inputs another one? A task that refuses them depends on them: not
         every matrix has a Cholesky factor."""
         try:
-            outputs, _ = flatten_outputs(self.forward(inputs))
-        except (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError):
+            return not same_all(base, self.outputs(inputs))
+        except REFUSALS:
             return True
-        return not all(same(a, b) for a, b in zip(base, outputs, strict=True))
 
     def do_used_bytes(self, seed: int) -> dict[str, Any]:
         """Bytes of the arguments that the output depends on, estimated by changing one of 8 spread
         pieces of each at a time."""
-        base, _ = flatten_outputs(self.forward(self.inputs(seed, "declared")))
+        base = self.outputs(self.inputs(seed))
         used = 0.0
-        for index, note in enumerate(self.plan["notes"]):
-            if not note["vary"]:
-                continue
+        for index in self._varying():
             hits = 0
             for probe in range(PROBES):
-                inputs = self.inputs(seed, "declared")
+                inputs = self.inputs(seed)
                 flat = inputs[index].reshape(-1)
                 start = flat.numel() * probe // PROBES
                 flat[start : start + max(1, flat.numel() // 64)] += 3.0
                 inputs[index] = flat.reshape(inputs[index].shape)
                 hits += self._differs(base, inputs)
-            used += inputs[index].numel() * inputs[index].element_size() * hits / PROBES
+            used += _bytes(inputs[index]) * hits / PROBES
         return {"bytes": used}
 
     def do_weights_matter(self, seed: int, weights_seed: int, only: list[int]) -> dict[str, Any]:
         """Does the output change when these parameters (by position) get other values?"""
-        base, _ = flatten_outputs(self.forward(self.inputs(seed, "declared")))
+        base = self.outputs(self.inputs(seed))
         try:
             self.model = self.build()
             randomise_weights(self.model, weights_seed, only=only)
-            outputs, _ = flatten_outputs(self.forward(self.inputs(seed, "declared")))
+            outputs = self.outputs(self.inputs(seed))
         finally:
             self.model = self.build()
-        return {"matter": not all(close(a, b, 1e-4) for a, b in zip(outputs, base, strict=True))}
+        return {"matter": not _all_close(outputs, base, 1e-4)}
 
     # -- comparing ---------------------------------------------------------------------------------
 
-    def do_new_candidate(self) -> dict[str, Any]:
+    def do_new_candidate(self) -> None:
         self.digests = {}
-        return {}
 
-    def do_compare(self, trial: str, path: str) -> dict[str, Any]:
-        """Measure the candidate's bytes (in the exchange file `path`, or in the device memory that
-        it shares) against this trial, and against every earlier one."""
-        actual = read(self.shared or _host_memory(path), self.expected[trial]["reference"])
-        digest = hashlib.blake2b(digest_size=16)
-        for tensor in actual:
-            digest.update(tensor.flatten().view(torch.uint8)[:DIGEST_BYTES].cpu().numpy().tobytes())
-        measured = self._measured(trial, actual)
-        measured["equals_trial"] = [
+    def do_compare(self, trial: str, path: str) -> Comparison:
+        """Measure the candidate's bytes (in the file `path`, or in the device memory that it
+        shares) against this trial, and against every earlier one."""
+        actual = read(self.shared or _host_memory(path), self.expected[trial])
+        digest = _digest(actual)
+        found = self._measured(trial, actual)
+        equals_trial = [
             name
-            for name, other in self.expected.items()
-            if measured["rms"] > 1e-4
+            for name, kept in self.expected.items()
+            if found.rms > 1e-4
             and name != trial
             and name in self.digests  # one that this candidate has been asked
-            and all(close(a, b, 1e-4) for a, b in zip(actual, other["reference"], strict=True))
+            and _all_close(actual, kept, 1e-4)
         ]
-        measured["equals_answer"] = [
+        equals_answer = [
             name
             for name, other in self.digests.items()
-            if other == digest.hexdigest() and name != trial and not self._alike(name, trial)
+            if other == digest and name != trial and not self._alike(name, trial)
         ]
-        self.digests[trial] = digest.hexdigest()
+        self.digests[trial] = digest
         del actual
         self.give_back_memory()
-        return measured
+        return found.model_copy(
+            update={"equals_trial": equals_trial, "equals_answer": equals_answer}
+        )
 
-    def _alike(self, trial: str, other: str) -> bool:
+    def _alike(self, one: str, other: str) -> bool:
         """Is the right answer to both the same? It is where a task's inputs are written out, and
         not drawn."""
-        one, two = (
-            self.expected[name]["reference"] if name in self.expected else None
-            for name in (trial, other)
-        )
-        return (
-            one is not None
-            and two is not None
-            and len(one) == len(two)
-            and all(same(a, b) for a, b in zip(one, two, strict=True))
-        )
+        known = self.expected
+        return one in known and other in known and same_all(known[one], known[other])
 
-    def do_measure(self, trial: str, path: str) -> dict[str, Any]:
-        """Measure the bytes in the file `path` against this trial: those of our own compiled side,
+    def do_measure(self, trial: str, path: str) -> Comparison:
+        """Measure the bytes in the file `path` against this trial: those of the compiled reference,
         of which nothing is remembered."""
-        actual = read(_host_memory(path), self.expected[trial]["reference"])
-        measured = self._measured(trial, actual)
-        del actual
+        found = self._measured(trial, read(_host_memory(path), self.expected[trial]))
         self.give_back_memory()
-        return measured
+        return found
 
-    def _measured(self, trial: str, actual: list[torch.Tensor]) -> dict[str, Any]:
-        expected = self.expected[trial]
-        pairs = zip(actual, expected["oracle"], expected["reference"], strict=True)
-        return correctness.merge([correctness.measure(a, o, r) for a, o, r in pairs])
+    def _measured(self, trial: str, actual: list[Tensor]) -> Comparison:
+        return merge(list(map(measure, actual, self.oracles[trial], self.expected[trial])))
+
+
+def require_tensors(leaves: list[Any]) -> None:
+    """Raise TypeError unless a task's outputs are tensors."""
+    if not all(isinstance(leaf, Tensor) for leaf in leaves):
+        kinds = [type(leaf).__name__ for leaf in leaves]
+        raise TypeError(f"the reference returns {kinds}, not tensors")
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _peak_bandwidth(gpu: Any) -> float:
+    """Bytes per second that device memory can move: by its clock and bus width on a GPU, by copying
+    64 MB on a CPU."""
+    if gpu:
+        clock_khz = getattr(gpu, "memory_clock_rate", 0)
+        return 2.0 * clock_khz * 1e3 * getattr(gpu, "memory_bus_width", 0) / 8
+    block = torch.ones(8 << 20, dtype=torch.float64)
+    target = torch.empty_like(block)
+    best = float("inf")
+    for _ in range(4):
+        started = time.perf_counter()
+        target.copy_(block)
+        best = min(best, time.perf_counter() - started)
+    return 2 * _bytes(block) / best
+
+
+def _all_close(one: list[Tensor], other: list[Tensor], rtol: float) -> bool:
+    return len(one) == len(other) and all(
+        close(a, b, rtol) for a, b in zip(one, other, strict=True)
+    )
+
+
+def _digest(tensors: list[Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        digest.update(tensor.flatten().view(torch.uint8)[:DIGEST_BYTES].cpu().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _host_memory(path: str) -> HostMemory:
@@ -360,7 +331,7 @@ def _host_memory(path: str) -> HostMemory:
         return HostMemory(handle.fileno())
 
 
-def _measure_zeros(oracle: torch.Tensor, reference: torch.Tensor) -> dict[str, Any]:
+def _measure_zeros(oracle: Tensor, reference: Tensor) -> Comparison:
     """How an output of zeros would compare, seen on the first elements of a large one."""
     oracle, reference = (x.reshape(-1)[:ENOUGH_ELEMENTS] for x in (oracle, reference))
-    return correctness.measure(torch.zeros_like(reference), oracle, reference)
+    return measure(torch.zeros_like(reference), oracle, reference)

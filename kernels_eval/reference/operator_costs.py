@@ -12,6 +12,7 @@ unknown instead of guessed.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,109 +20,71 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
 MOVES = frozenset(
-    """clone copy _to_copy cat stack constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d
-    replication_pad3d index_select gather index index_put _index_put_impl embedding take scatter slice_scatter select_scatter where
-    masked_fill masked_select masked_scatter nonzero flip roll repeat repeat_interleave tril triu im2col pixel_shuffle pixel_unshuffle
-    channel_shuffle upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
-    diagonal_copy diag_embed view_as_real view_as_complex complex one_hot tril_indices triu_indices max_unpool2d max_unpool3d
-    _unsafe_index _local_scalar_dense equal is_same_size unfold_copy alias_copy _conj_physical unsafe_split
+    """clone copy _to_copy cat stack constant_pad_nd reflection_pad1d reflection_pad2d
+    reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
+    index_select gather index index_put _index_put_impl embedding take scatter
+    slice_scatter select_scatter where masked_fill masked_select masked_scatter
+    nonzero flip roll repeat repeat_interleave tril triu im2col pixel_shuffle
+    pixel_unshuffle channel_shuffle upsample_nearest1d upsample_nearest2d
+    upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
+    diagonal_copy diag_embed view_as_real view_as_complex complex one_hot tril_indices
+    triu_indices max_unpool2d max_unpool3d _unsafe_index _local_scalar_dense equal
+    is_same_size unfold_copy alias_copy _conj_physical unsafe_split
     unsafe_split_with_sizes unsafe_chunk as_strided""".split()
 )
 """Operators that read values and compute none."""
 
 SOURCES = frozenset(
-    """empty empty_like empty_strided new_empty new_empty_strided zeros zeros_like ones ones_like full full_like new_zeros new_ones new_full
-    arange linspace logspace eye scalar_tensor rand rand_like randn randn_like randint randint_like randperm normal_functional uniform
-    bernoulli normal exponential random fill zero lift_fresh lift resize set""".split()
+    """empty empty_like empty_strided new_empty new_empty_strided zeros zeros_like ones
+    ones_like full full_like new_zeros new_ones new_full arange linspace logspace eye
+    scalar_tensor rand rand_like randn randn_like randint randint_like randperm
+    normal_functional uniform bernoulli normal exponential random fill zero lift_fresh
+    lift resize set""".split()
 )
 """Operators whose tensor arguments are asked for their shape only, or are overwritten."""
 
-PER_INPUT = {
-    "sum": 1,
-    "nansum": 1,
-    "mean": 1,
-    "prod": 1,
-    "amax": 1,
-    "amin": 1,
-    "aminmax": 1,
-    "max": 1,
-    "min": 1,
-    "argmax": 1,
-    "argmin": 1,
-    "any": 1,
-    "all": 1,
-    "count_nonzero": 1,
-    "median": 1,
-    "nanmedian": 1,
-    "kthvalue": 1,
-    "mode": 1,
-    "topk": 1,
-    "cumsum": 1,
-    "cumprod": 1,
-    "cummax": 1,
-    "cummin": 1,
-    "logcumsumexp": 3,
-    "norm": 2,
-    "linalg_vector_norm": 2,
-    "var": 4,
-    "std": 4,
-    "var_mean": 4,
-    "std_mean": 4,
-    "logsumexp": 4,  # largest, difference, exponential, sum
-    "_softmax": 5,
-    "_log_softmax": 5,
-    "_safe_softmax": 5,  # the same and a division
-    "mse_loss": 3,
-    "smooth_l1_loss": 4,
-    "huber_loss": 4,
-    "binary_cross_entropy": 7,
-    "soft_margin_loss": 5,
-    "multi_margin_loss": 3,
-    "multilabel_margin_loss_forward": 3,
-    "_adaptive_avg_pool2d": 1,
-    "_adaptive_avg_pool3d": 1,
-    "adaptive_max_pool2d": 1,
-    "adaptive_max_pool3d": 1,
-    "renorm": 3,
-    "_weight_norm_interface": 3,
-    "_fused_rms_norm": 4,
-    "native_dropout": 2,
-    "glu": 2,
-    "prelu": 1,
-    "_prelu_kernel": 1,
-    "embedding_bag": 1,
-    "histc": 1,
-    "trace": 1,
-    "logit": 3,
-}
-"""Operations for each element of the first tensor argument."""
 
-PER_OUTPUT = {
-    "lerp": 3,
-    "addcmul": 3,
-    "addcdiv": 3,
-    "upsample_linear1d": 3,
-    "upsample_bilinear2d": 9,
-    "_upsample_bilinear2d_aa": 9,
-    "upsample_trilinear3d": 21,
-    "upsample_bicubic2d": 35,
-    "_upsample_bicubic2d_aa": 35,
-    "grid_sampler_2d": 9,
-    "grid_sampler_3d": 21,
-    "col2im": 1,
-    "rrelu_with_noise": 1,
-    "rrelu_with_noise_functional": 1,
-    "linalg_cross": 3,
-    "heaviside": 1,
-    "xlogy": 2,
-    "hardswish": 3,
-}
+def _costs(*rows: tuple[int, str]) -> dict[str, int]:
+    """Operations by operator, from rows of a number and the operators that cost so many."""
+    return {name: cost for cost, names in rows for name in names.split()}
+
+
+PER_INPUT = _costs(
+    (
+        1,
+        """sum nansum mean prod amax amin aminmax max min argmax argmin any all count_nonzero
+        median nanmedian kthvalue mode topk cumsum cumprod cummax cummin
+        _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d
+        prelu _prelu_kernel embedding_bag histc trace""",
+    ),
+    (2, "norm linalg_vector_norm native_dropout glu"),
+    (
+        3,
+        """logcumsumexp mse_loss multi_margin_loss multilabel_margin_loss_forward renorm
+        _weight_norm_interface logit""",
+    ),
+    (4, "var std var_mean std_mean logsumexp smooth_l1_loss huber_loss _fused_rms_norm"),
+    (5, "_softmax _log_softmax _safe_softmax soft_margin_loss"),
+    (7, "binary_cross_entropy"),
+)
+"""Operations for each element of the first tensor argument. A log-sum-exp is largest, difference,
+exponential and sum, a softmax the same and a division."""
+
+PER_OUTPUT = _costs(
+    (1, "col2im rrelu_with_noise rrelu_with_noise_functional heaviside"),
+    (2, "xlogy"),
+    (3, "lerp addcmul addcdiv upsample_linear1d linalg_cross hardswish"),
+    (9, "upsample_bilinear2d _upsample_bilinear2d_aa grid_sampler_2d"),
+    (21, "upsample_trilinear3d grid_sampler_3d"),
+    (35, "upsample_bicubic2d _upsample_bicubic2d_aa"),
+)
 """Operations for each element of the first result: a linear interpolation is 3, and n dimensions
 are 2**n - 1 of them."""
 
 NORMALISATIONS = frozenset(
-    """native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training
-    _batch_norm_with_update _batch_norm_no_update cudnn_batch_norm""".split()
+    """native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit
+    _native_batch_norm_legit_no_training _batch_norm_with_update _batch_norm_no_update
+    cudnn_batch_norm""".split()
 )
 POOLS = frozenset(
     "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d max_pool2d_with_indices"
@@ -132,7 +95,7 @@ TARGETS = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
 
 def operator_name(function: Any) -> str:
     """aten's name without namespace and overload, the one of the out-of-place variant."""
-    return function._schema.name.split("::")[-1].removesuffix("_")
+    return str(function._schema.name).split("::")[-1].removesuffix("_")
 
 
 def flops_of(function: Any, args: Any, kwargs: Any, out: Any) -> int | None:
@@ -166,10 +129,9 @@ def flops_of(function: Any, args: Any, kwargs: Any, out: Any) -> int | None:
     if name in POOLS:
         return result.numel() * _window(args, first)
     if name in TARGETS:
-        return args[1].numel()
-    special = _SPECIAL.get(name)
-    if special:
-        return int(special(args, result))
+        return int(args[1].numel())
+    if name in _SPECIAL:
+        return _SPECIAL[name](args, result)
     return result.numel() if torch.Tag.pointwise in function.tags else None
 
 
@@ -221,23 +183,27 @@ def _attention(args: Any, result: torch.Tensor) -> int:
     return scores * (2 * query.shape[-1] + 2 * value.shape[-1] + 5)
 
 
-_SPECIAL = {
-    "dot": lambda args, _: 2 * args[0].numel(),
-    "vdot": lambda args, _: 2 * args[0].numel(),
-    "mv": lambda args, _: 2 * args[0].numel(),
+def _indexed(args: Any, _: torch.Tensor) -> int:
+    return int(args[3].numel())
+
+
+def _inner(args: Any, _: torch.Tensor) -> int:
+    return 2 * int(args[0].numel())
+
+
+def _distances(args: Any, result: torch.Tensor) -> int:
+    return 3 * result.numel() * int(args[0].shape[-1])
+
+
+_SPECIAL: dict[str, Callable[[Any, torch.Tensor], int]] = {
+    **dict.fromkeys(("dot", "vdot", "mv"), _inner),
+    **dict.fromkeys(("_cdist_forward", "_euclidean_dist", "_pdist_forward"), _distances),
+    **dict.fromkeys(("scatter_add", "scatter_reduce", "index_add"), _indexed),
+    **dict.fromkeys(("_fft_r2c", "_fft_c2r", "_fft_c2c"), _fft),
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_fused_attention_overrideable": _attention,
     "addmv": lambda args, result: 2 * args[1].numel() + result.numel(),
     "addbmm": lambda args, result: 2 * args[1].numel() * args[2].shape[-1] + result.numel(),
     "addr": lambda _, result: 2 * result.numel(),
-    "_cdist_forward": lambda args, result: 3 * result.numel() * args[0].shape[-1],
-    "_euclidean_dist": lambda args, result: 3 * result.numel() * args[0].shape[-1],
-    "_pdist_forward": lambda args, result: 3 * result.numel() * args[0].shape[-1],
     "sort": lambda args, _: args[0].numel() * _log2(_dim(args)),
-    "scatter_add": lambda args, _: args[3].numel(),
-    "scatter_reduce": lambda args, _: args[3].numel(),
-    "index_add": lambda args, _: args[3].numel(),
-    "_fft_r2c": _fft,
-    "_fft_c2r": _fft,
-    "_fft_c2c": _fft,
-    "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "_scaled_dot_product_fused_attention_overrideable": _attention,
 }

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from kernels_eval.checks.inputs import construct, load_module, make_inputs, moved
+from kernels_eval.checks.trials import DECLARED
 from kernels_eval.isolation.channel import Channel
 
 SEED = 0
@@ -28,7 +29,7 @@ CALL = "forward call "
 class OperatorTimes:
     """Serves one task: `do_profile`."""
 
-    def __init__(self, channel: Channel, exchange: int) -> None:
+    def __init__(self, channel: Channel, output_buffer: int) -> None:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
     def do_profile(
@@ -45,47 +46,37 @@ class OperatorTimes:
         torch.set_num_threads(threads)
         module = load_module(path, "task")
         model = moved(construct(module, entry_point, module, init_form, SEED, device), device)
-        inputs = make_inputs(module, SEED, "declared", None, device)
+        inputs = make_inputs(module, SEED, DECLARED, None, device)
         on_gpu = device.startswith("cuda")
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if on_gpu:
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
         with torch.no_grad():
-            model(
-                *inputs
-            )  # what is loaded or chosen with the first call is no part of any operator
+            # what is loaded or chosen with the first call is no part of any operator
+            model(*inputs)
             started = time.perf_counter()
             model(*inputs)
             _synchronise(on_gpu)
-            calls = int(
-                min(MOST_CALLS, max(1, budget_s / max(time.perf_counter() - started, 1e-6)))
-            )
-            kinds = torch.profiler.ProfilerActivity
-            with torch.profiler.profile(
-                activities=[kinds.CPU, *([kinds.CUDA] if on_gpu else [])]
-            ) as seen:
+            fitting = budget_s / max(time.perf_counter() - started, 1e-6)
+            calls = int(min(MOST_CALLS, max(1, fitting)))
+            with torch.profiler.profile(activities=activities) as seen:
                 for number in range(calls):
                     with torch.profiler.record_function(f"{CALL}{number}"):
                         model(*inputs)
                 _synchronise(on_gpu)
-        events = [
-            event for event in seen.events() if event.device_type == torch.autograd.DeviceType.CPU
-        ]
-        for clock in (
-            "self_device_time_total",
-            "self_cpu_time_total",
-        ):  # without CUPTI no kernel has a time: then the processor's counts
-            times = (
-                _by_outermost(events, clock, calls)
-                if on_gpu or clock == "self_cpu_time_total"
-                else {}
-            )
-            if any(us > 0 for us, _ in times.values()):
-                break
+        cpu = torch.autograd.DeviceType.CPU
+        events = [event for event in seen.events() if event.device_type == cpu]
+        clock, times = "device", _by_outermost(events, "self_device_time_total", calls)
+        # without a GPU, or without CUPTI, no kernel has a time: then the processor's counts
+        if not on_gpu or not any(us > 0 for us, _ in times.values()):
+            clock, times = "cpu", _by_outermost(events, "self_cpu_time_total", calls)
         ordered = sorted(times.items(), key=lambda item: -item[1][0])[:MOST_OPERATORS]
         return {
             "operators": [
                 {"name": name, "us": us, "calls": count} for name, (us, count) in ordered
             ],
             "total_us": sum(us for us, _ in times.values()),
-            "clock": "device" if clock == "self_device_time_total" else "cpu",
+            "clock": clock,
         }
 
 

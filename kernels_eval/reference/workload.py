@@ -10,8 +10,10 @@ number of it further than the record's types.
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,15 +22,38 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels_eval.checks.inputs import construct, flatten_outputs, load_module, make_inputs, moved
 from kernels_eval.checks.operators import reference_operators
+from kernels_eval.checks.trials import DECLARED
 from kernels_eval.isolation.channel import Channel
+from kernels_eval.reference.expected_values import MOST_OPERATORS, require_tensors
 from kernels_eval.reference.operator_costs import SOURCES, flops_of, operator_name, tensors
 
-MOST_OPERATORS = 256  # as many as a verdict keeps
-PICKS = frozenset(
-    "embedding index_select gather index take _unsafe_index".split()
-)  # what they leave in the table need not be read
+VIEWS = frozenset({"_unsafe_view", "_reshape_alias", "detach", "alias"})
+PICKS = frozenset("embedding index_select gather index take _unsafe_index".split())
+"""Operators that read only what they pick: what they leave in the table need not be read."""
 SEED = 0
 RECURRENT = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
+
+
+class Storages:
+    """Bytes of storages that are touched, by the views they are touched through: each byte of a
+    view once, and never more than the storage holds."""
+
+    def __init__(self) -> None:
+        self._views: dict[int, dict[Any, int]] = {}
+        self._held: dict[int, Any] = {}  # storages, so that no later one gets their address
+
+    def touch(self, tensor: torch.Tensor, at_most: float = math.inf) -> None:
+        """Count a view of it, which is all that matters of it from now on."""
+        view = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+        key = _key(tensor)
+        self._views.setdefault(key, {})[view] = int(min(_bytes(tensor), at_most))
+        self._held[key] = tensor.untyped_storage()
+
+    @property
+    def bytes(self) -> int:
+        return sum(
+            min(sum(views.values()), self._held[key].nbytes()) for key, views in self._views.items()
+        )
 
 
 class Tally(TorchDispatchMode):
@@ -39,12 +64,9 @@ class Tally(TorchDispatchMode):
         super().__init__()
         self.flops = 0
         self.uncounted: set[str] = set()
+        self.read, self.written = Storages(), Storages()
         self._made: set[int] = set()
-        self._read: dict[int, dict[Any, int]] = {}
-        self._written: dict[int, dict[Any, int]] = {}
-        self._kept: dict[
-            int, Any
-        ] = {}  # storages that were there before: held, so that no later one gets their address
+        self._given: dict[int, Any] = {}  # held, so that no later storage gets their address
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -52,12 +74,7 @@ class Tally(TorchDispatchMode):
         kwargs = kwargs or {}
         out = function(*args, **kwargs)
         name, results = operator_name(function), tensors(out)
-        if not function.is_view and name not in (
-            "_unsafe_view",
-            "_reshape_alias",
-            "detach",
-            "alias",
-        ):
+        if not function.is_view and name not in VIEWS:
             found = flops_of(function, args, kwargs, out)
             if found is None:
                 self.uncounted.add(name)
@@ -65,67 +82,53 @@ class Tally(TorchDispatchMode):
             self._arguments(function, name, args, kwargs, results)
         elif name != "lift_fresh":
             for tensor in tensors(args, kwargs):
-                self._seen(tensor)
-        for tensor in results:
-            key = _key(tensor)
-            if key not in self._kept:
-                self._made.add(key)
+                self._was_given(tensor)
+        self._made |= {key for key in map(_key, results) if key not in self._given}
         return out
 
     def _arguments(
         self, function: Any, name: str, args: Any, kwargs: Any, results: list[torch.Tensor]
     ) -> None:
-        produced = sum(_bytes(tensor) for tensor in results)
+        produced = sum(map(_bytes, results))
         position = 0
         for index, spec in enumerate(function._schema.arguments):
             value = args[index] if index < len(args) else kwargs.get(spec.name)
             writes = spec.alias_info is not None and spec.alias_info.is_write
             for tensor in tensors(value):
                 position += 1
-                if name == "lift_fresh" or not self._seen(tensor):
+                if name == "lift_fresh" or not self._was_given(tensor):
                     continue
-                key, view = _key(tensor), _view(tensor)
                 if writes:
-                    self._written.setdefault(key, {})[view] = _bytes(tensor)
+                    self.written.touch(tensor)
                 overwritten = writes and (spec.is_out or name == "copy")
                 if name not in SOURCES and not overwritten:
                     picked = name in PICKS and position == 1
-                    self._read.setdefault(key, {})[view] = (
-                        min(_bytes(tensor), produced) if picked else _bytes(tensor)
-                    )
+                    self.read.touch(tensor, produced if picked else math.inf)
 
-    def _seen(self, tensor: torch.Tensor) -> bool:
+    def _was_given(self, tensor: torch.Tensor) -> bool:
         """Was this tensor's storage there before the mode was on?"""
         key = _key(tensor)
         if key in self._made:
             return False
-        self._kept.setdefault(key, tensor.untyped_storage())
+        self._given.setdefault(key, tensor.untyped_storage())
         return True
 
     def read_whole(self, tensor: torch.Tensor) -> None:
         """Count a tensor as read where it was there before."""
-        if self._seen(tensor):
-            self._read.setdefault(_key(tensor), {})[_view(tensor)] = _bytes(tensor)
+        if self._was_given(tensor):
+            self.read.touch(tensor)
 
     @property
     def bytes_read(self) -> int:
-        return sum(
-            min(sum(views.values()), self._kept[key].nbytes()) for key, views in self._read.items()
-        )
+        return self.read.bytes
 
     def bytes_written(self, outputs: list[torch.Tensor]) -> int:
         """Bytes of the outputs and of what was there before and was changed. An output that is an
         argument as it was costs nothing."""
-        views: dict[int, dict[Any, int]] = {
-            key: dict(found) for key, found in self._written.items()
-        }
-        storages = dict(self._kept)
         for leaf in outputs:
-            key = _key(leaf)
-            if key not in self._kept:
-                views.setdefault(key, {})[_view(leaf)] = _bytes(leaf)
-                storages[key] = leaf.untyped_storage()
-        return sum(min(sum(found.values()), storages[key].nbytes()) for key, found in views.items())
+            if _key(leaf) not in self._given:
+                self.written.touch(leaf)
+        return self.written.bytes
 
 
 class TwoSteps(TorchFunctionMode):
@@ -160,11 +163,7 @@ class TwoSteps(TorchFunctionMode):
 
 
 def _key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
-
-
-def _view(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return (tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _bytes(tensor: torch.Tensor) -> int:
@@ -182,11 +181,10 @@ class TooLarge(Exception):
 class Workloads:
     """Serves one task: `do_measure`."""
 
-    def __init__(self, channel: Channel, exchange: int) -> None:
+    def __init__(self, channel: Channel, output_buffer: int) -> None:
         torch.set_num_threads(1)
-        torch._C._set_mkldnn_enabled(
-            False
-        )  # its fused recurrent layers tell nothing about what they compute
+        # its fused recurrent layers tell nothing about what they compute
+        torch._C._set_mkldnn_enabled(False)
 
     def do_measure(
         self, path: str, entry_point: str, init_form: str, declared_max_bytes: int
@@ -196,52 +194,39 @@ class Workloads:
         module = load_module(path, "task")
         self.input_bytes: int | None = None
         failed = ""
-        for made_on in (
-            "meta",
-            "cpu",
-            # constructors that look at values make their weights with storage, which are then given
-            # up
-        ):
+        # Constructors that look at values make their weights with storage, which are then given up.
+        for made_on in ("meta", "cpu"):
             try:
-                found = self._measured(module, entry_point, init_form, made_on, "meta")
-                return found | {"peak_rss_bytes": _peak_rss_bytes()}
-            except (
-                Exception
-            ) as error:  # values are asked for, or an operator has no form without them
+                return self._measured(module, entry_point, init_form, made_on, "meta")
+            except Exception as error:
+                # values are asked for, or an operator has no form without them
                 failed = failed or f"{type(error).__name__}: {error}".splitlines()[0][:300]
         if self.input_bytes is not None and self.input_bytes > declared_max_bytes:
             raise TooLarge(
                 f"it does not run without storage ({failed}), and its inputs are"
                 f" {self.input_bytes / 1e9:.3g} GB"
             )
-        found = self._measured(module, entry_point, init_form, "cpu", "cpu")
-        return found | {"peak_rss_bytes": _peak_rss_bytes()}
+        return self._measured(module, entry_point, init_form, "cpu", "cpu")
 
     def _measured(
-        self, module: Any, entry_point: str, init_form: str, made_on: str, device: str
+        self, module: ModuleType, entry_point: str, init_form: str, made_on: str, device: str
     ) -> dict[str, Any]:
-        inputs = make_inputs(module, SEED, "declared", None, device)
+        inputs = make_inputs(module, SEED, DECLARED, None, device)
         self.input_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors(inputs))
         model = moved(construct(module, entry_point, module, init_form, SEED, made_on), device)
         tally, outputs = Tally(), []
-
-        with (
-            torch.device(device),
-            TwoSteps(tally),
-            tally,
-        ):  # outside the recorder, which then sees the reference's own calls only
+        # outside the recorder, which then sees the reference's own calls only
+        with torch.device(device), TwoSteps(tally), tally:
             operators = reference_operators(lambda: outputs.append(model(*inputs)))
         leaves, _ = flatten_outputs(outputs[0])
-        if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
-            raise TypeError(
-                f"the reference returns {[type(leaf).__name__ for leaf in leaves]}, not tensors"
-            )
+        require_tensors(leaves)
         return {
             "operators": operators[:MOST_OPERATORS],
             "flops": tally.flops,
             "bytes_min": tally.bytes_read + tally.bytes_written(leaves),
             "uncounted": sorted(tally.uncounted),
             "executed": "meta" if device == "meta" else "declared inputs",
+            "peak_rss_bytes": _peak_rss_bytes(),
         }
 
 

@@ -86,7 +86,7 @@ def speed_verdict(estimate: Estimate) -> str:
     """ "none" (any correlation is negligible), "falls", "rises", "open", or "unsayable"."""
     if estimate.lower is None or estimate.upper is None:
         return "unsayable"
-    if -NEGLIGIBLE < estimate.lower and estimate.upper < NEGLIGIBLE:
+    if estimate.lower > -NEGLIGIBLE and estimate.upper < NEGLIGIBLE:
         return "none"
     return "falls" if estimate.upper < 0 else "rises" if estimate.lower > 0 else "open"
 

@@ -108,7 +108,7 @@ def hierarchical_interval(
     for n, row in known.items():
         table[row, : n + 1] = [pass_at_k(n, c, k) for c in range(n + 1)]
     rows = np.array([known[int(n)] for n in sizes])
-    if not (0 <= counts).all() or not (counts <= sizes).all():
+    if not (counts >= 0).all() or not (counts <= sizes).all():
         raise ValueError("more samples passed than there are")
     rng = np.random.default_rng(seed)
     draws = rng.integers(0, len(counts), size=(resamples, len(counts)))

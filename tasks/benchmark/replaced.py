@@ -57,9 +57,10 @@ _NATIVE = re.compile(r"\b(?:torch|at)::(?:\w+::)*(\w+)\s*\(")
 _NORM_DIMENSIONS = re.compile(r"(batch|instance)norm[123]d$")
 
 QUIET = frozenset(
-    """empty emptylike emptystrided zeros zeroslike ones oneslike full fulllike view reshape t transpose permute expand slice select
-    unsqueeze squeeze detach alias clone copy to tocopy contiguous split chunk unbind arange triu tril item size liftfresh flatten
-    narrow""".split()
+    """empty emptylike emptystrided zeros zeroslike ones oneslike full fulllike view
+    reshape t transpose permute expand slice select unsqueeze squeeze detach alias
+    clone copy to tocopy contiguous split chunk unbind arange triu tril item size
+    liftfresh flatten narrow""".split()
 )
 """Views, copies and creation: what does not compute is not there to be replaced."""
 

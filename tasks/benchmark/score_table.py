@@ -17,7 +17,7 @@ from tasks.benchmark.samples import TRACKS, baselines_of, excluded_tasks, uncomp
 from tasks.benchmark.scoring import GEOMETRIC_MEAN, score
 from tasks.reporting.text import interval
 from tasks.sources.degenerate import degenerate_tasks
-from tasks.sources.tables import shown
+from tasks.sources.files import shown
 
 SCHEMA_VERSION = 1
 HEADER = ("tasks", "model", "track", "against")

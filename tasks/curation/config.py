@@ -115,8 +115,8 @@ class CurationConfig(BaseModel):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a set depends on: all keys but `exclude_flags` where it is left at its default, which
-        keeps the fingerprints of versions before it."""
+        """What a set depends on: all keys but `exclude_flags` where it is left at its default,
+        which keeps the fingerprints of versions before it."""
         without = () if self.exclude_flags else ("exclude_flags",)
         return self.model_dump(mode="json", exclude=set(without))
 

@@ -36,14 +36,14 @@ def concise_and_fast(eligible: pl.DataFrame, equal: Equality = "exact") -> pl.Da
     never the fastest. With `equal` "interval", a sample is as fast as the fastest where the upper
     bound of its speedup reaches the fastest's lower bound.
     """
-    shortest = LENGTH == LENGTH.min().over("task_id")
+    shortest = LENGTH.min().over("task_id") == LENGTH
     return first_per_task(eligible.filter(shortest, is_fastest(equal)))
 
 
 def is_fastest(equal: Equality = "exact") -> pl.Expr:
     """Whether a sample is as fast as its task's fastest. Where several are the fastest, the lowest
     of their lower bounds is the one to reach."""
-    fastest = SPEEDUP == SPEEDUP.max().over("task_id")
+    fastest = SPEEDUP.max().over("task_id") == SPEEDUP
     if equal == "interval":
         reach = pl.when(fastest).then(pl.col("_speedup_lower")).min().over("task_id")
         fastest = fastest | (pl.col("_speedup_upper") >= reach)
@@ -53,7 +53,7 @@ def is_fastest(equal: Equality = "exact") -> pl.Expr:
 def high_speedup(eligible: pl.DataFrame, min_speedup: float) -> pl.DataFrame:
     """(b): every correct sample with speedup > min_speedup (strictly), however long its
     reasoning."""
-    return eligible.filter(SPEEDUP > min_speedup)
+    return eligible.filter(min_speedup < SPEEDUP)
 
 
 def single_operator(

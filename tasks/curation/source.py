@@ -1,4 +1,5 @@
-"""Where verdicts and their candidates are read from: finished snapshots of a root, or Parquet files.
+"""Where verdicts and their candidates are read from: finished snapshots of a root, or Parquet
+files.
 
 Guarantees: only the columns that are asked for leave the disk, a field of a struct without the
 others; a column that some files lack is null in their rows; of two tables each candidate once, in

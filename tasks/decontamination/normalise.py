@@ -82,8 +82,8 @@ class Canonical:
 
 
 def canonical(code: str, entry_point: str = "Model", program: Program | None = None) -> Canonical:
-    """The canonical forms of a task whose class is `entry_point`. `program` is its parsed form where
-    the caller has it already."""
+    """The canonical forms of a task whose class is `entry_point`. `program` is its parsed form
+    where the caller has it already."""
     exact = digest(line.rstrip() for line in code.strip().splitlines())
     text_words = tuple(_WORD.findall(_COMMENT.sub("", code[:CODE_LIMIT])))
     program = program or parse_program(code, entry_point)

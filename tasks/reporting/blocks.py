@@ -10,11 +10,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Text:
+    """A paragraph."""
+
     text: str
 
 
 @dataclass(frozen=True)
 class Bullets:
+    """A list, one item a line."""
+
     items: tuple[str, ...]
 
 
@@ -28,6 +32,8 @@ class Link:
 
 @dataclass(frozen=True)
 class Links:
+    """A list of links."""
+
     items: tuple[Link, ...]
 
 
@@ -36,12 +42,16 @@ Cell = str | Link | None
 
 @dataclass(frozen=True)
 class Table:
+    """A table; every row has as many cells as the header."""
+
     header: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
 
 
 @dataclass(frozen=True)
 class Code:
+    """A block of code, shown as it is."""
+
     text: str
 
 
@@ -70,5 +80,7 @@ Block = Text | Bullets | Links | Table | Code | Picture | Folded
 
 @dataclass(frozen=True)
 class Section:
+    """A heading and what stands below it."""
+
     title: str
     blocks: tuple[Block, ...]

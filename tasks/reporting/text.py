@@ -23,7 +23,7 @@ _ALIKE = str.maketrans({"<": "‹", ">": "›", "[": "(", "]": ")", "`": "'", "&
 
 
 def clean(text: object, *, one_line: bool = False) -> str:
-    """Return text with control and invisible formatting characters spelt out (`\\x1b`, `\\u202e`)."""
+    r"""Return text with control and invisible characters spelt out (`\x1b`, `\u202e`)."""
     plain = str(text).replace("\r\n", "\n")
     if one_line:
         plain = " ".join(plain.split("\n"))

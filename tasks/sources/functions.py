@@ -126,7 +126,7 @@ def with_model_new(candidate: str, task_code: str) -> str | None:
     # in a function of its own, so that the task's imports change nothing of the candidate's
     factory = parse("def _model_new():\n    return ModelNew").body[0]
     assert isinstance(factory, ast.FunctionDef)
-    model = [node for node in parse(task_code).body if isinstance(node, ast.ClassDef)][0]
+    model = next(node for node in parse(task_code).body if isinstance(node, ast.ClassDef))
     model.name = "ModelNew"
     imports = [node for node in parse(task_code).body if _modules(node)]
     factory.body[:0] = [*imports, model]

@@ -12,21 +12,24 @@ at hand.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import stable_hash
 from tasks.files import atomic_directory
+from tasks.sources import bundled
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+SMALL = "small"
 MARKER = "concur_model.json"
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
@@ -80,6 +83,24 @@ class SmallModelConfig(BaseModel):
         return self
 
 
+def resolve_model(name: str, root: str) -> str:
+    """A directory or hub id for a configured model name. `small` is built under `root/models` once
+    per content of the bundled data.
+
+    Raises UsageError for a path that does not exist, and where the model cannot be written.
+    """
+    if name == SMALL:
+        texts, config = bundled.texts(), SmallModelConfig()
+        folder = f"small-{small_model_key(texts, config)[:12]}"
+        return str(build_small_model(Path(root) / "models" / folder, texts, config))
+    if name.startswith((".", "/", "~")) and not Path(name).expanduser().is_dir():
+        raise UsageError(
+            f"model directory {name} does not exist",
+            "give a hub id, an existing directory, or 'small' for the demo model",
+        )
+    return name
+
+
 def small_model_key(texts: Sequence[str], config: SmallModelConfig) -> str:
     """Identity of a small model: hash(texts, configuration, chat template)."""
     return stable_hash([list(texts), config.model_dump(), CHAT_TEMPLATE])
@@ -105,7 +126,7 @@ def build_small_model(
     key = small_model_key(texts, config)
     if _marker_key(directory) == key:
         return directory
-    if directory.is_dir() and any(directory.iterdir()) or directory.is_file():
+    if (directory.is_dir() and any(directory.iterdir())) or directory.is_file():
         raise UsageError(
             f"{directory} holds something other than this small model",
             "choose another directory, or remove this one",
@@ -130,7 +151,7 @@ def load_tokenizer(location: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a model directory or hub id. Raises UsageError where there is none."""
     from transformers import AutoTokenizer
 
-    return _load(AutoTokenizer, location)
+    return cast("PreTrainedTokenizerBase", _load(AutoTokenizer, location))
 
 
 def load_causal_model(
@@ -145,14 +166,11 @@ def load_causal_model(
 
     model = _load(AutoModelForCausalLM, location, dtype=dtype)
     if adapter is not None:
-        import warnings
-
         from peft import PeftModel
 
         try:
-            with (
-                warnings.catch_warnings()
-            ):  # PEFT still reads a name that transformers renames in version 6
+            with warnings.catch_warnings():
+                # PEFT still reads a name that transformers renames in version 6
                 warnings.filterwarnings(
                     "ignore",
                     message=".*gradient_checkpointing.* is deprecated",
@@ -164,7 +182,7 @@ def load_causal_model(
                 f"cannot load the adapter {adapter} onto {location}: {error}",
                 "give a directory that training on this base model wrote",
             ) from error
-    return model.eval()
+    return cast("PreTrainedModel", model.eval())
 
 
 def count_tokens(location: str | Path, texts: Sequence[str]) -> list[int]:
@@ -172,11 +190,9 @@ def count_tokens(location: str | Path, texts: Sequence[str]) -> list[int]:
     UsageError where there is none."""
     if not texts:
         return []
-    clean = [_utf8(text) for text in texts]
-    return [
-        len(ids)
-        for ids in _counting_tokenizer(str(location))(clean, add_special_tokens=False)["input_ids"]
-    ]
+    encode = _counting_tokenizer(str(location))
+    encoded = encode([_utf8(text) for text in texts], add_special_tokens=False)
+    return [len(ids) for ids in encoded["input_ids"]]
 
 
 def _utf8(text: str) -> str:
@@ -188,9 +204,8 @@ def _utf8(text: str) -> str:
 @lru_cache(maxsize=4)
 def _counting_tokenizer(location: str) -> PreTrainedTokenizerBase:
     tokenizer = load_tokenizer(location)
-    tokenizer.model_max_length = int(
-        1e30
-    )  # counting a text longer than the model's window is no reason to warn
+    # counting a text longer than the model's window is no reason to warn
+    tokenizer.model_max_length = int(1e30)
     return tokenizer
 
 
@@ -210,12 +225,11 @@ def _load(auto_class: Any, location: str | Path, **options: Any) -> Any:
 def quiet_progress() -> Iterator[None]:
     """transformers and datasets draw no progress bars inside; what was set before is restored."""
     import datasets
-    from transformers.utils import logging
+    from transformers.utils import logging as untyped
 
-    bars, dataset_bars = (
-        logging.is_progress_bar_enabled(),
-        not datasets.are_progress_bars_disabled(),
-    )
+    logging: Any = untyped
+    bars = logging.is_progress_bar_enabled()
+    dataset_bars = not datasets.are_progress_bars_disabled()
     logging.disable_progress_bar()
     datasets.disable_progress_bars()
     try:
@@ -229,21 +243,19 @@ def quiet_progress() -> Iterator[None]:
 
 def _marker_key(directory: Path) -> str | None:
     try:
-        return json.loads((directory / MARKER).read_text(encoding="utf-8"))["key"]
+        return str(json.loads((directory / MARKER).read_text(encoding="utf-8"))["key"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _write_tokenizer(directory: Path, texts: Sequence[str], config: SmallModelConfig) -> None:
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
-    from transformers import Qwen2Tokenizer
+    from transformers import Qwen2Tokenizer as untyped
 
+    Qwen2Tokenizer: Any = untyped
     added = [
-        AddedToken(token, special=True, normalized=False)
-        for token in (END_OF_TEXT, TURN_START, TURN_END)
-    ]
-    added += [
-        AddedToken(token, special=False, normalized=False) for token in (THINK_OPEN, THINK_CLOSE)
+        AddedToken(token, special=not token.startswith(("<think", "</think")), normalized=False)
+        for token in (END_OF_TEXT, TURN_START, TURN_END, THINK_OPEN, THINK_CLOSE)
     ]
     # learning through Qwen2's own normaliser and pre-tokeniser is what keeps ids stable when
     # AutoTokenizer loads the folder again
@@ -274,11 +286,12 @@ def _write_tokenizer(directory: Path, texts: Sequence[str], config: SmallModelCo
 
 def _write_model(directory: Path, config: SmallModelConfig) -> None:
     import torch
-    from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+    import transformers
 
+    made: Any = transformers  # its constructors are typed in part only
     tokenizer = load_tokenizer(directory)
     ends = [tokenizer.convert_tokens_to_ids(token) for token in (TURN_END, END_OF_TEXT)]
-    shape = Qwen2Config(
+    shape = made.Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
@@ -293,8 +306,8 @@ def _write_model(directory: Path, config: SmallModelConfig) -> None:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model = Qwen2ForCausalLM(shape)
-    model.generation_config = GenerationConfig(
+        model = made.Qwen2ForCausalLM(shape)
+    model.generation_config = made.GenerationConfig(
         do_sample=True, temperature=1.0, eos_token_id=ends, pad_token_id=ends[1]
     )
     model.save_pretrained(directory)

@@ -8,7 +8,7 @@ import copy
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 NOT_TENSORS = frozenset(
     "Size device dtype Generator finfo iinfo get_default_dtype is_available manual_seed".split()
@@ -115,8 +115,7 @@ def rewritten(node: Node, change: Callable[[ast.AST], ast.AST | None]) -> Node:
             found = change(node)
             return self.generic_visit(node) if found is None else found
 
-    changed: Node = Rewrite().visit(copy.deepcopy(node))
-    return changed
+    return cast(Node, Rewrite().visit(copy.deepcopy(node)))
 
 
 def expression_of(text: str) -> ast.expr:
@@ -167,8 +166,7 @@ def on_default_device(node: ast.expr) -> ast.expr:
         def visit_Constant(self, node: ast.Constant) -> ast.AST:
             return expression_of(DEFAULT_DEVICE) if names_cuda(node) else node
 
-    changed: ast.expr = OnDefaultDevice().visit(copy.deepcopy(node))
-    return changed
+    return cast(ast.expr, OnDefaultDevice().visit(copy.deepcopy(node)))
 
 
 # -- random numbers --------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
     import pyarrow.parquet as pq
+    from numpy.typing import NDArray
 
 MANIFEST = "manifest.json"
 PART_ROWS = 1000
@@ -223,7 +224,7 @@ class Snapshot:
         return pl.concat(frames, how="vertical_relaxed") if frames else empty
 
     def batches_at(
-        self, part: str, rows: Sequence[int], columns: Sequence[str] | None = None
+        self, part: str, rows: Sequence[int] | NDArray[Any], columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         """The rows of one part with these numbers (which ascend), a few hundred at a time: a part
         of any size takes little memory. Columns that the part lacks are left out."""
@@ -238,7 +239,7 @@ class Snapshot:
                 start += len(batch)
 
     def rows_at(
-        self, part: str, rows: Sequence[int], columns: Sequence[str] | None = None
+        self, part: str, rows: Sequence[int] | NDArray[Any], columns: Sequence[str] | None = None
     ) -> Iterator[list[dict[str, Any]]]:
         """As `batches_at`, as dicts."""
         for batch in self.batches_at(part, rows, columns):

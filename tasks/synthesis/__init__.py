@@ -1,1 +1,1 @@
-
+"""Sampling candidates: prompts, samplers, servers, and the parser of answers."""

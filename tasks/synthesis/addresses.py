@@ -69,13 +69,11 @@ class Addresses:
             address.in_flight -= 1
             if not transport_fault:
                 address.failures, address.rests_until = 0, 0.0
-            elif (
-                self._clock() >= address.rests_until
-            ):  # what was in flight together fails together, and counts once
+            elif self._clock() >= address.rests_until:
+                # what was in flight together fails together, and counts once
                 address.failures += 1
-                address.rests_until = self._clock() + min(
-                    FIRST_REST_S * 2 ** (address.failures - 1), LONGEST_REST_S
-                )
+                rest_s = min(FIRST_REST_S * 2 ** (address.failures - 1), LONGEST_REST_S)
+                address.rests_until = self._clock() + rest_s
 
     def another_ready(self, than: Address | None) -> bool:
         """Is there another address that neither rests nor is parked?"""
@@ -106,14 +104,12 @@ class Addresses:
             self._wake()
 
     def _choose(self) -> Address:
-        ready = [address for address in self._all.values() if self._ready(address)]
-        chosen = (
-            min(ready, key=lambda address: (address.in_flight, address.turn))
-            if ready
-            else min(
-                self._all.values(), key=lambda address: (address.rests_until, address.in_flight)
-            )
-        )
+        every = list(self._all.values())
+        ready = [address for address in every if self._ready(address)]
+        if ready:
+            chosen = min(ready, key=lambda each: (each.in_flight, each.turn))
+        else:
+            chosen = min(every, key=lambda each: (each.rests_until, each.in_flight))
         self._turn += 1
         chosen.in_flight, chosen.turn = chosen.in_flight + 1, self._turn
         return chosen
@@ -125,7 +121,10 @@ class Addresses:
     def _wake(self) -> None:
         for loop, future in self._waiting:
             with suppress(RuntimeError):  # a loop that is closed has nobody waiting
-                loop.call_soon_threadsafe(
-                    lambda future=future: future.done() or future.set_result(None)
-                )
+                loop.call_soon_threadsafe(_settle, future)
         self._waiting.clear()
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

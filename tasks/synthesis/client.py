@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 from kernels_eval.errors import EvalError, UsageError
 from tasks.synthesis.addresses import Address, Addresses
 from tasks.synthesis.pulse import Pulse, Silence
-from tasks.synthesis.sampler import Request, Requests, Response
+from tasks.synthesis.sampler import Request, Requests, Response, TokenCounter
 
 if TYPE_CHECKING:
     import openai
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 10.0
 LONGEST_PAUSE_S = 60.0
+ClientOf = Callable[[str], Awaitable["openai.AsyncOpenAI"]]
 REFUSED = frozenset({400, 413, 422})
 REFUSALS_BEFORE_GIVING_UP = 8
 NO_KEY = "none"
@@ -59,7 +60,7 @@ class _ProtocolError(Exception):
     """The endpoint answered 200 with something that is not a chat completion."""
 
 
-class OpenAISampler:
+class OpenAISampler(TokenCounter):
     """Chat completions of one model at one endpoint, or at several that serve the same. `generator`
     is `name`, else the model's name.
 
@@ -86,34 +87,25 @@ class OpenAISampler:
         direct: bool = False,
         key_place: str | None = None,
     ) -> None:
-        urls = (
-            [base_url]
-            if isinstance(base_url, str)
-            else []
-            if isinstance(base_url, Addresses)
-            else list(base_url)
-        )
-        for url in urls:
-            if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        super().__init__(tokenizer)
+        if not isinstance(base_url, Addresses):
+            urls = [base_url] if isinstance(base_url, str) else list(base_url)
+            wrong = [
+                f"base_url {url!r} is not an HTTP address"
+                for url in urls
+                if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname
+            ]
+            if wrong or not urls:
                 raise UsageError(
-                    f"base_url {url!r} is not an HTTP address",
+                    wrong[0] if wrong else "base_url holds no address",
                     "give something like http://127.0.0.1:8000/v1",
                 )
-        if not urls and not isinstance(base_url, Addresses):
-            raise UsageError(
-                "base_url holds no address", "give something like http://127.0.0.1:8000/v1"
-            )
-        self.generator = name or model
+            base_url = Addresses(urls)
+        self.generator, self._addresses = name or model, base_url
         self._model, self._api_key, self._direct = model, api_key, direct
         self._key_place = key_place or f"the environment variable {api_key_env}"
-        self._addresses = base_url if isinstance(base_url, Addresses) else Addresses(urls)
-        self._api_key_env, self._tokenizer = api_key_env, tokenizer
-        self._concurrency, self._timeout_s, self._retries, self._backoff_s = (
-            concurrency,
-            timeout_s,
-            retries,
-            backoff_s,
-        )
+        self._api_key_env, self._concurrency = api_key_env, concurrency
+        self._timeout_s, self._retries, self._backoff_s = timeout_s, retries, backoff_s
 
     def __repr__(self) -> str:
         return (
@@ -132,45 +124,33 @@ class OpenAISampler:
         finally:
             background.stop()
 
-    def count_tokens(self, texts: Sequence[str]) -> list[int] | None:
-        """Tokens of each text; None without a tokenizer. Raises UsageError where the tokenizer
-        cannot be loaded."""
-        if self._tokenizer is None:
-            return None
-        from tasks.sources.small_model import count_tokens
-
-        return count_tokens(self._tokenizer, texts)
-
-    def close(self) -> None:
-        """Nothing is held between calls of `sample`."""
-
     async def _ask_all(
         self, requests: Requests, emit: Callable[[Response], Awaitable[None]]
     ) -> None:
         import openai
 
-        waiting, refusals, answered = iter(requests), [], 0
+        waiting, answered = iter(requests), 0
+        refusals: list[str] = []
 
         async def work() -> None:
             nonlocal answered
             for request in waiting:  # one iterator for all: each takes the next
                 try:
-                    await emit(await self._ask(clients, pulse, request))
+                    await emit(await self._ask(client_of, pulse, request))
                     answered += 1
                 except openai.APIStatusError as error:
                     where = _address_of(error)
                     if error.status_code not in REFUSED:
-                        raise self._fatal(
-                            error, where
-                        ) from None  # the server's own text may quote the key
+                        # the server's own text may quote the key
+                        raise self._fatal(error, where) from None
                     refusals.append(f"{where} refused {request.task.task_id}: {self._cause(error)}")
                     log.warning("%s", refusals[-1])
                 if len(refusals) >= REFUSALS_BEFORE_GIVING_UP and not answered:
                     return
 
         async with AsyncExitStack() as stack:
-            clients = _Clients(stack, self._key(), self._timeout_s, self._direct)
-            pulse = await stack.enter_async_context(Pulse(clients.of))
+            client_of = _Clients(stack, self._key(), self._timeout_s, self._direct).of
+            pulse = await stack.enter_async_context(Pulse(client_of))
             try:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(min(self._concurrency, len(requests))):
@@ -185,44 +165,33 @@ class OpenAISampler:
                 " repetition_penalty",
             )
 
-    async def _ask(self, clients: _Clients, pulse: Pulse, request: Request) -> Response:
+    async def _ask(self, client_of: ClientOf, pulse: Pulse, request: Request) -> Response:
         """One answer, with further attempts after a fault. Raises openai.APIStatusError for what no
-        attempt can mend."""
-        import httpx
+        attempt can change."""
         import openai
 
+        of_transport = (TimeoutError, Silence, openai.APIConnectionError)
+        retried = (openai.RateLimitError, openai.InternalServerError, _ProtocolError)
         fault: Exception | None = None
         address: Address | None = None
         attempts = pauses = 0
         while attempts < (self._retries + 1) * max(1, self._addresses.most):
-            if fault is not None and not (
-                isinstance(fault, openai.APIConnectionError)
-                and self._addresses.another_ready(address)
-            ):
+            lost = isinstance(fault, of_transport)
+            if fault is not None and not (lost and self._addresses.another_ready(address)):
                 pauses += 1
                 await asyncio.sleep(self._pause_s(fault, pauses))
             address = await self._addresses.take()
             attempts, fault = attempts + 1, None
             try:
-                async with asyncio.timeout(
-                    self._timeout_s
-                ):  # the package bounds the wait for each piece of the answer, not their sum
-                    return await pulse.during(
-                        address.url, self._ask_once(await clients.at(address), request)
-                    )
-            except (TimeoutError, Silence):
-                fault = openai.APITimeoutError(request=httpx.Request("POST", address.url))
-            except (
-                openai.APIConnectionError,
-                openai.RateLimitError,
-                openai.InternalServerError,
-                _ProtocolError,
-            ) as error:
+                client = await client_of(address.url)
+                # the package bounds the wait for each piece of the answer, not their sum
+                async with asyncio.timeout(self._timeout_s):
+                    asked = self._ask_once(client, request)
+                    return await pulse.during(address.url, asked)
+            except (*of_transport, *retried) as error:
                 fault = error
             finally:
-                self._addresses.release(
-                    address, transport_fault=isinstance(fault, openai.APIConnectionError)
-                )
+                self._addresses.release(address, isinstance(fault, of_transport))
         raise EvalError(
             f"{self._addresses} gave no answer for {request.task.task_id} in {attempts} attempts:"
             f" {self._cause(fault)}",
@@ -249,12 +218,11 @@ class OpenAISampler:
     def _pause_s(self, fault: Exception, attempt: int) -> float:
         """Seconds before an attempt (1 is the first retry): the server's wish, or doubling with
         jitter so that retries spread out."""
-        wish = getattr(getattr(fault, "response", None), "headers", {}).get("retry-after", "")
+        wish = str(getattr(getattr(fault, "response", None), "headers", {}).get("retry-after", ""))
         if wish.isdigit():
             return min(float(wish), LONGEST_PAUSE_S)
-        return min(self._backoff_s * 2 ** (attempt - 1), LONGEST_PAUSE_S) * random.uniform(
-            0.75, 1.25
-        )
+        pause_s: float = min(self._backoff_s * 2 ** (attempt - 1), LONGEST_PAUSE_S)
+        return pause_s * random.uniform(0.75, 1.25)
 
     def _fatal(self, error: openai.APIStatusError, where: str) -> UsageError:
         if error.status_code in (401, 403):
@@ -280,11 +248,9 @@ class OpenAISampler:
         """What happened, in one line without the key."""
         import openai
 
-        text = (
-            f"{error} {error.__cause__ or ''}"
-            if isinstance(error, openai.APIConnectionError)
-            else str(error)
-        )
+        text = "timed out" if isinstance(error, TimeoutError) else str(error)
+        if isinstance(error, openai.APIConnectionError):
+            text = f"{error} {error.__cause__ or ''}"
         if self._key() != NO_KEY:
             text = text.replace(self._key(), "***")
         return " ".join(text.split())[:LONGEST_CAUSE]
@@ -297,20 +263,18 @@ class _Clients:
         self._stack, self._key, self._timeout_s, self._direct = stack, key, timeout_s, direct
         self._clients: dict[str, openai.AsyncOpenAI] = {}
 
-    async def at(self, address: Address) -> openai.AsyncOpenAI:
-        return await self.of(address.url)
-
     async def of(self, url: str) -> openai.AsyncOpenAI:
         import openai
 
         if url not in self._clients:
             timeout = openai.Timeout(self._timeout_s, connect=CONNECT_TIMEOUT_S)
-            options = {"base_url": url, "timeout": timeout}
-            http = (
-                openai.DefaultAsyncHttpxClient(trust_env=False, **options) if self._direct else None
-            )
+            http = None
+            if self._direct:
+                http = openai.DefaultAsyncHttpxClient(
+                    trust_env=False, base_url=url, timeout=timeout
+                )
             client = openai.AsyncOpenAI(
-                api_key=self._key, max_retries=0, http_client=http, **options
+                api_key=self._key, base_url=url, timeout=timeout, max_retries=0, http_client=http
             )
             self._clients[url] = await self._stack.enter_async_context(client)
         return self._clients[url]
@@ -326,9 +290,8 @@ class _Background:
         self, work: Callable[[Callable[[Response], Awaitable[None]]], Coroutine[Any, Any, None]]
     ) -> None:
         self._work = work
-        self._emitted: queue.SimpleQueue[Response | None] = (
-            queue.SimpleQueue()
-        )  # None: there will be no more
+        # None: there will be no more
+        self._emitted: queue.SimpleQueue[Response | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="synthesis client", daemon=True)
@@ -352,7 +315,7 @@ class _Background:
         """Cancel what still runs and wait until it has ended."""
         self._ready.wait()
         with suppress(RuntimeError):  # the loop is closed: it ended by itself
-            self._loop.call_soon_threadsafe(self._task.cancel)
+            self._loop.call_soon_threadsafe(self._cancel)
         self._thread.join()
 
     def _run(self) -> None:
@@ -366,11 +329,10 @@ class _Background:
             self._emitted.put(None)
 
     async def _main(self) -> None:
-        self._loop, self._task, self._room = (
-            asyncio.get_running_loop(),
-            asyncio.current_task(),
-            asyncio.Semaphore(UNREAD),
-        )
+        task = asyncio.current_task()
+        assert task is not None
+        self._loop, self._cancel = asyncio.get_running_loop(), task.cancel
+        self._room = asyncio.Semaphore(UNREAD)
         self._ready.set()
         await self._work(self._emit)
 
@@ -383,22 +345,19 @@ def _response(request: Request, completion: Any) -> Response:
     """The first choice of a completion. Raises _ProtocolError where there is none: servers do
     answer 200 with anything."""
     choices = getattr(completion, "choices", None)
-    message = (
-        getattr(choices[0], "message", None) if isinstance(choices, list) and choices else None
-    )
+    choice: Any = choices[0] if isinstance(choices, list) and choices else None
+    message: Any = getattr(choice, "message", None)
     if not hasattr(message, "content"):
         raise _ProtocolError("the answer holds no choice with a message")
-    extra = (
-        message.model_extra or {}
-    )  # reasoning is not in OpenAI's schema: vLLM and SGLang add it under one of two names
-    reasoning = extra.get("reasoning_content") or extra.get("reasoning")
+    # reasoning is not in OpenAI's schema: vLLM and SGLang add it under one of two names
+    extra = message.model_extra or {}
     tokens = getattr(getattr(completion, "usage", None), "completion_tokens", None)
     return Response(
         request_key=request.request_key,
         text=_text(message.content) or "",
-        reasoning=_text(reasoning),
+        reasoning=_text(extra.get("reasoning_content") or extra.get("reasoning")),
         completion_tokens=tokens if isinstance(tokens, int) else None,
-        finish_reason=_text(getattr(choices[0], "finish_reason", None)),
+        finish_reason=_text(getattr(choice, "finish_reason", None)),
     )
 
 

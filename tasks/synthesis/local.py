@@ -46,12 +46,8 @@ class TransformersSampler:
         if batch_size < 1:
             raise UsageError(f"batch_size is {batch_size}", "give 1 or more")
         self.generator = name
-        self._location, self._adapter, self._device, self._batch_size = (
-            model,
-            adapter,
-            device,
-            batch_size,
-        )
+        self._location, self._adapter, self._device = model, adapter, device
+        self._batch_size = batch_size
         self._loaded: _Loaded | None = None
 
     def sample(self, requests: Requests) -> Iterator[Response]:
@@ -110,7 +106,7 @@ class _Loaded:
     def __init__(self, location: str | Path, adapter: Path | None, device: str) -> None:
         import torch
 
-        self.tokenizer = load_tokenizer(location)
+        self.tokenizer: Any = load_tokenizer(location)
         if not getattr(self.tokenizer, "chat_template", None):
             raise UsageError(
                 f"the tokenizer of {location} has no chat template",
@@ -119,17 +115,14 @@ class _Loaded:
         gpu = torch.cuda.is_available() if device == "auto" else device == "cuda"
         if gpu and not torch.cuda.is_available():
             raise UsageError("no CUDA device is here", "set device to auto or cpu")
-        self.model = load_causal_model(
+        model: Any = load_causal_model(
             location, dtype=torch.bfloat16 if gpu else torch.float32, adapter=adapter
         )
-        self.model.to("cuda" if gpu else "cpu")
+        self.model: Any = model.to("cuda" if gpu else "cpu")
         self.ends = _end_ids(self.model, self.tokenizer)
         self.window = int(getattr(self.model.config, "max_position_embeddings", 0) or 1 << 30)
-        self.pad = (
-            self.tokenizer.pad_token_id
-            if self.tokenizer.pad_token_id is not None
-            else min(self.ends)
-        )
+        pad = self.tokenizer.pad_token_id
+        self.pad = min(self.ends) if pad is None else pad
 
     def encode(self, request: Request) -> list[int]:
         """Token ids of the chat up to the generation prompt."""
@@ -138,7 +131,7 @@ class _Loaded:
             tokenize=False,
             add_generation_prompt=True,
         )
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         if len(ids) >= self.window:
             raise UsageError(
                 f"the prompt for {request.task.task_id} has {len(ids)} tokens and the model's"
@@ -284,10 +277,8 @@ def _draw(logits: torch.Tensor, rows: Sequence[_Row]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float64, device=logits.device)[:, None]
 
     sampling = [row.request.sampling for row in rows]
-    temperature, top_p = (
-        column([item.temperature for item in sampling]),
-        column([item.top_p for item in sampling]),
-    )
+    temperature = column([item.temperature for item in sampling])
+    top_p = column([item.top_p for item in sampling])
     scaled = _penalised(logits.double(), rows) / temperature.clamp(min=1e-6)
     if not bool(torch.isfinite(scaled).all()):
         raise EvalError(
@@ -304,13 +295,11 @@ def _draw(logits: torch.Tensor, rows: Sequence[_Row]) -> torch.Tensor:
             ordered.gather(-1, top_k - 1),
             ordered[:, :1] + column([item.min_p or 0.0 for item in sampling]).log(),
         )
-        scaled = scaled.masked_fill(
-            scaled < least, -torch.inf
-        )  # never the first, whatever rounding says of min-p 1
+        # never the first, whatever rounding says of min-p 1
+        scaled = scaled.masked_fill(scaled < least, -torch.inf)
     ordered, tokens = scaled.softmax(-1).sort(dim=-1, descending=True)
-    outside = (
-        ordered.cumsum(-1) - ordered
-    ) >= top_p  # never the first, which has nothing before it
+    # never the first, which has nothing before it
+    outside = (ordered.cumsum(-1) - ordered) >= top_p
     outside = torch.zeros_like(outside).scatter(-1, tokens, outside)
     noise = np.stack([row.random.standard_exponential(logits.shape[-1]) for row in rows])
     raced = scaled - torch.from_numpy(noise).to(logits.device).log()

@@ -45,9 +45,11 @@ cuda_source = r"""
 #include <torch/extension.h>
 
 __global__ void bias_relu_add_kernel(
-    const float* x, const float* bias, const float* residual, float* out, int64_t count, int64_t features) {
+    const float* x, const float* bias, const float* residual, float* out, int64_t count, int64_t \
+features) {
     const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
-    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += stride) {
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += \
+stride) {
         out[i] = fmaxf(x[i] + bias[i % features], 0.0f) + residual[i];
     }
 }
@@ -62,13 +64,15 @@ torch::Tensor bias_relu_add(torch::Tensor x, torch::Tensor bias, torch::Tensor r
     const int blocks = static_cast<int>(std::min<int64_t>((count + threads - 1) / threads, 65535));
     if (count > 0) {
         bias_relu_add_kernel<<<blocks, threads>>>(
-            x.data_ptr<float>(), bias.data_ptr<float>(), residual.data_ptr<float>(), out.data_ptr<float>(), count, x.size(-1));
+            x.data_ptr<float>(), bias.data_ptr<float>(), residual.data_ptr<float>(), \
+out.data_ptr<float>(), count, x.size(-1));
     }
     return out;
 }
 """
 
-cpp_source = "torch::Tensor bias_relu_add(torch::Tensor x, torch::Tensor bias, torch::Tensor residual);"
+cpp_source = "torch::Tensor bias_relu_add(torch::Tensor x, torch::Tensor bias, torch::Tensor \
+residual);"
 
 extension = load_inline(
     name="bias_relu_add_cuda",
@@ -142,7 +146,8 @@ import triton.language as tl
 
 
 @triton.jit
-def bias_relu_add_kernel(x_ptr, bias_ptr, residual_ptr, out_ptr, count, features, BLOCK: tl.constexpr):
+def bias_relu_add_kernel(x_ptr, bias_ptr, residual_ptr, out_ptr, count, features, BLOCK: \
+tl.constexpr):
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = index < count
     x = tl.load(x_ptr + index, mask=mask)
@@ -157,7 +162,8 @@ def bias_relu_add(x, bias, residual):
     count = x.numel()
     block = 1024
     if count > 0:
-        bias_relu_add_kernel[(triton.cdiv(count, block),)](x, bias, residual, out, count, x.shape[-1], BLOCK=block)
+        bias_relu_add_kernel[(triton.cdiv(count, block),)](x, bias, residual, out, count, \
+x.shape[-1], BLOCK=block)
     return out
 
 
@@ -182,8 +188,10 @@ MEANS = {
 }
 
 TEMPLATE = """\
-You write fast kernels for PyTorch programs. You are given a module named `{entry_point}`. Replace the operators in its `forward` by \
-{means}, so that it computes the same result in less time. You may replace some operators and keep others, fuse several into one kernel, \
+You write fast kernels for PyTorch programs. You are given a module named `{entry_point}`. Replace \
+the operators in its `forward` by \
+{means}, so that it computes the same result in less time. You may replace some operators and keep \
+others, fuse several into one kernel, \
 or use a better algorithm.
 
 Here is an example. The given program:
@@ -199,11 +207,15 @@ Now the program to make faster:
 {task}
 {hardware}
 Rules:
-- Name the new module `ModelNew`. Its constructor and its `forward` take the same arguments as those of `{entry_point}`.
-- Create the same parameters and buffers, in the same order and with the same shapes and initial values, and read them in `forward`.
+- Name the new module `ModelNew`. Its constructor and its `forward` take the same arguments as \
+those of `{entry_point}`.
+- Create the same parameters and buffers, in the same order and with the same shapes and initial \
+values, and read them in `forward`.
 - The work must be done by your kernel. Do not fall back to PyTorch operators where it fails.
-- Keep the precision of the original, and do not change the inputs. The result must be right for any input values.
-- Answer with one complete Python module in a single code block: imports, kernels and `ModelNew`. No tests, no example calls.
+- Keep the precision of the original, and do not change the inputs. The result must be right for \
+any input values.
+- Answer with one complete Python module in a single code block: imports, kernels and `ModelNew`. \
+No tests, no example calls.
 """
 
 

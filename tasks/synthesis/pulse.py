@@ -56,7 +56,8 @@ class Pulse:
         self._waiting.setdefault(url, set()).add(given_up)
         asked = asyncio.ensure_future(request)
         try:
-            await asyncio.wait({asked, given_up}, return_when=asyncio.FIRST_COMPLETED)
+            both: set[asyncio.Future[Any]] = {asked, given_up}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if asked.done():
                 self._misses.pop(url, None)
                 return asked.result()
@@ -83,12 +84,10 @@ class Pulse:
             client = (await self._client_of(url)).with_options(timeout=PATIENCE_S, max_retries=0)
             async with asyncio.timeout(PATIENCE_S):
                 await client.get("/models", cast_to=object)
-        except (openai.APIConnectionError, TimeoutError):
-            self._misses[url] = self._misses.get(url, 0) + 1
-        except Exception:  # an answer, of whatever kind: somebody is there
-            self._misses.pop(url, None)
-        else:
-            self._misses.pop(url, None)
+            missed = False
+        except Exception as error:  # an answer of any other kind is a sign of life
+            missed = isinstance(error, openai.APIConnectionError | TimeoutError)
+        self._misses[url] = self._misses.get(url, 0) + 1 if missed else 0
         if self._misses.get(url, 0) >= MISSES:
             self._misses.pop(url)
             log.warning("%s is given up for now: it does not answer any more", url)

@@ -9,50 +9,28 @@ own time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Language
+from tasks.sources import bundled
+from tasks.sources.files import existing, read_parquet
 from tasks.synthesis.parsing import is_unfinished
-from tasks.synthesis.sampler import Request, Requests, Response
+from tasks.synthesis.sampler import Request, Requests, Response, TokenCounter
 
 COLUMNS = ("level", "problem_id", "sample_id", "model", "response")
 OPTIONAL_COLUMNS = ("language",)
 
 
-class _Tokenizer:
-    """`count_tokens` over an optional tokenizer, as the Sampler protocol wants it."""
-
-    def __init__(self, tokenizer: str | Path | None) -> None:
-        self._tokenizer = tokenizer
-
-    def count_tokens(self, texts: Sequence[str]) -> list[int] | None:
-        """Tokens of each text; None without a tokenizer. Raises UsageError where the tokenizer
-        cannot be loaded."""
-        if self._tokenizer is None:
-            return None
-        from tasks.sources.small_model import count_tokens
-
-        return count_tokens(self._tokenizer, texts)
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-class RecordedSampler(_Tokenizer):
+class RecordedSampler(TokenCounter):
     """The bundled responses: sample i of a bundled task is its i-th recording in the language asked
     for."""
 
     generator = "recorded"
 
-    def __init__(self, tokenizer: str | Path | None = None) -> None:
-        super().__init__(tokenizer)
-
     def sample(self, requests: Requests) -> Iterator[Response]:
         """Responses in the order of the requests, fewer where a recording is missing."""
-        from tasks.sources import bundled
-
         known = {task.task_id: task.name for task in bundled.load("all")}
         for request in requests:
             if request.task.task_id not in known or request.turn > 1:
@@ -62,7 +40,7 @@ class RecordedSampler(_Tokenizer):
                 yield _response(request, texts[request.sample_index])
 
 
-class ResponsesFile(_Tokenizer):
+class ResponsesFile(TokenCounter):
     """Recorded responses to KernelBench: columns level, problem_id, sample_id, model, response, and
     language where it is not CUDA.
 
@@ -72,13 +50,11 @@ class ResponsesFile(_Tokenizer):
 
     def __init__(self, path: str | Path, tokenizer: str | Path | None = None) -> None:
         super().__init__(tokenizer)
-        from tasks.sources.files import existing, read_parquet
-
         file = existing(path)
         rows = read_parquet(file, COLUMNS, OPTIONAL_COLUMNS).to_dicts()
         models = {row["model"] for row in rows}
         if len(models) != 1 or None in models:
-            named = ", ".join(sorted(str(model) for model in models)) or "none"
+            named = ", ".join(sorted(map(str, models))) or "none"
             raise UsageError(
                 f"{file} holds responses of {len(models)} models ({named})",
                 "give a file whose rows all name one model",

@@ -104,7 +104,8 @@ You have answered this before{what}
 
 {said}
 
-Write the module again so that {aim}. Everything above still holds; answer with the complete module in a single code block.
+Write the module again so that {aim}. Everything above still holds; answer with the complete \
+module in a single code block.
 """
 
 

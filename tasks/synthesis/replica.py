@@ -14,6 +14,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal
 
@@ -243,7 +244,8 @@ def _how(status: int | None) -> str:
 
 def _node_address() -> str:
     with suppress(Exception):  # outside Ray
-        import ray
+        from ray.util import get_node_ip_address as untyped
 
-        return ray.util.get_node_ip_address()
+        address_of: Callable[[], str] = untyped
+        return address_of()
     return "127.0.0.1"

@@ -4,11 +4,13 @@ they finish."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from pydantic import Field
 
 from kernels_eval.records import KernelTask, Language, Record, SamplingParams
+from tasks.sources.small_model import count_tokens
 
 
 class Request(Record):
@@ -64,3 +66,19 @@ class Sampler(Protocol):
     def count_tokens(self, texts: Sequence[str]) -> list[int] | None: ...
 
     def close(self) -> None: ...
+
+
+class TokenCounter:
+    """What samplers share that count with a tokenizer of their own: a directory, a hub id, or None
+    where tokens are not counted."""
+
+    def __init__(self, tokenizer: str | Path | None = None) -> None:
+        self._tokenizer = tokenizer
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int] | None:
+        """Tokens of each text; None without a tokenizer. Raises UsageError where the tokenizer
+        cannot be loaded."""
+        return None if self._tokenizer is None else count_tokens(self._tokenizer, texts)
+
+    def close(self) -> None:
+        """Nothing is held between calls of `sample`."""

@@ -13,6 +13,7 @@ sizes: vLLM's rounding depends on the batch.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -22,7 +23,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +35,7 @@ from tasks.synthesis.addresses import Addresses
 from tasks.synthesis.client import OpenAISampler
 from tasks.synthesis.config import ServerConfig
 from tasks.synthesis.replica import Replica, ReplicaSpec, ReplicaStatus
-from tasks.synthesis.sampler import Requests, Response
+from tasks.synthesis.sampler import Requests, Response, TokenCounter
 
 log = logging.getLogger(__name__)
 
@@ -72,22 +73,17 @@ def serve_command(config: ServerConfig) -> list[str]:
                 f"{named} names {python}, which cannot be run",
                 f"set {named} to the bin/python of an environment with vLLM",
             )
-        # not resolved: an environment's interpreter is a link, and is known by the place of the
-        # link
-        return [
-            os.path.abspath(shutil.which(Path(python).expanduser()) or python),
-            "-m",
-            "vllm.entrypoints.cli.main",
-            "serve",
-        ]
-    found = shutil.which("vllm")
-    if not found:
+        # not resolved: an environment's interpreter is a link, known by the place of the link
+        found = os.path.abspath(shutil.which(Path(python).expanduser()) or python)
+        return [found, *"-m vllm.entrypoints.cli.main serve".split()]
+    installed = shutil.which("vllm")
+    if not installed:
         raise UsageError(
             "no vLLM was found",
             "python -m venv VENV && VENV/bin/pip install vllm, then export"
             " CONCUR_VLLM_PYTHON=VENV/bin/python",
         )
-    return [found, "serve"]
+    return [installed, "serve"]
 
 
 def options(
@@ -99,42 +95,33 @@ def options(
     max_num_seqs: int,
 ) -> list[str]:
     """Arguments of vllm serve besides the model and the address. `args` come last, so they win."""
-    words = [
-        "--served-model-name",
-        name,
-        "--max-model-len",
-        str(max_model_len),
-        "--max-num-seqs",
-        str(max_num_seqs),
-    ]
-    words += ["--enable-prefix-caching" if config.prefix_caching else "--no-enable-prefix-caching"]
-    words += [
-        "--disable-uvicorn-access-log"
-    ]  # a line for every health check would soon be all that the log holds
-    if config.tensor_parallel > 1:
-        words += ["--tensor-parallel-size", str(config.tensor_parallel)]
-    words += (
-        ["--gpu-memory-utilization", str(config.gpu_memory_utilization)]
-        if gpus
-        else ["--enforce-eager"]
-    )
-    if adapters:
-        words += [
-            "--enable-lora",
-            "--max-loras",
-            str(len(adapters)),
-            "--max-lora-rank",
-            str(sizing.lora_rank(adapters.values())),
-        ]
-        words += ["--lora-modules", *(f"{key}={path}" for key, path in adapters.items())]
-    if config.ngram_tokens:
-        guess = {
-            "method": "ngram",
-            "num_speculative_tokens": config.ngram_tokens,
-            "prompt_lookup_max": 4,
-            "prompt_lookup_min": 2,
-        }
-        words += ["--speculative-config", json.dumps(guess)]
+    guess = {
+        "method": "ngram",
+        "num_speculative_tokens": config.ngram_tokens,
+        "prompt_lookup_max": 4,
+        "prompt_lookup_min": 2,
+    }
+    rank = sizing.lora_rank(adapters.values())
+    named = [f"{key}={path}" for key, path in adapters.items()]
+    # the access log has a line for every health check: soon they would be all that the log holds
+    flags = {
+        "--served-model-name": [name],
+        "--max-model-len": [max_model_len],
+        "--max-num-seqs": [max_num_seqs],
+        "--enable-prefix-caching": [] if config.prefix_caching else None,
+        "--no-enable-prefix-caching": None if config.prefix_caching else [],
+        "--disable-uvicorn-access-log": [],
+        "--tensor-parallel-size": [config.tensor_parallel] if config.tensor_parallel > 1 else None,
+        "--gpu-memory-utilization": [config.gpu_memory_utilization] if gpus else None,
+        "--enforce-eager": None if gpus else [],
+        "--enable-lora": [] if adapters else None,
+        "--max-loras": [len(adapters)] if adapters else None,
+        "--max-lora-rank": [rank] if adapters else None,
+        "--lora-modules": named or None,
+        "--speculative-config": [json.dumps(guess)] if config.ngram_tokens else None,
+    }
+    given = {flag: values for flag, values in flags.items() if values is not None}
+    words = [str(word) for flag, values in given.items() for word in (flag, *values)]
     return [*words, *config.args]
 
 
@@ -142,7 +129,7 @@ def served_tokenizer(model: str, args: Sequence[str] = ()) -> Path | None:
     """The tokenizer that vllm serve uses for `model` with these arguments, where its files are on
     this machine. Asks no network."""
     words = [word for arg in args for word in arg.split("=", 1)]
-    named = [after for word, after in zip(words, words[1:], strict=False) if word == "--tokenizer"]
+    named = [after for word, after in itertools.pairwise(words) if word == "--tokenizer"]
     directory = sizing.model_directory(named[-1] if named else model)
     held = directory is not None and any((directory / name).is_file() for name in TOKENIZER_FILES)
     return directory if held else None
@@ -308,7 +295,7 @@ class Servers:
         self._changed.set()
 
 
-class VllmSampler:
+class VllmSampler(TokenCounter):
     """Chat completions of servers that are started at the first request and stopped by `close`.
 
     `model` is a directory or a hub id, served as `name`; `adapters` are LoRA directories by name,
@@ -349,9 +336,10 @@ class VllmSampler:
         self._logs = (
             str(Path(logs).absolute())
             if logs
-            else os.path.join(tempfile.gettempdir(), "concur-vllm-logs")
+            else str(Path(tempfile.gettempdir()) / "concur-vllm-logs")
         )
-        self._tokenizer, self._address, self._uncounted = tokenizer, address, False
+        super().__init__(tokenizer)
+        self._address, self._uncounted = address, False
         self.servers: Servers | None = None
         self._key = ""
         self._length = self._seqs = self._replicas = 0
@@ -389,11 +377,7 @@ class VllmSampler:
                     " synthesis.tokenizer",
                     self._model,
                 )
-        if self._tokenizer is None:
-            return None
-        from tasks.sources.small_model import count_tokens
-
-        return count_tokens(self._tokenizer, texts)
+        return super().count_tokens(texts)
 
     def close(self, at_once: bool = False) -> None:
         """Stops the servers; sampling again starts them again."""
@@ -437,9 +421,10 @@ class VllmSampler:
         import ray
 
         mine, anywhere = ray.get_runtime_context().get_node_id(), self._config.listen == "node"
+        list_nodes: Callable[[], list[dict[str, Any]]] = ray.nodes
         nodes = [
             int(node["Resources"].get("GPU", 0))
-            for node in ray.nodes()
+            for node in list_nodes()
             if node["Alive"] and (anywhere or node["NodeID"] == mine)
         ]
         each = self._config.tensor_parallel if any(nodes) else 0

@@ -17,13 +17,21 @@ from typing import Any
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Language
+from tasks.policy import secret
 from tasks.progress import report
-from tasks.sources.models import resolve_model
+from tasks.sources.small_model import resolve_model
+from tasks.sources.stage import read_tasks
 from tasks.store import Snapshot, SnapshotRef, fingerprint, known_rows
 from tasks.synthesis.answers import candidate_row, in_turn, parsed_again
-from tasks.synthesis.asked import Asked, RequestSet, Speed, data_version
 from tasks.synthesis.config import SynthesisConfig
-from tasks.synthesis.follow_ups import FollowUps
+from tasks.synthesis.requests import (
+    Questions,
+    RequestSet,
+    Speed,
+    data_version,
+    first_requests,
+    follow_up_requests,
+)
 from tasks.synthesis.sampler import Sampler
 from tasks.tables import CANDIDATES
 from tasks.versions import PARSER_VERSION, SYNTHESIS_VERSION
@@ -41,11 +49,9 @@ def make_sampler(config: SynthesisConfig, root: str, adapter: Path | None = None
     if config.sampler == "recorded":
         from tasks.synthesis.recorded import RecordedSampler, ResponsesFile
 
-        return (
-            ResponsesFile(config.responses, tokenizer=tokenizer)
-            if config.responses
-            else RecordedSampler(tokenizer=tokenizer)
-        )
+        if config.responses:
+            return ResponsesFile(config.responses, tokenizer)
+        return RecordedSampler(tokenizer)
     if config.model is None:
         raise UsageError(
             f"synthesis.sampler is {config.sampler!r} but synthesis.model is not set",
@@ -54,11 +60,10 @@ def make_sampler(config: SynthesisConfig, root: str, adapter: Path | None = None
     if config.sampler == "transformers":
         from tasks.synthesis.local import TransformersSampler
 
-        return TransformersSampler(
-            resolve_model(config.model, root), adapter, name=model_name(config, adapter)
-        )
+        name = model_name(config, adapter)
+        return TransformersSampler(resolve_model(config.model, root), adapter, name=name)
     if config.sampler == "vllm":
-        return _vllm_sampler(config, root, adapter, tokenizer)
+        return _vllm_sampler(config, config.model, root, adapter, tokenizer)
     from tasks.synthesis.client import OpenAISampler
 
     if config.base_url is None:
@@ -66,37 +71,30 @@ def make_sampler(config: SynthesisConfig, root: str, adapter: Path | None = None
             "synthesis.sampler is 'openai' but synthesis.base_url is not set",
             "--set synthesis.base_url=http://HOST:PORT/v1",
         )
-    key, place = None, f"the environment variable {config.api_key_env}"
-    if config.api_key_block is not None:
-        from tasks.policy import secret
-
-        key, place = (
-            secret(config.api_key_block),
-            f"the Prefect secret block {config.api_key_block}",
-        )
+    block = config.api_key_block
     return OpenAISampler(
         base_url=config.base_url,
         model=config.model,
         api_key_env=config.api_key_env,
-        api_key=key,
-        key_place=place,
+        api_key=secret(block) if block else None,
+        key_place=f"the Prefect secret block {block}" if block else None,
         concurrency=config.concurrency,
         tokenizer=tokenizer,
     )
 
 
 def _vllm_sampler(
-    config: SynthesisConfig, root: str, adapter: Path | None, tokenizer: str | None
+    config: SynthesisConfig, model: str, root: str, adapter: Path | None, tokenizer: str | None
 ) -> Sampler:
     from tasks.synthesis.server import VllmSampler
 
-    name, adapters, asked = str(config.model), dict(config.server.adapters), config.adapter
+    adapters, asked = dict(config.server.adapters), config.adapter
     if adapter is not None:
         asked = adapter.parent.name[:12]
         adapters[asked] = str(adapter)
     return VllmSampler(
-        resolve_model(name, root),
-        name,
+        resolve_model(model, root),
+        model,
         config.server,
         generator=model_name(config, adapter),
         adapters=adapters,
@@ -109,13 +107,9 @@ def _vllm_sampler(
 def model_name(config: SynthesisConfig, adapter: Path | None) -> str:
     """The generator's identity: the model, and the adapter by the fingerprint of the snapshot it
     lies in, or by its name."""
-    if adapter is not None:
-        return f"{config.model}+{adapter.parent.name[:12]}"
-    return (
-        f"{config.model}+{config.adapter}"
-        if config.adapter and config.sampler == "vllm"
-        else str(config.model)
-    )
+    named = config.adapter if config.sampler == "vllm" else None
+    added = adapter.parent.name[:12] if adapter is not None else named
+    return f"{config.model}+{added}" if added else str(config.model)
 
 
 class Synthesis:
@@ -178,33 +172,27 @@ class Synthesis:
             config=self.config, upstream=self._upstream, rows=rows, extra=extra
         ).ref
 
-    def _ask(self, requests: RequestSet, sampler: Sampler) -> dict[str, int]:
+    def _ask(self, requests: RequestSet[Any], sampler: Sampler) -> dict[str, int]:
         """Take what earlier snapshots know, ask for the rest. Returns how many `requests` there
         are, and how many stay `unanswered`."""
-        snapshot = self.snapshot
-        done = snapshot.keys("request_key")
-        asked_before = known_rows(
+        snapshot, missing = self.snapshot, requests.without(self.snapshot.keys("request_key"))
+        kept = known_rows(
             snapshot.root,
             STAGE,
             "request_key",
-            requests.keys - done,
+            missing.keys,
             CANDIDATES,
             exclude=snapshot.fingerprint,
         )
-        derived = (parsed_again(row, sampler.count_tokens) for row in asked_before)
-        snapshot.append(derived, CANDIDATES)
+        snapshot.append((parsed_again(row, sampler.count_tokens) for row in kept), CANDIDATES)
         total, left = len(requests), requests.without(snapshot.keys("request_key"))
         asked = f"{sampler.generator}{self._title}"
         answered = total - len(left)
-        if len(left) and self.config.sampler == "vllm":
-            report(
-                STAGE, answered, total, f"{asked}: starting servers"
-            )  # for minutes, where the model is large
-        elif len(
-            left
-            # a tokenizer takes seconds to load, in which answers that have arrived would not be on
-            # the disk
-        ):
+        if len(left) and self.config.sampler == "vllm":  # for minutes, where the model is large
+            report(STAGE, answered, total, f"{asked}: starting servers")
+        elif len(left):
+            # Loading a tokenizer takes seconds, in which answers that have arrived would not be
+            # on the disk.
             sampler.count_tokens([""])
         speed = Speed()
         with snapshot.journal(CANDIDATES) as add:
@@ -212,17 +200,18 @@ class Synthesis:
                 add(candidate_row(requests[response.request_key], response, sampler))
                 speed.count(response)
                 report(STAGE, answered + number, total, f"{asked}{speed.line(len(left) - number)}")
-        return {
-            "requests": total,
-            "unanswered": len(requests.without(snapshot.keys("request_key"))),
-        }
+        unanswered = len(requests.without(snapshot.keys("request_key")))
+        return {"requests": total, "unanswered": unanswered}
 
     def _bring_along(self) -> None:
         """Rows that the snapshot holds before anything is asked: none in a first turn."""
 
+    def _questions(self, generator: str) -> Questions:
+        return Questions(read_tasks(self._tasks), self.config, self.language, generator)
+
     @contextmanager
-    def _requests(self, generator: str) -> Iterator[RequestSet]:
-        yield Asked(self._tasks, self.config, self.language, generator)
+    def _requests(self, generator: str) -> Iterator[RequestSet[Any]]:
+        yield first_requests(self._questions(generator))
 
     def _told(self, counts: dict[str, int]) -> dict[str, Any]:
         """What the manifest says of the requests."""
@@ -251,13 +240,8 @@ class Refinement(Synthesis):
                 "set synthesis.sampler to a model, or synthesis.turns to 1",
             )
         self.config, self.language, self.adapter = config, language, adapter
-        self._tasks, self._candidates, self._verdicts, self._turn = (
-            tasks,
-            candidates,
-            verdicts,
-            turn,
-        )
-        self._title = f", turn {turn}"
+        self._tasks, self._candidates, self._verdicts = tasks, candidates, verdicts
+        self._turn, self._title = turn, f", turn {turn}"
         self.snapshot = self._planned(OF_NO_TURN, [tasks, candidates, verdicts], turn)
 
     def _bring_along(self) -> None:
@@ -271,32 +255,24 @@ class Refinement(Synthesis):
         snapshot.append(map(in_turn, before.rows_of(left)), CANDIDATES)
 
     @contextmanager
-    def _requests(self, generator: str) -> Iterator[RequestSet]:
+    def _requests(self, generator: str) -> Iterator[RequestSet[Any]]:
+        asked, turn = self._questions(generator), self._turn
+        candidates, verdicts = self._candidates.open(), self._verdicts.open()
         with (
             self.snapshot.scratch() as directory,
-            FollowUps(
-                self._tasks,
-                self._candidates,
-                self._verdicts,
-                self.config,
-                self.language,
-                generator,
-                self._turn,
-                directory,
-            ) as requests,
+            follow_up_requests(asked, candidates, verdicts, turn, directory) as requests,
         ):
             yield requests
 
     def _told(self, counts: dict[str, int]) -> dict[str, Any]:
         """Requests and those without an answer are counted over all turns, as the rows are."""
         before = self._candidates.open().manifest
-        together = {name: before.get(name, 0) + count for name, count in counts.items()}
-        turns = self.snapshot.read(columns=["candidate_id", "turn"], unique="candidate_id")[
-            "turn"
-        ].value_counts()
-        rows = {f"turn {turn}": count for turn, count in sorted(turns.iter_rows())}
+        over_all = {name: before.get(name, 0) + count for name, count in counts.items()}
+        found = self.snapshot.read(columns=["candidate_id", "turn"], unique="candidate_id")
+        turns = sorted(found["turn"].value_counts().iter_rows())
+        rows = {f"turn {turn}": count for turn, count in turns}
         return {
-            **together,
+            **over_all,
             "turn": self._turn,
             "followed_up": counts["requests"],
             "turn_counts": rows,

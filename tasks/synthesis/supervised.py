@@ -63,7 +63,7 @@ class Supervised:
             "lease_s": lease_s,
             "grace_s": grace_s,
         }
-        self._process = subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-I", "-c", SUPERVISOR],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -71,8 +71,10 @@ class Supervised:
             env=dict(env),
             bufsize=0,
         )
+        assert process.stdin and process.stdout
+        self._stdin, self._stdout = process.stdin, process.stdout
         self._say(json.dumps(spec).encode() + b"\n")
-        self._process.wait()  # the supervisor itself is this process's child
+        process.wait()  # what was started forks the supervisor and ends
         threading.Thread(target=self._listen, name="supervised server", daemon=True).start()
 
     def renew(self) -> None:
@@ -98,10 +100,10 @@ class Supervised:
 
     def _say(self, words: bytes) -> None:
         with self._lock, suppress(OSError, ValueError):  # it has ended, and its pipe may be closed
-            self._process.stdin.write(words)
+            self._stdin.write(words)
 
     def _listen(self) -> None:
-        for line in self._process.stdout:  # to its end: the supervisor itself is gone then, too
+        for line in self._stdout:  # to its end: the supervisor itself is gone then, too
             event = json.loads(line)
             if event["event"] == "started":
                 self.pid, self.log = event["pid"], Path(event["log"])
@@ -111,7 +113,7 @@ class Supervised:
                 self.fault = event["error"]
         if self.status is None and self.fault is None:
             self._end_group()  # the supervisor was killed
-        for pipe in (self._process.stdin, self._process.stdout):
+        for pipe in (self._stdin, self._stdout):
             pipe.close()
         self.ended.set()
 
@@ -134,7 +136,7 @@ def free_port(host: str, wanted: int | None = None) -> int:
             with socket.socket() as probe, suppress(OSError):
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((host, port))
-                return probe.getsockname()[1]
+                return int(probe.getsockname()[1])
     raise OSError(f"no port is free at {host}")
 
 

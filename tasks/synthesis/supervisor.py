@@ -22,7 +22,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -203,4 +202,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -26,8 +26,8 @@ from pydantic import ValidationError
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Candidate, KernelTask, Language, SamplingParams, stable_hash
 from tasks.progress import report
-from tasks.sources.files import first_line
-from tasks.sources.tables import columns_of, part_files, rows_of, shown, unusable
+from tasks.sources.files import columns_of, first_line, rows_of, shown
+from tasks.sources.tables import part_files, unusable
 from tasks.store import Snapshot, SnapshotRef, fingerprint
 from tasks.synthesis.parsing import is_unfinished, parse_response
 from tasks.tables import CANDIDATES

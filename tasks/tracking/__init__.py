@@ -1,1 +1,1 @@
-
+"""Runs, metrics, data sets and models in MLflow."""

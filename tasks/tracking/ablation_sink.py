@@ -104,12 +104,14 @@ class AblationSink:
 
     def progress(self, metrics: Metrics, step: int) -> None:
         """Numbers of the parent that grow while the ablation runs, once a step."""
-        series = {name: ((step, value),) for name, value in metrics.items() if value is not None}
+        series: Series = {
+            name: ((step, value),) for name, value in metrics.items() if value is not None
+        }
         with self._to.connected() as (client, _):
             self._add_points(client, series)
 
     def close(self, record: StageRecord) -> None:
-        """End the parent with its summary. What is there with the same value is not written again;
+        """End the parent with its summary. A value that is written already is not written again;
         files and tables replace those of an earlier call, which knew of fewer branches."""
         with self._to.connected() as (client, _):
             known = client.get_run(self.run_id).data.metrics

@@ -67,7 +67,8 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Ad
     model = load_causal_model(
         base_model, dtype=torch.bfloat16 if gpu else torch.float32, adapter=Path(path)
     )
-    return AdapterModel(model.to("cuda" if gpu else "cpu"), load_tokenizer(base_model))
+    model.to(torch.device("cuda" if gpu else "cpu"))
+    return AdapterModel(model, load_tokenizer(base_model))
 
 
 class AdapterModel:
@@ -89,6 +90,7 @@ class AdapterModel:
         drawn = (
             {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
         )
+        pad = self.tokenizer.pad_token_id
         responses = []
         for prompt in model_input["prompt"]:
             text = self.tokenizer.apply_chat_template(
@@ -103,7 +105,7 @@ class AdapterModel:
                     **encoded,
                     **drawn,
                     max_new_tokens=int(params.get("max_new_tokens", MAX_NEW_TOKENS)),
-                    pad_token_id=self._pad,
+                    pad_token_id=self.tokenizer.eos_token_id if pad is None else pad,
                 )
             responses.append(
                 self.tokenizer.decode(
@@ -111,11 +113,3 @@ class AdapterModel:
                 )
             )
         return pd.DataFrame({"response": responses})
-
-    @property
-    def _pad(self) -> int:
-        return (
-            self.tokenizer.eos_token_id
-            if self.tokenizer.pad_token_id is None
-            else self.tokenizer.pad_token_id
-        )

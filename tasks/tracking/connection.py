@@ -1,10 +1,10 @@
-"""Reaching MLflow: within about a minute or not at all, without a word on the terminal, and with
-artifacts where they were asked for.
+"""Connect to MLflow: within about a minute or not at all, silently, with artifacts where they were
+asked for.
 
 Guarantees: a tracking server or database that does not answer is an error, never a hang; the
-environment and the loggers are as before when a block ends; an experiment is made once, whoever is
-first. Does not guarantee that a server that answered goes on answering: who can write the same
-again does so with `retry_mlflow`.
+environment and the loggers are as before when a block ends; an experiment is made once. Does not
+guarantee that a server that answered once answers again: use `retry_mlflow` for what can be written
+twice.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ def bounded_and_quiet() -> Iterator[None]:
         "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
         "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
         "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-        "MLFLOW_DISABLE_TELEMETRY": (
-            "true"
-        ),  # read at import: a run talks to the tracking URI and to nobody else
+        # read at import: a run talks to the tracking URI alone
+        "MLFLOW_DISABLE_TELEMETRY": "true",
     }
     added = {name: value for name, value in settings.items() if name not in os.environ}
     os.environ.update(added)
@@ -163,13 +162,14 @@ def find_experiment(client: MlflowClient, name: str, location: str | None) -> st
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
             found = client.get_experiment_by_name(name)  # another process was first
+            assert found is not None
     if found.lifecycle_stage != "active":
         raise UsageError(
             f"MLflow experiment {name!r} is deleted",
             f"restore it (mlflow experiments restore -x {found.experiment_id}) or set another"
             " tracking.experiment",
         )
-    return found.experiment_id
+    return str(found.experiment_id)
 
 
 def retry_mlflow(

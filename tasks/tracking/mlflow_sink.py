@@ -51,7 +51,7 @@ def log_run(record: RunRecord, to: Destination) -> str:
     with to.connected() as (client, experiment_id):
         _close_stale(client, experiment_id)
         attempts = runs_tagged(client, experiment_id, {FINGERPRINT_TAG: record.run_fingerprint})
-        finished = [run.info.run_id for run in attempts if run.info.status == "FINISHED"]
+        finished = [str(run.info.run_id) for run in attempts if run.info.status == "FINISHED"]
         if finished:
             run_id = finished[0]
         else:

@@ -1,4 +1,4 @@
-"""What MLflow is told of a run, as plain data. Whoever knows the stages builds it.
+"""A run of MLflow as plain data, without a need of MLflow.
 
 Guarantees: a record is consistent by itself (distinct file names, one meaning per metric, tables
 whose rows have the same columns, a registered model only of an adapter). Does not look at the paths

@@ -48,7 +48,7 @@ TEXTS_PER_BATCH = 10
 
 
 def runs_tagged(client: MlflowClient, experiment_id: str, tags: Mapping[str, str]) -> list[Run]:
-    """Runs with all of these tags that nobody deleted, oldest first."""
+    """Undeleted runs with all of these tags, oldest first."""
     query = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
     return list(client.search_runs([experiment_id], query, order_by=["attributes.start_time ASC"]))
 
@@ -161,13 +161,12 @@ def log_values(
     ]
     texts = [Param(key_of(key), clip(value, PARAM_LENGTH)) for key, value in params.items()]
     labels = [RunTag(key_of(key), clip(value, TAG_LENGTH)) for key, value in tags.items()]
-    for kind, entries, size in (
-        ("metrics", points, METRICS_PER_BATCH),
-        ("params", texts, TEXTS_PER_BATCH),
-        ("tags", labels, TEXTS_PER_BATCH),
-    ):
-        for start in range(0, len(entries), size):
-            client.log_batch(run_id, **{kind: entries[start : start + size]})
+    for start in range(0, len(points), METRICS_PER_BATCH):
+        client.log_batch(run_id, metrics=points[start : start + METRICS_PER_BATCH])
+    for start in range(0, max(len(texts), len(labels)), TEXTS_PER_BATCH):
+        batch = slice(start, start + TEXTS_PER_BATCH)
+        client.log_batch(run_id, params=texts[batch])
+        client.log_batch(run_id, tags=labels[batch])
 
 
 def log_files(client: MlflowClient, run_id: str, paths: Sequence[Path]) -> None:
@@ -204,8 +203,8 @@ def register(client: MlflowClient, run_id: str, record: RunRecord) -> None:
     """Make the run's adapter a version of its registered model, once. Does nothing without one.
 
     `mlflow.register_model` wants a folder with an MLmodel file, which a plain adapter is not; the
-    client does not. Once the run says which version it became, it is left alone: a version that
-    somebody deleted does not come back.
+    client does not. Once the run says which version it became, it is left alone: a deleted version
+    does not come back.
     """
     from mlflow.exceptions import MlflowException
 

@@ -13,7 +13,8 @@ are not alike.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -43,44 +44,29 @@ ATTENTION_OPERATORS = (
 
 
 class AccelerationOptions(BaseModel):
-    """What is made faster. The defaults are what measured best."""
+    """What is made faster. The defaults are what measured best.
+
+    Attributes:
+        compile: compile each decoder layer; alike layers share the code
+        compile_backend: of torch.compile; aot_eager generates no code (tests, debugging)
+        dynamic_lengths: null: code for one length, and for all lengths once a second is met; true:
+            for all at once; false: for each
+        lean_dropout: masks computed from (seed, module, step, index) instead of stored
+        attention: the kernel; auto times them on a GPU; unchanged leaves what transformers chose
+        recompute: what each layer recomputes in the backward pass: auto spends the free memory, the
+            others force one level
+        memory_share: share of the device's memory that auto plans for
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    compile: bool = Field(
-        default=True, description="compile each decoder layer; alike layers share the code"
-    )
-    compile_backend: str = Field(
-        default="inductor",
-        description="of torch.compile; aot_eager generates no code (tests, debugging)",
-    )
-    dynamic_lengths: bool | None = Field(
-        default=None,
-        description=(
-            "null: code for one length, and for all lengths once a second is met; true: for all at"
-            " once; false: for each"
-        ),
-    )
-    lean_dropout: bool = Field(
-        default=True,
-        description="masks computed from (seed, module, step, index) instead of stored",
-    )
-    attention: Literal["auto", "sdpa", "cudnn", "cudnn_expanded", "unchanged"] = Field(
-        default="auto",
-        description=(
-            "the kernel; auto times them on a GPU; unchanged leaves what transformers chose"
-        ),
-    )
-    recompute: Literal["auto", "layer", "mlp", "keep"] = Field(
-        default="auto",
-        description=(
-            "what each layer recomputes in the backward pass: auto spends the free memory, the"
-            " others force one level"
-        ),
-    )
-    memory_share: float = Field(
-        default=0.92, gt=0, le=1, description="share of the device's memory that auto plans for"
-    )
+    compile: bool = True
+    compile_backend: str = "inductor"
+    dynamic_lengths: bool | None = None
+    lean_dropout: bool = True
+    attention: Literal["auto", "sdpa", "cudnn", "cudnn_expanded", "unchanged"] = "auto"
+    recompute: Literal["auto", "layer", "mlp", "keep"] = "auto"
+    memory_share: float = Field(default=0.92, gt=0, le=1)
 
     _fp8_is_gone = model_validator(mode="before")(without_fp8)
 
@@ -148,7 +134,7 @@ def accelerate(
     layers and for one that does not fit even when everything is recomputed.
     """
     options = options or AccelerationOptions()
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = _base_of(model)
     layers = decoder_layers(base)
     device = next(base.parameters()).device
     shape = shape_of(model)
@@ -189,7 +175,24 @@ def accelerate(
     return acceleration
 
 
-def decoder_layers(base: nn.Module) -> nn.ModuleList:
+class CausalModel(Protocol):
+    """What is used of a causal model of transformers."""
+
+    config: Any
+    model: nn.Module
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def enable_input_require_grads(self) -> object: ...
+
+
+def _base_of(model: nn.Module) -> CausalModel:
+    """The causal model in a PEFT model, or the model itself."""
+    unwrap = getattr(model, "get_base_model", None)
+    return cast(CausalModel, unwrap() if unwrap else model)
+
+
+def decoder_layers(base: object) -> nn.ModuleList:
     """The decoder layers of a Llama-like causal model. Raises UsageError where there are none."""
     layers = getattr(getattr(base, "model", None), "layers", None)
     if not isinstance(layers, nn.ModuleList) or not all(
@@ -204,14 +207,11 @@ def decoder_layers(base: nn.Module) -> nn.ModuleList:
 
 def shape_of(model: nn.Module) -> LayerShape:
     """Shape of a causal model from its configuration and its adapter."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    config = base.config
-    ranks = {
-        rank
-        for module in model.modules()
-        if hasattr(module, "lora_A")
-        for rank in module.r.values()
-    }
+    config = _base_of(model).config
+    ranks: set[int] = set()
+    for module in model.modules():
+        if hasattr(module, "lora_A") and isinstance(by_adapter := module.r, dict):
+            ranks |= set(by_adapter.values())
     return LayerShape(
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
@@ -228,21 +228,22 @@ def shape_of(model: nn.Module) -> LayerShape:
 def _replace_dropout(model: nn.Module, device: torch.device) -> list[CounterDropout]:
     replaced = []
     for module in model.modules():
-        for name, dropout in getattr(module, "lora_dropout", {}).items():
+        dropouts = getattr(module, "lora_dropout", {})
+        for name, dropout in dropouts.items():
             if isinstance(dropout, nn.Dropout) and dropout.p > 0:
-                module.lora_dropout[name] = CounterDropout(dropout.p, device).train(
-                    dropout.training
-                )
-                replaced.append(module.lora_dropout[name])
+                ours = CounterDropout(dropout.p, device).train(dropout.training)
+                dropouts[name] = ours
+                replaced.append(ours)
     return replaced
 
 
 def _compute_in_input_type(model: nn.Module) -> None:
     """PEFT casts activations to the adapter's float32 in front of dropout, and autocast casts them
     back: twice the bytes for nothing."""
-    for module in model.modules():
-        if hasattr(module, "cast_input_dtype_enabled"):
-            module.cast_input_dtype_enabled = False
+    layer: Any
+    for layer in model.modules():
+        if hasattr(layer, "cast_input_dtype_enabled"):
+            layer.cast_input_dtype_enabled = False
 
 
 def _choose_attention(
@@ -299,20 +300,19 @@ def _recompute_all_but_products_and_attention() -> None:
 
     config.aggressive_recomputation = True
     listed = partitioners.get_default_op_list
-    if getattr(listed, "with_attention", False):
-        return
-
-    def with_attention() -> Any:
-        operators = listed()
-        for name in ATTENTION_OPERATORS:
-            operators.compute_intensive_ops.add(getattr(torch.ops.aten, name))
-        return operators
-
-    with_attention.with_attention = True
-    partitioners.get_default_op_list = with_attention
+    if not (isinstance(listed, functools.partial) and listed.func is _with_attention):
+        partitioners.get_default_op_list = functools.partial(_with_attention, listed)
 
 
-def _checkpoint(layer: nn.Module, level: str, rank: int) -> None:
+def _with_attention(listed: Callable[[], Any]) -> Any:
+    operators = listed()
+    operators.compute_intensive_ops.update(
+        getattr(torch.ops.aten, name) for name in ATTENTION_OPERATORS
+    )
+    return operators
+
+
+def _checkpoint(layer: Any, level: str, rank: int) -> None:
     """Recompute a layer, or its MLP, inside the compiled code: there what only the forward pass
     needs (the last product) is left out."""
     module = {"layer": layer, "mlp": layer.mlp}.get(level)

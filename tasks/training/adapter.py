@@ -1,5 +1,4 @@
-"""The adapter as others load it: what a PEFT directory must be for vLLM to serve it by name, and
-the same model with the adapter merged in.
+"""Check that vLLM can serve an adapter directory, and merge an adapter into its base model.
 
 Guarantees: `check_adapter` passes no directory that vLLM refuses for its configuration, rank or
 lack of tensors; merged weights are on disk only where the logits of the files themselves agree with
@@ -17,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from kernels_eval.errors import EvalError, UsageError
 from tasks.files import atomic_directory
@@ -32,18 +31,8 @@ VLLM_MAX_RANK = 32
 
 # what vLLM 0.32 refuses (vllm/lora/peft_helper.py): PEFT writes the key, and anything but "off" is
 # another kind of adapter
-UNSUPPORTED = (
-    *(
-        "modules_to_save",
-        "use_dora",
-        "lora_bias",
-        "alora_invocation_tokens",
-        "layer_replication",
-        "use_bdlora",
-        "use_qalora",
-    ),
-    *("target_parameters", "trainable_token_indices"),
-)
+UNSUPPORTED = """modules_to_save use_dora lora_bias alora_invocation_tokens layer_replication
+    use_bdlora use_qalora target_parameters trainable_token_indices""".split()
 PLAIN_INITIALISATIONS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
 PROBE_TOKENS = 512
 # Share of what the adapter changes that merging may change again; docs/how-to/use-the-adapter.md
@@ -52,47 +41,52 @@ TOLERANCES: dict[str, float] = {"float32": 1e-3, "bfloat16": 0.15}
 
 
 class AdapterFacts(BaseModel):
-    """What an adapter directory holds."""
+    """What an adapter directory holds.
+
+    Attributes:
+        base_model: as PEFT recorded it: what loads the adapter without being told a base model
+            loads this
+        rank: the largest rank of any module: what --max-lora-rank must be at least
+        modules: linear layers with a pair of matrices
+    """
 
     model_config = ConfigDict(frozen=True)
 
-    base_model: str = Field(
-        description=(
-            "as PEFT recorded it: what loads the adapter without being told a base model loads this"
-        )
-    )
-    rank: int = Field(
-        description="the largest rank of any module: what --max-lora-rank must be at least"
-    )
+    base_model: str
+    rank: int
     alpha: float
     target_modules: tuple[str, ...]
-    modules: int = Field(description="linear layers with a pair of matrices")
+    modules: int
     parameters: int
     size_bytes: int
 
 
 class MergeCheck(BaseModel):
     """Logits of base and adapter apart against those of the merged files, both computed in float32
-    over the same positions."""
+    over the same positions.
+
+    Attributes:
+        dtype: of the merged weights on disk
+        positions: token positions compared
+        effect_rms: root mean square over logits of what the adapter changes: (base + adapter) -
+            base
+        difference_rms: the same of what merging changes: merged - (base + adapter)
+        difference_max: largest absolute difference of one logit
+        kl_nats: mean over positions of KL(base + adapter || merged), nats
+        same_top_token: share of positions whose likeliest next token is the same
+        tolerance: largest difference_rms / effect_rms that is accepted
+    """
 
     model_config = ConfigDict(frozen=True)
 
-    dtype: Literal["float32", "bfloat16"] = Field(description="of the merged weights on disk")
-    positions: int = Field(description="token positions compared")
-    effect_rms: float = Field(
-        description=(
-            "root mean square over logits of what the adapter changes: (base + adapter) - base"
-        )
-    )
-    difference_rms: float = Field(
-        description="the same of what merging changes: merged - (base + adapter)"
-    )
-    difference_max: float = Field(description="largest absolute difference of one logit")
-    kl_nats: float = Field(description="mean over positions of KL(base + adapter || merged), nats")
-    same_top_token: float = Field(
-        description="share of positions whose likeliest next token is the same"
-    )
-    tolerance: float = Field(description="largest difference_rms / effect_rms that is accepted")
+    dtype: Literal["float32", "bfloat16"]
+    positions: int
+    effect_rms: float
+    difference_rms: float
+    difference_max: float
+    kl_nats: float
+    same_top_token: float
+    tolerance: float
 
     @property
     def relative_difference(self) -> float:
@@ -189,7 +183,7 @@ def _checked_tensors(weights: Path, rank: int) -> tuple[int, int]:
     parameters, effective = 0, False
     try:
         with safe_open(str(weights), framework="pt") as file:
-            for name in file.keys():
+            for name in file:
                 found = re.fullmatch(r"(.+)\.lora_([AB])\.weight", name)
                 if not found:
                     raise UsageError(
@@ -217,7 +211,7 @@ def _checked_tensors(weights: Path, rank: int) -> tuple[int, int]:
                 f"{module} in {weights} has no pair of matrices of rank {rank} or less: {sides}",
                 "train again",
             )
-    if not effective:  # LoRA starts with B = 0: nobody has trained this
+    if not effective:  # LoRA starts with B = 0: this was never trained
         raise UsageError(
             f"the adapter in {weights} changes nothing: all its second matrices are zero",
             "train at least one step",
@@ -301,21 +295,24 @@ def compare(
     apart, and merged."""
     import torch
 
-    squares = {"effect": 0.0, "difference": 0.0}
-    positions, values, largest, divergence, same = 0, 0, 0.0, 0.0, 0
+    positions = values = same = 0
+    effect = difference = largest = divergence = 0.0
     for plain, tuned, joined in zip(base, apart, merged, strict=True):
         positions, values = positions + tuned.shape[0], values + tuned.numel()
-        squares["effect"] += float((tuned - plain).double().square().sum())
-        squares["difference"] += float((joined - tuned).double().square().sum())
+        effect += float((tuned - plain).double().square().sum())
+        difference += float((joined - tuned).double().square().sum())
         largest = max(largest, float((joined - tuned).abs().max()))
-        said, heard = torch.log_softmax(tuned.double(), -1), torch.log_softmax(joined.double(), -1)
-        divergence += float((said.exp() * (said - heard)).sum())
+        before, after = (
+            torch.log_softmax(tuned.double(), -1),
+            torch.log_softmax(joined.double(), -1),
+        )
+        divergence += float((before.exp() * (before - after)).sum())
         same += int((tuned.argmax(-1) == joined.argmax(-1)).sum())
     return MergeCheck(
         dtype=dtype,
         positions=positions,
-        effect_rms=math.sqrt(squares["effect"] / values),
-        difference_rms=math.sqrt(squares["difference"] / values),
+        effect_rms=math.sqrt(effect / values),
+        difference_rms=math.sqrt(difference / values),
         difference_max=largest,
         kl_nats=max(divergence / positions, 0.0),  # rounding can take it below 0
         same_top_token=same / positions,
@@ -337,9 +334,8 @@ def _merged_into(
     import torch
     from peft import PeftModel
 
-    with (
-        warnings.catch_warnings()
-    ):  # PEFT still reads a name that transformers renames in version 6
+    # PEFT still reads a name that transformers renames in version 6
+    with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", message=".*gradient_checkpointing.* is deprecated", category=FutureWarning
         )

@@ -1,4 +1,4 @@
-"""Causal attention for training rows, registered with transformers under names of ours.
+"""Causal attention for training rows, registered with transformers under own names.
 
 Guarantees: causal, padding only on the right (anything else is refused), no mask in memory.
 `concur_sdpa` lets torch choose the kernel; `concur_cudnn` and `concur_cudnn_expanded` ask for
@@ -47,12 +47,12 @@ def fastest_attention(
     """
     generator = torch.Generator(device).manual_seed(0)
     shapes = [(1, count, tokens, head_size) for count in (heads, key_value_heads, key_value_heads)]
-    inputs = [
+    inputs = query, key, value = tuple(
         torch.randn(
             shape, dtype=torch.bfloat16, device=device, generator=generator
         ).requires_grad_()
         for shape in shapes
-    ]
+    )
     reference, times = None, {}
     for name, function in KERNELS.items():
         try:
@@ -60,7 +60,7 @@ def fastest_attention(
             for _ in range(repeats + 1):
                 torch.cuda.synchronize(device)
                 started = time.perf_counter()
-                output = function(*inputs, head_size**-0.5)
+                output = function(query, key, value, head_size**-0.5)
                 gradients = torch.autograd.grad(output.float().square().sum(), inputs)
                 torch.cuda.synchronize(device)
                 elapsed.append(time.perf_counter() - started)
@@ -75,7 +75,7 @@ def fastest_attention(
         ):
             continue
         times[name] = min(elapsed[1:]) * 1e3
-    del inputs, reference
+    del inputs, query, key, value, reference
     torch.cuda.empty_cache()  # what the trials held would count as taken when training starts
     return dict(sorted(times.items(), key=lambda item: item[1]))
 
@@ -142,9 +142,8 @@ def _varlen(
 ) -> torch.Tensor:
     # the operator under torch.nn.attention.varlen, whose own signature differs between the torch
     # versions that we support
-    flat = [
-        tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)
-    ]  # (tokens, heads, size)
+    # (tokens, heads, size)
+    flat = [tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)]
     length = query.shape[
         2
         # an upper bound of the longest row: the exact one would be another compiled code for every

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: when they are written, which one a run goes on from, and the
+"""Checkpoints of a training run: when they are written, which one a run resumes from, and the
 adapter that it leaves.
 
 Guarantees: a checkpoint counts only once all of it is on disk and every process has written its
@@ -27,7 +27,7 @@ from tasks.training.recipe import TrainingRecipe
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
-    from trl import SFTTrainer
+    from trl.trainer.sft_trainer import SFTTrainer
 
 COMPLETE = "complete.json"
 KEPT = 2
@@ -35,7 +35,7 @@ TOLD = 8
 """Differences from a checkpoint that an error lists."""
 HISTORY_FIELDS = ("step", "epoch", "loss", "learning_rate", "grad_norm", "num_tokens")
 WITHOUT_EFFECT = ("checkpoint_every_steps",)
-"""Keys of the recipe that change nothing in the adapter: a run may go on with another value."""
+"""Keys of the recipe that change nothing in the adapter: a run may resume with another value."""
 
 OnLog = Callable[[dict[str, float]], None]
 
@@ -60,9 +60,8 @@ class RunIdentity(BaseModel):
         base = Path(base_model_dir)
         return cls(
             recipe=recipe.model_dump(mode="json", exclude=set(WITHOUT_EFFECT)),
-            base_model=(
-                base.name if base.exists() else str(base_model_dir)
-            ),  # a directory may move with the snapshots that it lies among
+            # a directory may move with the snapshots that it lies among
+            base_model=(base.name if base.exists() else str(base_model_dir)),
             rows=len(examples),
             rows_hash=stable_hash(
                 [[example["prompt"], example["completion"]] for example in examples]
@@ -121,7 +120,7 @@ def checkpoint_step(checkpoint: Path | None) -> int:
 def agreed(checkpoint: Path | None) -> Path | None:
     """The first process's choice, in all of them: a shared file system may show a new marker to one
     node before another."""
-    import torch.distributed as distributed
+    from torch import distributed
 
     if not (distributed.is_available() and distributed.is_initialized()):
         return checkpoint

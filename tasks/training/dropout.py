@@ -31,9 +31,9 @@ def split_mix(value: int) -> int:
 
 
 def _shift_right(value: torch.Tensor, bits: int) -> torch.Tensor:
-    return (value >> bits) & (
-        2 ** (32 - bits) - 1
-    )  # logical: torch shifts signed integers arithmetically
+    # logical: torch shifts signed integers arithmetically
+    shifted: torch.Tensor = (value >> bits) & (2 ** (32 - bits) - 1)
+    return shifted
 
 
 def keep_mask(shape: Sequence[int], key: torch.Tensor, rate: float) -> torch.Tensor:
@@ -58,6 +58,8 @@ def keep_mask(shape: Sequence[int], key: torch.Tensor, rate: float) -> torch.Ten
 class CounterDropout(nn.Module):
     """Dropout of `rate` with masks from `key`, a buffer of two int32 that `DropoutKeys` sets before
     each forward pass."""
+
+    key: torch.Tensor
 
     def __init__(self, rate: float, device: torch.device) -> None:
         super().__init__()

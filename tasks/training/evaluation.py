@@ -1,5 +1,5 @@
-"""Loss on tasks that training never sees: which tasks those are, and the hook that measures it
-before the first step and each epoch.
+"""Loss on held-out tasks: which tasks those are, and the hook that measures it before the first
+step and after each epoch.
 
 Guarantees: all rows of a task are on one side; with a share, the side follows from the seed and the
 task's id alone, so that a refresh with more tasks moves none across, and with equal share and seed
@@ -21,15 +21,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kernels_eval.errors import UsageError
 from tasks.sources.holdout import place_of
-from tasks.training.formatting import label_mask
+from tasks.training.formatting import IGNORED, label_mask
 
 if TYPE_CHECKING:
-    from trl import SFTTrainer
+    from trl.trainer.sft_trainer import SFTTrainer
 
 COLUMN = "held_out_loss"
 """In the training log: nats a completion token, in the rows of the steps after which it was
 measured."""
-IGNORED = -100  # what torch's cross-entropy leaves out
 
 
 class EvaluationConfig(BaseModel):
@@ -152,16 +151,7 @@ def attach(
     from transformers.trainer_utils import IntervalStrategy
 
     masks = [label_mask(example, tokenizer) for example in examples]
-    rows = [
-        {
-            "input_ids": mask.input_ids,
-            "labels": [
-                token if carries else IGNORED
-                for token, carries in zip(mask.input_ids, mask.carries_loss, strict=True)
-            ],
-        }
-        for mask in masks
-    ]
+    rows = [{"input_ids": mask.input_ids, "labels": mask.labels} for mask in masks]
     # transformers averages the losses of batches: weighed so, their mean is the mean over tokens.
     # The first token of a row is predicted from nothing, so it never counts
     counted = sum(sum(mask.carries_loss[1:]) for mask in masks)
@@ -178,13 +168,13 @@ def attach(
     evaluate = trainer.evaluate
 
     def evaluate_without_a_trace(*args: Any, **kwargs: Any) -> Any:
-        with (
-            torch.random.fork_rng()
-        ):  # a data loader draws a seed from the generator that dropout draws from
+        # a data loader draws a seed from the generator that dropout draws from
+        with torch.random.fork_rng():
             return evaluate(*args, **kwargs)
 
-    trainer.evaluate = evaluate_without_a_trace
-    trainer.prediction_step = weighted_step
+    patched: Any = trainer
+    patched.evaluate = evaluate_without_a_trace
+    patched.prediction_step = weighted_step
     trainer.eval_dataset = Dataset.from_list(rows)
     trainer.args.eval_strategy = IntervalStrategy.EPOCH
     trainer.args.per_device_eval_batch_size = 1
@@ -237,7 +227,7 @@ def stopped(losses: Sequence[HeldOutLoss], patience_epochs: int | None) -> bool:
 
 def stopped_at(checkpoint: Path, patience_epochs: int | None) -> bool:
     """Did the run that wrote this checkpoint stop there? One that was killed before it saved the
-    adapter must not go on, not by a step."""
+    adapter must not train another step."""
     try:
         log = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))[
             "log_history"

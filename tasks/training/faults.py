@@ -1,5 +1,4 @@
-"""What is told when training cannot start or breaks: one message with the numbers, and the ways
-out.
+"""Errors of a training that cannot start or breaks: one message with the numbers and the ways out.
 
 Guarantees: running out of memory, on the host or on a GPU, in torch or below it, is one UsageError
 that names the device, what was in use and asked for, the batch and the longest row, and three ways
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels_eval.errors import EvalError, UsageError
+from tasks.training.formatting import tokens_of
 from tasks.training.recipe import TrainingRecipe
 
 MEMORY_WORDS = (
@@ -45,7 +45,7 @@ def explain(
     first_line = (str(error).splitlines() or [""])[0]
     return EvalError(
         f"training failed: {type(error).__name__}: {first_line}",
-        f"mend the cause and run it again: it resumes from {out_dir / 'checkpoints'}",
+        f"fix the cause and run it again: it resumes from {out_dir / 'checkpoints'}",
     )
 
 
@@ -66,9 +66,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 def out_of_memory(
     error: Exception, recipe: TrainingRecipe, examples: Sequence[Mapping[str, Any]], device: str
 ) -> UsageError:
-    lengths = sorted(
-        example["prompt_tokens"] + example["completion_tokens"] for example in examples
-    )
+    lengths = sorted(map(tokens_of, examples))
     asked = _asked_for(str(error))
     return UsageError(
         f"out of memory while training {recipe.base_model} on"
@@ -126,8 +124,8 @@ def _ways_out(recipe: TrainingRecipe, lengths: Sequence[int], device: str) -> li
 
 
 def require_projections(model: Any, recipe: TrainingRecipe) -> None:
-    """Raises UsageError where a projection of the recipe matches no layer of the model: PEFT trains
-    the others without a word."""
+    """Raises UsageError where a projection of the recipe matches no layer of the model: PEFT
+    silently trains the others."""
     import torch
 
     layers = {

@@ -4,7 +4,7 @@ Guarantees: the prompt ends exactly where generation starts and the completion i
 model would emit from there, with the whole reasoning and the end token; both are strings, because
 conversational rows go through the chat template again and Qwen-style templates then strip the
 reasoning silently. A row that cannot be trained on is listed with its reason, never truncated and
-never mended. Does not guarantee anything of what the text says.
+never repaired. Does not guarantee anything of what the text says.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+IGNORED = -100  # what torch's cross-entropy leaves out
 DropReason = Literal["overlong", "empty_reasoning", "empty_answer", "control_token"]
 
 
@@ -39,6 +40,17 @@ class LabelMask(NamedTuple):
 
     input_ids: list[int]
     carries_loss: list[bool]
+
+    @property
+    def labels(self) -> list[int]:
+        """The ids that carry loss, IGNORED elsewhere."""
+        pairs = zip(self.input_ids, self.carries_loss, strict=True)
+        return [token if carries else IGNORED for token, carries in pairs]
+
+
+def tokens_of(example: Mapping[str, Any]) -> int:
+    """Tokens of an example's prompt and completion."""
+    return int(example["prompt_tokens"] + example["completion_tokens"])
 
 
 def to_prompt_completion(
@@ -68,10 +80,9 @@ def to_prompt_completion(
         )
     examples = []
     for row in rows:
-        prompt = tokenizer.apply_chat_template(
-            [{"role": "user", "content": render_prompt(row)}],
-            tokenize=False,
-            add_generation_prompt=True,
+        turn = [{"role": "user", "content": render_prompt(row)}]
+        prompt = str(
+            tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
         )
         reasoning, answer = (row["reasoning"] or "").strip(), (row["answer"] or "").strip()
         # QwQ's generation prompt opens the think block; where a template does not (Qwen3), the
@@ -122,7 +133,7 @@ def select_examples(
         if reason is None:
             kept.append(example)
         else:
-            tokens = example["prompt_tokens"] + example["completion_tokens"]
+            tokens = tokens_of(example)
             dropped.append(
                 Dropped(candidate_id=example["candidate_id"], reason=reason, tokens=tokens)
             )
@@ -151,7 +162,7 @@ def _reason_to_drop(
     control = {THINK_OPEN, THINK_CLOSE, *tokenizer.all_special_tokens}
     if any(token in reasoning or token in answer for token in control):
         return "control_token"
-    if example["prompt_tokens"] + example["completion_tokens"] > max_length:
+    if tokens_of(example) > max_length:
         return "overlong"
     return None
 

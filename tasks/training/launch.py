@@ -2,10 +2,10 @@
 one node or of many.
 
 Guarantees: logs reach the caller as they happen, in its own thread; an interrupted caller leaves no
-process behind; a lost worker takes its group with it and the group goes on from the newest
+process behind; a lost worker takes its group with it and the group resumes from the newest
 checkpoint, a few times; what cannot get better by trying again (the rows, the model, too little
 memory) ends the run at once, as the error that `trainer.train` raises; anything else is an
-EvalError that says how to go on. Does not guarantee that paths mean the same on another node: the
+EvalError that says how to resume. Does not guarantee that paths mean the same on another node: the
 snapshots' root must be a folder that all nodes share. After a restart the steps since the
 checkpoint are logged once more.
 """
@@ -16,7 +16,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from kernels_eval.cluster.ray import interruptible, start_ray
 from kernels_eval.errors import EvalError, UsageError
@@ -25,9 +25,9 @@ from tasks.training.recipe import TrainingRecipe
 from tasks.training.trainer import RenderPrompt, TrainingResult, train
 
 RESTARTS = 3
-"""Times that a group of workers is started again in one call before the fault is told."""
+"""Times that a group of workers is started again in one call before the fault is raised."""
 STARTS = 10
-"""Minutes, about, that a group waits for devices which others hold, before the fault is told."""
+"""Minutes, about, that a group waits for devices which others hold, before the fault is raised."""
 ABORT_S = 120.0
 """How long the end of a group may take: one that is being started ends when it has started."""
 RESUMES = "run it again: it resumes from the last checkpoint"
@@ -84,16 +84,15 @@ def train_on_ray(
         recipe,
         str(base.absolute()) if base.exists() else str(base_model_dir),  # a hub id stays as it is
         str(Path(out_dir).absolute()),
-        {
-            row["candidate_id"]: render_prompt(row) for row in rows
-        },  # rendered here: the caller's function need not exist on the worker
+        # rendered here: the caller's function need not exist on the worker
+        {row["candidate_id"]: render_prompt(row) for row in rows},
     )
     alone = recipe.workers == 1
-    options = (
-        {"num_cpus": 1, "num_gpus": int(gpu)} if alone else {"num_cpus": 0}
-    )  # several: this task only drives them
-    task = ray.remote(**options, num_returns="streaming", max_retries=0)(
-        _events if alone else _group_events
+    task = ray.remote(_events if alone else _group_events).options(
+        num_cpus=int(alone),  # several: this task only drives them
+        num_gpus=int(alone and gpu),
+        num_returns="streaming",
+        max_retries=0,
     )
     events, controller = task.remote(job, gpu), None
     try:
@@ -104,7 +103,7 @@ def train_on_ray(
                     break
                 kind, value = ray.get(reference)
             if kind == "result":
-                return value
+                return cast(TrainingResult, value)
             if kind == "failure":
                 raise value
             if kind == "controller":
@@ -121,16 +120,15 @@ def train_on_ray(
             f"often the machine ran out of memory: free some or lower batch_size; {RESUMES}",
         ) from error
     except BaseException:
-        _end(
-            events, controller
-        )  # an interrupted caller, or one worker's failure, must not leave the others behind
+        # an interrupted caller, or one worker's failure, must not leave the others behind
+        _end(events, controller)
         raise
     raise EvalError("the Ray worker that trained ended without a result", RESUMES)
 
 
 def _on_gpus(recipe: TrainingRecipe, resources: Mapping[str, float]) -> bool:
     """Whether workers get GPUs. Raises UsageError where there are too few devices: Ray would wait
-    for more without a word."""
+    for more silently."""
     gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
     have, kind = (gpus, "GPUs") if gpus else (cpus, "CPU cores and no GPU")
     if recipe.workers > max(have, 1):
@@ -216,15 +214,13 @@ def _group_events(job: Job, gpu: bool) -> Iterator[tuple[str, Any]]:
 
 def _fit(job: Job, gpu: bool, news: Any) -> None:
     import ray
-    from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig
+    from ray.train.v2.api.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 
-    os.environ.setdefault(
-        "RAY_TRAIN_ENABLE_PRINT_PATCH", "0"
-    )  # it also takes what is printed into a file, which `datasets` hashes
-    scratch = (
-        Path(job.out_dir) / "ray_train"
-    )  # Ray Train's own notes: checkpoints are ours and lie beside it
+    # it also takes what is printed into a file, which `datasets` hashes
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")
+    # Ray Train's own notes: checkpoints are ours and lie beside it
+    scratch = Path(job.out_dir) / "ray_train"
     try:
         trainer = _trainer_class()(
             _worker,
@@ -246,9 +242,8 @@ def _fit(job: Job, gpu: bool, news: Any) -> None:
             ),
         )
         last = "result", trainer.fit().return_value
-    except (
-        Exception
-    ) as error:  # of Ray's: what the workers said of themselves is in the queue already
+    # of Ray's: what the workers said of themselves is in the queue already
+    except Exception as error:
         last = "end", (str(error).strip().splitlines() or [type(error).__name__])[0]
     shutil.rmtree(scratch, ignore_errors=True)
     news.put(last)
@@ -260,10 +255,10 @@ def _trainer_class() -> Any:
     That one asks the dashboard whether the controller lives, and where there is no dashboard stays
     for ever. `_end` does its work.
     """
-    from ray.train.torch import TorchTrainer
     from ray.train.v2._internal.callbacks.placement_group_callback import (
         PlacementGroupCleanerCallback,
     )
+    from ray.train.v2.torch.torch_trainer import TorchTrainer
 
     class Trainer(TorchTrainer):
         def _create_default_callbacks(self) -> list[Any]:
@@ -296,7 +291,8 @@ def _worker(config: dict[str, Any]) -> TrainingResult:
 
     news = config["news"]
     try:
-        return ray.get(config["job"]).train(lambda entry: news.put(("log", entry)))
+        job: Job = ray.get(config["job"])
+        return job.train(lambda entry: news.put(("log", entry)))
     except EvalError as error:
         news.put(("failed", error))
         raise

@@ -10,17 +10,16 @@ it is packed with, as it does without packing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from tasks.training.batching import EpochPlan
+from tasks.training.formatting import IGNORED
 
 if TYPE_CHECKING:
     from transformers import Trainer
-
-IGNORED = -100
 
 
 def use_lines(
@@ -38,23 +37,23 @@ def use_lines(
     begin with the first again. Evaluation keeps the collator it had. Raises ValueError where the
     plans are of other rows.
     """
+    examples = cast("Sequence[Mapping[str, Any]]", trainer.train_dataset)
     rows = sorted(row for batch in plans[0].batches for row in batch.rows)
-    if rows != list(range(len(trainer.train_dataset))):
-        raise ValueError(
-            f"the plans hold {len(rows)} rows, the trainer {len(trainer.train_dataset)}"
-        )
+    if rows != list(range(len(examples))):
+        raise ValueError(f"the plans hold {len(rows)} rows, the trainer {len(examples)}")
     if trainer.args.per_device_train_batch_size != 1:
         raise ValueError(
             "lines are micro batches already: set the trainer's batch size to 1, the budget decides"
         )
-    trainer.train_dataset = Lines(trainer.train_dataset)
+    patched: Any = trainer
+    patched.train_dataset = Lines(examples)
     trainer.data_collator = LineCollator(
         token_budget=token_budget,
         multiple=multiple,
         pad_token=pad_token,
         of_rows=trainer.data_collator,
     )
-    trainer._get_train_sampler = lambda dataset=None: LineSampler(plans)
+    patched._get_train_sampler = lambda dataset=None: LineSampler(plans)
 
 
 def pack(
@@ -95,7 +94,7 @@ def pack(
     return line
 
 
-class Lines(torch.utils.data.Dataset):
+class Lines(torch.utils.data.Dataset[list[Mapping[str, Any]]]):
     """The examples of a trainer as micro batches of `tasks.training.batching`: an item is asked for
     by the rows it is made of."""
 
@@ -109,7 +108,7 @@ class Lines(torch.utils.data.Dataset):
         return [self._examples[int(row)] for row in rows]
 
 
-class LineSampler(torch.utils.data.Sampler):
+class LineSampler(torch.utils.data.Sampler[tuple[int, ...]]):
     """Micro batches of the current epoch, in the plan's order. A trainer calls `set_epoch`; plans
     hold equally many micro batches."""
 
@@ -123,7 +122,7 @@ class LineSampler(torch.utils.data.Sampler):
     def __len__(self) -> int:
         return len(self._plans[0].batches)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
         return iter([batch.rows for batch in self._plans[self._epoch % len(self._plans)].batches])
 
 

@@ -42,9 +42,8 @@ class LayerShape(BaseModel):
         norms' statistics are left out.
         """
         inputs = BYTES * self.hidden
-        attended = (
-            BYTES * self.attention + 4 * self.heads
-        )  # attention's output and the logarithm of its normaliser (float32)
+        # attention's output and the logarithm of its normaliser (float32)
+        attended = BYTES * self.attention + 4 * self.heads
         low_rank = BYTES * 7 * self.lora_rank
         if level == "layer":
             return inputs + attended + low_rank
@@ -53,27 +52,9 @@ class LayerShape(BaseModel):
         if level == "mlp":
             return inputs + attended + low_rank + projected + middle
         if level == "keep":
-            return (
-                inputs + attended + low_rank + projected + middle + BYTES * 2 * self.intermediate
-            )  # gate and up
+            # gate and up
+            return inputs + attended + low_rank + projected + middle + BYTES * 2 * self.intermediate
         raise ValueError(level)
-
-    def flops_per_token(self, length: int, trained: int, loss_share: float) -> float:
-        """FLOPs per token that a step over rows of `length` tokens needs, recomputation not
-        counted: what MFU is the share of.
-
-        After PaLM (arXiv 2204.02311, appendix B) but for frozen weights, which need no gradient of
-        their own: 4 per weight of the base's products (6 in the paper; the head's for the
-        `loss_share` of tokens that carry loss), 6 per `trained` adapter parameter, and three times
-        causal attention's forward pass of 2 x length x width a layer.
-        """
-        keys_and_values = 2 * self.key_value_heads * self.head_size
-        products = (
-            self.hidden * (2 * self.attention + keys_and_values)
-            + 3 * self.hidden * self.intermediate
-        )
-        base = self.layers * products + loss_share * self.vocabulary * self.hidden
-        return 4 * base + 6 * trained + 3 * self.layers * 2 * length * self.attention
 
     def workspace_bytes(self) -> int:
         """Bytes per token alive inside the backward pass of one layer, beyond what the layers keep:
@@ -91,6 +72,10 @@ class RecomputationPlan(BaseModel):
 
     The last layers keep: their backward passes come first and free memory before the first
     recomputed layer needs its workspace.
+
+    Attributes:
+        peak_bytes: estimated peak of a step: weights, adapter with optimiser, activations,
+            workspace
     """
 
     model_config = ConfigDict(frozen=True)
@@ -98,11 +83,7 @@ class RecomputationPlan(BaseModel):
     layer: int = Field(ge=0)
     mlp: int = Field(ge=0)
     keep: int = Field(ge=0)
-    peak_bytes: int = Field(
-        description=(
-            "estimated peak of a step: weights, adapter with optimiser, activations, workspace"
-        )
-    )
+    peak_bytes: int
 
     def levels(self) -> list[str]:
         return ["layer"] * self.layer + ["mlp"] * self.mlp + ["keep"] * self.keep

@@ -3,7 +3,6 @@ folder is the result."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import pyarrow as pa
 
 from kernels_eval.records import Language
 from tasks.progress import report
-from tasks.sources.models import resolve_model
+from tasks.sources.small_model import resolve_model
 from tasks.sources.stage import read_tasks
 from tasks.store import Snapshot, SnapshotRef, fingerprint
 from tasks.training.evaluation import COLUMN as HELD_OUT
@@ -89,29 +88,20 @@ def run(curated: SnapshotRef, recipe: TrainingRecipe, prompts: dict[str, str]) -
 def _describe(
     result: TrainingResult, recipe: TrainingRecipe, base: str, curated: SnapshotRef
 ) -> None:
-    """The card in the adapter's directory, which is read as vLLM will. Raises UsageError for an
-    adapter that nobody can serve."""
+    """Write the card into the adapter's directory, which is read as vLLM will. Raises UsageError
+    for an adapter that vLLM cannot serve."""
     from tasks.training.adapter import check_adapter
-    from tasks.training.card import CardFacts, sources_of, write_card
+    from tasks.training.card import CardFacts, write_card
 
     manifest = curated.open().manifest
     facts = CardFacts(
         name=f"concur-{curated.fingerprint[:12]}",
         base_model=base,
         adapter=check_adapter(result.adapter_dir, max_rank=recipe.lora_rank),
-        recipe=recipe.model_dump(mode="json"),
-        sources=sources_of(recipe),
-        curated_fingerprint=curated.fingerprint,
+        recipe=recipe,
+        result=result,
+        curated=curated.fingerprint,
         strategy=(manifest.get("config") or {}).get("strategy"),
-        rows=result.rows,
-        held_out_tasks=result.held_out_tasks,
-        dropped=dict(Counter(row.reason for row in result.dropped)),
-        steps=result.steps,
-        tokens=result.tokens,
-        seconds=result.seconds,
-        loss_first=result.loss_first,
-        loss_last=result.loss_last,
-        held_out=result.held_out,
         tools=manifest["tools"],
     )
     write_card(result.adapter_dir, facts)

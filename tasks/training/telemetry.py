@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trl import SFTTrainer
+    from trl.trainer.sft_trainer import SFTTrainer
 
 SPEED = ("tokens_per_s", "mfu", "memory_gb")
 # MLflow's own names, so that its pages show them among the system metrics
@@ -72,7 +72,7 @@ def multiplied_parameters(model: Any) -> int:
     found = sum(
         parameter.numel() for name, parameter in model.named_parameters() if "lora_" not in name
     )
-    return found if tied else found - table.numel()
+    return int(found if tied else found - table.numel())
 
 
 def attach(trainer: SFTTrainer) -> None:
@@ -103,8 +103,7 @@ def _telemetry(parameters: int) -> Any:
             if "loss" not in entry:
                 return
             now = time.perf_counter()
-            # where somebody counts tokens over a resume the count goes on, where nobody does it
-            # begins again
+            # the count continues over a resume only where `checkpoints.watch` restores it
             tokens = entry["num_tokens"] - (
                 self.tokens_before if entry["num_tokens"] >= self.tokens_before else 0.0
             )

@@ -3,12 +3,12 @@ as one of several that train together.
 
 Guarantees: held-out tasks are never trained on; loss on the whole completion (reasoning, answer,
 end token) and nowhere else, checked against what TRL really prepared before the first step; a
-second call in the same `out_dir` with the same rows and recipe goes on from the newest whole
+second call in the same `out_dir` with the same rows and recipe resumes from the newest whole
 checkpoint and, on a CPU, ends with the same losses and the same bytes of the adapter as a run that
 was never interrupted, wherever it was killed; every number that the recipe names is what TRL and
 PEFT get. Does not guarantee bit-equal adapters on a GPU or for another number of workers, nor that
 a better loss means better kernels: the benchmark says that. `launch` starts the processes,
-`checkpoints` keeps what a run goes on from, `faults` says what went wrong.
+`checkpoints` keeps what a run resumes from, `faults` explains errors.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from kernels_eval.errors import EvalError, UsageError
 from tasks.sources.small_model import load_causal_model, load_tokenizer, quiet_progress
@@ -37,13 +38,21 @@ from tasks.training.checkpoints import (
     watch,
 )
 from tasks.training.faults import explain, require_projections
-from tasks.training.formatting import Dropped, label_mask, select_examples, to_prompt_completion
+from tasks.training.formatting import (
+    Dropped,
+    label_mask,
+    select_examples,
+    to_prompt_completion,
+    tokens_of,
+)
 from tasks.training.recipe import TrainingRecipe
 
 if TYPE_CHECKING:
     from peft import LoraConfig
+    from torch import nn
     from transformers import TrainerCallback
-    from trl import SFTConfig, SFTTrainer
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
 
 CHECKED_ROWS = 8
 PADDED_TO = 128
@@ -54,58 +63,46 @@ RenderPrompt = Callable[[Mapping[str, Any]], str]
 
 
 class TrainingResult(BaseModel):
-    """What one training run did. Losses are mean cross-entropy per completion token, nats."""
+    """What one training run did. Losses are mean cross-entropy per completion token, nats.
+
+    Attributes:
+        history: one entry per optimiser step: step, epoch, loss, learning_rate, grad_norm,
+            num_tokens (seen so far)
+        loss_first: mean loss over the steps of the first epoch
+        loss_last: mean loss over the steps of the last epoch: the same rows as the first, so the
+            two compare
+        tokens: tokens seen, prompts included, padding not, over all epochs
+        seconds: wall time of this call alone; a resumed run reports only its own share
+        rows: rows trained on
+        max_length: the longest row that was allowed, tokens
+        workers: processes that trained together
+        held_out: loss on held-out tasks, before the first step and each epoch
+        stopped_early: the held-out loss had not fallen for as many epochs as the recipe waits
+        telemetry: `step` and telemetry.COLUMNS of each step of this machine
+        batches: rows and real tokens of an optimiser step, and padding_waste, of the first epoch
+        resumed_from_step: 0 where training started from the beginning
+    """
 
     model_config = ConfigDict(frozen=True)
 
     adapter_dir: Path
-    history: tuple[dict[str, float], ...] = Field(
-        description=(
-            "one entry per optimiser step: step, epoch, loss, learning_rate, grad_norm, num_tokens"
-            " (seen so far)"
-        )
-    )
-    loss_first: float = Field(description="mean loss over the steps of the first epoch")
-    loss_last: float = Field(
-        description=(
-            "mean loss over the steps of the last epoch: the same rows as the first, so the two"
-            " compare"
-        )
-    )
+    history: tuple[dict[str, float], ...]
+    loss_first: float
+    loss_last: float
     steps: int
-    tokens: int = Field(description="tokens seen, prompts included, padding not, over all epochs")
-    seconds: float = Field(
-        description="wall time of this call alone; a resumed run reports only its own share"
-    )
-    rows: int = Field(description="rows trained on")
-    max_length: int = Field(default=0, description="the longest row that was allowed, tokens")
-    workers: int = Field(default=1, description="processes that trained together")
-    held_out: tuple[evaluation.HeldOutLoss, ...] = Field(
-        default=(), description="loss on held-out tasks, before the first step and each epoch"
-    )
+    tokens: int
+    seconds: float
+    rows: int
+    max_length: int = 0
+    workers: int = 1
+    held_out: tuple[evaluation.HeldOutLoss, ...] = ()
     held_out_rows: int = 0
     held_out_tasks: int = 0
-    stopped_early: bool = Field(
-        default=False,
-        description="the held-out loss had not fallen for as many epochs as the recipe waits",
-    )
-    telemetry: tuple[dict[str, float | None], ...] = Field(
-        default=(), description="`step` and telemetry.COLUMNS of each step of this machine"
-    )
-    batches: dict[str, float] = Field(
-        default={},
-        description=(
-            "rows and real tokens of an optimiser step, and padding_waste, of the first epoch"
-        ),
-    )
-    resumed_from_step: int = Field(
-        default=0, description="0 where training started from the beginning"
-    )
+    stopped_early: bool = False
+    telemetry: tuple[dict[str, float | None], ...] = ()
+    batches: dict[str, float] = {}
+    resumed_from_step: int = 0
     dropped: tuple[Dropped, ...] = ()
-
-    @property
-    def dropped_ids(self) -> tuple[str, ...]:
-        return tuple(row.candidate_id for row in self.dropped)
 
 
 def train(
@@ -126,7 +123,6 @@ def train(
     calling again resumes.
     """
     started = time.monotonic()
-    out_dir = Path(out_dir)
     device = _device(recipe)
     recipe = recipe.resolve(gpu=device == "cuda")
     tokenizer = load_tokenizer(base_model_dir)
@@ -137,8 +133,10 @@ def train(
         examples, tokenizer, max_length=max_length, overlong=recipe.overlong
     )
     held_out = _held_out_examples(split.held_out, tokenizer, render_prompt, max_length)
+    run = Run(recipe, base_model_dir, Path(out_dir), device, tokenizer, examples, max_length)
     identity = RunIdentity.of(recipe, base_model_dir, examples)
-    checkpoint = newest_checkpoint(out_dir / "checkpoints", identity)
+    checkpoint = newest_checkpoint(run.checkpoints, identity)
+    patience = recipe.evaluation.patience_epochs
     try:
         with quiet_progress(), warnings.catch_warnings():
             # transformers renames the option; TRL and PEFT still read the old name, which holds
@@ -146,33 +144,21 @@ def train(
             warnings.filterwarnings(
                 "ignore", message=".*gradient_checkpointing.* is deprecated", category=FutureWarning
             )
-            callback = watch(identity, recipe.checkpoint_every_steps, on_log)
-            trainer = _build_trainer(
-                examples,
-                recipe,
-                base_model_dir,
-                tokenizer,
-                out_dir / "checkpoints",
-                device,
-                callback,
-            )
-            _check_labels(trainer, examples, tokenizer)
-            batches = _use_accelerations(trainer, recipe, examples, max_length, tokenizer)
+            trainer = run.build(watch(identity, recipe.checkpoint_every_steps, on_log))
+            run.check_labels(trainer)
+            batches = run.use_accelerations(trainer)
             telemetry.attach(trainer)
-            evaluation.attach(
-                trainer, held_out, tokenizer, patience_epochs=recipe.evaluation.patience_epochs
-            )
+            evaluation.attach(trainer, held_out, tokenizer, patience_epochs=patience)
             checkpoint = agreed(checkpoint)
-            if checkpoint and evaluation.stopped_at(checkpoint, recipe.evaluation.patience_epochs):
-                trainer.args.max_steps = checkpoint_step(
-                    checkpoint
-                )  # it had stopped there, and only its adapter was not saved
+            if checkpoint and evaluation.stopped_at(checkpoint, patience):
+                # it had stopped there, and only its adapter was not saved
+                trainer.args.max_steps = checkpoint_step(checkpoint)
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-            adapter_dir = save_adapter(trainer, out_dir / "adapter")
+            adapter_dir = save_adapter(trainer, run.out_dir / "adapter")
     except EvalError:
         raise
     except Exception as error:
-        raise explain(error, recipe, examples, device, out_dir) from error
+        raise explain(error, recipe, examples, device, run.out_dir) from error
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
     history = tuple({name: entry[name] for name in HISTORY_FIELDS} for entry in steps)
     first, last = _epoch_losses(history)
@@ -191,30 +177,12 @@ def train(
         held_out=losses,
         held_out_rows=len(held_out),
         held_out_tasks=len({row["task_id"] for row in split.held_out}),
-        stopped_early=evaluation.stopped(losses, recipe.evaluation.patience_epochs),
+        stopped_early=evaluation.stopped(losses, patience),
         telemetry=tuple({"step": entry["step"], **telemetry.columns_of(entry)} for entry in steps),
         batches=batches,
         resumed_from_step=checkpoint_step(checkpoint),
         dropped=tuple(dropped),
     )
-
-
-def adapter_changes_output(base_model_dir: str | Path, adapter_dir: Path, prompt: str) -> float:
-    """Largest absolute difference between the logits of the base model and of the same with the
-    adapter, over all positions of `prompt`.
-
-    Both are loaded from disk, in float32. 0 means that the adapter does nothing. Raises UsageError
-    where either cannot be loaded.
-    """
-    import torch
-
-    encoded = load_tokenizer(base_model_dir)(prompt, return_tensors="pt", add_special_tokens=False)
-    with torch.inference_mode():
-        logits = []
-        for adapter in (None, adapter_dir):
-            model = load_causal_model(base_model_dir, dtype=torch.float32, adapter=adapter)
-            logits.append(model(**encoded).logits)
-    return float((logits[0] - logits[1]).abs().max())
 
 
 # -- one run ---------------------------------------------------------------------------------------
@@ -249,58 +217,13 @@ def _longest_allowed(
     the base model was made for."""
     from transformers import AutoConfig
 
-    longest = max(
-        (example["prompt_tokens"] + example["completion_tokens"] for example in examples), default=0
-    )
+    longest = max(map(tokens_of, examples), default=0)
     limit = longest if recipe.max_length == "data" else recipe.max_length
     try:
         config = AutoConfig.from_pretrained(str(base_model_dir))
-    except (OSError, ValueError):  # a model without one is told when it is loaded
+    except (OSError, ValueError):  # a model without one is reported when it is loaded
         return limit
     return min(limit, getattr(config.get_text_config(), "max_position_embeddings", None) or limit)
-
-
-def _build_trainer(
-    examples: Sequence[Mapping[str, Any]],
-    recipe: TrainingRecipe,
-    base_model_dir: str | Path,
-    tokenizer: Any,
-    checkpoints: Path,
-    device: str,
-    callback: TrainerCallback,
-) -> SFTTrainer:
-    import torch
-    from datasets import Dataset
-    from transformers import PrinterCallback
-    from trl import SFTTrainer
-
-    args = _sft_config(
-        recipe, checkpoints, device
-    )  # starts the process group, which loading for fsdp2 asks for its rank
-    if recipe.parallelism == "fsdp2":
-        from accelerate.utils import enable_fsdp_ram_efficient_loading
-
-        # the first process of a node reads the weights, the others none
-        enable_fsdp_ram_efficient_loading()
-    model = load_causal_model(
-        base_model_dir, dtype=torch.bfloat16 if recipe.bf16 else torch.float32
-    )
-    require_projections(model, recipe)
-    rows = Dataset.from_list(
-        [{side: example[side] for side in ("prompt", "completion")} for example in examples]
-    )
-    trainer = SFTTrainer(
-        model=model,
-        args=args,
-        train_dataset=rows,
-        processing_class=tokenizer,
-        peft_config=_lora_config(recipe),
-        callbacks=[callback],
-    )
-    trainer.remove_callback(
-        PrinterCallback
-    )  # it prints every log entry to stdout where progress bars are off
-    return trainer
 
 
 def _held_out_examples(
@@ -316,45 +239,100 @@ def _held_out_examples(
         return []
 
 
-def _use_accelerations(
-    trainer: SFTTrainer,
-    recipe: TrainingRecipe,
-    examples: Sequence[Mapping[str, Any]],
-    max_length: int,
-    tokenizer: Any,
-) -> dict[str, float]:
-    """What the recipe switches on, put into a trainer that is built and whose rows are checked.
-    Returns what an optimiser step holds."""
-    lengths = [example["prompt_tokens"] + example["completion_tokens"] for example in examples]
-    budget = max_length if recipe.packing else max(lengths) * recipe.batch_size
-    if recipe.acceleration == "on":
-        from tasks.training.acceleration import accelerate
+@dataclass(frozen=True)
+class Run:
+    """One run: what the recipe says, resolved for this machine, and the rows it trains on."""
 
-        acceleration = accelerate(
-            trainer.model, tokens=budget, seed=recipe.seed, rank=trainer.args.process_index
+    recipe: TrainingRecipe
+    base_model_dir: str | Path
+    out_dir: Path
+    device: str
+    tokenizer: Any
+    examples: Sequence[Mapping[str, Any]]
+    max_length: int
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.out_dir / "checkpoints"
+
+    def build(self, callback: TrainerCallback) -> SFTTrainer:
+        """TRL's trainer with the base model, a new adapter and the rows."""
+        import torch
+        from datasets import Dataset
+        from transformers import PrinterCallback
+        from trl.trainer.sft_trainer import SFTTrainer
+
+        # starts the process group, which loading for fsdp2 asks for its rank
+        args = _sft_config(self.recipe, self.checkpoints, self.device)
+        if self.recipe.parallelism == "fsdp2":
+            from accelerate.utils import enable_fsdp_ram_efficient_loading
+
+            # the first process of a node reads the weights, the others none
+            enable_fsdp_ram_efficient_loading()
+        dtype = torch.bfloat16 if self.recipe.bf16 else torch.float32
+        model = load_causal_model(self.base_model_dir, dtype=dtype)
+        require_projections(model, self.recipe)
+        sides = ("prompt", "completion")
+        trainer = SFTTrainer(
+            model=model,
+            args=args,
+            train_dataset=Dataset.from_list(
+                [{side: example[side] for side in sides} for example in self.examples]
+            ),
+            processing_class=self.tokenizer,
+            peft_config=_lora_config(self.recipe),
+            callbacks=[callback],
         )
-        trainer.add_callback(acceleration.callback())
-    if not recipe.packing:
-        return {
-            "rows_mean": float(recipe.rows_per_step),
-            "tokens_mean": recipe.rows_per_step * sum(lengths) / len(lengths),
-        }
-    from tasks.training.batching import plan_epochs
-    from tasks.training.packing import use_lines
+        # it prints every log entry to stdout where progress bars are off
+        trainer.remove_callback(PrinterCallback)
+        return trainer
 
-    plans = plan_epochs(
-        lengths, token_budget=budget, epochs=recipe.num_epochs, seed=recipe.seed, multiple=PADDED_TO
-    )
-    use_lines(
-        trainer,
-        plans,
-        token_budget=budget,
-        multiple=PADDED_TO,
-        pad_token=tokenizer.pad_token_id or 0,
-    )
-    return plans[0].effective_batch(recipe.gradient_accumulation) | {
-        "padding_waste": plans[0].padding_waste
-    }
+    def check_labels(self, trainer: SFTTrainer) -> None:
+        """TRL's own dataset must hold our tokens and labels. Raises UsageError where it does not.
+
+        Guards against what silently ruins such a set: a template applied twice, a tokenizer that
+        merges tokens across the end of the prompt or adds its own, truncation.
+        """
+        rows = cast("Sequence[Mapping[str, Any]]", trainer.train_dataset)
+        for number, (example, row) in enumerate(zip(self.examples, rows, strict=True)):
+            same = len(row["input_ids"]) == tokens_of(example)
+            if same and number < CHECKED_ROWS:
+                mask = label_mask(example, self.tokenizer)
+                same = (row["input_ids"], row["labels"]) == (mask.input_ids, mask.labels)
+            if not same:
+                raise UsageError(
+                    f"TRL prepared row {example['candidate_id']} otherwise than prompt + completion"
+                    " with loss on the completion",
+                    "the base model's tokenizer adds or merges tokens where the prompt ends: use"
+                    " another base model, or fix its chat template",
+                )
+
+    def use_accelerations(self, trainer: SFTTrainer) -> dict[str, float]:
+        """Put what the recipe switches on into a trainer that is built and whose rows are checked.
+        Returns what an optimiser step holds."""
+        recipe, lengths = self.recipe, [tokens_of(example) for example in self.examples]
+        budget = self.max_length if recipe.packing else max(lengths) * recipe.batch_size
+        if recipe.acceleration == "on":
+            from tasks.training.acceleration import accelerate
+
+            acceleration = accelerate(
+                cast("nn.Module", trainer.model),
+                tokens=budget,
+                seed=recipe.seed,
+                rank=trainer.args.process_index,
+            )
+            trainer.add_callback(acceleration.callback())
+        if not recipe.packing:
+            rows = recipe.rows_per_step
+            return {"rows_mean": float(rows), "tokens_mean": rows * sum(lengths) / len(lengths)}
+        from tasks.training.batching import plan_epochs
+        from tasks.training.packing import use_lines
+
+        width = {"token_budget": budget, "multiple": PADDED_TO}
+        plans = plan_epochs(lengths, epochs=recipe.num_epochs, seed=recipe.seed, **width)
+        use_lines(trainer, plans, pad_token=self.tokenizer.pad_token_id or 0, **width)
+        held = plans[0].effective_batch(recipe.gradient_accumulation)
+        return held | {"padding_waste": plans[0].padding_waste}
 
 
 def _lora_config(recipe: TrainingRecipe) -> LoraConfig:
@@ -371,7 +349,7 @@ def _lora_config(recipe: TrainingRecipe) -> LoraConfig:
 
 
 def _sft_config(recipe: TrainingRecipe, checkpoints: Path, device: str) -> SFTConfig:
-    from trl import SFTConfig
+    from trl.trainer.sft_config import SFTConfig
 
     return SFTConfig(
         output_dir=str(checkpoints),
@@ -412,7 +390,7 @@ def _sharding(recipe: TrainingRecipe) -> dict[str, Any]:
         return {"gradient_checkpointing": recomputed, "ddp_find_unused_parameters": False}
     return {
         # transformers' and not FSDP's own: below that one accelerate and PEFT restore no adapter
-        # from a checkpoint, without a word
+        # from a checkpoint, silently
         "gradient_checkpointing": bool(recipe.gradient_checkpointing),
         "fsdp": True,
         "fsdp_config": {
@@ -420,44 +398,12 @@ def _sharding(recipe: TrainingRecipe) -> dict[str, Any]:
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "reshard_after_forward": True,
             "activation_checkpointing": False,
-            "cpu_ram_efficient_loading": (
-                True
-            ),  # one process of a node reads the weights, the others get their share from it
-            "state_dict_type": (
-                "SHARDED_STATE_DICT"
-            ),  # each process writes its part of the adapter and of the optimiser
+            # one process of a node reads the weights, the others get their share from it
+            "cpu_ram_efficient_loading": True,
+            # each process writes its part of the adapter and of the optimiser
+            "state_dict_type": "SHARDED_STATE_DICT",
         },
     }
-
-
-def _check_labels(
-    trainer: SFTTrainer, examples: Sequence[Mapping[str, Any]], tokenizer: Any
-) -> None:
-    """TRL's own dataset must hold our tokens and labels. Raises UsageError where it does not.
-
-    Guards against what silently ruins such a set: a template applied twice, a tokenizer that merges
-    tokens across the end of the prompt or adds its own, truncation.
-    """
-    for example, prepared in zip(examples, trainer.train_dataset, strict=True):
-        if len(prepared["input_ids"]) != example["prompt_tokens"] + example["completion_tokens"]:
-            raise _label_error(example)
-    for example, prepared in zip(examples[:CHECKED_ROWS], trainer.train_dataset, strict=False):
-        mask = label_mask(example, tokenizer)
-        expected = [
-            token if carries else -100
-            for token, carries in zip(mask.input_ids, mask.carries_loss, strict=True)
-        ]
-        if prepared["input_ids"] != mask.input_ids or prepared["labels"] != expected:
-            raise _label_error(example)
-
-
-def _label_error(example: Mapping[str, Any]) -> UsageError:
-    return UsageError(
-        f"TRL prepared row {example['candidate_id']} otherwise than prompt + completion with loss"
-        " on the completion",
-        "the base model's tokenizer adds or merges tokens where the prompt ends: use another base"
-        " model, or mend its chat template",
-    )
 
 
 def _epoch_losses(history: Sequence[Mapping[str, float]]) -> tuple[float, float]:

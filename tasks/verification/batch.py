@@ -1,5 +1,5 @@
-"""`concur verify-batch` without Prefect: a table of candidates in, a table of verdicts and a summary
-out.
+"""`concur verify-batch` without Prefect: a table of candidates in, a table of verdicts and a
+summary out.
 
 Guarantees: finished verdicts are kept under `OUT/snapshots`, so that the same command resumes after
 an interruption, and afterwards is served from the finished snapshot; `OUT/verdicts.parquet` and
@@ -33,8 +33,9 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, Language, Phases
 from tasks.files import atomic_write, explain_write_errors
 from tasks.progress import observed_by
+from tasks.sources.files import shown
 from tasks.sources.stage import keep
-from tasks.sources.tables import load, shown
+from tasks.sources.tables import load
 from tasks.store import Snapshot, SnapshotRef
 from tasks.tables import VERDICTS
 from tasks.verification import stage

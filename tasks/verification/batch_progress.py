@@ -13,6 +13,7 @@ are being verified.
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 import threading
@@ -74,7 +75,7 @@ def time_left(reached_s: Sequence[float], left: int, now_s: float) -> TimeLeft |
     edges = [
         bisect_right(reached_s, begin_s + length_s * part / SLICES) for part in range(SLICES)
     ] + [len(reached_s)]
-    counts = [after - before for before, after in zip(edges, edges[1:], strict=False)]
+    counts = [after - before for before, after in itertools.pairwise(edges)]
     reached = sum(counts)
     if not reached:
         return None  # all at one moment
@@ -138,7 +139,7 @@ class BatchProgress:
             if self.planned:
                 self._print()  # how far it came, however it ended
 
-    # -- reported by the work -----------------------------------------------------------------------
+    # -- reported by the work ----------------------------------------------------------------------
 
     def plans(self, planned: int, settled: Mapping[str, int]) -> None:
         """`planned` candidates go to workers; the others have verdicts already, so many of each

@@ -21,9 +21,9 @@ from kernels_eval.cluster.pool import Pool
 from kernels_eval.cluster.ray import address_of, is_lost, leave, membership, require_cluster
 from kernels_eval.devices import conditions
 from kernels_eval.errors import ClusterError, EvalError, UsageError
+from kernels_eval.parent.draft import verdict_of
 from kernels_eval.parent.messages import Finding
 from kernels_eval.parent.prepare import Prepared
-from kernels_eval.parent.runner import verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
 from kernels_eval.versions import PROTOCOL_VERSION
 from tasks.progress import caution, report
@@ -136,7 +136,8 @@ class Verification:
     # -- what there is to do -----------------------------------------------------------------------
 
     def plan(self) -> int:
-        """Reuse known verdicts and settle what needs no worker. Returns `chunks`: how many are left.
+        """Reuse known verdicts and settle what needs no worker. Returns `chunks`: how many are
+        left.
 
         Sets also `total` (all candidates) and `planned` (those that workers must be asked about).
         """

@@ -18,17 +18,17 @@ from tasks.training.recipe import TrainingRecipe
 
 def test_the_adapter_is_the_recipes() -> None:
     recipe = TrainingRecipe()
-    assert fsdp2_step.LORA == {
+    assert {
         "r": recipe.lora_rank,
         "lora_alpha": recipe.lora_alpha,
         "lora_dropout": recipe.lora_dropout,
         "target_modules": list(recipe.target_modules),
-    }
-    assert (fsdp2_step.LEARNING_RATE, fsdp2_step.WEIGHT_DECAY) == (
+    } == fsdp2_step.LORA
+    assert (
         recipe.learning_rate,
         recipe.weight_decay,
-    )
-    assert fsdp2_step.MAX_GRAD_NORM == recipe.max_grad_norm
+    ) == (fsdp2_step.LEARNING_RATE, fsdp2_step.WEIGHT_DECAY)
+    assert recipe.max_grad_norm == fsdp2_step.MAX_GRAD_NORM
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,9 @@ import psutil
 import pytest
 import yaml
 
-import flows
 from tasks.store.snapshot import snapshots
+from tests.support.commands import CONCUR, environment
 
-ROOT = Path(flows.__file__).parent.parent
 PROFILE = {
     "name": "killed",
     "root": "out",
@@ -62,21 +60,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 def started(directory: Path, command: list[str]) -> subprocess.Popen[str]:
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PREFECT_", "MLFLOW_", "RAY_"))
-    }
-    environment |= {
-        "PYTHONPATH": str(ROOT),
-        "HF_HUB_OFFLINE": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "OMP_NUM_THREADS": "1",
-    }
     return subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", *command],
+        [*CONCUR, *command],
         cwd=directory,
-        env=environment,
+        env=environment(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -106,7 +106,7 @@ def test_the_walk_sees_every_layer() -> None:
         ("tasks.reporting.page", "tasks.benchmark.scoring", True),
         ("tasks.training.stage", "tasks.store.snapshot.Snapshot", False),
         ("tasks.training.stage", "tasks.training.recipe", False),
-        ("tasks.synthesis.stage", "tasks.sources.models.resolve_model", False),
+        ("tasks.synthesis.stage", "tasks.sources.small_model.resolve_model", False),
         ("flows.train", "tasks.synthesis.prompts.render", False),
         ("kernels_eval.cluster.pool", "ray.exceptions", False),
     ],

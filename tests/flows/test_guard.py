@@ -21,6 +21,7 @@ from markdown_it import MarkdownIt
 import flows
 from flows.config import PipelineConfig
 from flows.runtime import disk
+from flows.runtime.config import GuardedRun
 from flows.runtime.disk import GIB, DiskWatch, Place, require_room, rooms, row_bytes
 from flows.runtime.guard import ending, shown
 from kernels_eval.errors import DiskFullError, EvalError
@@ -38,8 +39,8 @@ from tests.support.chat_server import completion, serving
 ROOT = Path(flows.__file__).parent.parent
 
 
-def config(root: Path, **more: object) -> PipelineConfig:
-    return PipelineConfig.model_validate({"root": str(root), **more})
+def config(root: Path | str, **more: object) -> GuardedRun:
+    return PipelineConfig.model_validate({"root": str(root), **more}).guarded
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_a_run_that_has_no_room_does_not_start(small: Path) -> None:
 
 def test_what_is_switched_off_or_elsewhere_is_not_asked(small: Path) -> None:
     assert require_room(config(small, guard={"reserve_gib": 0})) == []
-    remote = PipelineConfig.model_validate({"root": "memory://x", "guard": {"reserve_gib": 1e-6}})
+    remote = config("memory://x", guard={"reserve_gib": 1e-6})
     assert not any("memory" in place for room in require_room(remote) for place in room.places)
 
 
@@ -280,9 +281,11 @@ STUBBORN = """
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, raise_it)
-    child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', \
+flush=True); time.sleep(600)"
     with stops_soon({grace_s}), stops_soon({grace_s}):
-        started = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, start_new_session=True)
+        started = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, \
+start_new_session=True)
         started.stdout.readline()
         try:
             print(started.pid, flush=True)

@@ -63,7 +63,7 @@ def test_devices_that_cannot_be_given_back_end_no_run_and_an_error_of_the_run_st
         yield
         raise ConnectError("refused")
 
-    monkeypatch.setattr("prefect.concurrency.sync.concurrency", concurrency)
+    monkeypatch.setattr(deployed, "concurrency", concurrency)
     monkeypatch.setattr(deployed, "_slots", lambda: 1)
     worked = []
     with deployed.devices(PipelineConfig(), 1):
@@ -89,7 +89,7 @@ def test_a_run_that_begins_while_the_ray_head_is_away_waits_for_it(
     monkeypatch.setattr(stage, "require_cluster", require_cluster)
     monkeypatch.setattr(cluster, "require_cluster", require_cluster)
     monkeypatch.setattr(retry, "INTERVAL_S", 0.0)
-    monkeypatch.setattr(deployed, "outlive_the_reader", lambda: None)
+    monkeypatch.setattr(deployed, "survive_closed_output", lambda: None)
     config = PipelineConfig(
         root=str(tmp_path),
         language="cpp",

@@ -137,8 +137,7 @@ def test_a_unit_is_one(path: Path) -> None:
 
 
 def test_the_unit_waits_longer_than_the_stack_takes() -> None:
-    from flows.ops.control import START_S
-    from flows.ops.stopping import STOP_S
+    from flows.ops.control import START_S, STOP_S
 
     text = (DEPLOYMENTS / "systemd" / "concur.service").read_text()
     assert int(re.search(r"TimeoutStopSec=(\d+)", text)[1]) > STOP_S  # type: ignore[index]

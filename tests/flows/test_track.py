@@ -16,9 +16,9 @@ from flows.refresh import Refreshed
 from flows.track import track
 from kernels_eval.cluster import telemetry as telemetry_module
 from kernels_eval.cluster.telemetry import BUILDERS, DEVICES, Telemetry
+from kernels_eval.parent.draft import verdict_of
 from kernels_eval.parent.messages import Finding
 from kernels_eval.parent.prepare import Prepared
-from kernels_eval.parent.runner import verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Phases, Verdict
 from tasks.analysis import stage as analysis_stage
 from tasks.benchmark.report.files import Report

@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +23,9 @@ from tasks.store.snapshot import Snapshot, SnapshotRef
 from tasks.tracking.connection import Destination
 from tasks.tracking.mlflow_sink import log_run, registered_version
 from tasks.tracking.writing import PARENT_TAG
+from tests.support.commands import concur
 from tests.support.curated import line, sample
 
-ROOT = Path(__file__).parents[2]
 SAMPLES = [sample("t/1", 0, 10, 6.0), sample("t/1", 1, 30, 5.5), sample("t/2", 0, 10, 6.0)]
 LOG = pa.schema(
     [("step", pa.int64())]
@@ -238,42 +235,16 @@ def test_the_command_trains_once_and_says_where(tmp_path: Path) -> None:
     """The real command in a process of its own: small model, three rows, Prefect, Ray, MLflow; then
     again for nothing."""
     line(tmp_path / "root", SAMPLES)
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PREFECT_", "MLFLOW_", "RAY_"))
-    }
-    environment |= {
-        "PYTHONPATH": str(ROOT),
-        "HF_HUB_OFFLINE": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "OMP_NUM_THREADS": "1",
-    }
     settings = ("training.num_epochs=1", "training.max_length=8192", "training.lora_rank=4")
-    command = [
-        sys.executable,
-        "-m",
-        "flows.cli",
-        "train",
-        "--root",
-        str(tmp_path / "root"),
-        "--json",
-    ]
+    command = ["train", "--root", tmp_path / "root", "--json"]
     command += [word for setting in settings for word in ("--set", setting)]
 
-    def concur(*more: str) -> dict[str, Any]:
-        done = subprocess.run(
-            [*command, *more],
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=500,
-        )
+    def trained(*more: object) -> dict[str, Any]:
+        done = concur(*command, *more, cwd=tmp_path, HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    first = concur("--merged", str(tmp_path / "merged"), "--merged-dtype", "float32")
+    first = trained("--merged", tmp_path / "merged", "--merged-dtype", "float32")
     assert (
         first["rows"] == 3
         and first["new_work"]
@@ -283,7 +254,7 @@ def test_the_command_trains_once_and_says_where(tmp_path: Path) -> None:
     assert (tmp_path / "merged" / "model.safetensors").is_file() and first["merged"][
         "relative_difference"
     ] <= 1e-3
-    again = concur()
+    again = trained()
     assert (
         not again["new_work"]
         and again["adapter"] == first["adapter"]

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from flows.runtime.stuck import RunFacts, WatchdogConfig, judge
-from tests.support.night import POOL, ROOT, Night, free_port, night, until
+from flows.ops.stuck import RunFacts, WatchdogConfig, judge
+from tests.support.night import POOL, ROOT, Night, night, until
+from tests.support.servers import clean_environment, free_port
 
 NOW = datetime(2026, 1, 1, 3, tzinfo=UTC)
 
@@ -28,7 +29,10 @@ def facts(
     **more: Any,
 ) -> RunFacts:
     """Times in minutes before NOW."""
-    ago = lambda minutes: NOW - timedelta(minutes=minutes)  # noqa: E731
+
+    def ago(minutes: float) -> datetime:
+        return NOW - timedelta(minutes=minutes)
+
     return RunFacts(
         run_id=more.pop("run_id", "r"),
         name="refresh",
@@ -97,13 +101,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Night]:
 
 @pytest.fixture
 def one_at_a_time(server: Night) -> str:
-    return server.deployment(
-        f"nightly-{uuid.uuid4().hex[:6]}",
-        "refresh the data set",
-        "flows.refresh.refresh_dataset",
-        concurrency_limit=1,
-        concurrency_options={"collision_strategy": "CANCEL_NEW"},
-    )
+    return server.refresh_deployment(concurrency_options={"collision_strategy": "CANCEL_NEW"})
 
 
 def watch(server: Night, *arguments: str) -> list[dict[str, Any]]:
@@ -126,17 +124,10 @@ def later(server: Night, minutes: float, **limits: float) -> list[dict[str, Any]
     )
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    from flows.runtime.watchdog import watch
+    from flows.ops.watchdog import watch
 
     with temporary_settings({PREFECT_API_URL: server.url}):
         return watch(WatchdogConfig(**limits), now=datetime.now(UTC) + timedelta(minutes=minutes))
-
-
-def running(server: Night, deployment: str) -> str:
-    run = server.start(deployment)
-    for kind in ("PENDING", "RUNNING"):
-        assert server.set_state(run, kind, kind.title())["status"] == "ACCEPT"
-    return run
 
 
 @pytest.mark.slow
@@ -146,8 +137,8 @@ def test_a_run_that_is_pending_for_ever_no_longer_blocks_its_deployment(
     """The trap: a worker that is killed between taking a run and starting it leaves PENDING, and
     every later night is cancelled."""
     stuck, blocked = server.start(one_at_a_time), server.start(one_at_a_time)
-    server.set_state(stuck, "PENDING", "Pending")
-    server.set_state(blocked, "PENDING", "Pending")
+    server.set_state(stuck, "PENDING")
+    server.set_state(blocked, "PENDING")
     assert server.state(blocked)["type"] == "CANCELLED"
     assert watch(server) == [], "it may still come up"
     said = watch(server, "--pending-min", "0.001", "--dry-run")
@@ -163,18 +154,14 @@ def test_a_run_that_is_pending_for_ever_no_longer_blocks_its_deployment(
         and "pending for" in state["message"]
         and state["message"].startswith("concur watchdog")
     )
-    free = running(server, one_at_a_time)
+    free = server.running(one_at_a_time)
     for run in (stuck, blocked, free):
         server.ask(f"flow_runs/{run}", method="DELETE")
 
 
-@pytest.mark.slow
-def test_a_run_whose_process_is_gone_is_crashed_and_one_that_works_is_not(
-    server: Night, one_at_a_time: str
-) -> None:
-    run = running(server, one_at_a_time)
-    assert later(server, 170) == [], "no heartbeat was ever sent, and 3 hours are not over"
-    beat = {
+def beat(server: Night, run: str) -> None:
+    """The heartbeat of a run's process."""
+    event = {
         "occurred": datetime.now(UTC).isoformat(),
         "event": "prefect.flow-run.heartbeat",
         "id": str(uuid.uuid4()),
@@ -182,50 +169,39 @@ def test_a_run_whose_process_is_gone_is_crashed_and_one_that_works_is_not(
         "resource": {"prefect.resource.id": f"prefect.flow-run.{run}"},
         "related": [],
     }
-    server.ask("events", [beat])
+    server.ask("events", [event])
+
+
+@pytest.mark.slow
+def test_a_run_whose_process_is_gone_is_crashed_and_one_that_works_is_not(
+    server: Night, one_at_a_time: str
+) -> None:
+    run = server.running(one_at_a_time)
+    assert later(server, 170) == [], "no heartbeat was ever sent, and 3 hours are not over"
+    beat(server, run)
     until(lambda: later(server, 20), 60, "the server to have stored the heartbeat", every_s=1)
     state = server.state(run)
     assert state["type"] == "CRASHED" and "its process is gone" in state["message"]
 
-    busy = running(server, one_at_a_time)
-    server.ask(
-        "events",
-        [
-            beat
-            | {
-                "id": str(uuid.uuid4()),
-                "resource": {"prefect.resource.id": f"prefect.flow-run.{busy}"},
-            }
-        ],
-    )
+    busy = server.running(one_at_a_time)
+    beat(server, busy)
     body = {"key": "refresh-progress", "type": "progress", "data": 10.0, "flow_run_id": busy}
     server.ask("artifacts/", body)
     assert later(server, 14) == [] and server.state(busy)["type"] == "RUNNING"
-    server.set_state(busy, "COMPLETED", "Completed")
+    server.set_state(busy, "COMPLETED")
 
 
 @pytest.mark.slow
 def test_a_run_without_progress_is_handed_to_its_worker_and_ends_without_it_where_there_is_none(
     server: Night, one_at_a_time: str
 ) -> None:
-    run = running(server, one_at_a_time)
-    child = server.ask(
-        "task_runs/",
-        {"flow_run_id": run, "task_key": "x", "dynamic_key": "0", "state": {"type": "RUNNING"}},
-    )["id"]
-    sub = server.ask(
-        "flow_runs/",
-        {
-            "flow_id": server.ask(f"flow_runs/{run}")["flow_id"],
-            "parent_task_run_id": child,
-            "state": {"type": "RUNNING"},
-        },
-    )
+    run = server.running(one_at_a_time)
+    sub = server.subflow(run)
     assert later(server, 100) == []
     assert [each["done"] for each in later(server, 181)] == ["its worker was asked to cancel it"]
     assert server.state(run)["type"] == "CANCELLING"
     assert [each["done"] for each in later(server, 6)] == ["cancelled without its worker"]
-    assert server.state(run)["type"] == server.state(sub["id"])["type"] == "CANCELLED"
+    assert server.state(run)["type"] == server.state(sub)["type"] == "CANCELLED"
     assert later(server, 1000) == []
 
 
@@ -244,7 +220,7 @@ def test_late_runs_are_told_and_those_that_a_later_one_replaces_are_dropped(
     found = {each["run_id"]: each for each in watch(server, "--late-min", "60")}
     assert (found[old]["action"], found[new]["action"]) == ("drop", "tell")
     assert server.state(old)["type"] == "CANCELLED" and server.state(new)["type"] == "SCHEDULED"
-    server.set_state(new, "CANCELLED", "Cancelled")
+    server.set_state(new, "CANCELLED")
 
 
 @pytest.mark.slow
@@ -252,10 +228,10 @@ def test_the_flow_says_what_it_did_and_does_not_look_at_itself(
     server: Night, one_at_a_time: str
 ) -> None:
     stuck = server.start(one_at_a_time)
-    server.set_state(stuck, "PENDING", "Pending")
+    server.set_state(stuck, "PENDING")
     program = (
-        "from flows.runtime.watchdog import watch_runs; from flows.runtime.stuck import"
-        " WatchdogConfig;watch_runs(WatchdogConfig(pending_min=0.001, silent_min=0.0001))"
+        "from flows.ops.stuck import WatchdogConfig; from flows.ops.watchdog import watch_runs;"
+        "watch_runs(WatchdogConfig(pending_min=0.001, silent_min=0.0001))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -283,12 +259,7 @@ def test_the_flow_says_what_it_did_and_does_not_look_at_itself(
 def test_what_cannot_be_asked_is_one_clear_error(
     tmp_path: Path, url: str, arguments: tuple[str, ...], status: int, said: str
 ) -> None:
-    import os
-
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")
-    }
-    environment |= {
+    environment = clean_environment() | {
         "PREFECT_HOME": str(tmp_path),
         "PYTHONPATH": str(ROOT),
         "PREFECT_CLIENT_MAX_RETRIES": "0",

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kernels_eval.config import EvalConfig
+from kernels_eval.config import TimingConfig
 from kernels_eval.parent.messages import Stop
 from kernels_eval.parent.paired_timing import PairedClock
 
@@ -25,10 +25,9 @@ class Reference(SimpleNamespace):
 
 def clock(used: float, cache: int = CACHE) -> PairedClock:
     made = object.__new__(PairedClock)
-    made.config, made.sets = EvalConfig(), 4
-    made.reference = Reference(
-        peak_bytes_per_s=PEAK, input_bytes=INPUT, output_bytes=OUTPUT, cache_bytes=cache, used=used
-    )
+    made.config, made.sets = TimingConfig(), 4
+    loaded = SimpleNamespace(peak_bytes_per_s=PEAK, cache_bytes=cache)
+    made.reference = Reference(loaded=loaded, task_bytes=INPUT + OUTPUT, used=used)
     return made
 
 

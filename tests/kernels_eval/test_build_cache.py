@@ -41,8 +41,7 @@ from kernels_eval.build.spec import Build, ExtensionSpec
 from kernels_eval.build.toolchain import Toolchain
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import DiskFullError, UsageError
-from kernels_eval.parent.prepare import Preparer
-from kernels_eval.parent.runner import Runner
+from kernels_eval.evaluator import Evaluator
 from kernels_eval.records import stable_hash
 from tests.support import kernels
 from tests.support.kernels import AFFINE, QUICK, load_inline, module
@@ -293,7 +292,8 @@ from kernels_eval.build.cache import BuildCache
 from kernels_eval.build.spec import Build
 from kernels_eval.records import stable_hash
 
-root, limit_bytes, size, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+root, limit_bytes, size, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), \
+int(sys.argv[4])
 cache = BuildCache(root, limit_bytes=limit_bytes)
 scratch = root.parent / f"scratch-{uuid.uuid4().hex}.so"
 
@@ -621,9 +621,8 @@ def test_a_library_that_goes_before_the_run_is_built_again() -> None:
     )
     asked = kernels.candidate(AFFINE, code)
     config = QUICK.model_copy(update={"time_correct": False})
-    preparer = Preparer(config)
-    runner = Runner(config, "cpu", server=preparer.server)
-    try:
+    with Evaluator("cpu", config) as evaluator:
+        preparer, runner = evaluator.preparer, evaluator
         made = preparer.prepare(asked)
         assert made.finding is None, made.finding
         [library] = made.libraries.values()
@@ -641,8 +640,6 @@ def test_a_library_that_goes_before_the_run_is_built_again() -> None:
         assert (again.build_tier, again.flags) == (verdict.build_tier, verdict.flags)
         assert Path(library).exists() and Path(library).stat().st_ino != before
         shutil.rmtree(Path(library).parent)
-    finally:
-        runner.close()
 
 
 def test_precompiled_headers_that_nobody_uses_go_when_another_is_made(

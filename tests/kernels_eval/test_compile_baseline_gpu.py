@@ -10,17 +10,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from kernels_eval.config import TimingConfig
 from kernels_eval.devices import gpu_arch
 from kernels_eval.isolation.sandbox import Child, ForkServer
-from kernels_eval.parent.prepare import Preparer
-from kernels_eval.parent.runner import Runner
 from kernels_eval.records import CompiledBaseline, KernelTask, Language, Verdict
-from tests.support import kernels
-from tests.support.kernels import QUICK, assert_reason, kernel_task, module, task_source
+from tests.support.kernels import (
+    QUICK,
+    Verifier,
+    assert_reason,
+    kernel_task,
+    module,
+    on_gpu,
+    task_source,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
@@ -83,15 +89,7 @@ def made(mode: str = "default", **more: object) -> TimingConfig:
     )
 
 
-class Bench:
-    def __init__(self, timing: TimingConfig) -> None:
-        limits = QUICK.limits.model_copy(update={"run_s": 30, "load_s": 60})
-        config = QUICK.model_copy(update={"limits": limits, "timing": timing})
-        self.preparer, self.runner = (
-            Preparer(config, cuda_arch=gpu_arch()),
-            Runner(config, "cuda:0", cuda_arch=gpu_arch()),
-        )
-
+class Bench(Verifier):
     def __call__(
         self,
         code: str | None = None,
@@ -100,19 +98,21 @@ class Bench:
         before: str = "",
     ) -> Verdict:
         written = code or module("return ext.chain(x)", extension=EXTENSION, before=before)
-        candidate = kernels.candidate(task, written, language=language)
-        return self.runner.run(task, candidate, self.preparer.prepare(candidate, task))
+        return super().__call__(task, written, language=language)
 
-    def close(self) -> None:
-        self.preparer.close()
-        self.runner.close()
+
+@contextmanager
+def benching(timing: TimingConfig) -> Iterator[Bench]:
+    config = on_gpu(QUICK).model_copy(update={"timing": timing})
+    found = Bench(config, "cuda:0", cuda_arch=gpu_arch())
+    with found.evaluator:
+        yield found
 
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:
-    found = Bench(made())
-    yield found
-    found.close()
+    with benching(made()) as found:
+        yield found
 
 
 def compiled_of(verdict: Verdict) -> CompiledBaseline:
@@ -169,21 +169,14 @@ def test_cuda_graphs_can_be_the_baseline() -> None:
         task_source("return torch.tanh(x * 2.0 + 1.0) * 0.5 - x", inputs="[torch.randn(64, 64)]"),
         "chain_small_gpu",
     )
-    bench = Bench(made("reduce-overhead"))
-    try:
-        verdict = bench(task=small)
-        compiled = compiled_of(verdict)
-        assert compiled.unavailable_reason == "" and compiled.mode == "reduce-overhead"
-    finally:
-        bench.close()
+    with benching(made("reduce-overhead")) as bench:
+        compiled = compiled_of(bench(task=small))
+    assert compiled.unavailable_reason == "" and compiled.mode == "reduce-overhead"
 
 
 def test_a_reference_that_does_not_compile_in_time_costs_no_verdict() -> None:
-    bench = Bench(made(compile_s=0.05))
-    try:
+    with benching(made(compile_s=0.05)) as bench:
         assert "took longer than 0.05 s" in compiled_of(bench()).unavailable_reason
-    finally:
-        bench.close()
 
 
 def test_memory_of_the_compiled_side_is_given_back_with_its_reference(bench: Bench) -> None:
@@ -191,8 +184,8 @@ def test_memory_of_the_compiled_side_is_given_back_with_its_reference(bench: Ben
 
     compiled_of(bench())
     held = torch.cuda.mem_get_info()[0]
-    bench.runner._drop_reference()
-    bench.runner._spares.buried()
+    bench.runner.drop_reference()
+    bench.runner.warm_pool.buried()
     assert torch.cuda.mem_get_info()[0] > held, "two processes have ended"
 
 

@@ -18,11 +18,17 @@ import pytest
 
 from kernels_eval.config import TimingConfig
 from kernels_eval.parent.compiled_baseline import CompiledReference, Lost
-from kernels_eval.parent.prepare import Preparer
 from kernels_eval.parent.runner import Runner
 from kernels_eval.records import CompiledBaseline, KernelTask, Verdict
-from tests.support import kernels
-from tests.support.kernels import AFFINE, QUICK, assert_reason, kernel_task, module, task_source
+from tests.support.kernels import (
+    AFFINE,
+    QUICK,
+    Verifier,
+    assert_reason,
+    kernel_task,
+    module,
+    task_source,
+)
 
 BOTH = QUICK.model_copy(
     update={
@@ -42,19 +48,9 @@ HONEST = "return ext.affine(x)"
 Verify = Callable[..., Verdict]
 
 
-class Bench:
-    """Verdicts in one pair of processes, so that candidates of a task share its references."""
-
-    def __init__(self, config: object = BOTH) -> None:
-        self.preparer, self.runner = Preparer(config), Runner(config, "cpu")
-
+class Bench(Verifier):
     def __call__(self, code: str = HONEST, task: KernelTask = AFFINE, **parts: str) -> Verdict:
-        made = kernels.candidate(task, module(code, **parts))
-        return self.runner.run(task, made, self.preparer.prepare(made, task))
-
-    def close(self) -> None:
-        self.preparer.close()
-        self.runner.close()
+        return super().__call__(task, module(code, **parts))
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +59,10 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (HOSTILE | {"TORCHINDUCTOR_CACHE_DIR": str(shared)}).items():
             patch.setenv(name, value)
-        made = Bench()
+        made = Bench(BOTH)
         made.shared = shared
-        yield made
-        made.close()
+        with made.evaluator:
+            yield made
 
 
 def compiled_of(verdict: Verdict) -> CompiledBaseline:
@@ -176,7 +172,7 @@ def test_a_compiled_side_that_is_lost_under_the_clock_leaves_the_other_two(
     assert compiled_of(bench(before="# afterwards")).unavailable_reason, (
         "a baseline that was lost stays lost for this task"
     )
-    bench.runner._drop_reference()
+    bench.runner.drop_reference()
 
 
 @pytest.mark.slow
@@ -215,22 +211,16 @@ def test_a_reference_that_compiles_too_long_costs_its_baseline_only() -> None:
         update={"timing": BOTH.timing.model_copy(update={"compile_s": 0.05, "max_s": 0.3})}
     )
     bench = Bench(hurried)
-    try:
-        first = compiled_of(bench())
-        assert "compile: took longer than 0.05 s" in first.unavailable_reason
-        second = bench(before="# the next one")
-        assert (
-            compiled_of(second).unavailable_reason == first.unavailable_reason
-            and compiled_of(second).compile_s < 0.05
-        )
-    finally:
-        bench.close()
+    with bench.evaluator:
+        first, second = compiled_of(bench()), compiled_of(bench(before="# the next one"))
+    assert "compile: took longer than 0.05 s" in first.unavailable_reason
+    assert second.unavailable_reason == first.unavailable_reason and second.compile_s < 0.05
 
 
 def test_nothing_is_compiled_where_it_is_not_asked_for() -> None:
     """Not even a process is started: with a server that is None, starting one would raise."""
     runner = Runner(QUICK, "cpu", server=None)
-    assert runner._compiled_for(None, frozenset()) is None and runner._server is None
+    assert runner.compiled(None, frozenset()) is None and runner._server is None
     runner.close()
 
 

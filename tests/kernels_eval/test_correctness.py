@@ -11,9 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels_eval.checks.correctness import judge, measure, merge
+from kernels_eval.checks.correctness import judge, merge
 from kernels_eval.checks.inputs import (
-    DISTRIBUTIONS,
     flatten_outputs,
     load_module,
     make_inputs,
@@ -21,9 +20,11 @@ from kernels_eval.checks.inputs import (
     plan_inputs,
     randomise_weights,
 )
+from kernels_eval.checks.measurement import measure
 from kernels_eval.config import CorrectnessConfig
 
 CONFIG = CorrectnessConfig()
+DISTRIBUTIONS = CONFIG.distributions
 
 
 def draw(seed: int = 0, shape: tuple[int, ...] = (64, 64)) -> torch.Tensor:
@@ -61,27 +62,23 @@ def test_finite_tensors_are_measured_as_the_formulas_say(
     measured = measure(actual, oracle, reference)
     y, a, r = (np.asarray(tensor, dtype=np.float64) for tensor in (oracle, actual, reference))
     rms = float(np.sqrt((y**2).mean()))
-    assert measured["rms"] == pytest.approx(
+    assert measured.rms == pytest.approx(
         float(np.sqrt(((a - y) ** 2).mean())) / rms, rel=1e-3, abs=1e-12
     )
-    assert measured["reference_rms"] == pytest.approx(
+    assert measured.reference_rms == pytest.approx(
         float(np.sqrt(((r - y) ** 2).mean())) / rms, rel=1e-3, abs=1e-12
     )
-    assert measured["max"] == pytest.approx(
+    assert measured.max == pytest.approx(
         float((np.abs(a - y) / (np.abs(y) + rms)).max()), rel=1e-3, abs=1e-12
     )
-    assert measured["masks_match"] and measured["finite"]
-    assert measured["kernelbench_1e2"] == bool(np.allclose(a, r, atol=1e-2, rtol=1e-2))
+    assert measured.masks_match and measured.finite
+    assert measured.kernelbench_1e2 == bool(np.allclose(a, r, atol=1e-2, rtol=1e-2))
 
 
 def test_the_reference_itself_is_right() -> None:
     y = draw()
     measured = measure(y, y.double(), y)
-    assert (
-        measured["rms"] == measured["max"] == 0
-        and measured["finite"]
-        and measured["kernelbench_1e4"]
-    )
+    assert measured.rms == measured.max == 0 and measured.finite and measured.kernelbench_1e4
     assert verdict(y, y) == "ok"
 
 
@@ -139,9 +136,9 @@ def test_an_approximation_is_not_called_a_downcast(name: str, shape: tuple[int, 
     exact, approximate = FORMULAS[name]
     x = draw(5, shape)
     measured = measure(approximate(x), exact(x), exact(x).float())
-    assert 1e-5 < measured["rms"] < 1.6e-2, "small, and beyond every gate"
+    assert 1e-5 < measured.rms < 1.6e-2, "small, and beyond every gate"
     assert (
-        measured["systematic"]
+        measured.systematic
         and verdict(approximate(x), exact(x).float(), exact(x)) == "wrong_output"
     )
 
@@ -190,7 +187,7 @@ def test_a_positive_mean_does_not_hide_an_error() -> None:
     y = draw().abs() + 100
     wrong = y.clone()
     wrong[3] += 1.0
-    assert measure(wrong, y.double(), y)["kernelbench_1e2"] is True
+    assert measure(wrong, y.double(), y).kernelbench_1e2 is True
     assert verdict(wrong, y) != "ok"
 
 
@@ -254,11 +251,7 @@ def test_merge_keeps_the_worst() -> None:
     y = draw()
     good, bad = measure(y, y.double(), y), measure(y * 1.1, y.double(), y)
     worst = merge([good, bad])
-    assert (
-        worst["rms"] == bad["rms"]
-        and worst["kernelbench_1e2"] is False
-        and worst["systematic"] is True
-    )
+    assert worst.rms == bad.rms and worst.kernelbench_1e2 is False and worst.systematic is True
     assert merge([good, good]) == good
 
 
@@ -268,8 +261,10 @@ TASK = """
 import torch
 def get_inputs():
     return [
-        torch.randn(8, 16), torch.randint(0, 10, (8,)), torch.softmax(torch.randn(8, 5), -1), torch.tril(torch.randn(6, 6)),
-        (lambda a: a + a.T)(torch.randn(6, 6)), torch.randint(0, 2, (8,)).float(), torch.randn(8, 16).half(), 3,
+        torch.randn(8, 16), torch.randint(0, 10, (8,)), torch.softmax(torch.randn(8, 5), -1), \
+torch.tril(torch.randn(6, 6)),
+        (lambda a: a + a.T)(torch.randn(6, 6)), torch.randint(0, 2, (8,)).float(), torch.randn(8, \
+16).half(), 3,
     ]
 def get_init_inputs():
     return []
@@ -291,7 +286,7 @@ def test_inputs_repeat_for_a_seed_and_keep_their_meaning(task: Any, distribution
         assert torch.equal(torch.as_tensor(a), torch.as_tensor(b))
     assert not torch.equal(drawn[0], other[0])
     dense, labels, probabilities, triangle, symmetric, mask, half, number = drawn
-    assert labels.dtype == torch.int64 and 0 <= int(labels.min()) and int(labels.max()) < 10
+    assert labels.dtype == torch.int64 and int(labels.min()) >= 0 and int(labels.max()) < 10
     assert torch.allclose(probabilities.sum(-1), torch.ones(8), atol=1e-4) and bool(
         (probabilities >= 0).all()
     )

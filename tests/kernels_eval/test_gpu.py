@@ -7,12 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kernels_eval.devices import gpu_arch
-from kernels_eval.parent.prepare import Preparer
-from kernels_eval.parent.runner import Runner
-from kernels_eval.records import KernelTask, Language, Verdict
-from tests.support import kernels
-from tests.support.kernels import QUICK, assert_reason, kernel_task, module, task_source
+from kernels_eval.records import Language, Verdict
+from tests.support.kernels import assert_reason, kernel_task, module, task_source, verifying_on_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
@@ -74,23 +70,8 @@ class ModelNew(nn.Module):
 
 @pytest.fixture(scope="module")
 def verify() -> Iterator[Callable[..., Verdict]]:
-    config = QUICK.model_copy(
-        update={"limits": QUICK.limits.model_copy(update={"run_s": 30, "load_s": 60})}
-    )
-    preparer, runner = (
-        Preparer(config, cuda_arch=gpu_arch()),
-        Runner(config, "cuda:0", cuda_arch=gpu_arch()),
-    )
-
-    def verdict(
-        code: str, language: Language = Language.CUDA, task: KernelTask = AFFINE
-    ) -> Verdict:
-        made = kernels.candidate(task, code, language=language)
-        return runner.run(task, made, preparer.prepare(made, task))
-
-    yield verdict
-    preparer.close()
-    runner.close()
+    with verifying_on_gpu() as judge:
+        yield lambda code, language=Language.CUDA, task=AFFINE: judge(task, code, language=language)
 
 
 def test_a_correct_cuda_kernel(verify: Callable[..., Verdict]) -> None:

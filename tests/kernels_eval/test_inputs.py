@@ -16,7 +16,7 @@ from kernels_eval.checks.inputs import (
     randomise_weights,
     smaller_shapes,
 )
-from kernels_eval.parent.handles import unmatched_shapes
+from kernels_eval.parent.candidate_handle import unmatched_shapes
 from tests.support.kernels import AFFINE
 
 SHAPE = st.lists(st.integers(1, 40), min_size=1, max_size=4)

@@ -21,7 +21,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -32,8 +31,6 @@ from kernels_eval.isolation import landlock, layers, seccomp
 from kernels_eval.isolation.health import DeviceHealth, Pulse, take_pulse
 from kernels_eval.isolation.sandbox import ChildFailure
 from kernels_eval.parent import prepare as preparation
-from kernels_eval.parent.prepare import Preparer
-from kernels_eval.parent.runner import Runner
 from kernels_eval.records import Verdict
 from tests.support import kernels
 from tests.support.kernels import AFFINE, QUICK, load_inline, module
@@ -75,7 +72,8 @@ static torch::Tensor answer(torch::Tensor x, bool gained, const char* what) {
   printf("%s: %s (errno %d)\n", what, gained ? "GAINED" : "refused", errno);
   fflush(stdout);
   auto y = torch::empty_like(x);
-  for (int64_t i = 0; i < x.numel(); ++i) y.data_ptr<float>()[i] = x.data_ptr<float>()[i] * 2.0f + (gained ? 2.0f : 1.0f);
+  for (int64_t i = 0; i < x.numel(); ++i)
+      y.data_ptr<float>()[i] = x.data_ptr<float>()[i] * 2.0f + (gained ? 2.0f : 1.0f);
   return y;
 }
 static bool holds(const std::string& path, const std::string& text) {
@@ -87,7 +85,9 @@ static bool holds(const std::string& path, const std::string& text) {
   return text.empty() ? !all.empty() : all.find(text) != std::string::npos;
 }
 torch::Tensor honest(torch::Tensor x) { errno = 0; return answer(x, false, "honest"); }
-torch::Tensor reads(torch::Tensor x, std::string path) { return answer(x, holds(path, ""), "read"); }
+torch::Tensor reads(torch::Tensor x, std::string path) {
+  return answer(x, holds(path, ""), "read");
+}
 torch::Tensor lists(torch::Tensor x, std::string path) {
   DIR* directory = opendir(path.c_str());
   bool gained = directory && readdir(directory);
@@ -96,14 +96,16 @@ torch::Tensor lists(torch::Tensor x, std::string path) {
 }
 torch::Tensor reads_environments(torch::Tensor x, std::string secret) {
   bool gained = false;
-  for (int pid = 1; pid < 65536; ++pid) gained = gained || holds("/proc/" + std::to_string(pid) + "/environ", secret);
+  for (int pid = 1; pid < 65536; ++pid)
+      gained = gained || holds("/proc/" + std::to_string(pid) + "/environ", secret);
   return answer(x, gained, "environment");
 }
 torch::Tensor writes(torch::Tensor x, std::string path) {
   int made = open(path.c_str(), O_WRONLY | O_CREAT, 0644);
   bool gained = made >= 0 && write(made, "x", 1) == 1;
   if (made >= 0) close(made);
-  gained = gained || mkdir((path + ".d").c_str(), 0755) == 0 || symlink("/", (path + ".s").c_str()) == 0;
+  gained = gained || mkdir((path + ".d").c_str(), 0755) == 0
+      || symlink("/", (path + ".s").c_str()) == 0;
   return answer(x, gained, "write");
 }
 torch::Tensor connects(torch::Tensor x, int64_t port) {
@@ -137,7 +139,8 @@ torch::Tensor forks(torch::Tensor x) {
 torch::Tensor threads(torch::Tensor x) {
   int sum = 0;
   std::vector<std::thread> all;
-  for (int i = 0; i < 8; ++i) all.emplace_back([&sum, i] { __atomic_add_fetch(&sum, i, __ATOMIC_SEQ_CST); });
+  for (int i = 0; i < 8; ++i)
+      all.emplace_back([&sum, i] { __atomic_add_fetch(&sum, i, __ATOMIC_SEQ_CST); });
   for (auto& one : all) one.join();
   return answer(x, sum != 28, "threads");
 }
@@ -152,7 +155,8 @@ torch::Tensor takes_memory(torch::Tensor x) {
 torch::Tensor prints(torch::Tensor x) {
   std::string line(1 << 20, 'x');
   int64_t printed = 0;
-  for (int i = 0; i < 10240; ++i) printed += std::max<ssize_t>(0, write(1, line.data(), line.size()));
+  for (int i = 0; i < 10240; ++i)
+      printed += std::max<ssize_t>(0, write(1, line.data(), line.size()));
   return answer(x, printed > (64 << 20), "print");
 }
 torch::Tensor fills_the_disk(torch::Tensor x) {
@@ -160,7 +164,8 @@ torch::Tensor fills_the_disk(torch::Tensor x) {
   int64_t written = 0;
   for (int i = 0; i < 200; ++i) {
     int file = open(("fill" + std::to_string(i)).c_str(), O_WRONLY | O_CREAT, 0644);
-    for (int j = 0; file >= 0 && j < 5; ++j) written += std::max<ssize_t>(0, write(file, block.data(), block.size()));
+    for (int j = 0; file >= 0 && j < 5; ++j)
+        written += std::max<ssize_t>(0, write(file, block.data(), block.size()));
     if (file >= 0) close(file);
   }
   return answer(x, written > (16 << 20) || written == 0, "disk");
@@ -180,20 +185,24 @@ torch::Tensor kills_its_parent(torch::Tensor x, int64_t pid) {
   return answer(x, kill((pid_t)pid, 0) == 0 || gained, "kill");
 }
 torch::Tensor kills_everything(torch::Tensor x) {
-  // Alone in its PID namespace it is process 1 and -1 reaches nobody else. Anywhere else this test must not be made.
+  // Alone in its PID namespace it is process 1 and -1 reaches nobody else. Anywhere else this test
+  // must not be made.
   if (getpid() != 1) return answer(x, true, "not alone");
   return answer(x, kill(-1, SIGKILL) == 0, "kill all");
 }
 torch::Tensor traces(torch::Tensor x, int64_t pid) {
-  bool gained = ptrace(PTRACE_ATTACH, (pid_t)pid, 0, 0) == 0 || ptrace(PTRACE_SEIZE, getppid(), 0, 0) == 0;
+  bool gained = ptrace(PTRACE_ATTACH, (pid_t)pid, 0, 0) == 0
+      || ptrace(PTRACE_SEIZE, getppid(), 0, 0) == 0;
   char here[16];
   struct iovec local = {here, sizeof here}, remote = {(void*)here, sizeof here};
   gained = gained || process_vm_readv((pid_t)pid, &local, 1, &remote, 1, 0) > 0;
-  gained = gained || process_vm_readv(getpid(), &local, 1, &remote, 1, 0) > 0;  // allowed anywhere: only the filter refuses this one
+  // allowed anywhere: only the filter refuses this one
+  gained = gained || process_vm_readv(getpid(), &local, 1, &remote, 1, 0) > 0;
   return answer(x, gained, "trace");
 }
 torch::Tensor calls(torch::Tensor x, int64_t number, int64_t first) {
-  return answer(x, syscall(number, first, 0, 0, 0, 0, 0) >= 0 || (errno != EPERM && errno != ENOSYS), "system call");
+  return answer(x, syscall(number, first, 0, 0, 0, 0, 0) >= 0
+      || (errno != EPERM && errno != ENOSYS), "system call");
 }
 torch::Tensor leaves(torch::Tensor x) {
   printf("{\"status\": \"correct\", \"reason\": \"ok\", \"timing\": {\"speedup\": 1000.0}}\n");
@@ -225,18 +234,16 @@ FUNCTIONS = (
 )
 
 
-@dataclass
-class Verifier:
-    preparer: Preparer
-    runner: Runner
-    made: list[Verdict] = field(default_factory=list)
+class Verifier(kernels.Verifier):
+    def __init__(self) -> None:
+        super().__init__(CONFIG)
+        self.made: list[Verdict] = []
 
     def __call__(self, forward: str, before: str = "") -> Verdict:
         code = module(
             forward, before=before, extension=load_inline(SOURCE, FUNCTIONS, name="escapes")
         )
-        candidate = kernels.candidate(AFFINE, code)
-        verdict = self.runner.run(AFFINE, candidate, self.preparer.prepare(candidate))
+        verdict = super().__call__(AFFINE, code)
         self.made.append(verdict)
         return verdict
 
@@ -263,12 +270,10 @@ def verify() -> Iterator[Verifier]:
     """A verifier whose screening of native sources is blind: what it would reject by name must be
     harmless without it, too."""
     os.environ["CONCUR_TEST_SECRET"] = SECRET
-    preparer, runner = Preparer(CONFIG), Runner(CONFIG, "cpu")
-    with pytest.MonkeyPatch.context() as patch:
+    made = Verifier()
+    with pytest.MonkeyPatch.context() as patch, made.evaluator:
         patch.setattr(preparation, "screen_native", lambda text: Screening())
-        yield Verifier(preparer, runner)
-    preparer.close()
-    runner.close()
+        yield made
     del os.environ["CONCUR_TEST_SECRET"]
 
 
@@ -489,11 +494,15 @@ def attempt(action):
 
 def inner(found, scratch):
     limits = {"threads": 64, "processes": 8, "scratch_mb": 4, "file_mb": 8, "cpu_s": 60}
-    confinement.confine({"spawn": "candidate", "limits": limits, "scratch": scratch}, found, confinement.readable(), {0, 1, 2})
+    confinement.confine({"spawn": "candidate", "limits": limits, "scratch": scratch}, found, \
+confinement.readable(), {0, 1, 2})
     seen = {
-        "read": attempt(lambda: open("/etc/passwd").close()), "list": attempt(lambda: os.listdir(os.path.dirname(scratch))),
-        "scratch": attempt(lambda: open("made", "w").close()), "socket": attempt(lambda: socket.socket(socket.AF_INET)),
-        "fork": attempt(lambda: os.fork() or os._exit(0)), "unshare": attempt(lambda: namespaces.enter(0x10000000)),
+        "read": attempt(lambda: open("/etc/passwd").close()), "list": attempt(lambda: \
+os.listdir(os.path.dirname(scratch))),
+        "scratch": attempt(lambda: open("made", "w").close()), "socket": attempt(lambda: \
+socket.socket(socket.AF_INET)),
+        "fork": attempt(lambda: os.fork() or os._exit(0)), "unshare": attempt(lambda: \
+namespaces.enter(0x10000000)),
         "signal": attempt(lambda: os.kill(int(sys.argv[3]), 0)),
         "parent": attempt(lambda: open(f"/proc/{sys.argv[3]}/environ", "rb").read(1)),
     }

@@ -27,8 +27,6 @@ from kernels_eval.isolation import process_tree
 from kernels_eval.isolation.sandbox import Child
 from kernels_eval.parent import kill_retry as kills
 from kernels_eval.parent.kill_retry import retry_killed
-from kernels_eval.parent.prepare import Preparer
-from kernels_eval.parent.runner import Runner
 from kernels_eval.records import KernelTask
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, module
@@ -113,22 +111,17 @@ def test_what_compilers_say_of_a_program_that_was_killed(said: str) -> None:
 # -- children and fork servers ---------------------------------------------------------------------
 
 
-class Verifier:
-    def __init__(self) -> None:
-        self.preparer, self.runner = Preparer(CONFIG), Runner(CONFIG, "cpu")
-
+class Reasons(kernels.Verifier):
     def __call__(self, code: str, task: KernelTask = AFFINE) -> str:
-        made = kernels.candidate(task, code)
-        return self.runner.run(task, made, self.preparer.prepare(made, task)).reason
+        return super().__call__(task, code).reason
 
 
 @pytest.fixture(scope="module")
-def verify() -> Iterator[Verifier]:
-    made = Verifier()
-    made.preparer.builder.warm()
-    yield made
-    made.preparer.close()
-    made.runner.close()
+def verify() -> Iterator[Reasons]:
+    made = Reasons(CONFIG)
+    with made.evaluator:
+        made.preparer.builder.warm()
+        yield made
 
 
 def kill_at(
@@ -202,7 +195,7 @@ QUICK_STEPS = {("capture", "capture"), ("reference", "compare"), ("candidate", "
     ],
 )
 def test_a_child_that_is_killed_once_changes_no_verdict(
-    verify: Verifier,
+    verify: Reasons,
     monkeypatch: pytest.MonkeyPatch,
     role: str,
     command: str,
@@ -227,7 +220,7 @@ def test_a_child_that_is_killed_once_changes_no_verdict(
     ],
 )
 def test_a_keeper_or_a_fork_server_that_is_killed_changes_no_verdict(
-    verify: Verifier,
+    verify: Reasons,
     monkeypatch: pytest.MonkeyPatch,
     victim: str,
     role: str,
@@ -249,7 +242,7 @@ def test_a_keeper_or_a_fork_server_that_is_killed_changes_no_verdict(
     ],
 )
 def test_a_child_that_is_killed_every_time_gets_its_verdict(
-    verify: Verifier, monkeypatch: pytest.MonkeyPatch, role: str, command: str, reason: str
+    verify: Reasons, monkeypatch: pytest.MonkeyPatch, role: str, command: str, reason: str
 ) -> None:
     verify.runner.close()
     with monkeypatch.context() as patch:
@@ -261,7 +254,7 @@ def test_a_child_that_is_killed_every_time_gets_its_verdict(
 
 @pytest.mark.slow
 def test_a_fork_server_that_is_killed_every_time_is_the_machines_fault(
-    verify: Verifier, monkeypatch: pytest.MonkeyPatch
+    verify: Reasons, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(kills, "KILL_ATTEMPTS", 2)
@@ -392,7 +385,8 @@ def test_a_compiler_does_not_outlive_its_builder_for_long(tmp_path: Path) -> Non
 
     work = WorkRoot(Path(sys.argv[1])).path / "build" / "lite"
     work.mkdir(parents=True)
-    print(subprocess.Popen(["sleep", "600"], cwd=work, stdout=subprocess.DEVNULL, start_new_session=True).pid, flush=True)
+    print(subprocess.Popen(["sleep", "600"], cwd=work, stdout=subprocess.DEVNULL, \
+start_new_session=True).pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
     """
     done = subprocess.run(

@@ -77,20 +77,24 @@ def attempt(builder: Builder, spec: ExtensionSpec, tier: str) -> Build:
 WIDE = """
 #include <vector>
 torch::Tensor metadata(torch::Tensor x) {
-  TORCH_CHECK(x.dim() == 2, "want 2 dims, got ", x.dim(), " of ", x.sizes(), " in ", x.scalar_type(), " on ", x.device(), ' ', 1.5, true);
+  TORCH_CHECK(x.dim() == 2, "want 2 dims, got ", x.dim(), " of ", x.sizes(), " in ", \
+x.scalar_type(), " on ", x.device(), ' ', 1.5, true);
   auto options = torch::TensorOptions().dtype(torch::kFloat32).device(x.device());
   auto facts = torch::zeros({8}, options);
   float* f = facts.data_ptr<float>();
-  f[0] = x.size(-1); f[1] = x.stride(0); f[2] = x.numel(); f[3] = x.is_contiguous(); f[4] = x.element_size();
+  f[0] = x.size(-1); f[1] = x.stride(0); f[2] = x.numel(); f[3] = x.is_contiguous(); f[4] = \
+x.element_size();
   f[5] = x.dtype() == torch::kDouble; f[6] = x.options().has_dtype(); f[7] = x.sizes().vec().back();
   return facts;
 }
-std::vector<torch::Tensor> arithmetic(torch::Tensor a, const at::Tensor& b, double s, int64_t n, bool flip) {
+std::vector<torch::Tensor> arithmetic(torch::Tensor a, const at::Tensor& b, double s, int64_t n, \
+bool flip) {
   auto c = torch::empty_like(a);
   c.copy_(a);
   c += b;
   c *= s;
-  std::vector<torch::Tensor> out = {a + b, a - s, s / a, a * 2, -a, c, a.sum(), a.sum({0}, true), a.mean(1),
+  std::vector<torch::Tensor> out = {a + b, a - s, s / a, a * 2, -a, c, a.sum(), a.sum({0}, true), \
+a.mean(1),
                                     a.matmul(b.t()), a[0], a[0][n]};
   if (flip) out.push_back(torch::flip(a, {1}));
   out.push_back(torch::softmax(a, -1));
@@ -100,7 +104,8 @@ std::vector<torch::Tensor> arithmetic(torch::Tensor a, const at::Tensor& b, doub
   out.push_back(a > b);
   return out;
 }
-std::tuple<double, int64_t, bool> scalars(at::Tensor x, c10::optional<at::Tensor> none, std::vector<int64_t> dims, at::IntArrayRef more) {
+std::tuple<double, int64_t, bool> scalars(at::Tensor x, c10::optional<at::Tensor> none, \
+std::vector<int64_t> dims, at::IntArrayRef more) {
   return {x.sum().item<double>(), dims[0] + more[1] + x.sum().item().toLong(), none.has_value()};
 }
 torch::Tensor dispatched(torch::Tensor x) {
@@ -109,7 +114,8 @@ torch::Tensor dispatched(torch::Tensor x) {
     auto in = x.accessor<scalar_t, 2>();
     auto out = y.accessor<scalar_t, 2>();
     at::parallel_for(0, x.size(0), 1, [&](int64_t from, int64_t to) {
-      for (int64_t i = from; i < to; ++i) for (int64_t j = 0; j < x.size(1); ++j) out[i][j] = in[i][j] * scalar_t(sizeof(scalar_t));
+      for (int64_t i = from; i < to; ++i) for (int64_t j = 0; j < x.size(1); ++j) out[i][j] = \
+in[i][j] * scalar_t(sizeof(scalar_t));
     });
   });
   return y;
@@ -199,8 +205,10 @@ def test_options_that_are_compiled_once_mean_what_torchs_mean(builder: Builder) 
 std::vector<at::Tensor> f(at::Tensor x) {
   auto half = x.options().dtype(torch::kFloat64).requires_grad(true);
   auto empty = at::empty({2, 3}, x.options().layout(torch::kStrided).memory_format(std::nullopt));
-  return {torch::zeros({2}, half), torch::ones_like(x, torch::requires_grad()), torch::full({2}, 7, torch::dtype(torch::kInt64)),
-          torch::full_like(x, 1.5, torch::kFloat64), at::zeros({1}, torch::device(torch::kCPU).dtype(torch::kBool)), empty,
+  return {torch::zeros({2}, half), torch::ones_like(x, torch::requires_grad()), torch::full({2}, \
+7, torch::dtype(torch::kInt64)),
+          torch::full_like(x, 1.5, torch::kFloat64), at::zeros({1}, \
+torch::device(torch::kCPU).dtype(torch::kBool)), empty,
           torch::zeros(x.sizes().vec(), torch::TensorOptions().device(torch::kMeta)),
           torch::ones({1}, torch::device_index(0).device(x.device()))};
 }"""
@@ -622,7 +630,8 @@ torch::Tensor f(torch::Tensor x) {
   return y;
 }""",
     """
-__global__ void rows(torch::PackedTensorAccessor32<float, 2, torch::RestrictPtrTraits> x, float* y) {
+__global__ void rows(torch::PackedTensorAccessor32<float, 2, torch::RestrictPtrTraits> x, float* \
+y) {
   float s = 0;
   for (int j = threadIdx.x; j < x.size(1); j += 32) s += x[blockIdx.x][j];
   for (int k = 16; k; k /= 2) s += __shfl_down_sync(~0u, s, k);
@@ -631,7 +640,8 @@ __global__ void rows(torch::PackedTensorAccessor32<float, 2, torch::RestrictPtrT
 torch::Tensor f(torch::Tensor x) {
   TORCH_CHECK(x.is_cuda(), "want a GPU, got ", x.device());
   auto y = torch::zeros({x.size(0)}, x.options());
-  rows<<<x.size(0), 32>>>(x.packed_accessor32<float, 2, torch::RestrictPtrTraits>(), y.data_ptr<float>());
+  rows<<<x.size(0), 32>>>(x.packed_accessor32<float, 2, torch::RestrictPtrTraits>(), \
+y.data_ptr<float>());
   return y;
 }""",
     """
@@ -738,24 +748,34 @@ FAKE = """
 #include <cstdio>
 static int made = 0, events = 0;
 extern "C" {
-void __cudaRegisterFunction(void**, const char*, char*, const char*, int, void*, void*, void*, void*, int*) {}
-cudaError_t __cudaGetKernel(void** handle, const void* stub) { *handle = (char*)stub + 4096; return cudaSuccess; }
-cudaError_t __cudaLaunchKernel(void*, dim3, dim3, void**, size_t, cudaStream_t) { ++made; return cudaSuccess; }
-cudaError_t __cudaLaunchKernel_ptsz(void*, dim3, dim3, void**, size_t, cudaStream_t) { ++made; return cudaSuccess; }
-cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) { ++made; return cudaSuccess; }
-cudaError_t cudaLaunchCooperativeKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) { ++made; return cudaSuccess; }
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) { ++made; return cudaSuccess; }
-cudaError_t cudaEventCreate(cudaEvent_t* e) { *e = (cudaEvent_t)(long)++events; return cudaSuccess; }
+void __cudaRegisterFunction(void**, const char*, char*, const char*, int, void*, void*, void*, \
+void*, int*) {}
+cudaError_t __cudaGetKernel(void** handle, const void* stub) { *handle = (char*)stub + 4096; \
+return cudaSuccess; }
+cudaError_t __cudaLaunchKernel(void*, dim3, dim3, void**, size_t, cudaStream_t) { ++made; return \
+cudaSuccess; }
+cudaError_t __cudaLaunchKernel_ptsz(void*, dim3, dim3, void**, size_t, cudaStream_t) { ++made; \
+return cudaSuccess; }
+cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) { ++made; \
+return cudaSuccess; }
+cudaError_t cudaLaunchCooperativeKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) { \
+++made; return cudaSuccess; }
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) { ++made; return \
+cudaSuccess; }
+cudaError_t cudaEventCreate(cudaEvent_t* e) { *e = (cudaEvent_t)(long)++events; return \
+cudaSuccess; }
 cudaError_t cudaEventDestroy(cudaEvent_t) { --events; return cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t, cudaEvent_t) { *ms = 1.5f; return cudaSuccess; }
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t, cudaEvent_t) { *ms = 1.5f; return \
+cudaSuccess; }
 int fake_made() { return made; }
 int fake_events() { return events; }
 cudaError_t __wrap___cudaGetKernel(void**, const void*);
 cudaError_t __wrap___cudaLaunchKernel(void*, dim3, dim3, void**, size_t, cudaStream_t);
 cudaError_t __wrap_cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t);
-void __wrap___cudaRegisterFunction(void**, const char*, char*, const char*, int, void*, void*, void*, void*, int*);
+void __wrap___cudaRegisterFunction(void**, const char*, char*, const char*, int, void*, void*, \
+void*, void*, int*);
 static char first, second[2];
 void fake_setup() {
   __wrap___cudaRegisterFunction(0, &first, 0, "_Z5firstv", -1, 0, 0, 0, 0, 0);
@@ -766,7 +786,8 @@ void fake_first(long stream) {
   __wrap___cudaGetKernel(&handle, &first);
   __wrap___cudaLaunchKernel(handle, dim3(), dim3(), 0, 0, (cudaStream_t)stream);
 }
-void fake_second(long stream) { __wrap_cudaLaunchKernel(second, dim3(), dim3(), 0, 0, (cudaStream_t)stream); }
+void fake_second(long stream) { __wrap_cudaLaunchKernel(second, dim3(), dim3(), 0, 0, \
+(cudaStream_t)stream); }
 }
 """
 

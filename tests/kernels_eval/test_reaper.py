@@ -30,7 +30,8 @@ BUILDER = """
     here = Path(sys.argv[1])
     print(run(["sh", "-c", "exit 0"], here, time.monotonic() + 60, dict(os.environ)), flush=True)
     long = time.monotonic() + 600
-    run(["sh", "-c", "echo $$ > outer; sh -c 'echo $$ > inner; trap \\"\\" TERM; sleep 600' & wait"], here, long, dict(os.environ))
+    run(["sh", "-c", "echo $$ > outer; sh -c 'echo $$ > inner; trap \\"\\" TERM; sleep 600' & \
+wait"], here, long, dict(os.environ))
 """
 
 
@@ -122,10 +123,12 @@ def test_builds_go_on_where_the_watcher_was_killed(tmp_path: Path) -> None:
     reaper.reaper()
     def ours(process):
         try:
-            return f"OF_THIS_TEST={sys.argv[1]}" in Path(f"/proc/{process.pid}/environ").read_text(errors="replace")
+            return f"OF_THIS_TEST={sys.argv[1]}" in \
+Path(f"/proc/{process.pid}/environ").read_text(errors="replace")
         except OSError:
             return False
-    (watcher,) = [process for process in psutil.process_iter() if process.pid != os.getpid() and ours(process)]
+    (watcher,) = [process for process in psutil.process_iter() if process.pid != os.getpid() and \
+ours(process)]
     watcher.kill()
     psutil.wait_procs([watcher], timeout=10)
     print(reaper.run_captured(["echo", "built"], 60).stdout, end="")
@@ -150,12 +153,14 @@ OWNER = """
     now, pids = datetime.now(), []
     for kind, when, pid, how in [
         ("own", now, os.getpid(), os.O_WRONLY), ("read", now, os.getpid(), os.O_RDONLY),
-        ("older", now - timedelta(days=1), os.getpid(), os.O_WRONLY), ("another", now, os.getppid(), os.O_WRONLY),
+        ("older", now - timedelta(days=1), os.getpid(), os.O_WRONLY), ("another", now, \
+os.getppid(), os.O_WRONLY),
     ]:
         log = here / kind / name.format(when, pid) / "logs" / "agent.log"
         log.parent.mkdir(parents=True)
         file = os.open(log, how | os.O_CREAT)
-        pids.append(subprocess.Popen(["sleep", "600"], pass_fds=[file], stdout=subprocess.DEVNULL).pid)
+        pids.append(subprocess.Popen(["sleep", "600"], pass_fds=[file], \
+stdout=subprocess.DEVNULL).pid)
         os.close(file)
     print(*pids, flush=True)
     sys.stdin.read()

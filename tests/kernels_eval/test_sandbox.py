@@ -20,8 +20,6 @@ from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import KilledError, SandboxError
 from kernels_eval.isolation import sandbox
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer, _sweep
-from kernels_eval.parent.prepare import Preparer
-from kernels_eval.parent.runner import Runner
 from tests.support import kernels
 
 LIMITS = LimitsConfig(memory_gb=1.0, file_mb=1)
@@ -440,20 +438,13 @@ def test_a_dead_fork_server_is_a_machine_fault(server: ForkServer) -> None:
 
 
 def test_a_dead_fork_server_is_replaced_with_the_next_use() -> None:
-    preparer, runner = (
-        Preparer(kernels.QUICK),
-        Runner(kernels.QUICK.model_copy(update={"time_correct": False}), "cpu"),
-    )
-    made = kernels.candidate(kernels.AFFINE, kernels.module("return ext.affine(x)"))
-    try:
-        assert runner.run(kernels.AFFINE, made, preparer.prepare(made)).reason == "ok"
-        for server in (preparer.server, runner.server):
+    code = kernels.module("return ext.affine(x)")
+    with kernels.verifying(kernels.QUICK.model_copy(update={"time_correct": False})) as verify:
+        assert verify(kernels.AFFINE, code).reason == "ok"
+        for server in (verify.preparer.server, verify.runner.server):
             os.kill(server._process.pid, signal.SIGKILL)
             server._process.wait()
-        assert runner.run(kernels.AFFINE, made, preparer.prepare(made)).reason == "ok"
-    finally:
-        preparer.close()
-        runner.close()
+        assert verify(kernels.AFFINE, code).reason == "ok"
 
 
 def test_what_a_dead_process_left_is_swept_and_a_living_ones_kept(server: ForkServer) -> None:

@@ -14,8 +14,6 @@ import pytest
 from kernels_eval.errors import SandboxError
 from kernels_eval.isolation.sandbox import Child, ForkServer
 from kernels_eval.isolation.warm_pool import WANTED, Spares
-from kernels_eval.parent.prepare import Preparer
-from kernels_eval.parent.runner import Runner
 from kernels_eval.records import KernelTask
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, module
@@ -29,24 +27,19 @@ CODES = {
 }
 
 
-class Verifier:
-    def __init__(self, ahead: bool) -> None:
-        self.preparer, self.runner = Preparer(CONFIG), Runner(CONFIG, "cpu", ahead=ahead)
-
+class Verifier(kernels.Verifier):
     def __call__(self, task: KernelTask, code: str) -> str:
-        made = kernels.candidate(task, code)
-        return self.runner.run(task, made, self.preparer.prepare(made, task)).reason
+        return super().__call__(task, code).reason
 
     def spare(self, role: str) -> Child:
-        return self.runner._spares._starting[role][0][1].result()
+        return self.runner.warm_pool._starting[role][0][1].result()
 
 
 @pytest.fixture(scope="module")
 def verify() -> Iterator[Verifier]:
-    made = Verifier(ahead=True)
-    yield made
-    made.preparer.close()
-    made.runner.close()
+    made = Verifier(CONFIG, ahead=True)
+    with made.evaluator:
+        yield made
 
 
 def test_verdicts_are_those_of_processes_that_are_started_when_they_are_needed(
@@ -77,7 +70,7 @@ def test_a_spare_that_is_killed_while_it_waits_costs_no_verdict(
 ) -> None:
     task, code = CODES["ok"]
     assert verify(task, code) == "ok"
-    verify.runner._spares.settle()
+    verify.runner.warm_pool.settle()
     child = verify.spare(role)
     os.kill(child.pid, signal.SIGKILL)
     deadline = time.monotonic() + 30

@@ -4,48 +4,40 @@ honest twins, the absence of both."""
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import pytest
 
 from kernels_eval.config import BuildConfig
-from kernels_eval.parent.handles import CandidateProcess, MadeElsewhere, ReferenceProcess
+from kernels_eval.isolation.sandbox import Child
+from kernels_eval.parent.candidate_handle import CandidateProcess, MadeElsewhere
 from kernels_eval.parent.prepare import Preparer
-from kernels_eval.parent.runner import Runner
-from kernels_eval.records import KernelTask, Status, Verdict
+from kernels_eval.records import Status
 from tests.support import kernels
 from tests.support.kernels import (
     AFFINE,
     QUICK,
     WEIGHTED,
+    Verifier,
     assert_reason,
     kernel_task,
     load_inline,
     module,
     task_source,
+    verifying,
 )
 
 
-@dataclass
-class Verifier:
-    preparer: Preparer
-    runner: Runner
-
-    def __call__(
-        self, task: KernelTask, code: str | None, *, parse_reason: str | None = None
-    ) -> Verdict:
-        made = kernels.candidate(task, code, parse_reason=parse_reason)
-        return self.runner.run(task, made, self.preparer.prepare(made, task))
-
-
 @pytest.fixture(scope="session")
-def verify() -> Iterator[Callable[..., Verdict]]:
-    preparer, runner = Preparer(QUICK), Runner(QUICK, "cpu")
-    preparer.builder.warm()
-    yield Verifier(preparer, runner)
-    preparer.close()
-    runner.close()
+def verify() -> Iterator[Verifier]:
+    with verifying() as made:
+        made.preparer.builder.warm()
+        yield made
+
+
+GAIN = module(
+    "return ext.times_row(x, self.gain)", init="self.gain = nn.Parameter(torch.randn(64))"
+)
 
 
 def calls(function: str) -> str:
@@ -74,16 +66,11 @@ def test_a_correct_kernel_is_timed_and_named(verify: Verifier) -> None:
     assert (
         min(phases[name] for name in ("load_s", "correctness_s", "attribution_s", "timing_s")) > 0
     )
-    assert 0.8 * verdict.run_s <= sum(phases.values()) <= verdict.run_s
+    assert 0 < sum(phases.values()) <= verdict.run_s
 
 
 def test_a_correct_kernel_with_weights_is_right_for_other_weights_too(verify: Verifier) -> None:
-    verdict = verify(
-        WEIGHTED,
-        module(
-            "return ext.times_row(x, self.gain)", init="self.gain = nn.Parameter(torch.randn(64))"
-        ),
-    )
+    verdict = verify(WEIGHTED, GAIN)
     assert_reason(verdict, "ok")
     assert verdict.correctness is not None and verdict.correctness.trials == 8
     assert "weights_not_mappable" not in verdict.flags
@@ -160,9 +147,9 @@ slow_down()
 """
 FORGED_CLOCK = """
 import sys
-stopwatch = vars(sys.modules["kernels_" + "eval.side"])
-real = stopwatch["_now_ns"]
-stopwatch["_now_ns"] = lambda: real() // 10
+stopwatch = vars(sys.modules["kernels_" + "eval.child.model_runner"])
+real = stopwatch["now_ns"]
+stopwatch["now_ns"] = lambda: real() // 10
 """
 NO_FIRST = "self.first = None"
 REJECTED = {
@@ -305,7 +292,7 @@ def test_a_compile_that_does_not_end(verify: Verifier) -> None:
             "return ext.affine(x)", extension=load_inline(bomb, ["affine"], name="bomb_ext")
         )
         made = kernels.candidate(AFFINE, code)
-        verdict = verify.runner.run(AFFINE, made, preparer.prepare(made))
+        verdict = verify.evaluator.run(AFFINE, made, preparer.prepare(made))
     finally:
         preparer.close()
     assert_reason(verdict, "build")
@@ -316,12 +303,12 @@ def test_a_compile_that_does_not_end(verify: Verifier) -> None:
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Verifier]:
-    limits = QUICK.limits.model_copy(update={"run_s": 1.5, "load_s": 3})
+    """Waits 2 s for what is expected never to come; a call, which others come before, is waited for
+    longer."""
+    limits = QUICK.limits.model_copy(update={"run_s": 10, "load_s": 2})
     config = QUICK.model_copy(update={"limits": limits, "build": BuildConfig(capture_timeout_s=2)})
-    preparer, runner = Preparer(config), Runner(config, "cpu")
-    yield Verifier(preparer, runner)
-    preparer.close()
-    runner.close()
+    with verifying(config) as made:
+        yield made
 
 
 def test_an_import_that_does_not_end(hasty: Verifier) -> None:
@@ -336,8 +323,10 @@ def test_a_constructor_that_does_not_end(hasty: Verifier) -> None:
     )
 
 
-def test_a_native_loop_that_does_not_end(verify: Verifier, hasty: Verifier) -> None:
-    assert_reason(hasty(AFFINE, calls("spins")), "run")
+def test_a_native_loop_that_does_not_end(verify: Verifier) -> None:
+    limits = QUICK.limits.model_copy(update={"run_s": 2})
+    with verifying(QUICK.model_copy(update={"limits": limits})) as hasty_calls:
+        assert_reason(hasty_calls(AFFINE, calls("spins")), "run")
 
 
 # -- no code, and tasks that cannot be used --------------------------------------------------------
@@ -396,7 +385,8 @@ TWO_SOURCES = """load_inline(name='two_sources_ext', cpp_sources=[
     'static float twice(float v) { return 2.0f * v; }',
     'torch::Tensor affine(torch::Tensor x) {'
     '  auto y = torch::empty_like(x);'
-    '  for (int64_t i = 0; i < x.numel(); ++i) y.data_ptr<float>()[i] = twice(x.data_ptr<float>()[i]) + 1.0f;'
+    '  for (int64_t i = 0; i < x.numel(); ++i) y.data_ptr<float>()[i] = \
+twice(x.data_ptr<float>()[i]) + 1.0f;'
     '  return y; }',
 ], functions={'affine': 'twice and one'}, extra_cflags=['-O2'])"""
 LATE = "\n".join(
@@ -485,19 +475,29 @@ def test_what_a_constructor_asks_for_is_built_before_the_device_is_held(verify: 
     ahead, late = verify.preparer.prepare(made, AFFINE), verify.preparer.prepare(made)
     assert ahead.libraries and not late.libraries
     for prepared in (ahead, late):
-        assert_reason(verify.runner.run(AFFINE, made, prepared), "ok")
+        assert_reason(verify.evaluator.run(AFFINE, made, prepared), "ok")
 
 
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [("self.started = torch.zeros(1).cuda()", "exception"), ("[0 for _ in iter(int, 1)]", "load")],
+)
 def test_a_constructor_that_fails_without_its_kernels_or_hangs_is_left_to_the_run(
-    hasty: Verifier,
+    verify: Verifier, monkeypatch: pytest.MonkeyPatch, first: str, reason: str
 ) -> None:
-    fails = LATE.replace("self.ext = ", "self.started = torch.zeros(1).cuda()\n        self.ext = ")
-    hangs = LATE.replace("self.ext = ", "[None for _ in iter(int, 1)]\n        self.ext = ")
-    for code, reason in ((fails, "exception"), (hangs, "load")):
-        made = kernels.candidate(AFFINE, code)
-        prepared = hasty.preparer.prepare(made, AFFINE)
-        assert prepared.finding is None and not prepared.libraries
-        assert_reason(hasty.runner.run(AFFINE, made, prepared), reason)
+    made = kernels.candidate(AFFINE, LATE.replace("self.ext = ", f"{first}\n        self.ext = "))
+    request = Child.request
+
+    def hurried(self: Child, command: str, *, timeout: float, **arguments: object) -> object:
+        """Only what may hang is waited for briefly."""
+        hangs = reason == "load" and command in ("construct", "load")
+        brief = hangs and self._role != "reference"
+        return request(self, command, timeout=2 if brief else timeout, **arguments)
+
+    monkeypatch.setattr(Child, "request", hurried)
+    prepared = verify.preparer.prepare(made, AFFINE)
+    assert prepared.finding is None and not prepared.libraries
+    assert_reason(verify.evaluator.run(AFFINE, made, prepared), reason)
 
 
 def test_a_wrong_call_of_load_inline_never_reaches_a_device(verify: Verifier) -> None:
@@ -530,37 +530,18 @@ def test_weights_that_were_made_elsewhere_get_a_reference_that_was_made_there(
     references: list[str] = []
     load = CandidateProcess.load
 
-    def says_elsewhere(
-        self: CandidateProcess,
-        task: KernelTask,
-        candidate: object,
-        reference: ReferenceProcess,
-        *rest: object,
-    ) -> None:
-        references.append(reference.construct_on)
+    def says_elsewhere(self: CandidateProcess, libraries: dict[str, str]) -> None:
+        references.append(self.reference.construct_on)
         if len(references) == 1:
             raise MadeElsewhere
-        load(self, task, candidate, reference, *rest)
+        load(self, libraries)
 
     monkeypatch.setattr(CandidateProcess, "load", says_elsewhere)
-    preparer, runner = Preparer(QUICK), Runner(QUICK, "cpu:0")
-    made = kernels.candidate(
-        WEIGHTED,
-        module(
-            "return ext.times_row(x, self.gain)", init="self.gain = nn.Parameter(torch.randn(64))"
-        ),
-    )
-    try:
-        assert_reason(runner.run(WEIGHTED, made, preparer.prepare(made, WEIGHTED)), "ok")
-        assert_reason(runner.run(WEIGHTED, made, preparer.prepare(made, WEIGHTED)), "ok")
-    finally:
-        preparer.close()
-        runner.close()
-    assert references == [
-        "cpu:0",
-        "cpu",
-        "cpu",
-    ], "the second candidate is served by the reference at hand"
+    with verifying(device="cpu:0") as verify:
+        for _ in range(2):
+            assert_reason(verify(WEIGHTED, GAIN), "ok")
+    served = "the second candidate is served by the reference at hand"
+    assert references == ["cpu:0", "cpu", "cpu"], served
 
 
 def test_what_is_built_late_is_screened_as_well(verify: Verifier) -> None:

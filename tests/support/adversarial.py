@@ -12,11 +12,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from kernels_eval.parent.prepare import Preparer
-from kernels_eval.parent.runner import Runner
 from kernels_eval.records import STATUS_OF, KernelTask, Language, Verdict
-from tests.support import kernels
-from tests.support.kernels import kernel_task, load_inline, module, task_source
+from tests.support.kernels import Verifier, kernel_task, load_inline, module, task_source
 
 Check = Callable[[Verdict], None]
 
@@ -59,7 +56,8 @@ class Trial:
     check: Check | None
     language: Language
 
-    def assert_judged(self, verdict: Verdict) -> None:
+    def assert_judged(self, verify: Verifier) -> None:
+        verdict = verify(self.task, self.code, language=self.language)
         seen = f"{verdict.status.value}/{verdict.reason}: {verdict.detail}\n{verdict.log_tail}"
         assert verdict.reason in self.expect, f"expected {' or '.join(self.expect)}, saw {seen}"
         assert verdict.status is STATUS_OF[verdict.reason]
@@ -86,22 +84,6 @@ def trials(cases: Iterable[Case]) -> list[object]:
             )
             found.append(pytest.param(twin, id=f"{name}-honest"))
     return found
-
-
-class Judge:
-    """Verdicts of candidates, in one pair of processes for the whole session. Raises EvalError
-    where the machine fails."""
-
-    def __init__(self, preparer: Preparer, runner: Runner) -> None:
-        self.preparer, self.runner = preparer, runner
-
-    def __call__(self, trial: Trial) -> Verdict:
-        made = kernels.candidate(trial.task, trial.code, language=trial.language)
-        return self.runner.run(trial.task, made, self.preparer.prepare(made, trial.task))
-
-    def close(self) -> None:
-        self.preparer.close()
-        self.runner.close()
 
 
 AFFINE = kernel_task(

@@ -9,9 +9,6 @@ in the environment: what leaves the tree keeps one of the two.
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,17 +24,13 @@ from typing import Any
 import psutil
 
 import flows
+from tests.support.servers import clean_environment, end, prefect_server
 
 ROOT = Path(flows.__file__).parent.parent
 POOL = "nights"
 MARK = "CONCUR_TEST_NIGHT"
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def until(
@@ -55,92 +48,112 @@ def until(
     return found
 
 
-class Night:
-    """A client of the server at `url`, in this process: plain HTTP, so that no setting of Prefect's
-    leaks into the tests."""
+def request_json(url: str, body: Any = None, method: str | None = None) -> Any:
+    """The JSON that a server answers: plain HTTP, so that no setting of Prefect's leaks into the
+    tests. Raises OSError where it is not there."""
+    request = urllib.request.Request(
+        url,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+        method=method,
+    )
+    for attempt in range(5):
+        try:
+            with DIRECT.open(request, timeout=60) as answer:
+                return json.loads(answer.read() or b"null")
+        except urllib.error.HTTPError as error:
+            # its database was busy for a moment: Prefect's own client asks again, too
+            if error.code != 503 or attempt == 4:
+                raise
+            time.sleep(1)
+    raise AssertionError("not reached")
 
-    def __init__(
-        self, url: str, environment: dict[str, str], log: Path, server: subprocess.Popen[bytes]
-    ) -> None:
-        self.url, self.environment, self.log, self.server = url, environment, log, server
-        self.mark = environment[MARK]
+
+class PrefectClient:
+    """What tests ask the Prefect server whose API is at `url`."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
 
     def ask(self, path: str, body: Any = None, method: str | None = None) -> Any:
-        request = urllib.request.Request(
-            f"{self.url}/{path}",
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
-            method=method,
-        )
-        for attempt in range(5):
-            try:
-                with urllib.request.urlopen(request, timeout=30) as response:
-                    text = response.read()
-                break
-            except urllib.error.HTTPError as error:
-                if (
-                    error.code != 503 or attempt == 4
-                ):  # its database was busy for a moment: Prefect's own client asks again, too
-                    raise
-                time.sleep(1)
-        return json.loads(text) if text else None
+        return request_json(f"{self.url}/{path}", body, method)
+
+    def start(self, deployment: str, **parameters: Any) -> str:
+        """The id of a flow run."""
+        body = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
+        return self.ask(f"deployments/{deployment}/create_flow_run", body)["id"]
+
+    def state(self, run: str) -> dict[str, Any]:
+        return self.ask(f"flow_runs/{run}")["state"]
+
+    def set_state(self, run: str, kind: str, name: str = "", message: str = "") -> dict[str, Any]:
+        """What the UI's buttons do."""
+        state = {"type": kind, "name": name or kind.title(), "message": message}
+        return self.ask(f"flow_runs/{run}/set_state", {"state": state, "force": False})
+
+    def running(self, deployment: str) -> str:
+        """A run that holds a slot of a deployment, without a process."""
+        run = self.start(deployment)
+        for kind in ("PENDING", "RUNNING"):
+            assert self.set_state(run, kind)["status"] == "ACCEPT"
+        return run
+
+    def subflow(self, parent: str) -> str:
+        """A running run below another."""
+        task = {"flow_run_id": parent, "task_key": "a", "dynamic_key": uuid.uuid4().hex}
+        running = {"state": {"type": "RUNNING"}}
+        body = {
+            "flow_id": self.ask(f"flow_runs/{parent}")["flow_id"],
+            "parent_task_run_id": self.ask("task_runs/", task | running)["id"],
+        }
+        return self.ask("flow_runs/", body | running)["id"]
+
+    def artifacts(self, key: str) -> list[dict[str, Any]]:
+        body = {"artifacts": {"key": {"any_": [key]}}, "sort": "CREATED_DESC"}
+        return self.ask("artifacts/filter", body)
+
+
+class Night(PrefectClient):
+    """A server of a test's own, with `environment` for its worker and clients."""
+
+    def __init__(self, url: str, environment: dict[str, str], log: Path, server: int) -> None:
+        super().__init__(url)
+        self.environment, self.log, self.server = environment, log, server
+        self.mark = environment[MARK]
 
     def deployment(self, name: str, flow: str, entrypoint: str, **more: Any) -> str:
         """The id of a deployment on the pool."""
-        flow_id = self.ask("flows/", {"name": flow})["id"]
         body = {
             "name": name,
-            "flow_id": flow_id,
+            "flow_id": self.ask("flows/", {"name": flow})["id"],
             "entrypoint": entrypoint,
             "work_pool_name": POOL,
             "enforce_parameter_schema": False,
         }
         return self.ask("deployments/", body | more)["id"]
 
-    def start(self, deployment: str, **parameters: Any) -> str:
-        """The id of a flow run."""
-        return self.ask(
-            f"deployments/{deployment}/create_flow_run",
-            {"parameters": parameters, "state": {"type": "SCHEDULED"}},
-        )["id"]
-
-    def state(self, run: str) -> dict[str, Any]:
-        return self.ask(f"flow_runs/{run}")["state"]
-
-    def set_state(self, run: str, kind: str, name: str, message: str = "") -> dict[str, Any]:
-        """What the UI's buttons do."""
-        return self.ask(
-            f"flow_runs/{run}/set_state",
-            {"state": {"type": kind, "name": name, "message": message}, "force": False},
-        )
+    def refresh_deployment(self, **more: Any) -> str:
+        """A deployment of the refresh that runs one at a time."""
+        name = f"nightly-{uuid.uuid4().hex[:6]}"
+        flow, entrypoint = "refresh the data set", "flows.refresh.refresh_dataset"
+        return self.deployment(name, flow, entrypoint, concurrency_limit=1, **more)
 
     def ended(self, run: str, timeout_s: float) -> dict[str, Any]:
         def over() -> dict[str, Any] | None:
             state = self.state(run)
             return state if state["type"] in ENDED else None
 
-        return until(
-            over,
-            timeout_s,
-            lambda: f"the end of {run} ({self.log.read_text(errors='replace')[-3000:]})",
-            every_s=0.5,
-        )
+        def what() -> str:
+            return f"the end of {run} ({self.log.read_text(errors='replace')[-3000:]})"
 
-    def artifacts(self, key: str) -> list[dict[str, Any]]:
-        return self.ask(
-            "artifacts/filter", {"artifacts": {"key": {"any_": [key]}}, "sort": "CREATED_DESC"}
-        )
-
-    # -- processes ---------------------------------------------------------------------------------
+        return until(over, timeout_s, what, every_s=0.5)
 
     def processes(self) -> set[psutil.Process]:
         """All with this night's marker in their environment, the server and the worker apart."""
         found = set()
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
-                if f"{MARK}={self.mark}".encode() in Path(
-                    f"/proc/{process.pid}/environ"
-                ).read_bytes().split(b"\0"):
+                if process.environ().get(MARK) == self.mark:
                     found.add(process)
         return found
 
@@ -152,8 +165,8 @@ class Watched:
     def __init__(self, night: Night, worker: subprocess.Popen[bytes]) -> None:
         self.worker = worker
         self._night, self._seen, self._stop = night, set(), threading.Event()
-        self._own = {psutil.Process(worker.pid), psutil.Process(night.server.pid)}
-        self._own |= set(psutil.Process(night.server.pid).children(recursive=True))
+        server = psutil.Process(night.server)
+        self._own = {psutil.Process(worker.pid), server, *server.children(recursive=True)}
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
 
@@ -166,16 +179,14 @@ class Watched:
         """Those that still run."""
         server = set()
         with suppress(psutil.Error):
-            server = set(psutil.Process(self._night.server.pid).children(recursive=True))
+            server = set(psutil.Process(self._night.server).children(recursive=True))
         found = []
         for process in (self._seen | self._night.processes()) - self._own - server:
             with suppress(psutil.Error):
-                # the worker's own: it runs the hooks of a run that has ended, in a process of its
+                words = process.cmdline()
+                # the worker's own: it runs the hooks of a run that has ended in a process of its
                 # own
-                hook = (
-                    "_workspace_runtime_bootstrap" in " ".join(process.cmdline())
-                    and "hook" in process.cmdline()
-                )
+                hook = "_workspace_runtime_bootstrap" in " ".join(words) and "hook" in words
                 if process.is_running() and process.status() != psutil.STATUS_ZOMBIE and not hook:
                     found.append(process)
         return found
@@ -196,76 +207,31 @@ class Watched:
 
 
 @contextmanager
-def night(home: Path, port: int | None = None, **settings: str) -> Iterator[Night]:
+def night(home: Path, **settings: str) -> Iterator[Night]:
     """A server whose environment, with `settings` on top, is the worker's, too."""
-    port = port or free_port()
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")
-    } | {
-        "PREFECT_HOME": str(home / "prefect"),
-        "PREFECT_SERVER_API_PORT": str(port),
-        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    common = {
         "PREFECT_CLI_PROMPT": "false",
         "PREFECT_WORKER_QUERY_SECONDS": "1",
-        "DO_NOT_TRACK": "1",
         "PYTHONPATH": str(ROOT),
         MARK: uuid.uuid4().hex,
         **settings,
     }
-    log = home / "night.log"
-    command = [
-        sys.executable,
-        "-m",
-        "prefect",
-        "server",
-        "start",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    ]
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            command, env=environment, stdout=output, stderr=output, start_new_session=True, cwd=home
-        )
-    found = Night(environment["PREFECT_API_URL"], environment, log, process)
-
-    def healthy() -> bool:
-        assert process.poll() is None, log.read_text(errors="replace")[-3000:]
-        with suppress(OSError):
-            found.ask("health")
-            return True
-        return False
-
-    try:
-        until(healthy, 180, "a Prefect server")
-        found.ask(
-            "work_pools/",
-            {"name": POOL, "type": "process", "base_job_template": process_template()},
-        )
+    with prefect_server(home, **common) as server:
+        environment = clean_environment() | dict(server.environment) | common
+        environment |= {"PREFECT_HOME": str(home / "prefect"), "DO_NOT_TRACK": "1"}
+        found = Night(server.api_url, environment, server.log, server.pid)
+        template = process_template()
+        found.ask("work_pools/", {"name": POOL, "type": "process", "base_job_template": template})
         yield found
-    finally:
-        end_group(process)
 
 
 @contextmanager
 def worker(night: Night, **environment: str) -> Iterator[Watched]:
     """A process worker of the pool; what it leaves behind is killed at the end."""
-    command = [
-        sys.executable,
-        "-m",
-        "prefect",
-        "worker",
-        "start",
-        "--pool",
-        POOL,
-        "--type",
-        "process",
-    ]
+    words = ["prefect", "worker", "start", "--pool", POOL, "--type", "process"]
     with night.log.open("ab") as output:
         process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", *words],
             env=night.environment | environment,
             stdout=output,
             stderr=output,
@@ -276,24 +242,13 @@ def worker(night: Night, **environment: str) -> Iterator[Watched]:
     try:
         yield watched
     finally:
-        end_group(process)
+        end(process)
         watched.end()
 
 
-def process_template() -> Mapping[str, Any]:
+def process_template() -> dict[str, Any]:
     """The base job template of process workers, as `prefect work-pool create --type process` takes
     it."""
     from prefect.workers.process import ProcessWorker
 
     return ProcessWorker.get_default_base_job_template()
-
-
-def end_group(process: subprocess.Popen[bytes]) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=15)
-            break
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)

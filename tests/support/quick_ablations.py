@@ -221,8 +221,8 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Quick:
 @pytest.fixture
 def quick(devices: Quick, monkeypatch: pytest.MonkeyPatch) -> Quick:
     """No Prefect either: flows and tasks are called as the functions that they are."""
-    import flows.ablation.branch as branch
     import flows.ablation.flow as ablations
+    from flows.ablation import branch
     from tasks.verification import stage as verification
 
     monkeypatch.setattr(branch, "verify", verification.run)

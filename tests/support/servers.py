@@ -17,7 +17,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ import psutil
 READY_S = 300.0  # 10 s on a machine that does nothing else
 ENDS_S = 20.0
 ATTEMPTS = 3
+LOOPBACK = ("--host", "127.0.0.1", "--port")
 
 
 @dataclass(frozen=True)
@@ -45,15 +47,18 @@ class Served:
 
 def free_port() -> int:
     """A port of the loopback that is free now. Another process may take it before it is used:
-    `_serve` tries again then."""
+    `serve` tries again then."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
 
 
 @contextmanager
-def prefect_server(folder: Path, *, auth_string: str | None = None) -> Iterator[Served]:
-    """A Prefect server on SQLite in `folder`; with `auth_string` (USER:PASSWORD) it asks for it."""
+def prefect_server(
+    folder: Path, *, auth_string: str | None = None, **settings: str
+) -> Iterator[Served]:
+    """A Prefect server on SQLite in `folder`, with `settings` in its environment; with
+    `auth_string` (USER:PASSWORD) it asks for it."""
 
     def environment(port: int) -> dict[str, str]:
         told = {
@@ -63,13 +68,13 @@ def prefect_server(folder: Path, *, auth_string: str | None = None) -> Iterator[
             # `--port` alone leaves the page asking :4200
             "PREFECT_SERVER_API_PORT": str(port),
             "PREFECT_SERVER_UI_API_URL": f"http://127.0.0.1:{port}/api",
-        }
+        } | settings
         return told | ({"PREFECT_SERVER_API_AUTH_STRING": auth_string} if auth_string else {})
 
     def command(port: int) -> list[str]:
-        return ["prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+        return ["prefect", "server", "start", *LOOPBACK, str(port)]
 
-    with _serve("prefect", folder, command, environment, "/api/health") as (port, log, pid):
+    with serve("prefect", folder, command, environment, "/api/health") as (port, log, pid):
         url = f"http://127.0.0.1:{port}"
         client = {
             "PREFECT_HOME": str(folder / "client"),
@@ -89,6 +94,14 @@ def mlflow_server(
     there."""
     folder.mkdir(parents=True, exist_ok=True)
     asked = bool(user and password)
+    settings = folder / "basic_auth.ini"
+    if asked:
+        settings.write_text(
+            "[mlflow]\ndefault_permission = READ\ndatabase_uri ="
+            f" sqlite:///{folder / 'basic_auth.db'}\nadmin_username = {user}\nadmin_password ="
+            f" {password}\n"
+        )
+        settings.chmod(0o600)
 
     def environment(port: int) -> dict[str, str]:
         told = {
@@ -96,52 +109,25 @@ def mlflow_server(
             "MLFLOW_DISABLE_TELEMETRY": "true",
             "DO_NOT_TRACK": "1",
         }
-        if asked:
-            settings = folder / "basic_auth.ini"
-            settings.write_text(
-                "[mlflow]\ndefault_permission = READ\ndatabase_uri ="
-                f" sqlite:///{folder / 'basic_auth.db'}\nadmin_username = {user}\nadmin_password ="
-                f" {password}\n"
-            )
-            settings.chmod(0o600)
-            told |= {
-                "MLFLOW_AUTH_CONFIG_PATH": str(settings),
-                "MLFLOW_FLASK_SERVER_SECRET_KEY": os.urandom(16).hex(),
-            }
-        return told
+        login = {
+            "MLFLOW_AUTH_CONFIG_PATH": str(settings),
+            "MLFLOW_FLASK_SERVER_SECRET_KEY": os.urandom(16).hex(),
+        }
+        return told | (login if asked else {})
 
     def command(port: int) -> list[str]:
-        where = [
-            "--backend-store-uri",
-            f"sqlite:///{folder / 'mlflow.db'}",
-            "--artifacts-destination",
-            str(folder / "mlartifacts"),
-        ]
-        login = ["--app-name", "basic-auth"] if asked else []
-        return [
-            "mlflow",
-            "server",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-            "--workers",
-            "1",
-            *where,
-            *login,
-        ]
+        told = ["mlflow", "server", *LOOPBACK, str(port), "--workers", "1"]
+        told += ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
+        told += ["--artifacts-destination", str(folder / "mlartifacts")]
+        return told + (["--app-name", "basic-auth"] if asked else [])
 
-    with _serve("mlflow", folder, command, environment, "/health", port) as (port, log, pid):
-        url = f"http://127.0.0.1:{port}"
-        login = (
-            {"MLFLOW_TRACKING_USERNAME": user, "MLFLOW_TRACKING_PASSWORD": password}
-            if asked
-            else {}
-        )
-        client = {"MLFLOW_TRACKING_URI": url, "MLFLOW_DISABLE_TELEMETRY": "true", **login}
-        yield Served(
-            url, url, client, log, pid, folder, _basic(f"{user}:{password}" if asked else None)
-        )
+    with serve("mlflow", folder, command, environment, "/health", port) as (taken, log, pid):
+        url = f"http://127.0.0.1:{taken}"
+        client = {"MLFLOW_TRACKING_URI": url, "MLFLOW_DISABLE_TELEMETRY": "true"}
+        if user and password:
+            client |= {"MLFLOW_TRACKING_USERNAME": user, "MLFLOW_TRACKING_PASSWORD": password}
+        login = _basic(f"{user}:{password}" if asked else None)
+        yield Served(url, url, client, log, pid, folder, login)
 
 
 def clean_environment() -> dict[str, str]:
@@ -154,14 +140,16 @@ def clean_environment() -> dict[str, str]:
 
 
 @contextmanager
-def _serve(
+def serve(
     name: str,
     folder: Path,
-    command,
-    environment,
+    command: Callable[[int], list[str]],
+    environment: Callable[[int], dict[str, str]],
     health: str,
-    wanted: int | None = None,  # noqa: ANN001
+    wanted: int | None = None,
 ) -> Iterator[tuple[int, Path, int]]:
+    """Port, log and process id of `python -m COMMAND`, once it answers at `health`; command and
+    environment are made for a port, a free one where none is `wanted`."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"{name}-server.log"
     for attempt in range(1, ATTEMPTS + 1):
@@ -180,15 +168,11 @@ def _serve(
             if _healthy(process, f"http://127.0.0.1:{port}{health}"):
                 yield port, log, process.pid
                 return
-            if (
-                attempt == ATTEMPTS
-                or "address already in use" not in log.read_text(errors="replace").lower()
-            ):
-                raise RuntimeError(
-                    f"the {name} server did not start:\n{log.read_text(errors='replace')[-3000:]}"
-                )
+            text = log.read_text(errors="replace")
+            if attempt == ATTEMPTS or "address already in use" not in text.lower():
+                raise RuntimeError(f"the {name} server did not start:\n{text[-3000:]}")
         finally:
-            _end(process)
+            end(process)
 
 
 def _healthy(process: subprocess.Popen[bytes], url: str) -> bool:
@@ -204,8 +188,8 @@ def _healthy(process: subprocess.Popen[bytes], url: str) -> bool:
     return False
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the server and everything it started: all are of its session."""
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that leads a session, and everything it started."""
     below = []
     with suppress(psutil.NoSuchProcess):
         below = psutil.Process(process.pid).children(recursive=True)
@@ -223,6 +207,4 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _basic(login: str | None) -> dict[str, str]:
-    from base64 import b64encode
-
     return {"Authorization": f"Basic {b64encode(login.encode()).decode()}"} if login else {}

@@ -11,8 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.sources.small_model import SmallModelConfig, build_small_model
-from tasks.training.recipe import TrainingRecipe
+from tasks.sources.small_model import (
+    SmallModelConfig,
+    build_small_model,
+    load_causal_model,
+    load_tokenizer,
+)
+from tasks.training.recipe import PROJECTIONS, TrainingRecipe
 
 REASONING = (
     "The rows are independent, so walk over four at once.\n\n```cpp\nacc += x[j];\n```\n\nThat"
@@ -40,7 +45,8 @@ def killed_after(name, calls):
     def call(self, *args, **kwargs):
         nonlocal seen
         seen += 1
-        result = None if name == "_save_rng_state" and seen == calls else real(self, *args, **kwargs)
+        result = None if name == "_save_rng_state" and seen == calls else real(self, *args, \
+**kwargs)
         if seen == calls: die()
         return result
     setattr(SFTTrainer, name, call)
@@ -51,7 +57,8 @@ for name, calls, out in job["deaths"]:
     if not child:
         try:
             killed_after(name, calls)
-            train(job["rows"], TrainingRecipe.model_validate(job["recipe"]), job["base"], out, render)
+            train(job["rows"], TrainingRecipe.model_validate(job["recipe"]), job["base"], out, \
+render)
         finally:
             os._exit(1)
     _, status = os.waitpid(child, 0)
@@ -126,3 +133,85 @@ def die_while_training(
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def adapter_changes_output(base_model_dir: str | Path, adapter_dir: Path, prompt: str) -> float:
+    """Largest absolute difference between the logits of the base model and of the same with the
+    adapter, over all positions of `prompt`.
+
+    Both are loaded from disk, in float32. 0 means that the adapter does nothing. Raises UsageError
+    where either cannot be loaded.
+    """
+    import torch
+
+    encoded = load_tokenizer(base_model_dir)(prompt, return_tensors="pt", add_special_tokens=False)
+    with torch.inference_mode():
+        logits = []
+        for adapter in (None, adapter_dir):
+            model = load_causal_model(base_model_dir, dtype=torch.float32, adapter=adapter)
+            logits.append(model(**encoded).logits)
+    return float((logits[0] - logits[1]).abs().max())
+
+
+def plain_trainer(
+    model: Any, rows: Sequence[Mapping[str, Any]], out: Path, tokenizer: Any, **settings: Any
+) -> Any:
+    """TRL's trainer of a small adapter on the CPU, as ours is built. `lora` in `settings` are those
+    of LoraConfig, `callbacks` and `eval_dataset` go to the trainer, the rest to SFTConfig."""
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import PrinterCallback
+    from trl import SFTConfig, SFTTrainer
+
+    lora = {"task_type": "CAUSAL_LM", "r": 4} | settings.pop("lora", {})
+    more = {name: settings.pop(name) for name in ("callbacks", "eval_dataset") if name in settings}
+    plain = {
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "max_length": None,
+        "logging_steps": 1,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "dataloader_pin_memory": False,
+    }
+    trainer = SFTTrainer(
+        model=model,
+        args=SFTConfig(output_dir=str(out), **plain | settings),
+        train_dataset=Dataset.from_list(list(rows)),
+        processing_class=tokenizer,
+        peft_config=LoraConfig(**lora),
+        **more,
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def adapted_qwen(
+    *, dropout: float = 0.0, rank: int = 4, spread: float = 0.05, base: Any = None, **shape: Any
+) -> Any:
+    """A small Qwen2 with an adapter on all projections, ready to train. `base` is where the model
+    goes (arguments of `Module.to`) before it is adapted."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    plain = {
+        "hidden_size": 32,
+        "intermediate_size": 80,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 128,
+        "tie_word_embeddings": False,
+    }
+    model = Qwen2ForCausalLM(Qwen2Config(**plain | shape))
+    lora = {"r": rank, "lora_alpha": rank, "lora_dropout": dropout}
+    adapted = get_peft_model(
+        model.to(*base) if base else model, LoraConfig(**lora, target_modules=list(PROJECTIONS))
+    )
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:  # PEFT starts it at zero, where half of the gradients are
+            torch.nn.init.normal_(parameter, std=spread)
+    return adapted.train()

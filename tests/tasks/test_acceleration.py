@@ -4,40 +4,33 @@ compiles once."""
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from kernels_eval.errors import UsageError
-from tasks.training.acceleration import AccelerationOptions, accelerate, decoder_layers, shape_of
+from tasks.training.acceleration import (
+    Acceleration,
+    AccelerationOptions,
+    accelerate,
+    decoder_layers,
+    shape_of,
+)
 from tasks.training.packing import pack
+from tests.support.training import adapted_qwen
 
-PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 TOKENS = 24
 
 
 def model(dropout: float = 0.0, layers: int = 3) -> torch.nn.Module:
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        hidden_size=32,
-        intermediate_size=80,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=128,
-        tie_word_embeddings=False,
-        attn_implementation="sdpa",
-    )
-    adapted = get_peft_model(
-        Qwen2ForCausalLM(config),
-        LoraConfig(r=4, lora_alpha=4, lora_dropout=dropout, target_modules=PROJECTIONS),
-    )
-    for name, parameter in adapted.named_parameters():
-        if "lora_B" in name:  # PEFT starts it at zero, where half of the gradients are
-            torch.nn.init.normal_(parameter, std=0.05)
-    return adapted.train()
+    return adapted_qwen(dropout=dropout, num_hidden_layers=layers, attn_implementation="sdpa")
+
+
+def accelerated(adapted: torch.nn.Module, seed: int = 0, **options: Any) -> Acceleration:
+    """Uncompiled unless it is asked for."""
+    made = AccelerationOptions(**{"compile": False} | options)
+    return accelerate(adapted, tokens=TOKENS, seed=seed, options=made)
 
 
 def row(length: int = TOKENS, seed: int = 1) -> dict[str, list[int]]:
@@ -64,21 +57,16 @@ def assert_same(
     ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance: float = 1e-4
 ) -> None:
     assert ours.keys() == theirs.keys()
-    for name in theirs:
-        scale = theirs[name].abs().max().clamp(min=1e-6)
-        assert ((ours[name] - theirs[name]).abs().max() / scale) < tolerance, name
+    for name, wanted in theirs.items():
+        scale = wanted.abs().max().clamp(min=1e-6)
+        assert ((ours[name] - wanted).abs().max() / scale) < tolerance, name
 
 
 @pytest.mark.parametrize("recompute", ["layer", "mlp", "keep"])
 def test_losses_gradients_and_names_are_those_of_the_plain_model(recompute: str):
     plain = model()
     changed = copy.deepcopy(plain)
-    accelerate(
-        changed,
-        tokens=TOKENS,
-        seed=0,
-        options=AccelerationOptions(compile=False, recompute=recompute),
-    )
+    accelerated(changed, recompute=recompute)
     assert list(changed.state_dict()) == list(plain.state_dict()), (
         "an adapter saved before loads after, and the other way round"
     )
@@ -93,12 +81,7 @@ def test_masks_follow_seed_and_step_and_a_resumed_position():
 
     def losses(seed: int, start: int, count: int, recompute: str = "keep") -> list[float]:
         adapted = model(dropout=0.3)
-        acceleration = accelerate(
-            adapted,
-            tokens=TOKENS,
-            seed=seed,
-            options=AccelerationOptions(compile=False, recompute=recompute),
-        )
+        acceleration = accelerated(adapted, seed=seed, recompute=recompute)
         acceleration.micro_step = start
         return [float(loss_and_gradients(adapted, line)[0]) for _ in range(count)]
 
@@ -114,12 +97,7 @@ def test_recomputation_draws_the_masks_of_the_forward_pass():
     gradients = {}
     for recompute in ("keep", "layer", "mlp"):
         adapted = model(dropout=0.3)
-        accelerate(
-            adapted,
-            tokens=TOKENS,
-            seed=5,
-            options=AccelerationOptions(compile=False, recompute=recompute),
-        )
+        accelerated(adapted, seed=5, recompute=recompute)
         gradients[recompute] = loss_and_gradients(adapted, line)[1]
     assert_same(gradients["layer"], gradients["keep"])
     assert_same(gradients["mlp"], gradients["keep"])
@@ -127,9 +105,7 @@ def test_recomputation_draws_the_masks_of_the_forward_pass():
 
 def test_evaluation_draws_nothing_and_moves_no_position():
     adapted = model(dropout=0.3)
-    acceleration = accelerate(
-        adapted, tokens=TOKENS, seed=5, options=AccelerationOptions(compile=False)
-    )
+    acceleration = accelerated(adapted, seed=5)
     ids = pack([row()])["input_ids"]
     adapted.eval()
     with torch.no_grad():
@@ -140,7 +116,7 @@ def test_evaluation_draws_nothing_and_moves_no_position():
 @pytest.mark.parametrize("padding", [0, 7])
 def test_a_packed_row_is_computed_as_if_alone(padding: int):
     adapted = model()
-    accelerate(adapted, tokens=TOKENS, seed=0, options=AccelerationOptions(compile=False))
+    accelerated(adapted)
     rows = [row(9, 1), row(14, 2), row(5, 3)]
     line = pack(rows, padded_tokens=28 + padding)
     with torch.no_grad():
@@ -163,7 +139,7 @@ def test_a_packed_row_is_computed_as_if_alone(padding: int):
 
 def test_without_isolation_a_packed_row_is_computed_otherwise():
     adapted = model()
-    accelerate(adapted, tokens=TOKENS, seed=0, options=AccelerationOptions(compile=False))
+    accelerated(adapted)
     rows = [row(9, 1), row(14, 2)]
     line = pack(rows)
     with torch.no_grad():
@@ -174,7 +150,7 @@ def test_without_isolation_a_packed_row_is_computed_otherwise():
 
 def test_padding_on_the_left_is_refused():
     adapted = model()
-    accelerate(adapted, tokens=TOKENS, seed=0, options=AccelerationOptions(compile=False))
+    accelerated(adapted)
     with pytest.raises(ValueError, match="padding on the left"):
         adapted(torch.ones(1, 4, dtype=torch.long), attention_mask=torch.tensor([[0, 1, 1, 1]]))
 
@@ -207,36 +183,27 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
+SPLIT = "aot_eager_decomp_partition"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("recompute", ["layer", "mlp", "keep"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"recompute": "layer", "compile_backend": SPLIT},
+        {"recompute": "mlp", "compile_backend": SPLIT},
+        {"recompute": "keep", "compile_backend": SPLIT},
+        {},  # code that inductor generates
+    ],
+)
 def test_layers_share_one_compiled_code_that_computes_the_same(
-    recompute: str, fresh_compiler: None
+    options: dict[str, Any], fresh_compiler: None
 ):
     line = pack([row()])
-    eager = model(dropout=0.3)
-    accelerate(
-        eager,
-        tokens=TOKENS,
-        seed=5,
-        options=AccelerationOptions(compile=False, recompute=recompute),
-    )
-    compiled = model(dropout=0.3)
-    options = AccelerationOptions(recompute=recompute, compile_backend="aot_eager_decomp_partition")
-    accelerate(compiled, tokens=TOKENS, seed=5, options=options)
+    eager, compiled = model(dropout=0.3), model(dropout=0.3)
+    accelerated(eager, seed=5, recompute=options.get("recompute", "auto"))
+    accelerated(compiled, seed=5, compile=True, **options)
     for _ in range(3):
-        theirs, ours = loss_and_gradients(eager, line), loss_and_gradients(compiled, line)
-        assert torch.allclose(ours[0], theirs[0], rtol=1e-5)
-        assert_same(ours[1], theirs[1], tolerance=1e-3)
-    assert compiled_codes() == 1
-
-
-@pytest.mark.slow
-def test_generated_code_computes_the_same(fresh_compiler: None):
-    line = pack([row()])
-    eager, compiled = model(dropout=0.3, layers=2), model(dropout=0.3, layers=2)
-    accelerate(eager, tokens=TOKENS, seed=5, options=AccelerationOptions(compile=False))
-    accelerate(compiled, tokens=TOKENS, seed=5)
-    for _ in range(2):
         theirs, ours = loss_and_gradients(eager, line), loss_and_gradients(compiled, line)
         assert torch.allclose(ours[0], theirs[0], rtol=1e-5)
         assert_same(ours[1], theirs[1], tolerance=1e-3)
@@ -246,9 +213,7 @@ def test_generated_code_computes_the_same(fresh_compiler: None):
 @pytest.mark.slow
 def test_evaluation_compiles_nothing(fresh_compiler: None):
     compiled = model(dropout=0.3, layers=2)
-    accelerate(
-        compiled, tokens=TOKENS, seed=5, options=AccelerationOptions(compile_backend="aot_eager")
-    )
+    accelerated(compiled, seed=5, compile=True, compile_backend="aot_eager")
     before = loss_and_gradients(compiled, pack([row()]))
     for length in (3, 9, 14):
         with torch.no_grad():
@@ -263,9 +228,8 @@ def test_evaluation_compiles_nothing(fresh_compiler: None):
 @pytest.mark.slow
 def test_lines_of_any_length_share_compiled_code(fresh_compiler: None):
     eager, compiled = model(dropout=0.3, layers=2), model(dropout=0.3, layers=2)
-    options = AccelerationOptions(dynamic_lengths=True, compile_backend="aot_eager")
-    accelerate(eager, tokens=TOKENS, seed=5, options=AccelerationOptions(compile=False))
-    accelerate(compiled, tokens=TOKENS, seed=5, options=options)
+    accelerated(eager, seed=5)
+    accelerated(compiled, seed=5, compile=True, dynamic_lengths=True, compile_backend="aot_eager")
     for lengths, padding in (((9, 14), 3), ((5, 8, 11), 0), ((20, 21), 9), ((30,), 2), ((17,), 0)):
         rows = [row(length, length) for length in lengths]
         line = pack(rows, padded_tokens=sum(lengths) + padding)
@@ -280,21 +244,18 @@ def test_lines_of_any_length_share_compiled_code(fresh_compiler: None):
 def test_a_layer_saves_what_the_plan_counts(recompute: str, fresh_compiler: None):
     """bfloat16 as on a GPU. This backend keeps attention's output in two layouts where generated
     code keeps one: that much is allowed."""
-    torch.manual_seed(0)
-    config = Qwen2Config(
+    adapted = adapted_qwen(
+        dropout=0.05,
+        rank=16,
+        base=(torch.bfloat16,),
         hidden_size=320,
         intermediate_size=1728,
         num_hidden_layers=1,
         num_attention_heads=5,
         num_key_value_heads=1,
         vocab_size=64,
-        tie_word_embeddings=False,
     )
-    base = Qwen2ForCausalLM(config).to(torch.bfloat16)
-    adapted = get_peft_model(
-        base, LoraConfig(r=16, lora_alpha=16, lora_dropout=0.05, target_modules=PROJECTIONS)
-    ).train()
-    options = AccelerationOptions(recompute=recompute, compile_backend="aot_eager_decomp_partition")
+    options = AccelerationOptions(recompute=recompute, compile_backend=SPLIT)
     accelerate(adapted, tokens=256, seed=0, options=options)
     inner = adapted.get_base_model().model
     hidden = inner.embed_tokens(torch.ones(1, 256, dtype=torch.long)).requires_grad_()

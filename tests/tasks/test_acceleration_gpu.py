@@ -1,4 +1,5 @@
-"""What only a GPU has: kernels for packed rows, the choice of attention, generated code under autocast."""
+"""What only a GPU has: kernels for packed rows, the choice of attention, generated code under
+autocast."""
 
 from __future__ import annotations
 
@@ -6,37 +7,25 @@ import copy
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tasks.training.acceleration import AccelerationOptions, accelerate
 from tasks.training.attention import SDPA, fastest_attention
 from tasks.training.packing import pack
+from tests.support.training import adapted_qwen
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
 
 
 def model(dropout: float = 0.0) -> torch.nn.Module:
-    torch.manual_seed(0)
-    config = Qwen2Config(
+    return adapted_qwen(
+        dropout=dropout,
+        rank=16,
+        spread=0.02,
+        base=(CUDA, torch.bfloat16),
         hidden_size=256,
         intermediate_size=512,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=128,
-        tie_word_embeddings=False,
     )
-    projections = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    base = Qwen2ForCausalLM(config).to(CUDA, torch.bfloat16)
-    adapted = get_peft_model(
-        base, LoraConfig(r=16, lora_alpha=16, lora_dropout=dropout, target_modules=projections)
-    )
-    for name, parameter in adapted.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.02)
-    return adapted.train()
 
 
 def row(length: int) -> dict[str, list[int]]:

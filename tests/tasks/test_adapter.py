@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ from tasks.training.adapter import (
 )
 from tasks.training.card import CardFacts, card, sources_of, write_card
 from tasks.training.evaluation import HeldOutLoss
+from tasks.training.formatting import Dropped
 from tasks.training.recipe import PROJECTIONS, TrainingRecipe
+from tasks.training.trainer import TrainingResult
 
 TEXT = "Write a kernel that adds one to every element of a tensor.\n" + "x = x + 1\n" * 40
 PROBES = [TEXT, "<think>\nFour at a time.\n</think>\n\nclass ModelNew: pass"]
@@ -232,15 +235,23 @@ def test_the_figures_are_those_of_the_logits() -> None:
 # -- the card --------------------------------------------------------------------------------------
 
 
-CHECK = MergeCheck(
-    dtype="bfloat16",
-    positions=900,
-    effect_rms=0.8,
-    difference_rms=0.02,
-    difference_max=0.3,
-    kl_nats=2e-4,
-    same_top_token=0.99,
-    tolerance=0.15,
+RESULT = TrainingResult(
+    adapter_dir=Path("adapter"),
+    history=(),
+    loss_first=0.61234,
+    loss_last=0.48768,
+    steps=1836,
+    tokens=90_000_000,
+    seconds=41_000,
+    rows=4892,
+    held_out_tasks=93,
+    held_out=tuple(
+        HeldOutLoss(step=612 * epoch, epoch=epoch, loss=0.71 - 0.05 * epoch) for epoch in range(3)
+    ),
+    dropped=(
+        *(Dropped(candidate_id="c", reason="overlong", tokens=9) for _ in range(12)),
+        Dropped(candidate_id="c", reason="empty_answer", tokens=9),
+    ),
 )
 FACTS = CardFacts(
     name="night-12",
@@ -254,22 +265,10 @@ FACTS = CardFacts(
         parameters=1_000_000,
         size_bytes=4_200_000,
     ),
-    recipe=TrainingRecipe().model_dump(mode="json"),
-    sources=sources_of(TrainingRecipe()),
-    curated_fingerprint="c0ffee",
+    recipe=TrainingRecipe(),
+    result=RESULT,
+    curated="c0ffee",
     strategy="concur",
-    rows=4892,
-    held_out_tasks=93,
-    dropped={"overlong": 12, "empty_answer": 1},
-    steps=1836,
-    tokens=90_000_000,
-    seconds=41_000,
-    loss_first=0.61234,
-    loss_last=0.48768,
-    held_out=tuple(
-        HeldOutLoss(step=612 * epoch, epoch=epoch, loss=0.71 - 0.05 * epoch) for epoch in range(3)
-    ),
-    merged=CHECK,
     tools={"peft": "0.21.2"},
 )
 
@@ -283,6 +282,8 @@ def test_a_card_tells_the_run(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("PEFT's empty form")
     front, body = parts(write_card(tmp_path, FACTS).read_text())
     assert front["base_model"] == "Qwen/QwQ-32B" and front["library_name"] == "peft"
+    (loss,) = front["model-index"][0]["results"]
+    assert loss["metrics"] == [{"type": "loss", "value": 0.61}]
     for said in (
         "0.6123 over the first epoch, 0.4877 over the last",
         "On 93 tasks that training never saw",
@@ -296,7 +297,6 @@ def test_a_card_tells_the_run(tmp_path: Path) -> None:
         ),
         "PeftModel.from_pretrained",
         "| `lora_rank` | `32` | paper, training setup: r = 32",
-        "2.50% of that",
         "check both before you publish",
         "peft 0.21.2",
     ):
@@ -313,23 +313,15 @@ def test_a_value_that_is_not_the_default_is_not_told_as_the_papers() -> None:
 def test_a_card_leaves_out_what_is_not_known_and_tells_no_path(tmp_path: Path) -> None:
     base = tmp_path / "models" / "small-1a2b"
     base.mkdir(parents=True)
-    facts = FACTS.model_copy(
-        update={
-            "base_model": str(base),
-            "held_out": (),
-            "merged": None,
-            "dropped": {},
-            "strategy": None,
-            "tools": {},
-        }
-    )
-    front, body = parts(card(facts.model_copy(update={"recipe": {"lora_rank": 32}})))
+    result = RESULT.model_copy(update={"held_out": (), "dropped": ()})
+    facts = replace(FACTS, base_model=str(base), result=result, strategy=None, tools={})
+    front, body = parts(card(facts))
     assert "base_model" not in front and str(tmp_path) not in body and "`small-1a2b`" in body
     assert (
         "No tasks were held out." in body
-        and "Merged" not in body
         and "not trained on" not in body
-        and "strategy" not in body
+        and "strategy `" not in body
+        and "Made with" not in body
     )
 
 
@@ -339,7 +331,7 @@ def test_a_card_leaves_out_what_is_not_known_and_tells_no_path(tmp_path: Path) -
 def test_a_name_breaks_neither_the_front_matter_nor_the_command(name: str) -> None:
     import shlex
 
-    front, body = parts(card(FACTS.model_copy(update={"name": name, "base_model": name})))
+    front, body = parts(card(replace(FACTS, name=name, base_model=name)))
     assert "base_model" not in front
     command = (
         next(line for line in body.splitlines() if line.startswith("vllm serve"))

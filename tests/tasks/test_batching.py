@@ -14,26 +14,22 @@ from tasks.training.batching import plan_epochs
 
 BUDGET = 1000
 lengths_of_rows = st.lists(st.integers(1, BUDGET), min_size=1, max_size=80)
-modes = st.sampled_from(["pack", "pad"])
 
 
-def plans(lengths, *, mode="pack", epochs=3, seed=0, budget=BUDGET, multiple=64, window_rows=32):
+def plans(lengths, *, epochs=3, seed=0, budget=BUDGET, multiple=64, window_rows=32):
     return plan_epochs(
         lengths,
         token_budget=budget,
         epochs=epochs,
         seed=seed,
-        mode=mode,
         multiple=multiple,
         window_rows=window_rows,
     )
 
 
-@given(lengths_of_rows, modes, st.integers(0, 3))
-def test_every_row_is_there_exactly_once_an_epoch_and_no_batch_is_above_the_budget(
-    lengths, mode, seed
-):
-    for plan in plans(lengths, mode=mode, seed=seed):
+@given(lengths_of_rows, st.integers(0, 3))
+def test_every_row_is_there_exactly_once_an_epoch_and_no_batch_is_above_the_budget(lengths, seed):
+    for plan in plans(lengths, seed=seed):
         assert sorted(row for batch in plan.batches for row in batch.rows) == list(
             range(len(lengths))
         )
@@ -46,14 +42,14 @@ def test_every_row_is_there_exactly_once_an_epoch_and_no_batch_is_above_the_budg
             )
 
 
-@given(lengths_of_rows, modes)
-def test_epochs_have_equally_many_batches(lengths, mode):
-    assert len({len(plan.batches) for plan in plans(lengths, mode=mode, epochs=4)}) == 1
+@given(lengths_of_rows)
+def test_epochs_have_equally_many_batches(lengths):
+    assert len({len(plan.batches) for plan in plans(lengths, epochs=4)}) == 1
 
 
-@given(lengths_of_rows, modes, st.integers(0, 5))
-def test_the_same_seed_gives_the_same_plan(lengths, mode, seed):
-    assert plans(lengths, mode=mode, seed=seed) == plans(list(lengths), mode=mode, seed=seed)
+@given(lengths_of_rows, st.integers(0, 5))
+def test_the_same_seed_gives_the_same_plan(lengths, seed):
+    assert plans(lengths, seed=seed) == plans(list(lengths), seed=seed)
 
 
 @given(st.lists(st.integers(1, BUDGET), min_size=2, max_size=24), st.randoms(use_true_random=False))
@@ -94,9 +90,8 @@ def test_real_lengths_waste_less_than_three_percent():
     lengths = [
         min(24_865, max(1492, round(generator.lognormvariate(9.25, 0.42)))) for _ in range(1032)
     ]
-    for mode in ("pack", "pad"):
-        for plan in plan_epochs(lengths, token_budget=32_768, epochs=2, seed=0, mode=mode):
-            assert plan.padding_waste <= 0.03
+    for plan in plan_epochs(lengths, token_budget=32_768, epochs=2, seed=0):
+        assert plan.padding_waste <= 0.03
     unplanned = 1 - sum(lengths) / sum(
         4 * max(lengths[start : start + 4]) for start in range(0, 1032, 4)
     )

@@ -220,7 +220,7 @@ def test_every_figure_reads_on_white_and_on_black_and_says_its_n(tmp_path: Path)
 
 
 def caption_of(drawn: Drawn) -> str:
-    return str(drawn.figure._supxlabel.get_text())  # noqa: SLF001
+    return str(drawn.figure._supxlabel.get_text())
 
 
 def boxes_of(drawn: Drawn) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from tasks.training.evaluation import (
     with_held_out,
 )
 from tasks.training.formatting import label_mask, to_prompt_completion
+from tests.support.training import plain_trainer
 
 NAMES = st.lists(st.text(max_size=8), max_size=60)
 CONFIGS = st.builds(
@@ -159,53 +161,45 @@ def examples(base: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return found[:6], found[6:]
 
 
-def trainer_of(
-    base: Path,
-    training: list[dict[str, Any]],
-    out: Path,
-    *,
-    epochs: int = 3,
-    learning_rate: float = 5e-3,
-) -> Any:
-    """TRL's trainer with dropout, as ours is built; checkpoints each epoch."""
-    import torch
-    from datasets import Dataset
-    from peft import LoraConfig
-    from transformers import PrinterCallback
-    from trl import SFTConfig, SFTTrainer
+Train = Callable[..., Any]
 
-    args = SFTConfig(
-        output_dir=str(out),
-        num_train_epochs=epochs,
-        per_device_train_batch_size=2,
-        learning_rate=learning_rate,
-        bf16=False,
-        gradient_checkpointing=False,
-        max_length=None,
-        completion_only_loss=True,
-        logging_steps=1,
-        save_strategy="epoch",
-        report_to="none",
-        disable_tqdm=True,
-        use_cpu=True,
-        dataloader_pin_memory=False,
-    )
-    trainer = SFTTrainer(
-        model=load_causal_model(base, dtype=torch.float32),
-        args=args,
-        train_dataset=Dataset.from_list(
-            [{side: example[side] for side in ("prompt", "completion")} for example in training]
-        ),
-        processing_class=load_tokenizer(base),
-        peft_config=LoraConfig(
-            task_type="CAUSAL_LM",
-            r=4,
-            lora_dropout=0.05,
-            target_modules=["q_proj", "v_proj", "down_proj"],
-        ),
-    )
-    trainer.remove_callback(PrinterCallback)
-    return trainer
+
+@pytest.fixture
+def evaluated(base: Path, examples: tuple[list[dict[str, Any]], list[dict[str, Any]]]) -> Train:
+    """Train, with dropout and a checkpoint each epoch, and evaluate on the held-out examples.
+    Returns the trainer."""
+    import torch
+
+    def run(
+        out: Path,
+        held_out: list[dict[str, Any]] | None = None,
+        *,
+        resume: int | None = None,
+        callbacks: Sequence[Any] = (),
+        patience: int | None = None,
+        rate: float = 5e-3,
+    ) -> Any:
+        tokenizer = load_tokenizer(base)
+        trainer = plain_trainer(
+            load_causal_model(base, dtype=torch.float32),
+            [{side: example[side] for side in ("prompt", "completion")} for example in examples[0]],
+            out,
+            tokenizer,
+            num_train_epochs=3,
+            per_device_train_batch_size=2,
+            learning_rate=rate,
+            completion_only_loss=True,
+            save_strategy="epoch",
+            lora={"lora_dropout": 0.05, "target_modules": ["q_proj", "v_proj", "down_proj"]},
+        )
+        chosen = examples[1] if held_out is None else held_out
+        attach(trainer, chosen, tokenizer, patience_epochs=patience)
+        for callback in callbacks:
+            trainer.add_callback(callback)
+        trainer.train(resume_from_checkpoint=str(out / f"checkpoint-{resume}") if resume else None)
+        return trainer
+
+    return run
 
 
 def by_hand(model: Any, examples: list[dict[str, Any]], tokenizer: Any) -> float:
@@ -226,25 +220,19 @@ def by_hand(model: Any, examples: list[dict[str, Any]], tokenizer: Any) -> float
     return total / count
 
 
-def test_the_loss_is_that_of_the_held_out_completion_tokens_before_the_first_step_and_after_each_epoch(
-    base: Path, examples: tuple[list[dict[str, Any]], list[dict[str, Any]]], tmp_path: Path
+def test_the_loss_is_of_held_out_completion_tokens_before_the_first_step_and_after_each_epoch(
+    base: Path,
+    examples: tuple[list[dict[str, Any]], list[dict[str, Any]]],
+    evaluated: Train,
+    tmp_path: Path,
 ) -> None:
     import torch
     from peft import PeftModel
 
-    training, held_out = examples
-    tokenizer = load_tokenizer(base)
+    held_out, tokenizer = examples[1], load_tokenizer(base)
     untrained = by_hand(load_causal_model(base, dtype=torch.float32), held_out, tokenizer)
-    trainer = trainer_of(base, training, tmp_path)
-    attach(trainer, held_out, tokenizer)
-    trainer.train()
-    losses = losses_of(trainer.state.log_history)
-    assert [(entry.step, entry.epoch) for entry in losses] == [
-        (0, 0.0),
-        (3, 1.0),
-        (6, 2.0),
-        (9, 3.0),
-    ]
+    losses = losses_of(evaluated(tmp_path).state.log_history)
+    assert [(entry.step, entry.epoch) for entry in losses] == [(3 * n, float(n)) for n in range(4)]
     assert losses[0].loss == pytest.approx(untrained, rel=1e-5)
     for entry in losses[1:]:
         model = PeftModel.from_pretrained(
@@ -252,80 +240,51 @@ def test_the_loss_is_that_of_the_held_out_completion_tokens_before_the_first_ste
         ).eval()
         assert entry.loss == pytest.approx(by_hand(model, held_out, tokenizer), rel=1e-4)
     assert losses[-1].loss < losses[0].loss, "what it learns of some rows holds for the others"
-    row_means = [
-        by_hand(load_causal_model(base, dtype=torch.float32), [example], tokenizer)
-        for example in held_out
-    ]
-    assert abs(sum(row_means) / len(row_means) - untrained) > 1e-4, (
-        "each token counts once, not each row"
-    )
+    plain = load_causal_model(base, dtype=torch.float32)
+    row_means = [by_hand(plain, [example], tokenizer) for example in held_out]
+    mean = sum(row_means) / len(row_means)
+    assert abs(mean - untrained) > 1e-4, "each token counts once, not each row"
 
 
 def test_a_resumed_run_measures_what_an_uninterrupted_one_does_and_learns_the_same(
-    base: Path, examples: tuple[list[dict[str, Any]], list[dict[str, Any]]], tmp_path: Path
+    evaluated: Train, tmp_path: Path
 ) -> None:
     import torch
     from transformers import TrainerCallback
-
-    training, held_out = examples
-    tokenizer = load_tokenizer(base)
-    whole = trainer_of(base, training, tmp_path / "whole")
-    attach(whole, held_out, tokenizer)
-    whole.train()
 
     class PowerCut(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == 5:
                 raise ConnectionError
 
-    cut = trainer_of(base, training, tmp_path / "cut")
-    attach(cut, held_out, tokenizer)
-    cut.add_callback(PowerCut())
+    whole = evaluated(tmp_path / "whole")
     with pytest.raises(ConnectionError):
-        cut.train()
-    resumed = trainer_of(base, training, tmp_path / "cut")
-    attach(resumed, held_out, tokenizer)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-3"))
+        evaluated(tmp_path / "cut", callbacks=[PowerCut()])
+    resumed = evaluated(tmp_path / "cut", resume=3)
     assert losses_of(resumed.state.log_history) == losses_of(whole.state.log_history)
     evaluations = [entry["step"] for entry in resumed.state.log_history if "eval_loss" in entry]
     assert evaluations == [0, 3, 6, 9], "what stands in the checkpoint is not measured again"
     mine, theirs = dict(resumed.model.named_parameters()), dict(whole.model.named_parameters())
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
-
-def test_evaluation_changes_nothing_of_the_training(
-    base: Path, examples: tuple[list[dict[str, Any]], list[dict[str, Any]]], tmp_path: Path
-) -> None:
-    import torch
-
-    weights = []
-    for held_out in ([], examples[1]):
-        trainer = trainer_of(base, examples[0], tmp_path / str(len(held_out)))
-        attach(trainer, held_out, load_tokenizer(base))
-        trainer.train()
-        assert len(losses_of(trainer.state.log_history)) == (4 if held_out else 0)
-        weights.append(dict(trainer.model.named_parameters()))
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-
-
-def test_an_epoch_whose_checkpoint_came_before_its_evaluation_is_measured_on_resuming(
-    base: Path, examples: tuple[list[dict[str, Any]], list[dict[str, Any]]], tmp_path: Path
-) -> None:
-    training, held_out = examples
-    whole = trainer_of(base, training, tmp_path)
-    attach(whole, held_out, load_tokenizer(base))
-    whole.train()
-    written = tmp_path / "checkpoint-6" / "trainer_state.json"
+    # an epoch whose checkpoint came before its evaluation is measured on resuming
+    written = tmp_path / "whole" / "checkpoint-6" / "trainer_state.json"
     state = json.loads(written.read_text())
     kept = [
-        entry for entry in state["log_history"] if not ("eval_loss" in entry and entry["step"] == 6)
+        entry
+        for entry in state["log_history"]
+        if (entry["step"], "eval_loss" in entry) != (6, True)
     ]
     assert len(kept) == len(state["log_history"]) - 1
     written.write_text(json.dumps(state | {"log_history": kept}))
-    resumed = trainer_of(base, training, tmp_path)
-    attach(resumed, held_out, load_tokenizer(base))
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
-    assert losses_of(resumed.state.log_history) == losses_of(whole.state.log_history)
+    again = evaluated(tmp_path / "whole", resume=6)
+    assert losses_of(again.state.log_history) == losses_of(whole.state.log_history)
+
+    # evaluation changes nothing of the training
+    unmeasured = evaluated(tmp_path / "unmeasured", held_out=[])
+    assert losses_of(unmeasured.state.log_history) == ()
+    mine = dict(unmeasured.model.named_parameters())
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
 # -- early stopping --------------------------------------------------------------------------------
@@ -357,7 +316,7 @@ def test_patience_counts_epochs_without_a_new_lowest_loss(
 
 
 def test_training_stops_early_only_where_it_is_asked_to_and_its_checkpoint_says_so(
-    base: Path, examples: tuple[list[dict[str, Any]], list[dict[str, Any]]], tmp_path: Path
+    base: Path, evaluated: Train, tmp_path: Path
 ) -> None:
     # what training makes likelier comes at the expense of signs that it never sees
     row = {"candidate_id": "c", "task_id": "t", "reasoning": "%@! ?" * 40, "answer": "%@!"}
@@ -365,13 +324,10 @@ def test_training_stops_early_only_where_it_is_asked_to_and_its_checkpoint_says_
         [row], load_tokenizer(base), lambda row: f"Task {row['task_id']}"
     )
     for patience, last in ((None, 9), (1, 3)):
-        trainer = trainer_of(base, examples[0], tmp_path / str(patience), learning_rate=3e-2)
-        attach(trainer, held_out, load_tokenizer(base), patience_epochs=patience)
-        trainer.train()
+        trainer = evaluated(tmp_path / str(patience), held_out, patience=patience, rate=3e-2)
         losses = losses_of(trainer.state.log_history)
-        assert (
-            trainer.state.global_step == losses[-1].step == last and losses[1].loss > losses[0].loss
-        )
+        assert trainer.state.global_step == losses[-1].step == last
+        assert losses[1].loss > losses[0].loss
     checkpoint = tmp_path / "1" / "checkpoint-3"
     assert (
         stopped_at(checkpoint, 1)

@@ -129,7 +129,7 @@ PLACES = {
 def test_nothing_that_a_stranger_wrote_is_markup(place: str) -> None:
     page = rendered(PLACES[place]())
     assert acts(page) == []
-    assert "onerror" in page and "title" in page or place.endswith("strategy")  # it is shown
+    assert ("onerror" in page and "title" in page) or place.endswith("strategy")  # it is shown
 
 
 def test_the_report_holds_no_markup_of_strangers() -> None:

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from peft import LoraConfig
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen2Config, Qwen2ForCausalLM
-from trl import SFTConfig, SFTTrainer
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from tasks.training.acceleration import AccelerationOptions, accelerate
 from tasks.training.batching import plan_epochs
 from tasks.training.packing import LineCollator, pack, use_lines
+from tests.support.training import plain_trainer
 
 BUDGET, VOCABULARY = 48, 64
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -55,35 +54,23 @@ def trainer(
         eos_token="<end>",
         pad_token="<end>",
     )
-    arguments = SFTConfig(
-        output_dir=str(folder),
+    made = plain_trainer(
+        Qwen2ForCausalLM(config),
+        rows(),
+        folder,
+        tokenizer,
         per_device_train_batch_size=1,
         gradient_accumulation_steps=accumulation,
         num_train_epochs=epochs,
         learning_rate=rate,
         lr_scheduler_type="constant",
-        bf16=False,
-        use_cpu=True,
-        gradient_checkpointing=False,
-        max_length=None,
         max_grad_norm=1e9,
-        logging_steps=1,
         save_strategy="steps",
         save_steps=1,
-        report_to="none",
-        disable_tqdm=True,
         seed=0,
         optim="sgd",
-        dataloader_pin_memory=False,
+        lora={"lora_alpha": 4, "lora_dropout": dropout, "target_modules": PROJECTIONS},
     )
-    made = SFTTrainer(
-        model=Qwen2ForCausalLM(config),
-        args=arguments,
-        train_dataset=Dataset.from_list(rows()),
-        processing_class=tokenizer,
-        peft_config=LoraConfig(r=4, lora_alpha=4, lora_dropout=dropout, target_modules=PROJECTIONS),
-    )
-    made.remove_callback(PrinterCallback)
     if packed:
         lengths = [len(row["input_ids"]) for row in rows()]
         plans = plan_epochs(

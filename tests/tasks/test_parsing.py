@@ -177,7 +177,8 @@ def test_a_fence_never_closed_is_truncated() -> None:
         f"```python\nimport torch  # never closed\n{fenced(MODULE)}",
         fenced(MODULE, "cuda"),
         (
-            f"{fenced('class ModelNew { int x; };', 'cpp')}\n{fenced(MODULE)}\n{fenced('class ModelNew { int y; };', 'cpp')}"
+            f"{fenced('class ModelNew { int x; };', 'cpp')}\n{fenced(MODULE)}\n"
+            f"{fenced('class ModelNew { int y; };', 'cpp')}"
         ),
         f"{fenced(MODULE)}\n{fenced(HELPER)}",
         MODULE,
@@ -275,10 +276,8 @@ PIECES = st.sampled_from(
         "`",
         " ",
         "\x00",
-        "\ud800",
+        "�",
         "prose",
-    ]
-    + [
         "class ModelNew:\n    pass\n",
         "class ModelNew(",
         "x = '''",

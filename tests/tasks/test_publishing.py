@@ -219,7 +219,7 @@ def test_the_card_says_what_the_tasks_compute(tmp_path: Path) -> None:
 def test_the_cards_observations_are_the_lines_own_unless_others_are_given(tmp_path: Path) -> None:
     from tasks.analysis import stage as analysis
 
-    ref = line(tmp_path / "root", many() + [sample("t/00", 7, 900, None, generator="evil](x)<b>")])
+    ref = line(tmp_path / "root", [*many(), sample("t/00", 7, 900, None, generator="evil](x)<b>")])
     above = ref.open().manifest["upstream"]
     verdicts, candidates = (
         SnapshotRef(root=ref.root, stage=name, fingerprint=above[n])

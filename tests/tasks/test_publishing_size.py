@@ -24,9 +24,11 @@ import json, resource, sys
 from pathlib import Path
 from tasks.publishing.publish import PublishOptions, publish
 from tasks.store.snapshot import SnapshotRef
-made = publish(SnapshotRef.model_validate_json(sys.argv[1]), Path(sys.argv[2]), PublishOptions(shard_bytes=2**19))
+made = publish(SnapshotRef.model_validate_json(sys.argv[1]), Path(sys.argv[2]), \
+PublishOptions(shard_bytes=2**19))
 peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-print(json.dumps({"peak_mib": peak_mib, "shards": len(made.shards), "rows": made.rows["concur"]["train"]}))
+print(json.dumps({"peak_mib": peak_mib, "shards": len(made.shards), "rows": \
+made.rows["concur"]["train"]}))
 """
 
 

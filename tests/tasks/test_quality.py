@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from tasks.curation.config import FLAGS, QualityConfig
 from tasks.curation.quality import MEASURES, quality, stream_quality
 
-GOOD = """The reference multiplies two matrices, so the kernel tiles both operands through shared memory.
-Each block computes a tile of 16 by 16 outputs, and every thread loads one element of either operand per step.
+GOOD = """The reference multiplies two matrices, so the kernel tiles both operands through shared \
+memory.
+Each block computes a tile of 16 by 16 outputs, and every thread loads one element of either \
+operand per step.
 Bounds matter, because 1000 is not a multiple of 16; the loads are guarded and pad with zeros.
 
 ```python

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.training_speed import flops_per_token
 from kernels_eval.errors import UsageError
 from tasks.training.recomputation import LayerShape, plan_recomputation
 
@@ -36,12 +37,12 @@ def test_one_short_row_keeps_everything_and_long_rows_do_not():
 
 
 def test_flops_of_qwq_are_four_per_weight_and_causal_attention():
-    short = QWQ.flops_per_token(8192, TRAINED, 0.8)
+    short = flops_per_token(QWQ, 8192, TRAINED, 0.8)
     weights = (
         31.2e9 + 0.8 * 0.78e9
     )  # Qwen/QwQ-32B: 31.0 billion parameters without embeddings, head 152,064 x 5,120
     assert short == pytest.approx(4 * weights + 6 * TRAINED + 3 * 64 * 2 * 8192 * 5120, rel=0.01)
-    assert QWQ.flops_per_token(16_384, TRAINED, 0.8) - short == 3 * 64 * 2 * 8192 * 5120
+    assert flops_per_token(QWQ, 16_384, TRAINED, 0.8) - short == 3 * 64 * 2 * 8192 * 5120
 
 
 def test_the_peak_of_a_plan_is_within_what_is_allowed():

@@ -34,9 +34,9 @@ from kernels_eval.records import (
     Verdict,
     candidate_id,
 )
+from tasks.sources.stage import read_tasks
 from tasks.store.snapshot import Snapshot, SnapshotRef
 from tasks.synthesis import refine, stage
-from tasks.synthesis.asked import Asked
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.prompts import prompt_hash, render
 from tasks.synthesis.recorded import RecordedSampler
@@ -48,6 +48,7 @@ from tasks.synthesis.refine import (
     inert,
     render_follow_up,
 )
+from tasks.synthesis.requests import Questions, first_requests
 from tasks.synthesis.sampler import Request, Requests, Response
 from tasks.tables import CANDIDATES, TASKS, VERDICTS
 
@@ -538,7 +539,9 @@ def test_what_the_first_turn_asks_and_who_its_candidates_are_stays_as_it_was(
     snapshot.append([TASK.model_dump(mode="json")], TASKS)
     tasks = snapshot.publish(config={}, rows=1).ref
     for changes in ({}, {"turns": 3}, {"refine_below_speedup": 2.0}):
-        requests = Asked(tasks, config(samples_per_task=2, **changes), Language.CPP, "m")
+        requests = first_requests(
+            Questions(read_tasks(tasks), config(samples_per_task=2, **changes), Language.CPP, "m")
+        )
         assert list(requests.keys) == [
             "6129ddefdaadb5c4375070bce9f542d8",
             "e558cd78ff992174c81b03caafb39981",
@@ -681,7 +684,8 @@ sys.path.insert(0, {here!r})
 import test_refine as t
 from tasks.store.snapshot import SnapshotRef
 
-tasks, first, verdicts = (SnapshotRef(root={root!r}, stage=stage, fingerprint=name) for stage, name in {refs!r})
+tasks, first, verdicts = (SnapshotRef(root={root!r}, stage=stage, fingerprint=name) for stage, \
+name in {refs!r})
 t.stage.make_sampler = lambda *_: t.FakeModel(lambda request: "better", Path({log!r}), {dies_at!r})
 t.stage.refine(tasks, first, verdicts, t.config(), t.Language.CPP, 2)
 """

@@ -18,7 +18,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.cpp_extension import load_inline
 
-ext = load_inline(name="e", cpp_sources=r'''torch::Tensor softmax(torch::Tensor x) { return NATIVE; }''', functions=["softmax"])
+ext = load_inline(name="e", cpp_sources=r'''torch::Tensor softmax(torch::Tensor x) { return \
+NATIVE; }''', functions=["softmax"])
 """
 
 

@@ -311,14 +311,13 @@ def test_an_answer_that_never_comes_times_out() -> None:
     over = threading.Event()
 
     def answer(number: int, body: dict) -> Answer:
-        over.wait(timeout=20)
+        over.wait(timeout=60)
         return 200, completion()
 
     with serving(answer) as server:
-        with pytest.raises(EvalError, match="timed out"):
+        with pytest.raises(EvalError, match=r"in 2 attempts: .*timed out"):
             ask(server, retries=1, timeout_s=0.2)
         over.set()
-    assert len(server.bodies) == 2
 
 
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])

@@ -11,11 +11,12 @@ import pytest
 
 from kernels_eval.records import KernelTask, Language, SamplingParams, candidate_id
 from tasks.benchmark.config import BenchmarkConfig
+from tasks.sources.stage import read_tasks
 from tasks.store import Snapshot, SnapshotRef, fingerprint, known_rows
-from tasks.synthesis import asked as asked_module
+from tasks.synthesis import requests as requests_module
 from tasks.synthesis import stage
-from tasks.synthesis.asked import Asked
 from tasks.synthesis.config import SynthesisConfig
+from tasks.synthesis.requests import Questions, first_requests
 from tasks.tables import CANDIDATES, SAMPLING, TASKS
 
 TASK = KernelTask(task_id="t/0", name="t0", code="# 0")
@@ -63,7 +64,9 @@ def config(sampling: SamplingParams, samples: int = 2) -> SynthesisConfig:
 
 
 def request_keys(tasks: SnapshotRef, sampling: SamplingParams) -> tuple[str, ...]:
-    return tuple(Asked(tasks, config(sampling), Language.CUDA, "m").keys)
+    return tuple(
+        first_requests(Questions(read_tasks(tasks), config(sampling), Language.CUDA, "m")).keys
+    )
 
 
 def test_a_candidate_keeps_its_identity_and_a_setting_that_is_sent_gives_another() -> None:
@@ -83,7 +86,7 @@ def test_a_request_keeps_its_key_and_a_setting_that_is_sent_gives_another(
     tasks: SnapshotRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        asked_module, "render", lambda *arguments, **named: "a prompt"
+        requests_module, "render", lambda *arguments, **named: "a prompt"
     )  # the keys are not about what prompts say
     for keys, sampling in REQUEST_KEYS.items():
         assert request_keys(tasks, sampling) == keys

@@ -380,9 +380,7 @@ def test_verdicts_that_never_reached_a_device_mix_with_any() -> None:
     assert value(score(made, ks=(1,), ps=()), "exec") == pytest.approx(1 / 3)
 
 
-def test_a_model_without_samples_on_some_tasks_is_scored_on_its_own_and_says_how_many_are_missing() -> (
-    None
-):
+def test_a_model_without_samples_on_some_tasks_says_how_many_are_missing() -> None:
     made = frame(row("m", "a", 2.0), row("m", "b", FAILED), row("n", "a", 2.0))
     scores = {
         r.model: r for r in score(made, ks=(1,), ps=()) if r.metric == "exec" and r.track == "any"

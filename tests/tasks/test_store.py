@@ -280,11 +280,13 @@ def killed_writer(tmp_path: Path, root: str, rows_per_part: int, rows: int) -> i
             import pyarrow as pa
 
             POINT = pa.struct([("x", pa.int64()), ("label", pa.string())])
-            SCHEMA = pa.schema([("key", pa.string()), ("value", pa.int64()), ("point", POINT), ("names", pa.list_(pa.string()))])
+            SCHEMA = pa.schema([("key", pa.string()), ("value", pa.int64()), ("point", POINT), \
+("names", pa.list_(pa.string()))])
 
             def row(number):
                 return {
-                    "key": f"k{number:06d}", "value": number, "point": {"x": number, "label": f"\\u00e9{number}"}, "names": [str(number)]
+                    "key": f"k{number:06d}", "value": number, "point": {"x": number, "label": \
+f"\\u00e9{number}"}, "names": [str(number)]
                 }
             """)
     )

@@ -3,6 +3,7 @@ arbitrary frames; then unusable input."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from fractions import Fraction
 from typing import Any
@@ -445,9 +446,9 @@ def test_a_smaller_set_is_part_of_a_larger_one(
     if strategy.startswith(
         "balanced"
     ):  # where one kind runs short the other fills up, and a larger set may take back
-        assert all(len(small) <= len(large) for small, large in zip(sets, sets[1:], strict=False))
+        assert all(len(small) <= len(large) for small, large in itertools.pairwise(sets))
     else:
-        assert all(small <= large for small, large in zip(sets, sets[1:], strict=False))
+        assert all(small <= large for small, large in itertools.pairwise(sets))
 
 
 @given(rows=any_samples(), size=st.integers(1, 12))

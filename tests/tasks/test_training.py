@@ -18,8 +18,8 @@ from tasks.training.faults import is_out_of_memory
 from tasks.training.formatting import label_mask, select_examples, to_prompt_completion
 from tasks.training.launch import train_on_ray
 from tasks.training.recipe import PROJECTIONS, TrainingRecipe
-from tasks.training.trainer import adapter_changes_output, train
-from tests.support.training import ANSWER, REASONING, render, row
+from tasks.training.trainer import Run, train
+from tests.support.training import ANSWER, REASONING, adapter_changes_output, render, row
 
 RECIPE = TrainingRecipe(gradient_accumulation=2, learning_rate=5e-3)
 
@@ -93,9 +93,8 @@ def test_trl_puts_loss_on_reasoning_answer_and_end_token_and_on_no_prompt_token(
     tokenizer = load_tokenizer(base)
     examples = to_prompt_completion([row(0), row(1, answer="short")], tokenizer, render)
     recipe = RECIPE.resolve(gpu=False)
-    trainer = training._build_trainer(
-        examples, recipe, base, tokenizer, tmp_path, "cpu", unwatched(base, recipe)
-    )
+    run = Run(recipe, base, tmp_path, "cpu", tokenizer, examples, 512)
+    trainer = run.build(unwatched(base, recipe))
     batch = trainer.data_collator([trainer.train_dataset[0], trainer.train_dataset[1]])
     for example, ids, labels in zip(
         examples, batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True
@@ -128,11 +127,10 @@ def test_a_prompt_whose_end_merges_into_the_completion_is_caught_before_training
     example = {**example, "completion": "\n" + example["completion"]}
     example["completion_tokens"] = len(tokenizer(example["completion"])["input_ids"])
     recipe = RECIPE.resolve(gpu=False)
-    trainer = training._build_trainer(
-        [example], recipe, base, tokenizer, tmp_path, "cpu", unwatched(base, recipe)
-    )
+    run = Run(recipe, base, tmp_path, "cpu", tokenizer, [example], 512)
+    trainer = run.build(unwatched(base, recipe))
     with pytest.raises(UsageError, match="prepared row c0"):
-        training._check_labels(trainer, [example], tokenizer)
+        run.check_labels(trainer)
 
 
 def test_rows_that_cannot_be_trained_on_are_listed_with_their_reason(base: Path) -> None:
@@ -200,9 +198,7 @@ def test_training_lowers_the_loss_and_the_saved_adapter_changes_the_output(
     trained: training.TrainingResult, base: Path
 ) -> None:
     assert (
-        trained.steps == len(trained.history) == 9
-        and trained.rows == 6
-        and trained.dropped_ids == ()
+        trained.steps == len(trained.history) == 9 and trained.rows == 6 and trained.dropped == ()
     )
     assert trained.loss_last < trained.loss_first
     assert [entry["step"] for entry in trained.history] == list(range(1, 10))

@@ -60,9 +60,7 @@ def test_what_trl_and_peft_get_is_the_recipe(tmp_path: Path) -> None:
     recipe = paper().model_copy(update={"workers": 1, "parallelism": "none"}).resolve(gpu=False)
     examples = to_prompt_completion([row(0)], tokenizer, render)
     callback = watch(RunIdentity.of(recipe, base, examples), recipe.checkpoint_every_steps, None)
-    trainer = training._build_trainer(
-        examples, recipe, base, tokenizer, tmp_path / "checkpoints", "cpu", callback
-    )
+    trainer = training.Run(recipe, base, tmp_path, "cpu", tokenizer, examples, 512).build(callback)
 
     (lora,) = trainer.model.peft_config.values()
     got = {
@@ -170,6 +168,15 @@ def test_every_change_of_the_recipe_is_another_fingerprint(tmp_path: Path) -> No
         len({stage.planned(curated, recipe, {}).fingerprint for recipe in recipes})
         == len(CHANGES) + 1
     )
+
+
+@pytest.mark.parametrize("asked", [{"base_precision": "fp8"}, {"acceleration": "fp8"}])
+def test_fp8_is_refused_with_the_reason_and_other_recipes_of_before_are_read(
+    asked: dict[str, Any],
+) -> None:
+    with pytest.raises(ValidationError, match="FP8 base weights was removed: .* loss was 9.37"):
+        TrainingRecipe.model_validate(asked)
+    assert TrainingRecipe.model_validate({"base_precision": "bf16"}) == TrainingRecipe()
 
 
 def test_workers_share_the_passes_of_a_step_and_change_no_step() -> None:

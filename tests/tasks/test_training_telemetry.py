@@ -23,6 +23,7 @@ from tasks.training.telemetry import (
     multiplied_parameters,
     peak_flops,
 )
+from tests.support.training import plain_trainer
 
 TEXT = "walk over the rows four at a time and keep the sum in a register"
 
@@ -67,9 +68,7 @@ def test_a_training_writes_its_speed_without_evaluation_and_what_the_machine_did
 ) -> None:
     import torch
     from datasets import Dataset
-    from peft import LoraConfig
-    from transformers import PrinterCallback, TrainerCallback
-    from trl import SFTConfig, SFTTrainer
+    from transformers import TrainerCallback
 
     class Clock:
         """Every step takes 2 s, every evaluation a day."""
@@ -93,29 +92,19 @@ def test_a_training_writes_its_speed_without_evaluation_and_what_the_machine_did
     rows = Dataset.from_list(
         [{"prompt": "Go: ", "completion": TEXT[: 12 + 5 * number]} for number in range(6)]
     )
-    trainer = SFTTrainer(
-        model=load_causal_model(base, dtype=torch.float32),
-        args=SFTConfig(
-            output_dir=str(tmp_path),
-            num_train_epochs=2,
-            per_device_train_batch_size=2,
-            bf16=False,
-            gradient_checkpointing=False,
-            max_length=None,
-            logging_steps=1,
-            save_strategy="no",
-            eval_strategy="epoch",
-            report_to="none",
-            disable_tqdm=True,
-            use_cpu=True,
-        ),
-        train_dataset=rows,
+    trainer = plain_trainer(
+        load_causal_model(base, dtype=torch.float32),
+        rows,
+        tmp_path,
+        load_tokenizer(base),
+        num_train_epochs=2,
+        per_device_train_batch_size=2,
+        save_strategy="no",
+        eval_strategy="epoch",
         eval_dataset=rows,
-        processing_class=load_tokenizer(base),
-        peft_config=LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj"]),
+        lora={"r": 2, "target_modules": ["q_proj"]},
         callbacks=[Passing()],
     )
-    trainer.remove_callback(PrinterCallback)
     telemetry.attach(trainer)
     trainer.train()
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]

@@ -49,6 +49,18 @@ def responses(task_name: str, language: str) -> list[str]:
     return list(_responses(task_name, str(language)))
 
 
+def texts() -> list[str]:
+    """Everything that the small model reads in the demo: task sources and recorded responses, in a
+    fixed order."""
+    recorded = [
+        text
+        for task in _tasks()
+        for language in ("cpp", "cuda")
+        for text in _responses(task.name, language)
+    ]
+    return [task.code for task in _tasks()] + recorded
+
+
 @cache
 def _tasks() -> tuple[KernelTask, ...]:
     folder = files(__name__).joinpath("tasks")

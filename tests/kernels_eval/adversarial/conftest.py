@@ -7,14 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from kernels_eval.parent.prepare import Preparer
-from kernels_eval.parent.runner import Runner
-from tests.support.adversarial import Judge
-from tests.support.kernels import QUICK
+from tests.support.kernels import Verifier, verifying
 
 
 @pytest.fixture(scope="session")
-def judge() -> Iterator[Judge]:
-    made = Judge(Preparer(QUICK), Runner(QUICK, "cpu"))
-    yield made
-    made.close()
+def judge() -> Iterator[Verifier]:
+    with verifying() as made:
+        yield made

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.adversarial import AFFINE, AFFINE_CPP, Case, Judge, Trial, trials, writer
+from tests.support.adversarial import AFFINE, AFFINE_CPP, Case, Trial, Verifier, trials, writer
 from tests.support.kernels import kernel_task, task_source
 
 SOURCE = (
@@ -20,7 +20,8 @@ torch::Tensor shifted(torch::Tensor x) {
 torch::Tensor nothing(torch::Tensor x) { return torch::empty_like(x); }
 torch::Tensor half(torch::Tensor x) {
   auto out = torch::empty_like(x);
-  for (int64_t i = 0; i < x.numel() / 2; ++i) out.data_ptr<float>()[i] = x.data_ptr<float>()[i] * 2.0f + 1.0f;
+  for (int64_t i = 0; i < x.numel() / 2; ++i)
+      out.data_ptr<float>()[i] = x.data_ptr<float>()[i] * 2.0f + 1.0f;
   return out;
 }
 torch::Tensor after_free(torch::Tensor x) {
@@ -38,7 +39,8 @@ torch::Tensor wave(torch::Tensor x) {
 torch::Tensor by_row(torch::Tensor x, torch::Tensor gain) {
   auto out = torch::empty_like(x);
   const int64_t n = gain.numel();
-  for (int64_t i = 0; i < x.numel(); ++i) out.data_ptr<float>()[i] = x.data_ptr<float>()[i] * gain.data_ptr<float>()[i % n] + 1.0f;
+  for (int64_t i = 0; i < x.numel(); ++i)
+      out.data_ptr<float>()[i] = x.data_ptr<float>()[i] * gain.data_ptr<float>()[i % n] + 1.0f;
   return out;
 }
 """
@@ -223,5 +225,5 @@ CASES = [
 
 
 @pytest.mark.parametrize("trial", trials(CASES))
-def test_caches(judge: Judge, trial: Trial) -> None:
-    trial.assert_judged(judge(trial))
+def test_caches(judge: Verifier, trial: Trial) -> None:
+    trial.assert_judged(judge)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernels_eval.records import Verdict
-from tests.support.adversarial import Case, Judge, Trial, trials, writer
+from tests.support.adversarial import Case, Trial, Verifier, trials, writer
 from tests.support.kernels import kernel_task, task_source
 
 SOURCE = r"""
@@ -39,7 +39,8 @@ torch::Tensor centred_row_max(torch::Tensor x, int64_t dim) {
 }
 torch::Tensor scaled(torch::Tensor x, double factor) {
   auto out = torch::empty_like(x);
-  for (int64_t i = 0; i < x.numel(); ++i) out.data_ptr<float>()[i] = (float)(x.data_ptr<float>()[i] * factor);
+  for (int64_t i = 0; i < x.numel(); ++i)
+      out.data_ptr<float>()[i] = (float)(x.data_ptr<float>()[i] * factor);
   return out;
 }
 torch::Tensor memorised(torch::Tensor x) {
@@ -50,7 +51,8 @@ torch::Tensor memorised(torch::Tensor x) {
 }
 torch::Tensor roots(torch::Tensor x) {
   auto out = torch::empty_like(x);
-  for (int64_t i = 0; i < x.numel(); ++i) out.data_ptr<float>()[i] = std::sqrt(x.data_ptr<float>()[i]);
+  for (int64_t i = 0; i < x.numel(); ++i)
+      out.data_ptr<float>()[i] = std::sqrt(x.data_ptr<float>()[i]);
   return out;
 }
 torch::Tensor not_roots(torch::Tensor x) {
@@ -203,5 +205,5 @@ CASES = [
 
 
 @pytest.mark.parametrize("trial", trials(CASES))
-def test_degenerate(judge: Judge, trial: Trial) -> None:
-    trial.assert_judged(judge(trial))
+def test_degenerate(judge: Verifier, trial: Trial) -> None:
+    trial.assert_judged(judge)

@@ -9,12 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from kernels_eval.devices import gpu_arch
-from kernels_eval.parent.prepare import Preparer
-from kernels_eval.parent.runner import Runner
 from kernels_eval.records import Language
-from tests.support.adversarial import Case, Judge, Trial, trials
-from tests.support.kernels import QUICK, kernel_task, module, task_source
+from tests.support.adversarial import Case, Trial, Verifier, trials
+from tests.support.kernels import kernel_task, module, task_source, verifying_on_gpu
 
 AFFINE = kernel_task(
     task_source("return x * 2.0 + 1.0", inputs="[torch.randn(500, 512)]"), "adversarial_affine_gpu"
@@ -35,7 +32,8 @@ __global__ void affine_kernel(const float* x, float* y, long n) {
   const long i = blockIdx.x * (long)blockDim.x + threadIdx.x;
   if (i < n) y[i] = x[i] * 2.0f + 1.0f;
 }
-// Waits three million clocks (about 2 ms) before it writes: a reader that does not wait for it reads something else.
+// Waits three million clocks (about 2 ms) before it writes: a reader that does not wait for it
+// reads something else.
 __global__ void late_affine_kernel(const float* x, float* y, long n) {
   const long i = blockIdx.x * (long)blockDim.x + threadIdx.x;
   const long long started = clock64();
@@ -51,7 +49,8 @@ static __device__ unsigned to_tf32(float v) {
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(v));
   return bits;
 }
-__global__ void product_kernel(const float* x, const float* w, float* y, long rows, long inner, long columns, bool tf32) {
+__global__ void product_kernel(const float* x, const float* w, float* y, long rows, long inner,
+    long columns, bool tf32) {
   const long j = blockIdx.x * (long)blockDim.x + threadIdx.x, i = blockIdx.y;
   if (j >= columns) return;
   float sum = 0.0f;
@@ -68,17 +67,20 @@ static unsigned blocks(long n) { return (unsigned)((n + 255) / 256); }
 torch::Tensor affine_on(torch::Tensor x, int64_t stream) {
   auto in = x.contiguous();
   auto y = torch::empty_like(in);
-  affine_kernel<<<blocks(in.numel()), 256, 0, (cudaStream_t)stream>>>(in.data_ptr<float>(), y.data_ptr<float>(), in.numel());
+  affine_kernel<<<blocks(in.numel()), 256, 0, (cudaStream_t)stream>>>(in.data_ptr<float>(),
+      y.data_ptr<float>(), in.numel());
   return y;
 }
 torch::Tensor affine_into(torch::Tensor x, torch::Tensor y, int64_t stream) {
-  affine_kernel<<<blocks(x.numel()), 256, 0, (cudaStream_t)stream>>>(x.data_ptr<float>(), y.data_ptr<float>(), x.numel());
+  affine_kernel<<<blocks(x.numel()), 256, 0, (cudaStream_t)stream>>>(x.data_ptr<float>(),
+      y.data_ptr<float>(), x.numel());
   return y;
 }
 torch::Tensor late_affine_on(torch::Tensor x, int64_t stream) {
   auto in = x.contiguous();
   auto y = torch::empty_like(in);
-  late_affine_kernel<<<blocks(in.numel()), 256, 0, (cudaStream_t)stream>>>(in.data_ptr<float>(), y.data_ptr<float>(), in.numel());
+  late_affine_kernel<<<blocks(in.numel()), 256, 0, (cudaStream_t)stream>>>(in.data_ptr<float>(),
+      y.data_ptr<float>(), in.numel());
   return y;
 }
 torch::Tensor late_affine_aside(torch::Tensor x) {
@@ -99,7 +101,8 @@ int64_t persisting_l2(int64_t set) {
 }
 int64_t leak(int64_t megabytes) {
   void* lost = nullptr;
-  return cudaMalloc(&lost, (size_t)megabytes << 20) == cudaSuccess ? cudaMemset(lost, 1, (size_t)megabytes << 20) : -1;
+  return cudaMalloc(&lost, (size_t)megabytes << 20) == cudaSuccess
+      ? cudaMemset(lost, 1, (size_t)megabytes << 20) : -1;
 }
 torch::Tensor unwritten(torch::Tensor x) { return torch::empty_like(x); }
 torch::Tensor product(torch::Tensor x, torch::Tensor w, int64_t tf32, int64_t stream) {
@@ -107,7 +110,8 @@ torch::Tensor product(torch::Tensor x, torch::Tensor w, int64_t tf32, int64_t st
   const long rows = a.size(0), inner = a.size(1), columns = b.size(1);
   auto y = torch::empty({rows, columns}, a.options());
   product_kernel<<<dim3(blocks(columns), (unsigned)rows), 256, 0, (cudaStream_t)stream>>>(
-      a.data_ptr<float>(), b.data_ptr<float>(), y.data_ptr<float>(), rows, inner, columns, tf32 != 0);
+      a.data_ptr<float>(), b.data_ptr<float>(), y.data_ptr<float>(), rows, inner, columns,
+      tf32 != 0);
   return y;
 }
 """
@@ -277,15 +281,9 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def judge() -> Iterator[Judge]:
-    config = QUICK.model_copy(
-        update={"limits": QUICK.limits.model_copy(update={"run_s": 30, "load_s": 60})}
-    )
-    made = Judge(
-        Preparer(config, cuda_arch=gpu_arch()), Runner(config, "cuda:0", cuda_arch=gpu_arch())
-    )
-    yield made
-    made.close()
+def judge() -> Iterator[Verifier]:
+    with verifying_on_gpu() as made:
+        yield made
 
 
 def persisting_l2_changes() -> bool:
@@ -307,9 +305,9 @@ def persisting_l2_changes() -> bool:
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.parametrize("trial", trials(CASES))
-def test_gpu_threats(judge: Judge, trial: Trial, request: pytest.FixtureRequest) -> None:
+def test_gpu_threats(judge: Verifier, trial: Trial, request: pytest.FixtureRequest) -> None:
     if "t34" in request.node.name and not persisting_l2_changes():
         pytest.skip(
             "cudaDeviceSetLimit changes nothing on this machine: there is no carve-out to find"
         )
-    trial.assert_judged(judge(trial))
+    trial.assert_judged(judge)

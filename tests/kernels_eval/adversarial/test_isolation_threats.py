@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kernels_eval.records import Verdict
-from tests.support.adversarial import AFFINE, AFFINE_CPP, Case, Judge, Trial, trials, writer
+from tests.support.adversarial import AFFINE, AFFINE_CPP, Case, Trial, Verifier, trials, writer
 
 SOURCE = (
     AFFINE_CPP
@@ -154,5 +154,5 @@ CASES = [
 
 
 @pytest.mark.parametrize("trial", trials(CASES))
-def test_isolation_threats(judge: Judge, trial: Trial) -> None:
-    trial.assert_judged(judge(trial))
+def test_isolation_threats(judge: Verifier, trial: Trial) -> None:
+    trial.assert_judged(judge)

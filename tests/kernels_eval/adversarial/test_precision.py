@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kernels_eval.records import Verdict
-from tests.support.adversarial import AFFINE, AFFINE_CPP, Case, Judge, Trial, trials, writer
+from tests.support.adversarial import AFFINE, AFFINE_CPP, Case, Trial, Verifier, trials, writer
 from tests.support.kernels import kernel_task, task_source
 
 SOURCE = (
@@ -23,7 +23,8 @@ static torch::Tensor scaled_by(torch::Tensor x, float factor) {
 }
 torch::Tensor half_percent_off(torch::Tensor x) { return scaled_by(x, 1.005f); }
 
-// Rounds every product to so many bits of mantissa, as hardware does: 10 is TF32 (and fp16, within its range), 7 is bf16.
+// Rounds every product to so many bits of mantissa, as hardware does: 10 is TF32 (and fp16, within
+// its range), 7 is bf16.
 torch::Tensor rounded(torch::Tensor x, int64_t bits) {
   auto out = affine(x);
   float* b = out.data_ptr<float>();
@@ -40,7 +41,8 @@ torch::Tensor gelu_by_tanh(torch::Tensor x) {
   auto out = torch::empty_like(x);
   for (int64_t i = 0; i < x.numel(); ++i) {
     const double v = x.data_ptr<float>()[i];
-    out.data_ptr<float>()[i] = (float)(0.5 * v * (1.0 + std::tanh(0.7978845608028654 * (v + 0.044715 * v * v * v))));
+    out.data_ptr<float>()[i] = (float)(0.5 * v
+        * (1.0 + std::tanh(0.7978845608028654 * (v + 0.044715 * v * v * v))));
   }
   return out;
 }
@@ -83,7 +85,8 @@ static torch::Tensor row_sum_over(torch::Tensor x, int64_t columns) {
   const int64_t last = in.numel() - 1;
   for (int64_t i = 0; i < in.size(0); ++i) {
     double sum = 0;
-    for (int64_t j = 0; j < columns; ++j) sum += in.data_ptr<float>()[std::min(i * columns + j, last)];
+    for (int64_t j = 0; j < columns; ++j)
+        sum += in.data_ptr<float>()[std::min(i * columns + j, last)];
     out.data_ptr<float>()[i] = (float)sum;
   }
   return out;
@@ -110,7 +113,9 @@ static torch::Tensor column_sum_of_copy(torch::Tensor x, int64_t beyond, bool cl
 torch::Tensor column_sum_beyond(torch::Tensor x) { return column_sum_of_copy(x, 1, false); }
 torch::Tensor column_sum_padded(torch::Tensor x) { return column_sum_of_copy(x, 1, true); }
 
-static unsigned long long now() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+static unsigned long long now() {
+  return std::chrono::steady_clock::now().time_since_epoch().count();
+}
 // The last bits are the clock's: well within every tolerance, and never twice the same.
 torch::Tensor jitter(torch::Tensor x) {
   auto out = affine(x);
@@ -134,7 +139,9 @@ torch::Tensor two_halves(torch::Tensor x) {
   const float* a = in.data_ptr<float>();
   float* b = out.data_ptr<float>();
   const int64_t n = in.numel();
-  auto part = [=](int64_t from, int64_t to) { for (int64_t i = from; i < to; ++i) b[i] = a[i] * 2.0f + 1.0f; };
+  auto part = [=](int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; ++i) b[i] = a[i] * 2.0f + 1.0f;
+  };
   std::thread other(part, 0, n / 2);
   part(n / 2, n);
   other.join();
@@ -290,5 +297,5 @@ CASES = [
 
 
 @pytest.mark.parametrize("trial", trials(CASES))
-def test_precision(judge: Judge, trial: Trial) -> None:
-    trial.assert_judged(judge(trial))
+def test_precision(judge: Verifier, trial: Trial) -> None:
+    trial.assert_judged(judge)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kernels_eval.records import Verdict
-from tests.support.adversarial import AFFINE, AFFINE_CPP, Case, Judge, Trial, trials, writer
+from tests.support.adversarial import AFFINE, AFFINE_CPP, Case, Trial, Verifier, trials, writer
 from tests.support.kernels import kernel_task, task_source
 
 SOURCE = (
@@ -27,7 +27,8 @@ torch::Tensor spoils_one(torch::Tensor x) {
 torch::Tensor by_row(torch::Tensor x, torch::Tensor gain) {
   auto out = torch::empty_like(x);
   const int64_t n = gain.numel();
-  for (int64_t i = 0; i < x.numel(); ++i) out.data_ptr<float>()[i] = x.data_ptr<float>()[i] * gain.data_ptr<float>()[i % n];
+  for (int64_t i = 0; i < x.numel(); ++i)
+      out.data_ptr<float>()[i] = x.data_ptr<float>()[i] * gain.data_ptr<float>()[i % n];
   return out;
 }
 torch::Tensor layer_norm(torch::Tensor x, torch::Tensor gain, torch::Tensor shift) {
@@ -43,7 +44,8 @@ torch::Tensor layer_norm(torch::Tensor x, torch::Tensor gain, torch::Tensor shif
     for (int64_t j = 0; j < n; ++j) square += (a[j] - mean) * (a[j] - mean);
     const double scale = 1.0 / std::sqrt(square / n + 1e-5);
     for (int64_t j = 0; j < n; ++j)
-      out.data_ptr<float>()[i * n + j] = (float)((a[j] - mean) * scale * gain.data_ptr<float>()[one_gain ? 0 : j]
+      out.data_ptr<float>()[i * n + j] = (float)((a[j] - mean) * scale
+          * gain.data_ptr<float>()[one_gain ? 0 : j]
                                                  + shift.data_ptr<float>()[one_shift ? 0 : j]);
   }
   return out;
@@ -71,13 +73,16 @@ torch::Tensor column_variance(torch::Tensor x) {
   }
   return out;
 }
-torch::Tensor normalise(torch::Tensor x, torch::Tensor mean, torch::Tensor variance, torch::Tensor gain, torch::Tensor shift) {
+torch::Tensor normalise(torch::Tensor x, torch::Tensor mean, torch::Tensor variance,
+    torch::Tensor gain, torch::Tensor shift) {
   auto out = torch::empty_like(x);
   const int64_t n = x.size(1);
   for (int64_t i = 0; i < x.numel(); ++i) {
     const int64_t j = i % n;
-    const double scale = gain.data_ptr<float>()[j] / std::sqrt((double)variance.data_ptr<float>()[j] + 1e-5);
-    out.data_ptr<float>()[i] = (float)((x.data_ptr<float>()[i] - (double)mean.data_ptr<float>()[j]) * scale + shift.data_ptr<float>()[j]);
+    const double scale =
+        gain.data_ptr<float>()[j] / std::sqrt((double)variance.data_ptr<float>()[j] + 1e-5);
+    out.data_ptr<float>()[i] = (float)((x.data_ptr<float>()[i] - (double)mean.data_ptr<float>()[j])
+        * scale + shift.data_ptr<float>()[j]);
   }
   return out;
 }
@@ -130,7 +135,8 @@ RUNNING = (
 )
 BATCH = f"""if not self.training:
     {RUNNING}
-return ext.normalise(x, ext.column_mean(x), ext.column_variance(x), self.norm.weight, self.norm.bias)"""
+return ext.normalise(x, ext.column_mean(x), ext.column_variance(x), self.norm.weight, \
+self.norm.bias)"""
 PLAIN_NORM = "ones, zeros = torch.ones(1), torch.zeros(1)\nreturn ext.layer_norm(x, ones, zeros)"
 
 OVERRIDES = """
@@ -321,5 +327,5 @@ CASES = [
 
 
 @pytest.mark.parametrize("trial", trials(CASES))
-def test_state(judge: Judge, trial: Trial) -> None:
-    trial.assert_judged(judge(trial))
+def test_state(judge: Verifier, trial: Trial) -> None:
+    trial.assert_judged(judge)

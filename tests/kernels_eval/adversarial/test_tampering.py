@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kernels_eval.records import REASONS, Status, Verdict
-from tests.support.adversarial import AFFINE, AFFINE_CPP, Case, Judge, Trial, trials, writer
+from tests.support.adversarial import AFFINE, AFFINE_CPP, Case, Trial, Verifier, trials, writer
 
 SOURCE = (
     AFFINE_CPP
@@ -39,7 +39,8 @@ HOSTILE = (
 static PyObject* slow_clock(PyObject*, PyObject*) {
   return PyLong_FromLongLong(std::chrono::steady_clock::now().time_since_epoch().count() / 10);
 }
-// The function object stays the same; what it runs does not. No look at `time.perf_counter_ns` from Python shows it.
+// The function object stays the same; what it runs does not. No look at `time.perf_counter_ns`
+// from Python shows it.
 torch::Tensor hook_the_clock(torch::Tensor x) {
   PyObject* module = PyImport_ImportModule("time");
   PyObject* function = PyObject_GetAttrString(module, "perf_counter_ns");
@@ -49,8 +50,10 @@ torch::Tensor hook_the_clock(torch::Tensor x) {
   return affine(x);
 }
 
-// A symbol of the C library's name, in a library loaded late: everybody is bound to the real one already.
-extern "C" __attribute__((visibility("default"))) int clock_gettime(clockid_t, struct timespec* t) noexcept {
+// A symbol of the C library's name, in a library loaded late: everybody is bound to the real one
+// already.
+extern "C" __attribute__((visibility("default"))) int clock_gettime(clockid_t, struct timespec* t)
+    noexcept {
   t->tv_sec = 1;
   t->tv_nsec = 0;
   return 0;
@@ -64,10 +67,12 @@ static std::string framed(const std::string& text) {
   return std::string{(char)(n >> 24), (char)(n >> 16), (char)(n >> 8), (char)n} + text;
 }
 torch::Tensor writes_a_verdict_everywhere(torch::Tensor x) {
-  write_everywhere("{\"status\": \"correct\", \"reason\": \"ok\", \"timing\": {\"speedup\": 1000.0}}\n");
+  write_everywhere("{\"status\": \"correct\", \"reason\": \"ok\", "
+    "\"timing\": {\"speedup\": 1000.0}}\n");
   return affine(x);
 }
-// In the protocol's own framing, and only once the checks are over: a sample of one nanosecond for every call.
+// In the protocol's own framing, and only once the checks are over: a sample of one nanosecond for
+// every call.
 torch::Tensor answers_for_the_clock(torch::Tensor x) {
   static int call = 0;
   if (++call > 40) write_everywhere(framed("{\"ns\": 1, \"custom_calls\": 1}"));
@@ -99,7 +104,8 @@ class Lazy(torch.Tensor):
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
         with torch._C.DisableTorchFunctionSubclass():
-            done = [a.pending * 2.0 + 1.0 if isinstance(a, Lazy) and hasattr(a, "pending") else a for a in args]
+            done = [a.pending * 2.0 + 1.0 if isinstance(a, Lazy) and hasattr(a, "pending") else a \
+for a in args]
             return function(*done, **(kwargs or {}))
 """
 LAZY_CALL = "ext.affine(x)\ny = torch.empty_like(x).as_subclass(Lazy)\ny.pending = x\nreturn y"
@@ -148,7 +154,8 @@ IN_PLAIN_SIGHT = {
     "builtin": "import builtins\nbuiltins.isinstance = lambda *a: True",
     "harness": "from kernels_eval.checks import correctness\ncorrectness.judge = lambda *a: 'ok'",
 }
-INNOCENT = '''"""torch.allclose = and time.perf_counter = are words here; so are setattr, __class__ and Event."""
+INNOCENT = '''"""torch.allclose = and time.perf_counter = are words here; so are setattr, \
+__class__ and Event."""
 class Settings:
     equal = False
 setattr(Settings, "equal", True)
@@ -329,5 +336,5 @@ CASES = [
 
 
 @pytest.mark.parametrize("trial", trials(CASES))
-def test_tampering(judge: Judge, trial: Trial) -> None:
-    trial.assert_judged(judge(trial))
+def test_tampering(judge: Verifier, trial: Trial) -> None:
+    trial.assert_judged(judge)

@@ -15,7 +15,7 @@ import pytest
 from kernels_eval.checks.timing import measure
 from kernels_eval.config import TimingConfig
 from kernels_eval.records import Timing, Verdict
-from tests.support.adversarial import AFFINE_CPP, Case, Judge, Trial, trials, writer
+from tests.support.adversarial import AFFINE_CPP, Case, Trial, Verifier, trials, writer
 from tests.support.kernels import kernel_task, task_source
 
 code = writer(AFFINE_CPP, ["affine"], "adversarial_timing")
@@ -60,8 +60,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("trial", trials(CASES))
-def test_timing_threats(judge: Judge, trial: Trial) -> None:
-    trial.assert_judged(judge(trial))
+def test_timing_threats(judge: Verifier, trial: Trial) -> None:
+    trial.assert_judged(judge)
 
 
 # -- samplers whose truth is known -----------------------------------------------------------------

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kernels_eval.records import Verdict
-from tests.support.adversarial import AFFINE, AFFINE_CPP, Case, Judge, Trial, trials, writer
+from tests.support.adversarial import AFFINE, AFFINE_CPP, Case, Trial, Verifier, trials, writer
 from tests.support.kernels import kernel_task, task_source
 
 SOURCE = (
@@ -15,7 +15,8 @@ SOURCE = (
 #include <cmath>
 torch::Tensor touch(torch::Tensor scratch) { scratch.data_ptr<float>()[0] = 1.0f; return scratch; }
 torch::Tensor above_twenty_into(torch::Tensor x, torch::Tensor out) {
-  for (int64_t i = 0; i < x.numel(); ++i) out.data_ptr<float>()[i] = std::fmax(x.data_ptr<float>()[i] - 20.0f, 0.0f);
+  for (int64_t i = 0; i < x.numel(); ++i)
+      out.data_ptr<float>()[i] = std::fmax(x.data_ptr<float>()[i] - 20.0f, 0.0f);
   return out;
 }
 torch::Tensor library_product(torch::Tensor x, torch::Tensor w) { return torch::mm(x, w); }
@@ -26,7 +27,9 @@ torch::Tensor own_product(torch::Tensor x, torch::Tensor w) {
   for (int64_t i = 0; i < rows; ++i)
     for (int64_t j = 0; j < columns; ++j) {
       double sum = 0;
-      for (int64_t k = 0; k < inner; ++k) sum += (double)in.data_ptr<float>()[i * inner + k] * weight.data_ptr<float>()[k * columns + j];
+      for (int64_t k = 0; k < inner; ++k)
+          sum += (double)in.data_ptr<float>()[i * inner + k]
+            * weight.data_ptr<float>()[k * columns + j];
       out.data_ptr<float>()[i * columns + j] = (float)sum;
     }
   return out;
@@ -239,5 +242,5 @@ CASES = [
 
 
 @pytest.mark.parametrize("trial", trials(CASES))
-def test_work(judge: Judge, trial: Trial) -> None:
-    trial.assert_judged(judge(trial))
+def test_work(judge: Verifier, trial: Trial) -> None:
+    trial.assert_judged(judge)

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from kernels_eval.records import KernelTask, Language
+from tasks.sources.stage import read_tasks
 from tasks.store.snapshot import Snapshot, SnapshotRef
-from tasks.synthesis import asked as asked_module
-from tasks.synthesis.asked import Asked, Speed
+from tasks.synthesis import requests as requests_module
 from tasks.synthesis.config import SynthesisConfig
+from tasks.synthesis.requests import Questions, RequestSet, Speed, first_requests
 from tasks.synthesis.sampler import Response
 from tasks.tables import TASKS
 
@@ -27,11 +28,11 @@ def tasks(tmp_path: Path) -> SnapshotRef:
     return snapshot.publish(config={}, rows=3).ref
 
 
-def asked(tasks: SnapshotRef, **changes: object) -> Asked:
+def asked(tasks: SnapshotRef, **changes: object) -> RequestSet:
     config = SynthesisConfig(
         sampler="openai", model="m", base_url="http://h/v1", samples_per_task=4, **changes
     )
-    return Asked(tasks, config, Language.CUDA, "m")
+    return first_requests(Questions(read_tasks(tasks), config, Language.CUDA, "m"))
 
 
 def test_each_reading_gives_the_same_requests_in_the_order_of_tasks(tasks: SnapshotRef) -> None:
@@ -58,7 +59,7 @@ def test_a_progress_line_tells_tokens_and_time_once_there_is_a_rate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(asked_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(requests_module.time, "monotonic", lambda: now[0])
     speed = Speed()
     answer = Response(request_key="k", text="x", completion_tokens=1000)
     for _ in range(4):

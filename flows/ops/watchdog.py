@@ -1,12 +1,10 @@
-"""Finds runs that are stuck and frees what they hold: the slot of a deployment that runs one at a
-time, above all.
+"""Frees what stuck flow runs hold: the slot of a deployment that runs one at a time, above all.
 
-Guarantees: what is done to a run is done with a message that says which limit it passed; a run that
-moved between the look and the act is left alone; a run is never touched twice for one reason,
-because its state has changed. Does not end processes itself: `cancel` asks the worker, `crash` is
-for runs whose process is gone. Looks at runs that are no subflows; the unfinished runs below one
-that is crashed are crashed with it. `judge` (flows.runtime.stuck) decides, this module asks Prefect
-and does.
+Guarantees: the state of a run that was ended says which limit it passed; a run that moved between
+the look and the act is left alone; a run is never touched twice for one reason, because its state
+has changed. Does not end processes itself: `cancel` asks the worker, `crash` is for runs whose
+process is gone. Looks at runs that are no subflows; the unfinished runs below one that is crashed
+are crashed with it. `judge` (flows.ops.stuck) decides, this module asks Prefect and acts.
 """
 
 from __future__ import annotations
@@ -14,30 +12,38 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from prefect import flow
 
-from flows.runtime.ending import Ask, below, end_run
-from flows.runtime.stuck import RunFacts, Stuck, WatchdogConfig, judge
+from flows.ops.runs import PAGE, Ask, end_run, runs_below
+from flows.ops.stuck import RunFacts, Stuck, WatchdogConfig, judge
 from kernels_eval.errors import EvalError
 from tasks.reporting.text import cells
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.orchestration.routes import ServerRoutes
     from prefect.client.schemas.objects import FlowRun
 
-PAGE = 200
 WATCHED = ("PENDING", "RUNNING", "CANCELLING")
 HEARTBEAT = "prefect.flow-run.heartbeat"
 SIGNATURE = "concur watchdog"
+SIGNS = (
+    ("task_runs/filter", ("flow_runs", "id"), "EXPECTED_START_TIME_DESC", "updated"),
+    ("flow_runs/filter", ("flow_runs", "id"), "START_TIME_DESC", "updated"),
+    ("artifacts/filter", ("artifacts", "flow_run_id"), "UPDATED_DESC", "updated"),
+    ("logs/filter", ("logs", "flow_run_id"), "TIMESTAMP_DESC", "timestamp"),
+)
+"""What a run leaves while it works: where it is asked for, by what, in which order, and its
+time."""
 
 
 @flow(name="watch over runs", flow_run_name="watch over runs", log_prints=False)
 def watch_runs(config: WatchdogConfig | None = None, dry_run: bool = False) -> list[dict[str, Any]]:
-    """Find stuck runs, act, and say what was done in a table. To be scheduled every few minutes on
-    a pool that always has a worker."""
+    """Find stuck runs, act, and report it in a table. To be scheduled every few minutes on a pool
+    that always has a worker."""
     from prefect.artifacts import create_table_artifact
     from prefect.logging import get_run_logger
     from prefect.runtime import flow_run
@@ -56,8 +62,10 @@ def watch_runs(config: WatchdogConfig | None = None, dry_run: bool = False) -> l
 def watch(
     config: WatchdogConfig, *, dry_run: bool = False, without: str = "", now: datetime | None = None
 ) -> list[dict[str, Any]]:
-    """Every stuck run, with `done`: what came of it. Raises EvalError where Prefect does not
-    answer."""
+    """Every stuck run, with `done`: what came of it. `without` is a run that is not looked at.
+
+    Raises EvalError where Prefect does not answer.
+    """
     with _prefect() as client:
         found = judge(list(_facts(client, config, without)), now or datetime.now(UTC), config)
         return [
@@ -70,22 +78,25 @@ def watch(
 def _prefect() -> Iterator[SyncPrefectClient]:
     from httpx import HTTPError
     from prefect.client.orchestration import get_client
-    from prefect.exceptions import PrefectHTTPStatusError
     from prefect.settings import get_current_settings
 
-    url = get_current_settings().api.url
     try:
         with get_client(sync_client=True) as client:
             yield client
-    except (HTTPError, PrefectHTTPStatusError, OSError, RuntimeError) as error:
+    except (HTTPError, OSError, RuntimeError) as error:
+        address = get_current_settings().api.url or "no address"
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise EvalError(
-            f"Prefect at {url or 'no address'} does not answer:"
-            f" {(str(error).splitlines() or [type(error).__name__])[0]}",
+            f"Prefect at {address} does not answer: {reason}",
             "check that its server runs, and PREFECT_API_URL",
         ) from error
 
 
-# -- what there is ---------------------------------------------------------------------------------
+def _asking(client: SyncPrefectClient) -> Ask:
+    def ask(path: str, body: Any) -> Any:
+        return client.request("POST", cast("ServerRoutes", f"/{path}"), json=body).json()
+
+    return ask
 
 
 def _facts(client: SyncPrefectClient, config: WatchdogConfig, without: str) -> Iterator[RunFacts]:
@@ -95,11 +106,11 @@ def _facts(client: SyncPrefectClient, config: WatchdogConfig, without: str) -> I
             continue
         pool = run.work_pool_name
         if pool and pool not in online:
-            online[pool] = _online(client, pool)
-        scheduled = run.state.is_scheduled()
-        since = (
-            run.next_scheduled_start_time or run.expected_start_time if scheduled else None
-        ) or run.state.timestamp
+            wanted = {"workers": {"status": {"any_": ["ONLINE"]}}}
+            online[pool] = len(_asking(client)(f"work_pools/{pool}/workers/filter", wanted))
+        since = run.state.timestamp
+        if run.state.is_scheduled():
+            since = run.next_scheduled_start_time or run.expected_start_time or since
         yield RunFacts(
             run_id=str(run.id),
             name=run.name,
@@ -107,7 +118,7 @@ def _facts(client: SyncPrefectClient, config: WatchdogConfig, without: str) -> I
             state=run.state.type.value,
             state_name=run.state.name or run.state.type.value,
             since=since,
-            last_sign=since if scheduled else _last_sign(client, run),
+            last_sign=since if run.state.is_scheduled() else _last_sign(client, run),
             last_heartbeat=_last_heartbeat(client, run.id) if run.state.is_running() else None,
             workers_online=online.get(pool) if pool else None,
         )
@@ -118,21 +129,18 @@ def _runs(client: SyncPrefectClient, config: WatchdogConfig) -> Iterator[FlowRun
     from prefect.client.schemas.filters import FlowRunFilter
     from prefect.client.schemas.sorting import FlowRunSort
 
-    tags = {"tags": {"all_": [config.tag]}} if config.tag else {}
+    common: dict[str, Any] = {"parent_task_run_id": {"is_null_": True}}
+    if config.tag:
+        common["tags"] = {"all_": [config.tag]}
     late = (datetime.now(UTC) - timedelta(minutes=config.late_min)).isoformat()
+    scheduled = {"type": {"any_": ["SCHEDULED"]}, "name": {"any_": ["Late", "Scheduled"]}}
     for condition in (
         {"state": {"type": {"any_": list(WATCHED)}}},
-        {
-            "state": {"type": {"any_": ["SCHEDULED"]}, "name": {"any_": ["Late", "Scheduled"]}},
-            "next_scheduled_start_time": {"before_": late},
-        },
+        {"state": scheduled, "next_scheduled_start_time": {"before_": late}},
     ):
-        wanted = FlowRunFilter.model_validate(
-            {"parent_task_run_id": {"is_null_": True}, **tags, **condition}
-        )
         offset = 0
         while page := client.read_flow_runs(
-            flow_run_filter=wanted,
+            flow_run_filter=FlowRunFilter.model_validate(common | condition),
             sort=FlowRunSort.EXPECTED_START_TIME_ASC,
             limit=PAGE,
             offset=offset,
@@ -145,26 +153,12 @@ def _runs(client: SyncPrefectClient, config: WatchdogConfig) -> Iterator[FlowRun
 
 def _last_sign(client: SyncPrefectClient, run: FlowRun) -> datetime:
     """The newest of everything that a run leaves while it works, its subflows' included."""
-    ids = [str(run.id), *(child["id"] for child in below(_asking(client), str(run.id)))]
+    ids = [str(run.id), *(child["id"] for child in runs_below(_asking(client), str(run.id)))]
     signs = [run.state.timestamp if run.state else run.created]
-    of_runs = {"flow_runs": {"id": {"any_": ids}}}
-    for path, body, key in (
-        ("/task_runs/filter", {**of_runs, "sort": "EXPECTED_START_TIME_DESC"}, "updated"),
-        ("/flow_runs/filter", {**of_runs, "sort": "START_TIME_DESC"}, "updated"),
-        (
-            "/artifacts/filter",
-            {"artifacts": {"flow_run_id": {"any_": ids}}, "sort": "UPDATED_DESC"},
-            "updated",
-        ),
-        (
-            "/logs/filter",
-            {"logs": {"flow_run_id": {"any_": ids}}, "sort": "TIMESTAMP_DESC"},
-            "timestamp",
-        ),
-    ):
-        for row in client.request("POST", path, json={**body, "limit": 20}).json():
-            if row.get(key):
-                signs.append(datetime.fromisoformat(row[key].replace("Z", "+00:00")))
+    for path, (table, column), order, key in SIGNS:
+        body = {table: {column: {"any_": ids}}, "sort": order, "limit": 20}
+        rows = _asking(client)(path, body)
+        signs += [datetime.fromisoformat(row[key]) for row in rows if row.get(key)]
     return max(sign for sign in signs if sign is not None)
 
 
@@ -174,37 +168,20 @@ def _last_heartbeat(client: SyncPrefectClient, run_id: UUID) -> datetime | None:
         "resource": {"id": [f"prefect.flow-run.{run_id}"]},
         "order": "DESC",
     }
-    events = client.request("POST", "/events/filter", json={"filter": wanted, "limit": 1}).json()[
-        "events"
-    ]
-    return datetime.fromisoformat(events[0]["occurred"].replace("Z", "+00:00")) if events else None
-
-
-def _online(client: SyncPrefectClient, pool: str) -> int:
-    workers = client.request(
-        "POST",
-        f"/work_pools/{pool}/workers/filter",
-        json={"workers": {"status": {"any_": ["ONLINE"]}}},
-    ).json()
-    return len(workers)
-
-
-def _asking(client: SyncPrefectClient) -> Ask:
-    return lambda path, body: client.request("POST", f"/{path}", json=body).json()
-
-
-# -- what is done ----------------------------------------------------------------------------------
+    events = _asking(client)("events/filter", {"filter": wanted, "limit": 1})["events"]
+    return datetime.fromisoformat(events[0]["occurred"]) if events else None
 
 
 def _act(client: SyncPrefectClient, stuck: Stuck) -> str:
-    """Do it, unless the run has moved meanwhile. Says what came of it."""
+    """Act, unless the run has moved meanwhile. Returns what came of it."""
     from prefect.states import Cancelled, Cancelling
 
     if stuck.action == "tell":
         return "told"
     run = client.read_flow_run(UUID(stuck.run_id))
-    if run.state is None or (run.state.name or run.state.type.value) != stuck.state:
-        return f"nothing: it is {run.state.name if run.state else 'gone'} by now"
+    state = run.state
+    if state is None or (state.name or state.type.value) != stuck.state:
+        return f"nothing: it is {state.name if state else 'gone'} by now"
     message = f"{SIGNATURE}: {stuck.why}"
     if stuck.action == "cancel":
         client.set_flow_run_state(run.id, Cancelling(message=message))
@@ -212,7 +189,7 @@ def _act(client: SyncPrefectClient, stuck: Stuck) -> str:
     if stuck.action == "drop":
         client.set_flow_run_state(run.id, Cancelled(message=message))
         return "dropped before it started"
-    ended = end_run(_asking(client), str(run.id), run.state.type.value, message)
+    ended = end_run(_asking(client), str(run.id), state.type.value, message)
     return (
         "cancelled without its worker" if ended == "CANCELLED" else "crashed, and its slot is free"
     )

@@ -17,20 +17,21 @@ RUN = """
 import logging, subprocess, sys
 from pathlib import Path
 from prefect.logging.handlers import PrefectConsoleHandler
-from flows.runtime.outlet import outlive_the_reader
+from flows.runtime.shutdown import survive_closed_output
 
 log = logging.getLogger("run")
 log.addHandler(PrefectConsoleHandler())
 if sys.argv[2] == "guarded":
-    outlive_the_reader()
-    outlive_the_reader()
+    survive_closed_output()
+    survive_closed_output()
 log.error("before")
 sys.stdin.readline()
 for number in range(3):
     log.error("after %d", number)
 print("printed", flush=True)
 print("to stderr", file=sys.stderr, flush=True)
-child = subprocess.run([sys.executable, "-c", "import sys; print('of a child', flush=True); sys.stderr.write('x')"])
+child = subprocess.run([sys.executable, "-c", "import sys; print('of a child', flush=True); \
+sys.stderr.write('x')"])
 Path(sys.argv[1]).write_text(f"{child.returncode}")
 """
 

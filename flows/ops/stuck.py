@@ -1,13 +1,13 @@
-"""Which runs are stuck, and what is to be done about each. Pure: what Prefect says of a run in, a
-finding out.
+"""Which flow runs are stuck, and what is to be done about each. Pure: what Prefect says of a run
+in, a finding out.
 
-Guarantees: a run that gave any sign of life within its limit is left alone, whatever else is odd
-about it; each finding says which limit was passed, by how much, and why it matters. All times are
-UTC; limits are minutes.
+Guarantees: a run that gave any sign of life within its limit is left alone; each finding says which
+limit was passed and by how much. Times are UTC; limits are minutes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Literal
 
@@ -17,7 +17,7 @@ from kernels_eval.records import Record
 
 
 class WatchdogConfig(BaseModel):
-    """How long a run may be in each state without a sign of life."""
+    """How many minutes a run may be in each state without a sign of life."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Watchdog")
 
@@ -56,7 +56,8 @@ class WatchdogConfig(BaseModel):
         gt=0,
         title="Late, min",
         description=(
-            "a scheduled run that nobody takes; after it: told, and dropped where a later one waits"
+            "a scheduled run that no worker takes; after it: reported, and dropped where a later"
+            " one waits"
         ),
     )
     tag: str | None = Field(
@@ -68,7 +69,7 @@ class WatchdogConfig(BaseModel):
 
 
 class RunFacts(Record):
-    """What is known of one flow run."""
+    """What is known of one flow run. Times are UTC."""
 
     run_id: str
     name: str
@@ -107,89 +108,73 @@ class Stuck(Record):
 
 def judge(runs: list[RunFacts], now: datetime, config: WatchdogConfig) -> list[Stuck]:
     """Findings, in the order of the runs; a run that is not stuck has none."""
-    found = [
-        each for run in runs if run.state != "SCHEDULED" and (each := _judged(run, now, config))
-    ]
-    return [*found, *_late([run for run in runs if run.state == "SCHEDULED"], now, config)]
+    late = [run for run in runs if run.state == "SCHEDULED"]
+    found = [stuck for run in runs if (stuck := _judge(run, now, config))]
+    return [*found, *_late(late, now, config)]
 
 
-def _judged(run: RunFacts, now: datetime, config: WatchdogConfig) -> Stuck | None:
-    in_state, silent = (
-        _minutes(now, run.since),
-        _minutes(now, max(run.last_sign, run.last_heartbeat or run.last_sign)),
+def _judge(run: RunFacts, now: datetime, config: WatchdogConfig) -> Stuck | None:
+    """The first limit that a run has passed."""
+    in_state, quiet = _minutes(now, run.since), _minutes(now, run.last_sign)
+    silent = min(quiet, _minutes(now, run.last_heartbeat or run.last_sign))
+    running = run.state == "RUNNING"
+    beats, alone = run.last_heartbeat is not None, run.workers_online == 0
+    pending, cancelling = config.pending_min, config.cancelling_min
+    heartbeat, progress = config.heartbeat_min, config.silent_min
+    rules: tuple[tuple[bool, float, float, Action, str], ...] = (
+        (
+            run.state == "PENDING",
+            in_state,
+            pending,
+            "crash",
+            "pending for {}: the process never came up",
+        ),
+        (
+            run.state == "CANCELLING",
+            in_state,
+            cancelling,
+            "crash",
+            "cancelling for {}: no worker ended it",
+        ),
+        (
+            running and beats,
+            silent,
+            heartbeat,
+            "crash",
+            "no heartbeat and no other sign for {}: its process is gone",
+        ),
+        (
+            running and alone,
+            silent,
+            heartbeat,
+            "crash",
+            "no sign for {}, and its pool has no worker online",
+        ),
+        (running, quiet, progress, "cancel", "no progress for {}, though its process lives"),
     )
-    if run.state == "PENDING" and in_state > config.pending_min:
-        return _stuck(
-            run,
-            in_state,
-            "crash",
-            f"pending for {in_state:.0f} min (limit {config.pending_min:g}): the process never"
-            " came up",
-        )
-    if run.state == "CANCELLING" and in_state > config.cancelling_min:
-        return _stuck(
-            run,
-            in_state,
-            "crash",
-            f"cancelling for {in_state:.0f} min (limit {config.cancelling_min:g}): no worker"
-            " ended it",
-        )
-    if run.state != "RUNNING":
-        return None
-    if run.last_heartbeat is not None and silent > config.heartbeat_min:
-        return _stuck(
-            run,
-            silent,
-            "crash",
-            f"no heartbeat and no other sign for {silent:.0f} min (limit {config.heartbeat_min:g}):"
-            " its process is gone",
-        )
-    if run.workers_online == 0 and silent > config.heartbeat_min:
-        return _stuck(
-            run,
-            silent,
-            "crash",
-            f"no sign for {silent:.0f} min (limit {config.heartbeat_min:g}), and its pool has no"
-            " worker online",
-        )
-    quiet = _minutes(now, run.last_sign)
-    if quiet > config.silent_min:
-        return _stuck(
-            run,
-            quiet,
-            "cancel",
-            f"no progress for {quiet:.0f} min (limit {config.silent_min:g}), though its process"
-            " lives",
-        )
+    for applies, minutes, limit, action, why in rules:
+        if applies and minutes > limit:
+            return _stuck(run, minutes, action, why.format(f"{minutes:.0f} min (limit {limit:g})"))
     return None
 
 
-def _late(runs: list[RunFacts], now: datetime, config: WatchdogConfig) -> list[Stuck]:
+def _late(runs: list[RunFacts], now: datetime, config: WatchdogConfig) -> Iterator[Stuck]:
     """Of several late runs of a deployment only the newest has work that the others would not do as
     well."""
-    newest: dict[str, datetime] = {}
+    newest: dict[str | None, datetime] = {}
     for run in runs:
-        if run.deployment_id:
-            newest[run.deployment_id] = max(run.since, newest.get(run.deployment_id, run.since))
-    found = []
+        newest[run.deployment_id] = max(run.since, newest.get(run.deployment_id, run.since))
     for run in runs:
-        late = _minutes(now, run.since)
-        if late <= config.late_min:
+        minutes = _minutes(now, run.since)
+        if minutes <= config.late_min:
             continue
-        nobody = ", and its pool has no worker online" if run.workers_online == 0 else ""
-        why = f"late by {late:.0f} min (limit {config.late_min:g}){nobody}"
+        abandoned = ", and its pool has no worker online" if run.workers_online == 0 else ""
+        why = f"late by {minutes:.0f} min (limit {config.late_min:g}){abandoned}"
         if run.deployment_id and run.since < newest[run.deployment_id]:
-            found.append(
-                _stuck(
-                    run,
-                    late,
-                    "drop",
-                    f"{why}; a later run of its deployment waits, which does the same work",
-                )
-            )
+            why += "; a later run of its deployment waits, which does the same work"
+            yield _stuck(run, minutes, "drop", why)
         else:
-            found.append(_stuck(run, late, "tell", why))
-    return found
+            yield _stuck(run, minutes, "tell", why)
 
 
 def _stuck(run: RunFacts, minutes: float, action: Action, why: str) -> Stuck:

@@ -1,0 +1,195 @@
+"""How far an output is from the expected one: comparisons of tensors, chunk by chunk, for outputs
+can be gigabytes. `kernels_eval.checks.correctness` says what the errors mean."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels_eval.checks.trials import Comparison
+
+FORMULA_FROM, FORMULA_TO = 1e-5, 0.1
+"""Relative errors of which it is asked whether they look like rounding or like another formula."""
+FORMULA_SAMPLE, FORMULA_BINS, FORMULA_SHARE = 1 << 16, 64, 0.3
+CHUNK = 1 << 24
+"""Elements compared at once: float64 copies of whole outputs would not fit beside them."""
+KERNELBENCH = (1e-4, 1e-2)
+"""Its absolute and relative tolerances: v0.1's, v0's."""
+
+
+def measure(actual: Tensor, oracle: Tensor, reference: Tensor) -> Comparison:
+    """Errors of one output tensor. `actual` and `reference` have the task's dtype, `oracle` is
+    float64 where it fitted; all have one shape."""
+    if not actual.is_floating_point() and not actual.is_complex():
+        equal = torch.equal(actual, reference.to(actual.dtype))
+        error = 0.0 if equal else 1.0
+        return Comparison(
+            rms=error, reference_rms=0.0, max=error, kernelbench_1e4=equal, kernelbench_1e2=equal
+        )
+    y, a, r = oracle.reshape(-1), actual.reshape(-1), reference.reshape(-1)
+    own_oracle = y.dtype == r.dtype and y.data_ptr() == r.data_ptr()
+    finite = all(map(_all_finite, (y, a) if own_oracle else (y, a, r)))
+    found = _measured(y, a, y if own_oracle else r, finite=finite)
+    if (
+        FORMULA_FROM < found.rms < FORMULA_TO
+        and not found.systematic
+        and a.is_floating_point()
+        and _follows_output(y, a)
+    ):
+        return found.model_copy(update={"systematic": True})
+    return found
+
+
+def _follows_output(y: Tensor, a: Tensor) -> bool:
+    """Is the error of up to 65,536 spread elements a function of the output, beyond a constant
+    share of it?
+
+    An approximation (GELU by tanh, say) errs alike wherever the output is alike; rounding, of
+    inputs or outputs, scatters. So the elements are sorted by the output and cut into 64 bins of
+    equal size: the means of the bins explain 55 % or more of that GELU's squared error and under 1
+    % of a rounded one's (6 % where digits are cut off). Values that a 16-bit type holds exactly
+    were rounded to it, however narrow their range. An approximation whose error sits in the
+    farthest outputs alone is not recognised.
+    """
+    step = -(-y.numel() // FORMULA_SAMPLE)
+    y, a = y[::step].double(), a[::step].double()
+    usable = torch.isfinite(y) & torch.isfinite(a)
+    y, a = y[usable], a[usable]
+    size = y.numel() // FORMULA_BINS
+    halves = (torch.float16, torch.bfloat16)
+    if size < 16 or any(torch.equal(a.to(half).double(), a) for half in halves):
+        return False
+    error = a - y
+    error = error - y * (error @ y / (y @ y).clamp(min=1e-300))
+    error = error[y.argsort()][: size * FORMULA_BINS].reshape(FORMULA_BINS, size)
+    explained, whole = error.mean(1).square().sum() * size, error.square().sum()
+    return bool(explained > FORMULA_SHARE * whole)
+
+
+def _spans(count: int) -> list[slice]:
+    return [slice(start, start + CHUNK) for start in range(0, count, CHUNK)]
+
+
+def _measured(y: Tensor, a: Tensor, r: Tensor, *, finite: bool) -> Comparison:
+    """`measure` of flat tensors, in float64 (or complex128). `finite`: there is no NaN and no
+    infinity, and sums stay on the device, which is waited for once."""
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    sums = torch.zeros(2, dtype=torch.float64, device=y.device)
+    energy, worst = sums[0].clone(), sums.clone()
+    cross = torch.zeros((), dtype=wide, device=y.device)
+    loose = torch.ones(2, dtype=torch.bool, device=y.device)
+    masks = reference_is_finite = True
+    count = 0
+    for span in _spans(y.numel()):
+        part = y[span] if finite else y[span][_usable(y[span], a[span], r[span])]
+        energy += part.to(wide).abs().square().sum()
+        count += part.numel()
+    scale = (energy / max(count, 1)).sqrt().clamp(min=1e-30)
+    for span in _spans(y.numel()):
+        yy, aa = y[span].to(wide), a[span].to(wide)
+        rr = yy if r is y else r[span].to(wide)
+        loose &= torch.stack([_near(aa, rr, limit, finite) for limit in KERNELBENCH])
+        if not finite:
+            masks = masks and _same_masks(aa, rr)
+            reference_is_finite = reference_is_finite and bool(torch.isfinite(rr).all())
+            usable = _usable(yy, aa, rr)
+            yy, aa, rr = yy[usable], aa[usable], rr[usable]
+        if not yy.numel():
+            continue
+        error, own, bound = aa - yy, rr - yy, yy.abs() + scale
+        cross += (error * yy.conj()).sum()
+        error, own = error.abs(), own.abs()
+        sums += torch.stack([error.square().sum(), own.square().sum()])
+        worst = torch.maximum(worst, torch.stack([(error / bound).amax(), (own / bound).amax()]))
+    (squares, own_squares), (largest, own_largest) = sums.tolist(), worst.tolist()
+    return Comparison(
+        rms=(squares / max(count, 1)) ** 0.5 / float(scale),
+        reference_rms=(own_squares / max(count, 1)) ** 0.5 / float(scale),
+        max=largest,
+        reference_max=own_largest,
+        masks_match=masks,
+        finite=reference_is_finite,
+        systematic=_proportional(squares, float(energy), abs(cross.item())),
+        kernelbench_1e4=bool(loose[0]),
+        kernelbench_1e2=bool(loose[1]),
+    )
+
+
+def _usable(*tensors: Tensor) -> Tensor:
+    """Where all of them are finite."""
+    return torch.stack([torch.isfinite(tensor) for tensor in tensors]).all(0)
+
+
+def _near(a: Tensor, r: Tensor, limit: float, finite: bool) -> Tensor:
+    """allclose(atol=limit, rtol=limit), NaN equal to NaN."""
+    if finite:
+        return ((a - r).abs() <= limit + limit * r.abs()).all()
+    return torch.isclose(a, r, atol=limit, rtol=limit, equal_nan=True).all()
+
+
+def _same_masks(a: Tensor, r: Tensor) -> bool:
+    infinite = torch.isinf(r)
+    return (
+        torch.equal(torch.isnan(a), torch.isnan(r))
+        and torch.equal(torch.isfinite(a), torch.isfinite(r))
+        and torch.equal(a[infinite], r[infinite])
+    )
+
+
+def _proportional(squares: float, energy: float, cross: float) -> bool:
+    """Is the error a constant share of the output (98 % of its variance)? Then a formula is wrong;
+    rounding scatters."""
+    return bool(squares and energy) and cross**2 / (squares * energy) > 0.98
+
+
+def _all_finite(tensor: Tensor) -> bool:
+    """No NaN and no infinity, in one pass without a temporary: both propagate into the smallest and
+    the largest value. Not asked of complex tensors."""
+    if tensor.is_complex():
+        return False
+    return not tensor.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())
+
+
+def same(a: object, b: object) -> bool:
+    """Bit for bit the same value; NaN equals NaN."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        # outputs can be gigabytes: the usual case first
+        if a.device == b.device and torch.equal(a, b):
+            return True
+        return bool(((a == b) | ((a != a) & (b != b))).all())
+    return type(a) is type(b) and (not isinstance(a, int | float | str | bool) or a == b)
+
+
+def same_all(one: list[Tensor], other: list[Tensor]) -> bool:
+    """The same tensors, bit for bit."""
+    return len(one) == len(other) and all(map(same, one, other))
+
+
+def close(a: Tensor, b: Tensor, rtol: float) -> bool:
+    """|a - b| <= rtol (|b| + RMS(b)) everywhere, with NaN and infinities in the same places; no
+    absolute tolerance, so tiny values count."""
+    if a.shape != b.shape:
+        return False
+    if not (a.is_floating_point() or a.is_complex()):
+        return torch.equal(a, b)
+    a, b = a.reshape(-1), b.reshape(-1)
+    finite = _all_finite(a) and _all_finite(b)
+    if not finite and not all(_same_masks(a[span], b[span]) for span in _spans(a.numel())):
+        return False
+    energy, count = 0.0, 0
+    for span in _spans(b.numel()):
+        part = b[span] if finite else b[span][torch.isfinite(b[span])]
+        energy += float(part.abs().double().square().sum())
+        count += part.numel()
+    scale = (energy / count) ** 0.5 if count else 0.0
+    wide = torch.promote_types(a.dtype, torch.float32)
+    for span in _spans(b.numel()):
+        x, y = a[span].to(wide), b[span].to(wide)
+        if not finite:
+            usable = torch.isfinite(y)
+            x, y = x[usable], y[usable]
+        if not bool(((x - y).abs() <= rtol * (y.abs() + scale)).all()):
+            return False
+    return True

@@ -1,0 +1,111 @@
+"""What the parent and a task's reference process tell each other: plain records, sent as JSON.
+
+No torch here, for the parent never imports it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from kernels_eval.records import Record
+
+DECLARED = "declared"
+"""The task's own inputs and shape, as opposed to drawn distributions and other sizes."""
+
+
+class InputNote(Record):
+    """What may vary about one argument. `pattern`: its zeros stay zeros; `symmetric`: as
+    declared."""
+
+    vary: bool
+    pattern: bool = False
+    symmetric: bool = False
+
+
+class InputPlan(Record):
+    """What may vary about a task's inputs: a note for each argument, and smaller shapes to try, by
+    name, as (argument, dimension, size)."""
+
+    notes: list[InputNote]
+    shapes: dict[str, list[tuple[int, int, int]]]
+
+    @property
+    def varies(self) -> bool:
+        return any(note.vary for note in self.notes)
+
+
+class OutputForm(Record):
+    """One output tensor of the reference."""
+
+    shape: list[int]
+    dtype: str
+    device: str = "cpu"
+    bytes: int = 0
+
+
+class LoadedTask(Record):
+    """What the reference process found when it loaded a task and ran it once.
+
+    `parameters` are shapes without dimensions of size 1, `input_bytes` those of one set of inputs,
+    `mutates` whether the reference changes its inputs.
+    """
+
+    plan: InputPlan
+    structure: str
+    mutates: bool
+    operators: tuple[str, ...]
+    parameters: list[list[int]]
+    dtype: str
+    device_name: str
+    input_bytes: int
+    peak_bytes_per_s: float
+    cache_bytes: int
+
+
+class ModelSpec(Record):
+    """How a process makes a task's model, on which device: the same seed makes the same weights.
+    `construct_on` is where they are made before they are moved to `device`."""
+
+    entry_point: str
+    init_form: str
+    device: str
+    construct_on: str
+    threads: int
+    seed: int
+
+
+class Comparison(Record):
+    """Errors of an output against the expected one, all dimensionless.
+
+    `rms` is RMS(err)/RMS(oracle), `max` the largest |err| / (|y| + RMS(y)); `reference_rms` and
+    `reference_max` are the same of the fp32 reference. `systematic`: the error is a function of the
+    output, as that of another formula is. `masks_match`: NaN and infinities are in the same places.
+    `equals_trial` and `equals_answer` name other trials of which this is the expected, or the
+    candidate's own, answer.
+    """
+
+    rms: float
+    reference_rms: float
+    max: float
+    reference_max: float = 0.0
+    masks_match: bool = True
+    finite: bool = True
+    kernelbench_1e4: bool = True
+    kernelbench_1e2: bool = True
+    systematic: bool = False
+    equals_trial: list[str] = []
+    equals_answer: list[str] = []
+
+
+class Expectation(Record):
+    """What the reference process says of the expected values of one trial. `equals` names earlier
+    trials with the same answer, `zeros` is how an output of zeros would compare."""
+
+    finite: bool
+    some_finite: bool
+    deterministic: bool
+    bit_identical: bool
+    oracle: Literal["float64", "float32"]
+    equals: list[str]
+    zeros: Comparison
+    outputs: list[OutputForm]

@@ -1,0 +1,105 @@
+"""The steps of the protocol that ask how a candidate works: whether its kernels do the work, and
+what it leaves running or changed."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from kernels_eval.isolation.sandbox import Child
+from kernels_eval.parent.candidate_handle import CandidateProcess
+from kernels_eval.parent.messages import (
+    REASON_OF_CHANGE,
+    OperatorReport,
+    OrnamentReport,
+    ShareReport,
+    StateReport,
+    Stop,
+    one_line,
+    parse_report,
+)
+from kernels_eval.records import Reason
+
+IDLE_S = 0.02
+IDLE_SHARE = 0.5
+
+
+def attribute_work(process: CandidateProcess) -> None:
+    """Which kernels and which library operators ran, and the kernels' share of the time."""
+    draft = process.draft
+    seen = process.ask("operators", OperatorReport, seed=secrets.randbits(31))
+    draft.custom_kernels = tuple(one_line(name)[:200] for name in seen.custom[:32])
+    draft.library_calls = tuple(one_line(name)[:200] for name in seen.operators[:64])
+    if seen.off_stream:
+        draft.flags.append("side_stream")  # joined before the return, or `check_idle` says so
+    idle = sum(not call.custom_calls for call in process.calls)
+    if idle:
+        raise _no_custom_kernel(
+            f"no custom kernel ran in {idle} of {len(process.calls)} calls; the work was done by",
+            process,
+            "no operator at all",
+        )
+    share = process.ask("share", ShareReport, seed=secrets.randbits(31)).share
+    draft.custom_kernel_time_share = min(1.0, max(0.0, share))
+
+
+def check_idle(process: CandidateProcess) -> None:
+    """Nothing left running, and nothing left changed."""
+    if all(_busy_share(process.child) > IDLE_SHARE for _ in range(2)):
+        raise Stop(
+            Reason.BACKGROUND_WORK, "the process goes on computing after its call has returned"
+        )
+    outstanding = sorted(call.outstanding_share for call in process.calls)
+    if outstanding and outstanding[len(outstanding) // 2] > 0.3:
+        raise Stop(
+            Reason.STREAM_ESCAPE,
+            "work goes on after the current stream has finished: it runs on another stream",
+        )
+    check_state(process)
+
+
+def check_state(process: CandidateProcess) -> None:
+    """No setting of torch or CUDA changed that honest code leaves alone."""
+    changed = process.ask("state", StateReport).changed
+    for name, reason in REASON_OF_CHANGE.items():
+        if name in changed:
+            raise Stop(reason, f"changes {name}: {one_line(changed[name])[:200]}")
+    process.draft.flags += [f"changes:{one_line(name)[:40]}" for name in changed]
+
+
+def check_ornamental(process: CandidateProcess) -> None:
+    """Do the kernels matter? Asked last, since corrupted values may lead a kernel astray: a crash
+    shows that they were used."""
+    drawn = [
+        trial.distribution
+        for trial in process.reference.trials
+        if trial.own_mode and trial.weights_seed is None
+    ]
+    seed, distributions = secrets.randbits(31), list(dict.fromkeys(drawn))
+    try:
+        answer = process.tell("ornamental", seed=seed, distributions=distributions)
+    except Stop:
+        return
+    if parse_report(OrnamentReport, answer).ornamental:
+        raise _no_custom_kernel(
+            "the output does not depend on what the custom kernels write; the work is done by",
+            process,
+            "other code",
+        )
+
+
+def _no_custom_kernel(what: str, process: CandidateProcess, otherwise: str) -> Stop:
+    calls = ", ".join(process.draft.library_calls[:6]) or otherwise
+    return Stop(Reason.NO_CUSTOM_KERNEL, f"{what} {calls}")
+
+
+def _busy_share(child: Child) -> float:
+    """Share of a short window in which a child that was asked nothing used a processor. 0 where the
+    kernel does not tell."""
+    # on a busy machine a process that wants to run does not always get a processor
+    clock = child.cpu_clock(waiting=True)
+    if clock is None:
+        return 0.0
+    started, used = time.monotonic(), clock()
+    time.sleep(IDLE_S)  # the window that is measured, not a wait for something
+    return (clock() - used) / 1e9 / (time.monotonic() - started)

@@ -1,0 +1,194 @@
+"""The parent's handle on the process that runs a candidate's kernel.
+
+Guarantees: every question has a deadline, and what this process cannot answer is the candidate's
+fault and ends the verification as a `Stop`. A SIGKILL that is not blamed on it, and the death of
+the fork server, pass through as SandboxError.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from kernels_eval.build.extensions import Builder
+from kernels_eval.build.spec import ExtensionSpec
+from kernels_eval.checks.native_screening import screen_native
+from kernels_eval.checks.trials import Comparison
+from kernels_eval.isolation.sandbox import Child, ChildFailure
+from kernels_eval.parent.draft import VerdictDraft
+from kernels_eval.parent.messages import (
+    CLAIMABLE,
+    LOG_BYTES,
+    CallReport,
+    LoadReport,
+    R,
+    Stop,
+    parse_report,
+)
+from kernels_eval.parent.reference_handle import ReferenceProcess, Trial
+from kernels_eval.records import Candidate, Reason
+
+
+class MadeElsewhere(Exception):
+    """The candidate's constructor made parameters on the CPU, as under KernelBench: the reference's
+    have to be made there, too."""
+
+
+class CandidateProcess:
+    """A candidate in its process, the reference that it is compared with, and the draft of its
+    verdict."""
+
+    def __init__(
+        self,
+        child: Child,
+        candidate: Candidate,
+        reference: ReferenceProcess,
+        builder: Builder,
+        draft: VerdictDraft,
+    ) -> None:
+        self.child, self.candidate, self.reference = child, candidate, reference
+        self.builder, self.draft, self.config = builder, draft, reference.config
+        self.calls: list[CallReport] = []
+        self.parameters: list[list[int]] = []
+
+    def load(self, libraries: dict[str, str]) -> None:
+        """Import the module and construct it. Raises MadeElsewhere where the reference has to be
+        constructed again, on the CPU."""
+        reference, limits = self.reference, self.config.limits
+        answer = self._request(
+            "load",
+            limits.load_s,
+            Reason.LOAD,
+            path=str(self.child.write_file("candidate.py", self.candidate.code or "")),
+            task_path=str(self.child.write_file("task.py", reference.task.code)),
+            plan=reference.loaded.plan.model_dump(),
+            libraries=libraries,
+            language=self.candidate.language.value,
+            shared_bytes=reference.shared_bytes,
+            spec=reference.spec,
+        )
+        report = parse_report(LoadReport, answer)
+        self.parameters = report.parameters
+        if (
+            report.made_elsewhere
+            and reference.loaded.parameters
+            and reference.construct_on != "cpu"
+        ):
+            raise MadeElsewhere
+
+    def tell(self, command: str, **arguments: object) -> dict[str, Any]:
+        """The unparsed answer to a command. Raises Stop where there is none."""
+        return self._request(command, self.config.limits.run_s, Reason.RUN, **arguments)
+
+    def ask(self, command: str, model: type[R], **arguments: object) -> R:
+        """The answer to a command as this record. Raises Stop where there is none."""
+        return parse_report(model, self.tell(command, **arguments))
+
+    def _request(
+        self, command: str, timeout: float, deadline: Reason, **arguments: object
+    ) -> dict[str, Any]:
+        try:
+            answer = self.child.request(command, timeout=timeout, **arguments)
+            while "build" in answer:
+                answer = self._late_build(answer["build"], timeout)
+        except ChildFailure as failure:
+            reason = Reason(failure.reason)
+            log = self.child.log_tail(LOG_BYTES)
+            raise Stop(
+                deadline if reason is Reason.RUN else reason, failure.detail, log
+            ) from failure
+        if "error" in answer:
+            raise self._stop_for(answer)
+        return answer
+
+    def _stop_for(self, answer: dict[str, Any]) -> Stop:
+        """What an error that the process reports of itself means."""
+        claimed = answer["error"]
+        known = isinstance(claimed, str) and claimed in CLAIMABLE
+        return Stop(
+            Reason(claimed) if known else Reason.EXCEPTION,
+            str(answer.get("detail", "")),
+            f"{answer.get('trace', '')}\n{self.child.log_tail(LOG_BYTES // 2)}",
+        )
+
+    def _late_build(self, spec: object, timeout: float) -> dict[str, Any]:
+        """Build what a constructor or a first call asks for; the child waits, its deadline does not
+        run."""
+        asked = parse_report(ExtensionSpec, spec)
+        screened = screen_native(asked.text)
+        if screened.reason:
+            raise Stop(screened.reason, screened.detail)
+        self.draft.flags += screened.flags
+        build = self.builder.build(asked)
+        self.draft.late_tier = build.tier or None
+        answer = build.model_dump(mode="json", include={"ok", "path", "reason", "log"})
+        return self.child.resume(answer, timeout)
+
+    def call(self, trial: Trial, *, reruns: int = 0) -> Comparison:
+        """One forward call, compared. Raises Stop where the outputs are not even of the right
+        form."""
+        if trial.weights_seed is not None:
+            self.tell("weights", seed=trial.weights_seed)
+        if trial.construct_seed is not None:
+            self.tell("rebuild", seed=trial.construct_seed)
+        answer = self.tell(
+            "call",
+            seed=trial.seed,
+            distribution=trial.distribution,
+            in_place=trial.in_place,
+            shape=trial.shape,
+            evaluate=trial.evaluate,
+            reruns=reruns,
+            output_bytes=sum(output.bytes for output in trial.outputs),
+            devices=[output.device for output in trial.outputs],
+        )
+        if trial.weights_seed is not None or trial.construct_seed is not None:
+            self.tell("rebuild")
+        return self.compare(answer, trial, keep=trial.own_mode)
+
+    def compare(self, answer: dict[str, Any], trial: Trial, *, keep: bool = True) -> Comparison:
+        """Compare what the last answer published. Raises Stop where its form is wrong."""
+        report = parse_report(CallReport, answer)
+        if keep:
+            self.calls.append(report)
+        self._check_form(report, trial)
+        return self.reference.compare(trial, self.child.exchange_path)
+
+    def _check_form(self, report: CallReport, trial: Trial) -> None:
+        if not report.plain:
+            lazy = report.tensors and report.kinds
+            kind = report.kinds[0] if report.kinds else "nothing"
+            raise Stop(
+                Reason.LAZY_OUTPUT if lazy else Reason.WRONG_SHAPE,
+                f"returns {kind}, not a plain tensor",
+            )
+        found, wanted = report.outputs, trial.outputs
+        devices = [output.device for output in wanted]
+        if len(report.devices) == len(wanted) and report.devices != devices:
+            raise Stop(
+                Reason.WRONG_DEVICE,
+                f"returns tensors on {report.devices}, the reference on {devices}",
+            )
+        structure = self.reference.loaded.structure
+        for reason, what, seen, expected in (
+            (Reason.WRONG_SHAPE, "", [x.shape for x in found], [x.shape for x in wanted]),
+            (Reason.WRONG_SHAPE, "the structure ", report.structure, structure),
+            (Reason.WRONG_DTYPE, "", [x.dtype for x in found], [x.dtype for x in wanted]),
+        ):
+            if seen != expected:
+                raise Stop(reason, f"returns {what}{seen}, the reference {expected}")
+
+
+def unmatched_shapes(
+    reference: list[list[int]], candidate: list[list[int]]
+) -> tuple[list[int], int]:
+    """Which of the reference's parameters (indices) have no counterpart of their shape among the
+    candidate's, and how many elements the candidate's own unmatched parameters hold."""
+    left = list(candidate)
+    missing = []
+    for index, shape in enumerate(reference):
+        if shape in left:
+            left.remove(shape)
+        else:
+            missing.append(index)
+    return missing, sum(map(math.prod, left))

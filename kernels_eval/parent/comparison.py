@@ -1,0 +1,183 @@
+"""The steps of the protocol that compare a candidate's outputs with the expected ones, and say why
+one is wrong."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from kernels_eval.checks.correctness import merge
+from kernels_eval.checks.trials import DECLARED, Comparison
+from kernels_eval.parent.behaviour import check_state
+from kernels_eval.parent.candidate_handle import CandidateProcess, unmatched_shapes
+from kernels_eval.parent.messages import Stop
+from kernels_eval.parent.reference_handle import ReferenceProcess, Trial
+from kernels_eval.records import Correctness, Reason
+
+MAY_DIFFER = re.compile(r"atomic|reduction\s*\(", re.IGNORECASE)
+"""Sources whose results may differ in the last bits between two runs: the order of their additions
+is not fixed."""
+OPERATORS_MAY_DIFFER = re.compile(
+    r"aten\.(_?conv|cudnn_conv|miopen_conv|mkldnn_conv|slow_conv"
+    r"|index_(add|copy|put|reduce)|scatter|put_|cumsum|histc|bincount|kthvalue"
+    r"|median|_?embedding_bag|upsample|grid_sampl)"
+)
+"""Operators of torch for which the same holds on a GPU (the list in the documentation of
+torch.use_deterministic_algorithms)."""
+
+
+def compare_outputs(process: CandidateProcess) -> None:
+    """Every trial in the task's own shape and mode: right outputs for unseen inputs, other
+    distributions, reused storage and other weights."""
+    reference, draft = process.reference, process.draft
+    draft.outputs_match = False
+    measured: list[tuple[Trial, Comparison]] = []
+    for trial in reference.trials:
+        if not trial.own_mode:
+            continue
+        if trial.weights_seed is not None:
+            trial = _other_weights(trial, process)
+        reruns = 0 if measured else process.config.correctness.reruns
+        found = process.call(trial, reruns=reruns)
+        measured.append((trial, found))
+        draft.correctness = _correctness(measured, reference)
+        outcome = reference.judge(found)
+        if outcome is not Reason.OK:
+            # a changed default dtype, say, explains more than the wrong output it leads to
+            check_state(process)
+            raise explained(trial, outcome, found, process)
+    draft.outputs_match = True
+    draft.precision_class = reference.precision
+    if any(call.previous_changed for call in process.calls):
+        raise Stop(Reason.OUTPUT_ALIASED, "a later call overwrites the output of an earlier one")
+    if any(call.mutated for call in process.calls) and not reference.loaded.mutates:
+        raise Stop(
+            Reason.INPUT_MUTATED,
+            "the inputs are changed in place; the reference leaves them alone",
+        )
+
+
+def check_repeatable(process: CandidateProcess) -> None:
+    """The same inputs give the same bits, unless atomics or an operator of torch whose own bits
+    vary had a part in it."""
+    if not any(call.rerun_differs for call in process.calls):
+        return
+    source = process.candidate.code or ""
+    varies = any(map(OPERATORS_MAY_DIFFER.match, process.draft.library_calls))
+    if process.reference.bit_identical and not varies and not MAY_DIFFER.search(source):
+        raise Stop(
+            Reason.NON_DETERMINISTIC,
+            "repeating the call on the same inputs gives other bits, and nothing in it uses"
+            " atomics",
+        )
+    process.draft.flags.append("not_bit_identical")
+
+
+def compare_other_shapes(process: CandidateProcess) -> None:
+    """Shapes and modes that the task accepts besides its own. An exception there is an honest
+    refusal and becomes a flag; a silent wrong answer is a finding."""
+    reference, flags = process.reference, process.draft.flags
+    for trial in reference.trials:
+        if trial.own_mode:
+            continue
+        shape = trial.outputs[0].shape if trial.outputs else ""
+        detail = f"wrong on {trial.name} inputs of shape {shape}"
+        try:
+            outcome = reference.judge(process.call(trial))
+        except Stop as stop:
+            outcome, detail = stop.finding.reason, stop.finding.detail
+            if outcome is Reason.EXCEPTION and not process.child.dead:
+                flags.append("eval_mode_fails" if trial.evaluate else "declared_shape_only")
+                continue
+        if outcome is Reason.OK:
+            continue
+        broken = process.child.dead or outcome is Reason.CUDA_ERROR
+        if trial.evaluate and not process.child.dead:
+            flags.append("wrong_in_eval_mode")
+        elif broken or process.config.correctness.shapes == "require":
+            raise Stop(
+                Reason.SHAPE_SPECIALISED,
+                f"right for the declared shape only: {outcome} on {trial.name}: {detail}",
+            )
+        else:
+            flags.append("shape_specialised")
+
+
+def explained(trial: Trial, outcome: Reason, found: Comparison, process: CandidateProcess) -> Stop:
+    """The reason and one line for an output that is not the reference's, in the light of how it was
+    obtained."""
+    calls, wrong = process.calls, outcome is Reason.WRONG_OUTPUT
+    if trial.weights_seed is not None and DECLARED in found.equals_trial:
+        outcome, why = Reason.STALE_WEIGHTS, "right for the weights seen at construction only; "
+    elif found.equals_trial:
+        outcome = Reason.STALE_CACHE
+        why = f"returns the answer of an earlier call ({found.equals_trial[0]}) for new inputs; "
+    elif any(call.previous_changed for call in calls):
+        outcome, why = Reason.OUTPUT_ALIASED, "a later call overwrites an earlier output; "
+    elif any(call.rerun_differs for call in calls):
+        outcome = Reason.NON_DETERMINISTIC
+        why = "repeating the call on the same inputs gives another answer; "
+    elif wrong and _ignores_inputs(trial, found, process):
+        outcome, why = Reason.INPUT_INDEPENDENT, "gives the same answer for different inputs; "
+    elif wrong and found.systematic:
+        why = "another formula (an approximation?): the error is a function of the output; "
+    else:
+        why = ""
+    return Stop(
+        outcome,
+        f"{why}relative RMS error {found.rms:.2e}, worst element {found.max:.2e} on"
+        f" {trial.name} inputs",
+    )
+
+
+def _ignores_inputs(trial: Trial, found: Comparison, process: CandidateProcess) -> bool:
+    if found.equals_answer:
+        return True
+    others = [
+        other
+        for other in process.reference.trials
+        if other.shape == DECLARED and other.weights_seed is None and other is not trial
+    ]
+    if trial.name != DECLARED or not others:
+        return False
+    try:
+        return DECLARED in process.call(others[0]).equals_answer
+    except Stop:
+        return False
+
+
+def _other_weights(trial: Trial, process: CandidateProcess) -> Trial:
+    """The trial that shows whether the candidate uses its weights as they are now, however it keeps
+    them."""
+    reference, shapes = process.reference, process.reference.loaded.parameters
+    missing, spare = unmatched_shapes(shapes, process.parameters)
+    if not missing or not reference.weights_matter(missing):
+        return trial
+    wanted = [shapes[index] for index in missing]
+    if spare < sum(map(math.prod, wanted)):
+        raise Stop(
+            Reason.STALE_WEIGHTS,
+            f"has no parameter that could hold the reference's of shape {wanted[:4]}, which change"
+            " its output",
+        )
+    # packed, perhaps: other weights are then made by constructing both anew
+    process.draft.flags.append("weights_not_mappable")
+    return reference.constructed_otherwise()
+
+
+def _correctness(
+    measured: list[tuple[Trial, Comparison]], reference: ReferenceProcess
+) -> Correctness:
+    """The worst over all trials; KernelBench's tolerances over the trials on the task's own inputs,
+    which is where they belong."""
+    worst = merge([found for _, found in measured])
+    own = merge([found for trial, found in measured if trial.own_inputs])
+    return Correctness(
+        trials=len(measured),
+        rms_error=worst.rms,
+        reference_rms_error=worst.reference_rms,
+        max_error=worst.max,
+        kernelbench_1e4=own.kernelbench_1e4,
+        kernelbench_1e2=own.kernelbench_1e2,
+        oracle=reference.oracle,
+    )

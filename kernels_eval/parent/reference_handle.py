@@ -1,0 +1,386 @@
+"""The parent's handle on the reference process of a task, and the trials that it is compared on.
+
+Guarantees: every question has a deadline; what this process cannot answer is the task's fault and
+ends the verification as a `Stop`; a task that cannot tell right from wrong is found here, before
+any candidate runs. A SIGKILL that is not blamed on it, and the death of the fork server, pass
+through as SandboxError.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from kernels_eval.checks.correctness import PRECISION_OF, judge
+from kernels_eval.checks.trials import (
+    DECLARED,
+    Comparison,
+    Expectation,
+    LoadedTask,
+    ModelSpec,
+    OutputForm,
+)
+from kernels_eval.config import EvalConfig
+from kernels_eval.isolation.sandbox import Child, ChildFailure
+from kernels_eval.parent.messages import LOG_BYTES, R, Stop, one_line
+from kernels_eval.records import KernelTask, Reason
+
+ALIGNMENT = 16  # each output starts at a multiple of this (kernels_eval.child.output_buffer)
+SHAPE_VARIANTS = (("batch_1",), ("odd_all", "odd_last", "odd_first"))
+"""Of each group the first that the task accepts is tried."""
+
+
+@dataclass
+class Trial:
+    """One comparison: which inputs, with which weights, in which mode."""
+
+    name: str
+    seed: int = field(default_factory=lambda: secrets.randbits(31))
+    distribution: str = DECLARED
+    weights_seed: int | None = None
+    in_place: bool = False
+    shape: str = DECLARED
+    evaluate: bool = False
+    construct_seed: int | None = None
+    outputs: list[OutputForm] = field(default_factory=list)
+
+    @property
+    def own_inputs(self) -> bool:
+        """Are the inputs what the task itself draws, in its own shape?"""
+        return self.distribution == DECLARED and self.shape == DECLARED
+
+    @property
+    def own_mode(self) -> bool:
+        """Is it run in the task's own shape and mode?"""
+        return self.shape == DECLARED and not self.evaluate
+
+
+class ReferenceProcess:
+    """The trusted process of one task: its model, expected values under secret seeds, and its half
+    of the paired timing."""
+
+    def __init__(
+        self,
+        start: Callable[[], Child],
+        task: KernelTask,
+        config: EvalConfig,
+        device: str,
+        construct_on: str | None = None,
+    ) -> None:
+        """`start` gives a child with the role "reference". `construct_on` is where both processes
+        make weights, by default the device that they are used on."""
+        self.task, self.config, self.device = task, config, device
+        self.construct_on = construct_on or device
+        self.seed = secrets.randbits(31)
+        self.failure: Stop | None = None
+        self.trials: list[Trial] = []
+        self.unsuitable: set[str] = set()
+        self.flags: list[str] = []
+        self.shared_descriptor: int | None = None
+        self._start = start
+        self._blamed_roles: frozenset[str] = frozenset()
+        self._matters: dict[tuple[int, ...], bool] = {}
+        self._used_bytes: float | None = None
+        self.child = self._started()
+
+    def _started(self) -> Child:
+        child = self._start()
+        child.blamed_roles = self._blamed_roles
+        self.path = child.write_file("task.py", self.task.code)
+        return child
+
+    def open(self, blamed_roles: frozenset[str] = frozenset()) -> None:
+        """Load the task and compute the expected values, once; later calls only repeat its failure.
+        Raises Stop with a task_error.
+
+        `blamed_roles` holds until the next call: where it names the reference, a SIGKILL is a
+        task_error too.
+        """
+        self._blamed_roles = self.child.blamed_roles = blamed_roles
+        if self.failure:
+            raise self.failure
+        while not self.trials:
+            try:
+                self._load()
+                self._expect_all()
+            except _Unsuitable as unsuitable:
+                # its process is of no more use: once more from the start, without that trial
+                self.unsuitable.add(unsuitable.trial)
+                self.child.close()
+                self.trials, self.child = [], self._started()
+            except Stop as stop:
+                self.failure = stop
+                raise
+
+    def ask(self, command: str, **arguments: object) -> dict[str, Any]:
+        """The answer to a command. Raises Stop (REFERENCE_FAILED) where there is none."""
+        try:
+            answer = self.child.request(
+                command, timeout=self.config.limits.reference_s, **arguments
+            )
+        except ChildFailure as failure:
+            log = self.child.log_tail(LOG_BYTES)
+            raise _failed(failure.detail, log) from failure
+        if "error" in answer:
+            short = "out of memory: " if answer["error"] == Reason.OUT_OF_MEMORY else ""
+            raise _failed(short + answer["detail"], answer.get("trace", ""))
+        return answer
+
+    def ask_for(self, model: type[R], command: str, **arguments: object) -> R:
+        """The answer as this record."""
+        try:
+            return model.model_validate(self.ask(command, **arguments))
+        except ValidationError as error:
+            raise _failed(f"{command}: {one_line(str(error))[:200]}", "") from error
+
+    def compare(self, trial: Trial, path: os.PathLike[str], *, remember: bool = True) -> Comparison:
+        """Compare the bytes in the output buffer with this trial's expected values; with
+        `remember`, also with those of earlier trials."""
+        command = "compare" if remember else "measure"
+        return self.ask_for(Comparison, command, trial=trial.name, path=str(path))
+
+    def judge(self, comparison: Comparison) -> Reason:
+        return judge(comparison, self.precision, self.config.correctness)
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What every process that constructs this task's model is told."""
+        return ModelSpec(
+            entry_point=self.task.entry_point,
+            init_form=self.task.init_form,
+            device=self.device,
+            construct_on=self.construct_on,
+            threads=self.config.threads,
+            seed=self.seed,
+        ).model_dump()
+
+    def _load(self) -> None:
+        limit = self.config.correctness.oracle_max_bytes
+        self.loaded = self.ask_for(
+            LoadedTask, "load", path=str(self.path), spec=self.spec, oracle_max_bytes=limit
+        )
+        self.precision = PRECISION_OF.get(self.loaded.dtype, "fp32")
+
+    # -- expected values ---------------------------------------------------------------------------
+
+    def _expect_all(self) -> None:
+        known = {DECLARED: self._expect_own(Trial(DECLARED))}
+        self.output_bytes = sum(output.bytes + ALIGNMENT for output in self.trials[0].outputs)
+        for trial in self._affordable(self._varied()):
+            if trial.name in ("in_place", "other_weights"):
+                known[trial.name] = self._expect_own(trial)
+            elif seen := self._expect_if_suitable(trial):
+                known[trial.name] = seen
+        memorable = self._against_memory(known)
+        self._quarantine_degenerate(list(known.values()))
+        self.flags += memorable
+        if self.config.correctness.shapes != "off":
+            self._expect_other_shapes()
+        if self.loaded.parameters:
+            self._expect_if_suitable(
+                Trial("eval_mode", self.trials[0].seed, evaluate=True),
+                lambda seen: DECLARED not in seen.equals,
+            )
+        self.after = Trial("after_timing")
+        self._expect_own(self.after)
+        self.trials.remove(self.after)
+        self._share_memory()
+        self.bit_identical = all(seen.bit_identical for seen in known.values())
+        self.oracle = min(seen.oracle for seen in known.values())  # float32 where any of them is
+
+    def _varied(self) -> list[Trial]:
+        """Other distributions, reused storage, and the inputs of "declared" under other weights: an
+        answer that ignores the new weights is then recognised."""
+        names = self.config.correctness.distributions if self.loaded.plan.varies else ()
+        trials = [Trial(name, distribution=name) for name in names if name != DECLARED]
+        trials.append(Trial("in_place", in_place=True))
+        if self.loaded.parameters:
+            trials.append(
+                Trial("other_weights", self.trials[0].seed, weights_seed=secrets.randbits(31))
+            )
+        return trials
+
+    def _affordable(self, wanted: list[Trial]) -> list[Trial]:
+        """Expected values are kept for all trials: where outputs are huge, the varied distributions
+        are the first to go."""
+        room = self.config.correctness.expected_max_bytes // max(3 * self.output_bytes, 1)
+        own = [trial for trial in wanted if trial.distribution == DECLARED]
+        varied = [trial for trial in wanted if trial.distribution != DECLARED]
+        return [*varied[: max(0, max(4, room) - 2 - len(own))], *own]
+
+    def _expect(self, trial: Trial) -> Expectation:
+        """Have a trial's expected values computed and kept. `in_place` concerns the candidate
+        alone."""
+        asked = {
+            name: value
+            for name, value in vars(trial).items()
+            if name not in ("in_place", "outputs")
+        }
+        seen = self.ask_for(Expectation, "expect", **asked)
+        trial.outputs = seen.outputs
+        return seen
+
+    def _expect_own(self, trial: Trial) -> Expectation:
+        """Expected values on the task's own inputs: the task must give them. Raises Stop with a
+        task_error."""
+        seen = self._expect(trial)
+        if not seen.deterministic:
+            raise _degenerate("two runs of the reference on the same inputs differ")
+        if not seen.some_finite:
+            raise _degenerate("the reference's output on its own inputs holds no finite number")
+        self.trials.append(trial)
+        return seen
+
+    def _expect_if_suitable(
+        self, trial: Trial, wanted: Callable[[Expectation], bool] = lambda seen: True
+    ) -> Expectation | None:
+        """Add a trial where the task accepts this variation and its expected values are `wanted`.
+
+        None where the variation does not suit the task. Raises _Unsuitable where trying it broke
+        the process's CUDA context (labels out of range, say, which only the CPU refuses politely).
+        """
+        if trial.name in self.unsuitable:
+            return None
+        try:
+            seen = self._expect(trial)
+        except Stop as stop:
+            if self.child.dead:
+                raise
+            if "CUDA error" in stop.finding.detail:
+                raise _Unsuitable(trial.name) from stop
+            return None
+        if not (seen.finite and seen.deterministic):
+            self.ask("forget", trial=trial.name)
+            return None
+        if wanted(seen):
+            self.trials.append(trial)
+        return seen
+
+    def _against_memory(self, known: dict[str, Expectation]) -> list[str]:
+        """A task whose inputs are written out has one answer, which a kernel could hold as a
+        constant: its inputs are tried in another order, too.
+
+        Adds what that gives to `known`; returns flags for what a memorised answer could still do.
+        """
+        if "in_place" not in known or DECLARED not in known["in_place"].equals:
+            return []
+        if not _one_answer(known.values()) or self.loaded.plan.varies:
+            return ["own_answers_never_vary"]
+        trial = Trial("permuted", distribution="permuted")
+        seen = self._expect_if_suitable(trial, lambda seen: DECLARED not in seen.equals)
+        if seen and trial in self.trials:
+            known[trial.name] = seen
+            return ["own_answers_never_vary"]
+        return ["own_answers_never_vary", "answers_never_vary"]
+
+    def _zeros_pass(self, seen: Expectation) -> bool:
+        return self.judge(seen.zeros) is Reason.OK
+
+    def _quarantine_degenerate(self, known: list[Expectation]) -> None:
+        """Raise Stop (DEGENERATE_TASK) for a task that cannot tell right from wrong."""
+        if self.loaded.plan.varies and len(known) > 2 and _one_answer(known):
+            raise _degenerate(
+                f"the reference's output is the same for all inputs ({len(known)} draws, one"
+                " answer)"
+            )
+        if all(map(self._zeros_pass, known)):
+            zeros = known[0].zeros
+            raise _degenerate(
+                f"an output of zeros would pass: relative RMS error {zeros.rms:.2e}, the"
+                f" reference's own {zeros.reference_rms:.2e}"
+            )
+        if self.loaded.plan.notes:
+            ignored = self.ask("ignored_inputs", seed=self.trials[0].seed)["ignored"]
+            self.flags = [f"task_ignores_input:{index}" for index in ignored]
+        if self._zeros_pass(known[0]):
+            # its own inputs and weights tell nothing; other ones do
+            self.flags.append("zeros_pass_declared")
+
+    def _expect_other_shapes(self) -> None:
+        """One trial of each group of smaller shapes, unless its answer is empty or all zero."""
+        for group in SHAPE_VARIANTS:
+            for name in group:
+                if name in self.loaded.plan.shapes and self._expect_if_suitable(
+                    Trial(name, shape=name), lambda seen: not self._zeros_pass(seen)
+                ):
+                    break
+
+    # -- questions about the task ------------------------------------------------------------------
+
+    def weights_matter(self, positions: list[int]) -> bool:
+        """Do these parameters of the reference change its output?"""
+        key = tuple(positions)
+        if key not in self._matters:
+            self._matters[key] = self.ask(
+                "weights_matter",
+                seed=self.trials[0].seed,
+                weights_seed=secrets.randbits(31),
+                only=positions,
+            )["matter"]
+        return self._matters[key]
+
+    def constructed_otherwise(self) -> Trial:
+        """A trial whose model was constructed under another seed: other weights, however they are
+        kept."""
+        trial = Trial(
+            "other_construction", self.trials[0].seed, construct_seed=secrets.randbits(31)
+        )
+        self._expect(trial)
+        return trial
+
+    @property
+    def task_bytes(self) -> int:
+        """Bytes of one set of inputs and its outputs."""
+        return self.loaded.input_bytes + self.output_bytes
+
+    def least_bytes(self) -> float:
+        """Bytes that any kernel for this task must move at least: its outputs, and what it uses of
+        its inputs."""
+        if self._used_bytes is None:
+            self._used_bytes = self.ask("used_bytes", seed=self.trials[0].seed)["bytes"]
+        return self._used_bytes + self.output_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of device memory that candidates write outputs to; 0: they use a file in memory."""
+        return 0 if self.shared_descriptor is None else self.output_bytes
+
+    def _share_memory(self) -> None:
+        """Device memory for the outputs, where the driver can share it."""
+        if not self.device.startswith("cuda"):
+            return
+        self.child.channel.accepts_descriptors = True
+        if self.ask("share_memory", size=self.output_bytes)["shared"]:
+            self.shared_descriptor = self.child.channel.descriptors.pop()
+
+    def close(self) -> None:
+        if self.shared_descriptor is not None:
+            os.close(self.shared_descriptor)
+            self.shared_descriptor = None
+        self.child.close()
+
+
+class _Unsuitable(Exception):
+    """A variation of the inputs under which the reference breaks its CUDA context."""
+
+    def __init__(self, trial: str) -> None:
+        super().__init__(trial)
+        self.trial = trial
+
+
+def _failed(detail: str, log: str) -> Stop:
+    return Stop(Reason.REFERENCE_FAILED, f"the reference: {detail}", log)
+
+
+def _degenerate(detail: str) -> Stop:
+    return Stop(Reason.DEGENERATE_TASK, detail)
+
+
+def _one_answer(known: Iterable[Expectation]) -> bool:
+    """Is the answer of every trial that of all before it?"""
+    return all(len(seen.equals) == index for index, seen in enumerate(known))

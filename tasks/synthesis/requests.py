@@ -1,0 +1,307 @@
+"""What a generator is asked: one request for each sample of each task at first, later one follow-up
+for each attempt of the turn before that needs it.
+
+Guarantees: a request's key names everything that was asked (task, prompt, generator, sampling,
+sample index, recorded data, in later turns the turn and the parent), and the same key gives the
+same request, made when it is read. First requests take the memory of the tasks and of a key each.
+For follow-ups, candidates and verdicts are read once, part by part; prompts wait in a file of a
+directory that the caller gives and removes, so that any number of them takes the memory of the
+tasks, and of a key and two places each. Does not notice rows that are added meanwhile: both
+snapshots are to be finished.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from kernels_eval.errors import UsageError
+from kernels_eval.records import KernelTask, Language, SamplingParams, Status, Verdict, stable_hash
+from tasks.progress import duration
+from tasks.sources import bundled
+from tasks.store import Snapshot
+from tasks.synthesis.config import SynthesisConfig
+from tasks.synthesis.prompts import render
+from tasks.synthesis.refine import follow_up_prompt, followed_up, said_of
+from tasks.synthesis.sampler import Request, Response
+
+if TYPE_CHECKING:
+    import polars as pl
+
+ENOUGH = 5
+"""Answers before a rate is told."""
+SEED_STEP = 1_000_000
+"""Between the seeds of a sample's turns: more than anybody draws samples of a task, so that no two
+answers of one share a seed."""
+ATTEMPT = ("candidate_id", "task_id", "sample_index", "code")
+SAID = (
+    *("candidate_id", "task_id", "language", "status", "reason", "detail", "timing"),
+    *("correctness", "log_tail"),
+)
+Place = TypeVar("Place")
+
+
+class RequestSet(Generic[Place]):
+    """Requests by their keys, each made by `make` when it is read; `places` says of each key what
+    it is made from, in the order of asking."""
+
+    def __init__(self, places: Mapping[str, Place], make: Callable[[str, Place], Request]) -> None:
+        self._places, self._make = places, make
+
+    @property
+    def keys(self) -> Set[str]:
+        return self._places.keys()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[Request]:
+        return (self[key] for key in self._places)
+
+    def __getitem__(self, key: str) -> Request:
+        return self._make(key, self._places[key])
+
+    def without(self, done: Set[str]) -> RequestSet[Place]:
+        """Those whose keys are not among these."""
+        left = {key: place for key, place in self._places.items() if key not in done}
+        return RequestSet(left, self._make)
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What every request of a run has in common."""
+
+    tasks: list[KernelTask]
+    config: SynthesisConfig
+    language: Language
+    generator: str
+
+    @cached_property
+    def _data(self) -> str:
+        return data_version(self.config)
+
+    def prompt(self, task: KernelTask) -> str:
+        return render(task, self.language, self.config.hardware)
+
+    def request(
+        self,
+        task: KernelTask,
+        prompt: str,
+        sample_index: int,
+        turn: int = 1,
+        parent: str | None = None,
+    ) -> Request:
+        """The seed of a sample's later turn is `SEED_STEP` further on than that of its last one."""
+        seed = self.config.sampling.seed + sample_index + (turn - 1) * SEED_STEP
+        sampling = self.config.sampling.model_copy(update={"seed": seed})
+        later = () if turn == 1 else (turn, parent)
+        return Request(
+            request_key=request_key(
+                task, prompt, self.generator, sampling, sample_index, self._data, *later
+            ),
+            task=task,
+            language=self.language,
+            prompt=prompt,
+            sample_index=sample_index,
+            sampling=sampling,
+            turn=turn,
+            parent=parent,
+        )
+
+
+def request_key(
+    task: KernelTask,
+    prompt: str,
+    generator: str,
+    sampling: SamplingParams,
+    sample_index: int,
+    data: str,
+    *later: Any,
+) -> str:
+    """Identity of a request. `data` is `data_version`; `later` the turn and the parent where they
+    are not the first."""
+    return stable_hash(
+        [task.code, prompt, generator, sampling.identity, sample_index, data, *later]
+    )
+
+
+def first_requests(asked: Questions) -> RequestSet[tuple[int, int]]:
+    """All requests of a first turn, in the order of the tasks; those of one task one after the
+    other, so that they share a prefix."""
+
+    def make(number: int, index: int) -> Request:
+        return asked.request(asked.tasks[number], prompts[number], index)
+
+    prompts = [asked.prompt(task) for task in asked.tasks]
+    places = {
+        make(number, index).request_key: (number, index)
+        for number in range(len(asked.tasks))
+        for index in range(asked.config.samples_per_task)
+    }
+    return RequestSet(places, lambda key, place: make(*place))
+
+
+class _FollowUp(NamedTuple):
+    """What a follow-up is made from; in the order in which they are asked."""
+
+    task: int
+    sample_index: int
+    parent: str
+    prompt: tuple[int, int]
+
+
+@contextmanager
+def follow_up_requests(
+    asked: Questions, candidates: Snapshot, verdicts: Snapshot, turn: int, directory: Path
+) -> Iterator[RequestSet[_FollowUp]]:
+    """All requests of turn `turn` (2 or later), by task as in the first one, so that those of one
+    task share a prefix.
+
+    What is followed up are candidates of the turn before, in the same language, whose verdict says
+    so (tasks.synthesis.refine.followed_up); a candidate without a verdict is not. Raises UsageError
+    where the task of one is not among the tasks.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    numbers = {task.task_id: number for number, task in enumerate(asked.tasks)}
+    with ExitStack() as files:
+        said, prompts = (
+            _Spool(files.enter_context((directory / name).open("w+b")))
+            for name in ("said", "prompts")
+        )
+        attempts = _attempts(candidates, turn - 1)
+        verdict_of = _verdicts(asked, verdicts, set(attempts["candidate_id"]), said)
+
+        def make(key: str, place: _FollowUp) -> Request:
+            prompt = prompts.read(place.prompt)
+            return asked.request(
+                asked.tasks[place.task], prompt, place.sample_index, turn, place.parent
+            )
+
+        places: dict[_FollowUp, str] = {}
+        wanted = attempts.filter(attempts["candidate_id"].is_in(list(verdict_of)))
+        for row in candidates.rows_of(wanted, ATTEMPT):
+            parent, number = row["candidate_id"], numbers.get(row["task_id"])
+            if number is None:
+                raise UsageError(
+                    f"task {row['task_id']} of a candidate is not among the tasks",
+                    "refine candidates with the tasks they answer",
+                )
+            place, correct = verdict_of[parent]
+            first = asked.prompt(asked.tasks[number])
+            prompt = follow_up_prompt(first, row["code"], said.read(place), correct)
+            index = row["sample_index"]
+            key = asked.request(asked.tasks[number], prompt, index, turn, parent).request_key
+            places[_FollowUp(number, index, parent, prompts.add(prompt))] = key
+        yield RequestSet({places[place]: place for place in sorted(places)}, make)
+
+
+def _verdicts(
+    asked: Questions, verdicts: Snapshot, attempts: set[str], said: _Spool
+) -> dict[str, tuple[tuple[int, int], bool]]:
+    """Of each attempt that is followed up: where what its verdict says is kept, and whether it was
+    correct."""
+    found: dict[str, tuple[tuple[int, int], bool]] = {}
+    for row in verdicts.rows_of(verdicts.index(["candidate_id"]), SAID):
+        if row["candidate_id"] not in attempts or row["candidate_id"] in found:
+            continue
+        verdict = Verdict.model_validate(row)
+        below = asked.config.refine_below_speedup
+        if verdict.language is asked.language and followed_up(verdict, below):
+            correct = verdict.status is Status.CORRECT
+            found[verdict.candidate_id] = said.add(said_of(verdict)), correct
+    return found
+
+
+def _attempts(candidates: Snapshot, turn: int) -> pl.DataFrame:
+    """Ids and places of the candidates of one turn, each once. Snapshots of older versions know no
+    turns: all of theirs are the first."""
+    import polars as pl
+
+    if candidates.has_column("turn"):
+        found = candidates.index(["candidate_id", "turn"]).filter(pl.col("turn") == turn)
+    else:
+        found = candidates.index(["candidate_id"])
+        found = found if turn == 1 else found.clear()
+    return found.unique("candidate_id", keep="first", maintain_order=True)
+
+
+class _Spool:
+    """Texts in a file, compressed, each found again by its place. Reading is safe from several
+    threads."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._end = file, 0
+
+    def add(self, text: str) -> tuple[int, int]:
+        data = zlib.compress(text.encode("utf-8", "surrogatepass"), 1)
+        place = self._end, len(data)
+        self._file.write(data)
+        self._end += len(data)
+        return place
+
+    def read(self, place: tuple[int, int]) -> str:
+        self._file.flush()
+        start, length = place
+        data = os.pread(self._file.fileno(), length, start)
+        return zlib.decompress(data).decode("utf-8", "surrogatepass")
+
+
+class Speed:
+    """Tokens a second and the time left, from the answers of this run."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._answers = self._tokens = 0
+
+    def count(self, response: Response) -> None:
+        self._answers += 1
+        self._tokens += response.completion_tokens or 0
+
+    def line(self, left: int) -> str:
+        """For a progress line: empty until a few answers are there."""
+        if self._answers < ENOUGH:
+            return ""
+        passed_s = max(1e-6, time.monotonic() - self._began)
+        tokens = f"{self._tokens / passed_s:,.0f} tokens/s, " if self._tokens else ""
+        return f" ({tokens}{duration(left * passed_s / self._answers)} left)"
+
+
+def data_version(config: SynthesisConfig) -> str:
+    """Recorded responses are data: their content is part of what was asked. So are an adapter's,
+    and arguments of a server. Raises UsageError where a file of responses is missing."""
+    if config.sampler == "vllm":
+        decisive = [config.server.identity, _adapter_digest(config)]
+        return stable_hash(decisive) if any(decisive) else ""
+    if config.sampler != "recorded":
+        return ""
+    if not config.responses:
+        return stable_hash(bundled.texts())
+    path = Path(config.responses)
+    if not path.is_file():
+        raise UsageError(
+            f"{config.responses} is not a file",
+            "give a Parquet file of responses with --set synthesis.responses=PATH",
+        )
+    return stable_hash([path.stat().st_size, path.stat().st_mtime_ns])
+
+
+def _adapter_digest(config: SynthesisConfig) -> str:
+    """Of the files of the adapter that is asked by name: its content counts, not where it lies.
+    Empty where none is asked, or where the sampler says what is missing."""
+    location = Path(config.server.adapters.get(config.adapter or "", "")).expanduser()
+    if not config.adapter or not location.is_dir():
+        return ""
+    digests = []
+    for path in sorted(location.glob("adapter_*")):
+        if path.is_file():
+            with path.open("rb") as handle:
+                digests.append([path.name, hashlib.file_digest(handle, "sha256").hexdigest()])
+    return stable_hash(digests)

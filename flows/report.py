@@ -1,4 +1,4 @@
-"""The report of a run, filled from the snapshots of several stages and written beside the scores."""
+"""The report of a run, filled from snapshots of several stages and written beside the scores."""
 
 from __future__ import annotations
 

@@ -84,8 +84,9 @@ def analysis_of(
     """Analyse and write the report to `out`.
 
     Each path is a directory with Parquet files (a snapshot), a Parquet file, or a glob; without
-    any, the newest verdicts under `root` are taken as `tasks.curation.source.Source` does. Raises UsageError
-    for paths, tables and columns that cannot be used, and where no sample can be analysed.
+    any, the newest verdicts under `root` are taken as `tasks.curation.source.Source` does. Raises
+    UsageError for paths, tables and columns that cannot be used, and where no sample can be
+    analysed.
     """
     from tasks.analysis.config import ObservationConfig
     from tasks.analysis.difficulty import difficulty

@@ -75,8 +75,8 @@ def score_table(
 ) -> dict[str, Any]:
     """Return what `tasks.benchmark.score_table.tabulate` makes of verdicts on disk.
 
-    Places are what `tasks.curation.source.Source` reads. A model is the candidates' `generator` (or column
-    `model`), `label` where they name none. Levels come from `tasks` (anything
+    Places are what `tasks.curation.source.Source` reads. A model is the candidates' `generator` (or
+    column `model`), `label` where they name none. Levels come from `tasks` (anything
     tasks.sources.tables.load reads), the snapshot of the tasks, or KernelBench's ids. Raises
     UsageError for what cannot be read, candidates that are there twice, tasks that are not in
     `tasks`, and verdicts of several devices where `device` does not choose one.

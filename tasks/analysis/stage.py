@@ -1,5 +1,5 @@
-"""Verdicts and their candidates in, the analysis of reasoning length out: headline numbers, findings,
-the page and its figures.
+"""Verdicts and their candidates in, the analysis of reasoning length out: headline numbers,
+findings, the page and its figures.
 
 Guarantees: one finished snapshot for each pair of verdicts and candidates, the same numbers every
 time; samples that cannot be analysed (none with a length, too few, an older table) are a finished

@@ -208,8 +208,8 @@ def correct_but_slow(
             ):
                 numbers |= {name: value} if value is not None else {}
     said = (
-        f"{model}: many correct kernels, few of them fast (Exec@{k}, fast_1@{k}). See which operator"
-        " they replace, and whether it took the time."
+        f"{model}: many correct kernels, few of them fast (Exec@{k}, fast_1@{k}). See which"
+        " operator they replace, and whether it took the time."
     )
     return Diagnosis(sign="correct_but_slow", model=model, sentence=said, numbers=numbers)
 

@@ -63,7 +63,7 @@ def write_comparison(
 
 
 def as_data(found: Compared, *, resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
-    """Return the comparison for a machine: shares in [0, 1], speedups as ratios, times in seconds."""
+    """Return the comparison for a machine: shares in [0, 1], speedup ratios, times in seconds."""
     ablation, data = found.ablation, found.model_dump(mode="json")
     own = ablation.model_dump(mode="json", exclude={"branches": {"__all__": {"answers"}}})
     least, most = found.samples

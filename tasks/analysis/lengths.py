@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from kernels_eval.errors import UsageError
+from kernels_eval.records import Reason
 
 REQUIRED = ("task_id", "status", "reasoning_tokens")
 FIX = "join a verification snapshot with the candidates it verified"
@@ -88,7 +89,7 @@ def _columns(frame: pl.DataFrame) -> pl.DataFrame:
         return pl.col(name).cast(pl.String) if there else pl.lit(None, pl.String)
 
     number = "sample_index" in frame.columns
-    cut = (text("finish_reason") == "length", text("reason") == "truncated")
+    cut = (text("finish_reason") == "length", text("reason") == Reason.TRUNCATED.value)
     try:
         return frame.select(
             text("task_id").alias("task_id"),

@@ -16,7 +16,7 @@ from typing import Literal
 import polars as pl
 from pydantic import Field
 
-from kernels_eval.records import Record
+from kernels_eval.records import Reason, Record
 from tasks.benchmark.breakdown import GroupRow, gap
 from tasks.benchmark.metrics import wilson_interval
 from tasks.benchmark.replaced import called_operators, replaced_share
@@ -255,7 +255,7 @@ def verbose(model: str, evidence: Evidence) -> Diagnosis | None:
 
 def cut_off(model: str, own: pl.DataFrame) -> Diagnosis | None:
     """Answers that ran into the token limit count as failures, whatever they would have become."""
-    cut = own.filter(pl.col("reason") == "truncated").height
+    cut = own.filter(pl.col("reason") == Reason.TRUNCATED.value).height
     if not own.height or cut / own.height < CUT_OFF:
         return None
     numbers = {"share": cut / own.height, "cut_off_count": cut, "answers_count": own.height}

@@ -13,6 +13,7 @@ from typing import Any
 
 import polars as pl
 
+from kernels_eval.records import Reason
 from tasks.benchmark.samples import TRACKS, baselines_of, excluded_tasks, uncompiled_tasks
 from tasks.benchmark.scoring import GEOMETRIC_MEAN, score
 from tasks.reporting.text import interval
@@ -169,7 +170,9 @@ def _notes(frame: pl.DataFrame, ks: Sequence[int]) -> Iterator[str]:
             )
     if "custom_kernels" not in frame.columns:
         yield SAME_TRACKS
-    unjudged = pl.col("outputs_match").is_null() & (pl.col("reason") == "no_custom_kernel")
+    unjudged = pl.col("outputs_match").is_null() & (
+        pl.col("reason") == Reason.NO_CUSTOM_KERNEL.value
+    )
     if silent := frame.filter(unjudged).height:
         yield (
             f"{silent} verdicts do not say whether outputs without a custom kernel were right: the"

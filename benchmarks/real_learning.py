@@ -255,7 +255,6 @@ def run(given: argparse.Namespace) -> int:
             training,
             held_out,
             shown,
-            Counter(item.reason for item in dropped),
         )
         (given.out / "results.json").write_text(json.dumps(results, indent=1))
     results["before"] = texts(base, None, shown, given.sample_tokens)
@@ -272,11 +271,10 @@ def one_run(
     training: list,
     held_out: list,
     shown: list,
-    left_out: dict[str, int],
 ) -> dict[str, Any]:
     """Train one variant from the base model on; what came of it, as plain data."""
     from tasks.training.adapter import check_adapter, merge_adapter
-    from tasks.training.card import CardFacts, sources_of, write_card
+    from tasks.training.card import CardFacts, write_card
     from tasks.training.evaluation import EvaluationConfig
     from tasks.training.recipe import TrainingRecipe
     from tasks.training.trainer import train
@@ -328,18 +326,9 @@ def one_run(
         name=f"learned-{variant}",
         base_model="SmolLM2-135M-Instruct",
         adapter=facts,
-        recipe=told,
-        sources=sources_of(recipe),
-        curated_fingerprint="recorded",
-        rows=result.rows,
-        held_out_tasks=len({row["task_id"] for row in held_out}),
-        dropped=left_out,
-        steps=result.steps,
-        tokens=result.tokens,
-        seconds=result.seconds,
-        loss_first=result.loss_first,
-        loss_last=result.loss_last,
-        held_out=result.held_out,
+        recipe=recipe,
+        result=result,
+        curated="recorded",
     )
     write_card(result.adapter_dir, card)
     for directory in (

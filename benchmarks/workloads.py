@@ -62,7 +62,7 @@ def main() -> int:
     lines = report(tasks, found, wall_s)
     if arguments.json:  # before the checks, which take longer
         rows = [
-            m.workload.model_dump(mode="json") | {"seconds": round(m.seconds, 3)}
+            m.workload.row() | {"seconds": round(m.seconds, 3)}
             for m in (found[t.task_id] for t in tasks)
         ]
         Path(arguments.json).write_text(json.dumps(rows, indent=1), encoding="utf-8")

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernels_eval.errors import UsageError
+from kernels_eval.records import Reason
 from tasks.curation.source import Files, Source, columns_of, name_of
 from tasks.sources.files import shown
 
@@ -323,7 +324,7 @@ def _notes(frame: pl.DataFrame, ks: Sequence[int]) -> list[str]:
             " same."
         )
     silent = frame.filter(
-        pl.col("outputs_match").is_null(), pl.col("reason") == "no_custom_kernel"
+        pl.col("outputs_match").is_null(), pl.col("reason") == Reason.NO_CUSTOM_KERNEL.value
     ).height
     if silent:
         said.append(

@@ -142,7 +142,7 @@ VERDICTS: Mapping[str, str] = {
     "phases.timing_s": "the paired measurement",
     "log_tail": "end of the compiler's or the child's output, at most 8,192 characters",
     "verdict_key": (
-        "hash of candidate, protocol, device and verifier's code: by it a refresh reuses the"
+        "hash of candidate, parsed code, protocol, device and torch: by it a refresh reuses the"
         " verdict"
     ),
 }

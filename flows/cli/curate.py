@@ -150,7 +150,7 @@ def print_explanations(data: dict[str, Any]) -> None:
 @json_option("the summary")
 def publish(as_json: bool, root: str, out: str, **options: Any) -> None:
     """Write a curated set as a folder that datasets.load_dataset loads."""
-    from flows.publish import publish_set
+    from tasks.publishing.sets import publish_set
 
     emit(publish_set(root, out, **options), as_json, print_published)
 
@@ -175,6 +175,6 @@ def print_published(data: dict[str, Any]) -> None:
 @json_option("the report")
 def diff(old: str, new: str, root: str, as_json: bool) -> None:
     """Compare two curated snapshots or published folders: what changed, and why."""
-    from flows.publish import diff_sets
+    from tasks.publishing.sets import diff_sets
 
     click.echo(diff_sets(root, old, new, as_json=as_json))

@@ -182,7 +182,7 @@ def noted(root: Path) -> dict[str, str]:
 def published(folders: tuple[str, ...]) -> dict[str, str]:
     """Training sets that published folders were made from. Raises UsageError for any other
     folder."""
-    from tasks.publishing.publish import PUBLICATION
+    from tasks.publishing.config import PUBLICATION
 
     found: dict[str, str] = {}
     for folder in folders:

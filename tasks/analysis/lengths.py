@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernels_eval.errors import UsageError
+from kernels_eval.records import Reason
 
 if TYPE_CHECKING:
     import polars as pl
@@ -163,5 +164,5 @@ def _truncated(frame: pl.DataFrame) -> pl.Expr:
     if "finish_reason" in frame.columns:
         said.append((pl.col("finish_reason").cast(pl.String) == "length").fill_null(False))
     if "reason" in frame.columns:
-        said.append((pl.col("reason").cast(pl.String) == "truncated").fill_null(False))
+        said.append((pl.col("reason").cast(pl.String) == Reason.TRUNCATED.value).fill_null(False))
     return pl.any_horizontal(said)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from kernels_eval.records import Record
+from kernels_eval.records import Reason, Record
 from tasks.benchmark.breakdown import GroupRow, gap
 from tasks.benchmark.metrics import wilson_interval
 from tasks.benchmark.replaced import called_operators, replaced_share
@@ -290,7 +290,7 @@ def cut_off(model: str, verdicts: pl.DataFrame) -> Finding | None:
     import polars as pl
 
     own = verdicts.filter(pl.col("model") == model)
-    cut = own.filter(pl.col("reason") == "truncated").height
+    cut = own.filter(pl.col("reason") == Reason.TRUNCATED.value).height
     if not own.height or cut / own.height < CUT_OFF:
         return None
     share = cut / own.height

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels_eval.errors import UsageError
+from kernels_eval.records import Reason
 from tasks.benchmark.metrics import pass_at_k
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def excluded_tasks(frame: pl.DataFrame, *, count_degenerate: bool = False) -> li
 
     broken = frame.filter(pl.col("status") == "task_error")
     if count_degenerate:
-        broken = broken.filter(pl.col("reason") != "degenerate_task")
+        broken = broken.filter(pl.col("reason") != Reason.DEGENERATE_TASK.value)
     return sorted(broken["task_id"].unique().to_list())
 
 
@@ -239,7 +240,7 @@ def _sample(row: Mapping[str, Any], rule: Rule, baseline: Baseline = "eager") ->
     if rule == "concur":
         alien = (
             row["status"] == "rejected"
-            and row["reason"] == "no_custom_kernel"
+            and row["reason"] == Reason.NO_CUSTOM_KERNEL
             and row["outputs_match"] is True
         )
         return Sample(custom, custom or alien, speedup)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from prefect import task
 
 from tasks.curation import flags, stage
-from tasks.curation.config import CurationConfig
-from tasks.curation.quality import QualityConfig
+from tasks.curation.config import CurationConfig, QualityConfig
 from tasks.policy import rows_of, sentence, stage_options
 from tasks.store.snapshot import SnapshotRef
 

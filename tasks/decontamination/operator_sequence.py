@@ -232,8 +232,8 @@ class _Reader:
                 return operation(ARITHMETIC.get(type(op), ""), [self._value(operand, frame)])
             case ast.Compare(left, [op, *_], comparators):
                 sides = self._values((left, *comparators), frame)
-                name = ARITHMETIC.get(type(op))
-                return operation(name, sides) if name else None
+                compared = ARITHMETIC.get(type(op))
+                return operation(compared, sides) if compared else None
             case ast.IfExp(_, body, orelse):
                 return either(self._values((body, orelse), frame))
             case ast.BoolOp(_, values):

@@ -7,14 +7,13 @@ beyond them follows, under its own name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tasks.publishing.lineage import SYNTHESIS, TASKS, VERIFICATION
+import pyarrow as pa
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+from tasks.publishing.config import UNKNOWN
+from tasks.tables import CANDIDATES, CURATED, TASKS, TIMING, VERDICTS
 
-UNKNOWN = "unknown"
 COLUMNS: Mapping[str, str] = {
     "task_id": "the task, unique in its source",
     "task_name": "what the source calls it",
@@ -56,32 +55,24 @@ COLUMNS: Mapping[str, str] = {
     "device": "what it was timed on",
     "precision_class": "the precision that the outputs were held to",
     "flags": "what verification noticed without rejecting it",
-    "verdict_key": "hash of candidate, protocol, device and verifier's code",
+    "verdict_key": "hash of candidate, parsed code, protocol, device and torch",
     "verdict_schema_version": "version of the verdict's form",
 }
 REQUIRED = (
-    "candidate_id",
-    "task_id",
-    "task_code",
-    "generator",
-    "reasoning",
-    "answer",
-    "code",
-    "criterion",
-    "speedup",
+    *("candidate_id", "task_id", "task_code", "generator"),
+    *("reasoning", "answer", "code", "criterion", "speedup"),
 )
 """Columns without which a curated snapshot is no training set."""
-OF_CANDIDATES = ("candidate_id", "sample_index", "turn", "parent", "sampling", "prompt_hash")
-OF_VERDICTS = (
-    "candidate_id",
-    "schema_version",
-    "timing",
-    "device",
-    "precision_class",
-    "flags",
-    "verdict_key",
-)
-OF_TASKS = ("task_id", "source", "level", "init_form")
+# Where the other columns come from: the name there, by the name published.
+OF_CANDIDATES = {
+    name: name for name in ("sample_index", "turn", "parent", "sampling", "prompt_hash")
+}
+OF_TIMING = {name: name for name in ("speedup_upper", "reference_ms", "candidate_ms")}
+OF_VERDICTS = {
+    **{name: name for name in ("device", "precision_class", "flags", "verdict_key")},
+    "verdict_schema_version": "schema_version",
+}
+OF_TASKS = {"task_source": "source", "task_level": "level", "init_form": "init_form"}
 
 LICENCES: Mapping[str, str] = {"bundled": "Apache-2.0", "kernelbook": "MIT"}
 """What a source states. KernelBook's is that of the one revision that we load from the hub: a file
@@ -98,67 +89,38 @@ def licence_of(source: str, tasks_config: Mapping[str, Any]) -> str:
 
 def provenance_schema() -> pa.Schema:
     """Types of the columns that do not come from the curated snapshot itself."""
-    import pyarrow as pa
-
-    from tasks.tables import CANDIDATES, TASKS, TIMING, VERDICTS
-
-    def field(name: str, of: pa.DataType) -> pa.Field:
-        return pa.field(name, of)
-
+    sources = (
+        (OF_TASKS, TASKS),
+        (OF_CANDIDATES, CANDIDATES),
+        (OF_TIMING, TIMING),
+        (OF_VERDICTS, VERDICTS),
+    )
     return pa.schema(
         [
-            field("task_source", TASKS.field("source").type),
-            field("task_license", pa.string()),
-            field("task_level", TASKS.field("level").type),
-            field("init_form", TASKS.field("init_form").type),
+            ("task_license", pa.string()),
             *(
-                field(name, CANDIDATES.field(name).type)
-                for name in OF_CANDIDATES
-                if name != "candidate_id"
+                (name, schema.field(there).type)
+                for names, schema in sources
+                for name, there in names.items()
             ),
-            *(
-                field(name, TIMING.field(name).type)
-                for name in ("speedup_upper", "reference_ms", "candidate_ms")
-            ),
-            *(
-                field(name, VERDICTS.field(name).type)
-                for name in ("device", "precision_class", "flags", "verdict_key")
-            ),
-            field("verdict_schema_version", VERDICTS.field("schema_version").type),
         ]
     )
 
 
 def published_schema(curated: pa.Schema) -> pa.Schema:
     """The schema of a published file, for what a curated snapshot holds."""
-    import pyarrow as pa
-
-    from tasks.tables import CURATED
-
-    from_elsewhere = provenance_schema()
-    fields = []
-    for name in COLUMNS:
-        if name in from_elsewhere.names:
-            fields.append(from_elsewhere.field(name))
-        else:
-            fields.append(curated.field(name) if name in curated.names else CURATED.field(name))
-    extra = [field for field in curated if field.name not in COLUMNS]
-    return pa.schema([pa.field(field.name, _plain(field.type)) for field in [*fields, *extra]])
+    known = {field.name: field for schema in (CURATED, curated) for field in schema}
+    known |= {field.name: field for field in provenance_schema()}
+    extra = [name for name in curated.names if name not in COLUMNS]
+    return pa.schema([(name, _plain(known[name].type)) for name in (*COLUMNS, *extra)])
 
 
 def _plain(of: pa.DataType) -> pa.DataType:
     """One type for a text and one for a list, whichever library wrote the snapshot."""
-    import pyarrow as pa
-
     if pa.types.is_large_string(of) or pa.types.is_string_view(of):
         return pa.string()
     if pa.types.is_list(of) or pa.types.is_large_list(of):
         return pa.list_(_plain(of.value_type))
-    return (
-        pa.struct([pa.field(field.name, _plain(field.type)) for field in of])
-        if pa.types.is_struct(of)
-        else of
-    )
-
-
-STAGE_OF = {"candidates": SYNTHESIS, "verdicts": VERIFICATION, "tasks": TASKS}
+    if pa.types.is_struct(of):
+        return pa.struct([(field.name, _plain(field.type)) for field in of])
+    return of

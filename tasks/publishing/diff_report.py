@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
-from tasks.publishing.diff import RefreshDiff, SampleChange, SideSummary, TaskChange
+from tasks.publishing.diff import RefreshDiff, SampleChange, TaskChange
 from tasks.reporting.text import cell, table
 
-SHOWN = 50
+MAX_SHOWN = 50
 LOST: Mapping[str, str] = {
     "task": "the task is gone from the source",
     "program": "the task's program changed",
@@ -36,18 +36,20 @@ GAINED: Mapping[str, str] = {
     "outdone": "the sample that was shorter or faster no longer stands in its way",
     "quota": "the quota of single operators has room for it now",
 }
+KINDS = {
+    "tasks_gained": GAINED,
+    "tasks_lost": LOST,
+    "tasks_changed": LOST,
+    "samples_gained": GAINED,
+    "samples_lost": LOST,
+    "samples_changed": LOST,
+}
+"""The words for the reasons of each kind of change."""
 
 
 def to_json(found: RefreshDiff) -> str:
     """One JSON object: the record, and counts by reason."""
-    names = (
-        "samples_gained",
-        "samples_lost",
-        "samples_changed",
-        "tasks_gained",
-        "tasks_lost",
-        "tasks_changed",
-    )
+    names = sorted(KINDS, key=lambda name: name.startswith("tasks"))
     reasons = {name: found.reasons(getattr(found, name)) for name in names}
     return json.dumps({**found.model_dump(mode="json"), "reasons": reasons}, ensure_ascii=False)
 
@@ -61,65 +63,40 @@ def _parts(found: RefreshDiff) -> Iterator[str]:
     yield "# What changed"
     sides = [
         (name, cell(side.label), cell(side.created_at), f"{side.rows:,}", f"{side.tasks:,}")
-        for name, side in _sides(found)
+        for name, side in (("old", found.old), ("new", found.new))
     ]
     yield table(("", "set", "finished", "rows", "tasks"), sides)
-    kinds = (
-        ("Tasks gained", found.tasks_gained, GAINED),
-        ("Tasks lost", found.tasks_lost, LOST),
-        ("Tasks changed", found.tasks_changed, LOST),
-        ("Samples gained", found.samples_gained, GAINED),
-        ("Samples lost", found.samples_lost, LOST),
-        ("Samples changed", found.samples_changed, LOST),
-    )
-    if not any(changes for _, changes, _ in kinds):
-        yield "The two sets hold the same samples."
+    counts, lists = [], []
+    for name, words in KINDS.items():
+        title, changes = name.replace("_", " ").capitalize(), getattr(found, name)
+        reasons = found.reasons(changes).items()
+        why = "; ".join(f"{words[reason]}: {count:,}" for reason, count in reasons)
+        counts.append((title, f"{len(changes):,}", why or "-"))
+        lists += [f"## {title}", _listed(changes, words)] if changes else []
+    if lists:
+        yield table(("", "count", "why"), counts)
     else:
-        yield table(
-            ("", "count", "why"),
-            [
-                (title, f"{len(changes):,}", _why(found, changes, words))
-                for title, changes, words in kinds
-            ],
-        )
+        yield "The two sets hold the same samples."
     if found.settings:
         yield "## Settings and counts that differ"
-        yield table(
-            ("what", "old", "new"),
-            [(cell(s.name), cell(s.old or "-"), cell(s.new or "-")) for s in found.settings],
-        )
-    for title, changes, words in kinds:
-        if changes:
-            yield f"## {title}"
-            yield _listed(changes, words)
-
-
-def _sides(found: RefreshDiff) -> tuple[tuple[str, SideSummary], ...]:
-    return (("old", found.old), ("new", found.new))
-
-
-def _why(
-    found: RefreshDiff, changes: Sequence[SampleChange | TaskChange], words: Mapping[str, str]
-) -> str:
-    return (
-        "; ".join(f"{words[reason]}: {count:,}" for reason, count in found.reasons(changes).items())
-        or "-"
-    )
+        rows = [
+            (cell(each.name), cell(each.old or "-"), cell(each.new or "-"))
+            for each in found.settings
+        ]
+        yield table(("what", "old", "new"), rows)
+    yield from lists
 
 
 def _listed(changes: Sequence[SampleChange | TaskChange], words: Mapping[str, str]) -> str:
-    rows = []
-    for change in changes[:SHOWN]:
-        what = [cell(change.task_id)]
+    rows, names = [], ("old rows", "new rows")
+    for change in changes[:MAX_SHOWN]:
         if isinstance(change, SampleChange):
-            what += [cell(change.candidate_id[:12]), cell(change.criterion)]
+            names = ("sample", "rule")
+            what = (cell(change.candidate_id[:12]), cell(change.criterion))
         else:
-            what += [str(change.old_samples), str(change.new_samples)]
-        rows.append((*what, words[change.reason], cell(change.detail, 240)))
-    names = (
-        ("task", "sample", "rule")
-        if isinstance(changes[0], SampleChange)
-        else ("task", "old rows", "new rows")
-    )
-    more = f"\n\nAnd {len(changes) - SHOWN:,} more: see the JSON." if len(changes) > SHOWN else ""
-    return table((*names, "why", "in detail"), rows) + more
+            what = (str(change.old_samples), str(change.new_samples))
+        rows.append((cell(change.task_id), *what, words[change.reason], cell(change.detail, 240)))
+    text = table(("task", *names, "why", "in detail"), rows)
+    if len(changes) > MAX_SHOWN:
+        text += f"\n\nAnd {len(changes) - MAX_SHOWN:,} more: see the JSON."
+    return text

@@ -17,18 +17,11 @@ from typing import Any
 
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Record
-from tasks.publishing.publish import (
-    CROISSANT,
-    FIGURES,
-    PUBLICATION,
-    README,
-    Published,
-    is_whole,
-    read_publication,
-)
+from tasks.publishing.config import CROISSANT, DATA, FIGURES, PUBLICATION, README, STRATEGIES
+from tasks.publishing.publish import Published, is_whole, read_publication
 
 TOKEN_ENV = "HF_TOKEN"
-OURS = ("data/*", "strategies/*", f"{FIGURES}/*", README, CROISSANT, PUBLICATION)
+CONTENT = (f"{DATA}/*", f"{STRATEGIES}/*", f"{FIGURES}/*", README, CROISSANT, PUBLICATION)
 """What a publication may hold. Other files of the repository (a `.gitattributes`) stay."""
 
 
@@ -89,7 +82,7 @@ def _send(api: Any, folder: Path, repo_id: str, published: Published) -> None:
         repo_type="dataset",
         commit_message=published.tag,
         allow_patterns=[PUBLICATION, *(file.path for file in published.files)],
-        delete_patterns=list(OURS),
+        delete_patterns=list(CONTENT),
     )
     message = f"curated {', '.join(published.curated.values())}"
     api.create_tag(
@@ -110,40 +103,31 @@ def _api(token: str) -> Any:
 
 @contextmanager
 def _answers(repo_id: str, token: str) -> Iterator[None]:
-    """What the hub and the way to it can do wrong, in our words and without the token."""
+    """Turn the failures of the hub and of the way to it into UsageError or EvalError, without the
+    token."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
-    def said(error: Exception) -> str:
-        return (str(error).strip().splitlines() or [type(error).__name__])[0].replace(token, "***")
-
+    again = "the same push again adds what is missing"
     try:
         yield
-    except HFValidationError as error:
-        raise UsageError(
-            f"{repo_id!r} is no repository of the hub: {said(error)}", "name it owner/name"
-        ) from None
-    except OfflineModeIsEnabled:
-        raise UsageError("the hub is switched off here", "unset HF_HUB_OFFLINE") from None
-    except HfHubHTTPError as error:
-        status = getattr(error.response, "status_code", None)
-        if status in (401, 403, 404):
-            raise UsageError(
-                f"the hub refuses {repo_id} ({status}): {said(error)}",
-                "use a token that may write to it",
-            ) from None
-        raise EvalError(
-            f"the hub failed at {repo_id} ({status}): {said(error)}",
-            "the same push again adds what is missing",
-        ) from None
-    except (OSError, TimeoutError) as error:
-        raise EvalError(
-            f"the hub does not answer: {said(error)}",
-            "check the network; the same push again adds what is missing",
-        ) from None
+    except EvalError:
+        raise
     except Exception as error:
-        if not type(error).__module__.startswith(("httpx", "httpcore", "requests", "hf_xet")):
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        cause = line.replace(token, "***")
+        if isinstance(error, HFValidationError):
+            problem = f"{repo_id!r} is no repository of the hub: {cause}"
+            raise UsageError(problem, "name it owner/name") from None
+        if isinstance(error, OfflineModeIsEnabled):
+            raise UsageError("the hub is switched off here", "unset HF_HUB_OFFLINE") from None
+        if isinstance(error, HfHubHTTPError):
+            status = getattr(error.response, "status_code", None)
+            if status in (401, 403, 404):
+                problem = f"the hub refuses {repo_id} ({status}): {cause}"
+                raise UsageError(problem, "use a token that may write to it") from None
+            raise EvalError(f"the hub failed at {repo_id} ({status}): {cause}", again) from None
+        clients = ("httpx", "httpcore", "requests", "hf_xet")
+        if not (isinstance(error, OSError) or type(error).__module__.startswith(clients)):
             raise
-        raise EvalError(
-            f"the hub does not answer: {said(error)}",
-            "check the network; the same push again adds what is missing",
-        ) from None
+        problem = f"the hub does not answer: {cause}"
+        raise EvalError(problem, f"check the network; {again}") from None

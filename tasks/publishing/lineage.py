@@ -1,8 +1,8 @@
-"""A curated snapshot and the snapshots it was made from: which they are, and what of their settings
-may be told to anybody.
+"""A curated snapshot and the snapshots it was made from: which they are, and which of their settings
+may be published.
 
-Guarantees: what `facts` tells names no path of this machine, no address of a server and no place of
-a key. Does not guarantee the same of a generator's name, which is in every row: a model that was
+Guarantees: what `facts` returns names no path of this machine, no address of a server and no place
+of a key. Does not guarantee the same of a generator's name, which is in every row: a model that was
 configured by its path is published under that path.
 """
 
@@ -12,33 +12,37 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
 
 from kernels_eval.errors import UsageError
 from tasks.sources.hub import is_hub_id
 from tasks.store import MANIFEST, Snapshot, SnapshotRef, combine_parts, snapshots
 
-if TYPE_CHECKING:
-    import polars as pl
-
 CURATION, VERIFICATION, SYNTHESIS, TASKS = "curation", "verification", "synthesis", "tasks"
 ANALYSIS, WORKLOADS, FLAGS = "analysis", "workloads", "trace-flags"
 CHOSEN = "training-tasks"
-"""The stage that chooses among the source's tasks. A set that was made from its snapshot was made
-from tasks."""
-PLACES = (
-    *((VERIFICATION, VERIFICATION), (SYNTHESIS, SYNTHESIS), (TASKS, CHOSEN), (TASKS, TASKS)),
-    *((WORKLOADS, WORKLOADS), (FLAGS, FLAGS)),
-)
-"""What a snapshot above a set is, by the stage that wrote it; what stands first goes first."""
+"""The stage that chooses among the source's tasks."""
+ABOVE = {
+    "verdicts": (VERIFICATION,),
+    "candidates": (SYNTHESIS,),
+    "tasks": (CHOSEN, TASKS),
+    "workloads": (WORKLOADS,),
+    "flags": (FLAGS,),
+}
+"""The stages that may have written each snapshot above a set; the first one that is there counts."""
 DEFAULT_STRATEGY = "concur"
 BATCH_ROWS = 4096
-TOLD = {
+PUBLIC_SETTINGS = {
     VERIFICATION: ("eval",),
     SYNTHESIS: ("sampler", "samples_per_task", "sampling", "turns", "refine_below_speedup"),
     TASKS: ("source", "split", "levels", "limit"),
 }
 """Settings that may be published. Of the curation all are: they are the rule."""
+PUBLIC_FACTS = ("device", "language", "status_counts", "generator", "turn_counts")
+RESTORE = "restore it, or run its stage again under another root"
 
 
 @dataclass(frozen=True)
@@ -47,9 +51,9 @@ class Lineage:
 
     curated: Snapshot
     manifest: dict[str, Any]
-    verdicts: Snapshot | None
-    candidates: Snapshot | None
-    tasks: Snapshot | None
+    verdicts: Snapshot | None = None
+    candidates: Snapshot | None = None
+    tasks: Snapshot | None = None
     workloads: Snapshot | None = None
     flags: Snapshot | None = None
 
@@ -69,16 +73,13 @@ def lineage(ref: SnapshotRef) -> Lineage:
     snapshot = ref.open()
     manifest = manifest_of(snapshot)
     found: dict[str, Snapshot] = {}
-    for fingerprint in manifest.get("upstream") or []:
-        for stage, place in PLACES:
-            above = Snapshot(ref.root, place, str(fingerprint))
-            if stage not in found and above.finished:
-                found[stage] = above
-    return Lineage(
-        snapshot,
-        manifest,
-        *(found.get(stage) for stage in (VERIFICATION, SYNTHESIS, TASKS, WORKLOADS, FLAGS)),
-    )
+    for name, stages in ABOVE.items():
+        for fingerprint in manifest.get("upstream") or []:
+            for stage in stages:
+                above = Snapshot(ref.root, stage, str(fingerprint))
+                if name not in found and above.finished:
+                    found[name] = above
+    return Lineage(snapshot, manifest, **found)
 
 
 def manifest_of(snapshot: Snapshot) -> dict[str, Any]:
@@ -86,18 +87,18 @@ def manifest_of(snapshot: Snapshot) -> dict[str, Any]:
     problem: object = "it is no object with created_at"
     try:
         manifest = snapshot.manifest
-        if (
-            isinstance(manifest, dict)
-            and isinstance(manifest.get("created_at"), str)
-            and isinstance(manifest.get("upstream") or [], list)
-        ):
+        upstream = manifest.get("upstream") or []
+        if isinstance(manifest.get("created_at"), str) and isinstance(upstream, list):
             return manifest
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         problem = error
-    raise UsageError(
-        f"the manifest of {snapshot.path} cannot be read: {problem}",
-        "restore it, or run its stage again under another root",
-    )
+    raise UsageError(f"the manifest of {snapshot.path} cannot be read: {problem}", RESTORE)
+
+
+def finished(root: str, stage: str) -> list[tuple[Snapshot, dict[str, Any]]]:
+    """The finished snapshots of a stage and their manifests, the newest last."""
+    found = [(each, manifest_of(each)) for each in snapshots(root, stage) if each.finished]
+    return sorted(found, key=lambda pair: (pair[1]["created_at"], pair[0].fingerprint))
 
 
 def analysis_of(line: Lineage) -> Snapshot | None:
@@ -105,17 +106,9 @@ def analysis_of(line: Lineage) -> Snapshot | None:
     if line.verdicts is None or line.candidates is None:
         return None
     made_from = [line.verdicts.fingerprint, line.candidates.fingerprint]
-    there = [
-        (found, manifest_of(found))
-        for found in snapshots(line.curated.root, ANALYSIS)
-        if found.finished
-    ]
-    of_these = [
-        (manifest["created_at"], found.fingerprint, found)
-        for found, manifest in there
-        if manifest.get("upstream") == made_from
-    ]
-    return max(of_these, key=lambda each: each[:2])[2] if of_these else None
+    analyses = finished(line.curated.root, ANALYSIS)
+    found = [each for each, manifest in analyses if manifest.get("upstream") == made_from]
+    return found[-1] if found else None
 
 
 def find_curated(root: str, name: str | None = None) -> SnapshotRef:
@@ -124,12 +117,9 @@ def find_curated(root: str, name: str | None = None) -> SnapshotRef:
     UsageError where there is none, or several begin so.
     """
     if name and (Path(name) / MANIFEST).is_file():
-        directory = Path(name).resolve()
-        return SnapshotRef(
-            root=str(directory.parent.parent),
-            stage=directory.parent.name,
-            fingerprint=directory.name,
-        )
+        path = Path(name).resolve()
+        root, stage = str(path.parent.parent), path.parent.name
+        return SnapshotRef(root=root, stage=stage, fingerprint=path.name)
     there = snapshots(root, CURATION)
     if name:
         found = [snapshot for snapshot in there if snapshot.fingerprint.startswith(name)]
@@ -140,30 +130,27 @@ def find_curated(root: str, name: str | None = None) -> SnapshotRef:
                 "give its directory or more of its fingerprint",
             )
         return found[0].ref
-    finished = [(snapshot, manifest_of(snapshot)) for snapshot in there if snapshot.finished]
-    if not finished:
+    sets = finished(root, CURATION)
+    if not sets:
         hint = (
             "its curation is unfinished: run `concur run` again"
             if there
             else "run `concur run` first, or give --root"
         )
         raise UsageError(f"there is no finished curated set under {root}", hint)
-
-    def rank(pair: tuple[Snapshot, dict[str, Any]]) -> tuple[bool, str, str]:
-        snapshot, manifest = pair
-        return (
-            (manifest.get("config") or {}).get("strategy") == DEFAULT_STRATEGY,
-            manifest["created_at"],
-            snapshot.fingerprint,
-        )
-
-    return max(finished, key=rank)[0].ref
+    default = [
+        each
+        for each, manifest in sets
+        if (manifest.get("config") or {}).get("strategy") == DEFAULT_STRATEGY
+    ]
+    return (default or [each for each, _ in sets])[-1].ref
 
 
 def facts(line: Lineage) -> dict[str, Any]:
-    """What the manifests of a lineage tell, as plain data that may be published. A stage that is
+    """What the manifests of a lineage say, as plain data that may be published. A stage that is
     not there is None."""
-    told: dict[str, Any] = {
+    above = {VERIFICATION: line.verdicts, SYNTHESIS: line.candidates, TASKS: line.tasks}
+    return {
         "created_at": line.manifest["created_at"],
         "tools": line.manifest.get("tools") or {},
         CURATION: {
@@ -171,25 +158,22 @@ def facts(line: Lineage) -> dict[str, Any]:
             "rows": line.manifest.get("rows"),
             "config": line.manifest.get("config") or {},
         },
+        **{stage: _facts_of(stage, each) if each else None for stage, each in above.items()},
     }
-    for stage, snapshot in (
-        (VERIFICATION, line.verdicts),
-        (SYNTHESIS, line.candidates),
-        (TASKS, line.tasks),
-    ):
-        told[stage] = _told(stage, snapshot) if snapshot else None
-    return told
 
 
-def _told(stage: str, snapshot: Snapshot) -> dict[str, Any]:
+def _facts_of(stage: str, snapshot: Snapshot) -> dict[str, Any]:
     manifest = manifest_of(snapshot)
     config = manifest_of(source_of(snapshot)).get("config") or {}
-    kept = {name: config[name] for name in TOLD[stage] if config.get(name) is not None}
+    kept = _present(config, PUBLIC_SETTINGS[stage])
     if is_hub_id(config.get("location")) and not Path(config["location"]).exists():
         kept["location"] = config["location"]
-    told = {"fingerprint": snapshot.fingerprint, "rows": manifest.get("rows"), "config": kept}
-    extra = ("device", "language", "status_counts", "generator", "turn_counts")
-    return told | {name: manifest[name] for name in extra if manifest.get(name) is not None}
+    known = {"fingerprint": snapshot.fingerprint, "rows": manifest.get("rows"), "config": kept}
+    return known | _present(manifest, PUBLIC_FACTS)
+
+
+def _present(values: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: values[name] for name in names if values.get(name) is not None}
 
 
 def source_of(snapshot: Snapshot) -> Snapshot:
@@ -205,16 +189,11 @@ def source_of(snapshot: Snapshot) -> Snapshot:
 def readable(what: str) -> Iterator[None]:
     """Raises UsageError where what is read inside is damaged or gone, or its parts do not fit
     together: not to be taken for a fault of what is written."""
-    import polars as pl
-    import pyarrow as pa
-
     try:
         yield
     except (OSError, pa.ArrowException, pl.exceptions.PolarsError) as error:
         cause = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UsageError(
-            f"cannot read {what}: {cause}", "restore it, or run its stage again under another root"
-        ) from error
+        raise UsageError(f"cannot read {what}: {cause}", RESTORE) from error
 
 
 def select(
@@ -227,8 +206,6 @@ def select(
     one batch. Raises UsageError where a part lacks `on`, and for a column that is of two kinds in
     two parts.
     """
-    import polars as pl
-
     frames = []
     for frame in batches(snapshot, columns):
         if on not in frame.columns:
@@ -236,9 +213,9 @@ def select(
                 f"a part of {snapshot.path} has no column {on}",
                 "it was not written by this version: run its stage again",
             )
-        frames.append(
-            frame if keys is None else frame.join(keys, on=on, how="semi", maintain_order="left")
-        )
+        if keys is not None:
+            frame = frame.join(keys, on=on, how="semi", maintain_order="left")
+        frames.append(frame)
     if not frames:
         return pl.DataFrame(schema={on: pl.String})
     return combine_parts(frames, snapshot.path).unique(subset=on, keep="first", maintain_order=True)
@@ -247,11 +224,8 @@ def select(
 def batches(snapshot: Snapshot, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
     """Some columns of every row, in the order of writing, a few thousand rows at a time; columns
     that a part lacks are left out."""
-    import polars as pl
-    import pyarrow as pa
-
     for part in snapshot.parts():
         with readable(part), snapshot.open_part(part) as file:
             there = [name for name in columns if name in file.schema_arrow.names]
             for batch in file.iter_batches(BATCH_ROWS, columns=there):
-                yield pl.from_arrow(pa.Table.from_batches([batch]))
+                yield pl.DataFrame(batch)

@@ -6,9 +6,9 @@ configurations, `README.md` (the card), `croissant.json`, `figures/`, and `publi
 the folder is made of, its revision, and the SHA-256 of every file.
 
 Guarantees: the folder is there whole or not at all, written beside its place and renamed; what it
-replaces is an earlier publication of ours and nothing else, and stays until the new one is whole;
-the same snapshots, options and code give the same bytes and the same revision, and no work is done
-twice. Does not guarantee that two processes that publish to one place at once both succeed.
+replaces is an earlier publication and nothing else, and stays until the new one is whole; the same
+snapshots, options and code give the same bytes and the same revision, and no work is done twice.
+Does not guarantee that two processes that publish to one place at once both succeed.
 """
 
 from __future__ import annotations
@@ -19,59 +19,40 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+import psutil
+import pyarrow.parquet as pq
+from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record, stable_hash
-from tasks.publishing.card import CardContext, bibtex_of_set, card
-from tasks.publishing.columns import UNKNOWN
-from tasks.publishing.croissant import croissant
+from tasks.files import explain_write_errors
+from tasks.publishing.card import Card, card
+from tasks.publishing.config import (
+    CROISSANT,
+    DATA,
+    FIGURES,
+    PUBLICATION,
+    README,
+    STRATEGIES,
+    PublishOptions,
+)
 from tasks.publishing.lineage import Lineage, analysis_of, facts, lineage
-from tasks.publishing.shards import SHARD_BYTES, Shard, write_shards
-from tasks.publishing.statistics import statistics_of
-from tasks.publishing.workloads import Workloads, workloads_of
+from tasks.publishing.shards import Shard, write_shards
+from tasks.publishing.statistics import statistics_of, workloads_of
 from tasks.reporting.text import cell
 from tasks.store import Snapshot, SnapshotRef
 from tasks.versions import PUBLISHING_VERSION
 
-PUBLICATION, README, CROISSANT, DATA, FIGURES = (
-    "publication.json",
-    "README.md",
-    "croissant.json",
-    "data",
-    "figures",
+MAX_CHARACTERS = (
+    2000  # of a sentence of an analysis: it names generators, whose names are anybody's
 )
-MOST_CHARACTERS = 2000
-"""Of a sentence of an analysis: they name generators, whose names are anybody's."""
-
-
-class PublishOptions(Record):
-    """How a set is published. Part of the revision: other options, another revision."""
-
-    name: str = Field(default="ConCuR kernels", min_length=1, max_length=200)
-    license: str = Field(
-        default=UNKNOWN,
-        pattern=r"^[a-z0-9][a-z0-9.+-]*$",
-        description="the hub's identifier, such as apache-2.0",
-    )
-    creator: str = "unknown"
-    url: str = README
-    citation: str | None = Field(
-        default=None, description="BibTeX of the set; default: one that names the revision"
-    )
-    holdout_share: float = Field(
-        default=0.0, ge=0, lt=1, description="share of the tasks whose rows make the split `test`"
-    )
-    seed: int = 0
-    shard_bytes: int = Field(
-        default=SHARD_BYTES,
-        ge=1,
-        description="a shard is closed by the row group that brings it to this size",
-    )
+WRITE_FIX = (
+    "choose another --out, free some disk, or change its permissions; what was published there"
+    " before is intact"
+)
 
 
 class PublishedFile(Record):
@@ -128,74 +109,68 @@ def publish(
     """
     options, out = options or PublishOptions(), out.expanduser().absolute()
     lines = _named([lineage(ref) for ref in (curated, *strategies)])
-    told = {name: facts(line) for name, line in lines.items()}
+    first = next(iter(lines.values()))
+    known = {name: facts(line) for name, line in lines.items()}
+    fingerprints = {name: line.curated.fingerprint for name, line in lines.items()}
     created_at = max(line.manifest["created_at"] for line in lines.values())
-    if observations is None and (analysis := analysis_of(next(iter(lines.values())))):
+    if observations is None and (analysis := analysis_of(first)):
         observations, drawn = observed(analysis)
         figures = figures or drawn
-    identity = [
-        options.model_dump(mode="json"),
-        {name: line.curated.fingerprint for name, line in lines.items()},
-        told,
-    ]
-    workloads = workloads_of(next(iter(lines.values())))
-    identity += [
-        workloads.model_dump() if workloads else None,
-        observations,
-        decontamination,
-        _of_figures(figures),
-        PUBLISHING_VERSION,
-    ]
-    fingerprint = stable_hash(identity)
+    workloads = workloads_of(first)
+    fingerprint = stable_hash(
+        [
+            options.model_dump(mode="json"),
+            fingerprints,
+            known,
+            workloads.model_dump() if workloads else None,
+            observations,
+            decontamination,
+            _identity_of(figures),
+            PUBLISHING_VERSION,
+        ]
+    )
     tag = f"refresh-{created_at[:10]}-{fingerprint[:8]}"
-    with _writable(out):
+    with explain_write_errors(out, WRITE_FIX):
         _restore(out)
     if (there := _replaceable(out)) and there.fingerprint == fingerprint and is_whole(out, there):
         return there
-    with _writable(out), _beside(out) as folder:
+    with explain_write_errors(out, WRITE_FIX), _beside(out) as folder:
         shards: list[Shard] = []
-        for number, (name, line) in enumerate(lines.items()):
-            settings = {
-                "holdout_share": options.holdout_share,
-                "seed": options.seed,
-                "shard_bytes": options.shard_bytes,
-            }
-            directory = DATA if number == 0 else f"strategies/{name}"
+        for name, line in lines.items():
+            place = f"{STRATEGIES}/{name}" if shards else DATA
+            scratch = _scratch_of(folder) / name
             shards += write_shards(
-                line,
-                folder,
-                config=name,
-                directory=directory,
-                scratch=_scratch_of(folder) / name,
-                **settings,
+                line, folder, options, config=name, directory=place, scratch=scratch
             )
-        _write_texts(
-            folder,
-            options,
-            tag,
-            created_at,
-            told,
-            shards,
-            workloads,
-            observations,
-            decontamination,
-            figures,
+        context = Card(
+            options=options,
+            tag=tag,
+            shards=shards,
+            columns=pq.read_schema(folder / shards[0].path).names,
+            statistics={
+                name: statistics_of(folder, [each for each in shards if each.config == name])
+                for name in lines
+            },
+            facts=known,
+            workloads=workloads,
+            observations=observations,
+            decontamination=decontamination,
+            figures=[f"{FIGURES}/{figure.name}" for figure in figures],
         )
+        _write_texts(folder, context, created_at, figures)
         published = Published(
             tag=tag,
             fingerprint=fingerprint,
             created_at=created_at,
             name=options.name,
             configs=tuple(lines),
-            curated={name: line.curated.fingerprint for name, line in lines.items()},
-            facts=told,
+            curated=fingerprints,
+            facts=known,
             options=options,
             shards=tuple(shards),
             files=tuple(_file(folder, path) for path in sorted(_files_in(folder))),
         )
-        (folder / PUBLICATION).write_text(
-            published.model_dump_json(indent=2) + "\n", encoding="utf-8"
-        )
+        (folder / PUBLICATION).write_text(published.model_dump_json(indent=2) + "\n", "utf-8")
         _put(folder, out)
     return published
 
@@ -204,7 +179,7 @@ def read_publication(folder: Path) -> Published:
     """What a published folder says of itself. Raises UsageError where it is none, or is of a later
     version."""
     try:
-        return Published.model_validate_json((folder / PUBLICATION).read_text(encoding="utf-8"))
+        return Published.model_validate_json((folder / PUBLICATION).read_text("utf-8"))
     except OSError as error:
         raise UsageError(
             f"{folder} is no published set: {error.strerror or error}",
@@ -217,7 +192,8 @@ def read_publication(folder: Path) -> Published:
 
 
 def is_whole(folder: Path, published: Published, *, content: bool = False) -> bool:
-    """Are its files all there in the right size, and with `content` with the right SHA-256?"""
+    """Whether its files are all there in the right size, and with `content` with the right
+    SHA-256."""
     for file in published.files:
         path = folder / file.path
         if not path.is_file() or path.stat().st_size != file.size_bytes:
@@ -228,16 +204,15 @@ def is_whole(folder: Path, published: Published, *, content: bool = False) -> bo
 
 
 def observed(analysis: Snapshot) -> tuple[str, list[Path]]:
-    """The words of an analysis as Markdown, and its figures. What comes from data is escaped in
+    """The sentences of an analysis as Markdown, and its figures. What comes from data is escaped in
     them already, or is here."""
     manifest = analysis.manifest
-    sentences = "\n".join(
-        f"- {cell(sentence, MOST_CHARACTERS)}"
-        for sentence in (*manifest["finding"], *manifest["cautions"])
+    sentences = (*manifest["finding"], *manifest["cautions"])
+    figures = [name for name in manifest["files"] if name.endswith(".png")]
+    return (
+        "\n".join(f"- {cell(sentence, MAX_CHARACTERS)}" for sentence in sentences),
+        [analysis.local_dir() / name for name in figures],
     )
-    return sentences, [
-        analysis.local_dir() / name for name in manifest["files"] if name.endswith(".png")
-    ]
 
 
 def _named(lines: list[Lineage]) -> dict[str, Lineage]:
@@ -246,94 +221,48 @@ def _named(lines: list[Lineage]) -> dict[str, Lineage]:
     found: dict[str, Lineage] = {}
     for line in lines:
         name = re.sub(r"[^A-Za-z0-9_]+", "_", line.strategy).strip("_")[:60] or "strategy"
-        if name in found and found[name].curated.fingerprint == line.curated.fingerprint:
-            continue
-        found[name if name not in found else f"{name}_{line.curated.fingerprint[:8]}"] = line
+        fingerprint = line.curated.fingerprint
+        if name in found:
+            if found[name].curated.fingerprint == fingerprint:
+                continue
+            name = f"{name}_{fingerprint[:8]}"
+        found[name] = line
     return found
 
 
-def _write_texts(
-    folder: Path,
-    options: PublishOptions,
-    tag: str,
-    created_at: str,
-    told: dict[str, dict[str, Any]],
-    shards: Sequence[Shard],
-    workloads: Workloads | None,
-    observations: str | None,
-    decontamination: str | None,
-    figures: Sequence[Path],
-) -> None:
-    """The card and the Croissant metadata, from the files that are there."""
-    import pyarrow.parquet as pq
+def _write_texts(folder: Path, context: Card, created_at: str, figures: Sequence[Path]) -> None:
+    """The figures, the card and the Croissant metadata of the files that are there."""
+    from tasks.publishing.croissant import croissant  # mlcroissant takes a second to import
 
-    images = []
     for figure in figures:
         (folder / FIGURES).mkdir(exist_ok=True)
         shutil.copyfile(figure, folder / FIGURES / figure.name)
-        images.append(f"{FIGURES}/{figure.name}")
-    schema = pq.read_schema(folder / shards[0].path)
-    statistics = {
-        name: statistics_of(folder, [shard for shard in shards if shard.config == name])
-        for name in told
-    }
-    context = CardContext(
-        name=options.name,
-        license=options.license,
-        tag=tag,
-        default_config=next(iter(told)),
-        shards=tuple(shards),
-        columns=tuple(schema.names),
-        statistics=statistics,
-        facts=told,
-        holdout_share=options.holdout_share,
-        seed=options.seed,
-        workloads=workloads,
-        observations=observations,
-        decontamination=decontamination,
-        figures=tuple(images),
-        citation=options.citation,
-    )
-    (folder / README).write_text(card(context), encoding="utf-8")
-    first = statistics[context.default_config]
-    described = croissant(
-        name=options.name,
-        description=(
-            f"{first.rows:,} verified kernels for {first.tasks:,} PyTorch programs, with reasoning."
-            f" Revision {tag}."
-        ),
-        license=options.license,
-        cite_as=options.citation or bibtex_of_set(options.name, tag),
-        published=date.fromisoformat(created_at[:10]),
-        creator=options.creator,
-        url=options.url,
-        schema=schema,
-        shards=shards,
-        sha256={shard.path: _sha256(folder / shard.path) for shard in shards},
-    )
-    (folder / CROISSANT).write_text(described, encoding="utf-8")
+    (folder / README).write_text(card(context), "utf-8")
+    schema = pq.read_schema(folder / context.shards[0].path)
+    sha256 = {shard.path: _sha256(folder / shard.path) for shard in context.shards}
+    (folder / CROISSANT).write_text(croissant(context, created_at, schema, sha256), "utf-8")
 
 
 # -- files -----------------------------------------------------------------------------------------
 
 
-def _of_figures(figures: Sequence[Path]) -> list[list[str]]:
-    found = []
+def _identity_of(figures: Sequence[Path]) -> list[list[str]]:
+    found: dict[str, str] = {}
     for figure in figures:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", figure.name):
             raise UsageError(
                 f"the figure {figure.name!r} has characters that a page cannot link to",
                 "use letters, digits, . _ and -",
             )
+        if figure.name in found:
+            raise UsageError("two figures have the same name", "rename one")
         try:
-            found.append([figure.name, _sha256(figure)])
+            found[figure.name] = _sha256(figure)
         except OSError as error:
             raise UsageError(
                 f"cannot read the figure {figure}: {error.strerror or error}", "check the path"
             ) from error
-    if len({name for name, _ in found}) < len(found):
-        raise UsageError("two figures have the same name", "rename one")
-    return found
+    return [list(pair) for pair in found.items()]
 
 
 def _replaceable(out: Path) -> Published | None:
@@ -347,8 +276,8 @@ def _replaceable(out: Path) -> Published | None:
     if not (out / PUBLICATION).is_file():
         raise UsageError(f"{out} holds something else", hint)
     published = read_publication(out)
-    ours = {PUBLICATION, *(file.path for file in published.files)}
-    if others := sorted(path for path in _files_in(out) if path not in ours):
+    known = {PUBLICATION, *(file.path for file in published.files)}
+    if others := sorted(set(_files_in(out)) - known):
         raise UsageError(
             f"{out} also holds files that are not of the published set, such as {others[0]}", hint
         )
@@ -362,13 +291,12 @@ def _files_in(folder: Path) -> Iterator[str]:
 
 
 def _file(folder: Path, path: str) -> PublishedFile:
-    return PublishedFile(
-        path=path, size_bytes=(folder / path).stat().st_size, sha256=_sha256(folder / path)
-    )
+    size_bytes = (folder / path).stat().st_size
+    return PublishedFile(path=path, size_bytes=size_bytes, sha256=_sha256(folder / path))
 
 
 def _sha256(path: Path) -> str:
-    with open(path, "rb") as handle:
+    with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
@@ -380,8 +308,6 @@ def _scratch_of(folder: Path) -> Path:
 def _beside(out: Path) -> Iterator[Path]:
     """An empty folder next to `out`, removed where it has not become `out`. What killed processes
     left there goes as well."""
-    import psutil
-
     out.parent.mkdir(parents=True, exist_ok=True)
     for left in out.parent.glob(f".{out.name}.*"):
         owner = re.fullmatch(re.escape(f".{out.name}.") + r"(\d+)\.(new|scratch)", left.name)
@@ -417,20 +343,8 @@ def _put(folder: Path, out: Path) -> None:
 
 def _restore(out: Path) -> None:
     """Undo half of an exchange that a killed process left."""
-    if (_old(out) / PUBLICATION).is_file():  # ours, and nothing else that happens to be called so
+    if (_old(out) / PUBLICATION).is_file():  # a publication, and nothing else of that name
         if out.exists():
             shutil.rmtree(_old(out))
         else:
             _old(out).rename(out)
-
-
-@contextmanager
-def _writable(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {out}: {error.strerror or error}",
-            "choose another --out, free some disk, or mend its permissions; what was published"
-            " there before is intact",
-        ) from error

@@ -15,32 +15,49 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from tasks.publishing.columns import (
     OF_CANDIDATES,
     OF_TASKS,
+    OF_TIMING,
     OF_VERDICTS,
     REQUIRED,
-    STAGE_OF,
     licence_of,
     provenance_schema,
     published_schema,
 )
-from tasks.publishing.lineage import Lineage, manifest_of, readable, select, source_of
+from tasks.publishing.config import PublishOptions
+from tasks.publishing.lineage import (
+    ABOVE,
+    Lineage,
+    manifest_of,
+    readable,
+    select,
+    source_of,
+)
 from tasks.sources.holdout import place_of
-from tasks.store import tables_in_order
-
-if TYPE_CHECKING:
-    import polars as pl
-    import pyarrow as pa
+from tasks.store import Snapshot, tables_in_order
 
 TRAIN, TEST = "train", "test"
 GROUP_ROWS = 1000
 GROUP_BYTES = 32 * 2**20
-SHARD_BYTES = 300 * 2**20
+# Content-defined pages: rows that a refresh adds leave most other pages as they were, so a hub that
+# keeps known content is sent little.
+PARQUET_SETTINGS = {
+    "compression": "zstd",
+    "compression_level": 6,
+    "write_page_index": True,
+    **({"use_content_defined_chunking": True} if int(pa.__version__.split(".")[0]) >= 21 else {}),
+}
+AGAIN = "curate again with this version"
 
 
 class Shard(Record):
@@ -63,188 +80,160 @@ def split_of(task_id: str, seed: int, holdout_share: float) -> str:
 def write_shards(
     line: Lineage,
     folder: Path,
+    options: PublishOptions,
     *,
     config: str,
-    directory: str = "data",
+    directory: str,
     scratch: Path,
-    holdout_share: float = 0.0,
-    seed: int = 0,
-    shard_bytes: int = SHARD_BYTES,
 ) -> list[Shard]:
     """Write `directory/{split}-{number}-of-{count}.parquet` under `folder`; returns them, `train`
     first.
 
-    `scratch` is a directory that nobody needs afterwards, with room for the rows once. Raises
+    `scratch` is a directory that is not needed afterwards, with room for the rows once. Raises
     UsageError where the snapshot lacks columns or rows, where what it was made from is not there,
-    and where `holdout_share` leaves nothing to train on.
+    and where the hold-out leaves nothing to train on.
     """
-    import polars as pl
-
     schema, rows = _checked(line), _rows(line)
-    names = rows["task_id"].unique(maintain_order=True).to_list()
-    splits = {name: split_of(name, seed, holdout_share) for name in names}
-    rows = rows.with_columns(
-        pl.col("task_id").replace_strict(splits, return_dtype=pl.String).alias("split")
-    )
+    (folder / directory).mkdir(parents=True, exist_ok=True)
     found = []
+    names = rows["task_id"].unique(maintain_order=True).to_list()
     for split in (TRAIN, TEST):
-        chosen = rows.filter(pl.col("split") == split)
-        if chosen.is_empty():
-            if split == TRAIN:
-                raise UsageError(
-                    f"the hold-out takes all {len(names)} tasks", "hold out a smaller share"
+        here = [
+            name for name in names if split_of(name, options.seed, options.holdout_share) == split
+        ]
+        if split == TRAIN and not here:
+            raise UsageError(
+                f"the hold-out takes all {len(names)} tasks", "hold out a smaller share"
+            )
+        chosen = rows.filter(pl.col("task_id").is_in(here))
+        groups = _row_groups(_tables(line.curated, chosen, schema, scratch / split))
+        written = list(_written(groups, schema, folder / directory, options.shard_bytes))
+        for number, (temporary, count, tasks) in enumerate(written):
+            path = f"{directory}/{split}-{number:05d}-of-{len(written):05d}.parquet"
+            size_bytes = temporary.rename(folder / path).stat().st_size
+            found.append(
+                Shard(
+                    config=config,
+                    split=split,
+                    path=path,
+                    rows=count,
+                    tasks=tasks,
+                    size_bytes=size_bytes,
                 )
-            continue
-        found += _write_split(
-            line,
-            folder,
-            schema,
-            chosen,
-            Named(config, split, directory),
-            scratch / split,
-            shard_bytes,
-        )
+            )
     return found
 
 
-class Named:
-    """What the files of one split are called."""
-
-    def __init__(self, config: str, split: str, directory: str) -> None:
-        self.config, self.split, self.directory = config, split, directory
-
-    def path(self, number: int, count: int) -> str:
-        return f"{self.directory}/{self.split}-{number:05d}-of-{count:05d}.parquet"
+# -- what is published -----------------------------------------------------------------------------
 
 
 def _checked(line: Lineage) -> pa.Schema:
     """The schema to publish."""
-    import pyarrow as pa
-
-    with readable(f"the columns of {line.curated.path}"):
+    where = line.curated.path
+    with readable(f"the columns of {where}"):
         curated = line.curated.schema()
     if not curated.names:
-        raise UsageError(
-            f"the curated set {line.curated.path} is empty",
-            "there is nothing to publish: lower curation.min_speedup",
-        )
+        raise _empty(where)
     if missing := [name for name in REQUIRED if name not in curated.names]:
-        raise UsageError(
-            f"the curated set {line.curated.path} lacks the columns {', '.join(missing)}",
-            "curate again with this version",
-        )
+        raise UsageError(f"the curated set {where} lacks the columns {', '.join(missing)}", AGAIN)
     for name in REQUIRED:
         kind = curated.field(name).type
-        wanted = (
-            (pa.types.is_integer, pa.types.is_floating)
-            if name == "speedup"
-            else (pa.types.is_string, pa.types.is_large_string)
-        )
-        if not any(is_so(kind) for is_so in (*wanted, pa.types.is_null)):
-            what = "a number" if name == "speedup" else "text"
-            raise UsageError(
-                f"the column {name} of {line.curated.path} is {kind}, not {what}",
-                "curate again with this version",
-            )
-    for name, stage in STAGE_OF.items():
+        what, fits = "text", pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        if name == "speedup":
+            what, fits = "a number", pa.types.is_integer(kind) or pa.types.is_floating(kind)
+        if not (fits or pa.types.is_null(kind)):
+            raise UsageError(f"the column {name} of {where} is {kind}, not {what}", AGAIN)
+    for name in ("candidates", "verdicts", "tasks"):
         if getattr(line, name) is None:
             raise UsageError(
-                f"the {stage} snapshot that {line.curated.path} was made from is not there",
+                f"the {ABOVE[name][-1]} snapshot that {where} was made from is not there",
                 "rows are published with where they come from: copy the whole root, not the curated"
                 " set alone",
             )
     return published_schema(curated)
 
 
+def _empty(where: str) -> UsageError:
+    return UsageError(
+        f"the curated set {where} is empty",
+        "there is nothing to publish: lower curation.min_speedup",
+    )
+
+
 def _rows(line: Lineage) -> pl.DataFrame:
     """One line a row, in the order to publish: its place in the snapshot, and its provenance."""
-    import polars as pl
-
     assert line.candidates and line.verdicts and line.tasks  # `_checked` said so
-    with readable(line.curated.path):
-        index = line.curated.index(["candidate_id", "task_id"]).unique(
-            "candidate_id", keep="first", maintain_order=True
-        )
+    where = line.curated.path
+    with readable(where):
+        index = line.curated.index(["candidate_id", "task_id"])
+        index = index.unique("candidate_id", keep="first", maintain_order=True)
     if index.is_empty():
-        raise UsageError(
-            f"the curated set {line.curated.path} is empty",
-            "there is nothing to publish: lower curation.min_speedup",
-        )
+        raise _empty(where)
     if index["candidate_id"].has_nulls() or index["task_id"].has_nulls():
-        raise UsageError(
-            f"the curated set {line.curated.path} has rows without candidate_id or task_id",
-            "curate again with this version",
-        )
-    ids, names = index.select("candidate_id"), index.select("task_id").unique()
-    candidates = select(line.candidates, OF_CANDIDATES, "candidate_id", ids)
-    verdicts = select(line.verdicts, OF_VERDICTS, "candidate_id", ids).rename(
-        {"schema_version": "verdict_schema_version"}, strict=False
-    )
-    if "timing" in verdicts.columns:
-        there = {field.name for field in getattr(verdicts.schema["timing"], "fields", [])}
-        if not there and verdicts["timing"].null_count() < len(verdicts):
-            problem = (
-                f"the column timing of {line.verdicts.path} is {verdicts.schema['timing']}, no"
-                " struct"
-            )
-            raise UsageError(
-                problem, "it was not written by this version: verify again under another root"
-            )
-        names_of_times = [
-            name for name in ("speedup_upper", "reference_ms", "candidate_ms") if name in there
-        ]
-        fields = [pl.col("timing").struct.field(name) for name in names_of_times]
-        verdicts = verdicts.with_columns(*fields).drop("timing")
-    if (
-        "device" in verdicts.columns
-    ):  # a verdict only says "cpu"; which one it was is known of the whole snapshot
-        told = str(manifest_of(line.verdicts).get("device") or "cpu")
-        verdicts = verdicts.with_columns(pl.col("device").replace({"cpu": told}))
-    tasks = select(line.tasks, OF_TASKS, "task_id", names).rename(
-        {"source": "task_source", "level": "task_level"}, strict=False
-    )
+        raise UsageError(f"the curated set {where} has rows without candidate_id or task_id", AGAIN)
+    ids = index.select("candidate_id")
+    candidates = _provenance(line.candidates, OF_CANDIDATES, "candidate_id", ids)
+    verdicts = _verdicts(line.verdicts, ids)
+    tasks = _provenance(line.tasks, OF_TASKS, "task_id", index.select("task_id").unique())
     config = manifest_of(source_of(line.tasks)).get("config") or {}
-    licences = pl.Series(
-        "task_license",
-        [licence_of(str(source), config) for source in tasks["task_source"]],
-        dtype=pl.String,
+    licences = [licence_of(str(source), config) for source in tasks["task_source"]]
+    tasks = tasks.with_columns(task_license=pl.Series(licences, dtype=pl.String))
+    rows = (
+        index.join(candidates, on="candidate_id", how="left")
+        .join(verdicts, on="candidate_id", how="left")
+        .join(tasks, on="task_id", how="left")
     )
-    rows = index.join(candidates, on="candidate_id", how="left").join(
-        verdicts, on="candidate_id", how="left"
-    )
-    rows = rows.join(tasks.with_columns(licences), on="task_id", how="left")
-    if "sample_index" not in rows.columns:
-        rows = rows.with_columns(pl.lit(0, pl.Int64).alias("sample_index"))
-    if "turn" in rows.columns:
-        rows = rows.with_columns(
-            pl.col("turn").fill_null(1)
-        )  # before there were turns, all were the first
-    else:
-        rows = rows.with_columns(pl.lit(1, pl.Int64).alias("turn"))
+    # Older snapshots have no turns: all answers were the first.
+    for name, default in (("sample_index", 0), ("turn", 1)):
+        if name not in rows.columns:
+            rows = rows.with_columns(pl.lit(default, pl.Int64).alias(name))
+    rows = rows.with_columns(pl.col("turn").fill_null(1))
     return rows.sort("task_id", "sample_index", "candidate_id", nulls_last=True)
 
 
-def _write_split(
-    line: Lineage,
-    folder: Path,
-    schema: pa.Schema,
-    rows: pl.DataFrame,
-    named: Named,
-    scratch: Path,
-    shard_bytes: int,
-) -> list[Shard]:
-    """Files are written under numbers and get their names at the end, when it is known how many
-    there are."""
-    import pyarrow.parquet as pq
+def _provenance(
+    snapshot: Snapshot, names: Mapping[str, str], on: str, keys: pl.DataFrame
+) -> pl.DataFrame:
+    """Columns of a snapshot under the names that are published."""
+    found = select(snapshot, [on, *names.values()], on, keys)
+    return found.rename({there: name for name, there in names.items()}, strict=False)
 
-    (folder / named.directory).mkdir(parents=True, exist_ok=True)
-    written: list[tuple[Path, int, int]] = []
-    groups = _row_groups(_joined(line, rows, schema, scratch))
-    group = next(groups, None)
+
+def _verdicts(verdicts: Snapshot, ids: pl.DataFrame) -> pl.DataFrame:
+    found = _provenance(verdicts, {**OF_VERDICTS, "timing": "timing"}, "candidate_id", ids)
+    if "timing" in found.columns:
+        kind = found.schema["timing"]
+        fields = {field.name for field in getattr(kind, "fields", [])}
+        if not fields and found["timing"].null_count() < len(found):
+            raise UsageError(
+                f"the column timing of {verdicts.path} is {kind}, no struct",
+                "it was not written by this version: verify again under another root",
+            )
+        times = (pl.col("timing").struct.field(name) for name in OF_TIMING if name in fields)
+        found = found.with_columns(times).drop("timing")
+    if "device" in found.columns:
+        # a verdict only says "cpu"; which one it was is known of the whole snapshot
+        cpu = str(manifest_of(verdicts).get("device") or "cpu")
+        found = found.with_columns(pl.col("device").replace({"cpu": cpu}))
+    return found
+
+
+# -- how it is written -----------------------------------------------------------------------------
+
+
+def _written(
+    groups: Iterator[pa.Table], schema: pa.Schema, directory: Path, shard_bytes: int
+) -> Iterator[tuple[Path, int, int]]:
+    """Write files under temporary names; yields each with its rows and distinct tasks. They are
+    renamed at the end, when it is known how many there are."""
+    group, number = next(groups, None), 0
     while group is not None:
-        path = folder / named.directory / f".{named.split}-{len(written)}.tmp"
-        count, tasks = 0, set()
-        with open(path, "wb") as handle, pq.ParquetWriter(handle, schema, **_settings()) as writer:
+        path = directory / f".{number}.tmp"
+        count, tasks = 0, set[str]()
+        with (
+            path.open("wb") as handle,
+            pq.ParquetWriter(handle, schema, **PARQUET_SETTINGS) as writer,
+        ):
             while group is not None:
                 writer.write_table(group, row_group_size=len(group))
                 count += len(group)
@@ -252,88 +241,50 @@ def _write_split(
                 group = next(groups, None)
                 if handle.tell() >= shard_bytes:
                     break
-        written.append((path, count, len(tasks)))
-    shards = []
-    for number, (path, count, tasks) in enumerate(written):
-        name = named.path(number, len(written))
-        path.rename(folder / name)
-        size_bytes = (folder / name).stat().st_size
-        shards.append(
-            Shard(
-                config=named.config,
-                split=named.split,
-                path=name,
-                rows=count,
-                tasks=tasks,
-                size_bytes=size_bytes,
-            )
-        )
-    return shards
+        yield path, count, len(tasks)
+        number += 1
 
 
-def _settings() -> Mapping[str, Any]:
-    """Content-defined pages, where pyarrow knows them: rows that a refresh adds leave most other
-    pages as they were, and a hub that keeps what it has seen before is sent little."""
-    import pyarrow as pa
-
-    settings: dict[str, Any] = {
-        "compression": "zstd",
-        "compression_level": 6,
-        "write_page_index": True,
-    }
-    return settings | (
-        {"use_content_defined_chunking": True} if int(pa.__version__.split(".")[0]) >= 21 else {}
-    )
-
-
-def _joined(
-    line: Lineage, rows: pl.DataFrame, schema: pa.Schema, scratch: Path
+def _tables(
+    curated: Snapshot, rows: pl.DataFrame, schema: pa.Schema, scratch: Path
 ) -> Iterator[pa.Table]:
     """Tables of the published schema, in order."""
-    import pyarrow as pa
-
-    provenance, start = provenance_schema(), 0
-    stored = pa.schema([field for field in schema if field.name not in provenance.names])
-    for table in _stored(line, rows, stored, scratch):
+    elsewhere, start = provenance_schema().names, 0
+    stored = pa.schema([field for field in schema if field.name not in elsewhere])
+    tables = tables_in_order(curated, rows, stored, scratch)
+    while (table := _next(tables, curated)) is not None:
         part = rows.slice(start, len(table))
         start += len(table)
         if table["candidate_id"].to_pylist() != part["candidate_id"].to_list():
             raise AssertionError("rows and their provenance are not in one order")
-        columns = {}
+        columns = []
         for field in schema:
             if field.name in stored.names:
-                columns[field.name] = table[field.name]
+                columns.append(table[field.name])
             elif field.name in part.columns:
-                with readable(f"the column {field.name} of what {line.curated.path} was made from"):
-                    columns[field.name] = _typed(part[field.name].to_arrow(), field.type)
+                with readable(f"the column {field.name} of what {curated.path} was made from"):
+                    columns.append(_typed(part[field.name].to_arrow(), field.type))
             else:
-                columns[field.name] = pa.nulls(len(table), field.type)
+                columns.append(pa.nulls(len(table), field.type))
         yield pa.table(columns, schema=schema)
 
 
-def _stored(
-    line: Lineage, rows: pl.DataFrame, schema: pa.Schema, scratch: Path
-) -> Iterator[pa.Table]:
-    with readable(line.curated.path):
-        yield from tables_in_order(line.curated, rows, schema, scratch)
+def _next(tables: Iterator[pa.Table], curated: Snapshot) -> pa.Table | None:
+    with readable(curated.path):
+        return next(tables, None)
 
 
 def _typed(values: pa.Array, wanted: pa.DataType) -> pa.Array:
     """The values in the type that is published; a struct's missing fields (an older snapshot) are
     null."""
-    import pyarrow as pa
-
     if not pa.types.is_struct(wanted):
         return values.cast(wanted)
     if not pa.types.is_struct(values.type):
         return pa.nulls(len(values), wanted)
-    there = {values.type.field(i).name for i in range(values.type.num_fields)}
     fields = [
-        (
-            _typed(values.field(field.name), field.type)
-            if field.name in there
-            else pa.nulls(len(values), field.type)
-        )
+        pa.nulls(len(values), field.type)
+        if values.type.get_field_index(field.name) < 0
+        else _typed(values.field(field.name), field.type)
         for field in wanted
     ]
     return pa.StructArray.from_arrays(fields, fields=list(wanted), mask=values.is_null())
@@ -341,8 +292,6 @@ def _typed(values: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 def _row_groups(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
     """The same rows cut where their own number and weight say, whatever tables they came in."""
-    import pyarrow as pa
-
     kept: list[pa.Table] = []
     rows = weight = 0
     for table in tables:
@@ -360,12 +309,8 @@ def _row_groups(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
 
 def _weights(table: pa.Table) -> list[int]:
     """Bytes of each row's texts: what a row weighs, near enough."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     total = np.zeros(len(table), dtype=np.int64)
-    for column, field in zip(table.columns, table.schema, strict=True):
-        if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
+    for column in table.columns:
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             total += pc.fill_null(pc.binary_length(column), 0).to_numpy().astype(np.int64)
-    return total.tolist()
+    return [int(each) for each in total]

@@ -9,13 +9,18 @@ each), and no texts.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
+
+import polars as pl
+import pyarrow.parquet as pq
 
 from kernels_eval.errors import UsageError
+from tasks.publishing.config import PUBLICATION
 from tasks.publishing.lineage import (
     CURATION,
     SYNTHESIS,
@@ -28,28 +33,19 @@ from tasks.publishing.lineage import (
     readable,
     select,
 )
-from tasks.publishing.publish import PUBLICATION, is_whole, read_publication
-from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.publishing.publish import is_whole, read_publication
+from tasks.store import Snapshot, SnapshotRef
 
-if TYPE_CHECKING:
-    import polars as pl
-
-ROW = (
-    "candidate_id",
-    "task_id",
-    "criterion",
-    "operator_kind",
-    "generator",
-    "reasoning_tokens",
-    "speedup",
-    "speedup_lower",
+BATCH_ROWS = 1000
+COLUMNS = (
+    *("candidate_id", "task_id", "criterion", "operator_kind"),
+    *("generator", "reasoning_tokens", "speedup", "speedup_lower"),
 )
-ROW_REQUIRED = ("candidate_id", "task_id", "criterion")
 
 
-@dataclass(frozen=True)
-class Row:
-    """A row of a curated set. Speedups are ratios; one that is not above 0 or no number is None."""
+class Row(NamedTuple):
+    """A row of a curated set; `program` is a hash. Speedups are ratios; one that is not above 0 or
+    no number is None."""
 
     candidate_id: str
     task_id: str
@@ -62,68 +58,74 @@ class Row:
     speedup_lower: float | None = None
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What verification said of a candidate, in short."""
+class Sample(NamedTuple):
+    """A candidate, in short."""
+
+    task_id: str | None
+    reasoning_tokens: int | None
+    generator: str | None
+
+
+class Judged(NamedTuple):
+    """What verification found of a candidate, in short. Speedups are ratios, 0 where there is
+    none."""
 
     status: str
     reason: str | None
+    key: str | None
     speedup: float
     speedup_lower: float
     speedup_upper: float
-    key: str | None
 
 
 @dataclass
 class Side:
-    """A curated set. `tasks`: a hash of each program by task_id; `candidates`: task_id, reasoning
-    tokens, generator by candidate_id. `excluded`: flags of its trace that kept a correct sample
-    out, by candidate_id, where any did.
+    """A curated set. `tasks`: a hash of each program by task_id; `candidates` and `verdicts` by
+    candidate_id. `excluded`: flags of its trace that kept a correct sample out, by candidate_id.
     """
 
     label: str
     facts: dict[str, Any]
     rows: dict[str, Row]
     tasks: dict[str, int] | None = None
-    candidates: dict[str, tuple[str, int | None, str]] | None = None
-    verdicts: dict[str, Verdict] | None = None
+    candidates: dict[str, Sample] | None = None
+    verdicts: dict[str, Judged] | None = None
     excluded: dict[str, str] = field(default_factory=dict)
 
     def config(self, stage: str) -> dict[str, Any] | None:
-        told = self.facts.get(stage)
-        return None if told is None else told.get("config") or {}
+        """The published settings of a stage, None where the stage is not known."""
+        found = self.facts.get(stage)
+        return None if found is None else found.get("config") or {}
 
-    def told(self, stage: str, name: str) -> Any:
+    def fact(self, stage: str, name: str) -> Any:
+        """One fact of a stage, None where it is not known."""
         return (self.facts.get(stage) or {}).get(name)
 
-    def correct_of(self, task_id: str) -> Iterator[tuple[str, int, Verdict]]:
+    def verdict(self, candidate_id: str) -> Judged | None:
+        return (self.verdicts or {}).get(candidate_id)
+
+    def correct_of(self, task_id: str) -> Iterator[tuple[str, int, Judged]]:
         """The samples of a task that curation could have taken: candidate_id, reasoning tokens,
         verdict."""
-        for name in self._by_task.get(task_id, ()):
-            verdict, tokens = (self.verdicts or {}).get(name), (self.candidates or {})[name][1]
+        for name, tokens in self._samples_by_task.get(task_id, ()):
+            verdict = self.verdict(name)
             if verdict and verdict.status == "correct" and tokens and name not in self.excluded:
                 yield name, tokens, verdict
 
-    def rows_of(self, task_id: str) -> list[Row]:
-        """The rows of a task."""
-        return self._rows_by_task.get(task_id, [])
+    @cached_property
+    def rows_by_task(self) -> dict[str, dict[str, Row]]:
+        """The rows by task_id, then by candidate_id."""
+        found: dict[str, dict[str, Row]] = defaultdict(dict)
+        for name, row in self.rows.items():
+            found[row.task_id][name] = row
+        return found
 
     @cached_property
-    def _by_task(self) -> dict[str, list[str]]:
-        return _grouped(
-            (task_id, name) for name, (task_id, _, _) in (self.candidates or {}).items()
-        )
-
-    @cached_property
-    def _rows_by_task(self) -> dict[str, list[Row]]:
-        return _grouped((row.task_id, row) for row in self.rows.values())
-
-
-def _grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
-    for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
+    def _samples_by_task(self) -> dict[str | None, list[tuple[str, int | None]]]:
+        found = defaultdict(list)
+        for name, sample in (self.candidates or {}).items():
+            found[sample.task_id].append((name, sample.reasoning_tokens))
+        return found
 
 
 def read_side(source: SnapshotRef | Path, root: str | None = None) -> Side:
@@ -134,9 +136,8 @@ def read_side(source: SnapshotRef | Path, root: str | None = None) -> Side:
     """
     if isinstance(source, SnapshotRef):
         line = lineage(source)
-        return _filled(
-            Side(f"{CURATION}/{source.fingerprint}", facts(line), _rows_of(line.curated)), line
-        )
+        rows = _rows_of(batches(line.curated, [*COLUMNS, "task_code"]))
+        return _filled(Side(f"{CURATION}/{source.fingerprint}", facts(line), rows), line)
     published = read_publication(source)
     if not is_whole(source, published):
         raise UsageError(
@@ -144,11 +145,8 @@ def read_side(source: SnapshotRef | Path, root: str | None = None) -> Side:
             f"publish it again, or restore what {PUBLICATION} lists",
         )
     name = published.configs[0]
-    rows: dict[str, Row] = {}
-    for shard in published.shards:
-        if shard.config == name:
-            rows |= _rows_in(_batches_of(source / shard.path))
-    side = Side(published.tag, published.facts[name], rows)
+    shards = [source / shard.path for shard in published.shards if shard.config == name]
+    side = Side(published.tag, published.facts[name], _rows_of(_batches_of(shards)))
     if root is not None:
         known = Snapshot(root, CURATION, published.curated[name])
         if known.finished:
@@ -159,109 +157,90 @@ def read_side(source: SnapshotRef | Path, root: str | None = None) -> Side:
 def share(old: Side, new: Side) -> None:
     """What was made from one snapshot is known of both where it is known of one."""
     for stage, name in ((TASKS, "tasks"), (SYNTHESIS, "candidates"), (VERIFICATION, "verdicts")):
-        if (fingerprint := old.told(stage, "fingerprint")) and fingerprint == new.told(
-            stage, "fingerprint"
-        ):
-            found = getattr(old, name) if getattr(old, name) is not None else getattr(new, name)
-            setattr(old, name, found)
-            setattr(new, name, found)
+        fingerprint = old.fact(stage, "fingerprint")
+        if fingerprint and fingerprint == new.fact(stage, "fingerprint"):
+            known = getattr(old, name)
+            known = getattr(new, name) if known is None else known
+            setattr(old, name, known)
+            setattr(new, name, known)
 
 
 def _filled(side: Side, line: Lineage) -> Side:
+    """The side with what the snapshots above it say."""
     if line.tasks:
         side.tasks = {}
         for frame in batches(line.tasks, ["task_id", "code"]):
-            _require(frame, line.tasks.path, {"task_id": "text", "code": "text"})
-            side.tasks |= dict(zip(frame["task_id"], frame["code"].hash(0), strict=True))
+            _require(frame, line.tasks.path, needed={"task_id": "text", "code": "text"})
+            side.tasks |= zip(frame["task_id"], frame["code"].hash(0), strict=True)
     if line.candidates:
-        found = select(
+        found = _selected(
             line.candidates,
-            ["candidate_id", "task_id", "reasoning_tokens", "generator"],
-            "candidate_id",
+            needed={"candidate_id": "text"},
+            optional={"task_id": "text", "reasoning_tokens": "numbers", "generator": ""},
         )
-        _require(
-            found,
-            line.candidates.path,
-            {"candidate_id": "text"},
-            {"task_id": "text", "reasoning_tokens": "numbers"},
-        )
-        columns = [
-            found[name] if name in found.columns else [None] * len(found)
-            for name in ("task_id", "reasoning_tokens", "generator")
-        ]
-        side.candidates = dict(zip(found["candidate_id"], zip(*columns, strict=True), strict=True))
+        side.candidates = {name: Sample(*values) for name, *values in found.iter_rows()}
     if line.verdicts:
-        names = ["candidate_id", "status", "reason", "timing", "verdict_key"]
-        found = select(line.verdicts, names, "candidate_id")
-        _require(
-            found,
-            line.verdicts.path,
-            {"candidate_id": "text", "status": "text"},
-            {"timing": "a struct"},
+        found = _selected(
+            line.verdicts,
+            needed={"candidate_id": "text", "status": "text"},
+            optional={"reason": "", "timing": "a struct", "verdict_key": ""},
         )
-        side.verdicts = {row["candidate_id"]: _verdict(row) for row in found.iter_rows(named=True)}
-    if line.flags and (unwanted := set((side.config(CURATION) or {}).get("exclude_flags") or ())):
-        for name, raised in select(
-            line.flags, ["candidate_id", "trace_flags"], "candidate_id"
-        ).iter_rows():
-            if found_here := unwanted & set(raised):
-                side.excluded[name] = ", ".join(sorted(found_here))
+        side.verdicts = {}
+        for name, status, reason, timing, key in found.iter_rows():
+            names = ("speedup", "speedup_lower", "speedup_upper")
+            ratios = (_ratio((timing or {}).get(each)) or 0.0 for each in names)
+            side.verdicts[name] = Judged(status, reason, key, *ratios)
+    excluded = set((side.config(CURATION) or {}).get("exclude_flags") or ())
+    if line.flags and excluded:
+        flags = select(line.flags, ["candidate_id", "trace_flags"], "candidate_id")
+        for name, raised in flags.iter_rows():
+            if unwanted := excluded & set(raised):
+                side.excluded[name] = ", ".join(sorted(unwanted))
     return side
 
 
-def _verdict(row: dict[str, Any]) -> Verdict:
-    timing = row.get("timing") or {}
-    speedups = (
-        _ratio(timing.get(name)) or 0.0 for name in ("speedup", "speedup_lower", "speedup_upper")
-    )
-    return Verdict(row["status"], row.get("reason"), *speedups, row.get("verdict_key"))
+def _selected(
+    snapshot: Snapshot, needed: Mapping[str, str], optional: Mapping[str, str]
+) -> pl.DataFrame:
+    """These columns of every candidate, in this order; null where the snapshot lacks one."""
+    columns = [*needed, *optional]
+    found = select(snapshot, columns, "candidate_id")
+    _require(found, snapshot.path, needed, optional)
+    absent = {name: pl.lit(None) for name in columns if name not in found.columns}
+    return found.with_columns(**absent).select(columns)
 
 
-def _rows_of(snapshot: Snapshot) -> dict[str, Row]:
-    return _rows_in(batches(snapshot, [*ROW, "task_code"]))
+def _batches_of(paths: Iterable[Path]) -> Iterator[pl.DataFrame]:
+    for path in paths:
+        with readable(str(path)), pq.ParquetFile(path) as file:
+            there = [name for name in (*COLUMNS, "task_code") if name in file.schema_arrow.names]
+            for batch in file.iter_batches(BATCH_ROWS, columns=there):
+                yield pl.DataFrame(batch)
 
 
-def _batches_of(path: Path) -> Iterator[pl.DataFrame]:
-    import polars as pl
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    with readable(str(path)), pq.ParquetFile(path) as file:
-        names = [name for name in (*ROW, "task_code") if name in file.schema_arrow.names]
-        for batch in file.iter_batches(1000, columns=names):
-            yield pl.from_arrow(pa.Table.from_batches([batch]))
-
-
-def _rows_in(frames: Iterator[pl.DataFrame]) -> dict[str, Row]:
+def _rows_of(frames: Iterable[pl.DataFrame]) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     for frame in frames:
         _require(
             frame,
             "a curated set",
-            dict.fromkeys(ROW_REQUIRED, "text"),
-            {"speedup": "numbers", "speedup_lower": "numbers"},
+            needed=dict.fromkeys(("candidate_id", "task_id", "criterion"), "text"),
+            optional={"speedup": "numbers", "speedup_lower": "numbers"},
         )
         programs = frame["task_code"].hash(0) if "task_code" in frame.columns else [0] * len(frame)
-        for row, program in zip(
-            frame.select([name for name in ROW if name in frame.columns]).iter_rows(named=True),
-            programs,
-            strict=True,
-        ):
-            ratios = {
-                name: _ratio(row[name]) for name in ("speedup", "speedup_lower") if name in row
-            }
-            rows.setdefault(row["candidate_id"], Row(program=program, **(row | ratios)))
+        present = frame.select(name for name in COLUMNS if name in frame.columns)
+        for values, program in zip(present.iter_rows(named=True), programs, strict=True):
+            for name in ("speedup", "speedup_lower"):
+                values[name] = _ratio(values.get(name))
+            rows.setdefault(values["candidate_id"], Row(program=program, **values))
     return rows
 
 
 def _ratio(value: Any) -> float | None:
     """A speedup, where it is one: NaN is not even the same as itself, and would be a change of
     every row that has it."""
-    return (
-        float(value)
-        if isinstance(value, int | float) and math.isfinite(value) and value > 0
-        else None
-    )
+    usable = isinstance(value, int | float) and math.isfinite(value) and value > 0
+    return float(value) if usable else None
 
 
 def _require(
@@ -270,10 +249,8 @@ def _require(
     needed: Mapping[str, str],
     optional: Mapping[str, str] | None = None,
 ) -> None:
-    """Are these columns there, of these kinds, and the needed ones without gaps? Raises UsageError
-    where not."""
-    import polars as pl
-
+    """Raises UsageError where columns are missing, of another kind ("" for any), or where needed
+    ones have gaps."""
     fix = "run its stage again with this version"
     if missing := [name for name in needed if name not in frame.columns]:
         raise UsageError(f"{where} lacks the columns {', '.join(missing)}", fix)
@@ -284,7 +261,7 @@ def _require(
             "numbers": of.is_numeric(),
             "a struct": isinstance(of, pl.Struct),
         }
-        if of != pl.Null and not fits[kind]:
+        if of != pl.Null and not fits.get(kind, True):
             raise UsageError(f"the column {name} of {where} is {of}, not {kind}", fix)
         if name in needed and frame[name].has_nulls():
             raise UsageError(f"{where} has rows without {name}", fix)

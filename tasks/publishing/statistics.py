@@ -1,34 +1,29 @@
-"""The numbers of a published folder, read from its files: what the card says is what the files
-hold.
+"""The numbers of a published folder: what its files hold, and what its tasks compute.
 
-Memory holds the small columns of one configuration, no texts but those of the one example.
+Memory holds the small columns of one configuration, and no texts but those of the one example.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pyarrow.parquet as pq
 
 from kernels_eval.records import Record
+from tasks.publishing.lineage import Lineage, select
 from tasks.publishing.shards import Shard
-
-if TYPE_CHECKING:
-    import polars as pl
+from tasks.reporting.text import by_count
 
 COUNTED = (
-    "criterion",
-    "operator_kind",
-    "language",
-    "generator",
-    "device",
-    "task_source",
-    "task_license",
-    "turn",
+    *("criterion", "operator_kind", "language", "generator"),
+    *("device", "task_source", "task_license", "turn"),
 )
 MEASURED = ("reasoning_tokens", "speedup")
+OF_TASKS = ("arithmetic_intensity", "flops", "bytes_min")
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-LONGEST_EXAMPLE_CHARACTERS = 20_000
+MAX_EXAMPLE_CHARACTERS = 20_000
 
 
 class Statistics(Record):
@@ -43,69 +38,83 @@ class Statistics(Record):
     example: dict[str, str]
 
 
+class Workloads(Record):
+    """Of the `tasks` distinct tasks of a set: how many could be `counted`, how many run each family
+    of operators, quantiles by share."""
+
+    tasks: int
+    counted: int
+    families: dict[str, int]
+    quantiles: dict[str, dict[str, float]]
+
+
 def statistics_of(folder: Path, shards: Sequence[Shard]) -> Statistics:
     """The statistics of these files, which are of one configuration."""
-    import polars as pl
-
     files = [folder / shard.path for shard in shards]
     rows = pl.scan_parquet(files).select("task_id", *COUNTED, *MEASURED).collect()
-    quantiles = {}
-    for name in MEASURED:
-        values = rows[name].cast(pl.Float64, strict=False).drop_nulls()
-        values = values.filter(values.is_finite() & (values > 0))
-        if len(values):
-            quantiles[name] = {
-                f"{share:g}": round(float(values.quantile(share, "linear") or 0.0), 4)
-                for share in QUANTILES
-            }
+    measured = {name: rows[name].cast(pl.Float64, strict=False) for name in MEASURED}
+    usable = {name: each.filter(each.is_finite() & (each > 0)) for name, each in measured.items()}
     return Statistics(
         rows=len(rows),
         tasks=rows["task_id"].n_unique(),
         counts={name: _counts(rows[name]) for name in COUNTED},
-        quantiles=quantiles,
+        quantiles={name: _quantiles(each, 4) for name, each in usable.items() if len(each)},
         shared_programs=_shared_programs(folder, shards),
         example=_example(files[0]),
     )
 
 
+def workloads_of(line: Lineage) -> Workloads | None:
+    """The workloads of the tasks in a set, of the snapshot that it was curated with. None where it
+    was curated without."""
+    if line.workloads is None:
+        return None
+    tasks = select(line.curated, ["task_id"], "task_id").select("task_id")
+    columns = ["task_id", "families", "executed", *OF_TASKS]
+    rows = tasks.join(select(line.workloads, columns, "task_id", tasks), on="task_id", how="left")
+    measured = {name: rows[name].cast(pl.Float64).drop_nulls() for name in OF_TASKS}
+    return Workloads(
+        tasks=rows.height,
+        counted=rows.height - rows["executed"].null_count(),
+        families=_counts(rows["families"].list.explode(empty_as_null=False)),
+        quantiles={name: _quantiles(each) for name, each in measured.items() if len(each)},
+    )
+
+
+def _quantiles(values: pl.Series, digits: int | None = None) -> dict[str, float]:
+    found = {}
+    for share in QUANTILES:
+        value = float(values.quantile(share, "linear") or 0.0)
+        found[f"{share:g}"] = value if digits is None else round(value, digits)
+    return found
+
+
 def _counts(values: pl.Series) -> dict[str, int]:
     """The most frequent first, then by name; a null is not counted."""
     counts = values.drop_nulls().value_counts().iter_rows()
-    return {
-        str(name): count
-        for name, count in sorted(counts, key=lambda pair: (-pair[1], str(pair[0])))
-    }
+    return dict(by_count({str(name): count for name, count in counts}))
 
 
 def _shared_programs(folder: Path, shards: Sequence[Shard]) -> int:
-    """How many programs lie in more than one split: as the same text under several task_ids."""
-    import polars as pl
-
-    found: dict[str, pl.DataFrame] = {}
+    """How many programs lie in both splits: as the same text under several task_ids."""
+    programs = []
     for split in sorted({shard.split for shard in shards}):
         files = [folder / shard.path for shard in shards if shard.split == split]
-        found[split] = (
-            pl.scan_parquet(files)
-            .select(pl.col("task_code").hash(0).alias("code"))
-            .unique()
-            .collect(engine="streaming")
-        )
-    if len(found) < 2:
+        code = pl.scan_parquet(files).select(code=pl.col("task_code").hash(0)).unique()
+        programs.append(code.collect(engine="streaming"))
+    if len(programs) < 2:
         return 0
-    first, second = found.values()
-    return len(first.join(second, on="code", how="semi"))
+    return len(programs[0].join(programs[1], on="code", how="semi"))
 
 
-def _example(file: Path) -> dict[str, Any]:
+def _example(file: Path) -> dict[str, str]:
     """The row of the first row group with the shortest texts: whole texts are worth more to a
     reader than the head of long ones."""
-    import pyarrow.parquet as pq
-
     names = ["task_id", "task_code", "reasoning", "code"]
     with pq.ParquetFile(file) as parquet:
         rows = parquet.read_row_group(0, columns=names).to_pylist()
-    rows = [
-        {name: str(value or "")[:LONGEST_EXAMPLE_CHARACTERS] for name, value in row.items()}
+    texts = [
+        {name: str(value or "")[:MAX_EXAMPLE_CHARACTERS] for name, value in row.items()}
         for row in rows
     ]
-    return min(rows, key=lambda row: (sum(map(len, row.values())), row["task_id"]))
+    return min(texts, key=lambda row: (sum(map(len, row.values())), row["task_id"]))

@@ -16,7 +16,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kernels_eval.records import Record
+from kernels_eval.records import Reason, Record
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
@@ -78,7 +78,7 @@ def parse_response(
     )
     if answer is not None and _WORD.search(answer):
         found = _find_code(answer, finish_reason)
-        if found.reason == "no_code_block" and (moved := _ending_in_code(thought, answer)):
+        if found.reason == Reason.NO_CODE_BLOCK and (moved := _ending_in_code(thought, answer)):
             return moved
         return Parsed(
             reasoning=_untagged(thought),
@@ -123,14 +123,14 @@ def _without_answer(thought: str, *, closed: bool, finish_reason: str | None) ->
     if closed or opened:
         reason = "truncated" if opened or finish_reason == "length" else "no_code_block"
         return Parsed(reasoning=_untagged(thought), answer="", parse_reason=reason)
-    if found.reason == "truncated":
+    if found.reason == Reason.TRUNCATED:
         return Parsed(reasoning=thought.strip(), answer="", parse_reason="truncated")
     return Parsed(reasoning="", answer=thought.strip(), parse_reason=found.reason)
 
 
 def is_unfinished(text: str) -> bool:
-    """Does a recorded response break off: a think block or its last fence never closed? Stands in
-    for a finish reason nobody kept."""
+    """Whether a recorded response breaks off: a think block or its last fence was never closed.
+    Replaces a finish reason that was not recorded."""
     thought, answer = _split(clean_text(text))
     if answer is None:
         return THINK_OPEN in thought or _scan(thought).unclosed
@@ -181,7 +181,7 @@ def _find_code(text: str, finish_reason: str | None) -> _Found:
 
 
 def _defines_model(code: str, *, strict: bool) -> bool:
-    """Is the class there? Code that does not parse is searched as text, unless `strict` (it may be
+    """Whether the class is defined. Code that does not parse is searched as text, unless `strict` (it may be
     no Python at all)."""
     if len(code) > _AST_LIMIT:
         return not strict
@@ -230,7 +230,7 @@ class _Scan:
 
     @property
     def unclosed(self) -> bool:
-        """Is the last fence an opening one?"""
+        """Whether the last fence is an opening one."""
         return bool(self.open) and (not self.blocks or self.open[-1].start > self.blocks[-1].end)
 
 

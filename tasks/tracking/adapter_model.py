@@ -64,11 +64,10 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Ad
 
     base_model = (model_config or {})["base_model"]
     gpu = torch.cuda.is_available()
-    model = load_causal_model(
+    model: Any = load_causal_model(
         base_model, dtype=torch.bfloat16 if gpu else torch.float32, adapter=Path(path)
     )
-    model.to(torch.device("cuda" if gpu else "cpu"))
-    return AdapterModel(model, load_tokenizer(base_model))
+    return AdapterModel(model.to("cuda" if gpu else "cpu"), load_tokenizer(base_model))
 
 
 class AdapterModel:

@@ -183,7 +183,8 @@ def _checked_tensors(weights: Path, rank: int) -> tuple[int, int]:
     parameters, effective = 0, False
     try:
         with safe_open(str(weights), framework="pt") as file:
-            for name in file:
+            names = file.keys()  # no mapping: it is not iterable itself
+            for name in names:
                 found = re.fullmatch(r"(.+)\.lora_([AB])\.weight", name)
                 if not found:
                     raise UsageError(

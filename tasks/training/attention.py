@@ -116,9 +116,10 @@ def _cudnn(
 ) -> torch.Tensor:
     # the operator itself: which kernel scaled_dot_product_attention takes depends on flags of the
     # process at the moment of tracing
-    return torch.ops.aten._scaled_dot_product_cudnn_attention(
+    output: torch.Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(
         query, key, value, None, True, 0.0, True, False, scale=scaling
     )[0]
+    return output
 
 
 def _cudnn_expanded(
@@ -149,7 +150,7 @@ def _varlen(
         # an upper bound of the longest row: the exact one would be another compiled code for every
         # line
     ]
-    output = torch.ops.aten._flash_attention_forward(
+    output: torch.Tensor = torch.ops.aten._flash_attention_forward(
         *flat, cu, cu, length, length, 0.0, True, False, scale=scaling
     )[0]
     return output.transpose(0, 1).unsqueeze(0)

@@ -86,6 +86,9 @@ def card(facts: CardFacts) -> str:
         model_name=_cell(facts.name) if losses else None,
         eval_results=losses or None,
     )
+    # of a directory its name alone
+    base = facts.base_model if on_hub else Path(facts.base_model).name or facts.base_model
+    values = facts.recipe.model_dump(mode="json") | {"base_model": base}
     sources = sources_of(facts.recipe)
     dropped = Counter(row.reason for row in facts.result.dropped)
     made = ModelCard.from_template(
@@ -93,13 +96,9 @@ def card(facts: CardFacts) -> str:
         template_str=TEMPLATE.read_text(encoding="utf-8"),
         facts=facts,
         result=facts.result,
-        # of a directory its name alone
-        base=facts.base_model if on_hub else Path(facts.base_model).name or facts.base_model,
+        base=base,
         dropped=", ".join(f"{count:,} {reason}" for reason, count in sorted(dropped.items())),
-        recipe=[
-            (name, _value(value), sources[name])
-            for name, value in facts.recipe.model_dump(mode="json").items()
-        ],
+        recipe=[(name, _value(value), sources[name]) for name, value in values.items()],
         tools=", ".join(f"{name} {version}" for name, version in sorted(facts.tools.items())),
         cell=_cell,
         code=_code,

@@ -94,7 +94,8 @@ def train_on_ray(
         num_returns="streaming",
         max_retries=0,
     )
-    events, controller = task.remote(job, gpu), None
+    events: Any = task.remote(job, gpu)  # a generator of references
+    controller = None
     try:
         while True:
             with interruptible():

@@ -33,16 +33,8 @@ loss and nothing else."""
 def planned(curated: SnapshotRef, recipe: TrainingRecipe, prompts: dict[str, str]) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
     config = [recipe.model_dump(mode="json"), sorted(prompts.items())]
-    return Snapshot(
-        curated.root,
-        STAGE,
-        fingerprint(
-            STAGE,
-            config,
-            [curated.fingerprint],
-            TRAINING_VERSION,
-        ),
-    )
+    name = fingerprint(STAGE, config, [curated.fingerprint], TRAINING_VERSION)
+    return Snapshot(curated.root, STAGE, name)
 
 
 def run(curated: SnapshotRef, recipe: TrainingRecipe, prompts: dict[str, str]) -> SnapshotRef:

@@ -103,10 +103,9 @@ def _telemetry(parameters: int) -> Any:
             if "loss" not in entry:
                 return
             now = time.perf_counter()
-            # the count continues over a resume only where `checkpoints.watch` restores it
-            tokens = entry["num_tokens"] - (
-                self.tokens_before if entry["num_tokens"] >= self.tokens_before else 0.0
-            )
+            # `checkpoints.watch` lets the count continue over a resume; without it, it begins anew
+            before = self.tokens_before if entry["num_tokens"] >= self.tokens_before else 0.0
+            tokens = entry["num_tokens"] - before
             speed = tokens / (now - self.began_s)
             entry |= {
                 "tokens_per_s": speed,

@@ -2,8 +2,8 @@
 for a device.
 
 Guarantees: a task's code runs in a confined child with a deadline and a limit on memory, one at a
-time, so that nothing of ours disturbs the clock; a task that cannot be profiled has a row that says
-why, and never ends the stage; a killed run goes on where it was, and a later one pays only for
+time, so that no other task disturbs the clock; a task that cannot be profiled has a row that says
+why, and never ends the stage; a killed run resumes, and a later one pays only for
 programs that are new. Does not guarantee quiet: other programs on the machine blur the shares of
 small operators.
 """

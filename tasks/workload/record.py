@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
-from pydantic import Field, computed_field
+from pydantic import Field
 
 from kernels_eval.records import Record
 from tasks.operators import OperatorKind, operator_kind
@@ -64,22 +64,25 @@ class Workload(Record):
     )
     problem: str | None = None
 
-    @computed_field
     @property
     def operator_kind(self) -> OperatorKind | None:
         """single_operator or fusion; None where the reference could not be run."""
         return None if self.executed is None else operator_kind(self.operators)
 
-    @computed_field
     @property
     def families(self) -> tuple[str, ...]:
+        """The families of its operators, each once."""
         return families_of(self.operators)
 
-    @computed_field
     @property
     def arithmetic_intensity(self) -> float | None:
         """FLOPs a byte; None where nothing is moved or nothing was counted."""
         return self.flops / self.bytes_min if self.flops is not None and self.bytes_min else None
+
+    def row(self) -> dict[str, Any]:
+        """A row of WORKLOADS, without its key."""
+        derived = ("operator_kind", "families", "arithmetic_intensity")
+        return self.model_dump(mode="json") | {name: getattr(self, name) for name in derived}
 
 
 def least_ms(workload: Workload, peak_bytes_per_s: float, peak_flops: float) -> float:

@@ -137,4 +137,4 @@ def _measured(
         done += 1
         problems += result.workload.problem is not None
         report(STAGE, done, total, f"{problems} could not be run" if problems else "")
-        yield {"workload_key": keys[id(task)]} | result.workload.model_dump(mode="json")
+        yield {"workload_key": keys[id(task)]} | result.workload.row()

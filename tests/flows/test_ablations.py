@@ -160,19 +160,14 @@ def test_the_run_of_an_ablation_is_named_by_what_it_compares(
     assert ablation_name().startswith("ablate: 20")
 
 
+def four_trainings(branches: int, rows: float) -> Work:
+    nothing = {"shared_answers": 0, "sampled_shared": 0, "candidates": 0, "sampled": 0}
+    return Work(branches, (rows,) * 4, f"{4 * rows:.0f} rows, counted", 4, suite=3, **nothing)
+
+
 def test_an_estimate_counts_devices_and_says_what_it_rests_on(tmp_path: Path) -> None:
     pipeline = pipeline_of(AblationConfig(profile=profile(tmp_path)))
-    work = Work(
-        8,
-        (10.0,) * 4,
-        "40 rows, counted",
-        4,
-        shared_answers=0,
-        sampled_shared=0,
-        candidates=0,
-        sampled=0,
-        suite=3,
-    )
+    work = four_trainings(8, 10.0)
     alone, four = (estimate(pipeline, work, gpus=gpus, parallel=gpus) for gpus in (1, 4))
     assert alone.trainings == 4 and alone.steps == 4 * 5 * 2  # ten rows, two a step, two epochs
     assert alone.gpu_hours == pytest.approx(four.gpu_hours) and alone.hours == pytest.approx(
@@ -185,17 +180,7 @@ def test_an_estimate_counts_devices_and_says_what_it_rests_on(tmp_path: Path) ->
 
 def test_an_ablation_above_its_budget_is_refused_with_what_would_fit(tmp_path: Path) -> None:
     pipeline = pipeline_of(AblationConfig(profile=profile(tmp_path)))
-    work = Work(
-        4,
-        (100.0,) * 4,
-        "400 rows, counted",
-        4,
-        shared_answers=0,
-        sampled_shared=0,
-        candidates=0,
-        sampled=0,
-        suite=3,
-    )
+    work = four_trainings(4, 100.0)
     found = estimate(pipeline, work, gpus=1, parallel=1)
     require_within(found, found.gpu_hours * 1.01)
     with pytest.raises(

@@ -119,6 +119,73 @@ def test_imports_go_one_way_and_stages_do_not_meet() -> None:
     assert [pair for pair in imports() if wrong_way(*pair)] == []
 
 
+def module_imports() -> dict[str, set[str]]:
+    """Which modules of the three packages each module imports, anywhere in it: in functions and
+    under TYPE_CHECKING too."""
+    known = {module_of(path) for path in FILES}
+    return {
+        module_of(path): {
+            name if name in known else name.rpartition(".")[0]
+            for name in imports_of(parsed(path), module_of(path))
+            if name in known or name.rpartition(".")[0] in known
+        }
+        for path in FILES
+    }
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that import each other, directly or through others: what is left when
+    modules that import nothing of the rest, and modules that nothing of the rest imports, are taken
+    away one after the other."""
+    rest = {name: set(found) - {name} for name, found in graph.items()}
+    while True:
+        imported = {name for found in rest.values() for name in found}
+        ends = [name for name, found in rest.items() if not found & set(rest)]
+        ends += [name for name in rest if name not in imported]
+        if not ends:
+            return sorted([name, *sorted(found & set(rest))] for name, found in rest.items())
+        for name in set(ends):
+            del rest[name]
+
+
+@pytest.mark.parametrize(
+    ("graph", "found"),
+    [
+        ({"a": {"b"}, "b": {"c"}, "c": set()}, []),
+        ({"a": {"b"}, "b": {"c"}, "c": {"b"}}, [["b", "c"], ["c", "b"]]),
+    ],
+)
+def test_the_search_for_circles(graph: dict[str, set[str]], found: list[list[str]]) -> None:
+    assert circles(graph) == found
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    assert circles(module_imports()) == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "never"),
+    [
+        ("parent", ("child", "reference")),
+        ("reference", ("parent", "cluster", "evaluator")),
+        ("child", ("parent", "reference", "cluster", "evaluator")),
+        ("checks", ("parent", "child", "reference", "cluster", "evaluator")),
+    ],
+)
+def test_the_trust_boundary_is_in_the_tree(folder: str, never: tuple[str, ...]) -> None:
+    """`child` alone runs beside candidates, `reference` runs the task, `parent` decides: they meet
+    in messages, not in imports."""
+    wrong = [
+        f"{module} imports {name}"
+        for module, imported in module_imports().items()
+        for name in imported
+        if module.startswith(f"kernels_eval.{folder}.")
+        and name.startswith("kernels_eval.")
+        and name.split(".")[1] in never
+    ]
+    assert wrong == []
+
+
 def test_the_evaluator_knows_no_orchestrator_tracker_or_trainer() -> None:
     """The trust boundary stays small enough to read: Ray is the only framework it knows."""
     forbidden = {"prefect", "mlflow", "vllm", "trl", "peft", "openai"}

@@ -21,7 +21,7 @@ from tasks.curation.flags import TRACE_FLAGS
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
 from tasks.workload.record import WORKLOADS
-from tests.support.samples import FUSION, SINGLE, frame, sample
+from tests.support.samples import FUSION, SINGLE, finished, frame, sample
 
 ROWS = [
     sample(
@@ -57,30 +57,26 @@ def table(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Finished snapshots of tasks, candidates and verdicts, as the line leaves them, and verdicts
-    of somebody else's that are newer."""
+    """Finished snapshots of tasks, candidates and verdicts, as the line leaves them."""
     store = tmp_path / "store"
-    tasks = Snapshot(str(store), "tasks", "t")
     ids = sorted({row["task_id"] for row in ROWS})
-    tasks.append(
-        [
-            {"task_id": name, "name": name.upper(), "code": f"# {name}", "entry_point": "Model"}
-            for name in ids
-        ],
-        TASKS,
-    )
-    tasks.publish(config={})
+    tasks = [
+        {"task_id": name, "name": name.upper(), "code": f"# {name}", "entry_point": "Model"}
+        for name in ids
+    ]
     texts = [
         row | {"answer": f"answer {row['candidate_id']}", "code": "pass", "language": "cpp"}
         for row in ROWS
     ]
-    candidates = Snapshot(str(store), "synthesis", "c")
-    candidates.append(texts, CANDIDATES)
-    candidates.publish(config={}, upstream=["t"])
-    verdicts = Snapshot(str(store), "verification", "v")
-    verdicts.append(texts, VERDICTS)
-    verdicts.publish(config={}, upstream=["c", "t"])
+    finished(store, "tasks", tasks, TASKS, "t")
+    finished(store, "synthesis", texts, CANDIDATES, "c", ["t"])
+    finished(store, "verification", texts, VERDICTS, "v", ["c", "t"])
     return store
+
+
+def curated_json(*arguments: object) -> Any:
+    done = curate(*arguments, "--json")
+    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -107,7 +103,7 @@ def test_the_files_are_the_names_and_travel_with_the_wheel() -> None:
 
 
 def test_a_file_with_verdicts_and_candidates(table: Path) -> None:
-    data = json.loads(curate("--verdicts", table, "--json").stdout)
+    data = curated_json("--verdicts", table)
     (found,) = data["sets"]
     places = {"verdicts": "", "candidates": ""}
     assert data["source"] | places == places | {
@@ -184,17 +180,13 @@ def test_snapshots_are_found_under_a_root_with_their_texts_and_tasks(
 
 def test_the_verdicts_of_the_newest_training_set_go_before_newer_ones(root: Path) -> None:
     """A benchmark's answers are verified too, after the training set was made."""
-    curation = Snapshot(str(root), "curation", "x")
-    curation.append([], CURATED)
-    curation.publish(config={}, upstream=["v", "c", "t"])
-    late = Snapshot(str(root), "verification", "late")
-    late.append(ROWS[:3], VERDICTS)
-    late.publish(config={}, upstream=["c", "t"])
+    curation = finished(root, "curation", [], CURATED, "x", ["v", "c", "t"]).open()
+    late = finished(root, "verification", ROWS[:3], VERDICTS, "late", ["c", "t"]).open()
     manifest = Path(late.path) / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"created_at": "2', '"created_at": "3'))
-    assert json.loads(curate("--root", root, "--json").stdout)["source"]["rows"] == len(ROWS)
+    assert curated_json("--root", root)["source"]["rows"] == len(ROWS)
     (Path(curation.path) / "manifest.json").unlink()
-    assert json.loads(curate("--root", root, "--json").stdout)["source"]["rows"] == 3
+    assert curated_json("--root", root)["source"]["rows"] == 3
 
 
 def test_parts_of_older_versions_lack_columns(root: Path) -> None:
@@ -240,9 +232,7 @@ def test_explain_says_why_on_a_terminal_and_as_json(table: Path) -> None:
         and "size 2" in done.stdout
     )
     assert "status incorrect" in done.stdout
-    (said,) = json.loads(curate("--verdicts", table, "--explain", "t1-1", "--json").stdout)[
-        "explanations"
-    ]
+    (said,) = curated_json("--verdicts", table, "--explain", "t1-1")["explanations"]
     assert (
         said["candidate_id"] == "t1-1"
         and said["taken"] is False
@@ -252,18 +242,14 @@ def test_explain_says_why_on_a_terminal_and_as_json(table: Path) -> None:
 
 
 def test_keys_are_set_as_everywhere(table: Path) -> None:
-    low = json.loads(curate("--verdicts", table, "--set", "min_speedup=1", "--json").stdout)[
-        "sets"
-    ][0]
+    low = curated_json("--verdicts", table, "--set", "min_speedup=1")["sets"][0]
     assert low["config"]["min_speedup"] == 1.0 and low["criteria"]["high_speedup"] > 0
     assert "did you mean min_speedup?" in refused("--verdicts", table, "--set", "min_speedups=1")
 
 
 def test_a_strategy_file_of_the_users_own(table: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("strategy: speedup\nmax_per_task: null\nsize: 36\n")
-    (found,) = json.loads(
-        curate("--verdicts", table, "--strategy", tmp_path / "mine.yaml", "--json").stdout
-    )["sets"]
+    (found,) = curated_json("--verdicts", table, "--strategy", tmp_path / "mine.yaml")["sets"]
     assert found["samples"] == 36 and found["tasks"] == 12
     both = [
         "--strategy",
@@ -278,21 +264,16 @@ def test_a_strategy_file_of_the_users_own(table: Path, tmp_path: Path) -> None:
 
 
 def test_operators_come_from_the_tasks_workloads_where_verdicts_name_none(root: Path) -> None:
-    silent = Snapshot(str(root), "verification", "silent")
-    silent.append([row | {"reference_operators": []} for row in ROWS], VERDICTS)
-    silent.publish(config={}, upstream=["c", "t"])
+    rows = [row | {"reference_operators": []} for row in ROWS]
+    silent = finished(root, "verification", rows, VERDICTS, "silent", ["c", "t"]).open()
     asked = ["--verdicts", silent.path, "--strategy", "random", "--size", 99, "--json"]
     without = json.loads(curate(*asked).stdout)
     assert (
         without["source"]["operators_from"] == {"unknown": 36}
         and without["sets"][0]["composition"]["single_operator"] == 0
     )
-    workloads = Snapshot(str(root), "workloads", "w")
-    workloads.append(
-        [{"task_id": f"t{n}", "operators": SINGLE if n % 2 else FUSION} for n in range(11)],
-        WORKLOADS,
-    )
-    workloads.publish(config={}, upstream=["t"])
+    counted = [{"task_id": f"t{n}", "operators": SINGLE if n % 2 else FUSION} for n in range(11)]
+    finished(root, "workloads", counted, WORKLOADS, "w", ["t"])
     found = json.loads(curate(*asked).stdout)
     assert found["source"]["operators_from"] == {"unknown": 3, "workload": 33}
     assert found["sets"][0]["composition"] == {"single_operator": 5, "fusion": 7}
@@ -314,15 +295,15 @@ def test_flags_of_traces_are_measured_where_no_refresh_has(
         "--set",
         "exclude_flags=[repetitive, ends_in_loop]",
     ]
-    (found,) = json.loads(curate(*asked, "--json").stdout)["sets"]
+    (found,) = curated_json(*asked)["sets"]
     assert (
         found["trace_flags"]["left_out"] == 1
         and found["trace_flags"]["correct"]["ends_in_loop"] == 1
     )
-    (said,) = json.loads(curate(*asked, "--explain", "t1-0", "--json").stdout)["explanations"]
+    (said,) = curated_json(*asked, "--explain", "t1-0")["explanations"]
     assert said["reasons"] == ["left out: trace flag repetitive, ends_in_loop (exclude_flags)"]
     assert (
-        json.loads(curate("--verdicts", table, "--json").stdout)["sets"][0]["trace_flags"] is None
+        curated_json("--verdicts", table)["sets"][0]["trace_flags"] is None
     )  # no text is read for nothing
     frame(*rows).drop("reasoning").write_parquet(tmp_path / "lean.parquet")
     assert "was not measured" in refused(
@@ -347,17 +328,13 @@ def test_flags_of_traces_are_measured_where_no_refresh_has(
     assert "every correct one has a trace flag" in refused(
         *by_root
     )  # measured here: "thoughts of t0-0" ends within its sentence
-    measured = Snapshot(str(root), "trace-flags", "f")
     kept = [
         {"candidate_id": row["candidate_id"], "trace_flags": []}
         for row in ROWS
         if row["status"] == "correct"
     ]
-    measured.append(kept, TRACE_FLAGS)
-    measured.publish(config={}, upstream=["v", "c"])
-    assert (
-        json.loads(curate(*by_root, "--json").stdout)["sets"][0]["samples"] == 36
-    )  # as the refresh has found them
+    finished(root, "trace-flags", kept, TRACE_FLAGS, "f", ["v", "c"])
+    assert curated_json(*by_root)["sets"][0]["samples"] == 36  # as the refresh has found them
     assert "flags of the correct ones' reasoning: repetitive 0" in curate("--root", root).stdout
 
 

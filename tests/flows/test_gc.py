@@ -145,7 +145,7 @@ def test_a_report_and_what_its_json_names_stay(root: Path) -> None:
 
 
 def test_published_sets_stay_wherever_the_folder_lies(root: Path, tmp_path: Path) -> None:
-    from flows.publish import publish_set
+    from tasks.publishing.sets import publish_set
     from tests.support.curated import line, sample
 
     ref = line(root, [sample("t/1", 0, 10, 6.0)])

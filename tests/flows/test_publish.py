@@ -144,7 +144,7 @@ def test_what_cannot_be_used_is_one_line_and_2(
 def test_publishing_needs_no_framework(tmp_path: Path, curated: SnapshotRef) -> None:
     """Neither torch nor Prefect nor Ray is loaded to write a folder or to compare two."""
     script = (
-        "import json, sys; from flows.publish import publish_set, diff_sets;"
+        "import json, sys; from tasks.publishing.sets import publish_set, diff_sets;"
         f" publish_set({str(tmp_path / 'root')!r}, {str(tmp_path / 'set')!r});"
         f" diff_sets({str(tmp_path / 'root')!r}, {str(tmp_path / 'set')!r},"
         f" {curated.fingerprint!r}); print(json.dumps(sorted({{'torch', 'ray', 'prefect', 'mlflow',"

@@ -12,18 +12,19 @@ from typing import Any
 import pytest
 from httpx import ConnectError, ReadTimeout
 
-from flows import artifacts as shown
+from flows import artifacts
 from flows import deployments as deployed
 from flows.config import PipelineConfig
 from kernels_eval.errors import ClusterError, UsageError
+from tasks import retry
 from tasks.verification.config import VerificationConfig
 
 
 @pytest.fixture(autouse=True)
 def _logger(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (shown, deployed):
+    for module in (artifacts, deployed):
         monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("run"))
-    monkeypatch.setattr(shown, "ASK_EVERY_S", 0.0)
+    monkeypatch.setattr(retry, "INTERVAL_S", 0.0)
 
 
 def test_an_artifact_waits_for_its_server_and_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,8 +36,8 @@ def test_an_artifact_waits_for_its_server_and_is_made_once(monkeypatch: pytest.M
             raise answer
         made.append(told)
 
-    monkeypatch.setattr(shown.artifacts, "create_markdown_artifact", create)
-    shown.create_markdown_artifact(key="report", markdown="# it", description="what it is")
+    monkeypatch.setattr(artifacts.artifacts, "create_markdown_artifact", create)
+    artifacts.create_markdown_artifact(key="report", markdown="# it", description="what it is")
     assert (
         made == [{"key": "report", "markdown": "# it", "description": "what it is"}] and not answers
     )
@@ -49,9 +50,9 @@ def test_a_run_does_not_end_for_an_artifact(
     def create(**_: Any) -> None:
         raise fault
 
-    monkeypatch.setattr(shown, "BACK_S", 0.0)
-    monkeypatch.setattr(shown.artifacts, "create_table_artifact", create)
-    shown.create_table_artifact(key="summary", table=[], description="")
+    monkeypatch.setattr(artifacts, "BACK_S", 0.0)
+    monkeypatch.setattr(artifacts.artifacts, "create_table_artifact", create)
+    artifacts.create_table_artifact(key="summary", table=[], description="")
     assert "summary" in caplog.text and str(fault) in caplog.text
 
 
@@ -77,7 +78,6 @@ def test_a_run_that_begins_while_the_ray_head_is_away_waits_for_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     from kernels_eval.cluster import ray as cluster
-    from tasks import retry
     from tasks.verification import stage
 
     heads = iter([UsageError("nothing answers"), UsageError("nothing answers"), None, None])
@@ -88,7 +88,6 @@ def test_a_run_that_begins_while_the_ray_head_is_away_waits_for_it(
 
     monkeypatch.setattr(stage, "require_cluster", require_cluster)
     monkeypatch.setattr(cluster, "require_cluster", require_cluster)
-    monkeypatch.setattr(retry, "INTERVAL_S", 0.0)
     monkeypatch.setattr(deployed, "survive_closed_output", lambda: None)
     config = PipelineConfig(
         root=str(tmp_path),

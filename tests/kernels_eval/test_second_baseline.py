@@ -9,11 +9,12 @@ from pydantic import ValidationError
 from flows.config import load_protocol
 from kernels_eval.__main__ import render
 from kernels_eval.checks.timing import CompiledSampler, measure
-from kernels_eval.config import EvalConfig, TimingConfig
+from kernels_eval.config import BuildConfig, EvalConfig, LimitsConfig, TimingConfig
 from kernels_eval.errors import UsageError
 from kernels_eval.records import CompiledBaseline, Language, Status, Timing, Verdict, stable_hash
-from tests.support.kernels import QUICK
+from tests.support.scripted_time import busy, scripted_time
 
+__all__ = ["scripted_time"]
 CONFIG = TimingConfig(
     max_s=5.0,
     min_pairs=40,
@@ -36,7 +37,7 @@ class Scripted:
     def __call__(self, calls: int) -> int:
         self.asked += 1
         self.turns.append(self.name)
-        return int(self.call_ns * calls * (1 + 0.01 * ((self.asked * 7) % 5 - 2) / 2))
+        return busy(self.call_ns * calls * (1 + 0.01 * ((self.asked * 7) % 5 - 2) / 2))
 
 
 def measured(eager_ns: float, candidate_ns: float, compiled_ns: float | None) -> tuple[Timing, str]:
@@ -94,9 +95,11 @@ def test_the_fastest_side_decides_how_many_calls_a_sample_holds() -> None:
 def test_a_third_side_whose_time_is_not_known_yet_keeps_the_measurement_going() -> None:
     config = CONFIG.model_copy(update={"interval_width": 0.02, "max_s": 2.0})
     spread = iter(range(10**9))
-    third = CompiledSampler(lambda calls: int(4e5 * calls * (1 + (next(spread) % 7))), FACTS)
+    third = CompiledSampler(lambda calls: busy(4e5 * calls * (1 + (next(spread) % 7))), FACTS)
     steady = {"bound": lambda call_ns: 1.0, "compiled": third}
-    timing = measure(lambda calls: 500_000 * calls, lambda calls: 250_000 * calls, config, **steady)
+    timing = measure(
+        lambda calls: busy(5e5 * calls), lambda calls: busy(2.5e5 * calls), config, **steady
+    )
     assert timing.pairs > 4 * config.min_pairs
 
 
@@ -105,7 +108,12 @@ def test_the_default_is_eager_alone_and_hashes_as_it_always_did() -> None:
     keys and manifests depend on them."""
     assert EvalConfig().timing.baselines == ("eager",) and not EvalConfig().timing.compiles
     assert stable_hash(EvalConfig().model_dump(mode="json")) == "1b8445934c09ce9dd1164e16acd18dbf"
-    assert stable_hash(QUICK.model_dump(mode="json")) == "7bc4d3c5ec9b9c202f4879e2cdd74984"
+    quick = EvalConfig(
+        build=BuildConfig(capture_timeout_s=10),
+        timing=TimingConfig(max_s=0.6, min_pairs=6, min_side_s=0.02),
+        limits=LimitsConfig(run_s=5, load_s=20),
+    )
+    assert stable_hash(quick.model_dump(mode="json")) == "7bc4d3c5ec9b9c202f4879e2cdd74984"
     assert (
         not {"baselines", "compile_mode", "compile_s"} & EvalConfig().model_dump()["timing"].keys()
     )

@@ -3,7 +3,7 @@ nothing here runs a kernel or depends on the machine's speed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,41 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from kernels_eval.checks import timing
 from kernels_eval.checks.timing import ImplausibleTime, drift, log_ratio_interval, measure, widened
 from kernels_eval.config import TimingConfig
+from tests.support.scripted_time import CLOCK, busy, scripted_time
+
+__all__ = ["scripted_time"]
 
 QUICK = TimingConfig(
     max_s=0.4, min_pairs=10, min_side_s=0.0, sample_us=50, bootstrap=200, process_spread=0.0
 )
-
-
-class Clock:
-    """Time that passes only where a sampler works."""
-
-    ns = 0
-
-    def perf_counter_ns(self) -> int:
-        return self.ns
-
-    def monotonic(self) -> float:
-        return self.ns / 1e9
-
-
-CLOCK = Clock()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def scripted_time() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timing, "time", CLOCK)
-        yield
-
-
-def busy(nanoseconds: float) -> int:
-    """Let this much time pass, and return it."""
-    CLOCK.ns += round(nanoseconds)
-    return round(nanoseconds)
 
 
 def honest(call_ns: float) -> Callable[[int], int]:

@@ -3,13 +3,18 @@ hypothesis for any of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from tasks.tables import CANDIDATES, VERDICTS
+from tasks.curation.config import CurationConfig
+from tasks.curation.strategies import curate
+from tasks.store import Snapshot, SnapshotRef
+from tasks.tables import CANDIDATES, TASKS, VERDICTS
 
 SINGLE, FUSION = (
     ["torch.nn.functional.linear"],
@@ -63,6 +68,42 @@ def frame(*rows: dict[str, Any]) -> pl.DataFrame:
     read = pl.from_arrow(pa.Table.from_pylist(list(rows), schema=SCHEMA))
     assert isinstance(read, pl.DataFrame)
     return read
+
+
+def taken(*rows: dict[str, Any], **config: Any) -> list[tuple[str, str]]:
+    """candidate_id and criterion of what a configuration takes of these samples."""
+    result = curate(frame(*rows), CurationConfig(**config))
+    return list(result.select("candidate_id", "criterion").iter_rows())
+
+
+def finished(
+    root: Path | str,
+    stage: str,
+    rows: Sequence[dict[str, Any]],
+    schema: pa.Schema,
+    name: str = "x",
+    upstream: Sequence[str] = (),
+    **manifest: Any,
+) -> SnapshotRef:
+    """A finished snapshot of these rows."""
+    snapshot = Snapshot(str(root), stage, name)
+    snapshot.append(rows, schema)
+    return snapshot.publish(config={}, upstream=list(upstream), extra=manifest).ref
+
+
+def line_of(
+    root: Path, samples: list[dict[str, Any]], name: str = "x"
+) -> tuple[SnapshotRef, SnapshotRef, SnapshotRef]:
+    """Finished verdicts, candidates (the other way round) and tasks."""
+    tasks = [
+        {"task_id": task, "name": f"name {task}", "code": f"code {task}", "entry_point": "Model"}
+        for task in sorted({row["task_id"] for row in samples})
+    ]
+    return (
+        finished(root, "verification", samples, VERDICTS, name),
+        finished(root, "synthesis", samples[::-1], CANDIDATES, name),
+        finished(root, "tasks", tasks, TASKS, name),
+    )
 
 
 SPEEDUPS = (None, float("nan"), 0.5, 1.0, 1.05, 6.0, 8.0)  # few, so that ties are common

@@ -18,6 +18,7 @@ from tasks.sources.small_model import (
     load_tokenizer,
 )
 from tasks.training.recipe import PROJECTIONS, TrainingRecipe
+from tasks.training.trainer import TrainingResult
 
 REASONING = (
     "The rows are independent, so walk over four at once.\n\n```cpp\nacc += x[j];\n```\n\nThat"
@@ -215,3 +216,12 @@ def adapted_qwen(
         if "lora_B" in name:  # PEFT starts it at zero, where half of the gradients are
             torch.nn.init.normal_(parameter, std=spread)
     return adapted.train()
+
+
+def adapter_bytes(result: TrainingResult) -> dict[str, bytes]:
+    """The files of an adapter by name, without its card."""
+    return {
+        path.name: path.read_bytes()
+        for path in result.adapter_dir.iterdir()
+        if path.suffix in (".json", ".safetensors")
+    }

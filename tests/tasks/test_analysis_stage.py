@@ -16,8 +16,8 @@ from tasks.analysis.numbers import NUMBERS
 from tasks.analysis.observations import observe
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, VERDICTS
-from tests.support.planted import QUICK, planted, written
-from tests.support.samples import sample
+from tests.support.planted import QUICK, planted
+from tests.support.samples import finished, sample
 
 
 def test_numbers_words_page_and_figures(tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ def test_samples_that_say_nothing_are_a_caution_and_no_error(
     tmp_path: Path, rows: list[dict[str, Any]], said: str
 ) -> None:
     made = stage.run(
-        written(tmp_path, "verification", rows, VERDICTS),
-        written(tmp_path, "synthesis", rows, CANDIDATES),
+        finished(tmp_path, "verification", rows, VERDICTS),
+        finished(tmp_path, "synthesis", rows, CANDIDATES),
         QUICK,
     )
     found = stage.found_in(made)
@@ -133,8 +133,8 @@ def test_a_few_samples_are_analysed_as_far_as_they_go(tmp_path: Path) -> None:
         sample("a", 1, 30, None, status="incorrect") | {"reason": "wrong_output"},
     ]
     made = stage.run(
-        written(tmp_path, "verification", rows, VERDICTS),
-        written(tmp_path, "synthesis", rows, CANDIDATES),
+        finished(tmp_path, "verification", rows, VERDICTS),
+        finished(tmp_path, "synthesis", rows, CANDIDATES),
         QUICK,
     )
     numbers = {row["name"]: row for row in made.open().read().to_dicts()}

@@ -5,24 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import polars as pl
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
 from tasks.curation.config import CurationConfig
-from tasks.curation.criteria import concise_and_fast
-from tasks.curation.pool import eligible_samples
 from tasks.curation.strategies import curate
 from tasks.operators import operator_kind
-from tests.support.samples import FUSION, SINGLE, frame, sample
-
-
-def taken(*rows: dict[str, Any], **config: Any) -> list[tuple[str, str]]:
-    result = curate(frame(*rows), CurationConfig(**config))
-    return list(zip(result["candidate_id"].to_list(), result["criterion"].to_list(), strict=True))
+from tests.support.samples import SINGLE, frame, sample, taken
 
 
 def test_concise_and_fast_is_a_conjunction() -> None:
@@ -168,73 +158,9 @@ def test_a_generator_that_never_reasons_is_named() -> None:
         )
 
 
-def test_a_frame_without_candidates_is_refused() -> None:
-    with pytest.raises(UsageError, match="reasoning_tokens"):
-        curate(frame(sample("a", 0, 1, 1.0)).drop("reasoning_tokens"), CurationConfig())
-
-
-def test_nothing_correct_gives_an_empty_frame_with_every_column() -> None:
-    rows = frame(sample("a", 0, 10, None, status="incorrect"))
-    result = curate(rows, CurationConfig())
-    assert result.is_empty() and result.columns == [*rows.columns, "criterion"]
-    assert result["timing"].dtype == rows["timing"].dtype
-
-
 def test_rows_come_through_unchanged() -> None:
     rows = frame(sample("a", 0, 10, 2.0))
     assert curate(rows, CurationConfig()).drop("criterion").equals(rows)
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from("abcde"),
-            st.integers(1, 4),
-            st.sampled_from([None, 0.5, 1.0, 6.0, 8.0]),
-            st.booleans(),
-            st.booleans(),
-        ),
-        min_size=1,
-        max_size=20,
-    )
-)
-@settings(max_examples=60, deadline=None)
-def test_invariants_and_independence_of_row_order(
-    drawn: list[tuple[str, int, float | None, bool, bool]],
-) -> None:
-    kinds = {task: SINGLE if single else FUSION for task, _, _, _, single in drawn}
-    rows = [
-        sample(
-            task, index, tokens, speedup, status="correct" if ok else "incorrect", ops=kinds[task]
-        )
-        for index, (task, tokens, speedup, ok, _) in enumerate(drawn)
-    ]
-    result = curate(frame(*rows), CurationConfig())
-    assert (
-        curate(frame(*reversed(rows)), CurationConfig())["candidate_id"].to_list()
-        == result["candidate_id"].to_list()
-    )
-    assert (
-        curate(frame(*rows, *rows), CurationConfig())["candidate_id"].to_list()
-        == result["candidate_id"].to_list()
-    )
-    assert result["candidate_id"].is_unique().all()
-    assert set(result["status"].to_list()) <= {"correct"}
-    order = [
-        ["concise_and_fast", "high_speedup", "single_operator"].index(name)
-        for name in result["criterion"]
-    ]
-    assert order == sorted(order)
-    fast = {r["candidate_id"] for r in rows if r["timing"] and r["timing"]["speedup"] > 5}
-    assert fast <= set(result["candidate_id"].to_list())
-    eligible = eligible_samples(frame(*rows))
-    for winner in concise_and_fast(eligible).iter_rows(named=True):
-        rivals = eligible.filter(pl.col("task_id") == winner["task_id"])
-        assert winner["reasoning_tokens"] == rivals["reasoning_tokens"].min()
-        assert winner["_speedup"] == rivals["_speedup"].max()
-    singles = [operator_kind(ops) for ops in result["reference_operators"]].count("single_operator")
-    if "single_operator" in result["criterion"].to_list():
-        assert singles <= result.height - singles
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from tasks.curation.config import CurationConfig
 from tasks.curation.strategies import curate
 from tasks.curation.tables import deciding
 from tasks.store.snapshot import Snapshot, SnapshotRef
-from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
+from tasks.tables import CURATED, VERDICTS
 from tasks.workload.record import WORKLOADS
-from tests.support.samples import FUSION, SINGLE, frame, sample
+from tests.support.samples import FUSION, SINGLE, finished, frame, line_of, sample
 
 
 def rows(tasks: int = 30) -> list[dict[str, Any]]:
@@ -41,40 +41,11 @@ def rows(tasks: int = 30) -> list[dict[str, Any]]:
     ]
 
 
-def snapshots(
-    root: Path, samples: list[dict[str, Any]]
-) -> tuple[SnapshotRef, SnapshotRef, SnapshotRef]:
-    """Finished verdicts, candidates (the other way round) and tasks."""
-    ids = sorted({row["task_id"] for row in samples})
-    tables = {
-        "verification": (samples, VERDICTS),
-        "synthesis": (samples[::-1], CANDIDATES),
-        "tasks": (
-            [
-                {
-                    "task_id": name,
-                    "name": f"name {name}",
-                    "code": f"code {name}",
-                    "entry_point": "Model",
-                }
-                for name in ids
-            ],
-            TASKS,
-        ),
-    }
-    refs = []
-    for name, (table, schema) in tables.items():
-        snapshot = Snapshot(str(root), name, "x")
-        snapshot.append(table, schema)
-        refs.append(snapshot.publish(config={}).ref)
-    return refs[0], refs[1], refs[2]
-
-
 @pytest.mark.parametrize("strategy", ["concur", "shuffled_reasoning", "random"])
 def test_every_row_of_a_training_set(tmp_path: Path, strategy: Any) -> None:
     samples = rows()
     config = CurationConfig(strategy=strategy)
-    made = stage.run(*snapshots(tmp_path, samples), config).open()
+    made = stage.run(*line_of(tmp_path, samples), config).open()
     curated = made.read()
     expected = curate(frame(*samples), config)
     assert curated.columns == CURATED.names and curated["candidate_id"].equals(
@@ -107,7 +78,7 @@ def test_every_row_of_a_training_set(tmp_path: Path, strategy: Any) -> None:
 
 
 def test_a_killed_run_goes_on_and_a_finished_one_is_served(tmp_path: Path) -> None:
-    refs = snapshots(tmp_path, rows())
+    refs = line_of(tmp_path, rows())
     config = CurationConfig()
     half = stage.planned(*refs, config)
     whole = curate(deciding(refs[0].open(), refs[1].open()), config)["candidate_id"].to_list()
@@ -121,13 +92,13 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_served(tmp_path: Path) -> No
 
 
 def test_strategies_lie_side_by_side(tmp_path: Path) -> None:
-    refs = snapshots(tmp_path, rows())
+    refs = line_of(tmp_path, rows())
     names = ("concur", "min_length", "random")
     assert len({stage.run(*refs, CurationConfig(strategy=name)).fingerprint for name in names}) == 3
 
 
 def test_deciding_reads_no_text(tmp_path: Path) -> None:
-    verdicts, candidates, _ = snapshots(tmp_path, rows())
+    verdicts, candidates, _ = line_of(tmp_path, rows())
     read = deciding(verdicts.open(), candidates.open())
     assert read.height == 90 and not {"response", "reasoning", "answer", "code", "log_tail"} & set(
         read.columns
@@ -136,12 +107,8 @@ def test_deciding_reads_no_text(tmp_path: Path) -> None:
 
 def workloads(root: Path, operators: dict[str, list[str] | None]) -> SnapshotRef:
     """Finished workloads; None: a task that could not be counted."""
-    snapshot = Snapshot(str(root), "workloads", "w")
-    snapshot.append(
-        [{"task_id": name, "operators": found or []} for name, found in operators.items()],
-        WORKLOADS,
-    )
-    return snapshot.publish(config={}).ref
+    rows = [{"task_id": name, "operators": found or []} for name, found in operators.items()]
+    return finished(root, "workloads", rows, WORKLOADS, "w")
 
 
 def test_operators_are_the_verdicts_where_it_names_any_else_those_that_were_counted(
@@ -154,7 +121,7 @@ def test_operators_are_the_verdicts_where_it_names_any_else_those_that_were_coun
         sample("d", 0, 10, 2.0, ops=[]),
         sample("e", 0, 10, None, status="incorrect", ops=[]),
     ]
-    refs = snapshots(tmp_path, samples)
+    refs = line_of(tmp_path, samples)
     counted = workloads(tmp_path, {"a": FUSION, "b": SINGLE, "c": FUSION, "d": None})
     config = CurationConfig(strategy="random", size=9)
     made = stage.run(*refs, config, counted).open()
@@ -173,7 +140,7 @@ def test_operators_are_the_verdicts_where_it_names_any_else_those_that_were_coun
 def test_verdicts_of_a_version_without_operators_are_balanced_by_workloads_or_refused(
     tmp_path: Path,
 ) -> None:
-    _, candidates, tasks = snapshots(tmp_path, rows(4))
+    _, candidates, tasks = line_of(tmp_path, rows(4))
     older = Snapshot(str(tmp_path), "verification", "older")
     older.append(rows(4), VERDICTS.remove(VERDICTS.get_field_index("reference_operators")))
     verdicts = older.publish(config={}).ref
@@ -192,12 +159,12 @@ def test_verdicts_of_a_version_without_operators_are_balanced_by_workloads_or_re
 def test_nothing_taken_is_an_error_that_says_why(tmp_path: Path) -> None:
     wrong = [sample("a", 0, 10, None, status="incorrect")]
     with pytest.raises(UsageError, match="took none of 1 candidates .0 correct"):
-        stage.run(*snapshots(tmp_path / "wrong", wrong), CurationConfig())
+        stage.run(*line_of(tmp_path / "wrong", wrong), CurationConfig())
     later = [
         sample("a", 0, 10, None, status="incorrect"),
         sample("a", 1, 10, 2.0) | {"turn": 2, "parent": "a-0"},
     ]
-    refs = snapshots(tmp_path / "later", later)
+    refs = line_of(tmp_path / "later", later)
     with pytest.raises(UsageError, match="1 correct.*later_turns=true"):
         stage.run(*refs, CurationConfig())
     assert stage.run(*refs, CurationConfig(later_turns=True)).open().read()[

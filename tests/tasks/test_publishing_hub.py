@@ -18,8 +18,9 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineMod
 
 from kernels_eval.errors import EvalError, UsageError
 from tasks.publishing import hub
+from tasks.publishing.config import PublishOptions
 from tasks.publishing.hub import push_to_hub
-from tasks.publishing.publish import PublishOptions, publish
+from tasks.publishing.publish import publish
 from tests.support.curated import line, sample
 
 TOKEN = "hf_thisIsTheSecret"

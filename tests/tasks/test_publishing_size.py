@@ -22,7 +22,8 @@ PER_PART = 5000
 PROGRAM = """
 import json, resource, sys
 from pathlib import Path
-from tasks.publishing.publish import PublishOptions, publish
+from tasks.publishing.config import PublishOptions
+from tasks.publishing.publish import publish
 from tasks.store.snapshot import SnapshotRef
 made = publish(SnapshotRef.model_validate_json(sys.argv[1]), Path(sys.argv[2]), \
 PublishOptions(shard_bytes=2**19))

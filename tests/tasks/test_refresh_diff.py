@@ -13,9 +13,10 @@ from markdown_it import MarkdownIt
 
 from kernels_eval.errors import UsageError
 from tasks.curation.config import CurationConfig
+from tasks.publishing.config import PublishOptions
 from tasks.publishing.diff import RefreshDiff, SampleChange, diff
 from tasks.publishing.diff_report import GAINED, LOST, to_json, to_markdown
-from tasks.publishing.publish import PublishOptions, publish
+from tasks.publishing.publish import publish
 from tasks.store.snapshot import Snapshot, SnapshotRef
 from tests.support.curated import SINGLE, line, sample
 
@@ -122,55 +123,52 @@ def test_another_generator(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "after", "why"),
-    [
-        ({"key": "later"}, {}, "the verifier's code changed"),
-        ({}, {"device": "GPU Y"}, "another device"),
-        ({"key": "later"}, {"protocol": {"trials": 9}}, "the protocol differs: eval.trials"),
-    ],
-)
-def test_a_verdict_that_changed_and_what_changed_it(
-    tmp_path: Path, changes: dict, after: dict, why: str
+STRICT = {"config": CurationConfig(require_speedup_lower_above=1.9)}
+REJECTED = {"status": "rejected", "reason": "stale_cache", "speedup": None}
+WHY = {
+    "verifier": (
+        *("t-2-1", REJECTED | {"key": "later"}, {}),
+        *("verdict", "rejected (stale_cache) on the other; the verifier's code changed"),
+    ),
+    "device": (*("t-2-1", REJECTED, {"device": "GPU Y"}), *("verdict", "another device")),
+    "protocol": (
+        *("t-2-1", REJECTED | {"key": "later"}, {"protocol": {"trials": 9}}),
+        *("verdict", "the protocol differs: eval.trials"),
+    ),
+    "speedup": (
+        *("t-2-1", {"speedup": 4.0}, {}),
+        "speedup",
+        "speedup 4 is not above 5, 6 on the other side; measured again under the same conditions",
+    ),
+    "threshold": (
+        *("t-2-1", {}, {"config": CurationConfig(min_speedup=6.5)}),
+        *("threshold", "min_speedup is 6.5 there and 5.0 here"),
+    ),
+    "strict": (*("t-1-0", {}, STRICT), *("threshold", "require_speedup_lower_above is 1.9 there")),
+}
+
+
+@pytest.mark.parametrize("case", WHY)
+def test_one_sample_is_lost_for_one_change_and_gained_by_its_undoing(
+    tmp_path: Path, case: str
 ) -> None:
-    new = changed(BASE, "t-2-1", status="rejected", reason="stale_cache", speedup=None, **changes)
+    name, changes, after, reason, detail = WHY[case]
+    new = changed(BASE, name, **changes)
     found = compare(tmp_path, BASE, new, **after)
-    assert said(found.samples_lost) == {"t-2-1": "verdict"}
-    assert (
-        "rejected (stale_cache)" in found.samples_lost[0].detail
-        and why in found.samples_lost[0].detail
-    )
+    assert said(found.samples_lost) == {name: reason} and not found.samples_gained
+    assert detail in found.samples_lost[0].detail
+    before = {f"old_{key}": value for key, value in after.items()}
+    assert said(compare(tmp_path, new, BASE, **before).samples_gained) == {name: reason}
+    if case == "threshold":
+        assert [setting.name for setting in found.settings][:1] == ["curation.config.min_speedup"]
 
 
-def test_a_speedup_that_fell_below_the_threshold(tmp_path: Path) -> None:
-    found = compare(tmp_path, BASE, changed(BASE, "t-2-1", speedup=4.0))
-    assert said(found.samples_lost) == {"t-2-1": "speedup"}
-    assert (
-        "speedup 4 is not above 5, 6 on the other side; measured again under the same conditions"
-        in found.samples_lost[0].detail
-    )
-    assert said(compare(tmp_path, changed(BASE, "t-2-1", speedup=4.0), BASE).samples_gained) == {
-        "t-2-1": "speedup"
-    }
-
-
-def test_thresholds_strategies_and_the_strict_bound(tmp_path: Path) -> None:
-    found = compare(tmp_path, BASE, BASE, config=CurationConfig(min_speedup=6.5))
-    assert (
-        said(found.samples_lost) == {"t-2-1": "threshold"}
-        and "min_speedup is 6.5 there and 5.0 here" in found.samples_lost[0].detail
-    )
-    assert [setting.name for setting in found.settings][:1] == ["curation.config.min_speedup"]
-    strict = CurationConfig(require_speedup_lower_above=1.9)
-    assert said(compare(tmp_path, BASE, BASE, config=strict).samples_lost) == {"t-1-0": "threshold"}
-    slower = changed(BASE, "t-1-0", speedup=1.95, key="later")
-    found = compare(
-        tmp_path, changed(BASE, "t-1-0", speedup=2.5), slower, old_config=strict, config=strict
-    )
-    assert (
-        said(found.samples_lost) == {"t-1-0": "bound"}
-        and "the verifier's code changed" in found.samples_lost[0].detail
-    )
+def test_a_lower_bound_that_fell_below_the_strict_one(tmp_path: Path) -> None:
+    faster, slower = (changed(BASE, "t-1-0", speedup=speedup) for speedup in (2.5, 1.95))
+    slower = changed(slower, "t-1-0", key="later")
+    found = compare(tmp_path, faster, slower, old_config=STRICT["config"], **STRICT)
+    assert said(found.samples_lost) == {"t-1-0": "bound"}
+    assert "the verifier's code changed" in found.samples_lost[0].detail
 
 
 def test_a_flag_of_its_reasoning(tmp_path: Path) -> None:

@@ -20,15 +20,10 @@ from tasks.curation.criteria import balanced, single_operators_wanted
 from tasks.curation.pool import draw_numbers, eligible_samples
 from tasks.curation.strategies import BASELINES, RULES, curate
 from tasks.operators import operator_kind
-from tests.support.samples import FUSION, SINGLE, any_samples, frame, sample
+from tests.support.samples import FUSION, SINGLE, any_samples, frame, sample, taken
 
 EACH = pytest.mark.parametrize("strategy", STRATEGY_NAMES)
 QUIET = settings(max_examples=15, deadline=None)
-
-
-def taken(*rows: dict[str, Any], **config: Any) -> list[tuple[str, str]]:
-    result = curate(frame(*rows), CurationConfig(**config))
-    return list(zip(result["candidate_id"].to_list(), result["criterion"].to_list(), strict=True))
 
 
 def ids(rows: list[dict[str, Any]], **config: Any) -> list[str]:
@@ -472,10 +467,8 @@ def test_every_strategy_has_a_rule() -> None:
 def test_no_correct_candidate_gives_an_empty_frame(strategy: Any) -> None:
     rows = frame(sample("a", 0, 10, None, status="incorrect"))
     result = curate(rows, CurationConfig(strategy=strategy))
-    assert result.is_empty() and result.columns[: len(rows.columns) + 1] == [
-        *rows.columns,
-        "criterion",
-    ]
+    assert result.is_empty() and result.columns[: rows.width + 1] == [*rows.columns, "criterion"]
+    assert result["timing"].dtype == rows["timing"].dtype
 
 
 @EACH

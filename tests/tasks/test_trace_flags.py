@@ -18,9 +18,7 @@ from tasks.curation.explain import explain
 from tasks.curation.flags import TRACE_FLAGS
 from tasks.curation.strategies import curate
 from tasks.curation.tables import deciding, with_flags
-from tasks.store.snapshot import Snapshot, SnapshotRef
-from tasks.tables import CANDIDATES, TASKS, VERDICTS
-from tests.support.samples import frame, sample
+from tests.support.samples import frame, line_of, sample
 
 LOOP = "You must keep the shape of the output and the type of the output. " * 30
 CUT = "And then the kernel is launched with"
@@ -39,29 +37,6 @@ def rows(**changes: Any) -> list[dict[str, Any]]:
     return [*made, sample("a", 9, 5, None, status="incorrect") | {"reasoning": LOOP}]
 
 
-def snapshots(
-    root: Path, name: str = "x", samples: list[dict[str, Any]] | None = None
-) -> tuple[SnapshotRef, SnapshotRef, SnapshotRef]:
-    samples = samples or rows()
-    refs = []
-    for place, table, schema in (
-        ("verification", samples, VERDICTS),
-        ("synthesis", samples[::-1], CANDIDATES),
-    ):
-        snapshot = Snapshot(str(root), place, name)
-        snapshot.append(table, schema)
-        refs.append(snapshot.publish(config={}).ref)
-    tasks = Snapshot(str(root), "tasks", name)
-    tasks.append(
-        [
-            {"task_id": task, "name": task, "code": "pass"}
-            for task in sorted({row["task_id"] for row in samples})
-        ],
-        TASKS,
-    )
-    return refs[0], refs[1], tasks.publish(config={}).ref
-
-
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every text that is measured."""
@@ -77,7 +52,7 @@ def test_correct_samples_are_flagged_and_counted(
     tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flags, "BATCH_TEXTS", 2)
-    verdicts, candidates, _ = snapshots(tmp_path)
+    verdicts, candidates, _ = line_of(tmp_path, rows())
     made = flags.run(verdicts, candidates, QualityConfig()).open()
     found = dict(made.read().select("candidate_id", "trace_flags").iter_rows())
     loop = ["repetitive", "ends_in_loop"]
@@ -99,12 +74,12 @@ def test_correct_samples_are_flagged_and_counted(
 
 
 def test_what_was_measured_once_is_not_read_again(tmp_path: Path, read: list[str]) -> None:
-    verdicts, candidates, _ = snapshots(tmp_path)
+    verdicts, candidates, _ = line_of(tmp_path, rows())
     half = flags.planned(verdicts, candidates, QualityConfig())
     first = flags.run(verdicts, candidates, QualityConfig()).open()
     assert half.fingerprint == first.fingerprint
     more = [*rows(), sample("d", 0, 7, 1.0) | {"reasoning": FINE + " " + FINE}]
-    second = flags.run(*snapshots(tmp_path, "y", more)[:2], QualityConfig()).open()
+    second = flags.run(*line_of(tmp_path, more, "y")[:2], QualityConfig()).open()
     assert (
         len(read) == 7
         and second.manifest["rows"] == 7
@@ -117,7 +92,7 @@ def test_what_was_measured_once_is_not_read_again(tmp_path: Path, read: list[str
 
 
 def test_a_killed_run_goes_on(tmp_path: Path, read: list[str]) -> None:
-    verdicts, candidates, _ = snapshots(tmp_path)
+    verdicts, candidates, _ = line_of(tmp_path, rows())
     whole = flags.run(verdicts, candidates, QualityConfig()).open()
     kept = whole.read().head(4).to_dicts()
     for part in (*whole.parts(), f"{whole.path}/manifest.json"):
@@ -192,7 +167,7 @@ def test_flags_are_names_that_are_known_and_unknown_traces_are_refused() -> None
 
 
 def test_the_training_sets_manifest_counts_flags_and_what_they_left_out(tmp_path: Path) -> None:
-    verdicts, candidates, tasks = snapshots(tmp_path)
+    verdicts, candidates, tasks = line_of(tmp_path, rows())
     measured = flags.run(verdicts, candidates, QualityConfig())
     config = CurationConfig(strategy="random", size=9, max_per_task=None)
     made = stage.run(verdicts, candidates, tasks, config, None, measured).open()
@@ -214,7 +189,7 @@ def test_the_training_sets_manifest_counts_flags_and_what_they_left_out(tmp_path
     )
     assert stage.run(verdicts, candidates, tasks, config).open().manifest["trace_flags"] is None
 
-    only = snapshots(tmp_path, "loops", [row for row in rows() if row["reasoning"] == LOOP])
+    only = line_of(tmp_path, [row for row in rows() if row["reasoning"] == LOOP], "loops")
     with pytest.raises(UsageError, match="every correct one has a trace flag"):
         stage.run(*only, strict, None, flags.run(*only[:2], QualityConfig()))
 
@@ -230,7 +205,7 @@ def test_a_configuration_without_the_key_is_what_it_was_before_there_was_one() -
 
 
 def test_deciding_reads_flags_and_no_text(tmp_path: Path) -> None:
-    verdicts, candidates, _ = snapshots(tmp_path)
+    verdicts, candidates, _ = line_of(tmp_path, rows())
     measured = flags.run(verdicts, candidates, QualityConfig()).open()
     table = deciding(verdicts.open(), candidates.open(), None, measured)
     assert (

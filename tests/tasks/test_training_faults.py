@@ -3,8 +3,6 @@ to do."""
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from kernels_eval.errors import EvalError, UsageError
 from tasks.training.faults import explain, is_out_of_memory
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.trainer import train
-from tests.support.training import REASONING, render, row, tiny_model
+from tests.support.training import REASONING, render, row
 
 EXAMPLES = [{"prompt_tokens": 100, "completion_tokens": 100 * index} for index in range(1, 21)]
 
@@ -97,11 +95,6 @@ def test_anything_else_says_what_it_was_and_where_it_goes_on(tmp_path: Path) -> 
 # -- what cannot be trained on ---------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("models") / "small")
-
-
 def refused(base: Path, out: Path, rows: list[dict[str, Any]], **recipe: Any) -> str:
     with pytest.raises(UsageError) as caught:
         train(rows, TrainingRecipe(**recipe), base, out, render)
@@ -128,21 +121,6 @@ def test_rows_over_the_limit_are_refused_by_name_and_length(base: Path, tmp_path
         message.startswith("1 of 2 rows cannot be trained on: c1 (overlong, ")
         and "raise max_length to" in message
     )
-
-
-def test_a_tokenizer_without_an_end_token_is_refused(base: Path, tmp_path: Path) -> None:
-    broken = tmp_path / "no-end"
-    shutil.copytree(base, broken)
-    config = json.loads((broken / "tokenizer_config.json").read_text())
-    config["eos_token"] = None
-    (broken / "tokenizer_config.json").write_text(json.dumps(config))
-    assert "has no end token" in refused(broken, tmp_path / "run", [row(0)])
-
-
-def test_a_tokenizer_without_a_chat_template_is_refused(base: Path, tmp_path: Path) -> None:
-    broken = tmp_path / "no-template"
-    shutil.copytree(base, broken, ignore=shutil.ignore_patterns("chat_template.jinja"))
-    assert "has no chat template" in refused(broken, tmp_path / "run", [row(0)])
 
 
 def test_a_base_model_without_the_projections_is_refused_even_where_it_has_some(

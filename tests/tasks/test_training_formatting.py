@@ -20,7 +20,13 @@ from tasks.sources.small_model import SmallModelConfig, build_small_model, load_
 from tasks.synthesis.local import TransformersSampler
 from tasks.synthesis.parsing import parse_response
 from tasks.synthesis.sampler import Request
-from tasks.training.formatting import label_mask, select_examples, to_prompt_completion
+from tasks.training.formatting import (
+    IGNORED,
+    LabelMask,
+    label_mask,
+    select_examples,
+    to_prompt_completion,
+)
 
 REASONING = (
     "Rows are independent, so take four at once.\n\n```cpp\nacc += x[j];\n```\n\nThat hides the"
@@ -80,6 +86,11 @@ def example_of(tokenizer: Any, reasoning: str = REASONING, answer: str = ANSWER)
     return example
 
 
+def carried(mask: LabelMask) -> list[int]:
+    """The tokens that carry loss."""
+    return [label for label in mask.labels if label != IGNORED]
+
+
 class Parrot:
     """A model that says, after the one prompt it knows, what it was told to; any other prompt is an
     error."""
@@ -108,14 +119,8 @@ def test_what_is_trained_on_comes_back_through_sampling_and_parsing(
     tokenizer = tokenizer_with(base, template)
     example = example_of(tokenizer)
     mask = label_mask(example, tokenizer)
-    prompt = [
-        token
-        for token, carries in zip(mask.input_ids, mask.carries_loss, strict=True)
-        if not carries
-    ]
-    labels = [
-        token for token, carries in zip(mask.input_ids, mask.carries_loss, strict=True) if carries
-    ]
+    labels = carried(mask)
+    prompt = mask.input_ids[: -len(labels)]
     # beyond the end token there is something more to say: who does not stop at it says it
     parrot = Parrot(prompt, [*labels, *labels], len(tokenizer))
     sampler = TransformersSampler(base, None, "small", device="cpu")
@@ -150,9 +155,7 @@ def test_the_whole_reasoning_and_one_end_token_carry_loss_and_no_token_of_the_pr
     end, open_tag, close_tag = tokenizer.convert_tokens_to_ids(
         ["<|im_end|>", "<think>", "</think>"]
     )
-    labels = [
-        token for token, carries in zip(mask.input_ids, mask.carries_loss, strict=True) if carries
-    ]
+    labels = carried(mask)
     assert mask.carries_loss == sorted(mask.carries_loss), "one prompt, then one completion"
     assert labels[-1] == end and labels.count(end) == 1 and labels.count(close_tag) == 1
     reasoning, answer = (
@@ -220,9 +223,7 @@ def test_any_text_that_is_kept_decodes_to_itself_and_parses_to_its_parts(
     assert (
         dropped == [] and len(mask.input_ids) == kept["prompt_tokens"] + kept["completion_tokens"]
     )
-    labels = [
-        token for token, carries in zip(mask.input_ids, mask.carries_loss, strict=True) if carries
-    ]
+    labels = carried(mask)
     text = tokenizer.decode(labels, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     parsed = parse_response(text, finish_reason="stop")
     assert (parsed.reasoning, parsed.answer, parsed.code) == (reasoning, kept["body"][1], CODE)

@@ -17,7 +17,7 @@ from tasks.training import launch
 from tasks.training.launch import train_on_ray
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.trainer import TrainingResult, train
-from tests.support.training import EXHAUSTED, exhaust_memory, render, row, tiny_model
+from tests.support.training import EXHAUSTED, adapter_bytes, exhaust_memory, render, row
 
 ROWS = [row(index) for index in range(8)]
 # without dropout, whose masks differ between workers; 4 steps an epoch of 2 rows, one for each
@@ -30,11 +30,6 @@ ONE = TrainingRecipe(
     checkpoint_every_steps=1,
 )
 TWO = ONE.model_copy(update={"workers": 2, "parallelism": "ddp"})
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("models") / "small")
 
 
 @pytest.fixture(scope="module")
@@ -71,14 +66,6 @@ def nothing_is_left(ray_here: Any, processes: list[psutil.Process]) -> None:
     while ray_here.available_resources().get("CPU", 0) < 2 and time.monotonic() < deadline:
         time.sleep(0.2)
     assert ray_here.available_resources().get("CPU") == 2, "the group's cores are free again"
-
-
-def adapter_bytes(result: TrainingResult) -> dict[str, bytes]:
-    return {
-        path.name: path.read_bytes()
-        for path in result.adapter_dir.iterdir()
-        if path.suffix in (".json", ".safetensors")
-    }
 
 
 @pytest.mark.slow

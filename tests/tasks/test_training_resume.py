@@ -12,17 +12,12 @@ import pytest
 
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.trainer import TrainingResult, train
-from tests.support.training import die_while_training, render, row, tiny_model
+from tests.support.training import adapter_bytes, die_while_training, render, row
 
 # 6 rows, 2 passes a step: 3 steps an epoch, 9 in all, 18 passes. Checkpoints after steps 2, 3, 4,
 # 6, 8 and 9.
 RECIPE = TrainingRecipe(gradient_accumulation=2, learning_rate=5e-3, checkpoint_every_steps=2)
 ROWS = [row(index) for index in range(6)]
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("models") / "small")
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +36,6 @@ def uninterrupted(
     base: Path, killed: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> TrainingResult:
     return train(ROWS, RECIPE, base, tmp_path_factory.mktemp("whole"), render)
-
-
-def adapter_bytes(result: TrainingResult) -> dict[str, bytes]:
-    return {
-        path.name: path.read_bytes()
-        for path in result.adapter_dir.iterdir()
-        if path.suffix in (".json", ".safetensors")
-    }
 
 
 def goes_on_exactly(base: Path, out: Path, uninterrupted: TrainingResult, from_step: int) -> None:

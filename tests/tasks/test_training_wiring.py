@@ -14,17 +14,12 @@ from tasks.training.recipe import TrainingRecipe
 from tasks.training.stage import HISTORY, training_log
 from tasks.training.telemetry import COLUMNS
 from tasks.training.trainer import TrainingResult, train
-from tests.support.training import render, row, tiny_model
+from tests.support.training import render, row
 
 RECIPE = TrainingRecipe(
     gradient_accumulation=2, num_epochs=2, learning_rate=5e-3, evaluation=EvaluationConfig(tasks=2)
 )
 ROWS = [row(index) for index in range(8)]
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("models") / "small")
 
 
 @pytest.fixture(scope="module")

@@ -312,21 +312,27 @@ def test_a_child_that_lies_about_the_form_of_its_answer_is_a_problem(measurer: M
     assert found.problem and "no workload" in found.problem
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the tasks that are measured."""
+    names: list[str] = []
+    true = stage.measured
+    monkeypatch.setattr(
+        stage,
+        "measured",
+        lambda tasks, config: true((names.append(t.name) or t for t in tasks), config),
+    )
+    return names
+
+
 @pytest.mark.slow
-def test_the_same_program_is_counted_once_and_kept(tmp_path, monkeypatch) -> None:
+def test_the_same_program_is_counted_once_and_kept(tmp_path, asked) -> None:
     one, other = (
         task("return x + 1", "torch.rand(4)", name="one"),
         task("return x * 2 + 1", "torch.rand(4)", name="other"),
     )
     copy = one.model_copy(update={"task_id": "user/copy", "name": "copy"})
     frame = pl.DataFrame([item.model_dump() for item in (one, other, copy)])
-    asked: list[str] = []
-    true = stage.measured
-    monkeypatch.setattr(
-        stage,
-        "measured",
-        lambda tasks, config: true((asked.append(t.name) or t for t in tasks), config),
-    )
     first = stage.annotate(frame, WorkloadConfig(jobs=1), root=str(tmp_path))
     assert len(asked) == 2
     assert first["flops"].to_list() == [4, 8, 4]
@@ -344,20 +350,13 @@ def test_the_same_program_is_counted_once_and_kept(tmp_path, monkeypatch) -> Non
 
 @pytest.mark.slow
 def test_a_snapshot_has_a_row_a_task_and_a_later_one_pays_for_new_programs_only(
-    tmp_path, monkeypatch
+    tmp_path, asked
 ) -> None:
     one, broken = (
         task("return x + 1", "torch.rand(4)", name="one"),
         KernelTask(task_id="user/broken", name="broken", code="no Python"),
     )
     copy = one.model_copy(update={"task_id": "user/copy", "name": "copy"})
-    asked: list[str] = []
-    true = stage.measured
-    monkeypatch.setattr(
-        stage,
-        "measured",
-        lambda tasks, config: true((asked.append(t.name) or t for t in tasks), config),
-    )
     config = WorkloadConfig(jobs=1)
     tasks = keep([one, broken, copy], str(tmp_path), {})
     made = stage.run(tasks, config).open()
@@ -391,7 +390,7 @@ def test_a_snapshot_has_a_row_a_task_and_a_later_one_pays_for_new_programs_only(
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch) -> None:
+def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch, asked) -> None:
     frame = pl.DataFrame(
         [task(f"return x + {i}", "torch.rand(4)", name=str(i)).model_dump() for i in range(3)]
     )
@@ -401,15 +400,10 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch) -> None:
         yield next(true(tasks, config))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stage, "measured", killed)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(stage, "measured", killed)
         stage.annotate(frame, root=str(tmp_path))
-    asked: list[str] = []
-    monkeypatch.setattr(
-        stage,
-        "measured",
-        lambda tasks, config: true((asked.append(t.name) or t for t in tasks), config),
-    )
+    asked.clear()
     assert stage.annotate(frame, root=str(tmp_path))["flops"].to_list() == [4, 4, 4]
     assert len(asked) == 2
 

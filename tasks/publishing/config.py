@@ -1,0 +1,36 @@
+"""How a set is published, and what the files of a published folder are called."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from kernels_eval.records import Record
+
+PUBLICATION, README, CROISSANT = "publication.json", "README.md", "croissant.json"
+DATA, STRATEGIES, FIGURES = "data", "strategies", "figures"
+UNKNOWN = "unknown"
+
+
+class PublishOptions(Record):
+    """How a set is published. Part of the revision: other options, another revision."""
+
+    name: str = Field(default="ConCuR kernels", min_length=1, max_length=200)
+    license: str = Field(
+        default=UNKNOWN,
+        pattern=r"^[a-z0-9][a-z0-9.+-]*$",
+        description="the hub's identifier, such as apache-2.0",
+    )
+    creator: str = UNKNOWN
+    url: str = README
+    citation: str | None = Field(
+        default=None, description="BibTeX of the set; default: one that names the revision"
+    )
+    holdout_share: float = Field(
+        default=0.0, ge=0, lt=1, description="share of the tasks whose rows make the split `test`"
+    )
+    seed: int = 0
+    shard_bytes: int = Field(
+        default=300 * 2**20,
+        ge=1,
+        description="a shard is closed by the row group that brings it to this size",
+    )

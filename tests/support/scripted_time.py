@@ -1,0 +1,36 @@
+"""Time that passes only where a sampler works, for measurements that depend on no machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kernels_eval.checks import timing
+
+
+class Clock:
+    ns = 0
+
+    def perf_counter_ns(self) -> int:
+        return self.ns
+
+    def monotonic(self) -> float:
+        return self.ns / 1e9
+
+
+CLOCK = Clock()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def scripted_time() -> Iterator[None]:
+    """Import it into a test module: `measure` then goes by CLOCK."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timing, "time", CLOCK)
+        yield
+
+
+def busy(nanoseconds: float) -> int:
+    """Let this much time pass, and return it."""
+    CLOCK.ns += round(nanoseconds)
+    return round(nanoseconds)

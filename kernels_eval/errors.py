@@ -35,7 +35,7 @@ class DeviceError(EvalError):
 
 
 class GpuLostError(EvalError):
-    """A GPU stopped answering, or its canary failed."""
+    """A GPU stopped answering, or its health check failed."""
 
 
 class ClusterError(EvalError):

@@ -109,7 +109,7 @@ class Evaluator:
             try:
                 with phase("load_s"):
                     process.load(prepared.libraries)
-                    self.runner.warm_pool.buried()
+                    self.runner.warm_pool.wait_closed()
                 with phase("correctness_s"):
                     comparison.compare_outputs(process)
                 with phase("attribution_s"):

@@ -15,7 +15,7 @@ SYNTHESIS_VERSION = 1
 PARSER_VERSION = 1
 """How an answer is divided into reasoning, text and code. Raw answers do not depend on it."""
 CANDIDATE_TABLE_VERSION = 1
-"""How somebody else's table of candidates is read."""
+"""How a table of candidates from elsewhere is read."""
 DECONTAMINATION_VERSION = 1
 WORKLOAD_VERSION = 1
 """What a task's reference computes and moves."""

@@ -1,20 +1,19 @@
-"""Finished builds on a disk that any number of workers share, kept below a limit; what was not used
-for longest goes first.
+"""Finished builds on a disk that any number of workers share, kept below a limit: the least
+recently used go first.
 
 Guarantees: an entry appears whole or not at all, and goes as a whole (staging and rename; a name
-that was renamed away belongs to who renamed it), also where a process is killed at any moment; a
-library that a power cut shortened is not handed out; a path that was handed out stays for 30
+that was renamed away belongs to whoever renamed it), also where a process is killed at any moment;
+a library that a power cut shortened is not handed out; a path that was handed out stays for 30
 minutes after its last use, even where the cache is above its limit; nothing waits for a lock of a
-dead process (flock: the kernel lets go of it); a full disk is `DiskFullError`, never a candidate's
+dead process (flock: the kernel releases it); a full disk is `DiskFullError`, never a candidate's
 fault.
 
 Needs of the filesystem: a rename that is atomic. Locks may be per machine (as on some NFS): they
-only save two evictors the same work. Ages are told by the filesystem's own clock.
+only save two processes from evicting at once. Ages are told by the filesystem's own clock.
 
 Does not guarantee that something is built once only (two may build it at the same time: the first
-to finish is kept), nor the limit to the
-byte: who stores notes how much, and the cache is counted when that says it may be above its limit.
-Headers and shims (`prepared`) are not part of it.
+to finish is kept), nor the limit to the byte: a store counts the cache at random, on average once
+for every 2 % of the limit that is stored. Headers and shims (`prepared`) are not part of it.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import random
 import re
 import shutil
 import uuid
-from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -39,17 +38,12 @@ from kernels_eval.errors import DiskFullError, UsageError
 
 LIMIT_BYTES = 20 << 30
 LEAST_LIMIT_BYTES = 64 << 20  # below this a number was meant in other units
-KEEP_S = (
-    30 * 60
-    # from the answer of a builder to the load in a candidate's process: minutes, where a queue lies
-    # in between
-)
-STALE_S = 60 * 60  # storing takes milliseconds: what is older was left by a process that was killed
-LOW_WATER = 0.8
-# of the limit: where recent use keeps the cache above it, it is counted again after so many stored
-# bytes
-COUNT_SHARE = 0.02
-COUNT_STORES = 4096  # it is counted after so many stores in any case: what they note may drift
+# From the answer of a builder to the load in a candidate's process: minutes, with a queue between.
+KEEP_S = 30 * 60
+# Storing takes milliseconds: what is older was left by a process that was killed.
+STALE_S = 60 * 60
+LOW_WATER = 0.8  # the share of the limit that eviction leaves
+COUNT_SHARE = 0.02  # the share of the limit that is stored between two counts, on average
 BLOCK_BYTES = 4096
 
 RECORD = "build.json"
@@ -71,11 +65,10 @@ class _Entry(NamedTuple):
 
 
 def limit_from_environment() -> int:
-    """`$CONCUR_CACHE_BYTES`, else 20 GiB; 0 is no limit. Raises UsageError for what is no such
-    number.
+    """`$CONCUR_CACHE_BYTES`, else 20 GiB; 0 is no limit. Raises UsageError for anything else.
 
-    Not a field of BuildConfig: that is part of every verdict's key, and how much disk a machine
-    lends changes no verdict.
+    Not a field of BuildConfig: that is part of every verdict's key, and disk space changes no
+    verdict.
     """
     given = os.environ.get("CONCUR_CACHE_BYTES", str(LIMIT_BYTES))
     if not re.fullmatch(r"[0-9]+", given) or 0 < int(given) < LEAST_LIMIT_BYTES:
@@ -98,14 +91,12 @@ class BuildCache:
         self._given_limit_bytes = limit_bytes
         self._staging = self.root / ".staging"
         self._lock = self.root / ".lock"
-        self._ledger = self.root / ".ledger"
         self._swept = False
 
     @cached_property
     def limit_bytes(self) -> int:
-        return (
-            limit_from_environment() if self._given_limit_bytes is None else self._given_limit_bytes
-        )
+        given = self._given_limit_bytes
+        return limit_from_environment() if given is None else given
 
     # -- entries -----------------------------------------------------------------------------------
 
@@ -126,32 +117,26 @@ class BuildCache:
             if error.errno not in GONE:
                 raise
             return None
-        return build.model_copy(
-            update={"cached": True, "path": str(entry / build.path) if build.path else ""}
-        )
+        path = str(entry / build.path) if build.path else ""
+        return build.model_copy(update={"cached": True, "path": path})
 
     def store(self, key: str, build: Build) -> Build:
         """Keep a build, with a copy of the library at its `path`. Returns it as it is kept, which
         is another's where that came first.
 
-        Where that may pass the limit, what was not used for longest goes. Raises DiskFullError
-        where no room can be made.
+        Above the limit, the least recently used entries go. Raises DiskFullError where no room can
+        be made.
         """
         return self.with_room(lambda: self._store(self._entry(key), build))
 
     def renew(self, libraries: Iterable[str]) -> None:
-        """Count these paths as used now. One that is gone is no fault here: who loads it asks the
-        builder again."""
+        """Count these paths as used now. One that is gone is ignored: its user builds it again."""
         for path in libraries:
             with suppress(OSError):
                 _mark_used(Path(path).parent)
 
     def usage(self) -> Usage:
-        """About what the cache holds, from the ledger; a cache without one (of an earlier version)
-        is walked."""
-        counted = self._counted()
-        if counted:
-            return Usage(sum(counted[::2]), sum(counted[1::2]))
+        """What the cache holds. Walks it: seconds where it is large."""
         sizes = [entry.bytes for entry in self._entries()]
         return Usage(len(sizes), sum(sizes))
 
@@ -167,9 +152,8 @@ class BuildCache:
             if build.path:
                 library = staging / Path(build.path).name
                 shutil.copyfile(build.path, library)
-                kept = build.model_copy(
-                    update={"path": library.name, "library_bytes": library.stat().st_size}
-                )
+                size = library.stat().st_size
+                kept = build.model_copy(update={"path": library.name, "library_bytes": size})
             (staging / RECORD).write_text(kept.model_dump_json())
             size = _bytes_of(staging)
             entry.parent.mkdir(exist_ok=True)
@@ -177,14 +161,14 @@ class BuildCache:
                 return found.model_copy(update={"cached": False, "seconds": build.seconds})
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-        if self._should_count(size):
+        if self._count_is_due(size):
             with self._alone() as alone:
                 if alone:
                     self._evict()
         return kept.model_copy(update={"path": str(entry / kept.path) if kept.path else ""})
 
     def _rename_into_place(self, staging: Path, entry: Path) -> Build | None:
-        """None, or what another builder has put there meanwhile."""
+        """None, or the entry that another builder has put there meanwhile."""
         while True:
             try:
                 os.rename(staging, entry)
@@ -214,7 +198,7 @@ class BuildCache:
     # -- eviction ----------------------------------------------------------------------------------
 
     def make_room(self) -> bool:
-        """Evict down to half of what is there, for the disk is full. False where nothing may go."""
+        """Evict half of the bytes, because the disk is full. False where nothing may go."""
         if not self._staging.is_dir():
             return False
         with self._alone() as alone:
@@ -235,9 +219,8 @@ class BuildCache:
         entries went."""
         self._sweep()
         before_ns = self._now_ns() - KEEP_S * 10**9
-        noted = len(self._counted())
         entries = sorted(self._entries())
-        count, held = len(entries), sum(entry.bytes for entry in entries)
+        held, removed = sum(entry.bytes for entry in entries), 0
         above = 0 < self.limit_bytes < held
         goal = held // 2 if to_half else int(LOW_WATER * self.limit_bytes) if above else held
         for entry in entries:
@@ -245,9 +228,14 @@ class BuildCache:
                 break
             if self._remove(entry.path, before_ns):
                 held -= entry.bytes
-                count -= 1
-        self._note_count(count, held, noted)
-        return len(entries) - count
+                removed += 1
+        return removed
+
+    def _count_is_due(self, size: int) -> bool:
+        """Whether a store of `size` bytes should look for the limit. At random: no state is shared
+        by the processes that store."""
+        limit = self.limit_bytes
+        return limit > 0 and random.random() * COUNT_SHARE * limit < size
 
     def _remove(self, entry: str, before_ns: int) -> bool:
         """Remove an entry that nobody has used since. A use just before the rename shows after it:
@@ -291,7 +279,7 @@ class BuildCache:
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Is no other process of this machine sweeping or evicting? Where the filesystem has no
+        """Yield whether no other process of this machine is evicting. Where the filesystem has no
         locks: True."""
         with open(self._lock, "w") as handle:
             alone = True
@@ -306,42 +294,6 @@ class BuildCache:
     def _now_ns(self) -> int:
         os.utime(self._lock)
         return self._lock.stat().st_mtime_ns
-
-    # -- the ledger: pairs of 64-bit numbers, entries and bytes. The first is what the last eviction
-
-    def _should_count(self, size: int) -> bool:
-        """Note a store of `size` bytes. True where that may have passed the limit, and where nobody
-        has counted yet."""
-        try:
-            with open(self._ledger, "ab") as ledger:
-                ledger.write(array("q", [1, size]).tobytes())
-        except OSError:
-            return False
-        counted = self._counted()
-        if len(counted) <= 2 or len(counted) > 2 * COUNT_STORES:
-            return True
-        stored, room = sum(counted[3::2]), self.limit_bytes - counted[1]
-        return self.limit_bytes > 0 and stored >= max(room, COUNT_SHARE * self.limit_bytes)
-
-    def _note_count(self, entries: int, size: int, noted: int) -> None:
-        """Replace the first `noted` numbers by a count; what was stored while it was made may be in
-        both. Written over what is there and then cut off, so that who reads meanwhile, or after a
-        kill, reads too much and never too little.
-        """
-        numbers = array("q", [entries, size]) + self._counted()[noted:]
-        with (
-            suppress(OSError),
-            open(os.open(self._ledger, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as ledger,
-        ):
-            ledger.write(numbers.tobytes())
-            ledger.truncate()
-
-    def _counted(self) -> array[int]:
-        try:
-            data = self._ledger.read_bytes()
-        except FileNotFoundError:
-            data = b""
-        return array("q", data[: len(data) // 16 * 16])
 
     # -- a full disk -------------------------------------------------------------------------------
 
@@ -359,15 +311,11 @@ class BuildCache:
 
 
 def _mark_used(entry: Path) -> None:
-    """By the time of last change: that of last access is not kept everywhere."""
+    """Note a use by the time of last change: that of last access is not kept everywhere."""
     try:
         os.utime(entry)
     except OSError as error:
-        if error.errno not in (
-            errno.EACCES,
-            errno.EPERM,
-            errno.EROFS,
-        ):  # another's cache, to read only
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):  # a read-only cache
             raise
 
 

@@ -46,6 +46,38 @@ FLAG_SENSITIVE = re.compile(
 )
 
 
+LITE_METHOD = """
+  {"%s", [](PyObject*, PyObject* args) { return concur::dispatch(&%s, args); }, METH_VARARGS, 0},"""
+LITE_BINDINGS = """#include "concur_bind.h"
+static PyMethodDef concur_methods[] = {%s
+  {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef concur_module = {PyModuleDef_HEAD_INIT, CONCUR_STRING(TORCH_EXTENSION_NAME),
+  nullptr, -1, concur_methods, nullptr, nullptr, nullptr, nullptr};
+extern "C" __attribute__((visibility("default"))) PyObject*
+CONCUR_CONCAT(PyInit_, TORCH_EXTENSION_NAME)(void) { return PyModule_Create(&concur_module); }
+"""
+# The same definitions as torch.utils.cpp_extension.COMMON_NVCC_FLAGS, so that half operators behave
+# alike.
+NVCC_FLAGS = (
+    "-DTORCH_API_INCLUDE_EXTENSION_H",
+    *("-D__CUDA_NO_HALF_OPERATORS__", "-D__CUDA_NO_HALF_CONVERSIONS__"),
+    *("-D__CUDA_NO_BFLOAT16_CONVERSIONS__", "-D__CUDA_NO_HALF2_OPERATORS__"),
+    *("--expt-relaxed-constexpr", "--compiler-options", "-fPIC", "-std=c++20", "-w"),
+)
+
+
+def _refusal(spec: ExtensionSpec) -> tuple[str, str] | None:
+    """The reason and the words for a spec that is not given to a compiler at all."""
+    for flags in (spec.extra_cflags, spec.extra_cuda_cflags, spec.extra_ldflags):
+        if bad := refused_flag(flags):
+            attack = REACHES_OUT.search(bad)
+            reason = "forbidden_call" if attack else "build_failed"
+            return reason, f"compiler flag not allowed: {bad!r}"
+    if not spec.name.isidentifier():  # it becomes a macro and a file name
+        return "build_failed", f"the extension's name {spec.name[:80]!r} is not an identifier"
+    return None
+
+
 class Builder:
     """Turns specs into libraries. One instance a process; any number of processes may share a cache
     directory.
@@ -87,21 +119,9 @@ class Builder:
         if found := self.cached(spec):
             return found
         started = time.monotonic()
-        for flags in (spec.extra_cflags, spec.extra_cuda_cflags, spec.extra_ldflags):
-            if bad := refused_flag(flags):
-                reason = (
-                    "forbidden_call" if REACHES_OUT.search(bad) else "build_failed"
-                )  # a slip is no attack
-                return Build(
-                    ok=False, key=spec.key, reason=reason, log=f"compiler flag not allowed: {bad!r}"
-                )
-        if not spec.name.isidentifier():  # it becomes a macro and a file name
-            return Build(
-                ok=False,
-                key=spec.key,
-                reason="build_failed",
-                log=f"the extension's name {spec.name[:80]!r} is not an identifier",
-            )
+        if refusal := _refusal(spec):
+            reason, why = refusal
+            return Build(ok=False, key=spec.key, reason=reason, log=why)
         if spec.uses_cuda and not self.tools.nvcc:
             raise ToolchainError(
                 "a CUDA extension needs nvcc, and none was found",
@@ -117,10 +137,9 @@ class Builder:
     def _compiled(self, spec: ExtensionSpec, scratch: ExitStack) -> Build:
         """The outcome, with a library in a folder that goes with `scratch`. Raises OSError or
         DiskFullError for a full disk."""
-        scratch.close()  # what a first try has left takes room as well
-        folder = Path(
-            scratch.enter_context(tempfile.TemporaryDirectory(prefix="build-", dir=self.work_root))
-        )
+        scratch.close()  # the files of a first attempt take room as well
+        directory = tempfile.TemporaryDirectory(prefix="build-", dir=self.work_root)
+        folder = Path(scratch.enter_context(directory))
         if self.config.lite_headers and self._lite_can(spec):
             build = self._attempt(spec, "lite", folder)
             if build.ok or not build.lasting or self._certain(build, spec):
@@ -130,8 +149,8 @@ class Builder:
     # -- one attempt -------------------------------------------------------------------------------
 
     def _lite_can(self, spec: ExtensionSpec) -> bool:
-        """Sources that bind themselves, or name what only torch's whole header has, go straight to
-        it."""
+        """Whether to try lite: not for sources that bind themselves, or name what only torch's
+        whole header has."""
         text = plain_text(spec.text)
         return (
             spec.kind == "inline"
@@ -142,14 +161,10 @@ class Builder:
         )
 
     def _certain(self, build: Build, spec: ExtensionSpec) -> bool:
-        """Would torch's own headers reject this source as well? Where that is not certain, they are
-        asked."""
+        """Whether torch's own headers would certainly reject this source as well."""
         undefined = self.tools.nvcc and re.match(r"cuda\.cu\(\d+\): error: identifier ", build.log)
-        return certain_error(
-            build.log,
-            spec.text,
-            self.prepared.torch_names_of_nvcc if undefined else self.prepared.torch_names,
-        )
+        names = self.prepared.torch_names_of_nvcc if undefined else self.prepared.torch_names
+        return certain_error(build.log, spec.text, names)
 
     def _attempt(self, spec: ExtensionSpec, tier: str, scratch: Path) -> Build:
         work = scratch / tier
@@ -157,69 +172,54 @@ class Builder:
         if tier == "full":
             self.prepared.precompiled()  # made once, for all: not on this candidate's time
         deadline = time.monotonic() + self.config.timeout_s
+        library = work / f"{spec.name}.so"
+        outcome = self._build_in(spec, tier, work, library, deadline)
+        if outcome == "ok":
+            return Build(ok=True, key=spec.key, tier=tier, path=str(library))
+        log = (work / "log").read_text(errors="replace") if (work / "log").exists() else ""
+        if outcome == "failed":
+            raise_if_full(self.cache.cache, log)
+        return Build(
+            ok=False,
+            key=spec.key,
+            tier=tier,
+            reason="build" if outcome == "timeout" else "build_failed",
+            log=interesting(log, work),
+            lasting=outcome == "failed",
+        )
 
-        def failed(outcome: Outcome) -> Build:
-            log = (work / "log").read_text(errors="replace") if (work / "log").exists() else ""
-            if outcome == "failed":
-                raise_if_full(self.cache.cache, log)
-            reason = "build" if outcome == "timeout" else "build_failed"
-            return Build(
-                ok=False,
-                key=spec.key,
-                tier=tier,
-                reason=reason,
-                log=interesting(log, work),
-                lasting=outcome == "failed",
-            )
-
-        include = self._includes(tier, work)
+    def _build_in(
+        self, spec: ExtensionSpec, tier: str, work: Path, library: Path, deadline: float
+    ) -> Outcome:
+        """Compile and link in `work`, up to the first step that does not succeed."""
         if tier == "lite":
             self.prepared.operators.write(plain_text(spec.text), work / "operators")
         objects: list[str] = []
         for name, text, compiler in self._units(spec, tier):
             source, target = work / name, work / f"{name}.o"
+            main = name == "main.cpp"
+            if main and tier == "full" and not self._may_parse(spec, source, deadline):
+                return "failed"
             source.write_text(text, encoding="utf-8", errors="replace")
-            if (
-                tier == "full"
-                and name == "main.cpp"
-                and not self._may_parse(spec, work, include, deadline)
-            ):
-                return failed("failed")
-            headers = (
-                "bindings"
-                if tier == "lite" and name == "main.cpp" and self._only_declares(spec)
-                else tier
-            )
-            flags = (
-                self._cxx_flags(spec, headers)
-                if compiler == "cxx"
-                else self._nvcc_flags(spec, headers)
-            )
+            headers = "bindings" if main and tier == "lite" and self._only_declares(spec) else tier
+            cxx = compiler == "cxx"
+            flags = self._cxx_flags(spec, headers) if cxx else self._nvcc_flags(spec, headers)
             command = [*flags, *self._includes(headers, work), "-c", str(source), "-o", str(target)]
             if (outcome := self._run(command, work, deadline)) != "ok":
-                return failed(outcome)
+                return outcome
             objects.append(str(target))
-        library = work / f"{spec.name}.so"
-        if (outcome := self._run(self._link(spec, tier, objects, library), work, deadline)) != "ok":
-            return failed(outcome)
-        return Build(ok=True, key=spec.key, tier=tier, path=str(library))
+        return self._run(self._link(spec, tier, objects, library), work, deadline)
 
     def _includes(self, tier: str, work: Path) -> list[str]:
-        if tier == "bindings":  # lite's, without operators
-            return [
-                f"-I{path}" for path in self.prepared.bindings_includes(self.prepared.bindings())
-            ]
+        made = self.prepared
         if tier == "full":
-            return [f"-I{self.prepared.full_headers()}", *self.tools.includes]
-        return [
-            f"-I{path}"
-            for path in (
-                work / "operators",
-                self.prepared.lite_headers(),
-                HEADERS / "support",
-                *self.tools.plain_includes,
-            )
-        ]
+            return [f"-I{made.full_headers()}", *self.tools.includes]
+        if tier == "bindings":  # lite's, without operators
+            folders = made.bindings_includes(made.bindings())
+        else:
+            folders = [work / "operators", made.lite_headers(), HEADERS / "support"]
+            folders += self.tools.plain_includes
+        return [f"-I{path}" for path in folders]
 
     def _units(self, spec: ExtensionSpec, tier: str) -> list[tuple[str, str, str]]:
         """(file name, text, compiler) of every translation unit, composed as
@@ -244,19 +244,7 @@ class Builder:
         if spec.functions is None:
             return ""
         if tier == "lite":
-            table = "\n".join(
-                f'  {{"{name}", [](PyObject*, PyObject* args) {{ return concur::dispatch(&{name},'
-                " args); }, METH_VARARGS, 0},"
-                for name in spec.functions
-            )
-            return (
-                f'#include "concur_bind.h"\nstatic PyMethodDef concur_methods[] = {{\n{table}\n '
-                " {nullptr, nullptr, 0, nullptr}};\nstatic PyModuleDef concur_module ="
-                " {PyModuleDef_HEAD_INIT, CONCUR_STRING(TORCH_EXTENSION_NAME), nullptr, -1,"
-                ' concur_methods, nullptr, nullptr, nullptr, nullptr};\nextern "C"'
-                ' __attribute__((visibility("default"))) PyObject* CONCUR_CONCAT(PyInit_,'
-                " TORCH_EXTENSION_NAME)(void) { return PyModule_Create(&concur_module); }\n"
-            )
+            return LITE_BINDINGS % "".join(LITE_METHOD % (name, name) for name in spec.functions)
         lines = [
             f'm.def("{name}", torch::wrap_pybind_function({name}), "{name}");'
             for name in spec.functions
@@ -275,129 +263,86 @@ class Builder:
     def _switches(self, spec: ExtensionSpec, tier: str) -> list[str]:
         if tier == "full":
             return []
-        return (
-            definitions(plain_text(spec.text)) if tier == "lite" else []
-        ) + self.prepared.least()
+        named = definitions(plain_text(spec.text)) if tier == "lite" else []
+        return named + self.prepared.least()
 
     def _only_declares(self, spec: ExtensionSpec) -> bool:
-        """Is there nothing in main.cpp but prototypes over lite's plainest types? Then no operator
-        of torch plays a part in it."""
+        """Whether main.cpp holds only prototypes over lite's plainest types: then it needs no
+        operator of torch."""
         text = plain_text("\n".join(spec.cpp_sources))
         return bool(spec.cuda_sources) and only_declares(text)
 
     def _nvcc_flags(self, spec: ExtensionSpec, tier: str) -> list[str]:
         arch = self.tools.cuda_arch.replace(".", "")
-        # the same definitions as torch.utils.cpp_extension.COMMON_NVCC_FLAGS, so that half
-        # operators behave alike
-        operators = [
-            f"-D__CUDA_NO_{name}__"
-            for name in (
-                "HALF_OPERATORS",
-                "HALF_CONVERSIONS",
-                "BFLOAT16_CONVERSIONS",
-                "HALF2_OPERATORS",
-            )
-        ]
-        gencode = (
-            []
-            if any("arch" in flag or "gencode" in flag for flag in spec.extra_cuda_cflags)
-            else [f"-gencode=arch=compute_{arch},code=sm_{arch}"]
-        )
+        named = any("arch" in flag or "gencode" in flag for flag in spec.extra_cuda_cflags)
         return [
             str(self.tools.nvcc),
             f"-DTORCH_EXTENSION_NAME={spec.name}",
-            "-DTORCH_API_INCLUDE_EXTENSION_H",
             *self._switches(spec, tier),
-            *operators,
-            "--expt-relaxed-constexpr",
-            *gencode,
-            "--compiler-options",
-            "-fPIC",
-            "-std=c++20",
-            "-w",
-            "-ccbin",
-            self.tools.cxx,
+            *NVCC_FLAGS,
+            *([] if named else [f"-gencode=arch=compute_{arch},code=sm_{arch}"]),
+            *("-ccbin", self.tools.cxx),
             *spec.extra_cuda_cflags,
         ]
 
     def _link(
         self, spec: ExtensionSpec, tier: str, objects: Sequence[str], library: Path
     ) -> list[str]:
-        lib = self.tools.torch_dir / "lib"
-        # the shims bring libtorch along: with lite the linker need not read its symbol tables (0.4
-        # s)
-        wanted = [] if tier == "lite" else ["c10", "torch_cpu", "torch", "torch_python"]
+        lib, lite = self.tools.torch_dir / "lib", tier == "lite"
+        # The shims bring libtorch along: with lite the linker need not read its symbol tables
+        # (0.4 s).
+        wanted = [] if lite else ["c10", "torch_cpu", "torch", "torch_python"]
         if spec.uses_cuda:
-            wanted += ["c10_cuda"] if tier == "lite" else ["c10_cuda", "torch_cuda"]
+            wanted += ["c10_cuda"] if lite else ["c10_cuda", "torch_cuda"]
         command = [self.tools.cxx, "-shared", *objects, "-o", str(library), f"-L{lib}"]
         command += [f"-l{name}" for name in wanted if any(lib.glob(f"lib{name}.*"))]
         if spec.uses_cuda and self.tools.cuda_home:
             counter = self.prepared.launches()
-            command += [f"-Wl,--wrap={name}" for name in WRAPPED] + [
-                str(counter),
-                f"-Wl,-rpath,{counter.parent}",
-            ]
+            command += [f"-Wl,--wrap={name}" for name in WRAPPED]
+            command += [str(counter), f"-Wl,-rpath,{counter.parent}"]
             command += [f"-L{folder}" for folder in self.tools.cuda_libraries] + ["-lcudart"]
-        if tier == "lite" and sys.platform != "darwin":
-            command += [f"-Wl,--version-script={HEADERS / 'support/exports.map'}"]
-        if tier == "lite":
-            command += [
-                str(self.prepared.common()),
-                *(str(self.prepared.shim(name)) for name in SHIMS),
-                f"-Wl,-rpath,{self.prepared.root}",
-            ]
+        if lite and sys.platform != "darwin":
+            command.append(f"-Wl,--version-script={HEADERS / 'support/exports.map'}")
+        if lite:
+            shims = (self.prepared.shim(name) for name in SHIMS)
+            command += map(str, (self.prepared.common(), *shims))
+            command.append(f"-Wl,-rpath,{self.prepared.root}")
         if sys.platform == "darwin":
             command += ["-undefined", "dynamic_lookup"]
         return command + list(spec.extra_ldflags)
 
-    def _may_parse(
-        self, spec: ExtensionSpec, work: Path, include: list[str], deadline: float
-    ) -> bool:
-        """Cheap refusal: sources that torch's precompiled header cannot parse will not compile,
-        whatever binds them.
+    def _may_parse(self, spec: ExtensionSpec, source: Path, deadline: float) -> bool:
+        """Whether torch's precompiled header can parse the source: one that it cannot will not
+        compile, whatever binds it.
 
         Sound only where the candidate's flags cannot change what is parsed; elsewhere, or without
         precompiled headers, True.
         """
-        harmless = all(
-            re.match(r"-(O|m|f|W|w|g)", flag) for flag in spec.extra_cflags
-        ) and not FLAG_SENSITIVE.search(spec.text)
-        if not self.prepared.has_precompiled or not harmless:
+        plain = all(re.match(r"-(O|m|f|W|w|g)", flag) for flag in spec.extra_cflags)
+        if not self.prepared.has_precompiled or not plain or FLAG_SENSITIVE.search(spec.text):
             return True
-        source = work / "main.cpp"
-        bound = source.read_text(encoding="utf-8", errors="replace")
-        source.write_text(
-            "\n".join(["#include <torch/extension.h>", *spec.cpp_sources]),
-            encoding="utf-8",
-            errors="replace",
-        )
-        check = [
-            self.tools.cxx,
-            *COMMON_CXX,
-            "-O2",
-            f"-DTORCH_EXTENSION_NAME={spec.name}",
-            "-fsyntax-only",
-        ]
-        outcome = self._run([*check, *include, str(source)], work, deadline)
-        source.write_text(bound, encoding="utf-8", errors="replace")
-        return outcome != "failed"
+        text = "\n".join(["#include <torch/extension.h>", *spec.cpp_sources])
+        source.write_text(text, encoding="utf-8", errors="replace")
+        name = f"-DTORCH_EXTENSION_NAME={spec.name}"
+        check = [self.tools.cxx, *COMMON_CXX, "-O2", name, "-fsyntax-only"]
+        command = [*check, *self._includes("full", source.parent), str(source)]
+        return self._run(command, source.parent, deadline) != "failed"
 
     # -- running -----------------------------------------------------------------------------------
 
     def warm(self, share: int = 0, shares: int = 1) -> None:
-        """Make what most builds need, so that no candidate waits for it. Builders divide it: each
-        takes its share.
-
-        Raises ToolchainError.
+        """Make what most builds need, so that no candidate waits for it. Builders divide the work:
+        each takes its share. Raises ToolchainError.
         """
-        jobs: list[tuple[int, Callable[[], object]]] = [
-            (12, partial(self.prepared.shim, SHIMS[0])),
-            (16, partial(self.prepared.shim, SHIMS[1])),
-            (2, self.prepared.common),
+        made = self.prepared
+        jobs: list[tuple[int, Callable[[], object]]] = [  # with seconds, as measured on one core
+            (16, partial(made.shim, SHIMS[1])),
+            (12, partial(made.shim, SHIMS[0])),
+            (7, lambda: made.only_torchs),
+            (2, made.common),
         ]
         if self.tools.nvcc:
-            jobs += [(1, self.prepared.launches), (4, self.prepared.bindings)]
-        jobs += [(7, lambda: self.prepared.only_torchs)]  # seconds, as measured on one core
+            jobs += [(4, made.bindings), (1, made.launches)]
         loads = [0] * shares
         for seconds, job in sorted(jobs, key=lambda pair: -pair[0]):
             least = loads.index(min(loads))

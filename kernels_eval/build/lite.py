@@ -231,26 +231,30 @@ _CONDITIONAL = re.compile(
 )
 
 
+Names = frozenset[str]
+
+
 class TorchNames(NamedTuple):
     """Names in torch's headers and everything those include."""
 
-    macros: frozenset[str]  # that torch's own headers define
-    words: frozenset[str]  # every identifier
-    file_scope: frozenset[str]  # every identifier outside of namespaces, classes and functions
-    methods: frozenset[str] = frozenset()  # every identifier in the headers that declare Tensor
-    not_brought: frozenset[str] = (
-        frozenset()
-    )  # names of CUDA streams that torch/extension.h does not bring, under no condition
-    dispatch_takes_types: bool = (
-        False  # may AT_DISPATCH_* be given x.type(), as it could before torch 2.0?
-    )
-    device_takes_text: bool = (
-        True  # may a Device be made of a string literal without a std::string between?
-    )
-    nvcc_words: frozenset[str] = (
-        frozenset()
-    )  # every identifier under nvcc, in whatever branch; empty where nobody has looked
-    nvcc_files: frozenset[str] = frozenset()  # the files that those are from
+    macros: Names
+    """Macros that torch's own headers define."""
+    words: Names
+    """Every identifier."""
+    file_scope: Names
+    """Every identifier outside of namespaces, classes and functions."""
+    methods: Names = Names()
+    """Every identifier in the headers that declare Tensor."""
+    not_brought: Names = Names()
+    """Names of CUDA streams that torch/extension.h does not bring, under any condition."""
+    dispatch_takes_types: bool = False
+    """Whether AT_DISPATCH_* may be given x.type(), as before torch 2.0."""
+    device_takes_text: bool = True
+    """Whether a Device may be made of a string literal without a std::string between."""
+    nvcc_words: Names = Names()
+    """Every identifier under nvcc, in any branch; empty where they were not read."""
+    nvcc_files: Names = Names()
+    """The files that those are from."""
 
 
 STREAM_NAMES = (
@@ -289,61 +293,56 @@ def file_scope(preprocessed: str) -> set[str]:
 
 
 def certain_error(log: str, source: str, known: TorchNames) -> bool:
-    """Is the first error in `log` one that torch's own headers give too?"""
+    """Whether the first error in `log` is one that torch's own headers give too."""
     if _OLD_STANDARD.search(log) or _FLAG.match(log.lstrip()):
         return True
     first = _FIRST_ERROR.search(log)
-    if first and _DISPATCHED_TYPE.search(first.group(4)):
-        return not known.dispatch_takes_types
-    if (
-        first is None
-        or first.group(1) not in ("main.cpp", "cuda.cu")
-        or _CONDITIONAL.search(source)
-    ):
+    if first is None:
         return False
-    message = first.group(4)
-    if (
-        first.group(1) == "cuda.cu"
-        and (missing := _NVCC_NO_METHOD.search(message))
-        and known.methods
-    ):
-        return missing.group(1) not in known.methods
-    if first.group(1) == "cuda.cu" and (missing := _NVCC_NO_STREAM.search(message)):
-        return missing.group(2) in known.not_brought and not _BRINGS_STREAMS.search(source)
-    if first.group(1) == "cuda.cu" and _NVCC_NO_DEVICE.search(message):
-        return not known.device_takes_text and not re.search(r"\bDevice\b|\busing\b", source)
-    if (
-        first.group(1) == "cuda.cu"
-        and (unknown_name := _NVCC_UNDEFINED.search(message))
-        and known.nvcc_words
-    ):
-        # nothing may be from a header of which we do not know the words
-        included = all(
-            any(path.endswith("/" + name) for path in known.nvcc_files)
-            for name in _INCLUDED.findall(source)
-        )
-        return included and unknown_name.group(1) not in known.nvcc_words
-    if first.group(1) == "cuda.cu" and not _SYNTAX.search(message):
-        return bool(
-            _NVCC_LOCAL.search(message)
-            # `known` was read by the C++ compiler: under nvcc torch's headers bring more along
-            # (cuda_fp16.h, for one)
-        )
+    file, line, _, message = first.groups()
+    if _DISPATCHED_TYPE.search(message):
+        return not known.dispatch_takes_types
+    if file not in ("main.cpp", "cuda.cu") or _CONDITIONAL.search(source):
+        return False
+    if file == "cuda.cu":
+        certain = _certain_nvcc_error(message, source, known)
+        if certain is not None:
+            return certain
     if unqualified := _UNDECLARED.search(message):
-        name = next(name for name in unqualified.groups() if name)
-        # a call may find what its arguments' namespaces have; anything else only what is at file
-        # scope, or is brought there
-        called = re.search(rf"\b{name}\s*(<[^;<>]*>\s*)?\(", source) or re.search(
-            r"\busing\s", source
-        )
+        name = next(filter(None, unqualified.groups()))
+        # A call may find what its arguments' namespaces have; anything else only what is at file
+        # scope, or is brought there.
+        called = re.search(rf"\b{name}\s*(<[^;<>]*>\s*)?\(|\busing\s", source)
         return name not in (known.words if called else known.file_scope)
     if (missing := _NO_METHOD.search(message)) and known.methods:
         return missing.group(1) not in known.methods
-    if (call := _STD_CALL.search(message)) and first.group(2):
+    if (call := _STD_CALL.search(message)) and line:
         return not re.search(rf"(?<!std::)\b{call.group(1)}\s*\(", source)
     if unknown := _UNKNOWN.search(message):
-        return next(name for name in unknown.groups() if name) not in known.words
+        return next(filter(None, unknown.groups())) not in known.words
     return bool(_SYNTAX.search(message) or _LOCAL.search(message))
+
+
+def _certain_nvcc_error(message: str, source: str, known: TorchNames) -> bool | None:
+    """The same of an error of nvcc; None for errors of syntax, which are the C++ compiler's too.
+
+    `known.words` was read by the C++ compiler: under nvcc torch's headers bring more along
+    (cuda_fp16.h, for one).
+    """
+    if (missing := _NVCC_NO_METHOD.search(message)) and known.methods:
+        return missing.group(1) not in known.methods
+    if missing := _NVCC_NO_STREAM.search(message):
+        return missing.group(2) in known.not_brought and not _BRINGS_STREAMS.search(source)
+    if _NVCC_NO_DEVICE.search(message):
+        return not known.device_takes_text and not re.search(r"\bDevice\b|\busing\b", source)
+    if (undefined := _NVCC_UNDEFINED.search(message)) and known.nvcc_words:
+        # Nothing may be from a header whose words are not known.
+        included = all(
+            any(path.endswith(f"/{name}") for path in known.nvcc_files)
+            for name in _INCLUDED.findall(source)
+        )
+        return included and undefined.group(1) not in known.nvcc_words
+    return None if _SYNTAX.search(message) else bool(_NVCC_LOCAL.search(message))
 
 
 class Operators:
@@ -354,19 +353,19 @@ class Operators:
         self._structs: dict[str, dict[str, str]] = {}
 
     @cached_property
-    def _methods(self) -> dict[str, list[tuple[str, str, str, str]]]:
-        """name -> (result, parameters with defaults, parameters as defined, body) of each overload
-        of a Tensor method."""
+    def _methods(self) -> dict[str, list[tuple[str, str]]]:
+        """name -> (head, with the defaults of its parameters, and body) of each overload of a
+        Tensor method."""
         text = (self.include / "ATen/core/TensorBody.h").read_text()
         inside, _, outside = text.partition("\n};\n")
-        declared: dict[tuple[str, str], tuple[str, str]] = {}
-        for result, name, parameters in _DECLARED.findall(inside):
-            declared[name, _bare(parameters)] = (result, parameters)
-        found: dict[str, list[tuple[str, str, str, str]]] = {}
+        heads = {
+            (name, _bare(parameters)): f"{result} {name}({parameters}) const"
+            for result, name, parameters in _DECLARED.findall(inside)
+        }
+        found: dict[str, list[tuple[str, str]]] = {}
         for _, name, parameters, body in _METHOD.findall(outside):
-            if (name, _bare(parameters)) in declared:
-                result, with_defaults = declared[name, _bare(parameters)]
-                found.setdefault(name, []).append((result, with_defaults, parameters, body))
+            if head := heads.get((name, _bare(parameters))):
+                found.setdefault(name, []).append((head, body))
         return found
 
     @cached_property
@@ -384,25 +383,23 @@ class Operators:
         `common`: with the bodies of COMMON, for the library that holds them.
         """
         names = sorted(set(IDENTIFIER.findall(text)))
-        methods, functions, factories, wanted = [], [], [], set()
-        sources = set()
+        methods: list[str] = []
+        functions: list[str] = []
+        factories: list[str] = []
+        wanted: set[str] = set()
+        sources: set[str] = set()
 
         def once(name: str, head: str, body: str) -> str:
             if name not in COMMON or _is_missing(head):
                 return _declared_or_deleted(head, body, wanted)
             if common:
-                return _declared_or_deleted(
-                    head.replace("inline", '__attribute__((visibility("default")))', 1),
-                    body,
-                    wanted,
-                )
+                head = head.replace("inline", '__attribute__((visibility("default")))', 1)
+                return _declared_or_deleted(head, body, wanted)
             return head.removeprefix("inline ") + ";"
 
         for name in names:
-            for result, with_defaults, _, body in self._methods.get(name, ()):
-                methods.append(
-                    _declared_or_deleted(f"{result} {name}({with_defaults}) const", body, wanted)
-                )
+            for head, body in self._methods.get(name, ()):
+                methods.append(_declared_or_deleted(head, body, wanted))
                 sources.add(name)
             for function in self._functions(name):
                 functions.append(once(name, *function))
@@ -414,29 +411,25 @@ class Operators:
                 head, _, body = factory.partition(" {\n")
                 factories.append(once(name, head, "{\n" + body))
                 sources.add(name)
-                functions += [
-                    once(name, *one) for one in self._functions(name) if name not in names
-                ]
         structs = {key: value for name in sources for key, value in self._structs_of(name).items()}
         calls = [
             f"struct {name} {{ static {structs[name]}; }};"
-            for name in sorted(wanted)
-            if name in structs
+            for name in sorted(wanted & structs.keys())
         ]
-        folder.mkdir(exist_ok=True)
-        (folder / "concur_methods.inc").write_text("\n".join(methods))
-        (folder / "concur_calls.inc").write_text("\n".join(calls))
-        (folder / "concur_ops.inc").write_text("namespace at {\n" + "\n".join(functions) + "\n}\n")
-        (folder / "concur_factories.inc").write_text("\n".join(factories))
         generated = "\n".join([*methods, *calls, *functions, *factories])
-        needed = "".join(
-            f"#include <{header}>\n"
-            for header in ("tuple", "string_view", "vector")
-            if header in generated
-        )
-        if "string_view" in generated:
+        headers = [name for name in ("tuple", "string_view", "vector") if name in generated]
+        needed = "".join(f"#include <{name}>\n" for name in headers)
+        if "string_view" in headers:
             needed += "namespace c10 { using std::string_view; }\n"
-        (folder / "concur_std.inc").write_text(needed + standard_headers(text))
+        folder.mkdir(exist_ok=True)
+        for name, content in {
+            "methods": "\n".join(methods),
+            "calls": "\n".join(calls),
+            "ops": "\n".join(["namespace at {", *functions, "}", ""]),
+            "factories": "\n".join(factories),
+            "std": needed + standard_headers(text),
+        }.items():
+            (folder / f"concur_{name}.inc").write_text(content)
 
     def _functions(self, name: str) -> list[tuple[str, str]]:
         """(head, body) of each overload of at::name."""
@@ -470,8 +463,7 @@ class Operators:
 def _declared_or_deleted(head: str, body: str, wanted: set[str]) -> str:
     if _is_missing(head):
         return f"{head} = delete;"
-    calls = re.findall(r"at::_ops::(\w+)::call", body)
-    wanted.update(calls)
+    wanted.update(re.findall(r"at::_ops::(\w+)::call", body))
     return f"{head} {body}"
 
 

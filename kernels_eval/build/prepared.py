@@ -1,12 +1,12 @@
-"""What is made once per (torch, Python, compiler) and then shared by every build: shims, header
-folders, torch's precompiled header.
+"""Things made once per (torch, Python, compiler) and shared by every build: shims, header folders,
+torch's precompiled header.
 
-Guarantees: each thing is made under a lock, in the work root of whichever builder needs it first,
-and renamed into place whole; a compiler that is killed from outside is started again. `warm` makes
-what `lite` builds need; torch's precompiled header (45 core-seconds, 790 MB) is made once more than
-a few sources needed torch's own header, and goes when another is made after 30 days without use.
-Nothing else here is ever removed (70 MB, most of it the precompiled form of lite's own header):
-kept libraries link to the shims.
+Guarantees: each is made under a lock, in the work root of whichever builder needs it first, and
+renamed into place whole; a compiler that is killed from outside is started again. `warm` of a
+builder makes what `lite` builds need; torch's precompiled header (45 core-seconds, 790 MB) is made
+once more than a few sources needed torch's own header, and goes when another is made after 30 days
+without use. Nothing else here is ever removed (70 MB, most of it the precompiled form of lite's own
+header): kept libraries link to the shims.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -31,23 +32,24 @@ from kernels_eval.build.lite import (
     TorchNames,
     file_scope,
 )
-from kernels_eval.build.process import Lock, WorkRoot, interesting, rename_into_place, was_killed
+from kernels_eval.build.process import Lock, WorkRoot, interesting, rename_into_place, run
 from kernels_eval.build.toolchain import HEADERS, Toolchain
-from kernels_eval.errors import KILL_ATTEMPTS, ToolchainError
-from kernels_eval.isolation.reaper import run_captured
+from kernels_eval.errors import ToolchainError
 
 DEADLINE_S = 600
 PRECOMPILED_KEPT_S = 30 * 24 * 3600
-# what nvcc's launch stubs call (CUDA 13: __cudaLaunchKernel, before it cudaLaunchKernel), and what
-# sources call themselves
+FULL_BUILDS_WITHOUT = 3
+COMMON_CXX = ("-DTORCH_API_INCLUDE_EXTENSION_H", "-fPIC", "-std=c++20", "-w")
+SHARED_LIBRARY = ("-std=c++20", "-w", "-fPIC", "-shared")
+# What nvcc's launch stubs call (CUDA 13: __cudaLaunchKernel, before it cudaLaunchKernel), and what
+# sources call themselves.
 WRAPPED = (
     *("__cudaRegisterFunction", "__cudaGetKernel", "__cudaLaunchKernel", "__cudaLaunchKernel_ptsz"),
     *("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaLaunchCooperativeKernel"),
 )
-SHIMS = (
-    "concur_shim",
-    "concur_python",
-)  # the second knows Python; two files, so that two builders share the work
+# The second knows Python; two files, so that two builders share the work.
+SHIMS = ("concur_shim", "concur_python")
+INCLUDED = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 
 class Prepared:
@@ -72,21 +74,37 @@ class Prepared:
                     rename_into_place(staging, target)
         return target
 
-    def _compile(self, what: str, command: Sequence[str]) -> str:
-        for _ in range(KILL_ATTEMPTS):
-            done = run_captured(
-                command, DEADLINE_S, env=self.tools.environment, cwd=self._work.path
-            )
-            if not was_killed(done.returncode, done.stderr):
-                break
-        if done.returncode:
-            raise_if_full(self.root, done.stderr)
+    def _compile(self, what: str, command: Sequence[str], target: Path) -> None:
+        """Run a compiler that writes `target`. Raises ToolchainError where it fails, DiskFullError
+        where a full disk may be why."""
+        with tempfile.TemporaryDirectory(prefix="prepare-", dir=self._work.path) as folder:
+            work, deadline = Path(folder), time.monotonic() + DEADLINE_S
+            command = [*command, "-o", str(target)]
+            outcome = run(command, work, deadline, self.tools.environment)
+            log = (work / "log").read_text(errors="replace")
+        if outcome != "ok":
+            raise_if_full(self.root, log)
             raise ToolchainError(
-                f"{what} does not compile with {self.tools.cxx}:"
-                f" {interesting(done.stderr, self.root)}",
+                f"{what} does not compile with {self.tools.cxx} ({outcome}):"
+                f" {interesting(log, self.root)}",
                 "concur doctor",
             )
-        return done.stdout
+
+    def _library(
+        self, name: str, includes: Iterable[str], links: Iterable[str], *flags: str
+    ) -> Callable[[Path], None]:
+        """How to make `lib{name}.so` of the source of that name."""
+
+        def make(staging: Path) -> None:
+            source = HEADERS / f"support/{name}.cpp"
+            command = [self.tools.cxx, *SHARED_LIBRARY, *flags, *includes, str(source), *links]
+            self._compile(f"the library {name}", [*command, f"-Wl,-soname,lib{name}.so"], staging)
+
+        return make
+
+    @property
+    def _torch_library(self) -> str:
+        return f"-L{self.tools.torch_dir / 'lib'}"
 
     # -- the lite tier -----------------------------------------------------------------------------
 
@@ -96,36 +114,16 @@ class Prepared:
 
         def make(staging: Path) -> None:
             shutil.copytree(HEADERS / "lite", staging)
-            (staging / "torch/headeronly").symlink_to(
-                self.tools.torch_dir / "include/torch/headeronly"
-            )
+            torch = self.tools.torch_dir / "include/torch/headeronly"
+            (staging / "torch/headeronly").symlink_to(torch)
 
         return self._once(self.root / "lite", make)
 
     def shim(self, name: str) -> Path:
-        def make(staging: Path) -> None:
-            libraries = ["-lc10", "-ltorch_cpu"] + (
-                ["-ltorch_python"] if name == "concur_python" else []
-            )
-            self._compile(
-                f"the shim {name}",
-                [
-                    self.tools.cxx,
-                    "-std=c++20",
-                    "-O0" if name == "concur_python" else "-O1",
-                    "-w",
-                    "-fPIC",
-                    "-shared",
-                    *self.tools.includes,
-                    str(HEADERS / f"support/{name}.cpp"),
-                    "-o",
-                    str(staging),
-                    f"-Wl,-soname,lib{name}.so",
-                    f"-L{self.tools.torch_dir / 'lib'}",
-                    *libraries,
-                ],
-            )
-
+        """One of `SHIMS`: a library that stands between candidates' libraries and torch's."""
+        python = name == "concur_python"
+        links = [self._torch_library, "-lc10", "-ltorch_cpu", *["-ltorch_python"] * python]
+        make = self._library(name, self.tools.includes, links, "-O0" if python else "-O1")
         return self._once(self.root / f"lib{name}.so", make)
 
     def common(self) -> Path:
@@ -134,29 +132,11 @@ class Prepared:
         def make(staging: Path) -> None:
             generated = self._work.path / uuid.uuid4().hex
             self.operators.write(" ".join(COMMON), generated, common=True)
-            include = (generated, self.lite_headers())
-            self._compile(
-                "what candidates' sources have in common",
-                [
-                    self.tools.cxx,
-                    "-std=c++20",
-                    "-O1",
-                    "-w",
-                    "-fPIC",
-                    "-shared",
-                    "-fvisibility=hidden",
-                    *(f"-I{path}" for path in include),
-                    str(HEADERS / "support/concur_common.cpp"),
-                    "-o",
-                    str(staging),
-                    "-Wl,-soname,libconcur_common.so",
-                    f"-L{self.tools.torch_dir / 'lib'}",
-                    "-ltorch_cpu",
-                    "-lc10",
-                    str(self.shim("concur_shim")),
-                    f"-Wl,-rpath,{self.root}",
-                ],
-            )
+            includes = [f"-I{path}" for path in (generated, self.lite_headers())]
+            links = [self._torch_library, "-ltorch_cpu", "-lc10", str(self.shim("concur_shim"))]
+            links.append(f"-Wl,-rpath,{self.root}")
+            flags = ("-O1", "-fvisibility=hidden")
+            self._library("concur_common", includes, links, *flags)(staging)
             shutil.rmtree(generated)
 
         return self._once(self.root / "libconcur_common.so", make)
@@ -169,30 +149,17 @@ class Prepared:
 
         def make(staging: Path) -> None:
             (staging / "torch").mkdir(parents=True)
-            includes = ["torch/types.h", "ATen/Parallel.h", "concur_bind.h"]
-            (staging / "torch/extension.h").write_text(
-                "#pragma once\n" + "".join(f"#include <{name}>\n" for name in includes)
-            )
+            includes = ("torch/types.h", "ATen/Parallel.h", "concur_bind.h")
+            text = "#pragma once\n" + "".join(f"#include <{name}>\n" for name in includes)
+            (staging / "torch/extension.h").write_text(text)
             self.operators.write("", staging)
 
         def make_precompiled(staging: Path) -> None:
             staging.mkdir()
+            includes = [f"-I{path}" for path in self.bindings_includes(folder)]
+            flags = [*COMMON_CXX, *self.least(), *includes]
             for level in ("-O0", "-O2"):
-                self._compile(
-                    "lite's header",
-                    [
-                        self.tools.cxx,
-                        *COMMON_CXX,
-                        *self.least(),
-                        level,
-                        *(f"-I{path}" for path in self.bindings_includes(folder)),
-                        "-x",
-                        "c++-header",
-                        str(header),
-                        "-o",
-                        str(staging / level[1:]),
-                    ],
-                )
+                self._precompile("lite's header", [*flags, level], header, staging / level[1:])
 
         folder = self._once(self.root / "bindings", make)
         header = folder / "torch/extension.h"
@@ -203,105 +170,81 @@ class Prepared:
     def bindings_includes(self, folder: Path) -> list[Path]:
         return [folder, self.lite_headers(), HEADERS / "support", *self.tools.plain_includes]
 
+    def _precompile(self, what: str, flags: Sequence[str], header: Path, target: Path) -> None:
+        command = [self.tools.cxx, *flags, "-x", "c++-header", str(header)]
+        self._compile(what, command, target)
+
     def least(self) -> list[str]:
+        """A definition of the oldest C++ that torch's headers accept, where they ask for one."""
         return [f"-DCONCUR_LEAST_CPLUSPLUS={self.least_cplusplus}"] if self.least_cplusplus else []
 
     def launches(self) -> Path:
         """The library that counts candidates' kernel launches; made with the CUDA toolkit that
         builds them."""
-
-        def make(staging: Path) -> None:
-            self._compile(
-                "the launch counter",
-                [
-                    self.tools.cxx,
-                    "-std=c++20",
-                    "-O1",
-                    "-w",
-                    "-fPIC",
-                    "-shared",
-                    *(f"-I{path}" for path in self.tools.plain_includes),
-                    str(HEADERS / "support/concur_launch.cpp"),
-                    "-o",
-                    str(staging),
-                    "-Wl,-soname,libconcur_launch.so",
-                    *(f"-L{folder}" for folder in self.tools.cuda_libraries),
-                    "-lcudart",
-                ],
-            )
-
+        includes = [f"-I{path}" for path in self.tools.plain_includes]
+        links = [*(f"-L{folder}" for folder in self.tools.cuda_libraries), "-lcudart"]
         folder = self.root / f"cuda-{self.tools.cuda_key}"
         folder.mkdir(exist_ok=True)
+        make = self._library("concur_launch", includes, links, "-O1")
         return self._once(folder / "libconcur_launch.so", make)
+
+    # -- names in torch's headers ------------------------------------------------------------------
+
+    def _preprocessed(self, heads: Iterable[str], suffix: str, command: Sequence[str]) -> str:
+        """What a compiler makes of a source that includes `heads`."""
+        probe = self._work.path / f"{uuid.uuid4().hex}{suffix}"
+        target = probe.with_suffix(".i")
+        probe.write_text("".join(f"#include <{head}>\n" for head in heads))
+        try:
+            includes = [*self.tools.includes, str(probe)]
+            self._compile("torch's header", [*command, "-E", *includes], target)
+            return target.read_text(errors="replace")
+        finally:
+            probe.unlink()
+            target.unlink(missing_ok=True)
 
     @cached_property
     def torch_names(self) -> TorchNames:
-        """What torch's headers, and all they include, bring into a source: decides where lite may
-        speak for full."""
+        """Names that torch's headers, and all they include, bring into a source: they decide where
+        lite may speak for full."""
 
         def make(staging: Path) -> None:
-            probe = self._work.path / f"{uuid.uuid4().hex}.cpp"
-            cuda = ["cuda_runtime.h", "c10/cuda/CUDAGuard.h"] if self.tools.nvcc else []
-            heads = [
-                "torch/extension.h",
-                *cuda,
-                *(["ATen/cuda/CUDAContext.h"] if self._has_cuda_libraries() else []),
-            ]
-            probe.write_text("".join(f"#include <{head}>\n" for head in heads))
-            try:
-                text = self._compile(
-                    "torch's header",
-                    [self.tools.cxx, *COMMON_CXX, "-E", "-dD", *self.tools.includes, str(probe)],
-                )
-            finally:
-                probe.unlink()
-            macros, words, files = set(), set(), set()
-            ours = str(self.tools.torch_dir)
-            inside = False
+            heads = ["torch/extension.h"]
+            if self.tools.nvcc:
+                heads += ["cuda_runtime.h", "c10/cuda/CUDAGuard.h"]
+            if self.tools.cuda_home and (self.tools.cuda_home / "include/cusparse.h").exists():
+                heads.append("ATen/cuda/CUDAContext.h")
+            text = self._preprocessed(heads, ".cpp", [self.tools.cxx, *COMMON_CXX, "-dD"])
+            macros: set[str] = set()
+            files: set[str] = set()
+            torch, inside = str(self.tools.torch_dir), False
             for line in text.splitlines():
                 if line.startswith("# "):
-                    inside = ours in line
+                    inside = torch in line
                     files.add(line.split('"')[1] if '"' in line else "")
-                elif (
-                    line.startswith("#define ") and inside and (name := IDENTIFIER.search(line, 8))
-                ):
-                    macros.add(name.group(0))
-            words.update(IDENTIFIER.findall(text))
-            for name in files:  # what stands in a branch that only nvcc takes
-                if ours in name and Path(name).is_file():
-                    words.update(IDENTIFIER.findall(Path(name).read_text(errors="replace")))
-            staging.write_text(
-                json.dumps(
-                    [
-                        sorted(macros),
-                        sorted(words),
-                        sorted(macros | file_scope(text)),
-                        self._not_brought(),
-                    ]
-                )
-            )
+                elif inside and line.startswith("#define "):
+                    macros.update(IDENTIFIER.findall(line, 8)[:1])
+            # With what stands in a branch that only nvcc takes.
+            words = set(IDENTIFIER.findall(text)) | _words(file for file in files if torch in file)
+            scope = macros | file_scope(text)
+            found = [sorted(macros), sorted(words), sorted(scope), self._not_brought()]
+            staging.write_text(json.dumps(found))
 
-        *found, not_brought = json.loads(
-            self._once(self.root / "names_of_torch.json", make).read_text()
-        )
-        dispatch = (self.tools.torch_dir / "include/ATen/Dispatch.h").read_text()
-        tensor = "".join(
-            (self.tools.torch_dir / f"include/ATen/core/{name}.h").read_text()
-            for name in ("TensorBody", "TensorBase")
-        )
-        methods = frozenset(IDENTIFIER.findall(tensor))
-        device = (
-            (self.tools.torch_dir / "include/c10/core/Device.h")
-            .read_text()
-            .partition("namespace std")[0]
-        )
+        path = self._once(self.root / "names_of_torch.json", make)
+        macros, words, scope, not_brought = map(frozenset, json.loads(path.read_text()))
+        include = self.tools.torch_dir / "include"
+        dispatch = (include / "ATen/Dispatch.h").read_text()
+        device = (include / "c10/core/Device.h").read_text().partition("namespace std")[0]
+        text = re.search(r"\bDevice\([^()]*(char|string_view)|\btemplate\b", device)
+        tensor = (f"{include}/ATen/core/Tensor{part}.h" for part in ("Body", "Base"))
         return TorchNames(
-            *(frozenset(names) for names in found),
-            methods=methods,
-            not_brought=frozenset(not_brought),
+            macros=macros,
+            words=words,
+            file_scope=scope,
+            methods=frozenset(_words(tensor)),
+            not_brought=not_brought,
             dispatch_takes_types="const at::DeprecatedTypeProperties&" in dispatch,
-            device_takes_text=re.search(r"\bDevice\([^()]*(char|string_view)|\btemplate\b", device)
-            is not None,
+            device_takes_text=text is not None,
         )
 
     @cached_property
@@ -310,63 +253,37 @@ class Prepared:
         asks."""
 
         def make(staging: Path) -> None:
-            probe = self._work.path / f"{uuid.uuid4().hex}.cu"
             heads = ("torch/extension.h", "torch/types.h", "cuda.h", "cuda_runtime.h")
-            probe.write_text("".join(f"#include <{head}>\n" for head in heads))
+            nvcc = [str(self.tools.nvcc), "-std=c++20", "-w", "-ccbin", self.tools.cxx]
+            nvcc += ["-DTORCH_API_INCLUDE_EXTENSION_H", "--expt-relaxed-constexpr"]
             words: set[str] = set()
             files: set[str] = set()
-            try:
-                for target in ([], ["-D__CUDA_ARCH__=900"]):  # for the host, and for the device
-                    text = self._compile(
-                        "torch's header",
-                        [
-                            str(self.tools.nvcc),
-                            "-E",
-                            "-std=c++20",
-                            "-w",
-                            "-ccbin",
-                            self.tools.cxx,
-                            "-DTORCH_API_INCLUDE_EXTENSION_H",
-                            "--expt-relaxed-constexpr",
-                            *target,
-                            *self.tools.includes,
-                            str(probe),
-                        ],
-                    )
-                    words.update(IDENTIFIER.findall(text))
-                    files.update(re.findall(r'^# \d+ "([^"<>]+)"', text, re.MULTILINE))
-            finally:
-                probe.unlink()
-            for name in files:  # what stands in branches that were not taken, and what macros make
-                if Path(name).is_file():
-                    words.update(IDENTIFIER.findall(Path(name).read_text(errors="replace")))
-            staging.write_text(json.dumps([sorted(words), sorted(files)]))
+            for target in ([], ["-D__CUDA_ARCH__=900"]):  # for the host, and for the device
+                text = self._preprocessed(heads, ".cu", [*nvcc, *target])
+                words.update(IDENTIFIER.findall(text))
+                files.update(re.findall(r'^# \d+ "([^"<>]+)"', text, re.MULTILINE))
+            # With what stands in branches that were not taken, and what macros make.
+            staging.write_text(json.dumps([sorted(words | _words(files)), sorted(files)]))
 
-        words, files = json.loads(
-            self._once(self.root / f"names_of_nvcc-{self.tools.cuda_key}.json", make).read_text()
-        )
-        return self.torch_names._replace(
-            nvcc_words=frozenset(words) | self.torch_names.words, nvcc_files=frozenset(files)
-        )
+        path = self._once(self.root / f"names_of_nvcc-{self.tools.cuda_key}.json", make)
+        words, files = map(frozenset, json.loads(path.read_text()))
+        names = self.torch_names
+        return names._replace(nvcc_words=words | names.words, nvcc_files=files)
 
     def _not_brought(self) -> list[str]:
         """Which of STREAM_NAMES occur in no header that torch/extension.h may include, whatever is
         defined."""
-        roots = [
-            self.tools.torch_dir / "include",
-            self.tools.torch_dir / "include/torch/csrc/api/include",
-        ]
-        left = [
-            root / "torch/extension.h" for root in roots if (root / "torch/extension.h").is_file()
-        ]
+        include = self.tools.torch_dir / "include"
+        roots = [include, include / "torch/csrc/api/include"]
+        left = [path for root in roots if (path := root / "torch/extension.h").is_file()]
         seen, absent = set(left), set(STREAM_NAMES)
         while left:
             header = left.pop()
             text = header.read_text(errors="replace")
             absent = {name for name in absent if name not in text}
-            for name in re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', text, re.MULTILINE):
-                for found in (header.parent / name, *(root / name for root in roots)):
-                    if found.is_file() and found not in seen:
+            for name in INCLUDED.findall(text):
+                for found in (folder / name for folder in (header.parent, *roots)):
+                    if found not in seen and found.is_file():
                         seen.add(found)
                         left.append(found)
         return sorted(absent)
@@ -377,16 +294,10 @@ class Prepared:
         they do not ask."""
         for name in ("torch/csrc/api/include/torch/all.h", "torch/all.h"):
             header = self.tools.torch_dir / "include" / name
-            if header.is_file() and (
-                match := re.search(
-                    r"__cplusplus < (\d+L)\s*\n#error", header.read_text(errors="replace")
-                )
-            ):
+            text = header.read_text(errors="replace") if header.is_file() else ""
+            if match := re.search(r"__cplusplus < (\d+L)\s*\n#error", text):
                 return match.group(1)
         return ""
-
-    def _has_cuda_libraries(self) -> bool:
-        return bool(self.tools.cuda_home and (self.tools.cuda_home / "include/cusparse.h").exists())
 
     @cached_property
     def only_torchs(self) -> frozenset[str]:
@@ -427,7 +338,7 @@ class Prepared:
         made = header.with_name("extension.h.gch")
         if made.exists():
             with suppress(OSError):
-                os.utime(made)  # in use: not what `_remove_unused` is after
+                os.utime(made)  # in use: `_remove_unused` must leave it
             return
         asked = self.root / "full-builds"
         asked.mkdir(parents=True, exist_ok=True)
@@ -436,34 +347,26 @@ class Prepared:
             return
 
         def make(staging: Path) -> None:
-            self._compile(
-                "torch's header",
-                [
-                    self.tools.cxx,
-                    *COMMON_CXX,
-                    "-O2",
-                    f"-I{header.parent.parent}",
-                    *self.tools.includes,
-                    "-x",
-                    "c++-header",
-                    str(header),
-                    "-o",
-                    str(staging),
-                ],
-            )
+            flags = [*COMMON_CXX, "-O2", f"-I{header.parent.parent}", *self.tools.includes]
+            self._precompile("torch's header", flags, header, staging)
 
-        headers = self.root.parent
-        _remove_unused(headers.glob("*/full/torch/extension.h.gch"), PRECOMPILED_KEPT_S)
+        others = self.root.parent.glob("*/full/torch/extension.h.gch")
+        _remove_unused(others, PRECOMPILED_KEPT_S)
         self._once(made, make)
 
 
+def _words(files: Iterable[str]) -> set[str]:
+    """Every identifier in these files, as far as they are there."""
+    found: set[str] = set()
+    for path in map(Path, files):
+        if path.is_file():
+            found.update(IDENTIFIER.findall(path.read_text(errors="replace")))
+    return found
+
+
 def _remove_unused(files: Iterable[Path], unused_s: float) -> None:
-    """Remove files that nobody has written or touched for so long."""
+    """Remove files that were neither written nor touched for so many seconds."""
     for path in files:
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > unused_s:
                 path.unlink()
-
-
-FULL_BUILDS_WITHOUT = 3
-COMMON_CXX = ("-DTORCH_API_INCLUDE_EXTENSION_H", "-fPIC", "-std=c++20", "-w")

@@ -3,10 +3,10 @@ that belongs to this process alone.
 
 Guarantees: a compiler that hangs is killed with its children, and so is one whose builder is gone
 (kernels_eval.isolation.reaper); one that is killed from outside is started again
-(kernels_eval.parent.kill_retry); a work root is removed when its process ends, and swept by the
-next builder when it was killed, after the compilers that still ran in it; temporary files of
-compilers lie in that root. Does not guarantee that a compiler is safe against hostile input:
-`confine` is where a caller shuts it in.
+(kernels_eval.parent.kill_retry); a work root is removed when its process ends, or by the next
+builder where it was killed, after the compilers that still run in it; temporary files of compilers
+lie in that root. Does not guarantee that a compiler is safe against hostile input: a caller
+confines it with `confine`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from kernels_eval.isolation import reaper
 
 LOG_LIMIT = 8192
 FILE_LIMIT_BYTES = 2 << 30  # the largest object of an honest kernel is a few megabytes
-
 COMPILER_WAS_KILLED = re.compile(
     r"^(\S+: fatal error: (Killed signal terminated program|\S+ terminated with signal 9)"
     r"|nvcc error\s*: .* died due to signal 9|\S*clang\S*: error: unable to execute command:"
@@ -43,6 +42,9 @@ COMPILER_WAS_KILLED = re.compile(
 )
 """What compiler drivers write about a program they started. A source that makes a compiler write
 this is compiled five times, no more."""
+ERROR_LINE = re.compile(
+    r"\berror\b|undefined reference|multiple definition|cannot find|fatal", re.ASCII
+)
 
 Outcome = Literal["ok", "failed", "timeout", "killed"]
 
@@ -61,22 +63,21 @@ def run(
     """
     log = work / "log"
     log.touch()
-    said = log.stat().st_size
+    logged = log.stat().st_size
     for _ in range(KILL_ATTEMPTS):
-        os.truncate(log, said)
+        os.truncate(log, logged)
         returncode = _returncode(command, work, deadline, environment, confine)
         if returncode is None:
             return "timeout"
-        if not was_killed(returncode, log.read_bytes()[said:].decode("utf-8", "replace")):
+        if not was_killed(returncode, log.read_bytes()[logged:].decode("utf-8", "replace")):
             return "failed" if returncode else "ok"
     return "killed"
 
 
 def was_killed(returncode: int, log: str) -> bool:
-    """Was a compiler that failed, or a program that it had started, killed?"""
-    return returncode == -signal.SIGKILL or (
-        returncode != 0 and COMPILER_WAS_KILLED.search(log) is not None
-    )
+    """Whether a compiler died of SIGKILL, itself or (which only its log tells) one of its own
+    programs."""
+    return returncode == -signal.SIGKILL or bool(returncode and COMPILER_WAS_KILLED.search(log))
 
 
 def _returncode(
@@ -90,11 +91,10 @@ def _returncode(
     remaining = deadline - time.monotonic()
     if remaining <= 0:
         return None
-
-    watcher = reaper.reaper()
+    descriptor = reaper.reaper()
 
     def prepare() -> None:
-        reaper.register(watcher)
+        reaper.register(descriptor)
         limit_compiler()
         if confine is not None:
             confine()
@@ -115,24 +115,22 @@ def _returncode(
         except subprocess.TimeoutExpired:
             return None
         finally:
-            if (
-                process.poll() is None or process.returncode < 0
-            ):  # one that was killed leaves what it had started
+            # A compiler that was killed leaves what it had started.
+            if process.poll() is None or process.returncode < 0:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            reaper.unregister(watcher, process.pid)
+            reaper.unregister(descriptor, process.pid)
 
 
 def limit_compiler() -> None:
-    """No core files, and no huge ones."""
+    """Forbid core files and files above `FILE_LIMIT_BYTES`."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_LIMIT_BYTES, FILE_LIMIT_BYTES))
 
 
 class WorkRoot:
-    """`work-<pid>-<uuid>/` under the cache: where this process builds. Another process after a fork
-    gets its own."""
+    """`work-<pid>-<uuid>/` under the cache: where this process builds. A fork gets its own."""
 
     def __init__(self, cache: Path) -> None:
         self.cache = cache
@@ -142,7 +140,7 @@ class WorkRoot:
     def path(self) -> Path:
         if self._pid != os.getpid():
             self.cache.mkdir(parents=True, exist_ok=True)
-            sweep(self.cache)
+            remove_abandoned(self.cache)
             self._path = self.cache / f"work-{os.getpid()}-{uuid.uuid4().hex}"
             self._path.mkdir()
             self._handle = open(self._path / ".lock", "w")
@@ -152,24 +150,21 @@ class WorkRoot:
         return self._path
 
 
-def sweep(cache: Path) -> None:
-    """Remove the work roots of processes that are gone: no such pid here, and nobody holds the lock
-    (a cache may be shared by machines).
+def remove_abandoned(cache: Path) -> None:
+    """Remove the work roots of processes that are gone: there is no such pid here, and the lock is
+    free (a cache may be shared by machines).
 
-    A compiler outlives a builder that was killed: those at work in such a root are killed first.
+    A compiler outlives a builder that was killed: those that still run in such a root are killed
+    first.
     """
     for root in cache.resolve().glob("work-*-*"):
         match = re.fullmatch(r"work-(\d+)-[0-9a-f]{32}", root.name)
         if match and not psutil.pid_exists(int(match.group(1))) and _unlocked(root / ".lock"):
-            _kill_at_work_in(root)
+            for process in psutil.process_iter():
+                with suppress(psutil.Error, OSError):  # another user's, or one that has just ended
+                    if root in Path(process.cwd()).parents:
+                        process.kill()
             shutil.rmtree(root, ignore_errors=True)
-
-
-def _kill_at_work_in(root: Path) -> None:
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):  # another user's, or one that has just ended
-            if root in Path(process.cwd()).parents:
-                process.kill()
 
 
 def _unlocked(path: Path) -> bool:
@@ -189,8 +184,8 @@ def _remove(path: Path, pid: int) -> None:
 
 
 class Lock:
-    """An advisory lock the kernel releases when its holder dies: nothing can be left stale (torch's
-    FileBaton can hang for ever)."""
+    """An advisory lock that the kernel releases when its holder dies: it is never stale (torch's
+    FileBaton can hang forever)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -204,7 +199,7 @@ class Lock:
 
 
 def rename_into_place(staging: Path, target: Path) -> None:
-    """Whole or not at all, also from another file system. Raises OSError."""
+    """Move whole or not at all, also from another file system. Raises OSError."""
     try:
         try:
             os.rename(staging, target)
@@ -223,11 +218,7 @@ def rename_into_place(staging: Path, target: Path) -> None:
 def interesting(log: str, work: Path) -> str:
     """The lines of a compiler log that say what is wrong, without our scratch paths, at most 8
     KB."""
-    lines = log.replace(str(work) + "/", "").splitlines()
-    errors = [
-        i
-        for i, line in enumerate(lines)
-        if re.search(r"\berror\b|undefined reference|multiple definition|cannot find|fatal", line)
-    ]
-    picked = [line for i in errors[:20] for line in lines[i : i + 4]] if errors else lines[-40:]
-    return "\n".join(dict.fromkeys(picked))[:LOG_LIMIT]
+    lines = log.replace(f"{work}/", "").splitlines()
+    errors = [number for number, line in enumerate(lines) if ERROR_LINE.search(line)]
+    picked = [line for number in errors[:20] for line in lines[number : number + 4]]
+    return "\n".join(dict.fromkeys(picked if errors else lines[-40:]))[:LOG_LIMIT]

@@ -39,12 +39,8 @@ class Toolchain:
 
     @cached_property
     def cxx(self) -> str:
-        found = (
-            shutil.which(os.environ.get("CXX", ""))
-            or shutil.which("g++")
-            or shutil.which("c++")
-            or shutil.which("clang++")
-        )
+        names = (os.environ.get("CXX", ""), "g++", "c++", "clang++")
+        found = next(filter(None, map(shutil.which, names)), None)
         if not found:
             raise ToolchainError(
                 "no C++ compiler found", "install one (Debian: apt-get install g++) or set CXX"
@@ -53,9 +49,7 @@ class Toolchain:
 
     @cached_property
     def cxx_version(self) -> str:
-        return subprocess.run(
-            [self.cxx, "--version"], capture_output=True, text=True, timeout=30
-        ).stdout.splitlines()[0]
+        return _run(self.cxx, "--version").stdout.splitlines()[0]
 
     @cached_property
     def is_gcc(self) -> bool:
@@ -63,41 +57,26 @@ class Toolchain:
 
     @cached_property
     def cuda_home(self) -> Path | None:
-        for candidate in (
-            os.environ.get("CUDA_HOME"),
-            os.environ.get("CUDA_PATH"),
-            "/usr/local/cuda",
-        ):
-            if candidate and (Path(candidate) / "bin" / "nvcc").exists():
-                return Path(candidate)
+        given = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
+        for folder in map(Path, filter(None, given)):
+            if (folder / "bin/nvcc").exists():
+                return folder
         nvcc = shutil.which("nvcc")
         if not nvcc:
             return None
-        # distributions put a wrapper on PATH: nvcc itself knows where it lives
-        shown = subprocess.run(
-            [nvcc, "--dryrun", "-E", "-x", "cu", os.devnull],
-            capture_output=True,
-            text=True,
-            timeout=30,
-        ).stderr
-        match = re.search(r"#\$ TOP=(\S+)", shown) or re.search(r"#\$ _HERE_=(\S+)", shown)
+        # Distributions put a wrapper on PATH: nvcc itself knows where it lives.
+        text = _run(nvcc, "--dryrun", "-E", "-x", "cu", os.devnull).stderr
+        match = re.search(r"#\$ TOP=(\S+)", text) or re.search(r"#\$ _HERE_=(\S+)", text)
         return Path(match.group(1)).resolve() if match else Path(nvcc).resolve().parent.parent
 
     @cached_property
     def nvcc(self) -> str | None:
-        if self.cuda_home and (self.cuda_home / "bin" / "nvcc").exists():
-            return str(self.cuda_home / "bin" / "nvcc")
-        return shutil.which("nvcc")
+        own = self.cuda_home / "bin/nvcc" if self.cuda_home else None
+        return str(own) if own and own.exists() else shutil.which("nvcc")
 
     @cached_property
     def nvcc_version(self) -> str:
-        return (
-            subprocess.run(
-                [self.nvcc, "--version"], capture_output=True, text=True, timeout=30
-            ).stdout.splitlines()[-1]
-            if self.nvcc
-            else "none"
-        )
+        return _run(self.nvcc, "--version").stdout.splitlines()[-1] if self.nvcc else "none"
 
     @cached_property
     def key(self) -> str:
@@ -116,18 +95,14 @@ class Toolchain:
 
     @property
     def includes(self) -> list[str]:
-        paths = [
-            self.torch_dir / "include",
-            self.torch_dir / "include/torch/csrc/api/include",
-            sysconfig.get_paths()["include"],
-        ]
-        if not (self.torch_dir / "include/c10/cuda/impl/cuda_cmake_macros.h").exists():
+        """Options for torch's own headers. Host sources of a CUDA extension include cuda_runtime.h
+        too."""
+        include = self.torch_dir / "include"
+        python, *cuda = self.plain_includes
+        paths = [include, include / "torch/csrc/api/include", python]
+        if not (include / "c10/cuda/impl/cuda_cmake_macros.h").exists():
             paths.append(HEADERS / "cpu_torch")
-        if self.cuda_home and (self.cuda_home / "include/cuda_runtime.h").exists():
-            paths.append(
-                self.cuda_home / "include"
-            )  # host sources of a CUDA extension include cuda_runtime.h too
-        return [f"-I{path}" for path in paths]
+        return [f"-I{path}" for path in (*paths, *cuda)]
 
     @cached_property
     def cuda_key(self) -> str:
@@ -136,33 +111,32 @@ class Toolchain:
     @property
     def cuda_libraries(self) -> list[Path]:
         """Folders that may hold libcudart."""
-        folders = (
-            [self.cuda_home / name for name in ("lib64", "targets/x86_64-linux/lib", "lib")]
-            if self.cuda_home
-            else []
-        )
+        names = ("lib64", "targets/x86_64-linux/lib", "lib")
+        folders = (self.cuda_home / name for name in names) if self.cuda_home else ()
         return [folder for folder in folders if folder.is_dir()]
 
     @property
     def plain_includes(self) -> list[Path]:
         """What a source may include beside torch's headers: Python's, and CUDA's where there is a
         toolkit."""
+        python = Path(sysconfig.get_paths()["include"])
         cuda = self.cuda_home / "include" if self.cuda_home else None
-        return [
-            Path(sysconfig.get_paths()["include"]),
-            *([cuda] if cuda and (cuda / "cuda_runtime.h").exists() else []),
-        ]
+        return [python, cuda] if cuda and (cuda / "cuda_runtime.h").exists() else [python]
 
     @property
     def environment(self) -> dict[str, str]:
-        """What compilers see: nothing of the user's environment but the search path, a home that
-        does not exist, and C messages."""
+        """The environment of compilers: of the user's only the search path, a home that does not
+        exist, and messages in English."""
         return {
             "PATH": os.environ.get("PATH", os.defpath),
             "LC_ALL": "C",
             "HOME": "/nonexistent",
             "TMPDIR": tempfile.gettempdir(),
         }
+
+
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=30)
 
 
 def torch_directory() -> Path:
@@ -190,9 +164,7 @@ def default_cache() -> Path:
 
 
 def places_of(cache: Path) -> list[Path]:
-    """Where a cache lies: it, and what folders of it are links to, since to allow a directory is
-    not to allow what its links lead to."""
-    linked = (
-        (path.resolve() for path in cache.iterdir() if path.is_symlink()) if cache.is_dir() else ()
-    )
-    return [cache.resolve(), *linked]
+    """The real folders of a cache: it, and the targets of links in it (another disk, say), since
+    Landlock's rights to a folder do not extend to what its links lead to."""
+    links = (path for path in cache.iterdir() if path.is_symlink()) if cache.is_dir() else ()
+    return [cache.resolve(), *(path.resolve() for path in links)]

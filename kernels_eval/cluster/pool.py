@@ -29,7 +29,7 @@ from kernels_eval.cluster.ray import (
     start_ray,
 )
 from kernels_eval.cluster.telemetry import BUILDERS, DEVICES, Telemetry
-from kernels_eval.cluster.worker import TOGETHER_S, BuildWorker, KernelWorker
+from kernels_eval.cluster.worker import TOGETHER_S, BuildWorker, Form, KernelWorker
 from kernels_eval.config import EvalConfig
 from kernels_eval.devices import device_for, gpu_arch, require_device
 from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, SandboxError
@@ -53,9 +53,6 @@ back by then, or a replacement is."""
 WATCH_S = 10.0
 """After so long without an answer the pool asks whether its own node is still there: calls that
 went through it are never answered then."""
-
-Form = dict[str, Any]
-"""A record as plain data, as it travels to a worker."""
 
 
 @dataclass
@@ -264,7 +261,7 @@ class Pool:
         try:
             with interruptible():
                 answers, seconds = ray.get(pending)
-        except (*_lost_errors(), ray.exceptions.RayTaskError) as error:
+        except _call_errors() as error:
             self._failed(slot, items, error)
             again.extendleft(reversed(items))
             return []
@@ -425,6 +422,13 @@ def _lost_errors() -> tuple[type[Exception], ...]:
         ray.WorkerCrashedError,
         ray.OutOfMemoryError,
     )
+
+
+def _call_errors() -> tuple[type[Exception], ...]:
+    """What Ray raises where a call has failed: the same, and what the worker's own code raised."""
+    from ray.exceptions import RayTaskError
+
+    return (*_lost_errors(), RayTaskError)
 
 
 def _together(count: int, take: Callable[[], _Item | None], back: deque[_Item]) -> list[_Item]:

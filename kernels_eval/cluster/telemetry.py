@@ -1,4 +1,4 @@
-"""What a pool of workers has done with its time, for progress lines, tracking and reports.
+"""How a pool of workers has spent its time, for progress lines, tracking and reports.
 
 Guarantees: costs a few microseconds a candidate. Times are the driver's: a worker counts as busy
 from the moment it is given work until its answer is there. Does not see inside a GPU: a worker that
@@ -8,7 +8,7 @@ is busy may leave its GPU idle while Python imports (see `Verdict.phases`).
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ class Telemetry:
 
     builders: int = 0
     devices: int = 0
-    _busy_s: Counter[str] = field(default_factory=Counter)
+    _busy_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     _depth_s: float = 0.0
     _most: int = 0
     _began: float | None = None
@@ -32,7 +32,7 @@ class Telemetry:
     _depth: int = 0
     _statuses: Counter[str] = field(default_factory=Counter)
     _tiers: Counter[str] = field(default_factory=Counter)
-    _seconds: Counter[str] = field(default_factory=Counter)
+    _seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     _cached: int = 0
     _on_device: int = 0
 
@@ -57,11 +57,8 @@ class Telemetry:
         if verdict.run_s > 0:
             self._on_device += 1
             self._seconds["run_s"] += verdict.run_s
-        self._seconds.update(
-            {name: getattr(verdict.phases, name) for name in Phases.model_fields}
-            if verdict.phases
-            else {}
-        )
+        for name in Phases.model_fields if verdict.phases else ():
+            self._seconds[name] += getattr(verdict.phases, name)
 
     def summary(self) -> dict[str, Any]:
         """Plain numbers: seconds, shares in [0, 1], counts. `device_busy_share` is of the time

@@ -1,9 +1,9 @@
 """Ray actors: one `KernelWorker` per GPU (or CPU slot), and `BuildWorker`s on CPU cores that feed
 them.
 
-An actor owns its fork server; what misbehaves, or is killed, below it does not leave it as an
-exception (kernels_eval.parent.kill_retry). After a verdict that a broken GPU may have caused, a
-canary runs on it; where that fails twice, GpuLostError leaves it and no verdict.
+An actor owns its fork server; what misbehaves or is killed below it does not leave it as an
+exception (kernels_eval.parent.kill_retry). After a verdict that a broken GPU may have caused, the
+GPU's health is checked; where that fails twice, the actor raises GpuLostError and gives no verdict.
 """
 
 from __future__ import annotations
@@ -11,28 +11,32 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels_eval.config import EvalConfig
-from kernels_eval.records import Candidate, KernelTask, Reason, Verdict
-
-if TYPE_CHECKING:
-    from kernels_eval.isolation.health import Pulse
-
+from kernels_eval.evaluator import Evaluator
+from kernels_eval.isolation.health import DeviceHealth, HealthReport, check_health
+from kernels_eval.parent.prepare import Prepared, Preparer
+from kernels_eval.records import Candidate, KernelTask, Reason
 
 TOGETHER_S = 0.05
 """Calls that have taken less than this together may travel together: a Ray call costs a few
 milliseconds of processor time."""
+BLAMES_THE_DEVICE = frozenset({Reason.CUDA_ERROR, Reason.CRASHED, Reason.LOAD, Reason.RUN})
+"""Reasons that a broken GPU produces as well as a broken kernel: such a verdict stands once a
+health check has passed."""
+
+Form = dict[str, Any]
+"""A record as plain data."""
+Call = tuple[Form, ...]
 
 
-def several(
-    one: Callable[..., dict[str, Any]], calls: list[tuple[dict[str, Any], ...]]
-) -> tuple[list[dict[str, Any]], float]:
+def several(one: Callable[..., Form], calls: list[Call]) -> tuple[list[Form], float]:
     """The answers to the first of these calls, as many as begin within `TOGETHER_S`, at least one;
     and the seconds they took.
 
-    What is quick (a rejected source, a build from the cache) shares the cost of a Ray call; what is
-    slow makes nothing wait behind it.
+    Quick calls (a rejected source, a build from the cache) share the cost of a Ray call; a slow one
+    makes nothing wait behind it.
     """
     started, answers = time.monotonic(), []
     for arguments in calls:
@@ -48,21 +52,17 @@ class BuildWorker:
     def __init__(
         self, config: EvalConfig, cuda_arch: str | None, share: int = 0, shares: int = 1
     ) -> None:
-        from kernels_eval.parent.prepare import Preparer
-
-        os.nice(
-            19
-        )  # where a core is shared with a worker that times kernels, the worker always goes first
+        # Where a core is shared with a worker that times kernels, that worker always goes first.
+        os.nice(19)
         self._preparer = Preparer(config, cuda_arch=cuda_arch)
         self._share = (share, shares)
         self._warm = False
 
-    def several(
-        self, calls: list[tuple[dict[str, Any], ...]]
-    ) -> tuple[list[dict[str, Any]], float]:
+    def several(self, calls: list[Call]) -> tuple[list[Form], float]:
         return several(self.prepare, calls)
 
-    def prepare(self, task: dict[str, Any], candidate: dict[str, Any]) -> dict[str, Any]:
+    def prepare(self, task: Form, candidate: Form) -> Form:
+        """What was prepared, as plain data (kernels_eval.parent.prepare.Prepared)."""
         records = Candidate.model_validate(candidate), KernelTask.model_validate(task)
         if not self._warm:
             self._preparer.builder.warm(*self._share)
@@ -70,45 +70,31 @@ class BuildWorker:
         return self._preparer.prepare(*records).model_dump(mode="json")
 
 
-BLAMES_THE_DEVICE = frozenset({Reason.CUDA_ERROR, Reason.CRASHED, Reason.LOAD, Reason.RUN})
-"""Reasons that a broken or wedged GPU produces as well as a broken kernel does. Believed once a
-canary has answered."""
-
-
 class KernelWorker:
-    """Runs prepared candidates on one device. `pulse` replaces the canary (for tests); the health
-    of CPUs is not watched without it."""
+    """Runs prepared candidates on one device. `check` replaces the health check (for tests); the
+    health of CPUs is not checked without it."""
 
     def __init__(
         self,
         config: EvalConfig,
         device: str,
         cuda_arch: str | None,
-        pulse: Callable[..., Pulse] | None = None,
+        check: Callable[..., HealthReport] | None = None,
     ) -> None:
-        from kernels_eval.evaluator import Evaluator
-        from kernels_eval.isolation.health import DeviceHealth, take_pulse
-
         self._evaluator = Evaluator(device, config, cuda_arch=cuda_arch)
         runner = self._evaluator.runner
         self._health: DeviceHealth | None = None
-        if pulse or device.startswith("cuda"):
+        if check or device.startswith("cuda"):
             self._health = DeviceHealth(
-                lambda: runner.server, device, config.limits, runner.close, pulse or take_pulse
+                lambda: runner.server, device, config.limits, runner.close, check or check_health
             )
 
-    def several(
-        self, calls: list[tuple[dict[str, Any], ...]]
-    ) -> tuple[list[dict[str, Any]], float]:
+    def several(self, calls: list[Call]) -> tuple[list[Form], float]:
         return several(self.run, calls)
 
-    def run(
-        self, task: dict[str, Any], candidate: dict[str, Any], prepared: dict[str, Any]
-    ) -> dict[str, Any]:
+    def run(self, task: Form, candidate: Form, prepared: Form) -> Form:
         """One verdict. Raises GpuLostError where the device does not work (any more), other
         EvalErrors where the machine fails."""
-        from kernels_eval.parent.prepare import Prepared
-
         records = (
             KernelTask.model_validate(task),
             Candidate.model_validate(candidate),
@@ -116,7 +102,7 @@ class KernelWorker:
         )
         if self._health:
             self._health.remember()
-        verdict: Verdict = self._evaluator.run(*records)
+        verdict = self._evaluator.run(*records)
         if self._health and verdict.reason in BLAMES_THE_DEVICE:
             self._health.confirm()
         return verdict.model_dump(mode="json")

@@ -1,5 +1,7 @@
-"""Length-prefixed JSON messages over a Unix socket, with a deadline. No pickles: what a child says
-is parsed as data."""
+"""Length-prefixed JSON messages over a Unix socket, with a deadline.
+
+No pickles: what a child sends is parsed as data.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,15 @@ class ChannelTimeout(Exception):
 
 
 class Channel:
+    """One end of a connection."""
+
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._buffer = b""
         self.accepts_descriptors = False
         self.descriptors: list[int] = []
-        """Received with messages, where `accepts_descriptors` (only for a sender who is trusted:
-        who sends without end exhausts them)."""
+        """Received with messages, where `accepts_descriptors`: only for a trusted sender, since one
+        that sends without end exhausts them."""
 
     def send(self, message: Any, fds: tuple[int, ...] = ()) -> None:
         data = json.dumps(message, allow_nan=True).encode("utf-8", "surrogatepass")
@@ -39,8 +43,12 @@ class Channel:
         except OSError as error:
             raise ChannelClosed(str(error)) from error
 
+    def feed(self, data: bytes) -> None:
+        """Take bytes that were received from the socket by other means (with descriptors)."""
+        self._buffer += data
+
     def pending(self) -> bool:
-        """Has the other side said something that nobody has asked for yet? False where it is
+        """Whether a message has arrived that was not received yet. False where the other side is
         gone."""
         if self._buffer:
             return True
@@ -74,9 +82,7 @@ class Channel:
                     chunk, received, _, _ = socket.recv_fds(self.sock, 1 << 16, 4)
                     self.descriptors += received
                 else:
-                    chunk = self.sock.recv(
-                        1 << 16
-                    )  # the kernel closes descriptors that nobody asked for
+                    chunk = self.sock.recv(1 << 16)  # the kernel closes descriptors in it
             except OSError as error:
                 raise ChannelClosed(str(error)) from error
             if not chunk:

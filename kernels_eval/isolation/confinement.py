@@ -1,8 +1,8 @@
-"""What a forked child does to itself before it runs code nobody trusts, in the only order that
-works.
+"""Confines a forked child, by its own system calls, before it runs untrusted code.
 
-Namespaces come first (they need rights), then mounts, limits and descriptors, then capabilities,
-Landlock and at last the system call filter, which forbids most of what comes before it. Every step
+The order is the only one that works: namespaces come first (they need rights), then mounts, limits
+and descriptors, then capabilities, Landlock and at last the system call filter, which forbids most
+of what comes before it. Every step
 raises OSError where it fails: a child is confined as reported, or dies.
 """
 
@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ SCRATCH_FILES = 65536
 DESCRIPTORS = 4096
 CPU_GRACE_S = 5
 
-# What CUDA opens. Names that are not there yet are looked for again with every child.
+# What CUDA opens. Patterns, matched anew for every child: devices appear when they are first used.
 DEVICES = (
     "/dev/nvidia[0-9]*",
     "/dev/nvidiactl",
@@ -40,23 +41,15 @@ READABLE_TREES = ("/proc", "/sys")
 def readable() -> list[str]:
     """Everything a child may read and execute besides its own scratch: Python, torch, this package,
     the system, CUDA's toolkit."""
-    roots = [
-        sys.prefix,
-        sys.base_prefix,
-        sys.exec_prefix,
-        str(Path(sys.executable).resolve().parent.parent),
-    ]
-    roots += [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
-    roots += [
-        str(Path(module.__file__).parent)
-        for name in ("torch", "triton")
-        if (module := sys.modules.get(name)) and module.__file__
-    ]
-    roots += [
-        str(Path(__file__).parents[1]),
+    modules = (sys.modules.get(name) for name in ("torch", "triton"))
+    roots: list[str | Path] = [
+        *(sys.prefix, sys.base_prefix, sys.exec_prefix),
+        *(Path(sys.executable).resolve().parents[1], Path(__file__).parents[1]),
         os.environ.get("CUDA_HOME") or "/usr/local/cuda",
+        *(path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")),
+        *(Path(module.__file__).parent for module in modules if module and module.__file__),
+        *filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)),
     ]
-    roots += [path for path in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if path]
     kept = {os.path.realpath(root) for root in roots}
     return [*landlock.system_files(), *READABLE_TREES, *sorted(kept - {"/"})]
 
@@ -73,7 +66,7 @@ def enter_namespaces(layers: Collection[str]) -> None:
 def confine(
     message: dict[str, Any], layers: Collection[str], read: Collection[str], keep: set[int]
 ) -> None:
-    """Give up everything but what `message` (the spawn request) grants. `read` is `readable()`,
+    """Give up every right except what `message` (the spawn request) grants. `read` is `readable()`,
     found before the fork."""
     limits, scratch = message["limits"], message["scratch"]
     work = f"{scratch}/work"
@@ -121,8 +114,8 @@ def confine(
 def _restrict_files(message: dict[str, Any], work: str, read: Collection[str]) -> None:
     rules = landlock.Ruleset()
     rules.allow(landlock.READ, read)
-    # Built libraries are named by a hash of their sources: who cannot list the directory cannot
-    # find those of others.
+    # Built libraries are named by a hash of their sources: without the right to list the directory,
+    # nothing else in it is found.
     rules.allow(landlock.READ_FILE, message.get("readable", ()))
     rules.allow(landlock.READ_FILE | landlock.READ_DIR, [message["scratch"]])
     rules.allow(landlock.READ | landlock.CHANGE, [work])
@@ -141,35 +134,29 @@ def _restrict_files(message: dict[str, Any], work: str, read: Collection[str]) -
 def _limit(limits: dict[str, Any], *, endless: bool, private: bool) -> None:
     _set(resource.RLIMIT_CORE, 0)
     _set(resource.RLIMIT_FSIZE, int(limits["file_mb"]) << 20)
-    signal.signal(
-        signal.SIGXFSZ, signal.SIG_IGN
-    )  # a write above the limit fails with EFBIG instead of killing
+    # A write above the limit fails with EFBIG instead of killing.
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     _set(resource.RLIMIT_NOFILE, DESCRIPTORS)
-    # a reference serves all candidates of its task, and only answers while the parent waits for it
+    # A reference serves all candidates of its task, and only answers while the parent waits for it.
     if not endless:
         cpu = int(limits["cpu_s"])
         _set(resource.RLIMIT_CPU, cpu, cpu + CPU_GRACE_S)
-    # the kernel counts within the user namespace; elsewhere it would count all processes of the
-    # user
+    # The kernel counts within the user namespace; elsewhere it would count all processes of the
+    # user.
     if private:
         _set(resource.RLIMIT_NPROC, limits["threads"] + limits["processes"])
 
 
 def _set(kind: int, soft: int, hard: int | None = None) -> None:
-    ceiling = resource.getrlimit(kind)[1]
-    values = [
-        value if ceiling == resource.RLIM_INFINITY else min(value, ceiling)
-        for value in (soft, hard if hard is not None else soft)
-    ]
-    resource.setrlimit(kind, (values[0], values[1]))
+    hard, ceiling = soft if hard is None else hard, resource.getrlimit(kind)[1]
+    if ceiling != resource.RLIM_INFINITY:
+        soft, hard = min(soft, ceiling), min(hard, ceiling)
+    resource.setrlimit(kind, (soft, hard))
 
 
 def _close_others(keep: set[int]) -> None:
-    for name in (
-        os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else map(str, range(3, 1024))
-    ):
+    listed = os.path.isdir("/proc/self/fd")
+    for name in os.listdir("/proc/self/fd") if listed else range(3, 1024):
         if int(name) not in keep:
-            try:
+            with suppress(OSError):
                 os.close(int(name))
-            except OSError:
-                continue

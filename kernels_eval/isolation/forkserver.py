@@ -34,17 +34,18 @@ def main(fd: int, warm: str, without: list[str]) -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     from kernels_eval.checks import measurement, operators
     from kernels_eval.child import main as child
-    from kernels_eval.isolation import health as canary
+    from kernels_eval.isolation import health
 
-    assert child and measurement and canary  # their imports are what is wanted
+    # Imported for every child, which then need not.
+    assert child and measurement and health
     operators.warm_modes()
     if warm == "workload":  # seconds, and memory that no other role needs
         from kernels_eval.reference import workload
 
         workload.warm_up()
     gc.collect()
-    # a collection in a child would touch, and so copy, every page that holds an object of these
-    # imports
+    # A collection in a child would touch, and so copy, every page that holds an object of these
+    # imports.
     gc.freeze()
     Server(channel, layers.probe(without)).run()
 
@@ -66,7 +67,7 @@ class Server:
                 header, fds, _, _ = socket.recv_fds(self.channel.sock, 1 << 16, 8)
                 if not header:
                     return
-                self.channel._buffer += header
+                self.channel.feed(header)
                 message = self.channel.receive(30)
                 if "wait" in message:
                     self.channel.send(self.reap(int(message["wait"]), REAP_S))
@@ -96,24 +97,20 @@ class Server:
             done, status, used = os.wait4(pid, os.WNOHANG)
             if done:
                 self.children.discard(pid)
-                self._bury_strays()
+                self._reap_orphans()
                 code = os.waitstatus_to_exitcode(status)
                 return {"status": None if killed else code, "cpu_s": used.ru_utime + used.ru_stime}
             if not killed and time.monotonic() > deadline:
                 killed = True
                 process_tree.kill_descendants(pid)
                 process_tree.kill(pid)
-            time.sleep(
-                process_tree.PAUSE_S
-            )  # between two looks at a condition: waitpid has no time-out of its own
+            time.sleep(process_tree.PAUSE_S)  # waitpid has no timeout of its own
         return {"status": None}
 
     def kill(self, pid: int) -> dict[str, Any]:
         """Kill a child with all of its descendants; answers when none is left."""
         if pid in self.children:
-            if (
-                "namespace:pid" in self.layers
-            ):  # its first process takes all others with it, so nobody needs to be looked for
+            if "namespace:pid" in self.layers:  # its first process takes all others with it
                 for first in process_tree.children(pid):
                     process_tree.kill(first)
             else:
@@ -121,9 +118,9 @@ class Server:
             process_tree.kill(pid)  # the keeper goes last: it adopts the orphans
         return self.reap(pid, 0.0)
 
-    def _bury_strays(self) -> None:
-        """A keeper that was killed leaves its orphans to this process, which adopts nobody else's:
-        wait for their end too."""
+    def _reap_orphans(self) -> None:
+        """Kill and reap what a killed keeper has left: this process adopts only its own children's
+        orphans."""
         if "subreaper" not in self.layers:
             return
         for pid in set(process_tree.children(os.getpid())) - self.children:
@@ -167,10 +164,10 @@ def _inner(
     try:
         confinement.confine(message, found, readable, {0, 1, 2, command, exchange})
         channel = Channel(socket.socket(fileno=command))
-        if message["spawn"] == "canary":
-            from kernels_eval.isolation.health import serve_canary
+        if message["spawn"] == "health":
+            from kernels_eval.isolation.health import serve_health_checks
 
-            serve_canary(channel)
+            serve_health_checks(channel)
         else:
             from kernels_eval.child.main import serve
 
@@ -183,18 +180,16 @@ def _inner(
 
 
 def _mirror(inner: int, server: int, *, adopts: bool) -> None:
-    """Wait for the inner process, bury what it left, and die as it died, so that the parent sees
-    its signal or status.
+    """Wait for the inner process, end what it left, and die as it died, so that the parent sees its
+    signal or status.
 
-    Where there is a PID namespace the kernel buries, and /proc, which the inner process mounted
-    anew, does not know this process.
+    With a PID namespace the kernel ends what is left, and /proc, which the inner process has
+    mounted again, does not know this process.
     """
     if LINUX:
         signal.signal(signal.SIGTERM, lambda *_: _end(inner, adopts))
-        prctl(
-            PR_SET_PDEATHSIG, signal.SIGTERM
-        )  # the fork server is gone: nobody else would kill the family
-        if os.getppid() != server:  # it went before it could be noticed
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # when the fork server is gone, end the family
+        if os.getppid() != server:  # it died before that was set
             _end(inner, adopts)
     status = None
     while status is None:

@@ -1,5 +1,5 @@
-"""Landlock: which files a process may touch, whatever its user may, for itself and its descendants,
-for ever.
+"""Landlock: restricts the files that a process and its descendants may touch, whatever the rights
+of its user.
 
 Guarantees, once `Ruleset.restrict` has returned: every path that is not below an allowed one can be
 neither opened nor changed (names and sizes can still be asked for with stat); with ABI 4 no TCP
@@ -25,7 +25,7 @@ RULE_PATH_BENEATH = 1
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 REFER, TRUNCATE, IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
-MAKE_DEVICES = 1 << 6 | 1 << 11  # character and block devices: nobody may
+MAKE_DEVICES = 1 << 6 | 1 << 11  # character and block devices: never granted
 READ = EXECUTE | READ_FILE | READ_DIR
 EVERYTHING = (1 << 16) - 1
 CHANGE = EVERYTHING & ~(EXECUTE | IOCTL_DEV | MAKE_DEVICES)
@@ -34,28 +34,12 @@ ON_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
 BIND_TCP, CONNECT_TCP = 1 << 0, 1 << 1
 SCOPE_ABSTRACT_UNIX, SCOPE_SIGNAL = 1 << 0, 1 << 1
 
-SYSTEM = (
-    "/usr",
-    "/lib",
-    "/lib32",
-    "/lib64",
-    "/libx32",
-    "/bin",
-    "/sbin",
-    "/nix/store",
-    "/gnu/store",
-)
+SYSTEM = "/usr /lib /lib32 /lib64 /libx32 /bin /sbin /nix/store /gnu/store".split()
 ETC = (
-    "ld.so.cache",
-    "ld.so.conf",
-    "ld.so.conf.d",
-    "ld.so.preload",
-    "localtime",
-    "timezone",
-    "alternatives",
-    "ssl/openssl.cnf",
-)
-PLAIN_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+    "ld.so.cache ld.so.conf ld.so.conf.d ld.so.preload localtime timezone alternatives"
+    " ssl/openssl.cnf"
+).split()
+PLAIN_DEVICES = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom"))
 
 
 class _RulesetAttributes(ctypes.Structure):
@@ -91,9 +75,8 @@ class Ruleset:
             net=BIND_TCP | CONNECT_TCP if version >= 4 else 0,
             scoped=SCOPE_ABSTRACT_UNIX | SCOPE_SIGNAL if version >= 6 else 0,
         )
-        size = (
-            24 if version >= 6 else 16 if version >= 4 else 8
-        )  # an older kernel refuses fields that it does not know
+        # An older kernel refuses fields that it does not know.
+        size = 24 if version >= 6 else 16 if version >= 4 else 8
         self.fd = syscall(
             CREATE_RULESET, ctypes.byref(attributes), size, 0, what="landlock_create_ruleset"
         )
@@ -137,8 +120,8 @@ class Ruleset:
 
 
 def system_files() -> list[str]:
-    """What any program needs to start: libraries, tools, the loader's files. Nothing about users,
-    nothing of theirs."""
+    """What any program needs to start: libraries, tools, the loader's files. Nothing that belongs
+    to users or names them."""
     return [*SYSTEM, *(f"/etc/{name}" for name in ETC)]
 
 

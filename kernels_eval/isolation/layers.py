@@ -1,6 +1,6 @@
-"""The layers of isolation: their names, how each is probed, and what would bring a missing one
-(`python -m kernels_eval.isolation.layers`).
+"""The layers of isolation: their names, how each is probed, and how to get a missing one.
 
+`python -m kernels_eval.isolation.layers` prints those of this machine.
 Guarantees: a layer is named only where trying it worked, in a process of its own. Names are stable:
 they are kept in every verdict.
 """
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import resource
-import sys
 from collections.abc import Callable, Collection
+from functools import partial
 
 from kernels_eval.isolation import landlock, namespaces, seccomp
 from kernels_eval.isolation.syscalls import (
@@ -65,7 +65,7 @@ FIXES = {
     ),
     "seccomp": "use Linux on x86_64 or aarch64 with CONFIG_SECCOMP_FILTER",
 }
-"""Every layer that can be missing on a machine, and the line that would bring it."""
+"""Every layer that a machine may lack, and how to get it."""
 
 
 def probe(without: Collection[str] = ()) -> list[str]:
@@ -81,28 +81,25 @@ def probe(without: Collection[str] = ()) -> list[str]:
     if not LINUX:
         return [*layers, "scratch_watch"]
 
-    def add(name: str, attempt: Callable[[], object], shown: str = "") -> None:
+    def add(name: str, attempt: Callable[[], object], label: str = "") -> None:
         if name not in without and _works(attempt):
-            layers.append(shown or name)
+            layers.append(label or name)
 
-    add("no_new_privs", lambda: prctl(PR_SET_NO_NEW_PRIVS, 1))
-    add("subreaper", lambda: prctl(PR_SET_CHILD_SUBREAPER, 1))
+    add("no_new_privs", partial(prctl, PR_SET_NO_NEW_PRIVS, 1))
+    add("subreaper", partial(prctl, PR_SET_CHILD_SUBREAPER, 1))
     add("oom_first", prefer_as_victim)
     add("no_capabilities", namespaces.drop_capabilities)
-    add("namespace:user", lambda: namespaces.enter(namespaces.CLONE_NEWUSER))
+    add("namespace:user", partial(namespaces.enter, namespaces.CLONE_NEWUSER))
     base = namespaces.CLONE_NEWUSER if "namespace:user" in layers else 0
     for name in ("net", "ipc"):
-        add(
-            f"namespace:{name}",
-            lambda name=name: namespaces.enter(base | namespaces.NAMESPACES[name]),
-        )
+        flags = base | namespaces.NAMESPACES[name]
+        add(f"namespace:{name}", partial(namespaces.enter, flags))
     flags = base | namespaces.NAMESPACES["pid"]
-    add("namespace:pid", lambda: _inside(flags, lambda: None))
+    add("namespace:pid", partial(_inside, flags, object))
     if "namespace:pid" in layers:
-        add(
-            "tmpfs_scratch", lambda: _inside(flags, lambda: namespaces.mount_scratch("/tmp", 1, 16))
-        )
-        add("pid_limit", lambda: _inside(flags, _try_pid_limit))
+        mount = partial(namespaces.mount_scratch, "/tmp", 1, 16)
+        add("tmpfs_scratch", partial(_inside, flags, mount))
+        add("pid_limit", partial(_inside, flags, _try_pid_limit))
     if "tmpfs_scratch" not in layers:
         layers.append("scratch_watch")
     add("landlock", _try_landlock, f"landlock:{landlock.abi()}")
@@ -111,13 +108,13 @@ def probe(without: Collection[str] = ()) -> list[str]:
 
 
 def missing(layers: Collection[str]) -> dict[str, str]:
-    """The layers that are not in force, each with the line that would bring it."""
+    """The layers that are not in force, each with the way to get it."""
     named = {"landlock" if layer.startswith("landlock:") else layer for layer in layers}
     return {name: fix for name, fix in FIXES.items() if name not in named}
 
 
 def prefer_as_victim() -> None:
-    """Where the machine runs out of memory, this process goes first."""
+    """Let the kernel end this process first where the machine runs out of memory."""
     with open("/proc/self/oom_score_adj", "w") as handle:
         handle.write("1000")
 
@@ -189,4 +186,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

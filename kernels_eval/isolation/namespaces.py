@@ -12,13 +12,8 @@ import os
 
 from kernels_eval.isolation.syscalls import LIBC, PR_CAPBSET_DROP, checked, prctl, syscall
 
-CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWIPC = (
-    0x00020000,
-    0x10000000,
-    0x20000000,
-    0x40000000,
-    0x08000000,
-)
+CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
+CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
 # A PID namespace comes with a mount namespace and a /proc of its own: without it the CUDA driver
 # fails (error 304), and the child could read its parents' environments.
 NAMESPACES = {
@@ -34,8 +29,8 @@ LOWEST_PID_MAX = 301  # the kernel refuses less
 
 
 def enter(flags: int) -> None:
-    """Enter new namespaces. A user namespace maps the present user and group to themselves, and
-    nobody else."""
+    """Enter new namespaces. A user namespace maps only the present user and group, to
+    themselves."""
     uid, gid = os.geteuid(), os.getegid()
     checked(LIBC.unshare(ctypes.c_int(flags)), "unshare")
     if flags & CLONE_NEWUSER:
@@ -85,9 +80,7 @@ def drop_capabilities() -> None:
         try:
             prctl(PR_CAPBSET_DROP, capability)
         except OSError:
-            # past the last capability this kernel knows, or without the right to: then there is
-            # none to lose
-            break
+            break  # past the last one that this kernel knows, or without any capability to drop
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
     sets = (ctypes.c_uint32 * 6)()
     syscall(CAPSET[os.uname().machine], header, sets, what="capset")

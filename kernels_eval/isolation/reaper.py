@@ -21,10 +21,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
-from typing import Any
 
 LEAVES_S = 5.0
 GIVE_UP_S = 15.0
@@ -83,37 +82,6 @@ def watch_ray() -> None:
     with suppress(OSError):
         line = f"ray session_{now:%Y-%m-%d_%H-%M-%S_%f} {os.getpid()}\n"
         os.write(descriptor, line.encode())
-
-
-def run_captured(
-    command: Sequence[str], timeout_s: float, **options: Any
-) -> subprocess.CompletedProcess[str]:
-    """`subprocess.run` of a compiler, with its output as text: its group is registered, and killed
-    where the wait for it ends early.
-
-    Raises subprocess.TimeoutExpired after `timeout_s` seconds.
-    """
-    descriptor = reaper()
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-        preexec_fn=lambda: register(descriptor),
-        **options,
-    )
-    try:
-        out, err = process.communicate(timeout=timeout_s)
-    except BaseException:
-        with suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        raise
-    finally:
-        unregister(descriptor, process.pid)
-    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def ray_processes(since: str, owner: int) -> Iterator[int]:

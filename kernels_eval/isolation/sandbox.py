@@ -2,10 +2,9 @@
 
 Guarantees: every wait has a deadline; a child that hangs, dies or exceeds its memory, its processes
 or its scratch directory is killed with all of its descendants, and nothing of it is left when it is
-closed; a dead child costs its own verdict only, and the death of a fork server costs none. What
+closed; a dead child costs its own verdict only, and the death of a fork server costs none. Which
 layers are in force is probed once and recorded. Does not guarantee anything about what native code
-does to its own
-process: see docs.
+does to its own process: see docs.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from functools import cache
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from kernels_eval.build.toolchain import default_cache, places_of
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import KilledError, SandboxError
-from kernels_eval.isolation import process_tree
+from kernels_eval.isolation import machine, process_tree
 from kernels_eval.isolation.channel import Channel, ChannelClosed, ChannelTimeout
 from kernels_eval.isolation.confinement import SCRATCH_FILES
 from kernels_eval.isolation.layers import WITHOUT
@@ -35,6 +34,9 @@ from kernels_eval.isolation.layers import WITHOUT
 POLL_S = 0.1
 SCRATCH_POLL_S = 0.5
 MEMORY_SHARE = 0.6
+ANSWER_S = 30.0
+"""How long the fork server may take for an answer."""
+RESTARTED = "it is started again with the next candidate"
 
 
 class ChildFailure(Exception):
@@ -72,29 +74,28 @@ class Child:
         server fails."""
         self._server, self._role, self._limits = server, role, limits
         self._memory_bytes = int(
-            min(limits.memory_gb * (1 << 30), MEMORY_SHARE * machine_memory_bytes())
+            min(limits.memory_gb * (1 << 30), MEMORY_SHARE * machine.machine_memory_bytes())
         )
-        self._scratch_looked_at = 0.0
+        self._scratch_checked = 0.0
         self.scratch = server.scratch_for(role)
         self._log = self.scratch / "log"
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
         self.pid: int | None = None
         self.dead: SandboxError | ChildFailure | None = None
-        self.exchange_path = (
-            server.shared / f"{self.scratch.name}.bytes"
-        )  # in memory, outside the child's scratch: it gets the descriptor only
-        self.exchange = self._opened(exchange_bytes, exchange)
         self.owed: str | None = None
+        # In memory, and outside the child's scratch: the child gets the descriptor only.
+        self.exchange_path = server.shared / f"{self.scratch.name}.bytes"
+        self.exchange = self._opened(exchange_bytes, exchange)
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        request = {
+            "spawn": role,
+            "scratch": str(self.scratch),
+            "limits": limits.model_dump(),
+            "processes": processes,
+        }
         try:
-            self.pid = server.spawn(
-                role,
-                str(self.scratch),
-                limits,
-                (theirs.fileno(), log, self.exchange),
-                processes=processes,
-            )
+            self.pid = server.spawn(request, (theirs.fileno(), log, self.exchange))
         except SandboxError:
             self.close()  # a child that was forked all the same ends with its channel
             raise
@@ -126,12 +127,9 @@ class Child:
         if self.dead:
             raise self.dead
         command = message.get("command", "load")
-        if (
-            self.channel.pending()
-        ):  # an answer before its question would be taken for the answer to another one
-            raise self._fail(
-                "exited_early", f"the process answered before it was asked ({command!r})"
-            )
+        if self.channel.pending():  # it would be taken for the answer to another question
+            detail = f"the process answered before it was asked ({command!r})"
+            raise self._fail("exited_early", detail)
         try:
             self.channel.send(message, fds)
         except ChannelClosed as error:
@@ -151,9 +149,7 @@ class Child:
             raise self._post_mortem(str(error)) from None
         self.owed = None
         if not isinstance(answer, dict):
-            raise self._fail(
-                "exited_early", "the child answered with something that is not a record"
-            )
+            raise self._fail("exited_early", "the child answered with something else than a record")
         return answer
 
     def exchange_through(self, exchange_bytes: int, exchange: int | None, timeout: float) -> None:
@@ -179,7 +175,7 @@ class Child:
 
     @property
     def gone(self) -> bool:
-        """Has it died, as far as can be seen without asking it?"""
+        """Whether it has died, as far as can be seen without asking it."""
         return self.dead is not None or self.pid is None or process_tree.has_ended(self.pid)
 
     def _wait(self, timeout: float) -> Any:
@@ -193,43 +189,35 @@ class Child:
             self._watch()
 
     def _watch(self) -> None:
-        """Kill the child where it holds more than it may. Raises ChildFailure then; as `request`
-        does where it has ended."""
+        """Kill the child where it exceeds a limit. Raises ChildFailure then; as `request` does
+        where it has ended."""
         if self.pid is None:
             return
-        if process_tree.has_ended(
-            self.pid
-        ):  # its orphans can keep the channel open; the fork server kills them
+        if process_tree.has_ended(self.pid):  # its orphans can keep the channel open
             raise self._post_mortem("only descendants were left")
-        limits, used = self._limits, process_tree.usage(self.pid)
-        if (
-            used.resident_bytes > self._memory_bytes
-            and process_tree.proportional_memory(self.pid) > self._memory_bytes
-        ):
-            raise self._fail(
-                "out_of_memory",
-                f"resident memory above the limit of {self._memory_bytes / (1 << 30):.3g} GB",
-            )
-        if used.processes > limits.processes + 1:  # one is the keeper
-            raise self._fail(
-                "crashed",
-                f"killed: {used.processes - 1} processes, the limit is {limits.processes}",
-            )
-        if used.threads > limits.threads + 1:
-            raise self._fail(
-                "crashed", f"killed: {used.threads - 1} threads, the limit is {limits.threads}"
-            )
+        limits, used, limit = self._limits, process_tree.usage(self.pid), self._memory_bytes
+        # Resident memory counts what forked children share; reading the exact share is slow.
+        if used.resident_bytes > limit and process_tree.proportional_memory(self.pid) > limit:
+            detail = f"resident memory above the limit of {limit / (1 << 30):.3g} GB"
+            raise self._fail("out_of_memory", detail)
+        counts = (  # one process and one thread are the keeper's
+            ("processes", used.processes - 1, limits.processes),
+            ("threads", used.threads - 1, limits.threads),
+        )
+        for what, count, most in counts:
+            if count > most:
+                raise self._fail("crashed", f"killed: {count} {what}, the limit is {most}")
+        now = time.monotonic()
         if (
             "scratch_watch" in self._server.isolation
-            and time.monotonic() - self._scratch_looked_at > SCRATCH_POLL_S
+            and now > self._scratch_checked + SCRATCH_POLL_S
         ):
-            size, files = _disk_usage(self.scratch / "work", SCRATCH_FILES)
-            self._scratch_looked_at = time.monotonic()
+            size, files = machine.disk_usage(self.scratch / "work", SCRATCH_FILES)
+            self._scratch_checked = time.monotonic()
             if size > limits.scratch_mb << 20 or files > SCRATCH_FILES:
+                used_mb = f"{files} files of {size >> 20} MB"
                 raise self._fail(
-                    "crashed",
-                    f"killed: {files} files of {size >> 20} MB, the limit is"
-                    f" {limits.scratch_mb} MB",
+                    "crashed", f"killed: {used_mb}, the limit is {limits.scratch_mb} MB"
                 )
 
     def _fail(self, reason: str, detail: str) -> ChildFailure:
@@ -241,32 +229,25 @@ class Child:
         """What the end of this child means."""
         code, cpu_s = self._server.reap(self.pid)
         self.pid = None
+        limit_s = self._limits.cpu_s
         if code is None and not self._server.alive:
-            self.dead = SandboxError(
-                "the fork server was killed, and its children with it",
-                "it is started again with the next candidate",
-            )
+            lost = "the fork server was killed, and its children with it"
+            self.dead = SandboxError(lost, RESTARTED)
         elif code is None:
-            self.dead = ChildFailure(
-                "exited_early", f"the process gave up its channel and went on by itself ({error})"
-            )
-        elif code in (-signal.SIGKILL, -signal.SIGXCPU) and cpu_s >= self._limits.cpu_s:
-            self.dead = ChildFailure(
-                "run", f"used {cpu_s:.0f} s of processor time, the limit is {self._limits.cpu_s} s"
-            )
+            detail = f"the process gave up its channel and kept running ({error})"
+            self.dead = ChildFailure("exited_early", detail)
+        elif code in (-signal.SIGKILL, -signal.SIGXCPU) and cpu_s >= limit_s:
+            detail = f"used {cpu_s:.0f} s of processor time, the limit is {limit_s} s"
+            self.dead = ChildFailure("run", detail)
         elif code == -signal.SIGKILL and self._role not in self.blamed_roles:
-            self.dead = KilledError(
-                f"the {self._role} process was killed by SIGKILL",
-                "see whether dmesg names the OOM killer",
-                self._role,
-            )
+            killed = f"the {self._role} process was killed by SIGKILL"
+            self.dead = KilledError(killed, "see whether dmesg names the OOM killer", self._role)
         elif code < 0:
             name = signal.Signals(-code).name if -code in list(signal.Signals) else str(-code)
             self.dead = ChildFailure("crashed", f"the process was killed by {name}")
         else:
-            self.dead = ChildFailure(
-                "exited_early", f"the process ended by itself with status {code} ({error})"
-            )
+            detail = f"the process ended by itself with status {code} ({error})"
+            self.dead = ChildFailure("exited_early", detail)
         return self.dead
 
     def cpu_clock(self, *, waiting: bool = False) -> Callable[[], int] | None:
@@ -276,20 +257,14 @@ class Child:
 
         None where the kernel does not tell. Nothing inside the child can change what it reads.
         """
+        columns = 2 if waiting else 1
 
         def read() -> int:
             total = 0
-            if self.pid is None:
-                return 0
-            for path in (
-                p
-                for pid in (self.pid, *process_tree.descendants(self.pid))
-                for p in Path(f"/proc/{pid}/task").glob("*/schedstat")
-            ):
-                try:
-                    total += sum(map(int, path.read_text().split()[: 2 if waiting else 1]))
-                except OSError:
-                    continue  # a thread that has just ended
+            for pid in (self.pid, *process_tree.descendants(self.pid)) if self.pid else ():
+                for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+                    with suppress(OSError):  # a thread that has just ended
+                        total += sum(map(int, path.read_text().split()[:columns]))
             return total
 
         try:
@@ -346,38 +321,22 @@ class ForkServer:
         readable: Sequence[Path] | None = None,
         warm: str = "",
     ) -> None:
-        _sweep()
-        self.base = Path(tempfile.mkdtemp(prefix=f"concur-{os.getpid()}-"))
-        memory = Path("/dev/shm")
-        self.shared = Path(
-            tempfile.mkdtemp(
-                prefix=f"concur-{os.getpid()}-", dir=memory if os.access(memory, os.W_OK) else None
-            )
-        )
-        self._readable = [
-            str(path)
-            for cache in (readable if readable is not None else (default_cache(),))
-            for path in places_of(cache)
-        ]
+        machine.remove_abandoned()
+        self.base = machine.new_folder()
+        self.shared = machine.new_folder(machine.shared_memory())
+        caches = readable if readable is not None else (default_cache(),)
+        self._readable = [str(path) for cache in caches for path in places_of(cache)]
         without = os.environ.get(WITHOUT, "").split(",") if without is None else without
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
-        self._asking = (
-            threading.RLock()
-        )  # spares start and end in a thread of their own (kernels_eval.isolation.warm_pool)
+        self._asking = threading.RLock()  # the warm pool starts and ends children in a thread
         self._closed = False
+        program = [sys.executable, "-m", "kernels_eval.isolation.forkserver"]
         with open(self.base / "forkserver.log", "wb") as log:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "kernels_eval.isolation.forkserver",
-                    str(theirs.fileno()),
-                    warm,
-                    *without,
-                ],
+                [*program, str(theirs.fileno()), warm, *without],
                 pass_fds=(theirs.fileno(),),
-                env=child_environment(threads),
+                env=machine.child_environment(threads),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
@@ -385,9 +344,7 @@ class ForkServer:
             )
         theirs.close()
         try:
-            self.isolation: tuple[str, ...] = tuple(
-                self.channel.receive(start_timeout_s)["isolation"]
-            )
+            self.isolation = tuple(map(str, self.channel.receive(start_timeout_s)["isolation"]))
         except (ChannelClosed, ChannelTimeout) as error:
             log_tail = (self.base / "forkserver.log").read_text(errors="replace")[-2000:]
             self.close()
@@ -396,47 +353,27 @@ class ForkServer:
             ) from error
 
     def scratch_for(self, role: str) -> Path:
-        """A folder for one child. Raises SandboxError where this server is closed, and took its
-        folders along."""
+        """A folder for one child. Raises SandboxError where this server is closed, and its folders
+        are gone."""
         try:
             scratch = Path(tempfile.mkdtemp(prefix=f"{role}-", dir=self.base))
             (scratch / "work").mkdir(mode=0o700)
         except FileNotFoundError as error:
-            raise SandboxError(
-                "the fork server is gone, and its folders with it",
-                "it is started again with the next candidate",
-            ) from error
+            lost = "the fork server is gone, and its folders with it"
+            raise SandboxError(lost, RESTARTED) from error
         return scratch
 
-    def spawn(
-        self,
-        role: str,
-        scratch: str,
-        limits: LimitsConfig,
-        fds: tuple[int, ...],
-        *,
-        processes: bool = False,
-    ) -> int:
-        message = {
-            "spawn": role,
-            "scratch": scratch,
-            "limits": limits.model_dump(),
-            "processes": processes,
-            "readable": self._readable,
-            "writable": (
-                [str(self.shared)] if role == "reference" else []
-            ),  # it reads what candidates returned
-        }
+    def spawn(self, request: dict[str, Any], fds: tuple[int, ...]) -> int:
+        """Fork a child. Returns its process id."""
+        # A reference reads what candidates have returned.
+        writable = [str(self.shared)] if request["spawn"] == "reference" else []
         try:
-            with self._asking:
-                self.channel.send(message, fds)
-                return int(self.channel.receive(30)["pid"])
+            answer = self._ask(request | {"readable": self._readable, "writable": writable}, fds)
+            return int(answer["pid"])
         except (ChannelClosed, ChannelTimeout, KeyError) as error:
-            # whatever it still answers would be taken for the answer to another question
+            # Whatever it still answers would be taken for the answer to another question.
             self.close()
-            raise SandboxError(
-                f"the fork server is gone: {error}", "it is started again with the next candidate"
-            ) from error
+            raise SandboxError(f"the fork server is gone: {error}", RESTARTED) from error
 
     def reap(self, pid: int | None) -> tuple[int | None, float]:
         """Exit status of a child that has ended (negative: signal), as subprocess gives it, and the
@@ -449,9 +386,7 @@ class ForkServer:
     def kill(self, pid: int) -> None:
         """Kill a child with all of its descendants; they are gone when this returns."""
         if not self.alive:
-            process_tree.kill_descendants(
-                pid
-            )  # nobody reaps: what is left of them are entries of init's
+            process_tree.kill_descendants(pid)
             return
         self._ask_about("kill", pid)
 
@@ -459,13 +394,17 @@ class ForkServer:
         if pid is None:
             return None, 0.0
         try:
-            with self._asking:
-                self.channel.send({question: pid})
-                answer = self.channel.receive(30)
+            answer = self._ask({question: pid})
             return answer.get("status"), float(answer.get("cpu_s", 0.0))
         except (ChannelClosed, ChannelTimeout):
             self.close()
             return None, 0.0
+
+    def _ask(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> dict[str, Any]:
+        with self._asking:
+            self.channel.send(message, fds)
+            answer: dict[str, Any] = self.channel.receive(ANSWER_S)
+            return answer
 
     @property
     def alive(self) -> bool:
@@ -480,102 +419,3 @@ class ForkServer:
         self._process.wait()
         shutil.rmtree(self.base, ignore_errors=True)
         shutil.rmtree(self.shared, ignore_errors=True)
-
-
-def _disk_usage(directory: Path, most_files: int) -> tuple[int, int]:
-    """Bytes and number of the files below a directory, as allocated; stops counting past
-    `most_files`."""
-    size = count = 0
-    todo = [str(directory)]
-    while todo and count <= most_files:
-        try:
-            with os.scandir(todo.pop()) as entries:
-                for entry in entries:
-                    count += 1
-                    try:
-                        size += entry.stat(follow_symlinks=False).st_blocks * 512
-                        if entry.is_dir(follow_symlinks=False):
-                            todo.append(entry.path)
-                    except OSError:
-                        continue
-                    if count > most_files:
-                        break
-        except OSError:
-            continue
-    return size, count
-
-
-@cache
-def machine_memory_bytes() -> int:
-    """Memory of this machine, or of the control group this process is in where that is less."""
-    import psutil
-
-    found = [int(psutil.virtual_memory().total)]
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        _, controllers, inside = line.split(":", 2)
-        if controllers not in ("", "memory") and "memory" not in controllers.split(","):
-            continue
-        root, name = (
-            ("/sys/fs/cgroup", "memory.max")
-            if not controllers
-            else ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
-        )
-        group = Path(root + inside)
-        for directory in (group, *group.parents):  # a limit on any group above holds too
-            try:
-                found.append(int((directory / name).read_text()))
-            except (OSError, ValueError):
-                continue
-    return min(found)
-
-
-def _sweep() -> None:
-    """Remove what fork servers of processes that are gone (SIGKILL) left behind."""
-    import psutil
-
-    for base in {Path(tempfile.gettempdir()), Path("/dev/shm")}:
-        for left in base.glob("concur-*-*"):
-            owner = left.name.split("-")[1]
-            if owner.isdigit() and not psutil.pid_exists(int(owner)):
-                shutil.rmtree(left, ignore_errors=True)
-
-
-def child_environment(threads: int) -> dict[str, str]:
-    """The whole environment of the fork server and all children: nothing of the user's own but what
-    finds Python, CUDA and a home."""
-    kept = (
-        "PATH",
-        "LD_LIBRARY_PATH",
-        "CUDA_VISIBLE_DEVICES",
-        "CUDA_HOME",
-        "VIRTUAL_ENV",
-        "PYTHONPATH",
-        "TZ",
-    )
-    package_root = str(Path(__file__).parents[2])
-    environment = {name: os.environ[name] for name in kept if name in os.environ}
-    environment["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [package_root, environment.get("PYTHONPATH")])
-    )
-    return environment | {
-        "LC_ALL": "C.UTF-8",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONUNBUFFERED": "1",
-        "PYTORCH_NVML_BASED_CUDA_CHECK": (
-            "1"
-        ),  # without it, importing torch.utils.cpp_extension poisons forked children
-        "CUDA_MODULE_LOADING": "LAZY",
-        **{
-            name: str(threads)
-            for name in (
-                "OMP_NUM_THREADS",
-                "MKL_NUM_THREADS",
-                "OPENBLAS_NUM_THREADS",
-                "NUMEXPR_NUM_THREADS",
-            )
-        },
-    }

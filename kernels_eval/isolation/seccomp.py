@@ -17,99 +17,40 @@ from kernels_eval.isolation.syscalls import LINUX, MACHINE, PR_SET_SECCOMP, prct
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_BIT = 0x40000000
 
-# Numbers: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h. From 424 on
-# they are the same everywhere.
 _COLUMNS = {"x86_64": 0, "aarch64": 1}
-_NUMBERS: dict[str, tuple[int | None, int | None]] = {
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "kcmp": (312, 272),
-    "perf_event_open": (298, 241),
-    "bpf": (321, 280),
-    "userfaultfd": (323, 282),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "setns": (308, 268),
-    "unshare": (272, 97),
-    "sethostname": (170, 161),
-    "setdomainname": (171, 162),
-    "init_module": (175, 105),
-    "finit_module": (313, 273),
-    "delete_module": (176, 106),
-    "kexec_load": (246, 104),
-    "kexec_file_load": (320, 294),
-    "reboot": (169, 142),
-    "swapon": (167, 224),
-    "swapoff": (168, 225),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "keyctl": (250, 219),
-    "name_to_handle_at": (303, 264),
-    "open_by_handle_at": (304, 265),
-    "fanotify_init": (300, 262),
-    "acct": (163, 89),
-    "quotactl": (179, 60),
-    "syslog": (103, 116),
-    "iopl": (172, None),
-    "ioperm": (173, None),
-    "settimeofday": (164, 170),
-    "clock_settime": (227, 112),
-    "adjtimex": (159, 171),
-    "clock_adjtime": (305, 266),
-    "personality": (135, 92),
-    "lookup_dcookie": (212, 18),
-    "vhangup": (153, 58),
-    "socket": (41, 198),
-    "connect": (42, 203),
-    "prlimit64": (302, 261),
-    "kill": (62, 129),
-    "tkill": (200, 130),
-    "tgkill": (234, 131),
-    "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240),
-    "fork": (57, None),
-    "vfork": (58, None),
-    "clone": (56, 220),
-    "execve": (59, 221),
-    "execveat": (322, 281),
-}
-_NUMBERS |= {
-    name: (number, number)
-    for name, number in {
-        "pidfd_send_signal": 424,
-        "io_uring_setup": 425,
-        "io_uring_enter": 426,
-        "io_uring_register": 427,
-        "open_tree": 428,
-        "move_mount": 429,
-        "fsopen": 430,
-        "fsconfig": 431,
-        "fsmount": 432,
-        "fspick": 433,
-        "clone3": 435,
-        "pidfd_getfd": 438,
-        "process_madvise": 440,
-        "mount_setattr": 442,
-        "quotactl_fd": 443,
-        "process_mrelease": 448,
-        "open_tree_attr": 467,
-    }.items()
+# A call's number on either machine, "-" where it has none there. Source: the kernel's
+# arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
+_TABLE = """
+    ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, kcmp 312 272,
+    perf_event_open 298 241, bpf 321 280, userfaultfd 323 282, mount 165 40, umount2 166 39,
+    pivot_root 155 41, chroot 161 51, setns 308 268, unshare 272 97, sethostname 170 161,
+    setdomainname 171 162, init_module 175 105, finit_module 313 273, delete_module 176 106,
+    kexec_load 246 104, kexec_file_load 320 294, reboot 169 142, swapon 167 224, swapoff 168 225,
+    add_key 248 217, request_key 249 218, keyctl 250 219, name_to_handle_at 303 264,
+    open_by_handle_at 304 265, fanotify_init 300 262, acct 163 89, quotactl 179 60, syslog 103 116,
+    iopl 172 -, ioperm 173 -, settimeofday 164 170, clock_settime 227 112, adjtimex 159 171,
+    clock_adjtime 305 266, personality 135 92, lookup_dcookie 212 18, vhangup 153 58,
+    socket 41 198, connect 42 203, prlimit64 302 261, kill 62 129, tkill 200 130, tgkill 234 131,
+    rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, fork 57 -, vfork 58 -, clone 56 220,
+    execve 59 221, execveat 322 281, pidfd_send_signal 424 424, io_uring_setup 425 425,
+    io_uring_enter 426 426, io_uring_register 427 427, open_tree 428 428, move_mount 429 429,
+    fsopen 430 430, fsconfig 431 431, fsmount 432 432, fspick 433 433, clone3 435 435,
+    pidfd_getfd 438 438, process_madvise 440 440, mount_setattr 442 442, quotactl_fd 443 443,
+    process_mrelease 448 448, open_tree_attr 467 467
+"""
+_NUMBERS = {
+    name: tuple(int(number) if number != "-" else None for number in numbers)
+    for name, *numbers in (entry.split() for entry in _TABLE.split(","))
 }
 
 _CONDITIONAL = frozenset(
     """socket connect prlimit64 kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo
     pidfd_send_signal fork vfork clone clone3 execve execveat""".split()
 )
+"""Calls that depend on their arguments, or on what the process may do. All others are refused."""
 REFUSED = tuple(name for name in _NUMBERS if name not in _CONDITIONAL)
-SIGNALS = (
-    "kill",
-    "tgkill",
-    "rt_sigqueueinfo",
-    "rt_tgsigqueueinfo",
-)  # their first argument is a process
+# Their first argument is a process.
+SIGNALS = ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
 
 AF_UNIX = 1
 CLONE_THREAD = 0x00010000
@@ -126,7 +67,7 @@ Instruction = tuple[int, int, int, int]
 
 
 def supported() -> bool:
-    """Whether this machine's numbers are known here. The kernel may still lack the filter:
+    """Whether the call numbers of this machine are known. The kernel may still lack the filter:
     `install` then raises OSError."""
     return LINUX and MACHINE in AUDIT_ARCH
 
@@ -138,8 +79,7 @@ def _fail(number: int) -> Instruction:
 def _if_argument(
     test: int, value: int, then: Instruction, otherwise: Instruction
 ) -> list[Instruction]:
-    """Decide by the low word of the first argument: all that is looked at here are 32-bit
-    values."""
+    """Decide by the low word of the first argument: all values tested here have 32 bits."""
     return [(LOAD, 0, 0, ARGUMENT_AT), (test, 0, 1, value), then, otherwise]
 
 
@@ -160,18 +100,15 @@ def program(
     # Landlock does not know Unix sockets with a path (a container daemon's, say). To a library a
     # daemon that refuses is one not running.
     rules["connect"] = [_fail(errno.ECONNREFUSED)]
-    rules["clone3"] = [
-        _fail(errno.ENOSYS)
-    ]  # its flags are in memory, where no filter can look: libc falls back to clone
+    # Its flags are in memory, where no filter can look: libc falls back to clone.
+    rules["clone3"] = [_fail(errno.ENOSYS)]
     no_namespace = [(LOAD, 0, 0, ARGUMENT_AT), (JUMP_SET, 0, 1, CLONE_NEW_ANY), refuse]
     if processes:
         rules["clone"] = [*no_namespace, permit]
     else:
         rules["clone"] = [*no_namespace, *_if_argument(JUMP_SET, CLONE_THREAD, permit, refuse)]
-        rules |= {
-            name: [refuse]
-            for name in ("fork", "vfork", "execve", "execveat", "tkill", "pidfd_send_signal")
-        }
+        for name in ("fork", "vfork", "execve", "execveat", "tkill", "pidfd_send_signal"):
+            rules[name] = [refuse]
     if own_pid is not None:
         mine = _if_argument(JUMP_EQUAL, own_pid, permit, refuse)
         rules["prlimit64"] = [(LOAD, 0, 0, ARGUMENT_AT), (JUMP_EQUAL, 0, 1, 0), permit, *mine]
@@ -198,6 +135,6 @@ class _Program(ctypes.Structure):
 
 
 def install(code: bytes) -> None:
-    """Put the filter in force, for ever. The process must have no_new_privs, and no other threads
-    that should be held by it."""
+    """Enforce the filter on this thread, permanently. The process must have no_new_privs, and no
+    other threads that the filter should hold."""
     prctl(PR_SET_SECCOMP, MODE_FILTER, ctypes.byref(_Program(len(code) // 8, code)))

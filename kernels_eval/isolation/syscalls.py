@@ -1,5 +1,4 @@
-"""The system calls that Python has no function for, through libc. Raises OSError as Python's own
-functions do.
+"""System calls that Python has no function for, through libc. They raise OSError.
 
 Nothing here decides anything: what is called, and in which order, is said by `namespaces`,
 `landlock`, `seccomp` and `confinement`.
@@ -17,13 +16,8 @@ LINUX = sys.platform == "linux"
 MACHINE = platform.machine()
 LIBC = ctypes.CDLL(None, use_errno=True)  # loaded once, before the first fork
 
-PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = (
-    1,
-    22,
-    24,
-    36,
-    38,
-)
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 22, 24
+PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
 
 
 def checked(result: int, what: str) -> int:
@@ -42,9 +36,6 @@ def syscall(number: int, *arguments: Any, what: str = "syscall") -> int:
 
 def prctl(option: int, value: int = 0, third: Any = 0) -> None:
     third = ctypes.c_ulong(third) if isinstance(third, int) else third
-    checked(
-        LIBC.prctl(
-            ctypes.c_int(option), ctypes.c_ulong(value), third, ctypes.c_ulong(0), ctypes.c_ulong(0)
-        ),
-        f"prctl {option}",
-    )
+    zero = ctypes.c_ulong(0)
+    result = LIBC.prctl(ctypes.c_int(option), ctypes.c_ulong(value), third, zero, zero)
+    checked(result, f"prctl {option}")

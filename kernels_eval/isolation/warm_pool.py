@@ -1,12 +1,12 @@
-"""Children that have their device ready before there is work for them, and the burial of those
-whose work is done.
+"""A warm pool: children that have their device ready before there is work for them. It also closes
+children in the background.
 
 On a GPU a new process spends 0.3 s on its CUDA context and a killed one 0.1 s on giving back its
-memory: here both happen while another candidate is compared. Guarantees: a spare comes from the
-fork server as every child does and has run our code only; one that failed or was killed while it
-waited costs nothing but the time saved; after `settle` nothing starts or ends, so nothing disturbs
-a clock; after `buried` the memory of those that were closed is free. Does not guarantee that a
-spare is there: `take` then starts a child.
+memory: here both happen while another candidate is compared. Guarantees: a warm child comes from
+the fork server as every child does and has run our code only; one that failed or was killed while
+it waited costs nothing but the time saved; after `settle` nothing starts or ends, so nothing
+disturbs a clock; after `wait_closed` the memory of closed children is free. Does not guarantee that
+a warm child is there: `take` then starts one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
+from typing import TypeVar
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import SandboxError
@@ -22,20 +24,22 @@ from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
 
 PREPARE_S = 60.0
 WANTED = {"candidate": 2, "reference": 1}
-"""Spares of each role. Two of the first, since a candidate that fails at once leaves no time to
-start another."""
+"""Warm children of each role. Two candidates: one that fails at once leaves no time to start
+another."""
+
+T = TypeVar("T")
 
 
-class Spares:
-    """Spare children of each role, on one device. With `ahead` off, children start when they are
-    taken and end when they are buried."""
+class WarmPool:
+    """Warm children of each role, on one device. With `ahead` off, children start when they are
+    taken and end when they are closed."""
 
     def __init__(self, config: EvalConfig, device: str, *, ahead: bool) -> None:
         self.config, self.device, self.ahead = config, device, ahead
         self._starting: dict[str, deque[tuple[ForkServer, Future[Child]]]] = {
             role: deque() for role in WANTED
         }
-        self._burials: list[Future[None]] = []
+        self._closing: list[Future[None]] = []
         self._thread: ThreadPoolExecutor | None = None
 
     def take(
@@ -43,7 +47,7 @@ class Spares:
     ) -> Child:
         """A child of this server for that role, which returns outputs as the arguments say (see
         Child). Raises SandboxError where the fork server fails."""
-        child = self._spare(server, role)
+        child = self._warm_child(server, role)
         if child is not None:
             try:
                 child.exchange_through(exchange_bytes, exchange, PREPARE_S)
@@ -53,46 +57,47 @@ class Spares:
         return Child(server, role, self.config.limits, exchange_bytes, exchange=exchange)
 
     def replenish(self, server: ForkServer) -> None:
-        """Begin to start what is missing."""
+        """Begin to start missing children."""
         if self.ahead:
             for role, count in WANTED.items():
                 while len(self._starting[role]) < count:
-                    self._starting[role].append(
-                        (server, self._later(lambda role=role: self._started(server, role)))
-                    )
+                    future = self._later(partial(self._start, server, role))
+                    self._starting[role].append((server, future))
 
-    def bury(self, close: Callable[[], None]) -> None:
-        """Close a child, or what holds one."""
+    def close_async(self, close: Callable[[], None]) -> None:
+        """Close a child, or its owner, in the background."""
         if self.ahead:
-            self._burials.append(self._later(close))
+            self._closing.append(self._later(close))
         else:
             close()
 
-    def buried(self) -> None:
-        """Wait until those that were closed have given back their memory."""
-        burials, self._burials = self._burials, []
-        for burial in burials:
-            burial.result()
+    def wait_closed(self) -> None:
+        """Wait until closed children have given back their memory."""
+        closing, self._closing = self._closing, []
+        for future in closing:
+            future.result()
 
     def settle(self) -> None:
         """Wait until nothing starts or ends."""
-        self.buried()
+        self.wait_closed()
         for role, starting in self._starting.items():
             for server, _ in list(starting):
-                child = self._spare(server, role)
+                child = self._warm_child(server, role)
                 if child is not None:
-                    starting.append((server, _done(child)))
+                    ready: Future[Child] = Future()
+                    ready.set_result(child)
+                    starting.append((server, ready))
 
     def close(self) -> None:
-        self.buried()
+        self.wait_closed()
         for starting in self._starting.values():
             while starting:
                 with suppress(SandboxError):
                     starting.popleft()[1].result().close()
 
-    def _spare(self, server: ForkServer, role: str) -> Child | None:
-        """The oldest spare of that role, ready; None where there is none, or where it is of no use
-        to this server."""
+    def _warm_child(self, server: ForkServer, role: str) -> Child | None:
+        """The oldest warm child of that role, ready; None where there is none, or where it is of no
+        use to this server."""
         if not self._starting[role]:
             return None
         origin, starting = self._starting[role].popleft()
@@ -100,38 +105,29 @@ class Spares:
             child = starting.result()
         except SandboxError:
             return None
-        try:
+        # One that was killed while it waited, or whose device fails: the next child will say so.
+        with suppress(SandboxError, ChildFailure):
             if origin is server and server.alive:
                 if child.owed:
                     child.finish("prepare", timeout=PREPARE_S)
                 if not child.gone:
                     return child
-        except (SandboxError, ChildFailure):
-            pass  # it was killed while it waited, or the device fails: then the next child says so
         child.close()
         return None
 
-    def _started(self, server: ForkServer, role: str) -> Child:
+    def _start(self, server: ForkServer, role: str) -> Child:
         child = Child(server, role, self.config.limits)
+        prepare = {"command": "prepare", "device": self.device, "threads": self.config.threads}
         try:
-            child.begin(
-                {"command": "prepare", "device": self.device, "threads": self.config.threads}
-            )
+            child.begin(prepare)
         except (SandboxError, ChildFailure) as failure:
             child.close()
             raise SandboxError(
-                f"a spare {role} process did not start: {failure}",
-                "one is started when it is needed",
+                f"a warm {role} process did not start: {failure}", "one is started on demand"
             ) from failure
         return child
 
-    def _later(self, work: Callable) -> Future:
+    def _later(self, work: Callable[[], T]) -> Future[T]:
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "spares")
+            self._thread = ThreadPoolExecutor(1, "warm pool")
         return self._thread.submit(work)
-
-
-def _done(child: Child) -> Future[Child]:
-    future: Future[Child] = Future()
-    future.set_result(child)
-    return future

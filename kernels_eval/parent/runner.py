@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.isolation.sandbox import Child, ForkServer
-from kernels_eval.isolation.warm_pool import Spares
+from kernels_eval.isolation.warm_pool import WarmPool
 from kernels_eval.parent.candidate_handle import CandidateProcess
 from kernels_eval.parent.compiled_baseline import CompiledReference
 from kernels_eval.parent.draft import VerdictDraft
@@ -42,7 +42,7 @@ class Runner:
         where starting one takes long."""
         self.config, self.device = config, device
         self.builder = confined_builder(config, cache, cuda_arch)
-        self.warm_pool = Spares(
+        self.warm_pool = WarmPool(
             config, device, ahead=device.startswith("cuda") if ahead is None else ahead
         )
         self._server = server
@@ -91,7 +91,7 @@ class Runner:
         try:
             yield CandidateProcess(child, candidate, reference, self.builder, draft)
         finally:
-            self.warm_pool.bury(child.close)
+            self.warm_pool.close_async(child.close)
 
     def reference(
         self, task: KernelTask, blamed_roles: frozenset[str], construct_on: str | None = None
@@ -113,7 +113,7 @@ class Runner:
                 self.device,
                 construct_on,
             )
-            self.warm_pool.buried()
+            self.warm_pool.wait_closed()
         held.open(blamed_roles)
         return held
 
@@ -144,7 +144,7 @@ class Runner:
     def drop_reference(self) -> None:
         for held in (self._compiled, self._reference):
             if held:
-                self.warm_pool.bury(held.close)
+                self.warm_pool.close_async(held.close)
         self._compiled = self._reference = None
 
     def close(self) -> None:

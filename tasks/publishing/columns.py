@@ -55,7 +55,7 @@ COLUMNS: Mapping[str, str] = {
     "device": "what it was timed on",
     "precision_class": "the precision that the outputs were held to",
     "flags": "what verification noticed without rejecting it",
-    "verdict_key": "hash of candidate, protocol, device and verifier's code",
+    "verdict_key": "hash of candidate, parsed code, protocol, device and torch",
     "verdict_schema_version": "version of the verdict's form",
 }
 REQUIRED = (

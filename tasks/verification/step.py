@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from prefect import task
@@ -35,20 +36,16 @@ def _verify_a_chunk(work: Verification, number: int) -> str:
     retry_jitter_factor=RETRY_JITTER,
 )
 def verify_chunk(work: Any, number: int) -> dict[str, int]:
-    """Returns how many verdicts of each status. Resumable: a retry does only what has no verdict
-    yet.
+    """Return how many verdicts of each status there are. A retry verifies only candidates that have
+    no verdict yet.
 
-    Prefect gets the chunk's number and a handle that it does not look into: the candidates never
-    pass through it.
+    Prefect gets the chunk's number and an opaque handle: the candidates never pass through it.
     """
-    counts = work.verify_chunk(number)
-    told = ", ".join(
-        f"{status} {count:,}" for status, count in sorted(counts.items(), key=lambda pair: -pair[1])
-    )
-    get_run_logger().info(
-        "chunk %d of %d: %s verdicts: %s", number, work.chunks, f"{sum(counts.values()):,}", told
-    )
-    return counts
+    counts = Counter[str](work.verify_chunk(number))
+    each = ", ".join(f"{status} {count:,}" for status, count in counts.most_common())
+    total = f"{counts.total():,}"
+    get_run_logger().info("chunk %d of %d: %s verdicts: %s", number, work.chunks, total, each)
+    return dict(counts)
 
 
 def verify(

@@ -302,7 +302,7 @@ def test_one_command_at_a_time_and_the_lock_leaves_no_file(tmp_path: Path) -> No
 def test_the_sandboxes_do_not_sweep_what_a_stack_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kernels_eval.isolation import sandbox
+    from kernels_eval.isolation import machine
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     dead = subprocess.Popen(["true"])
@@ -311,7 +311,7 @@ def test_the_sandboxes_do_not_sweep_what_a_stack_needs(
     left.mkdir()
     places = Places(tmp_path / "root")
     places.temporary.mkdir()
-    sandbox._sweep()
+    machine.remove_abandoned()
     assert places.temporary.is_dir() and places.temporary.parent == tmp_path and not left.exists()
 
 

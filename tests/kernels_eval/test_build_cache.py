@@ -214,50 +214,16 @@ def test_without_a_limit_nothing_goes(tmp_path: Path) -> None:
 
 
 def test_storing_seldom_walks_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    walks = []
+    """Each store draws whether it counts: once for every 2 % of the limit, here every second one."""
+    walks, draws = [], iter([0.49, 0.51] * 10)
     entries = BuildCache._entries
     monkeypatch.setattr(BuildCache, "_entries", lambda cache: walks.append(cache) or entries(cache))
-    for number in range(300):  # each by another process, so to say
-        store(BuildCache(tmp_path / "cache", limit_bytes=400 * ENTRY_BYTES), number, tmp_path)
-    assert len(walks) == 1, "the first store of a cache counts it"
-    crowded = BuildCache(tmp_path / "cache", limit_bytes=250 * ENTRY_BYTES)
-    for number in range(300, 400):  # above the limit, and all recently used: nothing may go
-        store(crowded, number, tmp_path)
-    assert 2 <= len(walks) <= 1 + 100 / 5
-    del walks[:]
-    assert crowded.usage().entries == 400 and walks == []
-
-
-def test_what_is_stored_while_another_evicts_is_counted(
-    cache: BuildCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(20):
-        store(cache, number, tmp_path)
-        used_before(cache, number, 2 * KEEP_S - number)
-    remove = cache._remove
-
-    def storing(entry: str, before_ns: int) -> bool:
-        store(
-            BuildCache(cache.cache, cache.limit_bytes),
-            100 + len(held(cache, range(100, 200))),
-            tmp_path,
-        )
-        return remove(entry, before_ns)
-
-    monkeypatch.setattr(cache, "_remove", storing)
-    store(cache, 20, tmp_path)
-    assert len(held(cache, range(100, 200))) == 5
-    assert cache.usage() == (21, 21 * ENTRY_BYTES)
-
-
-def test_a_cache_of_before_is_counted(cache: BuildCache, tmp_path: Path) -> None:
-    for number in range(30):
-        store(cache, number, tmp_path)
-        used_before(cache, number, 2 * KEEP_S - number)
-        (cache.root / ".ledger").unlink()
-    assert cache.usage() == (len(held(cache, range(30))), len(held(cache, range(30))) * ENTRY_BYTES)
-    store(cache, 30, tmp_path)
-    assert len(held(cache, range(31))) <= 20
+    monkeypatch.setattr(cache_module.random, "random", lambda: next(draws))
+    for number in range(20):  # each as if by another process
+        store(BuildCache(tmp_path / "cache", limit_bytes=100 * ENTRY_BYTES), number, tmp_path)
+    assert len(walks) == 10
+    store(BuildCache(tmp_path / "cache", limit_bytes=0), 20, tmp_path)
+    assert len(walks) == 10, "without a limit it is never counted"
 
 
 def test_a_use_at_the_last_moment_saves_an_entry(
@@ -398,7 +364,7 @@ def test_killed_at_any_moment_nothing_half_is_seen_and_nothing_hangs(
 KILLED = {
     "before a library is whole": ("shutil.copyfile", "lambda *_: (staging_has(b'half'), die())", 1),
     "before it is in place": ("os.rename", "lambda *_: die()", 1),
-    "after it is in place": ("BuildCache._should_count", "lambda *_: die()", 2),
+    "after it is in place": ("BuildCache._count_is_due", "lambda *_: die()", 2),
     "between renaming and removing": (
         "shutil.rmtree",
         "lambda path, **_: die() if Path(path).exists() else None",
@@ -649,7 +615,7 @@ def test_precompiled_headers_that_nobody_uses_go_when_another_is_made(
     monkeypatch.setattr(
         Prepared,
         "_compile",
-        lambda self, what, command: Path(command[-1]).write_bytes(b"header") and "",
+        lambda self, what, command, target: target.write_bytes(b"header"),
     )
     mine = Prepared(Toolchain(tmp_path), WorkRoot(tmp_path))
     if not mine.tools.is_gcc:

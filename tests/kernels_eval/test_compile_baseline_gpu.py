@@ -185,7 +185,7 @@ def test_memory_of_the_compiled_side_is_given_back_with_its_reference(bench: Ben
     compiled_of(bench())
     held = torch.cuda.mem_get_info()[0]
     bench.runner.drop_reference()
-    bench.runner.warm_pool.buried()
+    bench.runner.warm_pool.wait_closed()
     assert torch.cuda.mem_get_info()[0] > held, "two processes have ended"
 
 

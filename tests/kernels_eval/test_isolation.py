@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,12 +27,13 @@ import pytest
 from kernels_eval.checks.screening import Screening
 from kernels_eval.errors import GpuLostError
 from kernels_eval.isolation import landlock, layers, seccomp
-from kernels_eval.isolation.health import DeviceHealth, Pulse, take_pulse
+from kernels_eval.isolation.health import DeviceHealth, HealthReport, check_health
 from kernels_eval.isolation.sandbox import ChildFailure
 from kernels_eval.parent import prepare as preparation
 from kernels_eval.records import Verdict
 from tests.support import kernels
 from tests.support.kernels import AFFINE, QUICK, load_inline, module
+from tests.support.waiting import until
 
 CONFIG = QUICK.model_copy(
     update={
@@ -389,13 +389,6 @@ def test_servers_on_this_machine_cannot_be_reached(verify: Verifier, tmp_path: P
         assert not came
 
 
-def until(condition: object, what: str, timeout_s: float = 10) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
 # -- processes -------------------------------------------------------------------------------------
 
 
@@ -707,41 +700,43 @@ def test_a_confined_compiler_compiles_and_includes_no_file_of_a_user(tmp_path: P
     assert "PermissionError" in plain.stderr
 
 
-# -- the canary ------------------------------------------------------------------------------------
+# -- health ----------------------------------------------------------------------------------------
 
 
-def test_a_canary_sings_on_this_processor(verify: Verifier) -> None:
-    pulse = take_pulse(verify.runner.server, "cpu", CONFIG.limits)
-    assert pulse.right and pulse.free_bytes > 64 << 20
+def test_this_processor_is_healthy(verify: Verifier) -> None:
+    found = check_health(verify.runner.server, "cpu", CONFIG.limits)
+    assert found.right and found.free_bytes > 64 << 20
 
 
-def health(*seen: Pulse | Exception) -> tuple[DeviceHealth, list[dict[str, object]], list[str]]:
-    """A DeviceHealth whose canaries see this, one after the other; what each was asked for; and
+def health(
+    *seen: HealthReport | Exception,
+) -> tuple[DeviceHealth, list[dict[str, object]], list[str]]:
+    """A DeviceHealth whose checks report this, one after the other; what each was asked for; and
     what was released."""
     left, asked, released = list(seen), [], []
 
-    def pulse(server: object, device: str, limits: object, **wanted: object) -> Pulse:
+    def check(server: object, device: str, limits: object, **wanted: object) -> HealthReport:
         asked.append(wanted)
         if isinstance(left[0], Exception):
             raise left.pop(0)
         return left.pop(0)
 
     return (
-        DeviceHealth(lambda: None, "cuda:0", CONFIG.limits, lambda: released.append("all"), pulse),
+        DeviceHealth(lambda: None, "cuda:0", CONFIG.limits, lambda: released.append("all"), check),
         asked,
         released,
     )
 
 
 GOOD, SHORT, WRONG = (
-    Pulse(right=True, free_bytes=1000),
-    Pulse(right=True, free_bytes=100),
-    Pulse(right=False, free_bytes=1000),
+    HealthReport(right=True, free_bytes=1000),
+    HealthReport(right=True, free_bytes=100),
+    HealthReport(right=False, free_bytes=1000),
 )
 SILENT = ChildFailure("run", "no answer")
 
 
-def test_one_failed_canary_is_forgiven_and_memory_is_waited_for() -> None:
+def test_one_failed_check_is_forgiven_and_memory_is_waited_for() -> None:
     for first in (SHORT, WRONG, SILENT):
         one, asked, released = health(GOOD, first, GOOD)
         one.remember()
@@ -753,7 +748,9 @@ def test_one_failed_canary_is_forgiven_and_memory_is_waited_for() -> None:
 @pytest.mark.parametrize(
     ("seen", "said"), [(SHORT, "did not come back"), (WRONG, "was wrong"), (SILENT, "no answer")]
 )
-def test_two_failed_canaries_mean_that_the_gpu_is_lost(seen: Pulse | Exception, said: str) -> None:
+def test_two_failed_checks_mean_that_the_gpu_is_lost(
+    seen: HealthReport | Exception, said: str
+) -> None:
     one, _, _ = health(GOOD, seen, seen)
     one.remember()
     with pytest.raises(GpuLostError, match=said) as fault:
@@ -761,7 +758,7 @@ def test_two_failed_canaries_mean_that_the_gpu_is_lost(seen: Pulse | Exception, 
     assert fault.value.hint and "cuda:0" in str(fault.value)
 
 
-def test_a_canary_that_dies_in_its_own_process_is_a_failed_one(verify: Verifier) -> None:
+def test_a_check_whose_process_dies_has_failed(verify: Verifier) -> None:
     lost = DeviceHealth(lambda: verify.runner.server, "cuda:7", CONFIG.limits, lambda: None)
     with pytest.raises(GpuLostError):
         lost.remember()

@@ -18,7 +18,7 @@ import pytest
 
 from kernels_eval.build.extensions import Builder
 from kernels_eval.build.prepared import Prepared
-from kernels_eval.build.process import WorkRoot, sweep, was_killed
+from kernels_eval.build.process import WorkRoot, remove_abandoned, was_killed
 from kernels_eval.build.spec import ExtensionSpec
 from kernels_eval.build.toolchain import Toolchain
 from kernels_eval.config import BuildConfig
@@ -399,7 +399,7 @@ start_new_session=True).pid, flush=True)
     bystander = subprocess.Popen(["sleep", "600"], cwd=tmp_path)
     try:
         assert compiler.is_running()
-        sweep(tmp_path)
+        remove_abandoned(tmp_path)
         assert not list(tmp_path.glob("work-*"))
         deadline = time.monotonic() + 15
         while compiler.is_running() and compiler.status() != psutil.STATUS_ZOMBIE:

@@ -29,7 +29,7 @@ from kernels_eval.build.lite import (
     only_declares,
     standard_headers,
 )
-from kernels_eval.build.process import WorkRoot, sweep
+from kernels_eval.build.process import WorkRoot, remove_abandoned
 from kernels_eval.build.spec import Build, ExtensionSpec
 from kernels_eval.child.kernel_launches import Launches
 from kernels_eval.config import BuildConfig
@@ -596,7 +596,7 @@ def test_a_work_root_goes_with_its_process(tmp_path: Path) -> None:
     [left] = tmp_path.glob("work-*")
     mine = WorkRoot(tmp_path)
     assert mine.path.exists() and not left.exists(), "the next builder sweeps it"
-    sweep(tmp_path)
+    remove_abandoned(tmp_path)
     assert mine.path.exists()
 
 

@@ -25,6 +25,7 @@ from kernels_eval.errors import ClusterError, DeviceError, GpuLostError, Sandbox
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, load_inline, module
+from tests.support.waiting import until
 
 ROOT = Path(kernels_eval.__file__).parent.parent
 CONFIG = kernels.QUICK.model_copy(update={"time_correct": False})
@@ -141,12 +142,13 @@ def test_a_worker_killed_in_the_middle_is_replaced(pool: Pool) -> None:
     killed: list[int] = []
 
     def kill_when_busy() -> None:
-        deadline = time.monotonic() + 60
-        while not killed and time.monotonic() < deadline:
+        def kill() -> bool:
             for process in worker_processes() if pool._runners[0].items else []:
                 os.kill(process.pid, signal.SIGKILL)
                 killed.append(process.pid)
-            time.sleep(0.02)
+            return bool(killed)
+
+        until(kill)
 
     killer = threading.Thread(target=kill_when_busy)
     killer.start()
@@ -181,9 +183,9 @@ def test_leaving_a_pool_stops_its_workers() -> None:
 
 
 def failing_pool(broken_workers: int, workers: int) -> Pool:
-    """A pool whose first workers have a device that answers once, and whose canaries fail after
+    """A pool whose first workers have a device that answers once, and whose health checks fail after
     that."""
-    from kernels_eval.isolation.health import Pulse
+    from kernels_eval.isolation.health import HealthReport
 
     class FlakyPool(Pool):
         started = 0
@@ -194,22 +196,22 @@ def failing_pool(broken_workers: int, workers: int) -> Pool:
             from kernels_eval.cluster.worker import KernelWorker
 
             self.started += 1
-            sung: list[int] = []
+            checks: list[int] = []
             broken = self.started <= broken_workers
 
-            def pulse(*_: object, **__: object) -> Pulse:
-                sung.append(1)
-                return Pulse(right=not broken or len(sung) == 1, free_bytes=1)
+            def check(*_: object, **__: object) -> HealthReport:
+                checks.append(1)
+                return HealthReport(right=not broken or len(checks) == 1, free_bytes=1)
 
             return (
-                ray.remote(KernelWorker).options(num_cpus=0).remote(self.config, "cpu", None, pulse)
+                ray.remote(KernelWorker).options(num_cpus=0).remote(self.config, "cpu", None, check)
             )
 
     return FlakyPool(Language.CPP, CONFIG, workers=workers, builders=1)
 
 
 @pytest.mark.slow
-def test_a_worker_that_fails_its_canary_is_put_aside_and_the_others_go_on() -> None:
+def test_a_worker_whose_device_fails_is_quarantined_and_the_others_continue() -> None:
     asked = pairs(
         *[(AFFINE, module(f"return ext.aborts(x)  # {n}")) for n in range(3)],
         (AFFINE, module("return ext.affine(x)")),
@@ -218,7 +220,8 @@ def test_a_worker_that_fails_its_canary_is_put_aside_and_the_others_go_on() -> N
         verdicts = list(pool.verify(asked))
         assert len(pool._runners) == 1 and len(pool.quarantined) == 1
         assert (
-            "failed its canary twice" in pool.quarantined[0] and "was wrong" in pool.quarantined[0]
+            "failed its health check twice" in pool.quarantined[0]
+            and "was wrong" in pool.quarantined[0]
         )
         assert outcomes(asked, verdicts) == ["crashed", "crashed", "crashed", "ok"]
         assert outcomes(asked, list(pool.verify(asked))) == [
@@ -232,14 +235,14 @@ def test_a_worker_that_fails_its_canary_is_put_aside_and_the_others_go_on() -> N
 @pytest.mark.slow
 def test_a_pool_without_a_working_device_says_so() -> None:
     with failing_pool(broken_workers=2, workers=2) as pool:
-        with pytest.raises(GpuLostError, match="failed its canary twice") as fault:
+        with pytest.raises(GpuLostError, match="failed its health check twice") as fault:
             list(
                 pool.verify(
                     pairs(*[(AFFINE, module(f"return ext.aborts(x)  # {n}")) for n in range(4)])
                 )
             )
         assert fault.value.hint and len(pool.quarantined) == 2 and not pool._runners
-        with pytest.raises(GpuLostError, match="no worker is left.*failed its canary twice"):
+        with pytest.raises(GpuLostError, match="no worker is left.*failed its health check twice"):
             next(pool.verify(pairs((AFFINE, None))))  # a retry says so at once
 
 
@@ -321,9 +324,7 @@ def test_a_worker_that_is_lost_with_its_node_leaves_its_candidate_to_the_others(
         hanging = lossy._runners[1]
 
         def lose_it() -> None:
-            deadline = time.monotonic() + 60
-            while not hanging.items and time.monotonic() < deadline:
-                time.sleep(0.01)
+            until(lambda: bool(hanging.items))
             ray.kill(hanging.actor)
 
         killer = threading.Thread(target=lose_it)

@@ -100,22 +100,51 @@ def without_code(task: KernelTask, number: int) -> Candidate:
     return Candidate.model_validate(base | {"parse_reason": "truncated"})
 
 
-def tasks_snapshot(root: str, tasks: list[KernelTask]) -> SnapshotRef:
-    snapshot = Snapshot(root, "tasks", "t")
-    if not snapshot.finished:
+class Given:
+    """A root with tasks, in which candidates are verified."""
+
+    def __init__(self, root: str | Path, tasks: list[KernelTask]) -> None:
+        self.root, self._numbers = str(root), itertools.count()
+        snapshot = Snapshot(self.root, "tasks", "t")
         snapshot.append([task.model_dump(mode="json") for task in tasks], TASKS)
-        snapshot.publish(config={})
-    return snapshot.ref
+        self.tasks = snapshot.publish(config={}).ref
+
+    def candidates(self, asked: list[Candidate]) -> SnapshotRef:
+        """A finished snapshot of them, another one each time."""
+        snapshot = Snapshot(self.root, "synthesis", f"c{next(self._numbers)}")
+        rows = [c.model_dump(mode="json") | {"request_key": f"r-{c.candidate_id}"} for c in asked]
+        snapshot.append(rows, CANDIDATES)
+        return snapshot.publish(config={}).ref
+
+    def work(
+        self,
+        asked: list[Candidate] | SnapshotRef,
+        judge: Judge | None = None,
+        config: VerificationConfig = CONFIG,
+    ) -> stage.Verification:
+        """The stage; with a judge, without workers."""
+        ref = asked if isinstance(asked, SnapshotRef) else self.candidates(asked)
+        made = judged_by(judge) if judge else stage.Verification
+        return made(ref, self.tasks, config, Language.CPP)
+
+    def run(self, asked: list[Candidate] | SnapshotRef, judge: Judge) -> SnapshotRef:
+        ref = asked if isinstance(asked, SnapshotRef) else self.candidates(asked)
+        return stage.run(ref, self.tasks, CONFIG, Language.CPP, verification=judged_by(judge))
+
+    def reported(
+        self, candidates: SnapshotRef | list[Candidate]
+    ) -> tuple[SnapshotRef, list[tuple[int, int]]]:
+        """Run the stage with workers. Returns its snapshot and the progress it reported: one pair
+        (done, total) per verdict that was newly reached."""
+        seen: list[tuple[int, int]] = []
+        ref = candidates if isinstance(candidates, SnapshotRef) else self.candidates(candidates)
+        with observed_by(lambda name, done, total, note: seen.append((done, total))):
+            return stage.run(ref, self.tasks, CONFIG, Language.CPP), seen
 
 
-def candidates_snapshot(root: str, name: str, candidates: list[Candidate]) -> SnapshotRef:
-    snapshot = Snapshot(root, "synthesis", name)
-    snapshot.append(
-        [c.model_dump(mode="json") | {"request_key": f"r-{c.candidate_id}"} for c in candidates],
-        CANDIDATES,
-    )
-    snapshot.publish(config={})
-    return snapshot.ref
+@pytest.fixture
+def given(tmp_path: Path, tasks: list[KernelTask]) -> Given:
+    return Given(tmp_path, tasks)
 
 
 def verdicts_of(ref: SnapshotRef) -> dict[str, dict]:
@@ -124,45 +153,30 @@ def verdicts_of(ref: SnapshotRef) -> dict[str, dict]:
     return {row["candidate_id"]: row for row in rows}
 
 
-def reported(
-    candidates: SnapshotRef, tasks: SnapshotRef, config: VerificationConfig = CONFIG
-) -> tuple[SnapshotRef, list[tuple[int, int]]]:
-    """Run the stage. Returns its snapshot and the progress it reported: one pair (done, total) per
-    verdict that was newly reached."""
-    seen: list[tuple[int, int]] = []
-    with observed_by(lambda name, done, total, note: seen.append((done, total))):
-        return stage.run(candidates, tasks, config, Language.CPP), seen
-
-
 @pytest.mark.slow
 def test_verdicts_are_kept_and_only_the_new_candidate_is_verified(
-    ray_here: None, tmp_path: Path, tasks: list[KernelTask]
+    ray_here: None, given: Given, tasks: list[KernelTask]
 ) -> None:
-    root = str(tmp_path)
-    task_ref = tasks_snapshot(root, tasks)
     first_asked = [answer(tasks[0], 0), answer(tasks[1], 0), without_code(tasks[0], 7)]
-    first, seen = reported(candidates_snapshot(root, "c1", first_asked), task_ref)
+    first, seen = given.reported(first_asked)
     before = verdicts_of(first)
     assert set(before) == {c.candidate_id for c in first_asked}
     assert len(seen) == 2 and seen[-1][1] == 3  # the one without code needed no worker
     assert before["cut-7"]["status"] == "no_code" and before["cut-7"]["reason"] == "truncated"
     right, wrong = (before[candidate.candidate_id] for candidate in first_asked[:2])
-    assert (right["status"], wrong["status"]) == ("correct", "incorrect"), (
-        right["detail"],
-        wrong["detail"],
-    )
+    details = (right["detail"], wrong["detail"])
+    assert (right["status"], wrong["status"]) == ("correct", "incorrect"), details
     assert right["timing"]["speedup"] > 0 and wrong["timing"] is None
     manifest = first.open().manifest
     counts = {"correct": 1, "incorrect": 1, "no_code": 1}
     assert (manifest["rows"], manifest["status_counts"], manifest["language"]) == (3, counts, "cpp")
     for row in before.values():  # what is stored is a legal verdict
-        Verdict.model_validate(
-            {name: value for name, value in row.items() if name != "verdict_key"}
-        )
+        Verdict.model_validate({name: row[name] for name in row if name != "verdict_key"})
 
     # one candidate more: another snapshot, and only that one is run
     new = answer(tasks[1], 1)
-    second, seen = reported(candidates_snapshot(root, "c2", [*first_asked, new]), task_ref)
+    grown = given.candidates([*first_asked, new])
+    second, seen = given.reported(grown)
     after = verdicts_of(second)
     assert second.fingerprint != first.fingerprint
     assert seen == [(4, 4)]
@@ -171,53 +185,31 @@ def test_verdicts_are_kept_and_only_the_new_candidate_is_verified(
     assert verdicts_of(first) == before
 
     # the same again: nothing is done
-    again, seen = reported(SnapshotRef(root=root, stage="synthesis", fingerprint="c2"), task_ref)
-    assert again == second and seen == []
+    assert given.reported(grown) == (second, [])
 
     # machines are no part of a verdict: the same snapshot; the protocol is: other keys, so nothing
     # would be reused
-    def planned(config: VerificationConfig) -> stage.Verification:
-        return stage.Verification(
-            SnapshotRef(root=root, stage="synthesis", fingerprint="c2"),
-            task_ref,
-            config,
-            Language.CPP,
-        )
-
-    assert (
-        planned(CONFIG.model_copy(update={"workers": 7, "chunk_size": 64})).snapshot.ref == second
-    )
+    elsewhere = CONFIG.model_copy(update={"workers": 7, "chunk_size": 64})
+    assert given.work(grown, config=elsewhere).snapshot.ref == second
     keyed = [candidate.model_dump() for candidate in (*first_asked, new)]
     stricter = CONFIG.model_copy(update={"eval": EvalConfig(timing=TimingConfig(max_s=0.4))})
-    other = planned(stricter)
+    other = given.work(grown, config=stricter)
     assert other.snapshot.ref != second
-    assert (
-        list(
-            known_rows(
-                root,
-                "verification",
-                "verdict_key",
-                {other.verdict_key(candidate) for candidate in keyed},
-                VERDICTS,
-            )
-        )
-        == []
-    )
-    assert {row["verdict_key"] for row in after.values()} == {
-        planned(CONFIG).verdict_key(candidate) for candidate in keyed
-    }
+    keys = {other.verdict_key(candidate) for candidate in keyed}
+    assert list(known_rows(given.root, "verification", "verdict_key", keys, VERDICTS)) == []
+    same = given.work(grown)
+    expected = {same.verdict_key(candidate) for candidate in keyed}
+    assert {row["verdict_key"] for row in after.values()} == expected
 
 
 @pytest.mark.slow
 def test_a_run_that_was_cut_short_does_only_the_rest(
-    ray_here: None, tmp_path: Path, tasks: list[KernelTask]
+    ray_here: None, given: Given, tasks: list[KernelTask]
 ) -> None:
-    root = str(tmp_path)
-    task_ref = tasks_snapshot(root, tasks)
     asked = [answer(tasks[0], 0), answer(tasks[0], 1), answer(tasks[1], 0)]
-    candidates = candidates_snapshot(root, "c1", asked)
+    candidates = given.candidates(asked)
     one_by_one = CONFIG.model_copy(update={"chunk_size": 1})
-    with stage.Verification(candidates, task_ref, one_by_one, Language.CPP) as work:
+    with given.work(candidates, config=one_by_one) as work:
         assert (work.plan(), work.total, work.planned) == (3, 3, 3)
         counts = work.verify_chunk(1)
     assert sum(counts.values()) == 1 and not work.snapshot.finished
@@ -226,7 +218,7 @@ def test_a_run_that_was_cut_short_does_only_the_rest(
     kept = verdicts_of(work.snapshot.ref)
     assert set(kept) == {asked[0].candidate_id}
 
-    ref, seen = reported(candidates, task_ref)
+    ref, seen = given.reported(candidates)
     assert len(seen) == 2 and seen[-1] == (3, 3)
     after = verdicts_of(ref)
     assert {key: after[key] for key in kept} == kept and len(after) == 3
@@ -254,13 +246,12 @@ class Judge:
         left = self.faults_after.pop(0) if self.faults_after else None
         for number, (task, candidate) in enumerate(pairs):
             if number == left:
-                self.quarantined.append("cuda:1 failed its canary twice")
+                self.quarantined.append("cuda:1 failed its health check twice")
                 raise GpuLostError("the device is gone")
             self.asked.append(candidate.candidate_id)
             finding = Finding(reason="wrong_output", detail="as always")
-            yield verdict_of(
-                task, candidate, Prepared(candidate_id=candidate.candidate_id), finding
-            )
+            prepared = Prepared(candidate_id=candidate.candidate_id)
+            yield verdict_of(task, candidate, prepared, finding)
 
 
 def judged_by(judge: Judge) -> type[stage.Verification]:
@@ -273,33 +264,27 @@ def judged_by(judge: Judge) -> type[stage.Verification]:
 
 def numbered(tasks: list[KernelTask], samples: int) -> list[Candidate]:
     """Candidates of every task, their ids in the order in which they are to be verified."""
-    base = answer(tasks[0], 0).model_dump()
-    return [
-        Candidate.model_validate(
-            base
-            | {
-                "candidate_id": f"{task.task_id}/{number:03d}",
-                "task_id": task.task_id,
-                "sample_index": number,
-            }
-        )
-        for task in sorted(tasks, key=lambda task: task.task_id)
-        for number in range(samples)
-    ]
+    base = answer(tasks[0], 0)
+
+    def one(task_id: str, number: int) -> Candidate:
+        named = {"candidate_id": f"{task_id}/{number:03d}", "task_id": task_id}
+        return base.model_copy(update=named | {"sample_index": number})
+
+    ids = sorted(task.task_id for task in tasks)
+    return [one(task_id, number) for task_id in ids for number in range(samples)]
+
+
+def ids(candidates: list[Candidate]) -> list[str]:
+    return [candidate.candidate_id for candidate in candidates]
 
 
 def test_a_retried_chunk_goes_on_with_what_has_no_verdict_yet(
-    tmp_path: Path, tasks: list[KernelTask]
+    given: Given, tasks: list[KernelTask]
 ) -> None:
     """What Prefect's retry after a lost device relies on: verdicts before the fault are kept, none
     is asked for again, none is left out."""
-    root = str(tmp_path)
-    asked = numbered(tasks, 4)
-    judge = Judge(4, 0)
-    config = CONFIG.model_copy(update={"chunk_size": 3})
-    with judged_by(judge)(
-        candidates_snapshot(root, "c1", asked), tasks_snapshot(root, tasks), config, Language.CPP
-    ) as work:
+    asked, judge = numbered(tasks, 4), Judge(4, 0)
+    with given.work(asked, judge, CONFIG.model_copy(update={"chunk_size": 3})) as work:
         assert work.plan() == 3
         assert work.verify_chunk(1) == {"incorrect": 3}
         for _ in range(2):  # the fourth verdict is reached, then the device is gone, and gone again
@@ -310,11 +295,10 @@ def test_a_retried_chunk_goes_on_with_what_has_no_verdict_yet(
         assert work.verify_chunk(2) == {}, "a full chunk is full"
         assert work.verify_chunk(3) == {"incorrect": 2}
         published = work.publish()
-    assert judge.asked == [candidate.candidate_id for candidate in asked]
+    assert judge.asked == ids(asked)
     assert set(verdicts_of(published)) == set(judge.asked)
-    assert published.open().manifest["quarantined"] == judge.quarantined != [], (
-        "who reads the snapshot sees which device was given up"
-    )
+    manifest = published.open().manifest
+    assert manifest["quarantined"] == judge.quarantined != [], "the manifest names the lost device"
 
 
 @pytest.mark.parametrize(
@@ -325,7 +309,7 @@ def test_a_retried_chunk_goes_on_with_what_has_no_verdict_yet(
     ],
 )
 def test_a_chunk_whose_cluster_is_gone_goes_on_with_the_one_that_comes_back(
-    tmp_path: Path, tasks: list[KernelTask], monkeypatch: pytest.MonkeyPatch, fault: Exception
+    given: Given, tasks: list[KernelTask], monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
     """A Ray head that is killed and started again is another cluster: workers of the first are
     worth nothing to the second."""
@@ -336,43 +320,30 @@ def test_a_chunk_whose_cluster_is_gone_goes_on_with_the_one_that_comes_back(
             raise fault
 
         def __exit__(self, *_: object) -> None:
-            raise RuntimeError("there is nobody whom it could stop")
+            raise RuntimeError("there is no worker that could be stopped")
 
-    pools = [Gone(), second := Judge()]
-    asked, root = numbered(tasks, 4), str(tmp_path)
-    heads = iter(
-        [
-            UsageError("away when its turn came"),
-            None,
-            UsageError("no Ray cluster can be joined"),
-            UsageError("not yet"),
-            None,
-        ]
-    )
+    pools, asked = [Gone(), second := Judge()], numbered(tasks, 4)
+    away = [UsageError(f"{number}") for number in range(3)]
+    heads = iter([away[0], None, *away[1:], None])
 
     def require_cluster(address: str) -> None:
         assert address == "10.0.0.7:6379"
         if head := next(heads):
             raise head
 
-    class Moved(stage.Verification):
-        def pool(self) -> Any:
-            return pools.pop(0)
-
     monkeypatch.setattr(stage, "require_cluster", require_cluster)
     monkeypatch.setattr(retry, "INTERVAL_S", 0.0)
     config = CONFIG.model_copy(update={"ray_address": "10.0.0.7:6379", "chunk_size": 128})
-    with Moved(
-        candidates_snapshot(root, "c1", asked), tasks_snapshot(root, tasks), config, Language.CPP
-    ) as work:
+    with given.work(asked, second, config) as work:
+        monkeypatch.setattr(work, "pool", lambda: pools.pop(0))
         assert work.plan() == 1
         with pytest.raises(ClusterError, match="lost") as caught:
             work.verify_chunk(1)
         assert "token" not in str(caught.value) and len(verdicts_of(work.snapshot.ref)) == 2
         assert work.verify_chunk(1) == {"incorrect": len(asked) - 2}
-        assert next(heads, "asked until there was one") == "asked until there was one"
+        assert list(heads) == [], "asked until there was one"
         work.publish()
-    assert second.asked == [candidate.candidate_id for candidate in asked][2:] and not pools
+    assert second.asked == ids(asked)[2:] and not pools
 
 
 def test_a_cluster_that_does_not_come_back_is_one_clear_error(
@@ -388,9 +359,9 @@ def test_a_cluster_that_does_not_come_back_is_one_clear_error(
     stage.wait_for_head(None)  # Ray is started here, so there is nobody to wait for
 
 
-def test_one_stream_feeds_all_chunks(tmp_path: Path, tasks: list[KernelTask]) -> None:
+def test_one_stream_feeds_all_chunks(given: Given, tasks: list[KernelTask]) -> None:
     """The pool is asked once: between two chunks it has neither to be filled nor to be drained."""
-    root, asked = str(tmp_path), numbered(tasks, 5)
+    asked = numbered(tasks, 5)
     calls: list[int] = []
 
     class Ahead(Judge):
@@ -406,9 +377,7 @@ def test_one_stream_feeds_all_chunks(tmp_path: Path, tasks: list[KernelTask]) ->
                     yield from super().verify([taken.pop(0)])
             yield from super().verify(taken)
 
-    with judged_by(Ahead())(
-        candidates_snapshot(root, "c1", asked), tasks_snapshot(root, tasks), CONFIG, Language.CPP
-    ) as work:
+    with given.work(asked, Ahead()) as work:
         assert work.plan() == 5
         work.verify_chunk(1)
         assert calls == [4]  # a chunk of two, and the two that are under way
@@ -421,56 +390,42 @@ def test_a_kill_between_chunks_loses_nothing_that_was_reached(
     tmp_path: Path, tasks: list[KernelTask]
 ) -> None:
     """The disk as it is while the stream is open, which is what a killed process leaves."""
-    root, asked = tmp_path / "alive", numbered(tasks, 3)
-    task_ref = tasks_snapshot(str(root), tasks)
-    candidates = candidates_snapshot(str(root), "c1", asked)
-    with judged_by(Judge())(candidates, task_ref, CONFIG, Language.CPP) as work:
+    given, asked = Given(tmp_path / "alive", tasks), numbered(tasks, 3)
+    candidates = given.candidates(asked)
+    with given.work(candidates, Judge()) as work:
         work.plan()
         work.verify_chunk(1)
         work.verify_chunk(2)
-        shutil.copytree(root, tmp_path / "killed")
-    left = SnapshotRef(
-        root=str(tmp_path / "killed"), stage=stage.STAGE, fingerprint=work.snapshot.fingerprint
-    )
+        shutil.copytree(given.root, tmp_path / "killed")
+
+    def moved(ref: SnapshotRef) -> SnapshotRef:
+        return ref.model_copy(update={"root": str(tmp_path / "killed")})
+
+    left, judge = moved(work.snapshot.ref), Judge()
     assert left.open().parts() == [], "the rows were in the journal only"
-    judge = Judge()
-    moved = [ref.model_copy(update={"root": left.root}) for ref in (candidates, task_ref)]
-    finished = stage.run(*moved, CONFIG, Language.CPP, verification=judged_by(judge))
-    assert judge.asked == [candidate.candidate_id for candidate in asked[4:]]
-    assert finished == left and set(verdicts_of(finished)) == {
-        candidate.candidate_id for candidate in asked
-    }
+    given.tasks = moved(given.tasks)
+    finished = given.run(moved(candidates), judge)
+    assert judge.asked == ids(asked)[4:]
+    assert finished == left and set(verdicts_of(finished)) == set(ids(asked))
 
 
 def test_where_there_is_no_journal_a_chunk_is_written_when_it_is_full(
     tmp_path: Path, tasks: list[KernelTask]
 ) -> None:
-    root, asked = f"memory://{tmp_path}", numbered(tasks, 3)
-    task_ref = tasks_snapshot(root, tasks)
-    with judged_by(Judge())(
-        candidates_snapshot(root, "c1", asked), task_ref, CONFIG, Language.CPP
-    ) as work:
+    with Given(f"memory://{tmp_path}", tasks).work(numbered(tasks, 3), Judge()) as work:
         for number in range(1, work.plan() + 1):
             work.verify_chunk(number)
             assert len(verdicts_of(work.snapshot.ref)) == 2 * number
         assert work.publish().open().manifest["rows"] == 6
 
 
-def test_a_larger_snapshot_asks_only_for_what_is_new(
-    tmp_path: Path, tasks: list[KernelTask]
-) -> None:
-    root = str(tmp_path)
-    task_ref = tasks_snapshot(root, tasks)
+def test_a_larger_snapshot_asks_only_for_what_is_new(given: Given, tasks: list[KernelTask]) -> None:
     old = [answer(tasks[0], 0), answer(tasks[1], 0)]
-    with judged_by(Judge())(
-        candidates_snapshot(root, "c1", old), task_ref, CONFIG, Language.CPP
-    ) as first:
+    with given.work(old, Judge()) as first:
         first.plan()
         first.verify_chunk(1)  # never published: verdicts of an unfinished snapshot count as well
     judge, new = Judge(), answer(tasks[0], 1)
-    with judged_by(judge)(
-        candidates_snapshot(root, "c2", [*old, new]), task_ref, CONFIG, Language.CPP
-    ) as second:
+    with given.work([*old, new], judge) as second:
         assert (second.plan(), second.total, second.planned) == (1, 3, 1)
         assert verdicts_of(second.snapshot.ref) == verdicts_of(first.snapshot.ref)
         second.verify_chunk(1)
@@ -478,130 +433,83 @@ def test_a_larger_snapshot_asks_only_for_what_is_new(
 
 
 def test_candidates_without_code_start_no_worker(
-    tmp_path: Path, tasks: list[KernelTask], monkeypatch: pytest.MonkeyPatch
+    given: Given, tasks: list[KernelTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = str(tmp_path)
-
     def no_pool(self: stage.Verification) -> None:
         raise AssertionError("a pool was started for nothing")
 
     monkeypatch.setattr(stage.Verification, "pool", no_pool)
-    candidates = candidates_snapshot(
-        root, "c1", [without_code(tasks[0], number) for number in range(3)]
-    )
-    ref, seen = reported(candidates, tasks_snapshot(root, tasks))
+    ref, seen = given.reported([without_code(tasks[0], number) for number in range(3)])
     assert ref.open().manifest["status_counts"] == {"no_code": 3} and seen == []
     assert ref.open().read().columns == VERDICTS.names
 
 
-def test_work_goes_by_task_however_it_was_written(tmp_path: Path, tasks: list[KernelTask]) -> None:
+def test_work_goes_by_task_however_it_was_written(given: Given, tasks: list[KernelTask]) -> None:
     """A task's candidates lie together, so that its reference is loaded once; here they are spread
     over parts, in disorder."""
-    root, asked = str(tmp_path), numbered(tasks, 40)
-    snapshot = Snapshot(root, "synthesis", "c1")
+    asked, snapshot = numbered(tasks, 40), Snapshot(given.root, "synthesis", "scattered")
     shuffled = random.Random(0).sample(asked, len(asked))
     for start in range(0, len(shuffled), 7):
-        rows = [
-            c.model_dump(mode="json") | {"request_key": c.candidate_id}
-            for c in shuffled[start : start + 7]
-        ]
-        snapshot.append(
-            rows + rows[:1], CANDIDATES
-        )  # and one of them twice, as a second writer leaves it
+        part = shuffled[start : start + 7]
+        rows = [c.model_dump(mode="json") | {"request_key": c.candidate_id} for c in part]
+        snapshot.append(rows + rows[:1], CANDIDATES)  # one twice, as a second writer leaves it
     snapshot.publish(config={})
     judge = Judge()
-    ref = stage.run(
-        snapshot.ref,
-        tasks_snapshot(root, tasks),
-        CONFIG,
-        Language.CPP,
-        verification=judged_by(judge),
-    )
-    assert judge.asked == [candidate.candidate_id for candidate in asked]
+    ref = given.run(snapshot.ref, judge)
+    assert judge.asked == ids(asked)
     assert ref.open().manifest["rows"] == len(verdicts_of(ref)) == 80
     assert not [path for path in Path(ref.open().path).iterdir() if path.name.startswith(".")]
 
 
-def test_the_texts_of_a_candidate_are_never_read(tmp_path: Path, tasks: list[KernelTask]) -> None:
+def test_the_texts_of_a_candidate_are_never_read(given: Given, tasks: list[KernelTask]) -> None:
     """They weigh ten times what verification needs: it must do with a snapshot that lacks them."""
-    root, asked = str(tmp_path), numbered(tasks, 2)
-    snapshot = Snapshot(root, "synthesis", "c1")
+    snapshot = Snapshot(given.root, "synthesis", "light")
     light = pa.schema([field for field in CANDIDATES if field.name in stage.READ])
-    snapshot.append(
-        [
-            {name: row[name] for name in light.names}
-            for row in (c.model_dump(mode="json") for c in asked)
-        ],
-        light,
-    )
+    rows = [candidate.model_dump(mode="json") for candidate in numbered(tasks, 2)]
+    snapshot.append([{name: row[name] for name in light.names} for row in rows], light)
     snapshot.publish(config={})
     assert not {"response", "reasoning", "answer"} & set(light.names)
-    ref = stage.run(
-        snapshot.ref,
-        tasks_snapshot(root, tasks),
-        CONFIG,
-        Language.CPP,
-        verification=judged_by(Judge()),
-    )
-    assert len(verdicts_of(ref)) == 4
+    assert len(verdicts_of(given.run(snapshot.ref, Judge()))) == 4
 
 
 def test_a_candidate_of_an_unknown_task_is_named(tmp_path: Path, tasks: list[KernelTask]) -> None:
-    root = str(tmp_path)
-    candidates = candidates_snapshot(root, "c1", [answer(tasks[0], 0), answer(tasks[1], 0)])
+    asked = [answer(tasks[0], 0), answer(tasks[1], 0)]
     with pytest.raises(UsageError, match=tasks[1].task_id):
-        stage.run(
-            candidates,
-            tasks_snapshot(root, tasks[:1]),
-            CONFIG,
-            Language.CPP,
-            verification=judged_by(Judge()),
-        )
+        Given(tmp_path, tasks[:1]).run(asked, Judge())
 
 
 def test_a_pool_that_loses_a_candidate_is_no_finished_snapshot(
-    tmp_path: Path, tasks: list[KernelTask]
+    given: Given, tasks: list[KernelTask]
 ) -> None:
     class Forgetful(Judge):
         def verify(self, pairs: Iterable[tuple[KernelTask, Candidate]]) -> Iterator[Verdict]:
             yield from list(super().verify(pairs))[1:]
 
-    root = str(tmp_path)
-    candidates, task_ref = (
-        candidates_snapshot(root, "c1", numbered(tasks, 2)),
-        tasks_snapshot(root, tasks),
-    )
+    candidates, judge = given.candidates(numbered(tasks, 2)), Judge()
     with pytest.raises(EvalError, match="1 of 4 candidates have no verdict"):
-        stage.run(candidates, task_ref, CONFIG, Language.CPP, verification=judged_by(Forgetful()))
-    judge = Judge()
-    assert (
-        stage.run(candidates, task_ref, CONFIG, Language.CPP, verification=judged_by(judge))
-        .open()
-        .finished
-    )
+        given.run(candidates, Forgetful())
+    assert given.run(candidates, judge).open().finished
     assert len(judge.asked) == 1
 
 
 @pytest.mark.slow
 def test_a_flow_has_one_task_run_per_chunk_and_retries_it(
-    prefect_home: Path, tmp_path: Path, tasks: list[KernelTask]
+    prefect_home: Path, given: Given, tasks: list[KernelTask]
 ) -> None:
     from prefect import flow
     from prefect.client.orchestration import get_client
 
     from tasks.verification.step import verify
 
-    root, asked, judge = str(tmp_path), numbered(tasks, 3), Judge(3)
-    candidates, task_ref = candidates_snapshot(root, "c1", asked), tasks_snapshot(root, tasks)
+    asked, judge = numbered(tasks, 3), Judge(3)
+    candidates = given.candidates(asked)
 
     @flow
     def line() -> SnapshotRef:
-        return verify(candidates, task_ref, CONFIG, Language.CPP, judged_by(judge))
+        return verify(candidates, given.tasks, CONFIG, Language.CPP, judged_by(judge))
 
-    assert set(verdicts_of(line())) == {candidate.candidate_id for candidate in asked}
-    assert judge.asked == [candidate.candidate_id for candidate in asked], (
-        "each once, though the second chunk failed half way"
-    )
+    assert set(verdicts_of(line())) == set(ids(asked))
+    assert judge.asked == ids(asked), "each once, though the second chunk failed half way"
     with get_client(sync_client=True) as client:
         runs = {run.name: run.run_count for run in client.read_task_runs()}
     spans = (
@@ -645,28 +553,25 @@ def test_workers_that_do_nothing_give_each_candidate_one_verdict(
 
 
 def test_a_verdict_is_reused_under_the_conditions_it_was_reached_under(
-    tmp_path: Path, tasks: list[KernelTask], monkeypatch: pytest.MonkeyPatch
+    given: Given, tasks: list[KernelTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another torch, CUDA, driver, device, protocol or parse is another verdict; other code of this
     repository is not."""
-    root, task_ref = str(tmp_path), tasks_snapshot(str(tmp_path), tasks)
-    given = {"device": "H200", "torch": "2.11.0", "cuda": "13.0", "driver": "580.1"}
+    base = {"device": "H200", "torch": "2.11.0", "cuda": "13.0", "driver": "580.1"}
     candidate = answer(tasks[0], 0)
-    numbers = itertools.count()
 
     def asked(candidate: Candidate = candidate, **changed: str) -> int:
         """How many candidates workers are asked for."""
-        measured = Conditions(**given | changed)
+        measured = Conditions(**base | changed)
         monkeypatch.setattr(stage, "conditions", lambda language: measured)
-        ref = candidates_snapshot(root, f"c{next(numbers)}", [candidate])
         judge = Judge()
-        made = stage.run(ref, task_ref, CONFIG, Language.CPP, verification=judged_by(judge))
+        made = given.run([candidate], judge)
         assert made.open().manifest["conditions"] == measured.model_dump()
         return len(judge.asked)
 
     assert asked() == 1
     assert asked() == 0
-    for name in given:
+    for name in base:
         assert asked(**{name: "another"}) == 1, name
     assert asked(candidate.model_copy(update={"code": f"{candidate.code}# parsed anew"})) == 1
     assert asked() == 0
@@ -687,11 +592,10 @@ def test_the_conditions_of_a_gpu_name_its_driver_and_cuda(monkeypatch: pytest.Mo
 
 
 def test_a_language_without_its_device_is_refused_before_anything_is_written(
-    tmp_path: Path, tasks: list[KernelTask], monkeypatch: pytest.MonkeyPatch
+    given: Given, tasks: list[KernelTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    root = str(tmp_path)
-    candidates = candidates_snapshot(root, "c1", [answer(tasks[0], 0)])
+    candidates = given.candidates([answer(tasks[0], 0)])
     with pytest.raises(DeviceError, match="need an NVIDIA GPU"):
-        stage.run(candidates, tasks_snapshot(root, tasks), CONFIG, Language.CUDA)
-    assert not (tmp_path / "verification").exists()
+        stage.run(candidates, given.tasks, CONFIG, Language.CUDA)
+    assert not (Path(given.root) / "verification").exists()

@@ -8,15 +8,16 @@ import signal
 import time
 from collections.abc import Iterator
 
-import psutil
 import pytest
 
 from kernels_eval.errors import SandboxError
+from kernels_eval.isolation.process_tree import has_ended
 from kernels_eval.isolation.sandbox import Child, ForkServer
-from kernels_eval.isolation.warm_pool import WANTED, Spares
+from kernels_eval.isolation.warm_pool import WANTED, WarmPool
 from kernels_eval.records import KernelTask
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, module
+from tests.support.waiting import until
 
 CONFIG = kernels.QUICK
 CODES = {
@@ -31,7 +32,7 @@ class Verifier(kernels.Verifier):
     def __call__(self, task: KernelTask, code: str) -> str:
         return super().__call__(task, code).reason
 
-    def spare(self, role: str) -> Child:
+    def warm(self, role: str) -> Child:
         return self.runner.warm_pool._starting[role][0][1].result()
 
 
@@ -46,14 +47,14 @@ def test_verdicts_are_those_of_processes_that_are_started_when_they_are_needed(
     verify: Verifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[tuple[str, bool]] = []
-    take = Spares._spare
+    take = WarmPool._warm_child
 
-    def watched(self: Spares, server: ForkServer, role: str) -> Child | None:
+    def watched(self: WarmPool, server: ForkServer, role: str) -> Child | None:
         child = take(self, server, role)
         taken.append((role, child is not None))
         return child
 
-    monkeypatch.setattr(Spares, "_spare", watched)
+    monkeypatch.setattr(WarmPool, "_warm_child", watched)
     for _ in range(2):
         for reason, (task, code) in CODES.items():
             assert verify(task, code) == reason
@@ -65,24 +66,21 @@ def test_verdicts_are_those_of_processes_that_are_started_when_they_are_needed(
 
 
 @pytest.mark.parametrize("role", WANTED)
-def test_a_spare_that_is_killed_while_it_waits_costs_no_verdict(
+def test_a_warm_child_that_is_killed_while_it_waits_costs_no_verdict(
     verify: Verifier, role: str
 ) -> None:
     task, code = CODES["ok"]
     assert verify(task, code) == "ok"
     verify.runner.warm_pool.settle()
-    child = verify.spare(role)
+    child = verify.warm(role)
     os.kill(child.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 30
-    while not child.gone:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    until(lambda: child.gone)
     assert verify(WEIGHTED, CODES["wrong_shape"][1]) == "wrong_shape"
     assert verify(task, code) == "ok"
 
 
 @pytest.mark.slow
-def test_spares_of_a_fork_server_that_is_gone_are_forgotten(verify: Verifier) -> None:
+def test_warm_children_of_a_fork_server_that_is_gone_are_forgotten(verify: Verifier) -> None:
     task, code = CODES["ok"]
     assert verify(task, code) == "ok"
     verify.runner.server._process.kill()
@@ -91,32 +89,29 @@ def test_spares_of_a_fork_server_that_is_gone_are_forgotten(verify: Verifier) ->
 
 
 def test_nothing_is_under_way_once_settled_and_nothing_is_left_once_closed() -> None:
-    spares = Spares(CONFIG, "cpu", ahead=True)
+    pool = WarmPool(CONFIG, "cpu", ahead=True)
     with_server = ForkServer()
     try:
         closed: list[float] = []
-        spares.bury(lambda: closed.append(time.monotonic()))
-        spares.replenish(with_server)
-        spares.settle()
-        children = [starting.result() for role in WANTED for _, starting in spares._starting[role]]
+        pool.close_async(lambda: closed.append(time.monotonic()))
+        pool.replenish(with_server)
+        pool.settle()
+        children = [starting.result() for role in WANTED for _, starting in pool._starting[role]]
         assert len(children) == sum(WANTED.values())
         assert closed and not any(child.owed for child in children)
         pids = [child.pid for child in children]
-        spares.close()
-        assert not any(
-            psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-            for pid in pids
-        )
+        pool.close()
+        assert all(map(has_ended, pids))
         assert not any(child.scratch.exists() for child in children)
     finally:
         with_server.close()
 
 
 def test_a_fork_server_that_fails_is_an_error_of_the_one_who_needs_a_child() -> None:
-    spares, server = Spares(CONFIG, "cpu", ahead=True), ForkServer()
+    pool, server = WarmPool(CONFIG, "cpu", ahead=True), ForkServer()
     server.close()
-    spares.replenish(server)
-    spares.settle()
+    pool.replenish(server)
+    pool.settle()
     with pytest.raises(SandboxError):
-        spares.take(server, "candidate")
-    spares.close()
+        pool.take(server, "candidate")
+    pool.close()

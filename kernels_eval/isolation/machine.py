@@ -1,0 +1,103 @@
+"""What sandboxes take of the machine: its memory, their environment, and their folders."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import psutil
+
+KEPT_VARIABLES = (
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_HOME",
+    "VIRTUAL_ENV",
+    "PYTHONPATH",
+    "TZ",
+)
+THREAD_VARIABLES = (
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+    *("OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"),
+)
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@cache
+def machine_memory_bytes() -> int:
+    """Memory of this machine, or of the control group this process is in where that is less."""
+    found = [int(psutil.virtual_memory().total)]
+    lines: list[str] = []
+    with suppress(OSError):
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    for line in lines:
+        _, controllers, inside = line.split(":", 2)
+        if not controllers:  # version 2 of control groups
+            root, name = "/sys/fs/cgroup", "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        group = Path(root + inside)
+        for directory in (group, *group.parents):  # a limit on any group above holds too
+            with suppress(OSError, ValueError):
+                found.append(int((directory / name).read_text()))
+    return min(found)
+
+
+def disk_usage(directory: Path, most_files: int) -> tuple[int, int]:
+    """Bytes (as allocated) and number of the files below a directory; stops counting past
+    `most_files`."""
+    size = count = 0
+    todo = [str(directory)]
+    while todo:
+        with suppress(OSError), os.scandir(todo.pop()) as entries:
+            for entry in entries:
+                count += 1
+                if count > most_files:
+                    return size, count
+                with suppress(OSError):
+                    size += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if entry.is_dir(follow_symlinks=False):
+                        todo.append(entry.path)
+    return size, count
+
+
+def new_folder(base: Path | None = None) -> Path:
+    """A folder named after this process, so that `remove_abandoned` finds it after a kill."""
+    return Path(tempfile.mkdtemp(prefix=f"concur-{os.getpid()}-", dir=base))
+
+
+def shared_memory() -> Path | None:
+    """A folder whose files are in memory; None where there is none."""
+    return SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
+
+
+def remove_abandoned() -> None:
+    """Remove folders of processes that are gone (SIGKILL)."""
+    for base in {Path(tempfile.gettempdir()), SHARED_MEMORY}:
+        for folder in base.glob("concur-*-*"):
+            owner = folder.name.split("-")[1]
+            if owner.isdigit() and not psutil.pid_exists(int(owner)):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def child_environment(threads: int) -> dict[str, str]:
+    """The whole environment of the fork server and all children: nothing of the user's except what
+    finds Python and CUDA."""
+    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    paths = (str(Path(__file__).parents[2]), kept.get("PYTHONPATH"))
+    return kept | {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "LC_ALL": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONUNBUFFERED": "1",
+        # Without it, importing torch.utils.cpp_extension poisons forked children.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        "CUDA_MODULE_LOADING": "LAZY",
+        **dict.fromkeys(THREAD_VARIABLES, str(threads)),
+    }

@@ -1,5 +1,4 @@
-"""The flows that `prefect.yaml` deploys: forms in, the line's own flows inside, links and tables
-out.
+"""The flows that `prefect.yaml` deploys: a form in, a flow of the line inside, links and tables out.
 
 Guarantees: a form becomes a configuration before anything else happens, and a form that cannot be
 used ends the run with one sentence; a flow that may use the devices waits until no other one does
@@ -85,7 +84,7 @@ def train_on_set(
     training: forms.TrainingForm = forms.TRAINING,
     advanced: forms.AdvancedForm = forms.ADVANCED,
 ) -> SnapshotRef:
-    """A LoRA adapter on a training set that is there, registered in MLflow."""
+    """A LoRA adapter on an existing training set, registered in MLflow."""
     config = prepared(configuration(run, training, advanced=advanced))
     config, tasks, found = of_line(config.root, curated.snapshot or None, config)
     with devices(config, config.training.workers):
@@ -104,7 +103,7 @@ def score_models(
     benchmark: forms.BenchmarkForm = forms.BENCHMARK,
     advanced: forms.AdvancedForm = forms.ADVANCED,
 ) -> Benchmarked:
-    """Exec, fast_p and pass@k of the recorded answers, the base model and an adapter that is there,
+    """Exec, fast_p and pass@k of the recorded answers, the base model and an existing adapter,
     on held-out tasks."""
     config = prepared(configuration(run, benchmark, advanced=advanced))
     trained = newest_adapter(config, adapter.snapshot)

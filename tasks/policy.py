@@ -27,7 +27,7 @@ RATE_OVER_S = 600.0
 
 def infrastructure_only(task: Any, task_run: Any, state: Any) -> bool:
     """Retry a machine's fault; never a kernel's (that is a record), never unusable input, and never
-    what only a person can mend."""
+    what only a person can correct."""
     try:
         state.result()
     except (UsageError, DeviceError, DiskFullError):
@@ -85,7 +85,7 @@ def secret(block: str) -> str:
 
     blocks: Any = system.Secret
     try:
-        # told outright: otherwise it is a coroutine where some event loop runs
+        # `_sync` because it would return a coroutine where some event loop runs
         value = blocks.load(block, _sync=True).get()
     except ValueError:
         # what Prefect raises for a name that it does not know; a validation error, which is one
@@ -161,7 +161,7 @@ class ProgressArtifact:
 
     @contextmanager
     def _never_in_the_way(self) -> Iterator[None]:
-        """Whatever Prefect does: one line in the log of the run, and the run goes on. A server that
+        """Whatever Prefect does: one line in the log of the run, and the run continues. A server that
         was away is tried again."""
         try:
             yield

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 def caution(text: str) -> None:
-    """What a person must know of a run that nevertheless goes on. It goes to the log and to whoever
+    """What a person must know of a run that nevertheless continues. It goes to the log and to whoever
     gathers; no text of a candidate or a task belongs in it, for reports and notices show it."""
     log.warning("%s", text)
     for gathered in _cautions:

@@ -15,7 +15,7 @@ SYNTHESIS_VERSION = 1
 PARSER_VERSION = 1
 """How an answer is divided into reasoning, text and code. Raw answers do not depend on it."""
 CANDIDATE_TABLE_VERSION = 1
-"""How somebody else's table of candidates is read."""
+"""How a table of candidates from elsewhere is read."""
 DECONTAMINATION_VERSION = 1
 WORKLOAD_VERSION = 1
 """What a task's reference computes and moves."""
@@ -24,11 +24,11 @@ PROFILE_VERSION = 1
 TRACE_FLAG_VERSION = 1
 """What is wrong with a trace of reasoning."""
 CURATION_VERSION = 1
-ANALYSIS_VERSION = 1
+ANALYSIS_VERSION = 2
 TRAINING_VERSION = 1
 SCORING_VERSION = 1
 """Which numbers the benchmark makes of verdicts."""
-REPORT_VERSION = 1
+REPORT_VERSION = 2
 """What the report of a run shows."""
 PUBLISHING_VERSION = 1
 """What a published data set holds."""
@@ -84,7 +84,7 @@ LOGIC: dict[str, tuple[str, ...]] = {
         "tasks.benchmark.comparing",
         "tasks.benchmark.metrics",
     ),
-    "REPORT_VERSION": ("tasks.benchmark", "flows.report", "flows.report_inputs"),
+    "REPORT_VERSION": ("tasks.benchmark", "tasks.reporting", "flows.report"),
     "PUBLISHING_VERSION": ("tasks.publishing",),
 }
 """Modules and packages by the constant to raise when what they come to changes."""

@@ -175,4 +175,4 @@ def _print(data: dict[str, Any]) -> None:
     columns = ("part", "health", "pid", "processes", "restarts", "up", "at", "log")
     print_table(f"concur stack of {data['root']}", columns, rows)
     if data["supervisor"] is None:
-        click.echo("the supervisor does not run: `concur up` starts one that takes over what runs")
+        click.echo("the process manager does not run: `concur up` starts all parts again")

@@ -12,7 +12,7 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -40,8 +40,9 @@ PASSWORD_LEAST_CHARACTERS = 12
 """MLflow's own least length for its first user."""
 
 
-def _port(default: int, least: int = 1, description: str = "") -> Any:
-    return Field(default=default, ge=least, le=65535, description=description)
+Port = Annotated[int, Field(ge=1, le=65535)]
+UnprivilegedPort = Annotated[int, Field(ge=1024, le=65535)]
+Limit = Annotated[int, Field(ge=1)]
 
 
 class StackSettings(Record):
@@ -49,47 +50,39 @@ class StackSettings(Record):
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="concur up")
 
-    host: str = Field(
-        default="127.0.0.1",
-        description="address that the Prefect and MLflow servers listen on; Ray stays on loopback",
-    )
-    public_host: str | None = Field(
-        default=None,
-        description="the name by which browsers reach this machine, where host is not loopback",
-    )
-    allowed_hosts: tuple[str, ...] = Field(
-        default=(), description="further names that MLflow answers to, where host is not loopback"
-    )
-    prefect_port: int = _port(4200)
-    worker_port: int = _port(4280, description="the worker's health endpoint, on loopback")
-    mlflow_port: int = _port(5000)
-    ray_port: int = _port(6379)
-    ray_client_port: int = _port(10001, 1024)
-    ray_dashboard_port: int | None = Field(
-        default=None,
-        ge=1024,
-        le=65535,
-        description="a dashboard of Ray costs 0.9 GB; none by default",
-    )
-    without: tuple[Part, ...] = Field(default=(), description="parts that are not started")
-    prefect_database: str | None = Field(
-        default=None,
-        description="postgresql+asyncpg://USER@HOST/NAME; SQLite under the root by default",
-    )
-    mlflow_database: str | None = Field(
-        default=None,
-        description="postgresql+psycopg://USER@HOST/NAME; SQLite in the root by default",
-    )
-    gpu_limit: int | None = Field(
-        default=None,
-        ge=1,
-        description="flow runs at once of the queue gpu; the number of GPUs by default",
-    )
-    cpu_limit: int | None = Field(
-        default=None,
-        ge=1,
-        description="flow runs at once of the queue cpu; half of the cores by default",
-    )
+    host: str = "127.0.0.1"
+    """Address that the Prefect and MLflow servers listen on; Ray stays on loopback."""
+
+    public_host: str | None = None
+    """The name by which browsers reach this machine, where `host` is not loopback."""
+
+    allowed_hosts: tuple[str, ...] = ()
+    """Further names that MLflow answers to, where `host` is not loopback."""
+
+    prefect_port: Port = 4200
+    worker_port: Port = 4280
+    """The worker's health endpoint, on loopback."""
+
+    mlflow_port: Port = 5000
+    ray_port: Port = 6379
+    ray_client_port: UnprivilegedPort = 10001
+    ray_dashboard_port: UnprivilegedPort | None = None
+    """A dashboard of Ray costs 0.9 GB; none by default."""
+
+    without: tuple[Part, ...] = ()
+    """Parts that are not started."""
+
+    prefect_database: str | None = None
+    """postgresql+asyncpg://USER@HOST/NAME; SQLite under the root by default."""
+
+    mlflow_database: str | None = None
+    """postgresql+psycopg://USER@HOST/NAME; SQLite in the root by default."""
+
+    gpu_limit: Limit | None = None
+    """Flow runs at once of the queue gpu; the number of GPUs by default."""
+
+    cpu_limit: Limit | None = None
+    """Flow runs at once of the queue cpu; half of the cores by default."""
 
     @field_validator("prefect_database", "mlflow_database")
     @classmethod

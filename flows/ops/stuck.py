@@ -1,5 +1,5 @@
-"""Which flow runs are stuck, and what is to be done about each. Pure: what Prefect says of a run
-in, a finding out.
+"""Which flow runs are stuck, and what is to be done about each: a pure function of what Prefect
+says of them.
 
 Guarantees: a run that gave any sign of life within its limit is left alone; each finding says which
 limit was passed and by how much. Times are UTC; limits are minutes.

@@ -18,8 +18,7 @@ import os
 import re
 import subprocess
 import urllib.request
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from flows.runtime.config import NotifyConfig
@@ -189,13 +188,5 @@ def _config(flow: Flow[..., Any], run: FlowRun) -> NotifyConfig | None:
     return notify if notify.command or notify.webhook_env or notify.webhook_block else None
 
 
-class Hooks(TypedDict):
-    """Options of a flow that say what is called when it ends badly."""
-
-    on_failure: list[Callable[[Flow[..., Any], FlowRun, State], None]]
-    on_crashed: list[Callable[[Flow[..., Any], FlowRun, State], None]]
-    on_cancellation: list[Callable[[Flow[..., Any], FlowRun, State], None]]
-
-
-NOTICES: Hooks = {"on_failure": [tell], "on_crashed": [tell], "on_cancellation": [tell]}
+NOTICES: dict[str, Any] = {"on_failure": [tell], "on_crashed": [tell], "on_cancellation": [tell]}
 """Of every flow of the line."""

@@ -4,7 +4,7 @@ Guarantees: what is loaded is of one commit, and the last few commits of a data 
 kept beside each other (`$CONCUR_CACHE/hub`), each with a note of what it is; a hub that cannot be
 reached is asked again for a few seconds, then the newest copy is used and a caution says so
 (tasks.progress); a hub that cannot be reached where there is no copy, or does not hold what was
-asked, is one UsageError that says how to go on from a file. Where a hub answers that something does
+asked, is one UsageError that says how to use a file instead. Where a hub answers that something does
 not exist, no copy stands in for it. A copy that is not what was written (its digest differs) is
 passed over.
 """
@@ -74,7 +74,7 @@ class _Wanted:
         commit, rows = self.revision if self._is_commit else None, None
         try:
             commit = commit or _patiently(lambda: _commit_of(self.hub_id, self.revision))
-        except Exception as error:  # httpx's and the hub client's own; nonsense is told below
+        except Exception as error:  # httpx's and the hub client's own; a wrong id is an error below
             rows = self._copied_rows(error)
         if rows is not None:
             return rows
@@ -93,7 +93,7 @@ class _Wanted:
                 " and give the path as tasks.location",
             ) from error
         if commit is None:
-            caution(f"The hub did not tell the commit of {self}: no copy of it was pinned.")
+            caution(f"The hub did not say which commit of {self} it gave: no copy was pinned.")
         else:
             self._keep(commit, rows)
         return rows

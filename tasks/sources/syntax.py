@@ -34,7 +34,7 @@ Node = TypeVar("Node", bound=ast.AST)
 
 
 def parse(text: str) -> ast.Module:
-    """The module, without warnings about somebody else's escapes. Raises UNPARSABLE."""
+    """The module, without warnings about invalid escapes in it. Raises UNPARSABLE."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(text)

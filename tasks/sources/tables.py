@@ -2,7 +2,7 @@
 
 Guarantees: of a table that cannot be used, one UsageError names the file, the columns it has and
 those that are wanted; tasks come out checked as `tasks.sources.files` checks them. Only the tasks
-that are asked for are checked: a broken row that nobody needs stops nobody. Does not guarantee the
+that are asked for are checked: a broken row that is not needed is no error. Does not guarantee the
 order of a folder's rows beyond the names of its files.
 """
 

@@ -64,7 +64,7 @@ class OpenAISampler(TokenCounter):
     """Chat completions of one model at one endpoint, or at several that serve the same. `generator`
     is `name`, else the model's name.
 
-    `base_url` is an address, several, or `Addresses` that somebody else keeps; `api_key` is used
+    `base_url` is an address, several, or `Addresses` that an owner keeps; `api_key` is used
     instead of what `api_key_env` names (`key_place` says in words where a wrong one is put right),
     and with `direct` no proxy of the environment is. `timeout_s` bounds one answer, which is not
     streamed, from request to last byte. `retries` are the further attempts after a fault (at every
@@ -301,7 +301,7 @@ class _Background:
         """What is emitted, as it comes; then the coroutine's exception, if it ended in one."""
         while (item := self._next()) is not None:
             yield item
-            with suppress(RuntimeError):  # the loop is closed: nobody waits
+            with suppress(RuntimeError):  # the loop is closed: nothing waits
                 self._loop.call_soon_threadsafe(self._room.release)
         if self._error is not None:
             raise self._error

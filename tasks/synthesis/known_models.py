@@ -1,7 +1,7 @@
 """How generators that we know are asked, by their hub id: what their cards and papers say, with the
 source of every value.
 
-Guarantees: a setting that somebody set is never changed; a model that is not in the table (a local
+Guarantees: an explicit setting is never changed; a model that is not in the table (a local
 directory, the demo's small model, any other hub id) is asked with the defaults of `SamplingParams`.
 Resolved once, where a configuration is read, so that what is printed, hashed and stored is what is
 sent. Does not look at the model itself: a directory that holds a copy of QwQ-32B is an unknown
@@ -31,7 +31,7 @@ KEVIN_32B: Mapping[str, Any] = MappingProxyType(
     {"temperature": 0.9, "top_p": 1.0, "max_tokens": 16384}
 )
 
-# The card's example draws with temperature 1.0 unless told otherwise, and states nothing else.
+# The card's example draws with temperature 1.0 by default, and states nothing else.
 # Top-p, top-k and min-p are therefore those of its base model, QwQ-32B; max_tokens is our default.
 # https://huggingface.co/lkongam/KernelCoder
 KERNEL_CODER: Mapping[str, Any] = MappingProxyType(
@@ -57,7 +57,7 @@ def sampling_for(
     model: str | None, sampling: SamplingParams, explicit: Set[str] | None = None
 ) -> SamplingParams:
     """`sampling` with what is known of the model in place of defaults. `explicit` names the
-    settings that somebody chose; None: those that were given when `sampling` was made."""
+    settings that were chosen; None: those that were given when `sampling` was made."""
     chosen = sampling.model_fields_set if explicit is None else explicit
     known = _BY_NAME.get((model or "").casefold(), {})
     return sampling.model_copy(

@@ -129,8 +129,8 @@ def _without_answer(thought: str, *, closed: bool, finish_reason: str | None) ->
 
 
 def is_unfinished(text: str) -> bool:
-    """Does a recorded response break off: a think block or its last fence never closed? Stands in
-    for a finish reason nobody kept."""
+    """Whether a recorded response breaks off: a think block or its last fence was never closed.
+    Replaces a finish reason that was not recorded."""
     thought, answer = _split(clean_text(text))
     if answer is None:
         return THINK_OPEN in thought or _scan(thought).unclosed
@@ -181,7 +181,7 @@ def _find_code(text: str, finish_reason: str | None) -> _Found:
 
 
 def _defines_model(code: str, *, strict: bool) -> bool:
-    """Is the class there? Code that does not parse is searched as text, unless `strict` (it may be
+    """Whether the class is defined. Code that does not parse is searched as text, unless `strict` (it may be
     no Python at all)."""
     if len(code) > _AST_LIMIT:
         return not strict
@@ -230,7 +230,7 @@ class _Scan:
 
     @property
     def unclosed(self) -> bool:
-        """Is the last fence an opening one?"""
+        """Whether the last fence is an opening one."""
         return bool(self.open) and (not self.blocks or self.open[-1].start > self.blocks[-1].end)
 
 

@@ -56,8 +56,8 @@ RULES = {
     "forbidden_call": "The module must compute its output and do nothing else.",
     "implausible_time": "All of the work must be done in every call, before `forward` returns.",
 }
-"""What a rejected attempt is told: the rule, in the words of somebody who has seen only the
-rule."""
+"""What a rejected attempt is told: the rule, and nothing of how
+the violation was found."""
 
 WRONG = {
     "wrong_output": "The output differs from the original's by more than rounding explains.",
@@ -110,7 +110,7 @@ module in a single code block.
 
 
 def followed_up(verdict: Verdict, below_speedup: float = 1.0) -> bool:
-    """Is the attempt asked for again? Every attempt that failed is, and a correct one whose
+    """Whether the attempt is asked for again. Every attempt that failed is, and a correct one whose
     speedup's lower bound is at most this.
 
     Never where the task itself failed, and never a correct one that was not timed. A fault of the
@@ -222,7 +222,7 @@ def _quoted(*lines: str) -> str:
     )
 
 
-# -- text that somebody else wrote -----------------------------------------------------------------
+# -- untrusted text --------------------------------------------------------------------------------
 
 ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])"
@@ -283,8 +283,8 @@ def _printable(found: re.Match[str]) -> str:
 
 
 def _name(found: re.Match[str]) -> str:
-    """The last name of a path: where a header or a source lies says nothing to a model, and is
-    nobody's business."""
+    """The last name of a path: where a header or a source lies is private and says nothing
+    to a model."""
     return found[1] or found[0].rstrip("/").rpartition("/")[2]
 
 

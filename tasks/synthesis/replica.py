@@ -1,6 +1,6 @@
 """One vLLM server on the devices it was given, kept alive: a Ray actor's class, and a plain one.
 
-Guarantees: the server runs as long as somebody calls `renew` (a lease), and is gone, with all that
+Guarantees: the server runs as long as `renew` is called (a lease), and is gone, with all that
 it started, once `stop` has returned, this process has died or the lease has run out. One that
 crashes, or has not answered for a minute, is started again on the same port after pauses that
 double; one that crashes more than `restarts` times without ten minutes between, or that has never
@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Literal
 
 from kernels_eval.records import Record
+from tasks.synthesis.config import ServerConfig
 from tasks.synthesis.supervised import Supervised, free_port, unhealthy
 
 log = logging.getLogger(__name__)
@@ -39,22 +40,16 @@ class ReplicaSpec(Record):
     """What one replica runs. `command` lacks the address, `env` is added to the environment of the
     actor."""
 
+    config: ServerConfig
     command: tuple[str, ...]
     names: tuple[str, ...]
     """Models and adapters that it must serve to be healthy."""
-    listen: Literal["loopback", "node"] = "loopback"
     env: dict[str, str] = {}
     threads: str | None = None
     """OMP_NUM_THREADS as the user has set it: Ray sets its own for actors, and a model on the CPU
     would run on one core."""
     api_key: str
     log_dir: str
-    log_bytes: int
-    start_timeout_s: float
-    restarts: int
-    restart_pause_s: float
-    lease_s: float
-    grace_s: float
 
     def __repr__(self) -> str:
         return f"ReplicaSpec(command={self.command!r})"  # a key is in the other fields
@@ -80,7 +75,7 @@ class Replica:
 
     def __init__(self, spec: ReplicaSpec, index: int, veteran: bool = False) -> None:
         self._spec, self._index = spec, index
-        self._host = "127.0.0.1" if spec.listen == "loopback" else _node_address()
+        self._host = "127.0.0.1" if spec.config.listen == "loopback" else _node_address()
         self._status = ReplicaStatus(state="starting", served=veteran)
         self._server: Supervised | None = None
         self._stopping = threading.Event()
@@ -97,7 +92,7 @@ class Replica:
             return self._status
 
     def stop(self, at_once: bool = False) -> None:
-        """Returns when nothing of the server is left. Requests in flight have `grace_s` to be
+        """Returns when nothing of the server is left. Requests in flight have `drain_s` to be
         answered, seconds where it is `at_once`."""
         self._stopping.set()
         with self._lock:
@@ -108,7 +103,7 @@ class Replica:
     def _keep_or_say(self) -> None:
         try:
             self._keep()
-        except Exception as error:  # whoever asks must not wait for a replica that nobody keeps
+        except Exception as error:  # callers must not wait for a replica without a keeper
             if self._server is not None:
                 self._server.stop()
             self._set(
@@ -126,13 +121,11 @@ class Replica:
                 return
             served = self._status.served
             if not served and PORT_TAKEN in fault.lower() and not retried:
-                retried, self._port = (
-                    1,
-                    None,
-                )  # somebody else took it between our look and the server's
+                # another program took it between our look and the server's
+                retried, self._port = 1, None
                 continue
             crashes = 1 if time.monotonic() - since > STABLE_S else crashes + 1
-            if not served or crashes > self._spec.restarts:
+            if not served or crashes > self._spec.config.restarts:
                 what = (
                     f"crashed {crashes} times, the last time"
                     if served
@@ -147,7 +140,7 @@ class Replica:
             log.warning("vLLM replica %s: %s", self._index, fault)
             self._set(state="restarting", error=fault, base_url=None)
             if self._stopping.wait(
-                min(self._spec.restart_pause_s * 2 ** (crashes - 1), LONGEST_PAUSE_S)
+                min(self._spec.config.restart_pause_s * 2 ** (crashes - 1), LONGEST_PAUSE_S)
             ):
                 return
 
@@ -161,9 +154,9 @@ class Replica:
                 self._environment(),
                 spec.log_dir,
                 f"replica-{self._index}",
-                spec.log_bytes,
-                spec.lease_s,
-                spec.grace_s,
+                spec.config.log_mib << 20,
+                spec.config.lease_s,
+                spec.config.drain_s,
             )
         except OSError as error:
             return f"cannot be started: {error}"
@@ -185,7 +178,7 @@ class Replica:
 
     def _watch(self, server: Supervised, address: str) -> str | None:
         """Until the server ends by itself (None), or something is wrong with it that only its end
-        can mend."""
+        can correct."""
         started = answered = time.monotonic()
         healthy, fault = False, None
         while not server.ended.wait(HEALTH_EVERY_S if healthy else HEALTH_EVERY_S / 4):
@@ -211,9 +204,9 @@ class Replica:
                     )
             elif healthy and now - answered > UNRESPONSIVE_S:
                 return f"it has not answered for {UNRESPONSIVE_S:.0f} s ({fault})"
-            elif not healthy and now - started > self._spec.start_timeout_s:
+            elif not healthy and now - started > self._spec.config.start_timeout_s:
                 return (
-                    f"it was not healthy {self._spec.start_timeout_s:.0f} s after its start"
+                    f"it was not healthy {self._spec.config.start_timeout_s:.0f} s after its start"
                     f" ({fault})"
                 )
         return None

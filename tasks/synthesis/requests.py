@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     import polars as pl
 
 ENOUGH = 5
-"""Answers before a rate is told."""
+"""Answers before a rate is shown."""
 SEED_STEP = 1_000_000
-"""Between the seeds of a sample's turns: more than anybody draws samples of a task, so that no two
+"""Between the seeds of a sample's turns: more than the samples that anyone draws of a task, so that no two
 answers of one share a seed."""
 ATTEMPT = ("candidate_id", "task_id", "sample_index", "code")
 SAID = (

@@ -161,7 +161,7 @@ class Servers:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Returns when one replica is healthy. Raises what no waiting mends; nothing is left
+        """Returns when one replica is healthy. Raises what waiting cannot correct; nothing is left
         running then."""
         try:
             for slot in self._slots:
@@ -178,7 +178,7 @@ class Servers:
 
     def stop(self, at_once: bool = False) -> None:
         """Returns when no server is left, or cannot be reached any more and stops itself.
-        `at_once`: nobody waits for answers any more."""
+        `at_once`: answers in flight are not waited for."""
         import ray
 
         self._stopping.set()
@@ -190,7 +190,7 @@ class Servers:
                 ray.wait(
                     [actor.stop.remote(at_once) for actor in actors],
                     num_returns=len(actors),
-                    timeout=self._spec.grace_s + 90,
+                    timeout=self._spec.config.drain_s + 90,
                 )
         finally:
             for actor in actors:
@@ -207,7 +207,7 @@ class Servers:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         wishes: dict[str, Any] = {"num_gpus": self._gpus, "num_cpus": 0, "max_concurrency": 4}
-        if self._spec.listen == "loopback":  # another node's loopback is out of reach
+        if self._spec.config.listen == "loopback":  # another node's loopback is out of reach
             wishes["scheduling_strategy"] = NodeAffinitySchedulingStrategy(
                 ray.get_runtime_context().get_node_id(), soft=False
             )
@@ -223,7 +223,7 @@ class Servers:
                 for slot in self._slots:
                     if slot.status.state != "failed":
                         self._look_at(slot)
-        except Exception as error:  # Ray itself: nobody watches the servers any more
+        except Exception as error:  # Ray itself: the servers are not watched any more
             self._give_up(
                 ClusterError(
                     f"Ray does not answer for the vLLM servers: {error}",
@@ -254,7 +254,7 @@ class Servers:
                 ray.kill(
                     slot.actor
                 )  # it may be out of reach only, and would keep its GPUs and its server
-            if slot.losses > self._spec.restarts:
+            if slot.losses > self._spec.config.restarts:
                 self._left_out(
                     slot, f"vLLM replica {slot.index}: its actor died {slot.losses} times: {error}"
                 )
@@ -279,12 +279,12 @@ class Servers:
     def _left_out(self, slot: _Slot, why: str) -> None:
         slot.status = slot.status.model_copy(update={"state": "failed"})
         if slot.status.served and any(other.status.state != "failed" for other in self._slots):
-            log.error("%s; the other replicas go on", why)
+            log.error("%s; the other replicas continue", why)
             return
         self._give_up(
             EvalError(
                 why,
-                "mend what its log says, such as a wrong synthesis.server setting; answers so far"
+                "correct what its log says, such as a wrong synthesis.server setting; answers so far"
                 " are kept",
             )
         )
@@ -443,26 +443,17 @@ class VllmSampler(TokenCounter):
     def _spec(self, gpus: int) -> ReplicaSpec:
         config = self._config
         words = options(config, self._name, self._adapters, bool(gpus), self._length, self._seqs)
-        model = (
-            str(Path(self._model).expanduser().absolute())
-            if Path(self._model).expanduser().is_dir()
-            else self._model
-        )
+        directory = Path(self._model).expanduser()
+        model = str(directory.absolute()) if directory.is_dir() else self._model
+        memory = {} if gpus else {"VLLM_CPU_KVCACHE_SPACE": str(config.cpu_kv_cache_gib)}
         return ReplicaSpec(
+            config=config,
             command=(*self._command, model, *words),
             names=(self._name, *self._adapters),
-            listen=config.listen,
-            env=({} if gpus else {"VLLM_CPU_KVCACHE_SPACE": str(config.cpu_kv_cache_gib)})
-            | config.env,
+            env=memory | config.env,
             threads=os.environ.get("OMP_NUM_THREADS"),
             api_key=self._key,
             log_dir=self._logs,
-            log_bytes=config.log_mib << 20,
-            start_timeout_s=config.start_timeout_s,
-            restarts=config.restarts,
-            restart_pause_s=config.restart_pause_s,
-            lease_s=config.lease_s,
-            grace_s=config.drain_s,
         )
 
 

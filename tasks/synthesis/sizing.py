@@ -6,7 +6,7 @@ values, 16 bits each). A server's memory for them is what its GPUs give it, less
 GiB a GPU for activations. A response being written holds on average its prompt and half of its
 length, and reasoning models write about half of what they may (7,000 of 16,384 tokens in the
 paper's set): so as many are written at once as fit with a quarter of `max_tokens` each. Where they
-run longer vLLM preempts some and goes on with them later. Does not know of quantised weights or
+run longer vLLM preempts some and resumes them later. Does not know of quantised weights or
 caches, of layers with a sliding window, or of latent attention: these need less, and `max_num_seqs`
 can be given.
 """

@@ -167,7 +167,7 @@ class Synthesis:
                 f"{sampler.generator} gave no response to any of {counts['requests']} requests",
                 "check synthesis.sampler and the language",
             )
-        extra = {"generator": sampler.generator, **self._told(counts)}
+        extra = {"generator": sampler.generator, **self._facts(counts)}
         return snapshot.publish(
             config=self.config, upstream=self._upstream, rows=rows, extra=extra
         ).ref
@@ -213,7 +213,7 @@ class Synthesis:
     def _requests(self, generator: str) -> Iterator[RequestSet[Any]]:
         yield first_requests(self._questions(generator))
 
-    def _told(self, counts: dict[str, int]) -> dict[str, Any]:
+    def _facts(self, counts: dict[str, int]) -> dict[str, Any]:
         """What the manifest says of the requests."""
         return counts
 
@@ -264,7 +264,7 @@ class Refinement(Synthesis):
         ):
             yield requests
 
-    def _told(self, counts: dict[str, int]) -> dict[str, Any]:
+    def _facts(self, counts: dict[str, int]) -> dict[str, Any]:
         """Requests and those without an answer are counted over all turns, as the rows are."""
         before = self._candidates.open().manifest
         over_all = {name: before.get(name, 0) + count for name, count in counts.items()}

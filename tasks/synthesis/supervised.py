@@ -82,7 +82,7 @@ class Supervised:
         self._say(b"r")
 
     def stop(self, at_once: bool = False) -> None:
-        """Ask for the end; `ended` says when it has come. `at_once`: nobody waits for the answers
+        """Ask for the end; `ended` says when it has come. `at_once`: do not wait for the answers
         in flight."""
         self._say(b"k" if at_once else b"q")
 
@@ -123,13 +123,13 @@ class Supervised:
         deadline = time.monotonic() + ORPHAN_S
         with suppress(ProcessLookupError, PermissionError):
             while time.monotonic() < deadline:
-                os.killpg(self.pid, 0)  # raises once nobody is left in it
+                os.killpg(self.pid, 0)  # raises once the group is empty
                 time.sleep(0.05)
             os.killpg(self.pid, signal.SIGKILL)
 
 
 def free_port(host: str, wanted: int | None = None) -> int:
-    """A port that nobody listens on: the wanted one if it is free. Somebody else may take it before
+    """A port that is free: the wanted one if possible. Another program may take it before
     the server does."""
     for port in (wanted, 0):
         if port is not None:

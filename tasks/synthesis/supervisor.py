@@ -2,12 +2,12 @@
 
 The owner writes one line of JSON to standard input (`command`, `log_dir`, `log_name`, `log_bytes`,
 `lease_s`, `grace_s`), then `r` now and then to renew its lease, and `q` to have the server stopped,
-or `k` where nobody takes answers any more. One JSON object a line comes back: `started` (pid, log),
+or `k` where answers are no longer wanted. One JSON object a line comes back: `started` (pid, log),
 then `exited` (status), or `failed` where the command cannot be run.
 
 Guarantees: when the owner asks, is gone (its end of the pipe closes, whatever killed it) or has not
 renewed its lease for `lease_s`, the server gets SIGTERM, `grace_s` later SIGKILL (`HURRY_S` later
-at most, where nobody takes answers), and then every process that it has started, in whatever
+at most, where answers are no longer wanted), and then every process that it has started, in whatever
 session, is killed too; the same where the server ends by itself. Its output is in a file that, with
 the one before it (`.1`), stays below `log_bytes`; where the disk is full output is dropped. Where
 this process is killed itself, the kernel sends the server SIGTERM; what the server started is then
@@ -34,7 +34,7 @@ from kernels_eval.isolation.syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_PDEAT
 SWEEP_S = 2.0
 """What the server started may end by itself for so long after it, before it is killed."""
 HURRY_S = 5.0
-"""Answers in flight that nobody waits for are no reason to wait: a run that is cancelled has 30 s
+"""Answers in flight that are no longer wanted are no reason to wait: a run that is cancelled has 30 s
 to be gone."""
 GIVE_UP_S = 60.0
 """A process that a device driver holds cannot be killed."""

@@ -1,11 +1,11 @@
-"""Candidates that somebody else sampled: Parquet tables in, a snapshot of tasks.tables.CANDIDATES
+"""Candidates that were sampled elsewhere: Parquet tables in, a snapshot of tasks.tables.CANDIDATES
 out.
 
 Guarantees: one candidate a row of the chosen language, in the order of the rows; a candidate's
 identity is its content (the program of its task, its language, its code, the id and the number that
 the table gives it), never a table's word: a verdict is not reused for code that has changed under
 an old id. Rows are read and written a few hundred at a time. The same files, tasks and language
-give the same snapshot; one that was not finished is gone on with. Where the table does not number
+give the same snapshot; an unfinished one is resumed. Where the table does not number
 the samples of a task, their order does.
 
 Where the table has no code, responses are parsed as synthesis parses its own. Does not look at what
@@ -194,7 +194,9 @@ class CandidateTable:
                     **{name: row[name] for name in _KEPT if row.get(name) is not None} | content,
                 )
             except ValidationError as error:
-                raise UsageError(f"{where}: {shown(first_line(error))}", "mend the row") from error
+                raise UsageError(
+                    f"{where}: {shown(first_line(error))}", "correct the row"
+                ) from error
             samples[task.task_id] += 1
             yield candidate.model_dump(mode="json") | {
                 "request_key": None,

@@ -20,6 +20,7 @@ from tasks.synthesis import stage
 from tasks.synthesis.config import SynthesisConfig
 from tasks.tables import TASKS
 from tests.support.chat_server import Answer, Server, completion, serving
+from tests.support.requests import tasks_snapshot, without_proxies
 
 KEY = "sk-from-a-block-0123456789"
 pytestmark = pytest.mark.slow  # Prefect's server takes 10 s to start
@@ -66,8 +67,7 @@ class Endpoint:
 
 @pytest.fixture
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
+    without_proxies(monkeypatch)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-somebody-else")
     endpoint = Endpoint()
     with serving(endpoint.answer) as endpoint.server:
@@ -76,11 +76,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
 
 @pytest.fixture
 def tasks(tmp_path: Path) -> SnapshotRef:
-    snapshot = Snapshot(str(tmp_path / "root"), "tasks", "one")
-    snapshot.append(
-        [KernelTask(task_id="t/0", name="t0", code="# 0").model_dump(mode="json")], TASKS
-    )
-    return snapshot.publish(config={}, rows=1).ref
+    return tasks_snapshot(tmp_path / "root")
 
 
 @pytest.fixture

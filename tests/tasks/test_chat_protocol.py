@@ -18,16 +18,16 @@ from pathlib import Path
 import pytest
 
 from kernels_eval.errors import EvalError, UsageError
-from kernels_eval.records import KernelTask, Language, SamplingParams
-from tasks.store.snapshot import Snapshot, SnapshotRef
+from kernels_eval.records import Language, SamplingParams
+from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis import client as client_module
 from tasks.synthesis.client import OpenAISampler
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.prompts import prompt_hash
-from tasks.synthesis.sampler import Request, Response
+from tasks.synthesis.sampler import Response
 from tasks.synthesis.stage import planned, run
-from tasks.tables import TASKS
 from tests.support.chat_server import Answer, Server, completion, serving
+from tests.support.requests import make_request, tasks_snapshot, without_proxies
 
 KEY, KEY_ENV = "sk-very-secret-0123456789", "CONCUR_TEST_KEY"
 LONG_TOKENS = 200_000
@@ -40,23 +40,7 @@ MODULE = (
 @pytest.fixture(autouse=True)
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_ENV, KEY)
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-
-
-def requests(count: int) -> list[Request]:
-    task = KernelTask(task_id="user/mine", name="mine", code="class Model: pass")
-    return [
-        Request(
-            request_key=str(index),
-            task=task,
-            language=Language.CPP,
-            prompt=f"prompt {index}",
-            sample_index=index,
-            sampling=SamplingParams(),
-        )
-        for index in range(count)
-    ]
+    without_proxies(monkeypatch)
 
 
 def sampler(url: str, **options: object) -> OpenAISampler:
@@ -69,7 +53,11 @@ def sampler(url: str, **options: object) -> OpenAISampler:
 
 
 def ask(server: Server, count: int = 1, **options: object) -> list[Response]:
-    return list(sampler(server.url, **options).sample(requests(count)))
+    return list(
+        sampler(server.url, **options).sample(
+            [make_request(n, prompt=f"prompt {n}") for n in range(count)]
+        )
+    )
 
 
 def written(
@@ -202,7 +190,9 @@ def test_a_long_answer_is_kept_whole_in_time_and_memory(monkeypatch: pytest.Monk
         began = time.process_time()
         tracemalloc.start()
         try:
-            for response in sampler(server.url, concurrency=2).sample(requests(count)):
+            for response in sampler(server.url, concurrency=2).sample(
+                [make_request(n, prompt=f"prompt {n}") for n in range(count)]
+            ):
                 assert response.text == text
                 assert (response.completion_tokens, response.finish_reason) == (
                     LONG_TOKENS,
@@ -344,13 +334,7 @@ def test_an_answer_without_a_message_is_tried_again(answer: object) -> None:
 
 @pytest.fixture
 def tasks(tmp_path: Path) -> SnapshotRef:
-    snapshot = Snapshot(str(tmp_path), "tasks", "three")
-    rows = [
-        KernelTask(task_id=f"t/{n}", name=f"t{n}", code=f"# {n}").model_dump(mode="json")
-        for n in range(3)
-    ]
-    snapshot.append(rows, TASKS)
-    return snapshot.publish(config={}, rows=3).ref
+    return tasks_snapshot(tmp_path, 3)
 
 
 def synthesis(server: Server) -> SynthesisConfig:

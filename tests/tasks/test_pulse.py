@@ -12,11 +12,10 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 
 from kernels_eval.errors import EvalError
-from kernels_eval.records import KernelTask, Language, SamplingParams
 from tasks.synthesis import pulse
 from tasks.synthesis.client import OpenAISampler
-from tasks.synthesis.sampler import Request
 from tests.support.chat_server import Answer, completion, serving
+from tests.support.requests import make_request
 
 
 @pytest.fixture(autouse=True)
@@ -49,21 +48,6 @@ def black_hole() -> Iterator[str]:
         each.close()
 
 
-def requests_of(count: int) -> list[Request]:
-    task = KernelTask(task_id="t", name="t", code="class Model: ...", source="files")
-    return [
-        Request(
-            request_key=str(n),
-            task=task,
-            language=Language.CPP,
-            prompt="p",
-            sample_index=n,
-            sampling=SamplingParams(seed=n),
-        )
-        for n in range(count)
-    ]
-
-
 def sampler(url: str | list[str], **more: object) -> OpenAISampler:
     return OpenAISampler(url, "m", timeout_s=3600, backoff_s=0.01, direct=True, **more)  # type: ignore[arg-type]
 
@@ -73,14 +57,16 @@ def test_a_server_that_hangs_is_a_fault_of_transport_within_minutes_and_not_an_h
 ) -> None:
     began = time.monotonic()
     with pytest.raises(EvalError, match="gave no answer for .* in 2 attempts"):
-        list(sampler(black_hole, retries=1).sample(requests_of(1)))
+        list(sampler(black_hole, retries=1).sample([make_request(n) for n in range(1)]))
     assert time.monotonic() - began < 30
 
 
 def test_another_address_takes_what_a_hanging_one_had(black_hole: str) -> None:
     with serving(lambda number, body: (200, completion(f"answer {number}"))) as server:
         answers = list(
-            sampler([black_hole, server.url], retries=4, concurrency=2).sample(requests_of(6))
+            sampler([black_hole, server.url], retries=4, concurrency=2).sample(
+                [make_request(n) for n in range(6)]
+            )
         )
     assert len(answers) == 6
 
@@ -100,5 +86,5 @@ def test_an_answer_that_takes_long_is_waited_for_while_its_server_lives() -> Non
         return slowly if number == 0 else (200, completion("late"))
 
     with serving(answer) as server:
-        found = list(sampler(server.url, retries=2).sample(requests_of(1)))
+        found = list(sampler(server.url, retries=2).sample([make_request(n) for n in range(1)]))
     assert asked.is_set() and server.gets >= 12 and [each.text for each in found] == ["late"]

@@ -9,14 +9,15 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from kernels_eval.records import KernelTask, Language
+from kernels_eval.records import Language
 from tasks.store import Snapshot, SnapshotRef
 from tasks.synthesis import answers, stage
 from tasks.synthesis.answers import parsed_again
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.parsing import Parsed, parse_response
-from tasks.tables import CANDIDATES, TASKS
+from tasks.tables import CANDIDATES
 from tests.support.chat_server import completion, serving
+from tests.support.requests import tasks_snapshot
 
 CODE = "class ModelNew: pass\n"
 BLOCK = f"```python\n{CODE}```"
@@ -25,9 +26,7 @@ DERIVED = ("reasoning", "answer", "code", "parse_reason", "reasoning_tokens")
 
 @pytest.fixture
 def tasks(tmp_path: Path) -> SnapshotRef:
-    snapshot = Snapshot(str(tmp_path), "tasks", "one")
-    snapshot.append([KernelTask(task_id="t", name="t", code="# t").model_dump(mode="json")], TASKS)
-    return snapshot.publish(config={}).ref
+    return tasks_snapshot(tmp_path)
 
 
 def better(text: str, **given: Any) -> Parsed:

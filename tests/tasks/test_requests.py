@@ -7,25 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from kernels_eval.records import KernelTask, Language
+from kernels_eval.records import Language
 from tasks.sources.stage import read_tasks
-from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis import requests as requests_module
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.requests import Questions, RequestSet, Speed, first_requests
 from tasks.synthesis.sampler import Response
-from tasks.tables import TASKS
+from tests.support.requests import tasks_snapshot
 
 
 @pytest.fixture
 def tasks(tmp_path: Path) -> SnapshotRef:
-    snapshot = Snapshot(str(tmp_path), "tasks", "three")
-    rows = [
-        KernelTask(task_id=f"t/{n}", name=f"t{n}", code=f"# {n}").model_dump(mode="json")
-        for n in range(3)
-    ]
-    snapshot.append(rows, TASKS)
-    return snapshot.publish(config={}, rows=3).ref
+    return tasks_snapshot(tmp_path, 3)
 
 
 def asked(tasks: SnapshotRef, **changes: object) -> RequestSet:

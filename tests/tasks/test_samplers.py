@@ -20,6 +20,7 @@ from tasks.synthesis.client import REFUSALS_BEFORE_GIVING_UP, OpenAISampler
 from tasks.synthesis.recorded import RecordedSampler, ResponsesFile
 from tasks.synthesis.sampler import Request, Response
 from tests.support.chat_server import Answer, Server, completion, serving
+from tests.support.requests import make_request, without_proxies
 
 KEY = "sk-very-secret-0123456789"
 KEY_ENV = "CONCUR_TEST_KEY"
@@ -28,15 +29,7 @@ KEY_ENV = "CONCUR_TEST_KEY"
 def request(
     task: KernelTask, index: int = 0, language: Language = Language.CPP, prompt: str = "a prompt"
 ) -> Request:
-    key = f"{task.task_id}#{language.value}#{index}"
-    return Request(
-        request_key=key,
-        task=task,
-        language=language,
-        prompt=prompt,
-        sample_index=index,
-        sampling=SamplingParams(seed=index),
-    )
+    return make_request(index, task, prompt, f"{task.task_id}#{language.value}#{index}", language)
 
 
 def user_task(name: str = "mine") -> KernelTask:
@@ -193,8 +186,7 @@ def ask(server: Server, count: int = 1, **options: object) -> list[Response]:
 @pytest.fixture(autouse=True)
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_ENV, KEY)
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
+    without_proxies(monkeypatch)
 
 
 def test_sends_what_was_asked_and_returns_what_was_said() -> None:

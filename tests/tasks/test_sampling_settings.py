@@ -10,15 +10,15 @@ import pytest
 from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import KernelTask, Language, SamplingParams
+from kernels_eval.records import KernelTask, SamplingParams
 from tasks.sources import bundled
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.recorded import RecordedSampler
 from tasks.synthesis.sampler import Request, Response
 from tasks.synthesis.stage import make_sampler
 from tests.support.chat_server import Answer, completion, serving
+from tests.support.requests import MINE, make_request, without_proxies
 
-TASK = KernelTask(task_id="user/mine", name="mine", code="class Model: pass")
 PLAIN = {"model", "messages", "temperature", "top_p", "max_tokens", "seed"}
 
 
@@ -40,23 +40,15 @@ class Endpoint:
 
 @pytest.fixture
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
+    without_proxies(monkeypatch)
     endpoint = Endpoint()
     with serving(endpoint.answer) as server:
         endpoint.url = server.url
         yield endpoint
 
 
-def request(sampling: SamplingParams, task: KernelTask = TASK, key: str = "k") -> Request:
-    return Request(
-        request_key=key,
-        task=task,
-        language=Language.CPP,
-        prompt="p",
-        sample_index=0,
-        sampling=sampling,
-    )
+def request(sampling: SamplingParams, task: KernelTask = MINE, key: str = "k") -> Request:
+    return make_request(0, task, "p", key, **dict(sampling))
 
 
 def ask(endpoint: Endpoint, tmp_path: Path, **settings: object) -> list[Response]:

@@ -12,15 +12,14 @@ from pathlib import Path
 import pytest
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import KernelTask, Language
+from kernels_eval.records import Language
 from tasks.sources.small_model import SmallModelConfig, build_small_model, count_tokens
-from tasks.store.snapshot import Snapshot, SnapshotRef
 from tasks.synthesis.config import ServerConfig, SynthesisConfig
 from tasks.synthesis.sampler import Requests, Response
 from tasks.synthesis.server import VllmSampler, served_tokenizer
 from tasks.synthesis.stage import make_sampler, run
-from tasks.tables import TASKS
 from tests.support.chat_server import completion, serving
+from tests.support.requests import tasks_snapshot
 
 TEXTS = ["", "think of tiles", "think of tiles " * 50]
 SERVER = ServerConfig(command=sys.executable)
@@ -146,7 +145,7 @@ def test_candidates_of_a_served_model_have_their_reasoning_counted(
 
     monkeypatch.setattr(VllmSampler, "sample", canned)
     frame = (
-        run(one_task(tmp_path), config(models["tiles"]), Language.CPP)
+        run(tasks_snapshot(tmp_path), config(models["tiles"]), Language.CPP)
         .open()
         .read(unique="candidate_id")
         .sort("sample_index")
@@ -164,13 +163,5 @@ def test_a_tokenizer_is_loaded_before_anything_is_asked_for(tmp_path: Path) -> N
     with serving(lambda number, body: (200, completion("An answer."))) as server:
         asked = config("m", sampler="openai", base_url=server.url, tokenizer=str(tmp_path / "none"))
         with pytest.raises(UsageError, match="tokenizer"):
-            run(one_task(tmp_path), asked, Language.CPP)
+            run(tasks_snapshot(tmp_path), asked, Language.CPP)
         assert server.bodies == []
-
-
-def one_task(root: Path) -> SnapshotRef:
-    snapshot = Snapshot(str(root), "tasks", "one")
-    snapshot.append(
-        [KernelTask(task_id="t/0", name="t0", code="# 0").model_dump(mode="json")], TASKS
-    )
-    return snapshot.publish(config={}, rows=1).ref

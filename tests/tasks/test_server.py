@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from kernels_eval.errors import DeviceError, EvalError, UsageError
-from kernels_eval.records import KernelTask, Language, SamplingParams
+from kernels_eval.records import Language
 from tasks.sources import stage as sources
 from tasks.sources.config import TasksConfig
 from tasks.store.snapshot import SnapshotRef
@@ -32,6 +32,7 @@ from tasks.synthesis.sampler import Request, Response
 from tasks.synthesis.server import VllmSampler, options, serve_command
 from tasks.synthesis.stage import make_sampler, planned, run
 from tasks.synthesis.supervised import Supervised
+from tests.support.requests import make_request
 
 ROOT = Path(__file__).parents[2]
 FAKE = f"{sys.executable} {ROOT / 'tests' / 'support' / 'fake_vllm.py'} serve"
@@ -133,17 +134,8 @@ def sampler(
 
 
 def requests(count: int, prompt: str = "prompt") -> list[Request]:
-    task = KernelTask(task_id="user/mine", name="mine", code="class Model: pass")
     return [
-        Request(
-            request_key=f"{prompt}#{index}",
-            task=task,
-            language=Language.CPP,
-            prompt=prompt,
-            sample_index=index,
-            sampling=SamplingParams(seed=index, max_tokens=1000),
-        )
-        for index in range(count)
+        make_request(n, prompt=prompt, key=f"{prompt}#{n}", max_tokens=1000) for n in range(count)
     ]
 
 
@@ -381,20 +373,15 @@ def test_a_server_that_never_serves_is_one_clear_error(
 
 
 def spec(fake: Fake, **changes: object) -> ReplicaSpec:
-    fields = {
-        "command": (*FAKE.split(), "org/model", "--served-model-name", "m"),
-        "names": ("m",),
-        "env": {"FAKE_VLLM_DIR": str(fake.home)},
-        "api_key": "k",
-        "log_dir": str(fake.home / "logs"),
-        "log_bytes": 1 << 20,
-        "start_timeout_s": 20.0,
-        "restarts": 2,
-        "restart_pause_s": 0.05,
-        "lease_s": 60.0,
-        "grace_s": 0.2,
-    }
-    return ReplicaSpec(**(fields | changes))
+    settings = {"log_mib": 1, "start_timeout_s": 20.0, "restarts": 2, "restart_pause_s": 0.05}
+    return ReplicaSpec(
+        config=ServerConfig(**({"drain_s": 0.2, **settings} | changes)),
+        command=(*FAKE.split(), "org/model", "--served-model-name", "m"),
+        names=("m",),
+        env={"FAKE_VLLM_DIR": str(fake.home)},
+        api_key="k",
+        log_dir=str(fake.home / "logs"),
+    )
 
 
 def healthy(replica: Replica, starts: int = 1) -> str:
@@ -416,7 +403,7 @@ def ask(url: str) -> dict:
 
 def test_what_is_in_flight_is_answered_before_a_server_stops(fake: Fake) -> None:
     fake.set("hold")
-    replica = Replica(spec(fake, grace_s=WAIT_S), 0)
+    replica = Replica(spec(fake, drain_s=WAIT_S), 0)
     url, answers = healthy(replica), []
     asking = threading.Thread(target=lambda: answers.append(ask(url)))
     asking.start()
@@ -436,7 +423,7 @@ def test_what_is_in_flight_is_answered_before_a_server_stops(fake: Fake) -> None
 
 def test_a_server_that_ignores_the_order_to_stop_is_killed(fake: Fake) -> None:
     fake.set("stubborn")
-    replica = Replica(spec(fake, grace_s=0.3), 0)
+    replica = Replica(spec(fake, drain_s=0.3), 0)
     healthy(replica)
     replica.stop()
     assert fake.alive() == []
@@ -448,7 +435,7 @@ def test_a_server_that_answers_no_more_is_started_again(
     monkeypatch.setattr(replica_module, "UNRESPONSIVE_S", 1.0)
     monkeypatch.setattr(replica_module, "HEALTH_TIMEOUT_S", 0.4)
     monkeypatch.setattr(replica_module, "HEALTH_EVERY_S", 0.1)
-    replica = Replica(spec(fake, grace_s=0.2, restarts=20, restart_pause_s=1.0), 0)
+    replica = Replica(spec(fake, drain_s=0.2, restarts=20, restart_pause_s=1.0), 0)
     healthy(replica)
     fake.set("hang")
     until(lambda: replica.renew().state == "restarting", "the restart")
@@ -518,7 +505,7 @@ def _binds(listener: socket.socket, port: int) -> bool:
 
 def test_the_log_is_bounded_and_keeps_the_end(fake: Fake) -> None:
     fake.set("chatty")  # three times the bound
-    replica = Replica(spec(fake, log_bytes=1 << 20), 0)
+    replica = Replica(spec(fake), 0)
     healthy(replica)
     files = sorted((fake.home / "logs").glob("replica-0*"))
     assert [path.name for path in files] == ["replica-0.log", "replica-0.log.1"]

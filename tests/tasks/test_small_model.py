@@ -9,7 +9,6 @@ import pytest
 from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import KernelTask, SamplingParams
 from tasks.sources import small_model
 from tasks.sources.small_model import (
     SmallModelConfig,
@@ -20,6 +19,7 @@ from tasks.sources.small_model import (
 )
 from tasks.synthesis.local import TransformersSampler
 from tasks.synthesis.sampler import Request
+from tests.support.requests import make_request
 
 TEXTS = [
     "Replace the module with a fused kernel. The loop is bound by memory: 4 MB in, 4 MB out.",
@@ -175,19 +175,9 @@ def requests(
     count: int, *, seed: int = 0, max_tokens: int = 40, temperature: float = 1.0, top_p: float = 1.0
 ) -> list[Request]:
     """Two prompts of different length, alternating."""
-    task = KernelTask(task_id="user/one", name="one", code="class Model: ...")
-    sampling = SamplingParams(
-        temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed
-    )
+    options = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
     return [
-        Request(
-            request_key=f"key-{index}",
-            task=task,
-            language="cpp",
-            prompt=TEXTS[index % 2],
-            sample_index=index // 2,
-            sampling=sampling,
-        )
+        make_request(index // 2, prompt=TEXTS[index % 2], key=f"key-{index}", **options)
         for index in range(count)
     ]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kernels_eval.records import KernelTask, Language, SamplingParams
 from tasks.sources.small_model import build_small_model, load_causal_model
 from tasks.synthesis.config import ServerConfig
 from tasks.synthesis.sampler import Request, Response
 from tasks.synthesis.server import VllmSampler
+from tests.support.requests import make_request
 
 ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("CONCUR_VLLM_PYTHON") or ROOT / ".venv-vllm" / "bin" / "python"
@@ -70,16 +70,9 @@ def ray_without_gpus() -> Iterator[None]:
 
 
 def requests(samples: int, temperature: float, max_tokens: int) -> list[Request]:
-    task = KernelTask(task_id="user/mine", name="mine", code="class Model: pass")
+    options = {"temperature": temperature, "max_tokens": max_tokens}
     return [
-        Request(
-            request_key=f"{number}#{index}",
-            task=task,
-            language=Language.CPP,
-            prompt=prompt,
-            sample_index=index,
-            sampling=SamplingParams(seed=index, temperature=temperature, max_tokens=max_tokens),
-        )
+        make_request(index, prompt=prompt, key=f"{number}#{index}", **options)
         for number, prompt in enumerate(PROMPTS)
         for index in range(samples)
     ]

@@ -146,10 +146,10 @@ def plant(directory: Path, rows: int, seed: int) -> None:
 
 def measure(directory: Path, curation: bool) -> dict[str, Any]:
     """Analyse (and curate) what `plant` wrote, in this process."""
-    from flows.analyze import analyze
+    from flows.cli.analyze import analysis_of
 
     began_s = time.monotonic()
-    found = analyze(
+    found = analysis_of(
         str(directory / "verdicts"), str(directory / "candidates"), out=str(directory / "out")
     )
     analyze_s = time.monotonic() - began_s

@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.observations import judged
-from flows.score import markdown_of, score_table
+from flows.cli.benchmark import score_table
 from kernels_eval.errors import EvalError, UsageError
+from tasks.benchmark.score_table import markdown_of
 from tasks.sources.files import existing, read_parquet
 
 if TYPE_CHECKING:

@@ -1,5 +1,4 @@
-"""The flows that `prefect.yaml` deploys: forms in, the line's own flows inside, links and tables
-out.
+"""The flows that `prefect.yaml` deploys: a form in, a flow of the line inside, links and tables out.
 
 Guarantees: a form becomes a configuration before anything else happens, and a form that cannot be
 used ends the run with one sentence; a flow that may use the devices waits until no other one does
@@ -34,7 +33,6 @@ from flows.naming import deployed_name
 from flows.ops.runs import note_run
 from flows.pipeline import LineResult, concur_line
 from flows.refresh import Refreshed, refresh_dataset
-from flows.report import training_steps
 from flows.runtime.notices import NOTICES
 from flows.runtime.shutdown import survive_closed_output
 from flows.track import track_benchmark, track_refresh
@@ -42,6 +40,7 @@ from flows.train import of_line, train_and_track
 from kernels_eval.cluster.ray import address_of
 from kernels_eval.devices import visible_gpus
 from kernels_eval.errors import UsageError
+from tasks.benchmark.report.inputs import training_steps
 from tasks.benchmark.stage import scores_of
 from tasks.store.snapshot import SnapshotRef, snapshots
 from tasks.verification.stage import wait_for_head
@@ -85,7 +84,7 @@ def train_on_set(
     training: forms.TrainingForm = forms.TRAINING,
     advanced: forms.AdvancedForm = forms.ADVANCED,
 ) -> SnapshotRef:
-    """A LoRA adapter on a training set that is there, registered in MLflow."""
+    """A LoRA adapter on an existing training set, registered in MLflow."""
     config = prepared(configuration(run, training, advanced=advanced))
     config, tasks, found = of_line(config.root, curated.snapshot or None, config)
     with devices(config, config.training.workers):
@@ -104,7 +103,7 @@ def score_models(
     benchmark: forms.BenchmarkForm = forms.BENCHMARK,
     advanced: forms.AdvancedForm = forms.ADVANCED,
 ) -> Benchmarked:
-    """Exec, fast_p and pass@k of the recorded answers, the base model and an adapter that is there,
+    """Exec, fast_p and pass@k of the recorded answers, the base model and an existing adapter,
     on held-out tasks."""
     config = prepared(configuration(run, benchmark, advanced=advanced))
     trained = newest_adapter(config, adapter.snapshot)

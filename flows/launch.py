@@ -94,7 +94,7 @@ def _refresh(config: PipelineConfig) -> dict[str, Any]:
 
 def _whole_line(config: PipelineConfig) -> dict[str, Any]:
     from flows.pipeline import concur_line
-    from flows.report import read_summary
+    from tasks.benchmark.report.files import read_summary
 
     result = concur_line(config)
     # the newest report under a name that does not change, beside the snapshots

@@ -14,8 +14,8 @@ from prefect.logging import get_run_logger
 from flows.benchmark import Benchmarked
 from flows.config import PipelineConfig
 from flows.refresh import Refreshed
-from flows.report import Report
 from kernels_eval.records import Record, stable_hash
+from tasks.benchmark.report.files import Report
 from tasks.benchmark.scoring import ScoreRow
 from tasks.benchmark.stage import scores_of
 from tasks.progress import report as progress

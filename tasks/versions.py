@@ -24,11 +24,11 @@ PROFILE_VERSION = 1
 TRACE_FLAG_VERSION = 1
 """What is wrong with a trace of reasoning."""
 CURATION_VERSION = 1
-ANALYSIS_VERSION = 1
+ANALYSIS_VERSION = 2
 TRAINING_VERSION = 1
 SCORING_VERSION = 1
 """Which numbers the benchmark makes of verdicts."""
-REPORT_VERSION = 1
+REPORT_VERSION = 2
 """What the report of a run shows."""
 PUBLISHING_VERSION = 1
 """What a published data set holds."""
@@ -84,7 +84,7 @@ LOGIC: dict[str, tuple[str, ...]] = {
         "tasks.benchmark.comparing",
         "tasks.benchmark.metrics",
     ),
-    "REPORT_VERSION": ("tasks.benchmark", "flows.report", "flows.report_inputs"),
+    "REPORT_VERSION": ("tasks.benchmark", "tasks.reporting", "flows.report"),
     "PUBLISHING_VERSION": ("tasks.publishing",),
 }
 """Modules and packages by the constant to raise when what they come to changes."""

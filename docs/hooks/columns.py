@@ -65,7 +65,7 @@ CANDIDATES: Mapping[str, str] = {
         "least probability as a share of the likeliest token's; null: the server decided"
     ),
     "sampling.repetition_penalty": (
-        "above 1 makes tokens that are there already less likely; null: the server decided"
+        "above 1 makes tokens that occurred already less likely; null: the server decided"
     ),
     "sample_index": "which of the task's samples this is, from 0",
     "prompt_hash": "hash of the prompt",

@@ -1,49 +1,27 @@
-"""`concur benchmark` and `concur analyze`: what existing verdicts say."""
+"""`concur analyze`: verdicts and candidates on disk in, the observations and the difficulty report
+out.
+
+Guarantees: reads only the columns that the analysis needs (`tasks.curation.source`), never a response, so
+millions of candidates take little memory; changes nothing but --out. Does not guarantee anything
+about directories that are still being written: it reads the parts that are there.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from flows.cli.common import command, emit, json_option, verdict_options
+from kernels_eval.errors import UsageError
 
+if TYPE_CHECKING:
+    import polars as pl
 
-@command()
-@verdict_options
-@click.option(
-    "--tasks",
-    metavar="TASKS",
-    help="Their tasks, for the levels.  [default: beside the snapshot, or by the ids]",
-)
-@click.option(
-    "--label",
-    help="What the verdicts are called, and the model where the candidates name none.",
-)
-@click.option("--device", metavar="NAME", help="Take the verdicts of this device only.")
-@click.option("--k", "ks", default="1,5,10", metavar="K,K,...", help="k of pass@k.")
-@click.option(
-    "--p",
-    "ps",
-    default="0,0.5,0.8,1,1.2,1.5,2",
-    metavar="P,P,...",
-    help="p of fast_p.",
-)
-@click.option(
-    "--resamples",
-    type=click.IntRange(min=100),
-    default=2000,
-    help="Resamples of the bootstrap over tasks.",
-)
-@json_option("the scores")
-def benchmark(ks: str, ps: str, as_json: bool, **options: Any) -> None:
-    """Score existing verdicts: Exec and fast_p at pass@k with intervals, level by level."""
-    from flows.score import parsed_numbers, print_scores, score_table
-
-    data = score_table(
-        ks=parsed_numbers(ks, "--k", int), ps=parsed_numbers(ps, "--p", float), **options
-    )
-    emit(data, as_json, print_scores)
+    from tasks.analysis.config import ObservationConfig
+    from tasks.analysis.records import Difficulty, Observations
+    from tasks.curation.source import Source
 
 
 @command()
@@ -69,7 +47,70 @@ def benchmark(ks: str, ps: str, as_json: bool, **options: Any) -> None:
 @json_option("the analysis")
 def analyze(as_json: bool, **options: Any) -> None:
     """Observations and difficulty: what reasoning length says of correctness and speedup."""
-    from flows.analyze import analyze
-
-    analysis = analyze(**options)
+    analysis = analysis_of(**options)
     emit(analysis.as_json(), as_json, lambda _: click.echo(analysis.summary()))
+
+
+class Analysis(NamedTuple):
+    """What was found, and where its page lies."""
+
+    observations: Observations
+    difficulty: Difficulty
+    report: Path
+
+    def as_json(self) -> dict[str, Any]:
+        """Return both records and the report's path."""
+        from tasks.analysis.report import as_json
+
+        return {**as_json(self.observations, self.difficulty), "report": str(self.report)}
+
+    def summary(self) -> str:
+        """Return the headlines, what bounds them, and the report's path."""
+        said = [*self.observations.finding, *self.difficulty.finding, *self.observations.cautions]
+        return "\n".join([*(f"- {sentence}" for sentence in said), f"report: {self.report}"])
+
+
+def analysis_of(
+    verdicts: str | None = None,
+    candidates: str | None = None,
+    *,
+    root: str = ".concur",
+    out: str,
+    other_verdicts: str | None = None,
+    other_candidates: str | None = None,
+    seed: int = 0,
+    config: ObservationConfig | None = None,
+) -> Analysis:
+    """Analyse and write the report to `out`.
+
+    Each path is a directory with Parquet files (a snapshot), a Parquet file, or a glob; without
+    any, the newest verdicts under `root` are taken as `tasks.curation.source.Source` does. Raises
+    UsageError for paths, tables and columns that cannot be used, and where no sample can be
+    analysed.
+    """
+    from tasks.analysis.config import ObservationConfig
+    from tasks.analysis.difficulty import difficulty
+    from tasks.analysis.observations import observe
+    from tasks.analysis.report import write
+    from tasks.curation.source import Source
+
+    for of, first, second in (
+        ("other-", other_verdicts, other_candidates),
+        ("", verdicts, candidates),
+    ):
+        if second and not first:
+            raise UsageError(f"--{of}candidates without --{of}verdicts", "give both, or neither")
+    frame, other = read(Source(verdicts, candidates, root, unfinished=True)), None
+    if other_verdicts:
+        other = read(Source(other_verdicts, other_candidates, root, unfinished=True, of="other-"))
+    config = config or ObservationConfig(seed=seed)
+    observations, divided = observe(frame, config), difficulty(frame, other, seed=config.seed)
+    return Analysis(observations, divided, write(observations, divided, out))
+
+
+def read(source: Source) -> pl.DataFrame:
+    """Return the columns that the analysis reads, one row a verdict with its candidate."""
+    from tasks.analysis.stage import OF_CANDIDATES, OF_VERDICTS
+
+    speedup = ("speedup",) if source.one_table else ()
+    return source.read((*OF_VERDICTS, *speedup), OF_CANDIDATES)

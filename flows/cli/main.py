@@ -8,7 +8,8 @@ from __future__ import annotations
 import click
 
 from flows.cli.ablate import ablate
-from flows.cli.analyze import analyze, benchmark
+from flows.cli.analyze import analyze
+from flows.cli.benchmark import benchmark
 from flows.cli.curate import curate, diff, publish
 from flows.cli.doctor import doctor
 from flows.cli.gc import gc

@@ -9,18 +9,17 @@ that a family is what a task's time is spent on: it is read from the operators' 
 
 from __future__ import annotations
 
-import html
-import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING
+
+import polars as pl
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record, Status
 from tasks.operators import operator_kind
-
-if TYPE_CHECKING:
-    import polars as pl
+from tasks.reporting.blocks import Table
+from tasks.reporting.page import block_markdown
 
 STATUSES = tuple(status.value for status in Status)
 UNKNOWN = "unknown"
@@ -125,58 +124,37 @@ def status_by_family(frame: pl.DataFrame, families: pl.DataFrame) -> tuple[Famil
     once), `families` task_id and family. Rows without a task or a status are left out. Raises
     UsageError for missing columns and where no row is left.
     """
-    import polars as pl
-
     _require(frame, ("task_id", "status"))
-    rows = frame.lazy()
     if "candidate_id" in frame.columns:
-        rows = rows.filter(
-            pl.col("candidate_id").is_null() | pl.col("candidate_id").is_first_distinct()
-        )
-    rows = (
-        rows.select(pl.col("task_id").cast(pl.String), pl.col("status").cast(pl.String))
-        .drop_nulls()
-        .collect()
-    )
+        named = pl.col("candidate_id")
+        frame = frame.filter(named.is_null() | named.is_first_distinct())
+    rows = frame.select(pl.col("task_id", "status").cast(pl.String)).drop_nulls()
     if rows.is_empty():
         raise UsageError("no verdict names a task and a status", FIX)
-    counts = (
-        _with_family(rows, families).group_by("family", "status").agg(pl.len(), pl.col("task_id"))
-    )
     found = []
-    for (family,), part in counts.group_by("family"):
-        by_status = dict(part.select("status", "len").iter_rows())
-        known = [
-            name
-            for name in (*STATUSES, *sorted(by_status.keys() - set(STATUSES)))
-            if name in by_status
-        ]
-        tasks = part["task_id"].explode().n_unique()
-        ordered = {name: by_status[name] for name in known}
+    for (family,), part in _with_family(rows, families).group_by("family"):
+        counts = Counter(part["status"])
+        order = (*STATUSES, *sorted(counts.keys() - set(STATUSES)))
         found.append(
             FamilyStatuses(
-                family=str(family), tasks=tasks, candidates=sum(by_status.values()), counts=ordered
+                family=str(family),
+                tasks=part["task_id"].n_unique(),
+                candidates=part.height,
+                counts={name: counts[name] for name in order if name in counts},
             )
         )
-    return tuple(
-        sorted(found, key=lambda each: (each.family == UNKNOWN, -each.candidates, each.family))
-    )
+    found.sort(key=lambda each: (each.family == UNKNOWN, -each.candidates, each.family))
+    return tuple(found)
 
 
 def composition(name: str, rows: pl.DataFrame, families: pl.DataFrame) -> SetComposition:
     """What a set holds: `rows` has a line a sample with task_id, reasoning_tokens, `speedup` or
     `timing`, and `operator_kind` or `reference_operators`; `families` task_id and family. Raises
     UsageError for missing columns."""
-    import polars as pl
-
     _require(rows, ("task_id", "reasoning_tokens"))
-    kinds = _kinds(rows)
-    counts = (
-        _with_family(rows.select(pl.col("task_id").cast(pl.String)), families)["family"]
-        .value_counts()
-        .iter_rows()
-    )
-    singles = int((kinds == "single_operator").sum())
+    named = _with_family(rows.select(pl.col("task_id").cast(pl.String)), families)["family"]
+    counts = named.value_counts().iter_rows()
+    singles = int((_kinds(rows) == "single_operator").sum())
     return SetComposition(
         name=name,
         samples=rows.height,
@@ -206,26 +184,20 @@ def overlap(sets: Mapping[str, Iterable[str]]) -> Overlap:
     ]
     pairs = []
     for first, second in combinations(range(len(names)), 2):
-        shared = sum(count for mask, count in masks.items() if mask >> first & mask >> second & 1)
-        either = sum(count for mask, count in masks.items() if (mask >> first | mask >> second) & 1)
-        pairs.append(
-            Pair(
-                first=names[first],
-                second=names[second],
-                shared=shared,
-                jaccard=shared / either if either else 0.0,
-            )
-        )
+        both = 1 << first | 1 << second
+        shared = sum(count for mask, count in masks.items() if mask & both == both)
+        either = sum(count for mask, count in masks.items() if mask & both)
+        jaccard = shared / either if either else 0.0
+        pairs.append(Pair(first=names[first], second=names[second], shared=shared, jaccard=jaccard))
+    sets_of = [
+        SetSize(names=tuple(names[n] for n in numbers), samples=sizes[numbers[0]])
+        for numbers in ordered
+    ]
+    exact.sort(key=lambda pair: (-pair[1], pair[0]))
     return Overlap(
         samples=sum(masks.values()),
-        sets=tuple(
-            SetSize(names=tuple(names[n] for n in numbers), samples=sizes[numbers[0]])
-            for numbers in ordered
-        ),
-        intersections=tuple(
-            Intersection(sets=which, samples=n)
-            for which, n in sorted(exact, key=lambda pair: (-pair[1], pair[0]))
-        ),
+        sets=tuple(sets_of),
+        intersections=tuple(Intersection(sets=which, samples=n) for which, n in exact),
         pairs=tuple(pairs),
     )
 
@@ -233,8 +205,6 @@ def overlap(sets: Mapping[str, Iterable[str]]) -> Overlap:
 def _masks(sets: Mapping[str, Iterable[str]]) -> dict[int, int]:
     """How many samples are in just these sets, by a number with a bit for each of them. No Python
     object is made for a sample."""
-    import polars as pl
-
     parts = [
         pl.Series("id", ids if isinstance(ids, pl.Series) else list(ids), dtype=pl.String)
         .unique()
@@ -249,48 +219,30 @@ def _masks(sets: Mapping[str, Iterable[str]]) -> dict[int, int]:
 
 
 def markdown(sets: Sequence[SetComposition], shared: Overlap | None = None) -> str:
-    """Both as Markdown tables: what sets hold, and the share of their samples that two of them have
-    in common."""
-    lines = [
+    """Return both as Markdown tables: what sets hold, and how many samples two of them share."""
+    header = ("strategy", "samples", "tasks", "single", "fusion", "tokens (median)")
+    rows = tuple(
         (
-            "| strategy | samples | tasks | single | fusion | tokens (median) | speedup (median) |"
-            " families |"
-        ),
-        "|" + " --- |" * 8,
-    ]
-    for each in sets:
-        tokens = f"{each.tokens.median:,.0f}" if each.tokens else ""
-        speedup = f"{each.speedups.median:.2f} (n {each.speedups.n:,})" if each.speedups else "none"
-        families = ", ".join(f"{_plain(name)} {count:,}" for name, count in each.families.items())
-        counts = f"{each.samples:,} | {each.tasks:,} | {each.single_operator:,} | {each.fusion:,}"
-        lines.append(f"| {_plain(each.name)} | {counts} | {tokens} | {speedup} | {families} |")
-    if shared is None or not shared.pairs:
-        return "\n".join(lines) + "\n"
-    names = [each.name for each in sets]
-    known = {(pair.first, pair.second): pair for pair in shared.pairs} | {
-        (pair.second, pair.first): pair for pair in shared.pairs
-    }
-    lines += [
-        "",
-        "| samples in common (Jaccard, %) | " + " | ".join(map(_plain, names)) + " |",
-        "|" + " --- |" * (len(names) + 1),
-    ]
-    for row in names:
-        cells = ["" if row == column else _shared(known[row, column]) for column in names]
-        lines.append(f"| {_plain(row)} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def _plain(name: str) -> str:
-    """A name from somebody's file as text in a Markdown table."""
-    escaped = re.sub(
-        r"([\\`*_{}\[\]()#|~!])", r"\\\1", html.escape(" ".join(name.split()), quote=False)
+            each.name,
+            *(f"{n:,}" for n in (each.samples, each.tasks, each.single_operator, each.fusion)),
+            f"{each.tokens.median:,.0f}" if each.tokens else "",
+            f"{each.speedups.median:.2f} (n {each.speedups.n:,})" if each.speedups else "none",
+            ", ".join(f"{name} {count:,}" for name, count in each.families.items()),
+        )
+        for each in sets
     )
-    return escaped.replace("://", ":\\/\\/")
-
-
-def _shared(pair: Pair) -> str:
-    return f"{pair.shared:,} ({100 * pair.jaccard:.0f})"
+    tables = [Table((*header, "speedup (median)", "families"), rows)]
+    if shared is not None and shared.pairs:
+        names = [each.name for each in sets]
+        known = {
+            frozenset((pair.first, pair.second)): f"{pair.shared:,} ({100 * pair.jaccard:.0f})"
+            for pair in shared.pairs
+        }
+        cells = tuple(
+            (row, *(known.get(frozenset((row, column)), "") for column in names)) for row in names
+        )
+        tables.append(Table(("samples in common (Jaccard, %)", *names), cells))
+    return "\n\n".join(map(block_markdown, tables)) + "\n"
 
 
 def _require(frame: pl.DataFrame, columns: Sequence[str]) -> None:
@@ -299,8 +251,6 @@ def _require(frame: pl.DataFrame, columns: Sequence[str]) -> None:
 
 
 def _with_family(rows: pl.DataFrame, families: pl.DataFrame) -> pl.DataFrame:
-    import polars as pl
-
     _require(families, ("task_id", "family"))
     named = families.select(
         pl.col("task_id").cast(pl.String), pl.col("family").cast(pl.String)
@@ -313,21 +263,15 @@ def _with_family(rows: pl.DataFrame, families: pl.DataFrame) -> pl.DataFrame:
 def _kinds(rows: pl.DataFrame) -> pl.Series:
     """single_operator or fusion. `operator_kind` is asked once for each different list of
     operators."""
-    import polars as pl
-
     if "operator_kind" in rows.columns:
         return rows["operator_kind"].cast(pl.String).fill_null("fusion")
     _require(rows, ("reference_operators",))
-    keys = rows.select(
-        pl.col("reference_operators").cast(pl.List(pl.String)).list.join("\0").fill_null("")
-    )["reference_operators"]
-    kinds = {key: operator_kind(key.split("\0") if key else []) for key in keys.unique().to_list()}
+    keys = rows["reference_operators"].cast(pl.List(pl.String)).list.join("\0").fill_null("")
+    kinds = {key: operator_kind(key.split("\0") if key else []) for key in keys.unique()}
     return keys.replace_strict(kinds, return_dtype=pl.String) if kinds else keys
 
 
 def _numbers(rows: pl.DataFrame, name: str) -> pl.Series:
-    import polars as pl
-
     try:
         values = rows[name].cast(pl.Float64)
     except pl.exceptions.PolarsError as error:
@@ -337,16 +281,11 @@ def _numbers(rows: pl.DataFrame, name: str) -> pl.Series:
 
 def _speedups(rows: pl.DataFrame) -> pl.Series:
     """The usable ones."""
-    import polars as pl
-
     if "speedup" not in rows.columns:
         _require(rows, ("timing",))
         fields = {field.name for field in getattr(rows.schema["timing"], "fields", [])}
-        rows = rows.select(
-            pl.col("timing").struct.field("speedup")
-            if "speedup" in fields
-            else pl.lit(None, pl.Float64).alias("speedup")
-        )
+        known = pl.col("timing").struct.field("speedup")
+        rows = rows.select(known if "speedup" in fields else pl.lit(None).alias("speedup"))
     values = _numbers(rows, "speedup")
     return values.filter(values > 0)
 
@@ -354,7 +293,6 @@ def _speedups(rows: pl.DataFrame) -> pl.Series:
 def _quantiles(values: pl.Series) -> Quantiles | None:
     if values.is_empty():
         return None
-    p10, p25, median, p75, p90 = (
-        float(values.quantile(share, "linear") or 0.0) for share in QUANTILES
-    )
-    return Quantiles(n=len(values), p10=p10, p25=p25, median=median, p75=p75, p90=p90)
+    names = ("p10", "p25", "median", "p75", "p90")
+    shares = [values.quantile(share, "linear") for share in QUANTILES]
+    return Quantiles(n=len(values), **dict(zip(names, shares, strict=True)))

@@ -10,29 +10,30 @@ generators is the evidence for that, and is measured where there are two.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from itertools import pairwise
 
 import numpy as np
+import polars as pl
 
-from kernels_eval.records import Record
-from tasks.analysis.difficulty_words import difficulty_finding
 from tasks.analysis.estimates import (
     LEVEL,
     MIN_GROUPS,
-    Estimate,
+    Codes,
+    Floats,
     correlation,
+    estimate,
     mean_of,
-    number,
     quiet,
     unknown,
+    wilson,
 )
+from tasks.analysis.findings import difficulty_findings, difficulty_headline
 from tasks.analysis.lengths import samples_of
+from tasks.analysis.records import Agreement, Difficulty, Division, Group
+from tasks.reporting.findings import Estimate
 
-if TYPE_CHECKING:
-    import polars as pl
-
+ROBUST = "weighted by samples, robust over tasks"
 GROUPS = ("easy", "medium", "hard")
 SPLITS: tuple[tuple[float, ...], ...] = (
     (1 / 3, 2 / 3),
@@ -45,70 +46,6 @@ SPLITS: tuple[tuple[float, ...], ...] = (
 )
 
 
-class Group(Record):
-    """Tasks with from_arl <= ARL <= to_arl (tokens). Exec is the mean over tasks of the share
-    correct; the speedup is a geometric mean over correct, timed samples (a ratio)."""
-
-    name: str
-    from_arl: float
-    to_arl: float
-    tasks: int
-    samples: int
-    exec: Estimate
-    speedup: Estimate
-
-
-class Division(Record):
-    """Groups from short to long ARL. `steps` are the drops of Exec from one group to the next
-    (positive: falls), with intervals that hold with 95 % for all steps together. `exec_monotone`
-    and `speedup_monotone` are "falls" (every interval is above 0), "not refuted" (every step falls,
-    some interval holds 0), "refuted" (an interval is below 0), "not shown", or "unsayable".
-    """
-
-    label: str
-    quantiles: tuple[float, ...]
-    groups: tuple[Group, ...]
-    steps: tuple[Estimate, ...]
-    speed_steps: tuple[Estimate, ...]
-    exec_monotone: str
-    speedup_monotone: str
-
-
-class Agreement(Record):
-    """Two ARLs of the same tasks: Spearman's rho, the share of tasks in the same third, and Cohen's
-    kappa with linear weights.
-
-    `crossed` divides by the second generator's ARL and judges the first one's samples.
-    """
-
-    first: str
-    second: str
-    tasks: int
-    spearman: Estimate
-    same_third: Estimate
-    kappa: Estimate
-    crossed: Division | None
-
-
-class Difficulty(Record):
-    """`tertiles` as the paper divides; `split_half` with ARL of every second sample and outcomes of
-    the others (None: one sample a task).
-
-    `sensitivity` moves the thresholds, and takes medians, or only samples that were not cut off.
-    `reliability` is Spearman's rho between ARLs of two halves of the samples.
-    """
-
-    tasks: int
-    samples: int
-    arl_exec: Estimate
-    tertiles: Division | None
-    split_half: Division | None
-    reliability: Estimate
-    sensitivity: tuple[Division, ...]
-    agreement: Agreement | None
-    finding: tuple[str, ...] = ()
-
-
 def difficulty(
     frame: pl.DataFrame, other: pl.DataFrame | None = None, *, seed: int = 0
 ) -> Difficulty:
@@ -118,10 +55,8 @@ def difficulty(
     Without `other`, a frame of several generators is divided: the one with most samples is judged,
     the next is the other. Raises UsageError as `observe` does.
     """
-    import polars as pl
-
-    data = _named(frame)
-    second = _named(other) if other is not None else None
+    data = samples_of(frame).data
+    second = samples_of(other).data if other is not None else None
     names = data["generator"].value_counts(sort=True)["generator"].to_list()
     if second is None and len(names) > 1:
         second = data.filter(pl.col("generator") == names[1])
@@ -132,8 +67,6 @@ def difficulty(
 
 def difficulty_of(data: pl.DataFrame, second: pl.DataFrame | None, *, seed: int) -> Difficulty:
     """`difficulty` of prepared samples (`lengths.Samples.data` with the column task_id)."""
-    import polars as pl
-
     tasks = _per_task(data)
     numbered = data.with_columns(_half=pl.int_range(pl.len()).over("task") % 2)
     first_half, second_half = (
@@ -164,42 +97,31 @@ def difficulty_of(data: pl.DataFrame, second: pl.DataFrame | None, *, seed: int)
             _agreement(tasks, second, data, seed) if second is not None and second.height else None
         ),
     )
-    return found.model_copy(update={"finding": difficulty_finding(found)})
+    return found.model_copy(
+        update={"finding": (difficulty_headline(found),), "findings": difficulty_findings(found)}
+    )
 
 
 def divide(tasks: pl.DataFrame, quantiles: Sequence[float], label: str) -> Division | None:
     """Tasks in groups by rank of `arl`; None where there are fewer tasks than groups."""
-    import polars as pl
-
     count = len(quantiles) + 1
     if tasks.height < count:
         return None
     ordered = tasks.sort("arl", "task_id")
     edges = [0, *(round(q * tasks.height) for q in quantiles), tasks.height]
-    if any(first == last for first, last in itertools.pairwise(edges)):
+    if any(first == last for first, last in pairwise(edges)):
         return None
     names = GROUPS if count == 3 else tuple(f"{number + 1} of {count}" for number in range(count))
-    parts = [ordered.slice(first, last - first) for first, last in itertools.pairwise(edges)]
-    groups = []
-    for name, part in zip(names, parts, strict=True):
-        low, high = float(part["arl"].item(0)), float(part["arl"].item(-1))
-        timed = part.filter(pl.col("timed") > 0)
-        facts = {
-            "name": name,
-            "from_arl": low,
-            "to_arl": high,
-            "tasks": part.height,
-            "samples": int(part["samples"].sum()),
-        }
-        groups.append(Group(**facts, exec=_exec(part), speedup=_geometric(timed)))
-    shares = [part["share"].to_numpy() for part in parts]
-    timed_parts = [part.filter(pl.col("timed") > 0) for part in parts]
-    steps = tuple(_step(a, b, count - 1) for a, b in itertools.pairwise(shares))
-    speeds = tuple(_speed_step(a, b, count - 1) for a, b in itertools.pairwise(timed_parts))
+    parts = [ordered.slice(first, last - first) for first, last in pairwise(edges)]
+    timed = [part.filter(pl.col("timed") > 0) for part in parts]
+    steps = tuple(
+        _step(a["share"].to_numpy(), b["share"].to_numpy(), count - 1) for a, b in pairwise(parts)
+    )
+    speeds = tuple(_speed_step(a, b, count - 1) for a, b in pairwise(timed))
     return Division(
         label=label,
         quantiles=tuple(quantiles),
-        groups=tuple(groups),
+        groups=tuple(map(_group, names, parts, timed)),
         steps=steps,
         speed_steps=speeds,
         exec_monotone=monotone(steps),
@@ -207,34 +129,31 @@ def divide(tasks: pl.DataFrame, quantiles: Sequence[float], label: str) -> Divis
     )
 
 
+def _group(name: str, part: pl.DataFrame, timed: pl.DataFrame) -> Group:
+    return Group(
+        name=name,
+        from_arl=part["arl"].item(0),
+        to_arl=part["arl"].item(-1),
+        tasks=part.height,
+        samples=int(part["samples"].sum()),
+        exec=_exec(part),
+        speedup=_geometric(timed),
+    )
+
+
 def monotone(steps: Sequence[Estimate]) -> str:
-    """What the drops between groups say of "falls with every step" (`Division` names the
-    answers)."""
+    """Return what the drops between groups say of "falls with every step", as `Division` lists."""
+    sides = [step.side(0.0) for step in steps]
     if any(step.value is None or not step.bounded for step in steps):
         return "unsayable"
-    if any(step.upper < 0 for step in steps):  # type: ignore[operator]
+    if -1 in sides:
         return "refuted"
-    if all(step.lower > 0 for step in steps):  # type: ignore[operator]
+    if set(sides) <= {1}:
         return "falls"
-    return "not refuted" if all(step.value > 0 for step in steps) else "not shown"  # type: ignore[operator]
-
-
-def _named(frame: pl.DataFrame) -> pl.DataFrame:
-    import polars as pl
-
-    samples = samples_of(frame)
-    names = pl.DataFrame(
-        {
-            "task_id": samples.task_ids,
-            "task": pl.Series(range(len(samples.task_ids)), dtype=pl.UInt32),
-        }
-    )
-    return samples.data.join(names, on="task", how="left", maintain_order="left")
+    return "not refuted" if all((step.value or 0.0) > 0 for step in steps) else "not shown"
 
 
 def _per_task(data: pl.DataFrame) -> pl.DataFrame:
-    import polars as pl
-
     return (
         data.group_by("task")
         .agg(
@@ -252,114 +171,88 @@ def _per_task(data: pl.DataFrame) -> pl.DataFrame:
 
 
 def _exec(part: pl.DataFrame) -> Estimate:
-    from statsmodels.stats.proportion import proportion_confint
-
     shares = part["share"].to_numpy()
     found = mean_of(shares, part.height, "Student's t over tasks")
-    if found.bounded:
-        return found.model_copy(
-            update={"lower": max(0.0, found.lower or 0.0), "upper": min(1.0, found.upper or 0.0)}
-        )
+    if found.lower is not None and found.upper is not None:
+        bounds = {"lower": max(0.0, found.lower), "upper": min(1.0, found.upper)}
+        return found.model_copy(update=bounds)
     # all tasks alike: one trial a task, or the interval would be a point
-    lower, upper = proportion_confint(
-        float(shares.sum()), part.height, alpha=1 - LEVEL, method="wilson"
-    )
-    # rounding must not put the share outside its own interval
-    bounds = {
-        "lower": max(0.0, min(float(lower), float(shares.mean()))),
-        "upper": min(1.0, max(float(upper), float(shares.mean()))),
-    }
-    return found.model_copy(update={**bounds, "method": "Wilson, one trial a task"})
+    lower, upper = wilson(float(shares.sum()), part.height)
+    method = "Wilson, one trial a task"
+    return found.model_copy(update={"lower": lower, "upper": upper, "method": method})
+
+
+def _logs(timed: pl.DataFrame) -> tuple[Floats, Floats]:
+    """Mean log speedup of each task, and its weight: the task's timed samples."""
+    weights = timed["timed"].to_numpy().astype(np.float64)
+    return (timed["log_sum"] / timed["timed"]).to_numpy(), weights
 
 
 def _geometric(timed: pl.DataFrame) -> Estimate:
-    """Over samples, as scores are; the interval's error is that of a ratio of sums over tasks
-    (weights: timed samples of a task)."""
+    """Over samples, as scores are; the interval's error is that of a ratio of sums over tasks."""
     from statsmodels.regression.linear_model import WLS
 
     if timed.is_empty():
         return unknown("no correct sample has a speedup")
-    logs, weights = (
-        (timed["log_sum"] / timed["timed"]).to_numpy(),
-        timed["timed"].to_numpy().astype(np.float64),
-    )
-    total, tasks, method = (
-        int(weights.sum()),
-        timed.height,
-        "weighted by samples, robust over tasks",
-    )
+    logs, weights = _logs(timed)
+    bounds = None
+    if timed.height >= MIN_GROUPS and np.ptp(logs):
+        with quiet():
+            fit = WLS(logs, np.ones(timed.height), weights=weights)
+            interval = fit.fit(cov_type="HC1", use_t=True).conf_int(alpha=1 - LEVEL)
+            bounds = np.exp(interval[0])
     value = float(np.exp(np.average(logs, weights=weights)))
-    if tasks < MIN_GROUPS or np.ptp(logs) == 0:
-        return Estimate(value=number(value), n=total, tasks=tasks, method=method)
-    with quiet():
-        fit = WLS(logs, np.ones(tasks), weights=weights).fit(cov_type="HC1", use_t=True)
-        lower, upper = np.exp(fit.conf_int(alpha=1 - LEVEL)[0])
-    return Estimate(
-        value=number(value),
-        lower=number(lower),
-        upper=number(upper),
-        n=total,
-        tasks=tasks,
-        method=method,
-    )
+    return _estimate(value, bounds, int(weights.sum()), timed.height, ROBUST)
 
 
-def _step(before: np.ndarray, after: np.ndarray, steps: int) -> Estimate:
-    """Mean of `before` less mean of `after`, Welch's interval over tasks; 95 % for all `steps`
-    together (Bonferroni)."""
+def _step(before: Floats, after: Floats, steps: int) -> Estimate:
+    """Mean of `before` less mean of `after`, Welch's interval over tasks.
+
+    The interval holds with 95 % for all `steps` together (Bonferroni).
+    """
     from statsmodels.stats.weightstats import CompareMeans, DescrStatsW
 
     n = len(before) + len(after)
     if not len(before) or not len(after):
         return unknown("a group has no value", n, n)
-    value = float(before.mean() - after.mean())
-    if min(len(before), len(after)) < 2 or (np.ptp(before) == 0 and np.ptp(after) == 0):
-        return Estimate(value=value, n=n, tasks=n, method="Welch over tasks")
-    with quiet():
-        lower, upper = CompareMeans(DescrStatsW(before), DescrStatsW(after)).tconfint_diff(
-            alpha=(1 - LEVEL) / steps, usevar="unequal"
-        )
-    return Estimate(
-        value=value,
-        lower=number(lower),
-        upper=number(upper),
-        n=n,
-        tasks=n,
-        method="Welch over tasks",
-    )
+    bounds = None
+    if min(len(before), len(after)) > 1 and (np.ptp(before) or np.ptp(after)):
+        with quiet():
+            both = CompareMeans(DescrStatsW(before), DescrStatsW(after))
+            bounds = both.tconfint_diff(alpha=(1 - LEVEL) / steps, usevar="unequal")
+    return _estimate(before.mean() - after.mean(), bounds, n, n, "Welch over tasks")
 
 
 def _speed_step(before: pl.DataFrame, after: pl.DataFrame, steps: int) -> Estimate:
-    """The fall of the mean logarithm of the speedup, weighted as `_geometric` weights it, so that a
-    step falls where the two means do."""
+    """The fall of the mean logarithm of the speedup, weighted as `_geometric` weights it.
+
+    So a step falls where the two means do.
+    """
     from statsmodels.regression.linear_model import WLS
 
     n = before.height + after.height
     if before.is_empty() or after.is_empty():
         return unknown("a group has no value", n, n)
-    logs, weights = (
-        [(part["log_sum"] / part["timed"]).to_numpy() for part in (before, after)],
-        [before["timed"], after["timed"]],
-    )
-    value = float(np.average(logs[0], weights=weights[0]) - np.average(logs[1], weights=weights[1]))
-    if min(before.height, after.height) < 2 or all(np.ptp(each) == 0 for each in logs):
-        return Estimate(value=value, n=n, tasks=n, method="weighted by samples, robust over tasks")
-    first = np.concatenate([np.ones(before.height), np.zeros(after.height)])
-    with quiet():
-        fit = WLS(
-            np.concatenate(logs),
-            np.column_stack([np.ones(n), first]),
-            weights=np.concatenate(weights),
-        ).fit(cov_type="HC1", use_t=True)
-        lower, upper = fit.conf_int(alpha=(1 - LEVEL) / steps)[1]
-    return Estimate(
-        value=value,
-        lower=number(lower),
-        upper=number(upper),
-        n=n,
-        tasks=n,
-        method="weighted by samples, robust over tasks",
-    )
+    (logs, weights), (other_logs, other_weights) = _logs(before), _logs(after)
+    value = np.average(logs, weights=weights) - np.average(other_logs, weights=other_weights)
+    bounds = None
+    if min(before.height, after.height) > 1 and (np.ptp(logs) or np.ptp(other_logs)):
+        first = np.concatenate([np.ones(before.height), np.zeros(after.height)])
+        with quiet():
+            fit = WLS(
+                np.concatenate([logs, other_logs]),
+                np.column_stack([np.ones(n), first]),
+                weights=np.concatenate([weights, other_weights]),
+            ).fit(cov_type="HC1", use_t=True)
+            bounds = fit.conf_int(alpha=(1 - LEVEL) / steps)[1]
+    return _estimate(value, bounds, n, n, ROBUST)
+
+
+def _estimate(
+    value: float, bounds: Sequence[float] | None, n: int, tasks: int, method: str
+) -> Estimate:
+    known = (bounds[0], bounds[1]) if bounds is not None else None
+    return estimate(value, known, n=n, tasks=tasks, method=method)
 
 
 def _rank(x: pl.Series, y: pl.Series, seed: int) -> Estimate:
@@ -372,45 +265,46 @@ def _rank(x: pl.Series, y: pl.Series, seed: int) -> Estimate:
 def _agreement(
     tasks: pl.DataFrame, second: pl.DataFrame, data: pl.DataFrame, seed: int
 ) -> Agreement:
-    import polars as pl
     from statsmodels.stats.inter_rater import cohens_kappa
-    from statsmodels.stats.proportion import proportion_confint
 
     theirs = _per_task(second).select("task_id", pl.col("arl").alias("other"))
     shared = tasks.join(theirs, on="task_id", how="inner").sort("task_id")
-    names = {"first": _generator(data), "second": _generator(second), "tasks": shared.height}
-    if shared.height < 3:
-        none = unknown(f"{shared.height} tasks are shared", shared.height, shared.height)
-        return Agreement(**names, spearman=none, same_third=none, kappa=none, crossed=None)
-    ours, other = (_thirds(shared, column) for column in ("arl", "other"))
+    n, name = shared.height, _generator(second)
+    none = unknown(f"{n} tasks are shared", n, n)
+    found = Agreement(
+        first=_generator(data),
+        second=name,
+        tasks=n,
+        spearman=none,
+        same_third=none,
+        kappa=none,
+        crossed=None,
+    )
+    if n < 3:
+        return found
     table = np.zeros((3, 3))
-    np.add.at(table, (ours, other), 1)
+    np.add.at(table, (_thirds(shared, "arl"), _thirds(shared, "other")), 1)
     with quiet():
-        found = cohens_kappa(table, wt="linear")
-    n, same = shared.height, int(np.trace(table))
-    lower, upper = proportion_confint(same, n, alpha=1 - LEVEL, method="wilson")
-    facts = {"n": n, "tasks": n}
-    kappa = {
-        "value": number(found.kappa),
-        "lower": number(found.kappa_low),
-        "upper": number(found.kappa_upp),
-    }
-    return Agreement(
-        **names,
-        spearman=_rank(shared["arl"], shared["other"], seed),
-        same_third=Estimate(
-            value=same / n, lower=float(lower), upper=float(upper), **facts, method="Wilson"
-        ),
-        kappa=Estimate(**kappa, **facts, method="Cohen's kappa, linear weights"),
-        crossed=divide(
-            shared.with_columns(arl=pl.col("other")),
-            SPLITS[0],
-            f"thirds by the ARL of {names['second']}",
-        ),
+        kappa = cohens_kappa(table, wt="linear")
+    same = int(np.trace(table))
+    crossed = shared.with_columns(arl=pl.col("other"))
+    return found.model_copy(
+        update={
+            "spearman": _rank(shared["arl"], shared["other"], seed),
+            "same_third": _estimate(same / n, wilson(same, n), n, n, "Wilson"),
+            "kappa": _estimate(
+                kappa.kappa,
+                (kappa.kappa_low, kappa.kappa_upp),
+                n,
+                n,
+                "Cohen's kappa, linear weights",
+            ),
+            "crossed": divide(crossed, SPLITS[0], f"thirds by the ARL of {name}"),
+        }
     )
 
 
-def _thirds(tasks: pl.DataFrame, column: str) -> np.ndarray:
+def _thirds(tasks: pl.DataFrame, column: str) -> Codes:
     order = (
         tasks.select(column, "task_id")
         .with_row_index("row")
@@ -431,4 +325,4 @@ def _generator(data: pl.DataFrame) -> str:
 
 def _split_name(quantiles: Sequence[float]) -> str:
     edges = [0.0, *quantiles, 1.0]
-    return " / ".join(f"{100 * (last - first):.0f} %" for first, last in itertools.pairwise(edges))
+    return " / ".join(f"{100 * (last - first):.0f} %" for first, last in pairwise(edges))

@@ -13,48 +13,64 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels_eval.records import Record
+from tasks.reporting.findings import Estimate
 
 LEVEL = 0.95
 MIN_GROUPS = 5
 MAX_GROUPS = 50
 
+SEPARATED = "length tells correct from incorrect perfectly, or nearly"
+
 Floats = NDArray[np.float64]
-
-
-class Estimate(Record):
-    """One figure. `lower` and `upper` bound it with 95 % confidence by `method`; `p` tests no
-    effect, two-sided.
-
-    `n` samples of `tasks` tasks went in. Where `value` is None, `why_not` says why; where only the
-    bounds are, the tasks were too few.
-    """
-
-    value: float | None = None
-    lower: float | None = None
-    upper: float | None = None
-    p: float | None = None
-    n: int = 0
-    tasks: int = 0
-    method: str = ""
-    why_not: str = ""
-
-    @property
-    def bounded(self) -> bool:
-        return self.lower is not None and self.upper is not None
+Codes = NDArray[np.integer[Any]]
+Mask = NDArray[np.bool_]
 
 
 def unknown(why_not: str, n: int = 0, tasks: int = 0) -> Estimate:
+    """Return an estimate without a value."""
     return Estimate(why_not=why_not, n=n, tasks=tasks)
 
 
+def estimate(
+    value: float,
+    bounds: tuple[float, float] | None = None,
+    p: float | None = None,
+    *,
+    n: int,
+    tasks: int,
+    method: str,
+) -> Estimate:
+    """Return an estimate as JSON can hold it: a number that is not finite becomes None."""
+    lower, upper = bounds or (math.nan, math.nan)
+    return Estimate(
+        value=number(value),
+        lower=number(lower),
+        upper=number(upper),
+        p=None if p is None else number(p),
+        n=n,
+        tasks=tasks,
+        method=method,
+    )
+
+
 def number(value: float) -> float | None:
-    """The value as JSON can hold it: None for what is not finite."""
+    """Return the value as JSON can hold it: None for what is not finite."""
     return float(value) if math.isfinite(value) else None
+
+
+def wilson(successes: float, trials: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share."""
+    from statsmodels.stats.proportion import proportion_confint
+
+    share = successes / trials
+    lower, upper = proportion_confint(successes, trials, alpha=1 - LEVEL, method="wilson")
+    # rounding must not put a share of 0 or 1 outside its own interval
+    return max(0.0, min(float(lower), share)), min(1.0, max(float(upper), share))
 
 
 @contextmanager
@@ -67,8 +83,8 @@ def quiet() -> Iterator[None]:
 
 
 def jackknife(
-    statistic: Callable[[NDArray[np.bool_]], float],
-    task: NDArray[np.integer],
+    statistic: Callable[[Mask], float],
+    task: Codes,
     *,
     seed: int,
     forward: Callable[[float], float] = float,
@@ -99,9 +115,7 @@ def jackknife(
     return back(centre - reach), back(centre + reach)
 
 
-def correlation(
-    x: Floats, y: Floats, task: NDArray[np.integer], *, ranks: bool, seed: int
-) -> Estimate:
+def correlation(x: Floats, y: Floats, task: Codes, *, ranks: bool, seed: int) -> Estimate:
     """Pearson's r, or Spearman's rho with `ranks`; the interval is a jackknife over tasks on
     Fisher's z, p is scipy's."""
     from scipy.stats import pearsonr, rankdata, spearmanr
@@ -112,24 +126,18 @@ def correlation(
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         return unknown("one of the two does not vary", len(x), tasks)
 
-    def statistic(keep: NDArray[np.bool_]) -> float:
+    def statistic(keep: Mask) -> float:
         a, b = (x[keep], y[keep]) if not ranks else (rankdata(x[keep]), rankdata(y[keep]))
         return float(np.corrcoef(a, b)[0, 1])
 
     with quiet():
         found = spearmanr(x, y) if ranks else pearsonr(x, y)
-    bounds = jackknife(statistic, task, seed=seed, forward=_fisher, back=math.tanh) or (None, None)
-    name = "Spearman" if ranks else "Pearson"
-    method = f"{name}, jackknife over tasks"
-    value, p = number(found.statistic), number(found.pvalue)
-    return Estimate(
-        value=value, lower=bounds[0], upper=bounds[1], p=p, n=len(x), tasks=tasks, method=method
-    )
+    bounds = jackknife(statistic, task, seed=seed, forward=_fisher, back=math.tanh)
+    method = f"{'Spearman' if ranks else 'Pearson'}, jackknife over tasks"
+    return estimate(found.statistic, bounds, found.pvalue, n=len(x), tasks=tasks, method=method)
 
 
-def longer_if_incorrect(
-    tokens: Floats, correct: NDArray[np.bool_], task: NDArray[np.integer], *, seed: int
-) -> Estimate:
+def longer_if_incorrect(tokens: Floats, correct: Mask, task: Codes, *, seed: int) -> Estimate:
     """Chance that a random incorrect sample is longer than a random correct one (ties count half):
     Mann-Whitney's U over its maximum."""
     from scipy.stats import mannwhitneyu
@@ -143,7 +151,7 @@ def longer_if_incorrect(
     order = np.argsort(tokens, kind="stable")
     tokens, correct, task = tokens[order], correct[order], task[order]
 
-    def statistic(keep: NDArray[np.bool_]) -> float:
+    def statistic(keep: Mask) -> float:
         ours, theirs = tokens[keep & ~correct], tokens[keep & correct]  # both sorted
         below = np.searchsorted(theirs, ours, "left") + np.searchsorted(theirs, ours, "right")
         return (
@@ -155,23 +163,13 @@ def longer_if_incorrect(
     with quiet():
         found = mannwhitneyu(tokens[~correct], tokens[correct], method="asymptotic")
     value = float(found.statistic) / (int((~correct).sum()) * int(correct.sum()))
-    bounds = jackknife(statistic, task, seed=seed)
-    lower, upper = (max(0.0, bounds[0]), min(1.0, bounds[1])) if bounds else (None, None)
+    if bounds := jackknife(statistic, task, seed=seed):
+        bounds = max(0.0, bounds[0]), min(1.0, bounds[1])
     method = "Mann-Whitney U, jackknife over tasks"
-    return Estimate(
-        value=value,
-        lower=lower,
-        upper=upper,
-        p=number(found.pvalue),
-        n=len(tokens),
-        tasks=tasks,
-        method=method,
-    )
+    return estimate(value, bounds, found.pvalue, n=len(tokens), tasks=tasks, method=method)
 
 
-def pooled_odds_ratio(
-    tokens: Floats, correct: NDArray[np.bool_], task: NDArray[np.integer], per_tokens: float
-) -> Estimate:
+def pooled_odds_ratio(tokens: Floats, correct: Mask, task: Codes, per_tokens: float) -> Estimate:
     """Odds ratio of being correct for `per_tokens` more, tasks ignored: logistic regression, errors
     clustered by task."""
     from statsmodels.discrete.discrete_model import Logit
@@ -191,9 +189,7 @@ def pooled_odds_ratio(
             )
             slope, error, p = float(fit.params[1]), float(fit.bse[1]), float(fit.pvalues[1])
     except (np.linalg.LinAlgError, ValueError, PerfectSeparationError):
-        return unknown(
-            "length tells correct from incorrect perfectly, or nearly", len(tokens), tasks
-        )
+        return unknown(SEPARATED, len(tokens), tasks)
     return ratio(
         slope,
         error,
@@ -218,14 +214,12 @@ def ratio(
         or abs(slope) > 20
         or error > 20
     ):
-        return unknown("length tells correct from incorrect perfectly, or nearly", n, tasks)
+        return unknown(SEPARATED, n, tasks)
     reach = float(norm.ppf(0.5 + LEVEL / 2)) * error
     value, lower, upper = (
         math.exp(min(700.0, x * factor)) for x in (slope, slope - reach, slope + reach)
     )
-    return Estimate(
-        value=value, lower=lower, upper=upper, p=number(p), n=n, tasks=tasks, method=method
-    )
+    return estimate(value, (lower, upper), p, n=n, tasks=tasks, method=method)
 
 
 def mean_of(values: Floats, tasks: int, method: str) -> Estimate:
@@ -235,17 +229,10 @@ def mean_of(values: Floats, tasks: int, method: str) -> Estimate:
 
     if not len(values):
         return unknown("no value to average")
-    if len(values) < 2 or np.ptp(values) == 0:
-        return Estimate(value=float(values.mean()), n=len(values), tasks=tasks, method=method)
-    lower, upper = DescrStatsW(values).tconfint_mean(alpha=1 - LEVEL)
-    return Estimate(
-        value=float(values.mean()),
-        lower=number(lower),
-        upper=number(upper),
-        n=len(values),
-        tasks=tasks,
-        method=method,
-    )
+    bounds = None
+    if len(values) > 1 and np.ptp(values):
+        bounds = DescrStatsW(values).tconfint_mean(alpha=1 - LEVEL)
+    return estimate(values.mean(), bounds, n=len(values), tasks=tasks, method=method)
 
 
 def _fisher(r: float) -> float:

@@ -11,9 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tasks.analysis.difficulty import Difficulty, Division
-from tasks.analysis.estimates import Estimate
-from tasks.analysis.observations import Bin, Observations
+from tasks.analysis.records import Bin, Difficulty, Division, Observations
 from tasks.reporting.charts import (
     FIRST,
     INK,
@@ -24,24 +22,15 @@ from tasks.reporting.charts import (
     labelled,
     legend,
     new_figure,
+    note,
     ratios,
-    save,
     style,
 )
+from tasks.reporting.findings import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-__all__ = [
-    "Drawn",
-    "accuracy_by_length",
-    "all_figures",
-    "difficulty_curves",
-    "lengths_by_outcome",
-    "save",
-    "speedup_by_length",
-]
 
 MOST_STEPS, ENOUGH_SAMPLES = (
     8,
@@ -53,10 +42,9 @@ FULL_BIN = (
 
 
 def all_figures(observations: Observations, difficulty: Difficulty) -> list[Drawn]:
+    """Return the figures of an analysis, in the order of its page."""
     drawn = [
-        accuracy_by_length(observations),
-        lengths_by_outcome(observations),
-        speedup_by_length(observations),
+        draw(observations) for draw in (accuracy_by_length, lengths_by_outcome, speedup_by_length)
     ]
     return [*drawn, difficulty_curves(difficulty)]
 
@@ -165,14 +153,7 @@ def speedup_by_length(found: Observations) -> Drawn:
     figure, axes = _axes("reasoning length (tokens)", f"{found.speedup.label} (a ratio)")
     speed = found.speedup
     if not speed.points:
-        axes.text(
-            0.5,
-            0.5,
-            "no correct sample has a speedup",
-            ha="center",
-            color=INK,
-            transform=axes.transAxes,
-        )
+        note(axes, "no correct sample has a speedup")
         return Drawn(
             "speedup-by-length", figure, "Nothing to draw: no correct sample has a speedup."
         )
@@ -189,34 +170,22 @@ def speedup_by_length(found: Observations) -> Drawn:
             (each.from_tokens + each.to_tokens) / 2,
             ("geometric mean of a tenth, middle half" if number == 0 else None),
         )
-        error = [
-            [max(0.0, each.geometric_mean - each.p25)],
-            [max(0.0, each.p75 - each.geometric_mean)],
-        ]
-        axes.errorbar(
-            middle,
-            each.geometric_mean,
-            yerr=error,
-            fmt="s",
-            color=SECOND,
-            capsize=3,
-            markersize=5,
-            label=name,
-        )
+        point = (middle, each.geometric_mean, each.p25, each.p75)
+        _bars(axes, [point], "s", SECOND, name)
     axes.axhline(1.0, color=INK, linewidth=1, linestyle=":")
     ratios(axes)
     axes.set_xlim(left=0)
     legend(axes)
     rho = speed.spearman
-    number = f"{rho.value:.3f}" if rho.value is not None else "unknown"
+    known = f"{rho.value:.3f}" if rho.value is not None else "unknown"
     dots = "" if len(speed.points) == speed.samples else f", {len(speed.points):,} of them drawn"
     of = f"n {speed.samples:,} correct samples of {speed.tasks:,} tasks with a speedup{dots}"
-    caption(figure, f"{of}. Spearman {number}. Dotted: a ratio of 1.")
+    caption(figure, f"{of}. Spearman {known}. Dotted: a ratio of 1.")
     return Drawn(
         "speedup-by-length",
         figure,
         f"{speed.label} against reasoning length of {speed.samples:,} correct samples; Spearman"
-        f" {number}.",
+        f" {known}.",
     )
 
 
@@ -231,9 +200,7 @@ def difficulty_curves(found: Difficulty) -> Drawn:
     ):
         labelled(axes, "thirds of the tasks by ARL", label)
     if found.tertiles is None:
-        left.text(
-            0.5, 0.5, "too few tasks to divide", ha="center", color=INK, transform=left.transAxes
-        )
+        note(left, "too few tasks to divide")
         return Drawn("difficulty", figure, "Nothing to draw: too few tasks to divide.")
     _curve(left, found.tertiles, "exec", FIRST, "o-", -0.04, "ARL and outcomes, same samples")
     if found.split_half is not None:
@@ -269,25 +236,16 @@ def _axes(x: str, y: str) -> tuple[Figure, Axes]:
 
 
 def _tenths(axes: Axes, tenths: tuple[Bin, ...], colour: str, marker: str, label: str) -> None:
-    if not tenths:
-        return
-    middles = [(each.from_tokens + (each.to_tokens or each.from_tokens)) / 2 for each in tenths]
-    error = [
-        [each.accuracy - each.lower for each in tenths],
-        [each.upper - each.accuracy for each in tenths],
+    points = [
+        (
+            (each.from_tokens + (each.to_tokens or each.from_tokens)) / 2,
+            each.accuracy,
+            each.lower,
+            each.upper,
+        )
+        for each in tenths
     ]
-    values = [each.accuracy for each in tenths]
-    axes.errorbar(
-        middles,
-        values,
-        yerr=error,
-        fmt=f"{marker}-",
-        color=colour,
-        capsize=3,
-        markersize=5,
-        linewidth=1.5,
-        label=label,
-    )
+    _bars(axes, points, f"{marker}-", colour, label)
 
 
 def _curve(
@@ -300,31 +258,34 @@ def _curve(
     label: str | None,
 ) -> None:
     axes.set_xticks(range(len(division.groups)), [group.name for group in division.groups])
-    known = [(place + shift, getattr(group, what)) for place, group in enumerate(division.groups)]
-    known = [(place, estimate) for place, estimate in known if estimate.value is not None]
-    if not known:
-        axes.text(0.5, 0.5, "none", ha="center", color=INK, transform=axes.transAxes)
+    points = []
+    for place, group in enumerate(division.groups):
+        found: Estimate = getattr(group, what)
+        if found.value is not None:
+            lower, upper = (found.lower, found.upper) if found.bounded else (None, None)
+            points.append((place + shift, found.value, lower, upper))
+    if not points:
+        note(axes, "none")
         return
-    error = [
-        [
-            estimate.value - (estimate.lower if estimate.bounded else estimate.value)
-            for _, estimate in known
-        ],
-        [
-            (estimate.upper if estimate.bounded else estimate.value) - estimate.value
-            for _, estimate in known
-        ],
-    ]
-    values = [estimate.value for _, estimate in known]
-    axes.errorbar(
-        [place for place, _ in known],
-        values,
-        yerr=error,
-        fmt=style,
-        color=colour,
-        capsize=4,
-        label=label,
-    )
+    _bars(axes, points, style, colour, label)
+
+
+Point = tuple[float, float, float | None, float | None]
+"""Place, value and its bounds."""
+
+
+def _bars(axes: Axes, points: Sequence[Point], form: str, colour: str, label: str | None) -> None:
+    """Values with their intervals."""
+    if points:
+        below = [
+            max(0.0, value - (value if lower is None else lower)) for _, value, lower, _ in points
+        ]
+        above = [
+            max(0.0, (value if upper is None else upper) - value) for _, value, _, upper in points
+        ]
+        places, values = zip(*((place, value) for place, value, _, _ in points), strict=True)
+        look = {"color": colour, "label": label, "capsize": 3, "markersize": 5, "linewidth": 1.5}
+        axes.errorbar(places, values, yerr=[below, above], fmt=form, **look)
 
 
 def _filled(

@@ -1,79 +1,74 @@
-"""What the observations support, in plain sentences made from their numbers by rules.
+"""What the numbers support, as rows by rule: one number a row, and what it says of a claim.
 
 Guarantees: a direction is claimed only where a 95 % interval (and, within tasks, the permutation
-test) excludes none; where it does not, the sentence says so; agreement with the paper is said as
-plainly as disagreement. Does not guarantee that an effect matters: sizes and intervals are in the
-sentences for that.
+test) excludes none; agreement with the paper is stated as plainly as disagreement. Does not
+guarantee that an effect matters: sizes and intervals are in the rows for that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from tasks.analysis.estimates import Estimate
-
-if TYPE_CHECKING:
-    from tasks.analysis.observations import Bin, Observations, Population
-    from tasks.analysis.within import WithinTask
+from tasks.analysis.records import Bin, Difficulty, Observations, Population, WithinTask, bend
+from tasks.reporting.findings import Estimate, Finding
 
 NEGLIGIBLE = 0.1  # |correlation| under which length explains less than 1 % of the variance
 ALPHA = 0.05
 FEW_TASKS = 30
+SUPPORTS, CONTRADICTS, UNDECIDED = "supports", "contradicts", "undecided"
+CORRECTNESS = "shorter reasoning is more often correct"
+SPEED = "speedup is independent of length"
+SAYS = {"shorter": SUPPORTS, "longer": CONTRADICTS, "open": UNDECIDED, "unsayable": UNDECIDED}
+SPEED_SAYS = {"none": SUPPORTS, "falls": CONTRADICTS, "rises": CONTRADICTS}
+MEANING = {
+    "falls": "falls with every step, with 95 % confidence",
+    "not refuted": "falls with every step, though not with 95 % confidence in each",
+    "refuted": "does not fall monotonically: a step rises, with 95 % confidence",
+    "not shown": "does not fall with every step, though no rise is certain",
+    "unsayable": "cannot be compared between the groups",
+}
+FALLS = {"falls": SUPPORTS, "refuted": CONTRADICTS}
 
 
-def finding(found: Observations) -> tuple[str, ...]:
-    """The sentences, most important first."""
-    return (
-        *_within(found),
-        *_pooled(found.everything),
-        *_lengths(found.everything),
-        *_speedup(found),
-        *_paper(found),
+def findings(found: Observations) -> tuple[Finding, ...]:
+    """The paper's two claims, then the numbers that they rest on."""
+    rows = [*_claims(found), *population_rows(found.everything)]
+    rows += population_rows(found.complete) if found.complete else []
+    return (*rows, *speed_rows(found))
+
+
+def headline(rows: tuple[Finding, ...]) -> str:
+    """One sentence: each claim with its verdict."""
+    past = {SUPPORTS: "supported", CONTRADICTS: "contradicted", UNDECIDED: "undecided"}
+    said = "; ".join(
+        f"{row.name}: {past[row.verdict]}" + (f" ({row.note})" if row.note else "") for row in rows
     )
+    return f"{said[0].upper()}{said[1:]}."
 
 
 def cautions(found: Observations) -> tuple[str, ...]:
-    """What bounds the finding: data left out, truncation, few tasks, samples of tasks."""
-    said = []
-    if found.left_out:
-        said.append(
-            f"Of {found.rows:,} rows left out: "
-            + ", ".join(f"{n:,} {why}" for why, n in found.left_out.items())
-            + "."
-        )
-    if found.truncated is None:
-        said.append(
-            "Nothing says which samples the token limit cut off: if there are any, they plant an"
-            " effect of length."
-        )
-    elif found.truncated:
-        said.append(
-            f"The token limit cut off {found.truncated:,} of {found.samples:,} samples"
-            f" ({found.truncated_correct} of them correct); such are long and mostly wrong because"
-            " of the limit. What is claimed within tasks is said with and without them."
-        )
-    mixed = found.everything.within.tasks
-    if mixed < FEW_TASKS:
-        said.append(
-            f"Only {mixed} of {found.tasks} tasks have both outcomes: within tasks these data can"
-            " show large effects only."
-        )
-    if len(found.generators) > 1:
-        said.append(
-            f"Samples of {len(found.generators)} generators are pooled, whose tokens and skills"
-            " differ: analyse each by itself."
-        )
-    said.append(
+    """What bounds the findings: data left out, truncation, few tasks, several generators."""
+    mixed, left = found.everything.within.tasks, found.left_out.items()
+    said = {
+        f"{found.rows:,} rows, left out: {', '.join(f'{n:,} {why}' for why, n in left)}.": left,
+        "No column states which samples the token limit cut off. Such samples would cause an"
+        " apparent effect of length.": found.truncated is None,
+        f"The token limit cut off {found.truncated or 0:,} of {found.samples:,} samples"
+        f" ({found.truncated_correct} of them correct). Such samples are long, and mostly wrong"
+        " because of the limit; results within tasks are given with and without"
+        " them.": found.truncated,
+        f"Only {mixed} of {found.tasks} tasks have both outcomes: within tasks these data can show"
+        " large effects only.": mixed < FEW_TASKS,
+        f"Samples of {len(found.generators)} generators are pooled. Their tokens and skills differ:"
+        " analyse each separately.": len(found.generators) > 1,
         "Association, not cause: a sample may be long because it struggles. Intervals of the bins"
-        " treat samples as independent."
-    )
-    return tuple(said)
+        " treat samples as independent.": True,
+    }
+    return tuple(text for text, holds in said.items() if holds)
 
 
 def verdict(found: Population) -> str:
-    """Within tasks: "shorter", "longer" (is more often correct), "open" (the data do not tell), or
-    "unsayable"."""
+    """Within tasks: "shorter" or "longer" (is more often correct), "open", or "unsayable"."""
     return _verdict(found.within)
 
 
@@ -81,175 +76,14 @@ def _verdict(within: WithinTask) -> str:
     if within.permutation_p is None:
         return "unsayable"
     # a perfectly separated regression has no interval; the linear model then gives the direction
-    sides = [
-        side
-        for side in (_side(within.odds_ratio, 1.0), _side(within.slope, 0.0))
-        if side is not None
-    ]
-    if not sides or within.permutation_p >= ALPHA or len(set(sides)) != 1 or sides[0] == 0:
+    sides = {within.odds_ratio.side(1.0), within.slope.side(0.0)} - {None}
+    if within.permutation_p >= ALPHA or len(sides) != 1 or sides == {0}:
         return "open"
-    return "shorter" if sides[0] < 0 else "longer"
-
-
-def interval(estimate: Estimate, form: str = ".2f") -> str:
-    """ "0.71, 95 % 0.60 to 0.84", or why there is none."""
-    if estimate.value is None:
-        return f"cannot be said: {estimate.why_not}"
-    if estimate.lower is None or estimate.upper is None:
-        return f"{estimate.value:{form}}, too few tasks for an interval"
-    return f"{estimate.value:{form}}, 95 % {estimate.lower:{form}} to {estimate.upper:{form}}"
-
-
-def p_value(p: float | None) -> str:
-    return "p unknown" if p is None else "p < 0.001" if p < 0.001 else f"p {p:.3f}"
-
-
-def _side(estimate: Estimate, none: float) -> int | None:
-    if estimate.lower is None or estimate.upper is None:
-        return None
-    return -1 if estimate.upper < none else 1 if estimate.lower > none else 0
-
-
-def _within(found: Observations) -> list[str]:
-    said = [_within_one(found.everything.within, ""), *_past_the_turn(found.everything)]
-    if found.complete is not None:
-        said.append(
-            _within_one(found.complete.within, " Without the samples that the token limit cut off:")
-        )
-        said += _past_the_turn(found.complete)
-        if verdict(found.everything) in ("shorter", "longer") and verdict(found.complete) == "open":
-            said.append(
-                "So what is seen within tasks rests on samples that were cut off: without them the"
-                " data do not tell."
-            )
-    return [sentence.strip() for sentence in said]
-
-
-def _past_the_turn(population: Population) -> list[str]:
-    if population.past_turn is None or population.past_turn_from is None:
-        return []
-    return [
-        _within_one(
-            population.past_turn,
-            f" Of these, among samples from {population.past_turn_from:,.0f} tokens on, where"
-            " accuracy turns:",
-        )
-        + " Where it turns was read from these data, so this part explores and does not test."
-    ]
-
-
-def _within_one(within: WithinTask, opening: str) -> str:
-    if within.permutation_p is None or within.sd_tokens is None:
-        return (
-            f"{opening} Whether length matters within a task cannot be said:"
-            f" {within.odds_ratio.why_not}."
-        )
-    facts = (
-        f"odds ratio {interval(within.odds_ratio)}"
-        if within.odds_ratio.value is not None
-        else f"odds ratio: {interval(within.odds_ratio)}"
-    )
-    if within.slope.value is not None:
-        facts += f"; share correct {100 * within.slope.value:+.1f} points"
-        if within.slope.lower is not None and within.slope.upper is not None:
-            facts += f", 95 % {100 * within.slope.lower:+.1f} to {100 * within.slope.upper:+.1f}"
-    facts += (
-        f"; permutation {p_value(within.permutation_p)}; {within.tasks:,} tasks with both outcomes,"
-        f" {within.samples:,} samples"
-    )
-    who = (
-        f"a sample one standard deviation ({within.sd_tokens:,.0f} tokens) longer than its task's"
-        " mean"
-    )
-    said = _verdict(within)
-    if said == "open":
-        return (
-            f"{opening} Within tasks the data do not tell whether length matters: for {who},"
-            f" {facts}."
-        )
-    return (
-        f"{opening} Within tasks, {who} is correct {'less' if said == 'shorter' else 'more'} often"
-        f" ({facts})."
-    )
-
-
-def _pooled(population: Population) -> list[str]:
-    if population.correct in (0, population.samples):
-        return [
-            f"Accuracy against length cannot be said: {population.correct:,} of"
-            f" {population.samples:,} samples are correct."
-        ]
-    said = []
-    if len(population.tenths) > 1:
-        first, last = population.tenths[0], population.tenths[-1]
-        said.append(
-            f"Over all tasks, accuracy is {_share(first)} in the shortest tenth (under"
-            f" {first.to_tokens:,.0f} tokens) and {_share(last)} in the longest (from"
-            f" {last.from_tokens:,.0f})."
-        )
-    if (turn := bend(population.tenths)) is not None:
-        said.append(
-            f"Accuracy is not monotone in length: it is {'highest' if turn[0] > 0 else 'lowest'} in"
-            f" between ({_share(turn[1])} from {turn[1].from_tokens:,.0f} to"
-            f" {turn[1].to_tokens:,.0f} tokens), so one slope, here and within tasks, is not the"
-            " whole story."
-        )
-    side, inner = _side(population.pooled, 1.0), verdict(population)
-    if side and inner in ("shorter", "longer") and (side < 0) != (inner == "shorter"):
-        said.append(
-            "Over all tasks the association has the opposite sign (odds ratio"
-            f" {interval(population.pooled)}): tasks differ in both length and difficulty, and only"
-            " the comparison within tasks is free of that."
-        )
-    elif side and inner == "open":
-        said.append(
-            f"Over all tasks there is an association (odds ratio {interval(population.pooled)}),"
-            " which differences between tasks may explain."
-        )
-    return said
-
-
-def bend(tenths: Sequence[Bin]) -> tuple[int, Bin] | None:
-    """(1, the peak) or (-1, the trough) where a tenth lies beyond the intervals of both a shorter
-    and a longer one."""
-    for sign in (1, -1):
-        place = max(range(len(tenths)), key=lambda at: sign * tenths[at].accuracy, default=0)
-        before, after = tenths[:place], tenths[place + 1 :]
-        if not before or not after:
-            continue
-        extreme = tenths[place]
-        if sign > 0 and extreme.lower > max(
-            min(each.upper for each in side) for side in (before, after)
-        ):
-            return 1, extreme
-        if sign < 0 and extreme.upper < min(
-            max(each.lower for each in side) for side in (before, after)
-        ):
-            return -1, extreme
-    return None
-
-
-def _share(found: Bin) -> str:
-    return (
-        f"{100 * found.accuracy:.0f} % ({100 * found.lower:.0f} to {100 * found.upper:.0f}, n"
-        f" {found.samples:,})"
-    )
-
-
-def _lengths(population: Population) -> list[str]:
-    right, wrong = population.correct_lengths, population.incorrect_lengths
-    if right is None or wrong is None:
-        return []
-    return [
-        f"The median correct sample has {right.median:,.0f} tokens, the median incorrect one"
-        f" {wrong.median:,.0f}; a random incorrect sample is longer than a random correct one with"
-        f" probability {interval(population.longer_if_incorrect)}."
-    ]
+    return "shorter" if sides == {-1} else "longer"
 
 
 def speed_verdict(estimate: Estimate) -> str:
-    """ "none" (any correlation is negligible), "falls", "rises", or "open"; "unsayable" without an
-    interval."""
+    """ "none" (any correlation is negligible), "falls", "rises", "open", or "unsayable"."""
     if estimate.lower is None or estimate.upper is None:
         return "unsayable"
     if estimate.lower > -NEGLIGIBLE and estimate.upper < NEGLIGIBLE:
@@ -257,71 +91,241 @@ def speed_verdict(estimate: Estimate) -> str:
     return "falls" if estimate.upper < 0 else "rises" if estimate.lower > 0 else "open"
 
 
-def _speedup(found: Observations) -> list[str]:
-    speed = found.speedup
-    if speed.pearson.value is None:
-        said = [
-            "Whether length goes with speedup over all tasks cannot be said:"
-            f" {speed.pearson.why_not}."
-        ]
-    else:
-        facts = (
-            f"Pearson {interval(speed.pearson, '.3f')}; Spearman {interval(speed.spearman, '.3f')};"
-            f" n {speed.samples:,}"
-        )
-        words = {
-            "none": (
-                f"Length and {speed.label} are as good as uncorrelated: anything stronger than"
-                f" {NEGLIGIBLE} is excluded"
-            ),
-            "falls": f"The longer, the smaller the {speed.label}",
-            "rises": f"The longer, the larger the {speed.label}",
-            "open": f"The data do not tell whether length goes with {speed.label}",
-            "unsayable": f"The correlation of length and {speed.label} has no interval",
-        }
-        # ranks: a few speedups of 100 carry Pearson's r on the ratio
-        said = [f"{words[speed_verdict(speed.spearman)]} ({facts})."]
-    if speed.within.bounded:
-        side = _side(speed.within, 1.0)
-        how = "goes with" if side else "shows no clear change:"
-        said.append(
-            f"Within tasks, {speed.sd_tokens:,.0f} tokens more {how} a factor of"
-            f" {interval(speed.within, '.3f')} on the speed ({speed.within.tasks:,} tasks with"
-            " several correct samples)."
-        )
-    return said
-
-
-def _paper(found: Observations) -> list[str]:
-    """Three claims of the paper, each with what these data say of it."""
-    both = {
-        verdict(found.everything),
-        verdict(found.complete if found.complete is not None else found.everything),
-    }
+def _claims(found: Observations) -> tuple[Finding, Finding]:
+    both = {verdict(each) for each in (found.everything, found.complete) if each is not None}
+    pooled = found.everything.pooled.side(1.0)
     if both == {"shorter"}:
-        first = "supported, also within tasks"
+        said = SUPPORTS, "also within tasks"
     elif "longer" in both:
-        first = "contradicted within tasks"
+        said = CONTRADICTS, "within tasks"
     elif "shorter" in both:
-        first = "supported only as long as samples that were cut off count"
-    else:
-        pooled = _side(found.everything.pooled, 1.0)
-        first = {
-            -1: "seen over all tasks, not shown within them",
-            1: "contradicted over all tasks",
-        }.get(pooled or 0, "neither shown nor refuted")
-    second = {
-        "none": "supported",
-        "falls": "contradicted: it falls",
-        "rises": "contradicted: it rises",
-    }.get(speed_verdict(found.speedup.spearman), "neither shown nor refuted")
-    if speed_verdict(found.speedup.spearman) == "unsayable" and found.speedup.within.bounded:
-        second += " over all tasks; within tasks " + (
-            "there is an effect" if _side(found.speedup.within, 1.0) else "no effect is seen"
+        said = SUPPORTS, "only as long as samples that were cut off count"
+    elif pooled:
+        said = (
+            (CONTRADICTS, "over all tasks")
+            if pooled > 0
+            else (UNDECIDED, "seen over all tasks, not shown within them")
         )
+    else:
+        said = UNDECIDED, ""
     if bend(found.everything.tenths) is not None and both & {"shorter", "longer"}:
-        first += ", but accuracy is not monotone in length"
+        said = said[0], f"{said[1]}; accuracy is not monotone in length"
+    speed = speed_verdict(found.speedup.spearman)
+    note = {"falls": "it falls", "rises": "it rises"}.get(speed, "")
+    if speed == "unsayable" and found.speedup.within.bounded:
+        effect = "there is an effect" if found.speedup.within.side(1.0) else "no effect is seen"
+        note = f"over all tasks; within tasks {effect}"
+    return (
+        Finding(name=CORRECTNESS, verdict=said[0], note=said[1]),
+        Finding(name=SPEED, verdict=SPEED_SAYS.get(speed, UNDECIDED), note=note),
+    )
+
+
+def population_rows(found: Population) -> list[Finding]:
+    """The numbers of one population, in the order in which runs record them."""
+    which = "" if found.name == "all" else "without samples cut off: "
+    rows = [*_length_rows(found), *_within_rows(found.within), *_shape_rows(found)]
     return [
-        f"The paper's claims: shorter reasoning is more often correct: {first}. Speedup is"
-        f" independent of length: {second}."
+        row.model_copy(
+            update={"name": which + row.name, "key": f"{found.name}/{row.key}" if row.key else ""}
+        )
+        for row in rows
     ]
+
+
+def _length_rows(found: Population) -> Iterator[Finding]:
+    share = Estimate(
+        value=found.correct / found.samples, n=found.samples, tasks=found.tasks, method="share"
+    )
+    yield Finding(key="share_correct", name="share correct", estimate=share, form=".1%")
+    lengths = {"correct": found.correct_lengths, "incorrect": found.incorrect_lengths}
+    for outcome, spread in lengths.items():
+        if spread is not None:
+            median = Estimate(
+                value=spread.median,
+                lower=spread.median_lower,
+                upper=spread.median_upper,
+                n=spread.samples,
+                method="order statistics",
+            )
+            name = f"median tokens of {outcome} samples"
+            yield Finding(key=f"median_{outcome}_tokens", name=name, estimate=median, form=",.0f")
+    yield Finding(
+        key="longer_if_incorrect",
+        name="chance that an incorrect sample is longer than a correct one",
+        estimate=found.longer_if_incorrect,
+        form=".3f",
+    )
+    side, inner, note = found.pooled.side(1.0), verdict(found), ""
+    if side and inner == "open":
+        note = "differences between tasks may explain it"
+    elif side and inner in ("shorter", "longer") and (side < 0) != (inner == "shorter"):
+        note = "opposite sign than within tasks, where task difficulty cancels"
+    yield Finding(
+        key="odds_ratio_pooled",
+        name=f"odds ratio over all tasks, per {found.within.unit_tokens:,.0f} tokens",
+        estimate=found.pooled,
+        form=".3f",
+        note=note,
+    )
+
+
+def _within_rows(within: WithinTask) -> Iterator[Finding]:
+    per_sd = "per standard deviation" + (
+        f" ({within.sd_tokens:,.0f} tokens)" if within.sd_tokens is not None else ""
+    )
+    for key, name, estimate, form in (
+        ("odds_ratio_within_tasks_per_sd", f"odds ratio, {per_sd}", within.odds_ratio, ".2f"),
+        (
+            "odds_ratio_within_tasks_per_unit",
+            f"odds ratio, per {within.unit_tokens:,.0f} tokens",
+            within.odds_ratio_per_unit,
+            ".3f",
+        ),
+        (
+            "change_of_share_within_tasks_per_sd",
+            f"change of the share correct, {per_sd}",
+            within.slope,
+            "+.1%",
+        ),
+    ):
+        yield Finding(
+            key=key,
+            name=f"within tasks: {name}",
+            estimate=estimate,
+            form=form,
+            verdict=SAYS[_verdict(within)],
+        )
+    if within.permutation_p is not None:
+        test = Estimate(
+            value=within.permutation_p,
+            n=within.samples,
+            tasks=within.tasks,
+            method=f"{within.permutations} permutations",
+        )
+        yield Finding(
+            key="permutation_p_within_tasks",
+            name="within tasks: p of the permutation test",
+            estimate=test,
+            form=".3f",
+        )
+
+
+def _shape_rows(found: Population) -> Iterator[Finding]:
+    """Accuracy in the shortest and the longest tenth, and where it turns."""
+    if len(found.tenths) > 1:
+        first, last = found.tenths[0], found.tenths[-1]
+        yield _tenth(f"accuracy in the shortest tenth (under {first.to_tokens:,.0f} tokens)", first)
+        yield _tenth(f"accuracy in the longest tenth (from {last.from_tokens:,.0f} tokens)", last)
+    turn = bend(found.tenths)
+    if turn is None or found.past_turn is None:
+        return
+    sign, peak = turn
+    place = f"from {peak.from_tokens:,.0f} to {peak.to_tokens:,.0f} tokens"
+    row = _tenth(f"accuracy is {'highest' if sign > 0 else 'lowest'} in between ({place})", peak)
+    yield row.model_copy(update={"note": "not monotone: one slope does not describe it"})
+    for row in _within_rows(found.past_turn):
+        name = f"{row.name}, from {found.past_turn_from:,.0f} tokens on"
+        note = "explores and does not test: where accuracy turns was read from these data"
+        yield row.model_copy(update={"name": name, "key": "", "note": note})
+
+
+def _tenth(name: str, found: Bin) -> Finding:
+    share = Estimate(
+        value=found.accuracy,
+        lower=found.lower,
+        upper=found.upper,
+        n=found.samples,
+        tasks=found.tasks,
+        method="Wilson",
+    )
+    return Finding(name=name, estimate=share, form=".0%")
+
+
+def speed_rows(found: Observations) -> list[Finding]:
+    """The numbers of length against speedup."""
+    speed = found.speedup
+    more = f", per {speed.sd_tokens:,.0f} tokens" if speed.sd_tokens is not None else ""
+    # ranks decide: a few speedups of 100 dominate Pearson's r on the ratio
+    says = SPEED_SAYS.get(speed_verdict(speed.spearman), UNDECIDED)
+    table = (
+        ("pearson", f"Pearson, length and {speed.label}", speed.pearson, ""),
+        ("pearson_of_log", "Pearson, length and log speedup", speed.pearson_log, ""),
+        ("spearman", f"Spearman, length and {speed.label}", speed.spearman, says),
+        (
+            "factor_within_tasks_per_sd",
+            f"within tasks: factor on the speedup{more}",
+            speed.within,
+            {0: SUPPORTS, None: UNDECIDED}.get(speed.within.side(1.0), CONTRADICTS),
+        ),
+    )
+    return [
+        Finding(key=f"speedup/{key}", name=name, estimate=estimate, form=".3f", verdict=says)
+        for key, name, estimate, says in table
+    ]
+
+
+def difficulty_findings(found: Difficulty) -> tuple[Finding, ...]:
+    """What dividing the tasks by ARL shows."""
+    rows = [
+        Finding(
+            name="Spearman of ARL and the share correct",
+            estimate=found.arl_exec,
+            key="difficulty/spearman_of_arl_and_exec",
+        ),
+        Finding(
+            name="Spearman of the ARLs of two halves of the samples",
+            estimate=found.reliability,
+            key="difficulty/reliability_of_arl",
+        ),
+    ]
+    both = found.agreement
+    one_generator = "one generator: whether another finds the same tasks hard is unknown"
+    for name, division, missing in (
+        ("Exec falls with ARL", found.tertiles, "too few tasks"),
+        (
+            "Exec falls with ARL of other samples of the task",
+            found.split_half,
+            "one sample a task: difficulty and luck cannot be told apart",
+        ),
+        (
+            "Exec falls with the other generator's ARL",
+            both.crossed if both else None,
+            one_generator,
+        ),
+    ):
+        said = division.exec_monotone if division else ""
+        rows.append(_monotone(name, said) if said else Finding(name=name, note=missing))
+    if found.tertiles is not None:
+        rows.append(_monotone("speedup falls with ARL", found.tertiles.speedup_monotone))
+        same = [
+            each for each in found.sensitivity if each.exec_monotone == found.tertiles.exec_monotone
+        ]
+        rows.append(
+            Finding(
+                name="other divisions that say the same of Exec",
+                note=f"{len(same)} of {len(found.sensitivity)}",
+            )
+        )
+    if both is not None:
+        names = f"{both.first} and {both.second}"
+        rows += [
+            Finding(name=f"Spearman of the ARLs of {names}", estimate=both.spearman),
+            Finding(name=f"share of tasks in the same third, {names}", estimate=both.same_third),
+            Finding(name=f"weighted kappa of the thirds, {names}", estimate=both.kappa),
+        ]
+    return tuple(rows)
+
+
+def difficulty_headline(found: Difficulty) -> str:
+    """One sentence: how Exec changes from easy to hard tasks."""
+    if found.tertiles is None:
+        return f"{found.tasks} tasks cannot be divided into easy, medium and hard."
+    shares = ", ".join(
+        f"{group.name} {100 * (group.exec.value or 0):.0f} %" for group in found.tertiles.groups
+    )
+    return f"By ARL, Exec {MEANING[found.tertiles.exec_monotone]}: {shares}."
+
+
+def _monotone(name: str, said: str) -> Finding:
+    return Finding(name=name, verdict=FALLS.get(said, UNDECIDED), note=MEANING[said])

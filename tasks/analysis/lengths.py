@@ -14,139 +14,115 @@ the limit, so every analysis is made with and without such samples.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import polars as pl
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Reason
 
-if TYPE_CHECKING:
-    import polars as pl
-
 REQUIRED = ("task_id", "status", "reasoning_tokens")
-OPTIONAL = ("candidate_id", "reason", "finish_reason", "generator", "sample_index")
 FIX = "join a verification snapshot with the candidates it verified"
 
 
 @dataclass(frozen=True)
-class Samples:
-    """`data` has the columns task (a number per task_id, ascending), tokens, correct, truncated,
-    speedup, generator, sample_index; sorted by task and sample_index. `left_out` counts the other
-    rows of the frame by reason. `knows_truncation` is False where no column says it.
+class JudgedSamples:
+    """Samples with a length and an outcome.
+
+    `data` has the columns task (a number per task_id, ascending), task_id, tokens, correct,
+    truncated, speedup, generator, sample_index; sorted by task and sample_index. `left_out` counts
+    the other rows of the frame by reason. `knows_truncation` is False where no column says it.
     """
 
     data: pl.DataFrame
-    task_ids: pl.Series
     rows: int
     left_out: dict[str, int]
     knows_truncation: bool
 
-    def complete(self) -> pl.DataFrame:
-        """The rows that the token limit did not cut off."""
-        import polars as pl
 
-        return self.data.filter(~pl.col("truncated"))
+def samples_of(frame: pl.DataFrame) -> JudgedSamples:
+    """Return the judged samples of a frame.
 
-
-def samples_of(frame: pl.DataFrame) -> Samples:
-    """The judged samples of a frame with the columns `REQUIRED`, those of `OPTIONAL` that are
-    there, and `timing` or `speedup` (a ratio).
-
-    Raises UsageError for a missing or unusable column, and where no row is left.
+    It needs the columns `REQUIRED` and `timing` or `speedup` (a ratio); candidate_id, reason,
+    finish_reason, generator and sample_index are read where they are there. Raises UsageError for a
+    missing or unusable column, and where no row is left.
     """
-    import polars as pl
-
-    _require(frame)
+    missing = [name for name in REQUIRED if name not in frame.columns]
+    if not {"timing", "speedup"} & set(frame.columns):
+        missing.append("timing (or speedup)")
+    if missing:
+        raise UsageError(f"the analysis needs the columns {', '.join(missing)}", FIX)
     rows = frame.height
     if "candidate_id" in frame.columns:
         frame = frame.filter(
             pl.col("candidate_id").is_null() | pl.col("candidate_id").is_first_distinct()
         )
-    try:
-        data = frame.select(
-            pl.col("task_id").cast(pl.String),
-            pl.col("status").cast(pl.String),
-            pl.col("reasoning_tokens").cast(pl.Float64).alias("tokens"),
-            _speedup(frame).alias("speedup"),
-            _truncated(frame).alias("truncated"),
-            (pl.col("generator").cast(pl.String) if "generator" in frame.columns else pl.lit(""))
-            .fill_null("")
-            .alias("generator"),
-            (
-                pl.col("sample_index").cast(pl.Int64)
-                if "sample_index" in frame.columns
-                else pl.lit(0, pl.Int64)
-            ).alias("sample_index"),
-        )
-    except pl.exceptions.PolarsError as error:
-        raise UsageError(
-            f"a column holds something else than the analysis reads: {str(error).splitlines()[0]}",
-            FIX,
-        ) from error
-    known_length = pl.col("tokens").is_finite().fill_null(False)
-    left_out = {
-        "repeated": rows - frame.height,
-        "without a task or status": data.filter(_unnamed()).height,
-        "reference failed": data.filter(~_unnamed() & (pl.col("status") == "task_error")).height,
-    }
-    data = data.filter(~_unnamed() & (pl.col("status") != "task_error"))
-    left_out["length unknown"] = data.filter(~known_length).height
-    left_out["no reasoning"] = data.filter(known_length & (pl.col("tokens") <= 0)).height
-    data = data.filter(known_length & (pl.col("tokens") > 0))
+    data, left_out = _judged(_columns(frame))
+    left_out = {"repeated": rows - frame.height} | left_out
+    left_out = {reason: count for reason, count in left_out.items() if count}
     if data.is_empty():
-        said = (
-            ", ".join(f"{count} {reason}" for reason, count in left_out.items() if count)
-            or "the frame is empty"
-        )
+        counts = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
         raise UsageError(
-            f"no sample with a reasoning length and an outcome ({said})",
+            f"no sample with a reasoning length and an outcome ({counts or 'the frame is empty'})",
             "verify candidates of a model that reasons",
         )
-    task_ids = data["task_id"].unique().sort()
-    codes = pl.DataFrame(
-        {"task_id": task_ids, "task": pl.Series(range(len(task_ids)), dtype=pl.UInt32)}
-    )
-    data = (
-        data.join(codes, on="task_id", how="left")
-        .select(
-            "task",
-            "tokens",
-            (pl.col("status") == "correct").alias("correct"),
-            "truncated",
-            pl.when(
-                (pl.col("status") == "correct")
-                & pl.col("speedup").is_finite()
-                & (pl.col("speedup") > 0)
-            )
-            .then("speedup")
-            .alias("speedup"),
-            pl.col("generator").cast(pl.Categorical),
-            "sample_index",
+    right = pl.col("status") == "correct"
+    usable = right & pl.col("speedup").is_finite() & (pl.col("speedup") > 0)
+    data = data.select(
+        (pl.col("task_id").rank("dense") - 1).cast(pl.UInt32).alias("task"),
+        "task_id",
+        "tokens",
+        right.alias("correct"),
+        "truncated",
+        pl.when(usable).then("speedup").alias("speedup"),
+        pl.col("generator").cast(pl.Categorical),
+        "sample_index",
+    ).sort("task", "sample_index", maintain_order=True)
+    knows = bool({"reason", "finish_reason"} & set(frame.columns))
+    return JudgedSamples(data, rows, left_out, knows)
+
+
+def _columns(frame: pl.DataFrame) -> pl.DataFrame:
+    """The columns that are read, in their types."""
+
+    def text(name: str) -> pl.Expr:
+        there = name in frame.columns
+        return pl.col(name).cast(pl.String) if there else pl.lit(None, pl.String)
+
+    number = "sample_index" in frame.columns
+    cut = (text("finish_reason") == "length", text("reason") == Reason.TRUNCATED.value)
+    try:
+        return frame.select(
+            text("task_id").alias("task_id"),
+            text("status").alias("status"),
+            pl.col("reasoning_tokens").cast(pl.Float64).alias("tokens"),
+            _speedup(frame).alias("speedup"),
+            pl.any_horizontal(each.fill_null(False) for each in cut).alias("truncated"),
+            text("generator").fill_null("").alias("generator"),
+            (pl.col("sample_index") if number else pl.lit(0)).cast(pl.Int64).alias("sample_index"),
         )
-        .sort("task", "sample_index", maintain_order=True)
-    )
-    knows = any(name in frame.columns for name in ("reason", "finish_reason"))
-    return Samples(
-        data, task_ids, rows, {reason: count for reason, count in left_out.items() if count}, knows
-    )
+    except pl.exceptions.PolarsError as error:
+        what = str(error).splitlines()[0]
+        raise UsageError(
+            f"a column holds something else than the analysis reads: {what}", FIX
+        ) from error
 
 
-def _require(frame: pl.DataFrame) -> None:
-    missing = [name for name in REQUIRED if name not in frame.columns]
-    if "timing" not in frame.columns and "speedup" not in frame.columns:
-        missing.append("timing (or speedup)")
-    if missing:
-        raise UsageError(f"the analysis needs the columns {', '.join(missing)}", FIX)
-
-
-def _unnamed() -> pl.Expr:
-    import polars as pl
-
-    return pl.col("task_id").is_null() | pl.col("status").is_null()
+def _judged(data: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
+    """The rows that are left when each reason in turn takes its own, and the counts of these."""
+    tokens = pl.col("tokens")
+    left_out = {}
+    for reason, out in (
+        ("without a task or status", pl.col("task_id").is_null() | pl.col("status").is_null()),
+        ("reference failed", pl.col("status") == "task_error"),
+        ("length unknown", ~tokens.is_finite().fill_null(False)),
+        ("no reasoning", tokens <= 0),
+    ):
+        kept = data.filter(~out)
+        left_out[reason], data = data.height - kept.height, kept
+    return data, left_out
 
 
 def _speedup(frame: pl.DataFrame) -> pl.Expr:
-    import polars as pl
-
     if "speedup" in frame.columns:
         return pl.col("speedup").cast(pl.Float64)
     kind = frame.schema["timing"]
@@ -155,14 +131,3 @@ def _speedup(frame: pl.DataFrame) -> pl.Expr:
     if not isinstance(kind, pl.Struct) or "speedup" not in {field.name for field in kind.fields}:
         raise UsageError(f"the column timing is {kind}, without a field speedup", FIX)
     return pl.col("timing").struct.field("speedup").cast(pl.Float64)
-
-
-def _truncated(frame: pl.DataFrame) -> pl.Expr:
-    import polars as pl
-
-    said = [pl.lit(False)]
-    if "finish_reason" in frame.columns:
-        said.append((pl.col("finish_reason").cast(pl.String) == "length").fill_null(False))
-    if "reason" in frame.columns:
-        said.append((pl.col("reason").cast(pl.String) == Reason.TRUNCATED.value).fill_null(False))
-    return pl.any_horizontal(said)

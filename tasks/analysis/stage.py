@@ -1,5 +1,5 @@
-"""Verdicts and their candidates in, what reasoning length says out: headline numbers, the finding
-in words, the page and its figures.
+"""Verdicts and their candidates in, the analysis of reasoning length out: headline numbers,
+findings, the page and its figures.
 
 Guarantees: one finished snapshot for each pair of verdicts and candidates, the same numbers every
 time; samples that cannot be analysed (none with a length, too few, an older table) are a finished
@@ -19,6 +19,9 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from tasks.analysis.config import ObservationConfig
 from tasks.progress import report
+from tasks.reporting.blocks import Bullets
+from tasks.reporting.findings import Finding, findings_table
+from tasks.reporting.page import block_markdown
 from tasks.store import Snapshot, SnapshotRef, fingerprint
 from tasks.versions import ANALYSIS_VERSION
 
@@ -29,18 +32,29 @@ FINDINGS = "findings.md"
 
 
 class Found(Record):
-    """What an analysis says in words, and the files that it left: the page first, then its data,
-    the findings, figures (SVG and PNG)."""
+    """What an analysis found, and its files: the page first, then data, findings, figures.
+
+    `finding` are headlines, `findings` the rows behind them, `cautions` what bounds them.
+    """
 
     finding: tuple[str, ...]
+    findings: tuple[Finding, ...] = ()
     cautions: tuple[str, ...]
-    files: tuple[Path, ...]
+    files: tuple[Path, ...] = ()
 
     def markdown(self) -> str:
-        """The words as a list for a page of somebody else's: no heading."""
-        from tasks.analysis.report import in_words
-
-        return in_words((*self.finding, *self.cautions))
+        """Return all three for a page of another: a list, a table, a list; no heading."""
+        blocks = [Bullets(self.finding), Bullets(self.cautions)]
+        return (
+            "\n\n".join(
+                [
+                    block_markdown(blocks[0]),
+                    *([block_markdown(findings_table(self.findings))] if self.findings else []),
+                    block_markdown(blocks[1]),
+                ]
+            ).strip()
+            + "\n"
+        )
 
 
 def planned(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfig) -> Snapshot:
@@ -50,9 +64,11 @@ def planned(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationC
 
 
 def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfig) -> SnapshotRef:
-    """A finished snapshot of tasks.analysis.numbers.NUMBERS. Its manifest has `finding`,
-    `cautions`, `records` (all numbers of the figures but the dots of length against speedup) and
-    `files`. Raises UsageError where the root cannot be written.
+    """Return a finished snapshot of tasks.analysis.numbers.NUMBERS.
+
+    Its manifest has `finding`, `findings`, `cautions`, `records` (all numbers of the figures but
+    the dots of length against speedup) and `files`. Raises UsageError where the root cannot be
+    written.
     """
     from tasks.analysis.numbers import NUMBERS
 
@@ -60,18 +76,12 @@ def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfi
     if snapshot.finished:
         return snapshot.ref
     frame = joined(verdicts.open(), candidates.open())
+    rows: list[dict[str, Any]] = []
+    told: dict[str, Any] = {"finding": [], "findings": [], "records": None, "files": []}
     try:
         rows, told = _analysed(frame, config, snapshot)
-    except Unusable as problem:
-        rows, told = (
-            [],
-            {
-                "finding": [],
-                "cautions": [f"Nothing could be analysed: {problem}."],
-                "records": None,
-                "files": [],
-            },
-        )
+    except UnusableSamples as problem:
+        told["cautions"] = [f"Nothing could be analysed: {problem}."]
     there = snapshot.keys("name")
     snapshot.append([row for row in rows if row["name"] not in there], NUMBERS)
     report(STAGE, frame.height, frame.height, (told["finding"] or told["cautions"])[0])
@@ -80,13 +90,11 @@ def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfi
 
 
 def found_in(ref: SnapshotRef) -> Found:
-    """What a finished snapshot says, and its files."""
+    """Return what a finished snapshot says, and its files. Older ones have no `findings`."""
     snapshot = ref.open()
-    manifest = snapshot.manifest
-    files = tuple(snapshot.local_dir() / name for name in manifest["files"])
-    return Found(
-        finding=tuple(manifest["finding"]), cautions=tuple(manifest["cautions"]), files=files
-    )
+    told = {name: snapshot.manifest.get(name, []) for name in ("finding", "findings", "cautions")}
+    files = tuple(snapshot.local_dir() / name for name in snapshot.manifest["files"])
+    return Found.model_validate(told | {"files": files})
 
 
 def joined(verdicts: Snapshot, candidates: Snapshot) -> pl.DataFrame:
@@ -100,15 +108,18 @@ def joined(verdicts: Snapshot, candidates: Snapshot) -> pl.DataFrame:
     return left.join(right, on="candidate_id", how="inner", maintain_order="left")
 
 
-class Unusable(Exception):
+class UnusableSamples(Exception):
     """Samples that say nothing. Not an error of the run."""
 
 
 def _analysed(
     frame: pl.DataFrame, config: ObservationConfig, snapshot: Snapshot
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Rows and what the manifest says. Raises Unusable where the samples cannot be analysed,
-    UsageError where files cannot be written."""
+    """Return the rows, and what the manifest says.
+
+    Raises UnusableSamples where the samples cannot be analysed, UsageError where files cannot be
+    written.
+    """
     from tasks.analysis.difficulty import difficulty
     from tasks.analysis.numbers import number_rows
     from tasks.analysis.observations import observe
@@ -118,20 +129,19 @@ def _analysed(
         observations = observe(frame, config)
         divided = difficulty(frame, seed=config.seed)
     except UsageError as error:
-        raise Unusable(error.args[0]) from error
+        raise UnusableSamples(error.args[0]) from error
     records = as_json(observations, divided)
     records["observations"]["speedup"].pop("points")
-    told = {
-        "finding": [*observations.finding, *divided.finding],
-        "cautions": list(observations.cautions),
-        "records": records,
-        "files": [],
-    }
+    found = Found(
+        finding=(*observations.finding, *divided.finding),
+        findings=(*observations.findings, *divided.findings),
+        cautions=observations.cautions,
+    )
+    told = found.model_dump(mode="json", exclude={"files"}) | {"records": records, "files": []}
     if snapshot.is_local:
         directory = snapshot.local_dir(PAGE)
         page = write(observations, divided, directory)
-        words = Found(finding=tuple(told["finding"]), cautions=tuple(told["cautions"]), files=())
-        (directory / FINDINGS).write_text(words.markdown(), encoding="utf-8")
+        (directory / FINDINGS).write_text(found.markdown(), encoding="utf-8")
         others = sorted(path.name for path in directory.iterdir() if path.name != page.name)
         told["files"] = [f"{PAGE}/{name}" for name in (page.name, *others)]
     return number_rows(observations, divided), told

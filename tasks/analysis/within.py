@@ -18,19 +18,22 @@ import math
 from itertools import combinations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kernels_eval.records import Record
+from tasks.analysis.config import ObservationConfig
 from tasks.analysis.estimates import (
     LEVEL,
     MIN_GROUPS,
-    Estimate,
+    SEPARATED,
+    Codes,
     Floats,
-    number,
+    Mask,
+    estimate,
     quiet,
     ratio,
     unknown,
 )
+from tasks.analysis.records import WithinTask
+from tasks.reporting.findings import Estimate
 
 MOST_DRAWS = 1000  # C(12, 6) is 924
 BLOCK_NUMBERS = 2_000_000  # of possible sums held at once: 16 MB
@@ -38,42 +41,12 @@ BLOCK_NUMBERS = 2_000_000  # of possible sums held at once: 16 MB
 LONGEST_GROUP = 64
 
 
-class WithinTask(Record):
-    """`samples` of the `tasks` tasks that have both outcomes, of `tasks_in_all`. `sd_tokens` is the
-    standard deviation within a task.
-
-    `odds_ratio` is per standard deviation (within a task) longer, `odds_ratio_per_unit` the same
-    fit per `unit_tokens`; `slope` is the change of the share correct (-1 to 1) per standard
-    deviation. `permutation_p` is two-sided, of `permutations` shuffles.
-    """
-
-    tasks: int
-    tasks_in_all: int
-    samples: int
-    unit_tokens: float
-    sd_tokens: float | None = None
-    odds_ratio: Estimate
-    odds_ratio_per_unit: Estimate
-    slope: Estimate
-    permutation_p: float | None = None
-    permutations: int = 0
-
-
 def within_task(
-    task: NDArray[np.integer],
-    tokens: Floats,
-    correct: NDArray[np.bool_],
-    *,
-    unit_tokens: float,
-    max_conditional_tasks: int,
-    permutations: int,
-    permutation_budget: int,
-    seed: int,
+    task: Codes, tokens: Floats, correct: Mask, config: ObservationConfig
 ) -> WithinTask:
-    """The analysis of samples sorted by task. Never raises for data that cannot say: its estimates
-    then have a `why_not`.
+    """Return the analysis of samples sorted by task.
 
-    `permutation_budget` bounds samples times shuffles; at least 199 shuffles are made.
+    Never raises for data that cannot say: its estimates then have a `why_not`.
     """
     codes = np.unique(task, return_inverse=True)[1]
     in_all = int(codes.max()) + 1 if len(codes) else 0
@@ -81,34 +54,38 @@ def within_task(
     keep = mixed[codes] if in_all else np.zeros(0, dtype=bool)
     codes, x, y = np.unique(codes[keep], return_inverse=True)[1], tokens[keep], correct[keep]
     tasks, samples = int(mixed.sum()), len(x)
-    facts = {"tasks": tasks, "tasks_in_all": in_all, "samples": samples, "unit_tokens": unit_tokens}
-    if tasks < 2:
-        none = unknown(
-            f"{tasks} of {in_all} tasks have both correct and incorrect samples", samples, tasks
-        )
-        return WithinTask(**facts, odds_ratio=none, odds_ratio_per_unit=none, slope=none)
-    centred = demeaned(x, codes, tasks)
-    sd = math.sqrt(float(np.sum(centred**2)) / max(1, samples - tasks))
+    why_not, sd = f"{tasks} of {in_all} tasks have both correct and incorrect samples", 0.0
+    if tasks > 1:
+        why_not, centred = "samples of one task are equally long", demeaned(x, codes, tasks)
+        sd = math.sqrt(float(np.sum(centred**2)) / max(1, samples - tasks))
+    none = unknown(why_not, samples, tasks)
+    found = WithinTask(
+        tasks=tasks,
+        tasks_in_all=in_all,
+        samples=samples,
+        unit_tokens=config.unit_tokens,
+        odds_ratio=none,
+        odds_ratio_per_unit=none,
+        slope=none,
+    )
     if sd == 0:
-        none = unknown("samples of one task are equally long", samples, tasks)
-        return WithinTask(**facts, odds_ratio=none, odds_ratio_per_unit=none, slope=none)
+        return found
     z = centred / sd
-    per_sd, per_unit = _conditional(
-        z, y, codes, tasks, unit_tokens / sd, max_conditional_tasks, seed
-    )
-    shuffles = max(199, min(permutations, permutation_budget // samples))
-    return WithinTask(
-        **facts,
-        sd_tokens=sd,
-        odds_ratio=per_sd,
-        odds_ratio_per_unit=per_unit,
-        slope=fixed_effects(z, demeaned(y.astype(np.float64), codes, tasks), codes, tasks),
-        permutation_p=permutation_p(z, y, codes, tasks, shuffles=shuffles, seed=seed),
-        permutations=shuffles,
+    per_sd, per_unit = _conditional(z, y, codes, tasks, config.unit_tokens / sd, config)
+    shuffles = max(199, min(config.permutations, config.permutation_budget // samples))
+    return found.model_copy(
+        update={
+            "sd_tokens": sd,
+            "odds_ratio": per_sd,
+            "odds_ratio_per_unit": per_unit,
+            "slope": fixed_effects(z, demeaned(y.astype(np.float64), codes, tasks), codes, tasks),
+            "permutation_p": permutation_p(z, y, codes, tasks, shuffles=shuffles, seed=config.seed),
+            "permutations": shuffles,
+        }
     )
 
 
-def fixed_effects(x: Floats, y: Floats, codes: NDArray[np.integer], tasks: int) -> Estimate:
+def fixed_effects(x: Floats, y: Floats, codes: Codes, tasks: int) -> Estimate:
     """Slope of demeaned y on demeaned x: the linear model with a fixed effect a task, least
     squares, errors clustered by task."""
     from statsmodels.regression.linear_model import OLS
@@ -125,31 +102,18 @@ def fixed_effects(x: Floats, y: Floats, codes: NDArray[np.integer], tasks: int) 
     method = "fixed effects of tasks, clustered by task"
     if not math.isfinite(lower):
         return unknown("the linear model does not settle", len(x), tasks)
-    p = number(fit.pvalues[0])
-    return Estimate(
-        value=float(fit.params[0]),
-        lower=float(lower),
-        upper=float(upper),
-        p=p,
-        n=len(x),
-        tasks=tasks,
-        method=method,
+    return estimate(
+        fit.params[0], (lower, upper), fit.pvalues[0], n=len(x), tasks=tasks, method=method
     )
 
 
-def demeaned(values: Floats, codes: NDArray[np.integer], tasks: int) -> Floats:
+def demeaned(values: Floats, codes: Codes, tasks: int) -> Floats:
     counts = np.bincount(codes, minlength=tasks)
     return values - (np.bincount(codes, weights=values, minlength=tasks) / counts)[codes]
 
 
 def permutation_p(
-    x: Floats,
-    y: NDArray[np.bool_],
-    codes: NDArray[np.integer],
-    tasks: int,
-    *,
-    shuffles: int,
-    seed: int,
+    x: Floats, y: Mask, codes: Codes, tasks: int, *, shuffles: int, seed: int
 ) -> float:
     """Two-sided p of the sum of x over correct samples when outcomes are shuffled within tasks; x
     has mean 0 in every task.
@@ -199,7 +163,7 @@ def _shuffled_sums(
     return sums
 
 
-def _mixed(codes: NDArray[np.integer], correct: NDArray[np.bool_], tasks: int) -> NDArray[np.bool_]:
+def _mixed(codes: Codes, correct: Mask, tasks: int) -> Mask:
     counts, right = (
         np.bincount(codes, minlength=tasks),
         np.bincount(codes, weights=correct, minlength=tasks),
@@ -208,22 +172,17 @@ def _mixed(codes: NDArray[np.integer], correct: NDArray[np.bool_], tasks: int) -
 
 
 def _conditional(
-    z: Floats,
-    y: NDArray[np.bool_],
-    codes: NDArray[np.integer],
-    tasks: int,
-    per_unit: float,
-    limit: int,
-    seed: int,
+    z: Floats, y: Mask, codes: Codes, tasks: int, per_unit: float, config: ObservationConfig
 ) -> tuple[Estimate, Estimate]:
     """Odds ratios per standard deviation and per unit, by statsmodels' ConditionalLogit on at most
-    `limit` tasks."""
+    `max_conditional_tasks` tasks."""
     from statsmodels.discrete.conditional_models import ConditionalLogit
 
     sizes = np.bincount(codes, minlength=tasks)
     fitting = np.flatnonzero(sizes <= LONGEST_GROUP)
+    limit = config.max_conditional_tasks
     if len(fitting) > limit:
-        fitting = np.random.default_rng(seed).choice(fitting, size=limit, replace=False)
+        fitting = np.random.default_rng(config.seed).choice(fitting, size=limit, replace=False)
     chosen = np.zeros(tasks, dtype=bool)
     chosen[fitting] = True
     keep = chosen[codes]
@@ -237,18 +196,13 @@ def _conditional(
                 y[keep].astype(np.float64), z[keep][:, None], groups=codes[keep]
             ).fit(disp=0)
             slope, error, p = float(fit.params[0]), float(fit.bse[0]), float(fit.pvalues[0])
-    except (
-        np.linalg.LinAlgError,
-        ValueError,
-        OverflowError,
-        ZeroDivisionError,
-        FloatingPointError,
-    ):
-        none = unknown(
-            "length tells correct from incorrect perfectly, or nearly, within tasks", n, used
-        )
+    except (np.linalg.LinAlgError, ValueError, ArithmeticError):
+        none = unknown(f"{SEPARATED}, within tasks", n, used)
         return none, none
     which = "a random sample" if used == limit else f"those of at most {LONGEST_GROUP} samples"
     sampled = f" on {which}, {used:,} of {tasks:,} tasks" if used < tasks else ""
-    facts = {"n": n, "tasks": used, "method": f"conditional logistic regression{sampled}"}
-    return ratio(slope, error, p, 1.0, **facts), ratio(slope, error, p, per_unit, **facts)
+    method = f"conditional logistic regression{sampled}"
+    per_sd, other = (
+        ratio(slope, error, p, factor, n=n, tasks=used, method=method) for factor in (1.0, per_unit)
+    )
+    return per_sd, other

@@ -9,18 +9,38 @@ one training run each says nothing about the spread between seeds.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
+
+import polars as pl
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from tasks.benchmark.metrics import bootstrap_interval, mean, sign_flip_p
 from tasks.benchmark.samples import TRACKS, Rule, Samples, Track, rates, samples_by_model
 
-if TYPE_CHECKING:
-    import polars as pl
-
 LEVEL = 0.95
+
+
+class Draws(NamedTuple):
+    """What to estimate, and how often to draw."""
+
+    ks: Sequence[int]
+    ps: Sequence[float]
+    seed: int
+    resamples: int
+
+
+class Tested(Protocol):
+    """A record with a p value."""
+
+    @property
+    def p(self) -> float | None: ...
+
+    def model_copy(self, *, update: Mapping[str, Any]) -> Self: ...
+
+
+T = TypeVar("T", bound=Tested)
 
 
 class ComparisonRow(Record):
@@ -61,20 +81,13 @@ def compare(
     resamples: int = 2000,
     rule: Rule = "concur",
 ) -> list[ComparisonRow]:
-    """Exec and fast_p of `model` minus those of `baseline`, task by task, on both tracks. Metrics
-    that either cannot support are left out.
+    """Return Exec and fast_p of `model` minus those of `baseline`, task by task, on both tracks.
 
-    p is of each row by itself. Raises UsageError for a frame that `samples_by_model` refuses, or a
-    model that is not in it.
+    Metrics that either cannot support are left out. p is of each row by itself. Raises UsageError
+    for a frame that `samples_by_model` refuses, or a model that is not in it.
     """
     known = samples_by_model(frame, rule=rule)
-    for name in (baseline, model):
-        if name not in known:
-            raise UsageError(
-                f"no verdicts of model {name!r}",
-                f"models in this frame: {', '.join(known) or 'none'}",
-            )
-    return _compared(known, baseline, model, ks, ps, seed, resamples)
+    return _pairs(known, [(baseline, model)], Draws(ks, ps, seed, resamples))
 
 
 def compare_all(
@@ -97,21 +110,31 @@ def compare_all(
     """
     known = samples_by_model(frame, rule=rule)
     chosen = list(itertools.combinations(known, 2)) if pairs is None else list(pairs)
-    unknown = sorted({name for pair in chosen for name in pair} - known.keys())
-    if unknown:
+    rows = _pairs(known, chosen, Draws(ks, ps, seed, resamples))
+    return corrected(rows, lambda row: row.track)
+
+
+def corrected(rows: Sequence[T], group: Callable[[T], Hashable]) -> list[T]:
+    """Return rows that have a `p` with `p_holm`, corrected over the rows of one group."""
+    places: dict[Hashable, list[int]] = {}
+    for place, row in enumerate(rows):
+        places.setdefault(group(row), []).append(place)
+    found = list(rows)
+    for own in places.values():
+        for place, p in zip(own, holm([rows[place].p for place in own]), strict=True):
+            found[place] = rows[place].model_copy(update={"p_holm": p})
+    return found
+
+
+def _pairs(
+    known: Mapping[str, Samples], pairs: Sequence[tuple[str, str]], draws: Draws
+) -> list[ComparisonRow]:
+    if unknown := sorted({name for pair in pairs for name in pair} - known.keys()):
         raise UsageError(
             f"no verdicts of model {unknown[0]!r}",
             f"models in this frame: {', '.join(known) or 'none'}",
         )
-    rows = [
-        row
-        for baseline, model in chosen
-        for row in _compared(known, baseline, model, ks, ps, seed, resamples)
-    ]
-    corrected = {
-        track: iter(holm([row.p for row in rows if row.track == track])) for track in TRACKS
-    }
-    return [row.model_copy(update={"p_holm": next(corrected[row.track])}) for row in rows]
+    return [row for first, second in pairs for row in _compared(known, first, second, draws)]
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -125,40 +148,30 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def _compared(
-    known: Mapping[str, Samples],
-    baseline: str,
-    model: str,
-    ks: Sequence[int],
-    ps: Sequence[float],
-    seed: int,
-    resamples: int,
+    known: Mapping[str, Samples], baseline: str, model: str, draws: Draws
 ) -> list[ComparisonRow]:
     shared = [task for task in known[model] if task in known[baseline]]
     ours, theirs = ({task: known[name][task] for task in shared} for name in (model, baseline))
     rows = []
-    for track, p, k in ((track, p, k) for track in TRACKS for p in (None, *ps) for k in ks):
+    for track, p, k in itertools.product(TRACKS, (None, *draws.ps), draws.ks):
         a, b = rates(ours, track, p, k), rates(theirs, track, p, k)
         if a is None or b is None:
             continue
-        lower, upper = bootstrap_interval(
-            a - b, mean, seed=seed, resamples=resamples, level=LEVEL
-        ) or (None, None)
-        facts: dict[str, Any] = {
-            "model": model,
-            "baseline": baseline,
-            "track": track,
-            "metric": metric_name(p),
-            "k": k,
-        }
-        tested = sign_flip_p(a - b, seed=seed)
+        bounds = bootstrap_interval(
+            a - b, mean, seed=draws.seed, resamples=draws.resamples, level=LEVEL
+        )
         rows.append(
             ComparisonRow(
-                **facts,
+                model=model,
+                baseline=baseline,
+                track=track,
+                metric=metric_name(p),
+                k=k,
                 difference=mean(a - b),
-                lower=lower,
-                upper=upper,
+                lower=bounds and bounds.lower,
+                upper=bounds and bounds.upper,
                 tasks=len(shared),
-                p=tested,
+                p=sign_flip_p(a - b, seed=draws.seed),
             )
         )
     return rows

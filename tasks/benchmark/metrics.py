@@ -1,5 +1,4 @@
-"""The benchmark's statistics: pass@k, fast_p, geometric-mean speedup, their intervals, and a test
-of paired differences.
+"""The benchmark's statistics: pass@k, intervals over tasks, and a test of paired differences.
 
 Guarantees: pure functions; the same arguments, seed included, give the same numbers. Shares are
 between 0 and 1. Does not guarantee narrow intervals: resampling four tasks says how little four
@@ -40,33 +39,6 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     if n - c < k:
         return 1.0
     return float(1.0 - np.prod(1.0 - k / np.arange(n - c + 1, n + 1)))
-
-
-def fast_p(speedups: Sequence[float], p: float) -> float:
-    """Share of samples that are correct and faster than p times the reference; a speedup of 0 means
-    not correct.
-
-    KernelBench (arXiv 2502.10517), section 3.3. The comparison is strict, so fast_0 is the share
-    correct. Raises ValueError where there are no speedups, where one is negative or not a number,
-    and where p is negative.
-    """
-    values = _speedups(speedups)
-    if not values.size:
-        raise ValueError("the share of no samples is not defined")
-    if not p >= 0:
-        raise ValueError(f"p = {p} is not a speedup")
-    return float(np.mean(values > p))
-
-
-def geometric_mean(speedups: Sequence[float]) -> float | None:
-    """Geometric mean of the speedups above 0, which are those of the correct samples; None where
-    there are none.
-
-    Raises ValueError where a speedup is negative or not a number.
-    """
-    values = _speedups(speedups)
-    correct = values[values > 0]
-    return float(np.exp(np.mean(np.log(correct)))) if correct.size else None
 
 
 def mean(values: Sequence[float] | NDArray[np.float64]) -> float:
@@ -246,12 +218,3 @@ def _tail(level: float) -> float:
     if not 0 < level < 1:
         raise ValueError(f"level = {level} is not between 0 and 1")
     return (1 - level) / 2
-
-
-def _speedups(speedups: Sequence[float]) -> NDArray[np.float64]:
-    values = np.asarray(speedups, dtype=np.float64)
-    if values.ndim != 1:
-        raise ValueError(f"speedups have {values.ndim} dimensions, not one")
-    if not (np.isfinite(values).all() and (values >= 0).all()):
-        raise ValueError("a speedup is negative or not a finite number")
-    return values

@@ -1,5 +1,7 @@
-"""What a page consists of, before it is HTML or markdown. Strings are raw: escaping is the
-renderers' work, for all of them."""
+"""The parts of a page, before it is HTML or Markdown.
+
+Strings are raw: `page` escapes all of them.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +57,14 @@ class Code:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure by name. Where "NAME.narrow" is drawn too, small screens show that."""
+    """A figure by name. Where "NAME.narrow" is drawn too, small screens show that.
+
+    `file` is where it lies beside a Markdown page, if it does.
+    """
 
     name: str
     caption: str
+    file: str = ""
 
 
 @dataclass(frozen=True)

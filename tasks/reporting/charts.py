@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 INK, FIRST, SECOND, MUTED = "#808080", "#3d85c6", "#cc6d1f", "#7f8794"
 SIZE_INCHES, DOTS_PER_INCH = (7.0, 4.2), 150
 CAPTION_CHARACTERS_PER_INCH = 15.5
-SETTINGS: dict[str, Any] = {
+SETTINGS: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "concur",
     "text.parse_math": False,  # a `$` in a name is a character
@@ -112,7 +112,7 @@ def new_figure(
     return figure, list(figure.subplots(rows, columns, squeeze=False, **grid).flat)
 
 
-def labelled(axes: Axes, x: str, y: str, *, grid: str = "y") -> None:
+def labelled(axes: Axes, x: str, y: str, *, grid: Literal["both", "x", "y"] = "y") -> None:
     """Label the axes, with a faint grid across `grid`."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)

@@ -78,7 +78,9 @@ def block_markdown(block: Block) -> str:
         case Code(text):
             # indented, not fenced: no text can close an indented block
             return "\n".join(f"    {line}" for line in clean(text).split("\n"))
-        case Picture(name, caption):
+        case Picture(name, caption, file):
+            if file:
+                return f"![{_md(caption)}]({file})"
             return f"Figure {_md(name)} (drawn in the HTML report): {_md(caption)}"
         case Folded(title, blocks):
             return "\n\n".join([f"### {_md(title)}", *(block_markdown(part) for part in blocks)])
@@ -92,13 +94,16 @@ def _template() -> Template:
         undefined=StrictUndefined,
         finalize=lambda value: value if isinstance(value, Markup) else clean(value),
     )
-    environment.filters |= {
-        "data": _data,
-        "kind": lambda block: type(block).__name__,
-        "link": lambda value: address(value.url) if isinstance(value, Link) else None,
-        "width": _width,
-    }
+    environment.filters.update(data=_data, kind=_kind, link=_link, width=_width)
     return environment.get_template("page.html")
+
+
+def _kind(block: Block) -> str:
+    return type(block).__name__
+
+
+def _link(value: Cell) -> str | None:
+    return address(value.url) if isinstance(value, Link) else None
 
 
 def _width(value: Cell) -> str:
@@ -120,7 +125,7 @@ def _data(svg: str) -> str:
 def _cell(value: Cell) -> str:
     if not isinstance(value, Link):
         return _md(value or "")
-    url = address(value.url)
+    url = _link(value)
     return f"[{_md(value.text)}]({url})" if url else _md(value.text)
 
 

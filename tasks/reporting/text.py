@@ -104,6 +104,33 @@ def address(url: str) -> str | None:
     return quote(plain, safe=":/?#@!$&*+,;=%~._-", errors="replace")
 
 
+_UNITS = {"%": (100, " %"), "p": (100, ""), "x": (1, "x")}
+
+
+def interval(
+    value: float | None,
+    lower: float | None = None,
+    upper: float | None = None,
+    form: str = ".2f",
+) -> str:
+    """Return a number with its interval: `25.0 % (0.0 to 75.0)`, `1.83x (1.70 to 1.95)`, `n/a`.
+
+    `form` is a format of a float, or ends in "%" (a share in percent), "p" (the same without the
+    sign) or "x" (a ratio).
+    """
+    if value is None:
+        return "n/a"
+    scale, unit = _UNITS.get(form[-1], (1, ""))
+    spec = f"{form[:-1]}f" if form[-1] in _UNITS else form
+    known = [f"{scale * each:{spec}}" for each in (value, lower, upper) if each is not None]
+    return f"{known[0]}{unit}" + (f" ({known[1]} to {known[2]})" if len(known) == 3 else "")
+
+
+def p_value(p: float | None) -> str:
+    """Return a p value: `0.034`, `< 0.001`, nothing where there is none."""
+    return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
 def share(part: int, whole: int) -> str:
     """Return a share in percent: `12.5 %`, `n/a` of nothing."""
     return f"{100 * part / whole:.1f} %" if whole else "n/a"

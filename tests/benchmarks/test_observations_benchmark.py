@@ -20,7 +20,7 @@ from benchmarks.observations import (
     judged,
     samples_table,
 )
-from flows.analyze import read
+from flows.cli.analyze import read
 from flows.curate import curate_table
 from kernels_eval.errors import UsageError
 from tasks.curation.source import Source

@@ -142,7 +142,7 @@ def test_what_the_mlflow_ui_does_with_raw_markup(browser: Browser, shown: Shown)
 
 
 def test_the_report_opened_as_a_file(browser: Browser, tmp_path: Path) -> None:
-    from tasks.benchmark.report.render import build_report
+    from tasks.benchmark.report.files import build_report
     from tests.support.hostile_report import hostile_report
 
     page = tmp_path / "report.html"

@@ -13,7 +13,7 @@ import pytest
 
 import flows
 from benchmarks.analysis_scale import plant, planted_frame
-from flows.analyze import analyze, read
+from flows.cli.analyze import analysis_of, read
 from kernels_eval.errors import UsageError
 from tasks.curation.source import Source
 from tasks.store.snapshot import Snapshot
@@ -59,10 +59,10 @@ def test_snapshots_in_a_report_out(tmp_path: Path) -> None:
 def test_one_table_with_all_columns_will_do_and_says_the_same(tmp_path: Path) -> None:
     plant(tmp_path, 500, seed=0)
     planted_frame(500, 0).write_parquet(tmp_path / "one.parquet")
-    joined = analyze(
+    joined = analysis_of(
         str(tmp_path / "verdicts"), str(tmp_path / "candidates"), out=str(tmp_path / "a")
     )
-    alone = analyze(str(tmp_path / "one.parquet"), out=str(tmp_path / "b"))
+    alone = analysis_of(str(tmp_path / "one.parquet"), out=str(tmp_path / "b"))
     assert joined.observations == alone.observations and joined.difficulty == alone.difficulty
     assert joined.observations.finding[0] in joined.summary()
 
@@ -72,7 +72,7 @@ def test_another_generator_is_compared(tmp_path: Path) -> None:
     planted_frame(500, 0).with_columns(generator=pl.lit("second")).write_parquet(
         tmp_path / "two.parquet"
     )
-    found = analyze(
+    found = analysis_of(
         str(tmp_path / "one.parquet"),
         out=str(tmp_path / "a"),
         other_verdicts=str(tmp_path / "two.parquet"),
@@ -125,7 +125,7 @@ def test_without_a_path_the_newest_training_sets_samples_are_analysed(tmp_path: 
     assert read(Source(str(verdicts.open().path), None, "nowhere", unfinished=True)).equals(
         read(newest)
     )
-    found = analyze(root=str(tmp_path / "root"), out=str(tmp_path / "out"), config=QUICK)
+    found = analysis_of(root=str(tmp_path / "root"), out=str(tmp_path / "out"), config=QUICK)
     assert found.observations.samples == 200
 
 
@@ -168,7 +168,7 @@ def test_what_cannot_be_used_is_one_line_and_exit_2(tmp_path: Path) -> None:
             for name, value in options.items()
         }
         with pytest.raises(UsageError, match=said):
-            analyze(**paths, out=str(tmp_path / "out"))
+            analysis_of(**paths, out=str(tmp_path / "out"))
     done = concur("--verdicts", "verdicts", cwd=tmp_path)
     assert (
         done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
@@ -180,4 +180,4 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     planted_frame(50, 0).write_parquet(tmp_path / "one.parquet")
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write to"):
-        analyze(str(tmp_path / "one.parquet"), out=str(tmp_path / "file"))
+        analysis_of(str(tmp_path / "one.parquet"), out=str(tmp_path / "file"))

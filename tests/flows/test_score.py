@@ -15,11 +15,12 @@ import pytest
 from click.testing import CliRunner
 
 import flows
+from flows.cli.benchmark import parsed_numbers, score_table
 from flows.cli.main import main
-from flows.score import markdown_of, parsed_numbers, score_table
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask
 from tasks.benchmark.metrics import pass_at_k
+from tasks.benchmark.score_table import markdown_of
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, VERDICTS
 

@@ -13,7 +13,6 @@ import pytest
 from flows.benchmark import Benchmarked
 from flows.config import PipelineConfig
 from flows.refresh import Refreshed
-from flows.report import Report
 from flows.track import track
 from kernels_eval.cluster import telemetry as telemetry_module
 from kernels_eval.cluster.telemetry import BUILDERS, DEVICES, Telemetry
@@ -22,6 +21,7 @@ from kernels_eval.parent.messages import Finding
 from kernels_eval.parent.prepare import Prepared
 from kernels_eval.records import Candidate, KernelTask, Language, Phases, Verdict
 from tasks.analysis import stage as analysis_stage
+from tasks.benchmark.report.files import Report
 from tasks.benchmark.scoring import ScoreRow
 from tasks.benchmark.stage import SCORES
 from tasks.store.snapshot import Snapshot, SnapshotRef

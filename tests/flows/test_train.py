@@ -15,10 +15,10 @@ from click.testing import CliRunner
 from flows.cli.main import main
 from flows.cli.train import print_trained
 from flows.config import PipelineConfig
-from flows.report import training_steps
 from flows.track import training_run_record
 from flows.train import of_line
 from kernels_eval.errors import UsageError
+from tasks.benchmark.report.inputs import training_steps
 from tasks.store.snapshot import Snapshot, SnapshotRef
 from tasks.tracking.connection import Destination
 from tasks.tracking.mlflow_sink import log_run, registered_version

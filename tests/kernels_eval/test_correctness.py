@@ -62,15 +62,13 @@ def test_finite_tensors_are_measured_as_the_formulas_say(
     measured = measure(actual, oracle, reference)
     y, a, r = (np.asarray(tensor, dtype=np.float64) for tensor in (oracle, actual, reference))
     rms = float(np.sqrt((y**2).mean()))
-    assert measured.rms == pytest.approx(
-        float(np.sqrt(((a - y) ** 2).mean())) / rms, rel=1e-3, abs=1e-12
-    )
-    assert measured.reference_rms == pytest.approx(
-        float(np.sqrt(((r - y) ** 2).mean())) / rms, rel=1e-3, abs=1e-12
-    )
-    assert measured.max == pytest.approx(
-        float((np.abs(a - y) / (np.abs(y) + rms)).max()), rel=1e-3, abs=1e-12
-    )
+    errors = {
+        "rms": np.sqrt(((a - y) ** 2).mean()) / rms,
+        "reference_rms": np.sqrt(((r - y) ** 2).mean()) / rms,
+        "max": (np.abs(a - y) / (np.abs(y) + rms)).max(),
+    }
+    for name, error in errors.items():
+        assert getattr(measured, name) == pytest.approx(float(error), rel=1e-3, abs=1e-12), name
     assert measured.masks_match and measured.finite
     assert measured.kernelbench_1e2 == bool(np.allclose(a, r, atol=1e-2, rtol=1e-2))
 
@@ -309,23 +307,13 @@ def test_distributions_are_what_they_are_called(task: Any) -> None:
 
 
 def test_weights_map_by_order_and_shape_not_by_name() -> None:
-    class One(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight, self.bias = (
-                torch.nn.Parameter(torch.zeros(4, 3)),
-                torch.nn.Parameter(torch.zeros(4)),
-            )
+    def model(**shapes: tuple[int, ...]) -> torch.nn.Module:
+        made = torch.nn.Module()
+        for name, shape in shapes.items():
+            made.register_parameter(name, torch.nn.Parameter(torch.zeros(shape)))
+        return made
 
-    class Other(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.shift, self.matrix = (
-                torch.nn.Parameter(torch.ones(4)),
-                torch.nn.Parameter(torch.ones(4, 3)),
-            )
-
-    one, other = One(), Other()
+    one, other = model(weight=(4, 3), bias=(4,)), model(shift=(4,), matrix=(4, 3))
     randomise_weights(one, 5)
     randomise_weights(other, 5)
     assert torch.equal(one.weight, other.matrix) and torch.equal(one.bias, other.shift)

@@ -11,7 +11,6 @@ import pytest
 from kernels_eval.config import BuildConfig
 from kernels_eval.isolation.sandbox import Child
 from kernels_eval.parent.candidate_handle import CandidateProcess, MadeElsewhere
-from kernels_eval.parent.prepare import Preparer
 from kernels_eval.records import Status
 from tests.support import kernels
 from tests.support.kernels import (
@@ -80,7 +79,9 @@ def test_a_correct_kernel_with_weights_is_right_for_other_weights_too(verify: Ve
 
 WRONG = {
     "wrong_output": calls("shifted"),
+    "wrong_output: a single element": calls("one_wrong"),
     "wrong_shape": module("return ext.affine(x).flatten()"),
+    "wrong_shape: two outputs": module("return ext.affine(x), ext.affine(x)"),
     "wrong_dtype": module("return ext.affine(x).double()"),
     "wrong_device": module("return ext.affine(x).to('meta')"),
     "non_finite": calls("with_nan"),
@@ -88,19 +89,11 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("reason", WRONG)
-def test_wrong_answers(verify: Verifier, reason: str) -> None:
-    verdict = verify(AFFINE, WRONG[reason])
-    assert_reason(verdict, reason)
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_answers(verify: Verifier, case: str) -> None:
+    verdict = verify(AFFINE, WRONG[case])
+    assert_reason(verdict, case.partition(":")[0])
     assert verdict.outputs_match is False and not verdict.correct_any
-
-
-def test_a_single_wrong_element_is_seen(verify: Verifier) -> None:
-    assert_reason(verify(AFFINE, calls("one_wrong")), "wrong_output")
-
-
-def test_two_outputs_where_one_is_wanted(verify: Verifier) -> None:
-    assert_reason(verify(AFFINE, module("return ext.affine(x), ext.affine(x)")), "wrong_shape")
 
 
 def test_weights_snapshotted_at_construction(verify: Verifier) -> None:
@@ -204,30 +197,26 @@ def test_cheats_are_rejected(verify: Verifier, trick: str) -> None:
 # -- building --------------------------------------------------------------------------------------
 
 
-def test_a_source_that_does_not_compile(verify: Verifier) -> None:
-    source = "torch::Tensor broken(torch::Tensor x) {\n  return x + not_declared_anywhere;\n}\n"
-    verdict = verify(
-        AFFINE,
-        module(
-            "return ext.broken(x)", extension=load_inline(source, ["broken"], name="broken_ext")
-        ),
-    )
-    assert_reason(verdict, "build_failed")
-    assert "not_declared_anywhere" in verdict.log_tail
+UNBUILT = {
+    "build_failed": (
+        "torch::Tensor f(torch::Tensor x) {\n  return x + not_declared_anywhere;\n}\n",
+        "not_declared_anywhere",
+    ),
+    "undefined_symbol": (
+        "torch::Tensor missing(torch::Tensor x);\n"
+        "torch::Tensor f(torch::Tensor x) { return missing(x); }\n",
+        "",
+    ),
+}
 
 
-def test_a_function_declared_but_not_defined(verify: Verifier) -> None:
-    source = (
-        "torch::Tensor missing(torch::Tensor x);\ntorch::Tensor affine(torch::Tensor x) { return"
-        " missing(x); }\n"
-    )
-    verdict = verify(
-        AFFINE,
-        module(
-            "return ext.affine(x)", extension=load_inline(source, ["affine"], name="undefined_ext")
-        ),
-    )
-    assert_reason(verdict, "undefined_symbol")
+@pytest.mark.parametrize("reason", UNBUILT)
+def test_sources_that_make_no_library(verify: Verifier, reason: str) -> None:
+    source, said = UNBUILT[reason]
+    extension = load_inline(source, ["f"], name=f"{reason}_ext")
+    verdict = verify(AFFINE, module("return ext.f(x)", extension=extension))
+    assert_reason(verdict, reason)
+    assert said in verdict.log_tail
 
 
 def test_python_that_does_not_parse(verify: Verifier) -> None:
@@ -236,17 +225,16 @@ def test_python_that_does_not_parse(verify: Verifier) -> None:
     assert "line 2" in verdict.detail
 
 
-def test_a_module_that_is_not_installed(verify: Verifier) -> None:
-    assert_reason(
-        verify(AFFINE, module("return ext.affine(x)", before="import a_module_nobody_has")),
-        "no_module",
-    )
-
-
-def test_a_module_that_is_not_installed_and_no_extension(verify: Verifier) -> None:
-    assert_reason(
-        verify(AFFINE, "import a_module_nobody_has\nclass ModelNew:\n    pass\n"), "no_module"
-    )
+@pytest.mark.parametrize(
+    "code",
+    [
+        module("return ext.affine(x)", before="import a_module_nobody_has"),
+        "import a_module_nobody_has\nclass ModelNew:\n    pass\n",
+    ],
+    ids=["beside_an_extension", "without_one"],
+)
+def test_a_module_that_is_not_installed(verify: Verifier, code: str) -> None:
+    assert_reason(verify(AFFINE, code), "no_module")
 
 
 # -- running ---------------------------------------------------------------------------------------
@@ -277,7 +265,7 @@ def test_a_forged_verdict_on_stdout_and_a_quick_exit(verify: Verifier) -> None:
 # -- deadlines -------------------------------------------------------------------------------------
 
 
-def test_a_compile_that_does_not_end(verify: Verifier) -> None:
+def test_a_compile_that_does_not_end() -> None:
     """Instantiations without end: a new source each time, for a deadline is not remembered but a
     success would be."""
     bomb = (
@@ -286,15 +274,10 @@ def test_a_compile_that_does_not_end(verify: Verifier) -> None:
         " Bomb<0, M> { static constexpr int value = M; };\ntorch::Tensor affine(torch::Tensor x)"
         " { return x * (Bomb<24, 0>::value % 3); }\n"
     )
-    preparer = Preparer(QUICK.model_copy(update={"build": BuildConfig(timeout_s=1.0)}))
-    try:
-        code = module(
-            "return ext.affine(x)", extension=load_inline(bomb, ["affine"], name="bomb_ext")
-        )
-        made = kernels.candidate(AFFINE, code)
-        verdict = verify.evaluator.run(AFFINE, made, preparer.prepare(made))
-    finally:
-        preparer.close()
+    extension = load_inline(bomb, ["affine"], name="bomb_ext")
+    config = QUICK.model_copy(update={"build": BuildConfig(timeout_s=1.0)})
+    with verifying(config) as impatient:
+        verdict = impatient(AFFINE, module("return ext.affine(x)", extension=extension))
     assert_reason(verdict, "build")
     assert verdict.status is Status.TIMEOUT and verdict.build_s < 60, (
         "the compiler was stopped, not waited for"
@@ -311,16 +294,10 @@ def hasty() -> Iterator[Verifier]:
         yield made
 
 
-def test_an_import_that_does_not_end(hasty: Verifier) -> None:
-    assert_reason(
-        hasty(AFFINE, module("return ext.affine(x)", before="while True:\n    pass")), "load"
-    )
-
-
-def test_a_constructor_that_does_not_end(hasty: Verifier) -> None:
-    assert_reason(
-        hasty(AFFINE, module("return ext.affine(x)", init="while True:\n    pass")), "load"
-    )
+@pytest.mark.parametrize("where", ["before", "init"])
+def test_an_import_or_a_constructor_that_does_not_end(hasty: Verifier, where: str) -> None:
+    code = module("return ext.affine(x)", **{where: "while True:\n    pass"})
+    assert_reason(hasty(AFFINE, code), "load")
 
 
 def test_a_native_loop_that_does_not_end(verify: Verifier) -> None:

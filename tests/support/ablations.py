@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.benchmark.comparison.page import Ablation, Branch
+from tasks.benchmark.comparison.records import Ablation, Branch
 from tasks.benchmark.stage import Answers
 from tasks.store.snapshot import Snapshot
 from tasks.tables import VERDICTS

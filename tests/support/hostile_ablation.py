@@ -11,7 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.benchmark.comparison.page import Ablation, Branch, Written, write_comparison
+from tasks.benchmark.comparison.page import write_comparison
+from tasks.benchmark.comparison.records import Ablation, Branch, Written
 from tasks.tracking.ablation_sink import AblationSink
 from tasks.tracking.connection import Destination
 from tasks.tracking.records import RunRecord, StageRecord

@@ -72,6 +72,7 @@ def test_numbers_words_page_and_figures(tmp_path: Path) -> None:
     ]["points"]
     assert found.files[names.index("findings.md")].read_text() == found.markdown()
     assert found.markdown().count("\n- ") + 1 == len(found.finding) + len(found.cautions)
+    assert found.findings == (*expected.findings, *divided.findings)
     assert set(frame.columns) == {
         "candidate_id",
         "task_id",

@@ -12,12 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.benchmark import Benchmarked
-from flows.score import markdown_of, score_table
+from flows.cli.benchmark import score_table
 from flows.track import model_records
 from kernels_eval.records import CompiledBaseline, Language, Status, Timing, Verdict
+from tasks.benchmark.report.files import to_markdown
 from tasks.benchmark.report.records import ReportContext
-from tasks.benchmark.report.render import to_markdown
 from tasks.benchmark.samples import baselines_of, uncompiled_tasks
+from tasks.benchmark.score_table import markdown_of
 from tasks.benchmark.scoring import GEOMETRIC_MEAN, ScoreRow, distribution, score
 from tasks.benchmark.stage import SCORES, Answers, scores_of
 from tasks.store.snapshot import Snapshot

@@ -14,16 +14,10 @@ from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
 from tasks.benchmark.comparing import ComparisonRow
-from tasks.benchmark.comparison.findings import trust, verdict_of
-from tasks.benchmark.comparison.numbers import SeedScore, seed_tests
-from tasks.benchmark.comparison.page import (
-    Ablation,
-    Branch,
-    Written,
-    compared,
-    headline,
-    write_comparison,
-)
+from tasks.benchmark.comparison.findings import headline, trust, verdict_of
+from tasks.benchmark.comparison.numbers import SeedScore, compared, seed_tests
+from tasks.benchmark.comparison.page import write_comparison
+from tasks.benchmark.comparison.records import Ablation, Branch, Written
 from tasks.benchmark.metrics import sign_flip_p
 from tasks.store.snapshot import SnapshotRef
 from tests.support.ablations import ablation, answers, drawn, verdict
@@ -87,10 +81,8 @@ def test_a_planted_better_strategy_is_found_and_said(written: Written) -> None:
     ]
     assert 0.15 < row["lower"] < 0.3 < row["upper"] < 0.45 and row["p_holm"] < 0.01
     assert written.headline.startswith("concur has the highest Exec@1 on 40 tasks:")
-    assert (
-        "That is more than chance between these tasks and between seeds" in written.headline
-        and "Against the untuned model: +" in written.headline
-    )
+    assert written.headline.endswith(": more than chance.")
+    assert " points against the baseline random, corrected p " in written.headline
     (null,) = [
         r
         for r in data["differences"]
@@ -164,9 +156,8 @@ def test_seeds_that_vary_more_than_strategies_are_said(tmp_path: Path) -> None:
         for each in (("a", 0, 38), ("a", 1, 14), ("random", 0, 16), ("random", 1, 10))
     ]
     found = compared(Ablation(name="s", fingerprint="f", branches=tuple(overlap)), resamples=50)
-    assert verdict_of(
-        found
-    ) == "within_seed_spread" and "(35.0 to 95.0 % against 25.0 to 40.0 %)" in headline(found)
+    assert verdict_of(found) == "within_seed_spread"
+    assert "within what seeds can make" in headline(found)
     assert "differ by up to 60.0 points of Exec@1 (a)" in " ".join(trust(found))
     (test,) = [t for t in found.seed_tests if (t.metric, t.track) == ("exec", "custom_kernel")]
     from scipy.stats import ttest_ind  # the same test where both have as many seeds
@@ -176,11 +167,7 @@ def test_seeds_that_vary_more_than_strategies_are_said(tmp_path: Path) -> None:
     single = compared(
         Ablation(name="s", fingerprint="f", branches=(overlap[0], overlap[2])), resamples=50
     )
-    assert verdict_of(
-        single
-    ) == "seed_spread_unknown" and "nothing says whether training again repeats it" in headline(
-        single
-    )
+    assert verdict_of(single) == "seed_spread_unknown" and "seeds unknown" in headline(single)
     assert "One seed only: a, random" in " ".join(trust(single))
 
 
@@ -260,7 +247,9 @@ def test_a_baseline_that_wins_is_measured_against_the_next_best(tmp_path: Path) 
         ablation(tmp_path, {("random", None): 0.6, ("a", None): 0.2, ("b", None): 0.3}),
         resamples=100,
     )
-    assert found.arms[0].name == "random" and "against the next best, b (+" in headline(found)
+    assert found.arms[0].name == "random" and " points against the next best, b, " in headline(
+        found
+    )
     assert (
         compared(
             ablation(tmp_path / "named", {("random", None): 0.6, ("a", None): 0.2}, baseline="a"),
@@ -306,19 +295,14 @@ def test_one_branch_alone_is_compared_with_nothing_but_the_untuned_model(tmp_pat
         and found.differences == ()
         and len(found.against_base) == 4
     )
-    assert "there is nothing to compare it with. Against the untuned model: +" in headline(found)
-    assert "Against the untuned model" not in headline(
-        compared(ablation(tmp_path / "b", {("concur", None): 0.5}, seeds=1), resamples=50)
-    )
+    assert headline(found).endswith("; no other strategy finished.")
 
 
 def test_an_ablation_of_which_nothing_finished_is_a_page_all_the_same(tmp_path: Path) -> None:
     made = write_comparison(
         Ablation(name="s", fingerprint="f", branches=(LOST, LEFT)), tmp_path / "out"
     )
-    assert (
-        made.headline == "No branch finished (1 failed, 1 left out): there is nothing to compare."
-    )
+    assert made.headline == "No branch finished (1 failed, 1 left out): nothing to compare."
     data = data_of(made)
     assert (data["verdict"], data["best"], data["scores"], data["strategies"]) == (
         "nothing",
@@ -340,10 +324,7 @@ def test_branches_without_one_correct_kernel_are_not_ranked(tmp_path: Path) -> N
         tmp_path / "out",
         resamples=50,
     )
-    assert (
-        made.headline
-        == "Not one correct kernel from any of 2 strategies on 40 tasks: nothing can be told apart."
-    )
+    assert made.headline == "No correct kernel from any of 2 strategies on 40 tasks."
     assert (
         "The zero is measured" in made.markdown.read_text()
         and data_of(made)["verdict"] == "no_correct_kernel"
@@ -432,7 +413,7 @@ def shown(path: Path) -> str:
     import html
 
     text = re.sub(r"<(style|title)>.*?</\1>|<[^>]*>", " ", path.read_text(), flags=re.DOTALL)
-    return " ".join(html.unescape(text).replace("\\", "").split())
+    return " ".join(html.unescape(text).split())
 
 
 def test_html_markdown_and_json_hold_the_same_numbers(written: Written) -> None:
@@ -551,13 +532,11 @@ def test_hostile_names_are_text_everywhere(tmp_path: Path) -> None:
             element.tag.split("}")[-1] for element in root.iter()
         }
     text = out.markdown.read_text()
-    assert not re.search(r"(?<!\\)`|<(?!\w)|<script|javascript:", text) and "s3cret" not in text
+    assert not re.search(r"`|<|javascript:", text) and "s3cret" not in text
     tables = [block.split("\n") for block in text.strip().split("\n\n") if block.startswith("|")]
     assert len(tables) > 4
     for header, rule, *body in tables:
-        assert {len(re.findall(r"(?<!\\)\|", line)) for line in (header, *body)} == {
-            rule.count("|")
-        }
+        assert {line.count("|") for line in (header, *body)} == {rule.count("|")}
     assert (
         not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", raw + text + out.json_file.read_text())
         and out.json_file.read_text().isascii()

@@ -133,7 +133,7 @@ def test_nothing_that_a_stranger_wrote_is_markup(place: str) -> None:
 
 
 def test_the_report_holds_no_markup_of_strangers() -> None:
-    from tasks.benchmark.report.render import build_report, to_markdown
+    from tasks.benchmark.report.files import build_report, to_markdown
     from tests.support.hostile_report import hostile_report
 
     context = hostile_report()

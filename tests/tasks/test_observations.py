@@ -17,13 +17,15 @@ from benchmarks.analysis_scale import PLANTED_ODDS, PLANTED_SD_TOKENS, planted_f
 from kernels_eval.errors import UsageError
 from tasks.analysis.difficulty import difficulty
 from tasks.analysis.estimates import correlation, longer_if_incorrect
-from tasks.analysis.figures import all_figures, save
-from tasks.analysis.findings import bend, speed_verdict, verdict
+from tasks.analysis.figures import all_figures
+from tasks.analysis.findings import speed_verdict, verdict
 from tasks.analysis.lengths import samples_of
-from tasks.analysis.observations import ObservationConfig, Observations, observe
+from tasks.analysis.observations import ObservationConfig, observe
+from tasks.analysis.records import Observations, bend
 from tasks.analysis.report import as_json, markdown, write
 from tasks.analysis.within import demeaned, permutation_p
 from tasks.benchmark.metrics import wilson_interval
+from tasks.reporting.charts import save
 
 SEEDS = (0, 1, 2, 3, 4)
 QUICK = ObservationConfig(max_conditional_tasks=800, permutations=199)
@@ -31,6 +33,11 @@ QUICK = ObservationConfig(max_conditional_tasks=800, permutations=199)
 
 def inside(truth: float, estimate: Any) -> bool:
     return estimate.bounded and estimate.lower <= truth <= estimate.upper
+
+
+def claims(found: Observations) -> list[tuple[str, str]]:
+    """Verdict and note of the paper's two claims."""
+    return [(row.verdict, row.note) for row in found.findings[:2]]
 
 
 def rows(*samples: tuple[str, str, int | None, float | None], **more: Any) -> pl.DataFrame:
@@ -58,7 +65,7 @@ def test_a_planted_effect_comes_back_within_its_intervals(planted: list[Observat
     # 95 % intervals of five seeds: fixed data, so this is a fact about them and not a chance
     assert sum(covered) >= 4
     assert all(verdict(found.everything) == "shorter" for found in planted)
-    assert all("is correct less often" in found.finding[0] for found in planted)
+    assert all(claims(found)[0] == ("supports", "also within tasks") for found in planted)
     assert all(abs(found.everything.within.sd_tokens - PLANTED_SD_TOKENS) < 50 for found in planted)
 
 
@@ -69,8 +76,10 @@ def test_a_planted_zero_correlation_with_speedup_is_not_claimed(
     assert sum(inside(0.0, found.speedup.pearson) for found in planted) >= 4
     assert sum(inside(1.0, found.speedup.within) for found in planted) >= 4
     assert all(speed_verdict(found.speedup.spearman) == "none" for found in planted)
-    assert all(
-        "Speedup is independent of length: supported." in found.finding[-1] for found in planted
+    assert all(claims(found)[1] == ("supports", "") for found in planted)
+    assert planted[0].finding == (
+        "Shorter reasoning is more often correct: supported (also within tasks); speedup is"
+        " independent of length: supported.",
     )
 
 
@@ -82,7 +91,7 @@ def test_no_effect_within_tasks_is_not_claimed_although_pooled_data_show_one() -
     open_ones = [each for each in found if verdict(each.everything) == "open"]
     assert len(open_ones) >= 4  # tests at 5 %, and these seeds are fixed
     assert all(
-        "do not tell" in each.finding[0] and "not shown within them" in each.finding[-1]
+        claims(each)[0] == ("undecided", "seen over all tasks, not shown within them")
         for each in open_ones
     )
 
@@ -110,14 +119,13 @@ def test_simpsons_paradox_is_decided_within_tasks() -> None:
         found.everything.within.odds_ratio.upper < 1.0 and found.everything.within.slope.upper < 0.0
     )
     assert inside(math.exp(-0.8), found.everything.within.odds_ratio_per_unit)
-    assert "is correct less often" in found.finding[0]
-    assert any("opposite sign" in sentence for sentence in found.finding)
+    assert claims(found)[0][0] == "supports"
+    assert any("opposite sign" in row.note for row in found.findings)
 
 
 def test_an_effect_against_the_paper_is_said_to_be_one() -> None:
     found = observe(planted_frame(5000, 0, odds=1 / PLANTED_ODDS), QUICK)
-    assert "is correct more often" in found.finding[0]
-    assert "contradicted within tasks" in found.finding[-1]
+    assert claims(found)[0] == ("contradicts", "within tasks")
 
 
 def test_truncation_alone_is_recognised_as_such() -> None:
@@ -141,8 +149,7 @@ def test_truncation_alone_is_recognised_as_such() -> None:
     assert found.truncated == int(cut.sum()) and found.truncated_correct == 0
     assert verdict(found.everything) == "shorter"
     assert found.complete is not None and verdict(found.complete) == "open"
-    assert any("rests on samples that were cut off" in sentence for sentence in found.finding)
-    assert "only as long as samples that were cut off count" in found.finding[-1]
+    assert claims(found)[0] == ("supports", "only as long as samples that were cut off count")
 
 
 def test_a_peak_between_short_and_long_is_not_called_a_slope() -> None:
@@ -162,8 +169,8 @@ def test_a_peak_between_short_and_long_is_not_called_a_slope() -> None:
         found.everything.past_turn is not None
         and found.everything.past_turn_from == turn[1].from_tokens
     )
-    assert any("explores and does not test" in sentence for sentence in found.finding)
-    assert any("not monotone" in sentence for sentence in found.finding)
+    assert any("explores and does not test" in row.note for row in found.findings)
+    assert any("not monotone" in row.note for row in found.findings)
 
 
 def test_bins_are_the_papers_and_their_intervals_wilsons() -> None:
@@ -309,7 +316,7 @@ def test_whatever_cannot_be_said_is_said_so_and_never_a_crash(name: str, change:
     frame = change(planted_frame(200, 1))
     found, divided = observe(frame, QUICK), difficulty(frame)
     text = markdown(found, divided, all_figures(found, divided))
-    assert found.finding and divided.finding and found.finding[-1].startswith("The paper's claims")
+    assert divided.finding and found.finding[0].startswith("Shorter reasoning is more often")
     assert "nan" not in text.lower().split()
     json.dumps(as_json(found, divided), allow_nan=False)
     if name in (
@@ -320,12 +327,11 @@ def test_whatever_cannot_be_said_is_said_so_and_never_a_crash(name: str, change:
         "one sample a task",
         "equal lengths",
     ):
-        assert "cannot be said" in found.finding[0] and verdict(found.everything) == "unsayable"
+        assert claims(found)[0][0] == "undecided" and verdict(found.everything) == "unsayable"
+        assert found.everything.within.odds_ratio.why_not in text
     if name in ("none correct", "NaN speedups", "infinite and negative speedups", "null timing"):
         assert found.speedup.samples == 0 and found.speedup.pearson.value is None
-        assert any(
-            "with speedup over all tasks cannot be said" in sentence for sentence in found.finding
-        )
+        assert "n/a: 0 correct samples have a speedup" in text
     if name == "equal speedups":
         assert (
             found.speedup.pearson.value is None and "does not vary" in found.speedup.pearson.why_not
@@ -337,7 +343,7 @@ def test_whatever_cannot_be_said_is_said_so_and_never_a_crash(name: str, change:
             and verdict(found.everything) == "shorter"
         )
     if name == "only what is required":
-        assert found.truncated is None and "Nothing says which samples" in found.cautions[0]
+        assert found.truncated is None and "No column states which samples" in found.cautions[0]
 
 
 def test_rows_left_out_are_counted_by_reason() -> None:
@@ -403,7 +409,7 @@ def test_figures_read_on_white_and_on_black(tmp_path: Path) -> None:
 def test_names_from_the_data_are_text_in_the_page() -> None:
     frame = planted_frame(100, 0).with_columns(generator=pl.lit("<script>|[x](y)`\nz"))
     text = markdown(observe(frame, QUICK), difficulty(frame))
-    assert "<script>" not in text and "\\<script\\>\\|\\[x\\](y)\\` z" in text
+    assert "<script>" not in text and "&#60;script&#62;&#124;&#91;x&#93;(y)&#96; z" in text
 
 
 def test_the_json_holds_every_figure(planted: list[Observations]) -> None:
@@ -442,6 +448,5 @@ def test_speeds_that_compare_within_tasks_only_are_not_pooled() -> None:
     found = observe(rows(*samples), QUICK.model_copy(update={"speedup_within_tasks_only": True}))
     assert found.speedup.pearson.value is None and found.speedup.spearman.value is None
     assert inside(math.exp(0.2 * found.speedup.sd_tokens / 1000), found.speedup.within)
-    said = " ".join(found.finding)
-    assert "over all tasks cannot be said: speeds of different tasks do not compare" in said
-    assert "within tasks there is an effect" in found.finding[-1]
+    assert found.speedup.pearson.why_not.startswith("speeds of different tasks do not compare")
+    assert claims(found)[1] == ("undecided", "over all tasks; within tasks there is an effect")

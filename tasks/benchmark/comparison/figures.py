@@ -19,7 +19,6 @@ from tasks.reporting.text import clean
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from tasks.benchmark.scoring import ScoreRow
 
 NARROW = 3.9  # inches: at the width of a telephone its text is as large as the page's
 MOST_ARMS = 40
@@ -58,24 +57,18 @@ def _plot_scores(
     """A row for each model, best first, an axis for each metric."""
     for axes, metric in zip(every, (EXEC, FAST), strict=True):
         highest = 0.0
-        for row, name in enumerate(names):
-            highest = max(
-                highest, _point(axes, found.score(name, metric), row, name in found.references)
-            )
-            seeds = found.by_seed(name, metric)
-            if len(seeds) > 1:
-                shown = [100 * value for value in seeds]
-                axes.plot(
-                    shown,
-                    [row + 0.26] * len(shown),
-                    linestyle="",
-                    marker="o",
-                    markersize=4,
-                    markerfacecolor="none",
-                    color=INK,
-                    alpha=0.7,
-                )
-                highest = max(highest, *shown)
+        for place, name in enumerate(names):
+            row = found.score(name, metric)
+            seeds = _hollow(axes, found.by_seed(name, metric), place + 0.26)
+            colour = MUTED if name in found.references else FIRST
+            if row is not None and row.value is not None:
+                ends = [100 * end for end in (row.lower, row.upper) if end is not None]
+                if len(ends) == 2:
+                    axes.hlines(place, *ends, color=colour, linewidth=2)
+                # whole at 0 too
+                look = {"marker": "o", "markersize": 6, "color": colour, "clip_on": False}
+                axes.plot([100 * row.value], [place], **look)
+                highest = max(highest, 100 * row.value, *ends, *seeds)
         reference = found.score(found.baseline, metric) if found.baseline else None
         if reference is not None and reference.value is not None and len(found.arms) > 1:
             axes.axvline(100 * reference.value, color=INK, linewidth=1, linestyle="--", alpha=0.7)
@@ -87,29 +80,31 @@ def _plot_scores(
         every[1].tick_params(labelleft=False)
 
 
-def _point(axes: Axes, row: ScoreRow | None, place: int, reference: bool) -> float:
-    """A score with its interval; returns how far right it reaches, in percent."""
-    if row is None or row.value is None:
-        return 0.0
-    colour = MUTED if reference else FIRST
-    if row.lower is not None and row.upper is not None:
-        axes.hlines(place, 100 * row.lower, 100 * row.upper, color=colour, linewidth=2)
-    axes.plot(
-        [100 * row.value], [place], marker="o", markersize=6, color=colour, clip_on=False
-    )  # whole at 0 too
-    return 100 * (row.upper if row.upper is not None else row.value)
+def _hollow(
+    axes: Axes, shares: Sequence[float], place: float, *, upright: bool = False
+) -> list[float]:
+    """Single seeds, in percent; returned where there are several."""
+    seeds = [100 * share for share in shares]
+    if len(seeds) < 2:
+        return []
+    at = [place] * len(seeds)
+    look = {"marker": "o", "markersize": 4, "markerfacecolor": "none", "color": INK, "alpha": 0.7}
+    axes.plot(*((at, seeds) if upright else (seeds, at)), linestyle="", **look)
+    return seeds
 
 
 def _curves(found: Compared) -> dict[str, list[Arm]]:
     """strategy -> its arms by the rows they were trained on, where there are several."""
     curves: dict[str, list[Arm]] = {}
-    for branch in found.ablation.branches:
-        arms = [
-            arm for arm in found.arms if arm.strategy == branch.strategy and _rows(arm) is not None
-        ]
-        if len({_rows(arm) for arm in arms}) > 1:
-            curves[branch.strategy] = sorted(arms, key=lambda arm: _rows(arm) or 0.0)
-    return curves
+    for arm in sorted(found.arms, key=lambda arm: _rows(arm) or 0.0):
+        if _rows(arm) is not None:
+            curves.setdefault(arm.strategy, []).append(arm)
+    order = dict.fromkeys(branch.strategy for branch in found.ablation.branches)
+    return {
+        name: curves[name]
+        for name in order
+        if len({_rows(arm) for arm in curves.get(name, ())}) > 1
+    }
 
 
 def _rows(arm: Arm) -> float | None:
@@ -122,41 +117,28 @@ def _plot_sizes(axes: Axes, found: Compared, curves: dict[str, list[Arm]], *, co
 
     places: set[float] = set()
     for number, (strategy, arms) in enumerate(curves.items()):
-        scores = [
-            (rows, row)
-            for arm in arms
-            if (row := found.score(arm.name, EXEC))
-            and row.value is not None
-            and (rows := _rows(arm))
-        ]
         colour = FIRST if number % 2 == 0 else MUTED
         # neighbours are set apart, so that their intervals do not lie on one another
         aside = 1 + 0.03 * (number - (len(curves) - 1) / 2)
-        at = [rows * aside for rows, _ in scores]
-        look = {
-            "color": colour,
-            "linestyle": DASHES[number // 2 % len(DASHES)],
-            "marker": MARKERS[number % len(MARKERS)],
-            "markersize": 6,
-        }
-        axes.plot(at, [100 * row.value for _, row in scores], label=_short(strategy, 28), **look)
-        for place, (_, row) in zip(at, scores, strict=True):
+        line: list[tuple[float, float]] = []
+        for arm in arms:
+            rows, row = _rows(arm), found.score(arm.name, EXEC)
+            if not rows or row is None or row.value is None:
+                continue
+            places.add(rows)
+            line.append((rows * aside, 100 * row.value))
             if row.lower is not None and row.upper is not None:
-                axes.vlines(place, 100 * row.lower, 100 * row.upper, color=colour, linewidth=1.2)
-        for place, arm in zip(at, arms, strict=True):
-            seeds = [100 * value for value in found.by_seed(arm.name, EXEC)]
-            if len(seeds) > 1:
-                axes.plot(
-                    [place] * len(seeds),
-                    seeds,
-                    linestyle="",
-                    marker="o",
-                    markersize=4,
-                    markerfacecolor="none",
-                    color=INK,
-                    alpha=0.6,
-                )
-        places |= {rows for rows, _ in scores}
+                ends = (100 * row.lower, 100 * row.upper)
+                axes.vlines(rows * aside, *ends, color=colour, linewidth=1.2)
+            _hollow(axes, found.by_seed(arm.name, EXEC), rows * aside, upright=True)
+        axes.plot(
+            *zip(*line, strict=True),
+            label=_short(strategy, 28),
+            color=colour,
+            linestyle=DASHES[number // 2 % len(DASHES)],
+            marker=MARKERS[number % len(MARKERS)],
+            markersize=6,
+        )
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(sorted(places)))
     axes.xaxis.set_minor_locator(NullLocator())

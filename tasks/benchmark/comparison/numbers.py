@@ -13,27 +13,28 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from itertools import product
+from typing import TypeVar
+
+import polars as pl
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
-from tasks.benchmark.comparing import ComparisonRow, compare_all, holm, metric_name
+from tasks.benchmark.comparing import ComparisonRow, compare_all, corrected, metric_name
 from tasks.benchmark.comparison.records import Ablation, Branch
 from tasks.benchmark.metrics import mean
 from tasks.benchmark.samples import TRACKS, Track, excluded_tasks, rates, samples_by_model
 from tasks.benchmark.scoring import ScoreRow, score
-
-if TYPE_CHECKING:
-    import polars as pl
-
-    from tasks.benchmark.stage import Answers
+from tasks.benchmark.stage import Answers
 
 READ = ("candidate_id", "task_id", "status", "reason", "outputs_match", "timing", "device")
 EXEC, FAST = "exec", metric_name(1.0)
 TRACK: Track = "custom_kernel"
 """What the headline, the order and the figures are of."""
 SIGNIFICANT = 0.05
+
+R = TypeVar("R", bound=Record)
 
 
 class Arm(Record):
@@ -112,43 +113,24 @@ class Compared(Record):
     devices: tuple[str, ...] = ()
 
     def score(self, model: str, metric: str, track: str = TRACK) -> ScoreRow | None:
-        return next(
-            (
-                row
-                for row in self.scores
-                if (row.model, row.metric, row.track) == (model, metric, track)
-            ),
-            None,
-        )
+        return _first(self.scores, model=model, metric=metric, track=track)
 
     def by_seed(self, arm: str, metric: str, track: str = TRACK) -> tuple[float, ...]:
-        return tuple(
-            row.value
-            for row in self.seeds
-            if (row.arm, row.metric, row.track) == (arm, metric, track)
-        )
+        wanted = (arm, metric, track)
+        return tuple(row.value for row in self.seeds if (row.arm, row.metric, row.track) == wanted)
 
     def difference(
         self, model: str, metric: str = EXEC, track: str = TRACK
     ) -> ComparisonRow | None:
-        return next(
-            (
-                row
-                for row in self.differences
-                if (row.model, row.metric, row.track) == (model, metric, track)
-            ),
-            None,
-        )
+        return _first(self.differences, model=model, metric=metric, track=track)
 
     def seed_test(self, row: ComparisonRow) -> SeedTest | None:
-        wanted = (row.model, row.baseline, row.metric, row.track)
-        return next(
-            (
-                test
-                for test in self.seed_tests
-                if (test.model, test.baseline, test.metric, test.track) == wanted
-            ),
-            None,
+        return _first(
+            self.seed_tests,
+            model=row.model,
+            baseline=row.baseline,
+            metric=row.metric,
+            track=row.track,
         )
 
     def arm(self, name: str) -> Arm:
@@ -179,19 +161,14 @@ def compared(ablation: Ablation, *, resamples: int = 2000, seed: int = 0) -> Com
     scores = score(frame, ks=(1,), ps=(1.0,), resamples=resamples, seed=seed)
     arms = sorted(
         arms,
-        key=lambda arm: tuple(
-            -(_value(scores, arm.name, metric) or 0.0) for metric in (EXEC, FAST)
-        ),
+        key=lambda arm: tuple(-_value(scores, arm.name, metric) for metric in (EXEC, FAST)),
     )
     against = _baseline(ablation, arms)
     pairs = [(_opponent(arm, against).name, arm.name) for arm in arms if arm not in against]
     base = next((name for name, answers in references.items() if answers.model == "base"), None)
     differences = compare_all(frame, pairs=pairs, resamples=resamples, seed=seed)
-    against_base = (
-        compare_all(frame, pairs=[(base, arm.name) for arm in arms], resamples=resamples, seed=seed)
-        if base
-        else []
-    )
+    with_base = [(base, arm.name) for arm in arms] if base else []
+    against_base = compare_all(frame, pairs=with_base, resamples=resamples, seed=seed)
     seeds = _seeds(frame, arms)
     counts = (
         frame.filter(frame["arm"].is_not_null() & ~frame["task_id"].is_in(excluded))
@@ -227,14 +204,9 @@ def _arms(ablation: Ablation) -> list[Arm]:
     taken: set[str] = set()
     arms = []
     for (strategy, size), branches in found.items():
-        said = (
-            f"{strategy}, {'all rows' if size is None else f'{size:,} rows'}"
-            if several
-            else strategy
-        )
-        arms.append(
-            Arm(name=_distinct(said, taken), strategy=strategy, size=size, branches=tuple(branches))
-        )
+        rows = "all rows" if size is None else f"{size:,} rows"
+        name = _distinct(f"{strategy}, {rows}" if several else strategy, taken)
+        arms.append(Arm(name=name, strategy=strategy, size=size, branches=tuple(branches)))
     return arms
 
 
@@ -250,8 +222,6 @@ def _distinct(name: str, taken: set[str]) -> str:
 def _frame(arms: Sequence[Arm], references: dict[str, Answers]) -> pl.DataFrame:
     """One row a verdict: its `model` (arm or reference), and for arms `arm` and `branch`.
     References keep tasks that some arm answered."""
-    import polars as pl
-
     own = []
     for arm in arms:
         for branch in arm.branches:
@@ -271,8 +241,6 @@ def _frame(arms: Sequence[Arm], references: dict[str, Answers]) -> pl.DataFrame:
 def _verdicts(answers: Answers, whose: str, facts: dict[str, str]) -> pl.DataFrame:
     """Verdicts of one branch. Two seeds may give the same answer, which is two samples: the branch
     becomes part of a candidate's id."""
-    import polars as pl
-
     snapshot = answers.verdicts.open()
     if not snapshot.finished:
         raise UsageError(
@@ -292,23 +260,22 @@ def _verdicts(answers: Answers, whose: str, facts: dict[str, str]) -> pl.DataFra
 
 
 def _seeds(frame: pl.DataFrame, arms: Sequence[Arm]) -> list[SeedScore]:
-    import polars as pl
-
     rows = []
     known = samples_by_model(frame.with_columns(pl.coalesce("branch", "model").alias("model")))
-    for arm in arms:
-        for branch in arm.branches:
-            for track in TRACKS:
-                for metric, p in ((EXEC, None), (FAST, 1.0)):
-                    each = rates(known[branch.name], track, p, 1)
-                    if each is not None:
-                        facts = {
-                            "branch": branch.name,
-                            "arm": arm.name,
-                            "seed": branch.seed,
-                            "track": track,
-                        }
-                        rows.append(SeedScore(**facts, metric=metric, value=mean(each)))
+    of_each = ((arm.name, branch) for arm in arms for branch in arm.branches)
+    for (arm, branch), track, (metric, p) in product(of_each, TRACKS, ((EXEC, None), (FAST, 1.0))):
+        each = rates(known[branch.name], track, p, 1)
+        if each is not None:
+            rows.append(
+                SeedScore(
+                    branch=branch.name,
+                    arm=arm,
+                    seed=branch.seed,
+                    track=track,
+                    metric=metric,
+                    value=mean(each),
+                )
+            )
     return rows
 
 
@@ -356,15 +323,7 @@ def seed_tests(rows: Sequence[ComparisonRow], seeds: Sequence[SeedScore]) -> lis
                 }
             )
         found.append(test)
-    kinds = {_kind(test) for test in found}
-    corrected = {
-        kind: iter(holm([test.p for test in found if _kind(test) == kind])) for kind in kinds
-    }
-    return [test.model_copy(update={"p_holm": next(corrected[_kind(test)])}) for test in found]
-
-
-def _kind(test: SeedTest) -> tuple[str, str]:
-    return test.track, test.metric
+    return corrected(found, lambda test: (test.track, test.metric))
 
 
 def _baseline(ablation: Ablation, arms: Sequence[Arm]) -> list[Arm]:
@@ -392,12 +351,14 @@ def _size(arm: Arm) -> float:
     return float("inf") if arm.size is None else arm.size
 
 
-def _value(scores: Sequence[ScoreRow], model: str, metric: str) -> float | None:
+def _first(rows: Iterable[R], **wanted: object) -> R | None:
+    """Return the first row with these values, or None."""
     return next(
-        (
-            row.value
-            for row in scores
-            if (row.model, row.metric, row.track) == (model, metric, TRACK)
-        ),
+        (row for row in rows if all(getattr(row, name) == value for name, value in wanted.items())),
         None,
     )
+
+
+def _value(scores: Sequence[ScoreRow], model: str, metric: str) -> float:
+    row = _first(scores, model=model, metric=metric, track=TRACK)
+    return row.value or 0.0 if row else 0.0

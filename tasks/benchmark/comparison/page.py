@@ -16,26 +16,13 @@ from typing import Any
 from kernels_eval.errors import UsageError
 from tasks.benchmark.comparison.figures import figures
 from tasks.benchmark.comparison.findings import headline, trust, verdict_of
-from tasks.benchmark.comparison.numbers import Arm, Compared, SeedScore, compared
-from tasks.benchmark.comparison.records import Ablation, Branch, Written
+from tasks.benchmark.comparison.numbers import Arm, Compared, compared
+from tasks.benchmark.comparison.records import Ablation, Written
 from tasks.benchmark.comparison.sections import sections
 from tasks.benchmark.published import PUBLISHED
 from tasks.files import atomic_write
 from tasks.reporting.page import markdown_of, page_of
 from tasks.reporting.text import address, masked
-
-__all__ = [
-    "SCHEMA_VERSION",
-    "Ablation",
-    "Arm",
-    "Branch",
-    "Compared",
-    "SeedScore",
-    "Written",
-    "compared",
-    "headline",
-    "write_comparison",
-]
 
 SCHEMA_VERSION = 1
 HTML, MARKDOWN, JSON = "comparison.html", "comparison.md", "comparison.json"
@@ -76,53 +63,44 @@ def write_comparison(
 
 
 def as_data(found: Compared, *, resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
-    """The comparison for a machine: shares in [0, 1], speedups as ratios, times in seconds."""
-    ablation = found.ablation
+    """Return the comparison for a machine: shares in [0, 1], speedup ratios, times in seconds."""
+    ablation, data = found.ablation, found.model_dump(mode="json")
+    own = ablation.model_dump(mode="json", exclude={"branches": {"__all__": {"answers"}}})
+    least, most = found.samples
+    names = ("name", "fingerprint", "created_at", "base_model", "mlflow_url", "prefect_url")
     return {
         "schema_version": SCHEMA_VERSION,
-        "name": ablation.name,
-        "fingerprint": ablation.fingerprint,
-        "created_at": ablation.created_at,
-        "base_model": ablation.base_model,
+        **{name: own[name] for name in (*names, "branches")},
         "headline": headline(found),
         "verdict": verdict_of(found),
         "best": found.arms[0].name if found.arms else None,
-        "baseline": found.baseline,
         "untuned_model": found.base,
-        "tasks": found.tasks,
-        "samples_per_task_and_seed": {"least": found.samples[0], "most": found.samples[1]},
-        "devices": list(found.devices),
-        "excluded_tasks": list(found.excluded),
+        "samples_per_task_and_seed": {"least": least, "most": most},
+        "excluded_tasks": data["excluded"],
         "resamples": resamples,
         "seed": seed,
-        "strategies": [_arm_data(found, arm) for arm in found.arms],
-        "references": list(found.references),
-        "scores": [row.model_dump(mode="json") for row in found.scores],
-        "scores_by_seed": [row.model_dump(mode="json") for row in found.seeds],
-        "differences": [row.model_dump(mode="json") for row in found.differences],
-        "against_untuned": [row.model_dump(mode="json") for row in found.against_base],
-        "seed_tests": [row.model_dump(mode="json") for row in found.seed_tests],
+        "strategies": [_arm_data(arm) for arm in found.arms],
+        "scores_by_seed": data["seeds"],
+        "against_untuned": data["against_base"],
         "trust": list(trust(found)),
-        "branches": [
-            branch.model_dump(mode="json", exclude={"answers"}) for branch in ablation.branches
-        ],
         "published": [row.model_dump(mode="json") for row in PUBLISHED],
-        "mlflow_url": ablation.mlflow_url,
-        "prefect_url": ablation.prefect_url,
+        **{
+            name: data[name]
+            for name in ("baseline", "tasks", "devices", "references", "scores", "differences")
+        },
+        "seed_tests": data["seed_tests"],
     }
 
 
-def _arm_data(found: Compared, arm: Arm) -> dict[str, Any]:
+def _arm_data(arm: Arm) -> dict[str, Any]:
+    losses = {name: list(arm.loss(name)) for name in ("loss_last", "held_out_loss_last")}
     return {
-        "name": arm.name,
-        "strategy": arm.strategy,
-        "size": arm.size,
+        **arm.model_dump(include={"name", "strategy", "size"}),
         "branches": [branch.name for branch in arm.branches],
         "seeds": [branch.seed for branch in arm.branches],
         "rows": arm.rows,
-        "loss_last": list(arm.loss("loss_last")),
-        "held_out_loss_last": list(arm.loss("held_out_loss_last")),
         "gpu_hours": arm.gpu_hours,
+        **losses,
     }
 
 

@@ -1,20 +1,21 @@
-"""What a comparison shows, once, for HTML and markdown.
+"""What a comparison shows, once, for HTML and Markdown.
 
 Guarantees: reading order; a section without data is left out; a rate has its interval beside it.
-Strings are raw: escaping happens in the renderers.
+Strings are raw: `tasks.reporting.page` escapes them.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tasks.benchmark.comparing import ComparisonRow
 from tasks.benchmark.comparison.findings import READS, judged, trust
-from tasks.benchmark.comparison.numbers import EXEC, FAST, Arm, Compared
-from tasks.benchmark.comparison.records import Branch
+from tasks.benchmark.comparison.numbers import EXEC, FAST, TRACK, Arm, Compared
+from tasks.benchmark.comparison.records import Ablation, Branch
+from tasks.benchmark.report.scores import difference_points
 from tasks.benchmark.report.sections import published_section
-from tasks.benchmark.report.summary import difference_points, label, p_value, percent, ratio
+from tasks.benchmark.report.summary import label, scored
 from tasks.benchmark.scoring import GEOMETRIC_MEAN
 from tasks.reporting.blocks import (
     Block,
@@ -28,271 +29,196 @@ from tasks.reporting.blocks import (
     Table,
     Text,
 )
-from tasks.reporting.text import cut
+from tasks.reporting.text import cut, p_value
 
 SCORES, SIZES = "scores", "sizes"
-UI = ("MLflow", "Prefect")
 ERROR_CHARS = 600
-SAME = "Counting any correct answer, with or without a kernel of its own, gives the same numbers."
+UNKNOWN = "n/a"
+SAME = Text(
+    "Counting any correct answer, with or without a kernel of its own, gives the same numbers."
+)
+ABOUT_FIGURE = (
+    "Exec@1 and fast_1@1 on the track 'custom kernel'. A filled point with its line is a strategy,"
+    " all its seeds pooled, with the 95 % interval over tasks; hollow points are single seeds; the"
+    " dashed line is the baseline."
+)
+ABOUT_SIZES = (
+    "Exec@1 over the rows trained on, a line for each strategy with several sizes, with 95 %"
+    " intervals over tasks; hollow points are single seeds."
+)
+ABOUT_STRATEGIES = Text(
+    "Exec@1 is the share of tasks solved with one answer, fast_1@1 the share solved with a kernel"
+    " faster than PyTorch, both where a kernel of the candidate's own did the work. In brackets:"
+    " 95 % intervals over tasks. The speedup is the geometric mean over correct, timed kernels"
+    " alone. Losses are the last of training, means over seeds."
+)
+ABOUT_DIFFERENCES = Text(
+    "Percentage points over the tasks that both answered, with 95 % intervals over task pairs. p:"
+    " sign-flip permutation test over tasks, corrected by Holm's method for all rows of a track of"
+    " this question. p of seeds: t test of the difference against the spread between seeds, which"
+    " all strategies share, corrected for all strategies. Both have to be below 0.05."
+)
 
 
 def sections(found: Compared, drawn: Sequence[str]) -> list[Section]:
-    """The content in reading order; `drawn` names the figures that there are."""
-    every = [
-        _first(found, drawn),
-        _strategies(found),
-        _differences(found),
-        _sizes(found, drawn),
-        Section("What to trust, and what not", (Bullets(tuple(trust(found))),)),
-        _branches(found),
-        published_section(),
-        _provenance(found),
-    ]
-    return [section for section in every if section.blocks and section.blocks != (Bullets(()),)]
+    """Return the content in reading order; `drawn` names the figures that there are."""
+    baseline = _baseline(found) if found.differences else "the untuned model"
+    content = (
+        ("Scores by strategy", _first(found, drawn)),
+        ("Strategies", _strategies(found)),
+        (f"Against {baseline}, task by task", _differences(found)),
+        ("Over size", [Picture(SIZES, ABOUT_SIZES)] if SIZES in drawn else []),
+        (
+            "What to trust, and what not",
+            [Bullets(cautions)] if (cautions := tuple(trust(found))) else [],
+        ),
+        ("Branches", _branches(found)),
+    )
+    pages = [Section(title, tuple(blocks)) for title, blocks in content]
+    return [page for page in (*pages, published_section(), _provenance(found)) if page.blocks]
 
 
-def _first(found: Compared, drawn: Sequence[str]) -> Section:
-    blocks: list[Block] = []
-    if links := _links(found.ablation.mlflow_url, found.ablation.prefect_url):
-        blocks.append(Links(links))
+def _first(found: Compared, drawn: Sequence[str]) -> Iterator[Block]:
+    links = _links(found.ablation, "The ablation in MLflow", "its run in Prefect")
+    if any(links):
+        yield Links(tuple(link for link in links if link))
     if SCORES in drawn:
-        caption = (
-            "Exec@1 and fast_1@1 on the track 'custom kernel'. A filled point with its line is a"
-            " strategy, all its seeds pooled, with the 95 % interval over tasks; hollow points are"
-            " single seeds; the dashed line is the baseline."
-        )
-        blocks.append(Picture(SCORES, caption))
-    return Section("Scores by strategy", tuple(blocks))
+        yield Picture(SCORES, ABOUT_FIGURE)
 
 
-def _strategies(found: Compared) -> Section:
+def _links(of: Ablation | Branch, *names: str) -> list[Link | None]:
+    """A link to the run in MLflow and one in Prefect, where it has a page there."""
+    urls = (of.mlflow_url, of.prefect_url)
+    return [Link(name, url) if url else None for name, url in zip(names, urls, strict=True)]
+
+
+def _strategies(found: Compared) -> Iterator[Block]:
     if not found.arms:
-        return Section("Strategies", ())
-    header = (
-        "strategy",
-        "Exec@1",
-        "fast_1@1",
-        "speedup of correct",
-        "Exec@1 by seed",
-        "seeds",
-        "rows",
-        "loss",
-        "held-out loss",
-        "GPU-hours",
-    )
-    rows = [_strategy_row(found, arm) for arm in found.arms]
-    rows += [
-        (f"{name} (not trained here)", *_cells(found, name), *[""] * 6) for name in found.references
-    ]
-    note = (
-        "Exec@1 is the share of tasks solved with one answer, fast_1@1 the share solved with a"
-        " kernel faster than PyTorch, both where a kernel of the candidate's own did the work. In"
-        " brackets: 95 % intervals over tasks. The speedup is the geometric mean over correct,"
-        " timed kernels alone. Losses are the last of training, means over seeds."
-    )
+        return
+    scores = ("Exec@1", "fast_1@1", "speedup of correct")
+    more = ("Exec@1 by seed", "seeds", "rows", "loss", "held-out loss", "GPU-hours")
+    rows = [_strategy(found, arm) for arm in found.arms]
+    for name in found.references:
+        rows.append((f"{name} (not trained here)", *_cells(found, name), *[""] * len(more)))
+    yield Table(("strategy", *scores, *more), tuple(rows))
+    yield ABOUT_STRATEGIES
     models = (*(arm.name for arm in found.arms), *found.references)
-    other = tuple((model, *_cells(found, model, "any")) for model in models)
-    same = other == tuple((model, *_cells(found, model)) for model in models)
-    any_track: Block = Folded(
-        "The same counting any correct answer", (Table(("strategy", *header[1:4]), other),)
+    own, other = (
+        tuple((model, *_cells(found, model, track)) for model in models) for track in (TRACK, "any")
     )
-    return Section(
-        "Strategies", (Table(header, tuple(rows)), Text(note), Text(SAME) if same else any_track)
-    )
+    table = Table(("strategy", *scores), other)
+    yield SAME if own == other else Folded("The same counting any correct answer", (table,))
 
 
-def _strategy_row(found: Compared, arm: Arm) -> tuple[Cell, ...]:
-    name = f"{arm.name} (baseline)" if arm.strategy == _baseline_strategy(found) else arm.name
+def _strategy(found: Compared, arm: Arm) -> tuple[Cell, ...]:
+    name = f"{arm.name} (baseline)" if arm.strategy == _baseline(found) else arm.name
     seeds = ", ".join(f"{100 * value:.1f}" for value in found.by_seed(arm.name, EXEC))
-    losses = [
-        f"{statistics.fmean(values):.3f}" if (values := arm.loss(of)) else "n/a"
-        for of in ("loss_last", "held_out_loss_last")
-    ]
-    rows, hours = (f"{arm.rows:,.0f}" if arm.rows is not None else "n/a"), _hours(arm.gpu_hours)
-    return (name, *_cells(found, arm.name), seeds, str(len(arm.branches)), rows, *losses, hours)
+    losses = (arm.loss(name) for name in ("loss_last", "held_out_loss_last"))
+    means = [_number(statistics.fmean(values) if values else None, ".3f") for values in losses]
+    counts = (str(len(arm.branches)), _number(arm.rows, ",.0f"))
+    return (name, *_cells(found, arm.name), seeds, *counts, *means, _hours(arm.gpu_hours))
+
+
+def _number(value: float | None, form: str) -> str:
+    return UNKNOWN if value is None else f"{value:{form}}"
 
 
 def _hours(hours: float | None) -> str:
     """Two digits of what is small: a branch on a small model costs seconds."""
-    if hours is None:
-        return "n/a"
-    return f"{hours:,.2f}" if hours >= 0.1 or not hours else f"{hours:.2g}"
+    return _number(hours, ".2g" if hours and hours < 0.1 else ",.2f")
 
 
-def _cells(found: Compared, model: str, track: str = "custom_kernel") -> tuple[str, str, str]:
-    speed = found.score(model, GEOMETRIC_MEAN, track)
-    return (
-        percent(found.score(model, EXEC, track)),
-        percent(found.score(model, FAST, track)),
-        ratio(speed.value, speed.lower, speed.upper) if speed else "n/a",
-    )
+def _cells(found: Compared, model: str, track: str = TRACK) -> list[str]:
+    return [scored(found.score(model, metric, track)) for metric in (EXEC, FAST, GEOMETRIC_MEAN)]
 
 
-def _differences(found: Compared) -> Section:
-    title = (
-        f"Against {_baseline_strategy(found)}, task by task"
-        if found.differences
-        else "Against the untuned model, task by task"
-    )
-    blocks: list[Block] = []
+def _differences(found: Compared) -> Iterator[Block]:
     if found.differences:
-        blocks += _difference_table(found, found.differences)
+        yield from _difference_tables(found, found.differences)
     if found.against_base:
         if found.differences:
-            blocks.append(
-                Text(
-                    f"Did training help? Against {found.base}, the untuned model, corrected by"
-                    " themselves:"
-                )
+            yield Text(
+                f"Did training help? Against {found.base}, the untuned model, corrected separately:"
             )
-        blocks += _difference_table(found, found.against_base)
-    if blocks:
-        blocks.append(
-            Text(
-                "Percentage points over the tasks that both answered, with 95 % intervals over task"
-                " pairs. p: sign-flip permutation test over tasks, corrected by Holm's method for"
-                " all rows of a track of this question. p of seeds: t test of the difference"
-                " against the spread between seeds, which all strategies share, corrected for all"
-                " strategies. Both have to be below 0.05."
-            )
+        yield from _difference_tables(found, found.against_base)
+    if found.differences or found.against_base:
+        yield ABOUT_DIFFERENCES
+
+
+def _difference_tables(found: Compared, rows: Sequence[ComparisonRow]) -> Iterator[Block]:
+    # the conclusion stands before what it rests on: a narrow page, such as MLflow's preview, shows
+    # the first columns
+    header = ("difference", "metric", "percentage points", "reads as", "p", "p, corrected")
+    own, other = (
+        Table(
+            (*header, "p of seeds", "tasks"),
+            tuple(_difference(found, row) for row in rows if row.track == track),
         )
-    return Section(title, tuple(blocks))
-
-
-def _difference_table(found: Compared, rows: Sequence[ComparisonRow]) -> list[Block]:
-    # what it comes to stands before what it rests on: a narrow page, such as MLflow's preview,
-    # shows the first columns
-    header = (
-        "difference",
-        "metric",
-        "percentage points",
-        "reads as",
-        "p",
-        "p, corrected",
-        "p of seeds",
-        "tasks",
+        for track in (TRACK, "any")
     )
+    yield own
+    if own != other:
+        yield Folded("The same counting any correct answer", (other,))
 
-    def table(track: str) -> Table:
-        cells = tuple(
-            (
-                f"{row.model} minus {row.baseline}",
-                f"{label(row.metric)}@{row.k}",
-                difference_points(row),
-                READS[judged(found, row)],
-                p_value(row.p),
-                p_value(row.p_holm),
-                (p_value(test.p_holm) if (test := found.seed_test(row)) else "") or "n/a",
-                str(row.tasks),
-            )
-            for row in rows
-            if row.track == track
-        )
-        return Table(header, cells)
 
-    own, other = table("custom_kernel"), table("any")
+def _difference(found: Compared, row: ComparisonRow) -> tuple[Cell, ...]:
+    test = found.seed_test(row)
     return (
-        [own] if own == other else [own, Folded("The same counting any correct answer", (other,))]
+        *(f"{row.model} minus {row.baseline}", label(row.metric, row.k), difference_points(row)),
+        *(READS[judged(found, row)], p_value(row.p), p_value(row.p_holm)),
+        *(p_value(test.p_holm if test else None) or UNKNOWN, str(row.tasks)),
     )
 
 
-def _sizes(found: Compared, drawn: Sequence[str]) -> Section:
-    if SIZES not in drawn:
-        return Section("Over size", ())
-    caption = (
-        "Exec@1 over the rows trained on, a line for each strategy with several sizes, with 95 %"
-        " intervals over tasks; hollow points are single seeds."
-    )
-    return Section("Over size", (Picture(SIZES, caption),))
-
-
-def _branches(found: Compared) -> Section:
-    done = [branch for arm in found.arms for branch in arm.branches]
+def _branches(found: Compared) -> Iterator[Block]:
     lost = [branch for branch in found.ablation.branches if branch.state != "done"]
-    blocks: list[Block] = []
+    done = [branch for arm in found.arms for branch in arm.branches]
     if lost:
-        rows = tuple(
+        rows = [
             (
-                branch.name,
-                branch.state.replace("_", " "),
-                cut(branch.error or "", ERROR_CHARS),
-                *_ui_cells(branch),
+                *(branch.name, branch.state.replace("_", " ")),
+                *(cut(branch.error or "", ERROR_CHARS), *_links(branch, "run", "run")),
             )
             for branch in lost
-        )
-        blocks.append(_linked(("not finished", "state", "why"), rows))
+        ]
+        yield _linked(("not finished", "state", "why"), rows)
     if done:
         header = ("branch", "seed", "rows", "loss", "Exec@1", "fast_1@1", "minutes", "GPU-hours")
-        blocks.append(
-            Folded(
-                f"The {len(done)} that finished",
-                (_linked(header, tuple(_branch_row(found, branch) for branch in done)),),
-            )
-        )
-    return Section("Branches", tuple(blocks))
+        table = _linked(header, [_branch(found, branch) for branch in done])
+        yield Folded(f"The {len(done)} that finished", (table,))
 
 
-def _linked(header: tuple[str, ...], rows: tuple[tuple[Cell, ...], ...]) -> Table:
-    """A table whose rows end with the links of `_ui_cells`. A page that no row has a link to gets
-    no column."""
-    places = range(len(header) + len(UI))
-    kept = [place for place in places if place < len(header) or any(row[place] for row in rows)]
-    names = (*header, *UI)
-    return Table(
-        tuple(names[place] for place in kept),
-        tuple(tuple(row[place] for place in kept) for row in rows),
-    )
+def _linked(header: tuple[str, ...], rows: Sequence[tuple[Cell, ...]]) -> Table:
+    """A table whose rows end with `_links`. A page that no row has a link to gets no column."""
+    names = (*header, "MLflow", "Prefect")
+    kept = [n for n in range(len(names)) if n < len(header) or any(row[n] for row in rows)]
+    cells = tuple(tuple(row[n] for n in kept) for row in rows)
+    return Table(tuple(names[n] for n in kept), cells)
 
 
-def _branch_row(found: Compared, branch: Branch) -> tuple[Cell, ...]:
+def _branch(found: Compared, branch: Branch) -> tuple[Cell, ...]:
     scores = {
-        row.metric: row.value
+        row.metric: f"{100 * row.value:.1f} %"
         for row in found.seeds
-        if (row.branch, row.track) == (branch.name, "custom_kernel")
+        if (row.branch, row.track) == (branch.name, TRACK)
     }
-    rates = (
-        f"{100 * scores[metric]:.1f} %" if metric in scores else "n/a" for metric in (EXEC, FAST)
-    )
+    minutes = None if branch.seconds is None else branch.seconds / 60
     return (
-        branch.name,
-        str(branch.seed),
-        "n/a" if branch.rows is None else f"{branch.rows:,}",
-        "n/a" if branch.loss_last is None else f"{branch.loss_last:.3f}",
-        *rates,
-        "n/a" if branch.seconds is None else f"{branch.seconds / 60:.1f}",
-        _hours(branch.gpu_hours),
-        *_ui_cells(branch),
+        *(branch.name, str(branch.seed), _number(branch.rows, ",")),
+        _number(branch.loss_last, ".3f"),
+        *(scores.get(metric, UNKNOWN) for metric in (EXEC, FAST)),
+        *(_number(minutes, ".1f"), _hours(branch.gpu_hours), *_links(branch, "run", "run")),
     )
-
-
-def _ui_cells(branch: Branch) -> tuple[Cell, Cell]:
-    return (
-        Link("run", branch.mlflow_url) if branch.mlflow_url else "",
-        Link("run", branch.prefect_url) if branch.prefect_url else "",
-    )
-
-
-def _links(mlflow: str | None, prefect: str | None) -> tuple[Link, ...]:
-    named = (("The ablation in MLflow", mlflow), ("its run in Prefect", prefect))
-    return tuple(Link(text, url) for text, url in named if url)
 
 
 def _provenance(found: Compared) -> Section:
     rows: list[tuple[Cell, ...]] = [("ablation", found.ablation.fingerprint, "", "")]
-    rows += [
-        (b.name, b.curated or "", b.trained or "", b.scores or "")
-        for b in found.ablation.branches
-        if b.curated or b.trained or b.scores
-    ]
-    return Section(
-        "Where it came from",
-        (
-            Folded(
-                "Fingerprints", (Table(("of", "curated set", "training", "scores"), tuple(rows)),)
-            ),
-        ),
-    )
+    for branch in found.ablation.branches:
+        prints = (branch.curated or "", branch.trained or "", branch.scores or "")
+        rows += [(branch.name, *prints)] if any(prints) else []
+    table = Table(("of", "curated set", "training", "scores"), tuple(rows))
+    return Section("Where it came from", (Folded("Fingerprints", (table,)),))
 
 
-def _baseline_strategy(found: Compared) -> str | None:
+def _baseline(found: Compared) -> str | None:
     return found.arm(found.baseline).strategy if found.baseline else None

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import polars as pl
 from pydantic import Field, field_validator
 
 from kernels_eval.records import Record, Status
 from tasks.benchmark.breakdown import GroupRow
-from tasks.benchmark.diagnosis import Finding
+from tasks.benchmark.diagnosis import Diagnosis
 from tasks.benchmark.errors import ErrorGroup
 from tasks.benchmark.scoring import ComparisonRow, ScoreRow
+from tasks.reporting.findings import Finding
 from tasks.reporting.text import masked
-
-if TYPE_CHECKING:
-    import polars as pl
 
 MAX_EXAMPLES = 8
 
@@ -113,14 +112,17 @@ class ReportContext(Record):
     variants: tuple[ScoreRow, ...] = Field(
         default=(), description="scores by other rules, from `variants`"
     )
-    diagnosis: tuple[Finding, ...] = Field(
+    diagnosis: tuple[Diagnosis, ...] = Field(
         default=(), description="what to look at, from `diagnose`"
     )
     errors: tuple[ErrorGroup, ...] = Field(
         default=(), description="typical errors, from `error_groups`"
     )
     findings: tuple[str, ...] = Field(
-        default=(), description="what the analysis of reasoning length found, in sentences"
+        default=(), description="headlines of the analysis of reasoning length"
+    )
+    finding_rows: tuple[Finding, ...] = Field(
+        default=(), description="the numbers behind the headlines"
     )
     findings_bounded_by: tuple[str, ...] = Field(
         default=(), description="what bounds the findings, or why there are none"
@@ -136,7 +138,8 @@ class ReportContext(Record):
     @field_validator("config", mode="after")
     @classmethod
     def _no_passwords(cls, config: dict[str, Any]) -> dict[str, Any]:
-        return masked(config)
+        plain: dict[str, Any] = masked(config)
+        return plain
 
     @property
     def correct(self) -> int:
@@ -153,41 +156,40 @@ class ReportContext(Record):
 
         Without epochs in the log, the loss of the first and of the last step.
         """
-        logged = [step for step in self.history if step.loss is not None]
+        logged = [(step.loss, step.epoch) for step in self.history if step.loss is not None]
         if not logged:
             return None
-        if any(step.epoch is None for step in logged):
-            return logged[0].loss, logged[-1].loss
-        last = logged[-1].epoch
-        first_epoch = [step.loss for step in logged if step.epoch <= 1] or [logged[0].loss]
-        return statistics.fmean(first_epoch), statistics.fmean(
-            step.loss for step in logged if step.epoch > last - 1
-        )
+        epochs = [epoch for _, epoch in logged if epoch is not None]
+        losses = [loss for loss, _ in logged]
+        if len(epochs) < len(losses):
+            return losses[0], losses[-1]
+        by_epoch = list(zip(epochs, losses, strict=True))
+        first = [loss for epoch, loss in by_epoch if epoch <= 1] or losses[:1]
+        last = [loss for epoch, loss in by_epoch if epoch > epochs[-1] - 1]
+        return statistics.fmean(first), statistics.fmean(last)
 
 
 def points_of(frame: pl.DataFrame, names: Mapping[str, str]) -> tuple[CandidatePoint, ...]:
-    """The points of verdicts joined with candidates (tasks.tables.VERDICTS and CANDIDATES). `names`
-    maps task_id to a task's name."""
-    return tuple(_point(row, names) for row in frame.iter_rows(named=True))
+    """Return the points of verdicts joined with candidates (tasks.tables has both tables).
 
-
-def _point(row: Mapping[str, Any], names: Mapping[str, str]) -> CandidatePoint:
-    timing = row.get("timing") or {}
-    return CandidatePoint(
-        task_name=names.get(row["task_id"], row["task_id"]),
-        generator=row.get("generator") or "",
-        status=row["status"],
-        reason=row["reason"],
-        reasoning_tokens=row.get("reasoning_tokens"),
-        speedup=timing.get("speedup"),
-        lower=timing.get("speedup_lower"),
-        upper=timing.get("speedup_upper"),
+    `names` maps task_id to a task's name.
+    """
+    return tuple(
+        CandidatePoint(
+            **_facts(row, names),
+            reasoning_tokens=row.get("reasoning_tokens"),
+            lower=(row.get("timing") or {}).get("speedup_lower"),
+            upper=(row.get("timing") or {}).get("speedup_upper"),
+        )
+        for row in frame.iter_rows(named=True)
     )
 
 
 def examples_of(frame: pl.DataFrame, names: Mapping[str, str]) -> tuple[Example, ...]:
-    """The fastest correct candidate, then one candidate of every other reason (commonest reason
-    first), at most MAX_EXAMPLES."""
+    """Return the fastest correct candidate, then one of every other reason, at most MAX_EXAMPLES.
+
+    The commonest reason comes first.
+    """
     rows = sorted(frame.iter_rows(named=True), key=lambda row: row["candidate_id"])
     correct = [row for row in rows if row["status"] == Status.CORRECT]
     failed: dict[str, list[Mapping[str, Any]]] = {}
@@ -195,19 +197,19 @@ def examples_of(frame: pl.DataFrame, names: Mapping[str, str]) -> tuple[Example,
         if row["status"] != Status.CORRECT:
             failed.setdefault(row["reason"], []).append(row)
     chosen = sorted(correct, key=lambda row: -(row["timing"] or {}).get("speedup", 0.0))[:1]
-    chosen += [
-        group[0] for _, group in sorted(failed.items(), key=lambda item: (-len(item[1]), item[0]))
-    ]
-    return tuple(_example(row, names) for row in chosen[:MAX_EXAMPLES])
-
-
-def _example(row: Mapping[str, Any], names: Mapping[str, str]) -> Example:
-    return Example(
-        task_name=names.get(row["task_id"], row["task_id"]),
-        generator=row.get("generator") or "",
-        status=row["status"],
-        reason=row["reason"],
-        detail=row.get("detail") or "",
-        speedup=(row.get("timing") or {}).get("speedup"),
-        code=row.get("code") or "",
+    ranked = sorted(failed.items(), key=lambda item: (-len(item[1]), item[0]))
+    chosen += [group[0] for _, group in ranked]
+    return tuple(
+        Example(**_facts(row, names), detail=row.get("detail") or "", code=row.get("code") or "")
+        for row in chosen[:MAX_EXAMPLES]
     )
+
+
+def _facts(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "task_name": names.get(row["task_id"], row["task_id"]),
+        "generator": row.get("generator") or "",
+        "status": row["status"],
+        "reason": row["reason"],
+        "speedup": (row.get("timing") or {}).get("speedup"),
+    }

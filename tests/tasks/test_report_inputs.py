@@ -11,9 +11,16 @@ import pyarrow as pa
 import pytest
 
 from flows.benchmark import Benchmarked
-from flows.report_inputs import breakdowns, single_operators, thirds_of, traces_of, training_traces
+from tasks.benchmark.report.inputs import (
+    breakdowns,
+    single_operators,
+    thirds_of,
+    traces_of,
+    training_traces,
+)
 from tasks.benchmark.stage import Answers, answers_frame
 from tasks.curation.config import QualityConfig
+from tasks.curation.flags import flagged
 from tasks.store.snapshot import Snapshot, SnapshotRef
 from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
 from tasks.workload.record import WORKLOADS
@@ -100,12 +107,15 @@ def values(rows: list[Any], by: str, model: str) -> dict[str, float | None]:
     }
 
 
+def groups_of(made: Benchmarked) -> tuple[list[Any], str]:
+    frame = answers_frame(list(made.answers))
+    return breakdowns(made.suite, made.workloads, made.answers, frame, ks=(1,), resamples=50)
+
+
 def test_thirds_are_by_the_base_models_reasoning_and_never_score_it(
     benchmarked: Benchmarked,
 ) -> None:
-    rows, whose = breakdowns(
-        benchmarked, answers_frame(list(benchmarked.answers)), ks=(1,), resamples=50
-    )
+    rows, whose = groups_of(benchmarked)
     assert whose == "base"
     assert values(rows, "arl_third", "tuned") == {"short": 1.0, "middle": 0.0, "long": 0.0}
     assert values(rows, "arl_third", "base") == {}
@@ -134,12 +144,15 @@ def test_recorded_answers_go_before_the_base_model_and_few_tasks_have_no_thirds(
         {},
     )  # the tuned model's own lengths are nobody's thirds
     alone = benchmarked.model_copy(update={"answers": benchmarked.answers[:1], "workloads": None})
-    rows, whose = breakdowns(alone, answers_frame(list(alone.answers)), ks=(1,), resamples=50)
+    rows, whose = groups_of(alone)
     assert whose == "" and {row.by for row in rows} == {"level"}
 
 
 def test_outputs_are_read_for_flags_and_lengths(benchmarked: Benchmarked) -> None:
-    base, tuned = (traces_of(each.candidates, QualityConfig()) for each in benchmarked.answers)
+    base, tuned = (
+        traces_of(each.candidates, lambda texts: flagged(texts, QualityConfig()))
+        for each in benchmarked.answers
+    )
     assert (tuned.samples, tuned.flagged["self_doubting"], tuned.median_tokens) == (
         TASK_COUNT,
         TASK_COUNT,

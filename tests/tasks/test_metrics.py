@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -12,14 +11,10 @@ from hypothesis import strategies as st
 
 from tasks.benchmark.metrics import (
     bootstrap_interval,
-    fast_p,
-    geometric_mean,
     mean,
     pass_at_k,
     wilson_interval,
 )
-
-SPEEDUPS = st.lists(st.one_of(st.just(0.0), st.floats(0.01, 100.0)), min_size=1, max_size=30)
 
 
 @given(
@@ -49,48 +44,6 @@ def test_pass_at_k_is_bounded_and_grows_with_passes_and_with_k(case: tuple[int, 
 def test_pass_at_k_refuses_what_has_no_unbiased_estimate(n: int, c: int, k: int) -> None:
     with pytest.raises(ValueError):
         pass_at_k(n, c, k)
-
-
-@given(SPEEDUPS, st.floats(0, 10), st.floats(0, 10))
-def test_fast_p_counts_and_falls_with_p(speedups: list[float], p: float, q: float) -> None:
-    low, high = sorted((p, q))
-    assert fast_p(speedups, low) >= fast_p(speedups, high)
-    assert fast_p(speedups, p) == pytest.approx(sum(s > p for s in speedups) / len(speedups))
-
-
-def test_fast_0_is_the_share_correct_and_the_bound_is_strict() -> None:
-    assert fast_p([0.0, 0.3, 1.0, 2.0], 0) == 0.75
-    assert fast_p([0.0, 0.3, 1.0, 2.0], 1) == 0.25
-
-
-@pytest.mark.parametrize("speedups", [[], [-1.0], [math.nan], [math.inf], [[1.0]]])
-def test_fast_p_refuses_what_is_not_a_list_of_speedups(speedups: list[float]) -> None:
-    with pytest.raises(ValueError):
-        fast_p(speedups, 1)
-
-
-def test_fast_p_refuses_a_negative_p() -> None:
-    with pytest.raises(ValueError):
-        fast_p([1.0], -0.5)
-
-
-@given(SPEEDUPS)
-def test_geometric_mean_ignores_the_incorrect_and_stays_within_the_correct(
-    speedups: list[float],
-) -> None:
-    correct = [s for s in speedups if s > 0]
-    value = geometric_mean(speedups)
-    if not correct:
-        assert value is None
-        return
-    assert value is not None and min(correct) * (1 - 1e-9) <= value <= max(correct) * (1 + 1e-9)
-    inverse = geometric_mean([1 / s for s in correct])
-    assert inverse is not None and value * inverse == pytest.approx(1.0)
-
-
-def test_geometric_mean_of_nothing_is_none() -> None:
-    assert geometric_mean([]) is None
-    assert geometric_mean([2.0, 8.0, 0.0]) == pytest.approx(4.0)
 
 
 @given(

@@ -1,0 +1,217 @@
+"""`concur benchmark`: existing verdicts in, scores out: Exec and fast_p at pass@k, each with its
+interval, level by level.
+
+Guarantees: nothing is sampled or verified. Verdicts of two devices are refused, as speedups on them
+do not compare. Does not guarantee that two tables are of one protocol: a table that another harness
+wrote is scored as it is, and `--label` should say so.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from flows.cli.common import command, emit, json_option, print_table, verdict_options
+from kernels_eval.errors import UsageError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from tasks.curation.source import Source
+
+Number = TypeVar("Number", int, float)
+OF_VERDICTS = (
+    *("candidate_id", "task_id", "status", "reason", "outputs_match", "timing"),
+    *("correctness", "custom_kernels", "device"),
+)
+OF_CANDIDATES = ("candidate_id", "task_id", "generator", "model", "sample_index")
+NEEDED = ("task_id", "status")
+KS, PS = (1, 5, 10), (0.0, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0)
+LEVEL = re.compile(r"kernelbench/L(\d+)/")
+
+
+@command()
+@verdict_options
+@click.option(
+    "--tasks",
+    metavar="TASKS",
+    help="Their tasks, for the levels.  [default: beside the snapshot, or by the ids]",
+)
+@click.option(
+    "--label", help="What the verdicts are called, and the model where the candidates name none."
+)
+@click.option("--device", metavar="NAME", help="Take the verdicts of this device only.")
+@click.option("--k", "ks", default="1,5,10", metavar="K,K,...", help="k of pass@k.")
+@click.option("--p", "ps", default="0,0.5,0.8,1,1.2,1.5,2", metavar="P,P,...", help="p of fast_p.")
+@click.option(
+    "--resamples",
+    type=click.IntRange(min=100),
+    default=2000,
+    help="Resamples of the bootstrap over tasks.",
+)
+@json_option("the scores")
+def benchmark(ks: str, ps: str, as_json: bool, **options: Any) -> None:
+    """Score existing verdicts: Exec and fast_p at pass@k with intervals, level by level."""
+    asked = {"ks": parsed_numbers(ks, "--k", int), "ps": parsed_numbers(ps, "--p", float)}
+    emit(score_table(**(options | asked)), as_json, print_scores)
+
+
+def score_table(
+    verdicts: str | None = None,
+    candidates: str | None = None,
+    *,
+    tasks: str | None = None,
+    root: str = ".concur",
+    label: str | None = None,
+    device: str | None = None,
+    ks: Sequence[int] = KS,
+    ps: Sequence[float] = PS,
+    resamples: int = 2000,
+) -> dict[str, Any]:
+    """Return what `tasks.benchmark.score_table.tabulate` makes of verdicts on disk.
+
+    Places are what `tasks.curation.source.Source` reads. A model is the candidates' `generator` (or
+    column `model`), `label` where they name none. Levels come from `tasks` (anything
+    tasks.sources.tables.load reads), the snapshot of the tasks, or KernelBench's ids. Raises
+    UsageError for what cannot be read, candidates that are there twice, tasks that are not in
+    `tasks`, and verdicts of several devices where `device` does not choose one.
+    """
+    from tasks.benchmark.score_table import tabulate
+    from tasks.curation.source import Source, name_of
+
+    if candidates and not verdicts:
+        raise UsageError("--candidates without --verdicts", "give both, or neither")
+    source = Source(verdicts, candidates, root)
+    name = name_of(source.verdicts)
+    frame = _of_one_device(_read(source, label), device, name)
+    levels = _levels(set(frame["task_id"]), source, tasks)
+    found = tabulate(frame, levels, ks=ks, ps=ps, resamples=resamples)
+    return {"verdicts": name, "label": label, **found}
+
+
+def parsed_numbers(text: str, option: str, kind: type[Number]) -> list[Number]:
+    """Return "1,5,10" as numbers, each once.
+
+    Raises UsageError for anything else, ks below 1 and ps below 0.
+    """
+    from tasks.sources.files import shown
+
+    least, example = (1, "1,5,10") if kind is int else (0, "0,0.5,1,1.5,2")
+    try:
+        found = list(dict.fromkeys(kind(part) for part in text.split(",")))
+    except ValueError:
+        found = []
+    if not found or not all(math.isfinite(value) and value >= least for value in found):
+        which = "above 0" if least else "from 0"
+        raise UsageError(
+            f"{option} {shown(text)!r} is not a list of numbers {which}", f"such as {example}"
+        )
+    return found
+
+
+def print_scores(data: Mapping[str, Any]) -> None:
+    """Print the table, an interval beside each number, and the notes."""
+    from tasks.benchmark.score_table import HEADER, table_of
+    from tasks.sources.files import shown
+
+    names, rows = table_of(data)
+    devices = ", ".join(map(shown, data["devices"])) or "no device named"
+    click.echo(f"{shown(data['label'] or data['verdicts'])}, {devices}; 95 % intervals over tasks")
+    print_table("", names, rows, right=names[len(HEADER) :], width=200)
+    for note in data["notes"]:
+        click.echo(f"- {note}")
+    for name, why in data["degenerate_tasks"].items():
+        click.echo(f"- {name} is degenerate: {why}")
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def _read(source: Source, label: str | None) -> pl.DataFrame:
+    """One row a verdict with the columns that scoring reads; those that the tables lack are
+    null."""
+    import polars as pl
+
+    from tasks.curation.source import Files, columns_of, name_of
+    from tasks.sources.files import shown
+
+    where = name_of(source.verdicts)
+    if isinstance(source.verdicts, Files):
+        ids = columns_of(source.verdicts, ["candidate_id"])
+        column = ids.get_column("candidate_id", default=pl.Series(dtype=pl.String))
+        if (twice := column.filter(column.is_duplicated())).len():
+            raise UsageError(
+                f"{where} holds {twice.len()} rows of candidates that are there more than once,"
+                f" such as {shown(twice[0])}",
+                "give every candidate one verdict: the latest, or those of one run",
+            )
+    frame = source.read(OF_VERDICTS, OF_CANDIDATES)
+    if missing := [name for name in NEEDED if name not in frame.columns]:
+        raise UsageError(
+            f"{where} has no column {', '.join(missing)}",
+            "give verdicts as verification or `concur verify-batch` wrote them",
+        )
+    if frame.is_empty():
+        raise UsageError(f"{where} has no row", "give the verdicts of a run that is finished")
+    absent: dict[str, Any] = {
+        "reason": pl.String,
+        "outputs_match": pl.Boolean,
+        "timing": pl.Struct({"speedup": pl.Float64}),
+        "device": pl.String,
+    }
+    frame = frame.with_columns(
+        pl.lit(None, kind).alias(name) for name, kind in absent.items() if name not in frame.columns
+    )
+    named = [pl.col(name) for name in ("generator", "model") if name in frame.columns]
+    # 'custom_kernels' and 'correctness' stay where both are there: rules of scoring may read them
+    return frame.with_columns(pl.coalesce(*named, pl.lit(label or "unnamed")).alias("model"))
+
+
+def _of_one_device(frame: pl.DataFrame, device: str | None, where: str) -> pl.DataFrame:
+    """Verdicts of one device, and those that no device was needed for."""
+    import polars as pl
+
+    from tasks.sources.files import shown
+
+    there = Counter(name for name in frame["device"] if name)
+    if device is not None:
+        if device not in there:
+            raise UsageError(
+                f"{where} holds no verdict of {shown(device)!r}",
+                f"its devices: {', '.join(map(shown, there)) or 'none named'}",
+            )
+        return frame.filter(pl.col("device").is_null() | pl.col("device").is_in(["", device]))
+    if len(there) > 1:
+        counts = ", ".join(f"{shown(name)} ({count})" for name, count in there.most_common())
+        raise UsageError(
+            f"{where} holds verdicts of {len(there)} devices: {counts}",
+            "speedups do not compare: choose one with --device NAME",
+        )
+    return frame
+
+
+def _levels(wanted: set[str], source: Source, tasks: str | None) -> dict[str, int]:
+    """The level of every task that has one."""
+    from tasks.sources.files import shown
+    from tasks.sources.tables import load
+
+    found: dict[str, int | None]
+    if tasks is not None:
+        found = {task.task_id: task.level for task in load(tasks, wanted)}
+        if missing := sorted(wanted - found.keys()):
+            raise UsageError(
+                f"{len(missing)} of {len(wanted)} tasks are not in {shown(tasks)}, such as"
+                f" {shown(missing[0])}",
+                "give the tasks that were verified, or leave out --tasks",
+            )
+    elif source.tasks is not None:
+        names = ("task_id", "level")
+        found = dict(source.tasks.read(columns=names, unique="task_id").select(names).iter_rows())
+    else:
+        found = {name: int(match[1]) for name in wanted if (match := LEVEL.match(name))}
+    return {name: level for name, level in found.items() if level is not None}

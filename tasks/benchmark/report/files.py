@@ -1,0 +1,91 @@
+"""The report of a run as files: HTML, Markdown, JSON, and the summary that a terminal prints.
+
+Guarantees: a file is there whole or not at all, and none is written twice from the same inputs; one
+HTML file that loads nothing (inline CSS, figures as data URIs) and runs no script, readable in
+light and dark; everything that came from a task or a candidate is escaped in every format, control
+characters shown instead of obeyed; the size is bounded (the figures and the quoted code are cut,
+and say so); the same context gives the same bytes. Does not guarantee that the numbers are right:
+they are whatever the context was filled with.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from kernels_eval.records import Record
+from tasks.benchmark.report.caveats import caveats
+from tasks.benchmark.report.figures import figures
+from tasks.benchmark.report.records import ReportContext
+from tasks.benchmark.report.sections import sections
+from tasks.benchmark.report.summary import headline, published_table, summary_table
+from tasks.files import atomic_write
+from tasks.reporting.page import markdown_of, page_of
+
+FILES = ("report.html", "report.md", "report.json")
+SUMMARY, MADE_OF = "summary.json", "made_of.txt"
+
+
+class Report(Record):
+    """Where a report lies and what it says in short."""
+
+    directory: str
+    files: tuple[str, ...]
+    markdown: str
+    summary: tuple[tuple[str, str], ...]
+
+
+def write_once(directory: Path, made_of: str, fill: Callable[[], ReportContext]) -> Report:
+    """Write the report unless one that was `made_of` the same is there; return it."""
+    marker = directory / MADE_OF  # written last: then the others are whole
+    if not marker.exists() or marker.read_text(encoding="utf-8") != made_of:
+        context = fill()
+        texts = {
+            FILES[0]: build_report(context),
+            FILES[1]: to_markdown(context),
+            FILES[2]: to_json(context),
+            SUMMARY: json.dumps(summary_table(context)),
+            MADE_OF: made_of,
+        }
+        for name, text in texts.items():
+            atomic_write(directory / name, text)
+    return Report(
+        directory=str(directory),
+        files=tuple(str(directory / name) for name in FILES),
+        markdown=(directory / FILES[1]).read_text(encoding="utf-8"),
+        summary=tuple(read_summary(str(directory))),
+    )
+
+
+def read_summary(directory: str) -> list[tuple[str, str]]:
+    """Return the summary of a report that was written."""
+    rows = json.loads((Path(directory) / SUMMARY).read_text(encoding="utf-8"))
+    return [(name, value) for name, value in rows]
+
+
+def build_report(context: ReportContext) -> str:
+    """Return the report as one self-contained HTML page."""
+    return page_of(*_head(context), sections(context), figures(context))
+
+
+def to_markdown(context: ReportContext) -> str:
+    """Return the same content as Markdown; figures are named, not drawn."""
+    return markdown_of(*_head(context), sections(context))
+
+
+def to_json(context: ReportContext) -> str:
+    """Return the same content as one JSON object (ASCII; a number that is not finite is null)."""
+    content = {
+        "headline": headline(context),
+        "summary": [{"what": name, "value": value} for name, value in summary_table(context)],
+        "caveats": list(caveats(context)),
+        **json.loads(context.model_dump_json()),
+        "published": [{"model": model} | cells for model, cells in published_table()],
+    }
+    return json.dumps(content, indent=2, allow_nan=False)
+
+
+def _head(context: ReportContext) -> tuple[str, tuple[str, ...], str]:
+    facts = (context.language, context.device, context.created_at)
+    return f"concur: {context.run_name}", facts, headline(context)

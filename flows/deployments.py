@@ -1,4 +1,5 @@
-"""The flows that `prefect.yaml` deploys: a form in, a flow of the line inside, links and tables out.
+"""The flows that `prefect.yaml` deploys: a form in, a flow of the line inside, links and tables
+out.
 
 Guarantees: a form becomes a configuration before anything else happens, and a form that cannot be
 used ends the run with one sentence; a flow that may use the devices waits until no other one does

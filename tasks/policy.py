@@ -161,8 +161,8 @@ class ProgressArtifact:
 
     @contextmanager
     def _never_in_the_way(self) -> Iterator[None]:
-        """Whatever Prefect does: one line in the log of the run, and the run continues. A server that
-        was away is tried again."""
+        """Whatever Prefect does: one line in the log of the run, and the run continues. A server
+        that was away is tried again."""
         try:
             yield
         except Exception as error:

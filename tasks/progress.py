@@ -36,8 +36,9 @@ log = logging.getLogger(__name__)
 
 
 def caution(text: str) -> None:
-    """What a person must know of a run that nevertheless continues. It goes to the log and to whoever
-    gathers; no text of a candidate or a task belongs in it, for reports and notices show it."""
+    """What a person must know of a run that nevertheless continues. It goes to the log and to
+    whoever gathers; no text of a candidate or a task belongs in it, for reports and notices show
+    it."""
     log.warning("%s", text)
     for gathered in _cautions:
         if text not in gathered:

@@ -109,7 +109,8 @@ def _busy_share(child: Child) -> float:
         time.sleep(IDLE_S)  # the window that is measured, not a wait for something
         passed = time.monotonic() - started
         share = (clock() - used) / 1e9 / passed
-        # The kernel counts a wait for the processor when it ends: on a busy machine more is to come.
+        # The kernel counts a wait for the processor when it ends: on a busy machine more is to
+        # come.
         if share > IDLE_SHARE or passed > LONGEST_IDLE_S or not _wants_to_run(child):
             return share
 

@@ -1,8 +1,8 @@
 """Croissant 1.0 metadata of a published folder (http://mlcommons.org/croissant/1.0): files,
 checksums, and the type of every column.
 
-Guarantees: written and validated by `mlcroissant`; each shard is a FileObject with its SHA-256 and a
-path relative to the folder; each configuration and split is a record set over its shards. On the
+Guarantees: written and validated by `mlcroissant`; each shard is a FileObject with its SHA-256 and
+a path relative to the folder; each configuration and split is a record set over its shards. On the
 hub, the hub makes its own for the converted files; this one is for the folder.
 """
 

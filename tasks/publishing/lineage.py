@@ -1,5 +1,5 @@
-"""A curated snapshot and the snapshots it was made from: which they are, and which of their settings
-may be published.
+"""A curated snapshot and the snapshots it was made from: which they are, and which of their
+settings may be published.
 
 Guarantees: what `facts` returns names no path of this machine, no address of a server and no place
 of a key. Does not guarantee the same of a generator's name, which is in every row: a model that was
@@ -32,7 +32,8 @@ ABOVE = {
     "workloads": (WORKLOADS,),
     "flags": (FLAGS,),
 }
-"""The stages that may have written each snapshot above a set; the first one that is there counts."""
+"""The stages that may have written each snapshot above a set; the first one that is there
+counts."""
 DEFAULT_STRATEGY = "concur"
 BATCH_ROWS = 4096
 PUBLIC_SETTINGS = {

@@ -4,9 +4,9 @@ Guarantees: what is loaded is of one commit, and the last few commits of a data 
 kept beside each other (`$CONCUR_CACHE/hub`), each with a note of what it is; a hub that cannot be
 reached is asked again for a few seconds, then the newest copy is used and a caution says so
 (tasks.progress); a hub that cannot be reached where there is no copy, or does not hold what was
-asked, is one UsageError that says how to use a file instead. Where a hub answers that something does
-not exist, no copy stands in for it. A copy that is not what was written (its digest differs) is
-passed over.
+asked, is one UsageError that says how to use a file instead. Where a hub answers that something
+does not exist, no copy stands in for it. A copy that is not what was written (its digest differs)
+is passed over.
 """
 
 from __future__ import annotations

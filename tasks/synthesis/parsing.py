@@ -181,8 +181,8 @@ def _find_code(text: str, finish_reason: str | None) -> _Found:
 
 
 def _defines_model(code: str, *, strict: bool) -> bool:
-    """Whether the class is defined. Code that does not parse is searched as text, unless `strict` (it may be
-    no Python at all)."""
+    """Whether the class is defined. Code that does not parse is searched as text, unless `strict`
+    (it may be no Python at all)."""
     if len(code) > _AST_LIMIT:
         return not strict
     try:

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 ENOUGH = 5
 """Answers before a rate is shown."""
 SEED_STEP = 1_000_000
-"""Between the seeds of a sample's turns: more than the samples that anyone draws of a task, so that no two
-answers of one share a seed."""
+"""Between the seeds of a sample's turns: more than the samples that anyone draws of a task, so that
+no two answers of one share a seed."""
 ATTEMPT = ("candidate_id", "task_id", "sample_index", "code")
 SAID = (
     *("candidate_id", "task_id", "language", "status", "reason", "detail", "timing"),

@@ -284,7 +284,7 @@ class Servers:
         self._give_up(
             EvalError(
                 why,
-                "correct what its log says, such as a wrong synthesis.server setting; answers so far"
+                "fix the cause in its log, such as a wrong synthesis.server setting; answers so far"
                 " are kept",
             )
         )

@@ -7,11 +7,11 @@ then `exited` (status), or `failed` where the command cannot be run.
 
 Guarantees: when the owner asks, is gone (its end of the pipe closes, whatever killed it) or has not
 renewed its lease for `lease_s`, the server gets SIGTERM, `grace_s` later SIGKILL (`HURRY_S` later
-at most, where answers are no longer wanted), and then every process that it has started, in whatever
-session, is killed too; the same where the server ends by itself. Its output is in a file that, with
-the one before it (`.1`), stays below `log_bytes`; where the disk is full output is dropped. Where
-this process is killed itself, the kernel sends the server SIGTERM; what the server started is then
-the server's to end.
+at most, where answers are no longer wanted), and then every process that it has started, in
+whatever session, is killed too; the same where the server ends by itself. Its output is in a file
+that, with the one before it (`.1`), stays below `log_bytes`; where the disk is full output is
+dropped. Where this process is killed itself, the kernel sends the server SIGTERM; what the server
+started is then the server's to end.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from kernels_eval.isolation.syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_PDEAT
 SWEEP_S = 2.0
 """What the server started may end by itself for so long after it, before it is killed."""
 HURRY_S = 5.0
-"""Answers in flight that are no longer wanted are no reason to wait: a run that is cancelled has 30 s
-to be gone."""
+"""Answers in flight that are no longer wanted are no reason to wait: a run that is cancelled has 30
+s to be gone."""
 GIVE_UP_S = 60.0
 """A process that a device driver holds cannot be killed."""
 CHUNK_BYTES = 1 << 16

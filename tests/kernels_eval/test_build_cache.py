@@ -214,7 +214,8 @@ def test_without_a_limit_nothing_goes(tmp_path: Path) -> None:
 
 
 def test_storing_seldom_walks_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each store draws whether it counts: once for every 2 % of the limit, here every second one."""
+    """Each store draws whether it counts: once for every 2 % of the limit, here every second
+    one."""
     walks, draws = [], iter([0.49, 0.51] * 10)
     entries = BuildCache._entries
     monkeypatch.setattr(BuildCache, "_entries", lambda cache: walks.append(cache) or entries(cache))

@@ -183,8 +183,8 @@ def test_leaving_a_pool_stops_its_workers() -> None:
 
 
 def failing_pool(broken_workers: int, workers: int) -> Pool:
-    """A pool whose first workers have a device that answers once, and whose health checks fail after
-    that."""
+    """A pool whose first workers have a device that answers once, and whose health checks fail
+    after that."""
     from kernels_eval.isolation.health import HealthReport
 
     class FlakyPool(Pool):

@@ -86,7 +86,7 @@ class ServerConfig(BaseModel):
     restarts: int = Field(
         default=5,
         ge=0,
-        description="crashes of a replica after which it restarts; ten quiet minutes reset the count",
+        description="restarts of a crashed replica; ten quiet minutes reset the count",
     )
     restart_pause_s: float = Field(
         default=1.0, gt=0, description="before the first restart; doubles up to a minute"

@@ -1,7 +1,8 @@
 """`concur analyze`: verdicts and candidates on disk in, the observations and the difficulty report
 out.
 
-Guarantees: reads only the columns that the analysis needs (`tasks.curation.source`), never a response, so
+Guarantees: reads only the columns that the analysis needs (`tasks.curation.source`), never a
+response, so
 millions of candidates take little memory; changes nothing but --out. Does not guarantee anything
 about directories that are still being written: it reads the parts that are there.
 """

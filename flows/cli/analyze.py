@@ -2,9 +2,9 @@
 out.
 
 Guarantees: reads only the columns that the analysis needs (`tasks.curation.source`), never a
-response, so
-millions of candidates take little memory; changes nothing but --out. Does not guarantee anything
-about directories that are still being written: it reads the parts that are there.
+response, so millions of candidates take little memory; changes nothing but --out. Does not
+guarantee anything about directories that are still being written: it reads the parts that are
+there.
 """
 
 from __future__ import annotations

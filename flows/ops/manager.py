@@ -94,7 +94,9 @@ def start_manager(places: Places) -> tuple[Identity, subprocess.Popen[bytes]]:
 
     Raises OSError, and EvalError where it ends at once.
     """
-    with places.log("supervisor").open("ab") as log:
+    path = places.log("supervisor")
+    path.touch(mode=0o600)
+    with path.open("ab") as log:
         started = subprocess.Popen(
             [*PYTHON, "flows.ops.manager", str(places.configuration)],
             stdin=subprocess.PIPE,

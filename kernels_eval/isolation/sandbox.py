@@ -37,6 +37,7 @@ MEMORY_SHARE = 0.6
 ANSWER_S = 30.0
 """How long the fork server may take for an answer."""
 RESTARTED = "it is started again with the next candidate"
+FOLDERS_GONE = "the fork server is gone, and its folders with it"
 
 
 class ChildFailure(Exception):
@@ -163,7 +164,10 @@ class Child:
     def _opened(self, exchange_bytes: int, exchange: int | None) -> int:
         if exchange is not None:
             return os.dup(exchange)
-        opened = os.open(self.exchange_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            opened = os.open(self.exchange_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileNotFoundError as error:  # closed meanwhile, by the thread of the warm pool
+            raise SandboxError(FOLDERS_GONE, RESTARTED) from error
         os.ftruncate(opened, max(exchange_bytes, 1))
         return opened
 
@@ -359,8 +363,7 @@ class ForkServer:
             scratch = Path(tempfile.mkdtemp(prefix=f"{role}-", dir=self.base))
             (scratch / "work").mkdir(mode=0o700)
         except FileNotFoundError as error:
-            lost = "the fork server is gone, and its folders with it"
-            raise SandboxError(lost, RESTARTED) from error
+            raise SandboxError(FOLDERS_GONE, RESTARTED) from error
         return scratch
 
     def spawn(self, request: dict[str, Any], fds: tuple[int, ...]) -> int:

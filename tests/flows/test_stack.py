@@ -474,6 +474,7 @@ def test_a_part_that_never_runs_is_left_alone_after_a_few_times_and_says_why(
     until(lambda: row(places)["health"] == "failed", 60, "it is left alone")
     assert row(places)["reason"] == "exit status 3" and row(places)["restarts"] == manager.RETRIES
     assert b"no such table" in places.log("prefect").read_bytes()
+    assert {path.stat().st_mode & 0o077 for path in places.logs.iterdir()} == {0}
     Manager(places).start("prefect")
     until(lambda: row(places)["restarts"] > manager.RETRIES, 60, "it is started again when asked")
     down(str(places.root))

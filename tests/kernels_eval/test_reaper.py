@@ -100,8 +100,8 @@ def test_builds_go_on_where_the_reaper_was_killed(tmp_path: Path) -> None:
 
     reaper.reaper()
     here = Path(sys.argv[1])
-    marked = [pid for pid in psutil.pids() if environment_variable(pid, "OF_THIS_TEST") == str(here)]
-    (pid,) = set(marked) - {os.getpid()}
+    others = set(psutil.pids()) - {os.getpid()}
+    (pid,) = [pid for pid in others if environment_variable(pid, "OF_THIS_TEST") == str(here)]
     process = psutil.Process(pid)
     process.kill()
     psutil.wait_procs([process], timeout=10)

@@ -236,10 +236,10 @@ def overlap_figure(found: Overlap) -> Drawn:
         )
     sizes.barh(range(len(sets)), [each.samples for each in sets], 0.6, color=INK)
     sizes.set_xlim(1.3 * max([each.samples for each in sets] + [1]), 0)  # towards the names
-    for place, each in enumerate(sets):
+    for place, held_by in enumerate(sets):
         sizes.annotate(
-            f"{each.samples:,}",
-            (each.samples, place),
+            f"{held_by.samples:,}",
+            (held_by.samples, place),
             (-3, 0),
             textcoords="offset points",
             ha="right",

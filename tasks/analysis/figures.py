@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tasks.analysis.records import Bin, Difficulty, Division, Observations
 from tasks.reporting.charts import (
@@ -284,8 +284,10 @@ def _bars(axes: Axes, points: Sequence[Point], form: str, colour: str, label: st
             max(0.0, (value if upper is None else upper) - value) for _, value, _, upper in points
         ]
         places, values = zip(*((place, value) for place, value, _, _ in points), strict=True)
-        look = {"color": colour, "label": label, "capsize": 3, "markersize": 5, "linewidth": 1.5}
-        axes.errorbar(places, values, yerr=[below, above], fmt=form, **look)
+        look: dict[str, Any] = {"color": colour, "label": label, "linewidth": 1.5}
+        axes.errorbar(
+            places, values, yerr=[below, above], fmt=form, capsize=3, markersize=5, **look
+        )
 
 
 def _filled(

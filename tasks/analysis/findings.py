@@ -9,8 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tasks.analysis.records import Bin, Difficulty, Observations, Population, WithinTask, bend
+from tasks.analysis.records import (
+    Bin,
+    Difficulty,
+    Division,
+    Observations,
+    Population,
+    WithinTask,
+    bend,
+)
 from tasks.reporting.findings import Estimate, Finding
+from tasks.reporting.text import interval
 
 NEGLIGIBLE = 0.1  # |correlation| under which length explains less than 1 % of the variance
 ALPHA = 0.05
@@ -248,6 +257,8 @@ def speed_rows(found: Observations) -> list[Finding]:
     more = f", per {speed.sd_tokens:,.0f} tokens" if speed.sd_tokens is not None else ""
     # ranks decide: a few speedups of 100 dominate Pearson's r on the ratio
     says = SPEED_SAYS.get(speed_verdict(speed.spearman), UNDECIDED)
+    excluded = f"a correlation stronger than {NEGLIGIBLE} is excluded"
+    notes = {"spearman": excluded if says == SUPPORTS else ""}
     table = (
         ("pearson", f"Pearson, length and {speed.label}", speed.pearson, ""),
         ("pearson_of_log", "Pearson, length and log speedup", speed.pearson_log, ""),
@@ -260,7 +271,14 @@ def speed_rows(found: Observations) -> list[Finding]:
         ),
     )
     return [
-        Finding(key=f"speedup/{key}", name=name, estimate=estimate, form=".3f", verdict=says)
+        Finding(
+            key=f"speedup/{key}",
+            name=name,
+            estimate=estimate,
+            form=".3f",
+            verdict=says,
+            note=notes.get(key, ""),
+        )
         for key, name, estimate, says in table
     ]
 
@@ -294,10 +312,17 @@ def difficulty_findings(found: Difficulty) -> tuple[Finding, ...]:
             one_generator,
         ),
     ):
-        said = division.exec_monotone if division else ""
-        rows.append(_monotone(name, said) if said else Finding(name=name, note=missing))
+        rows.append(
+            _monotone(name, division.exec_monotone, _execs(division))
+            if division
+            else Finding(name=name, note=missing)
+        )
     if found.tertiles is not None:
-        rows.append(_monotone("speedup falls with ARL", found.tertiles.speedup_monotone))
+        speeds = ", ".join(
+            f"{group.name} {interval(group.speedup.value)}" for group in found.tertiles.groups
+        )
+        said = found.tertiles.speedup_monotone
+        rows.append(_monotone("geometric-mean speedup falls with ARL", said, speeds))
         same = [
             each for each in found.sensitivity if each.exec_monotone == found.tertiles.exec_monotone
         ]
@@ -321,11 +346,15 @@ def difficulty_headline(found: Difficulty) -> str:
     """One sentence: how Exec changes from easy to hard tasks."""
     if found.tertiles is None:
         return f"{found.tasks} tasks cannot be divided into easy, medium and hard."
-    shares = ", ".join(
-        f"{group.name} {100 * (group.exec.value or 0):.0f} %" for group in found.tertiles.groups
+    return f"By ARL, Exec {MEANING[found.tertiles.exec_monotone]}: {_execs(found.tertiles)}."
+
+
+def _execs(division: Division) -> str:
+    return ", ".join(
+        f"{group.name} {interval(group.exec.value, form='.0%')}" for group in division.groups
     )
-    return f"By ARL, Exec {MEANING[found.tertiles.exec_monotone]}: {shares}."
 
 
-def _monotone(name: str, said: str) -> Finding:
-    return Finding(name=name, verdict=FALLS.get(said, UNDECIDED), note=MEANING[said])
+def _monotone(name: str, said: str, values: str) -> Finding:
+    note = f"{MEANING[said]}: {values}"
+    return Finding(name=name, verdict=FALLS.get(said, UNDECIDED), note=note)

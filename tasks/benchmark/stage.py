@@ -86,18 +86,13 @@ def run(answers: list[Answers], config: BenchmarkConfig) -> SnapshotRef:
     have times against the compiled reference, per baseline."""
     snapshot = planned(answers, config)
     if not snapshot.finished:
-        frame, asked = (
-            answers_frame(answers),
-            {
-                "ks": config.ks,
-                "ps": config.ps,
-                "resamples": config.resamples,
-            },
-        )
+        frame = answers_frame(answers)
         rows = [
             row
             for baseline in baselines_of(frame)
-            for row in score(frame, baseline=baseline, **asked)
+            for row in score(
+                frame, baseline=baseline, ks=config.ks, ps=config.ps, resamples=config.resamples
+            )
         ]
         snapshot.append([row.model_dump() for row in rows] if not snapshot.parts() else [], SCORES)
         snapshot.publish(

@@ -7,7 +7,7 @@ data is left out. Strategies are told apart by their place and their label, not 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tasks.benchmark.comparison.numbers import EXEC, FAST, Arm, Compared
 from tasks.benchmark.comparison.sections import SCORES, SIZES
@@ -64,10 +64,10 @@ def _plot_scores(
             if row is not None and row.value is not None:
                 ends = [100 * end for end in (row.lower, row.upper) if end is not None]
                 if len(ends) == 2:
-                    axes.hlines(place, *ends, color=colour, linewidth=2)
+                    axes.hlines(place, ends[0], ends[1], color=colour, linewidth=2)
                 # whole at 0 too
-                look = {"marker": "o", "markersize": 6, "color": colour, "clip_on": False}
-                axes.plot([100 * row.value], [place], **look)
+                look: dict[str, Any] = {"markersize": 6, "color": colour, "clip_on": False}
+                axes.plot([100 * row.value], [place], marker="o", **look)
                 highest = max(highest, 100 * row.value, *ends, *seeds)
         reference = found.score(found.baseline, metric) if found.baseline else None
         if reference is not None and reference.value is not None and len(found.arms) > 1:
@@ -88,8 +88,9 @@ def _hollow(
     if len(seeds) < 2:
         return []
     at = [place] * len(seeds)
-    look = {"marker": "o", "markersize": 4, "markerfacecolor": "none", "color": INK, "alpha": 0.7}
-    axes.plot(*((at, seeds) if upright else (seeds, at)), linestyle="", **look)
+    look: dict[str, Any] = {"markerfacecolor": "none", "color": INK, "alpha": 0.7}
+    first, second = (at, seeds) if upright else (seeds, at)
+    axes.plot(first, second, linestyle="", marker="o", markersize=4, **look)
     return seeds
 
 

@@ -48,10 +48,10 @@ def _draw(height: float, plot: Callable[[Axes], None]) -> str:
 def _plot_loss(axes: Axes, context: ReportContext) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    logged = [step for step in context.history if step.loss is not None]
+    logged = [(step.step, step.loss) for step in context.history if step.loss is not None]
     axes.plot(
-        [s.step for s in logged],
-        [s.loss for s in logged],
+        [step for step, _ in logged],
+        [loss for _, loss in logged],
         color=FIRST,
         marker="o" if len(logged) < 60 else "",
         markersize=3,
@@ -87,7 +87,7 @@ def _plot_speedups(axes: Axes, points: Sequence[CandidatePoint]) -> None:
         colour = FIRST if point.lower is not None and point.lower > 1 else MUTED
         if point.lower is not None and point.upper is not None:
             axes.hlines(row, point.lower, point.upper, color=colour, linewidth=1.6)
-        axes.plot([point.speedup], [row], marker="o", markersize=4, color=colour)
+        axes.plot([point.speedup or 0.0], [row], marker="o", markersize=4, color=colour)
     axes.axvline(1.0, color=INK, linewidth=1, linestyle="--")
     axes.set_yticks(rows, [clean(point.task_name, one_line=True)[:36] for point in points])
     axes.set_ylim(len(points) - 0.5, -0.5)

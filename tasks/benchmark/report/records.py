@@ -192,7 +192,7 @@ def examples_of(frame: pl.DataFrame, names: Mapping[str, str]) -> tuple[Example,
     """
     rows = sorted(frame.iter_rows(named=True), key=lambda row: row["candidate_id"])
     correct = [row for row in rows if row["status"] == Status.CORRECT]
-    failed: dict[str, list[Mapping[str, Any]]] = {}
+    failed: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         if row["status"] != Status.CORRECT:
             failed.setdefault(row["reason"], []).append(row)

@@ -85,7 +85,7 @@ def looking_section(context: ReportContext) -> Section:
         blocks.append(Table(("model", "sign", "numbers", "what to look at"), rows))
     if context.errors:
         header = ("commonest failures to build or run", "reason", "candidates", "tasks")
-        rows = tuple(
+        errors = tuple(
             (
                 *(group.signature or "(no message)", group.reason),
                 *(f"{group.count:,}", f"{group.tasks:,}"),
@@ -94,7 +94,7 @@ def looking_section(context: ReportContext) -> Section:
             )
             for group in context.errors
         )
-        blocks.append(Table((*header, "by model", "names at …"), rows))
+        blocks.append(Table((*header, "by model", "names at …"), errors))
     return Section("What to look at", tuple(blocks))
 
 

@@ -71,8 +71,9 @@ def _training(context: ReportContext) -> Iterator[Block]:
 
 def _verdicts(context: ReportContext) -> Iterator[Block]:
     place = {status: n for n, (status, _) in enumerate(by_count(context.status_counts))}
+    statuses = {reason.value: status.value for reason, status in STATUS_OF.items()}
     rows = [
-        (STATUS_OF[reason].value if reason in STATUS_OF else "", reason, count)
+        (statuses.get(reason, ""), reason, count)
         for reason, count in by_count(context.reason_counts)
     ]
     rows.sort(key=lambda row: (place.get(row[0], len(place)), row[0]))

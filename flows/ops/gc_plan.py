@@ -103,11 +103,11 @@ def _kept(
         if one.has_report and not released & set(one.upstream):
             yield one, "it holds the report of a finished run"
         if one.finished:
-            if one.changed_s > now_s - keep.younger_than_days * DAY_S:
+            if now_s - one.changed_s < keep.younger_than_days * DAY_S:
                 yield one, f"younger than {keep.younger_than_days:g} days"
         elif one.written_by:
             yield one, f"unfinished, and {one.written_by}"
-        elif one.changed_s > now_s - keep.unfinished_days * DAY_S:
+        elif now_s - one.changed_s < keep.unfinished_days * DAY_S:
             yield one, f"unfinished, and changed in the last {keep.unfinished_days:g} days"
     newest = _newest_refreshes(lineage, keep.refreshes)
     yield from ((one, f"of the newest {keep.refreshes} refreshes") for one in newest)

@@ -30,7 +30,7 @@ NOT_NAMED = frozenset(
 
 class _Operators(TorchDispatchMode):
     def __init__(self) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)
         self.seen: list[str] = []
 
     def __torch_dispatch__(

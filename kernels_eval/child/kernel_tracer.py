@@ -59,6 +59,9 @@ class KernelTracer:
         watch = self.watch
 
         class Watch(TorchDispatchMode):
+            def __init__(self) -> None:
+                TorchDispatchMode.__init__(self)
+
             def __torch_dispatch__(
                 self, function: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:

@@ -173,14 +173,15 @@ def _dim(args: Any, default: int = -1) -> int:
 
 
 def _fft(args: Any, result: torch.Tensor) -> int:
-    larger = max((args[0], result), key=lambda tensor: tensor.numel())
+    larger: torch.Tensor = max((args[0], result), key=lambda tensor: tensor.numel())
     return 5 * larger.numel() * _log2(math.prod(larger.shape[dim] for dim in args[1]))
 
 
 def _attention(args: Any, result: torch.Tensor) -> int:
     query, key, value = args[:3]
-    scores = math.prod(query.shape[:-1]) * key.shape[-2]
-    return scores * (2 * query.shape[-1] + 2 * value.shape[-1] + 5)
+    scores: int = math.prod(query.shape[:-1]) * key.shape[-2]
+    each: int = 2 * query.shape[-1] + 2 * value.shape[-1] + 5
+    return scores * each
 
 
 def _indexed(args: Any, _: torch.Tensor) -> int:

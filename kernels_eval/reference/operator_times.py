@@ -64,8 +64,7 @@ class OperatorTimes:
                     with torch.profiler.record_function(f"{CALL}{number}"):
                         model(*inputs)
                 _synchronise(on_gpu)
-        cpu = torch.autograd.DeviceType.CPU
-        events = [event for event in seen.events() if event.device_type == cpu]
+        events = [event for event in seen.events() if event.device_type.name == "CPU"]
         clock, times = "device", _by_outermost(events, "self_device_time_total", calls)
         # without a GPU, or without CUPTI, no kernel has a time: then the processor's counts
         if not on_gpu or not any(us > 0 for us, _ in times.values()):

@@ -61,7 +61,7 @@ class Tally(TorchDispatchMode):
     written while the mode is on."""
 
     def __init__(self) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)
         self.flops = 0
         self.uncounted: set[str] = set()
         self.read, self.written = Storages(), Storages()

@@ -104,7 +104,7 @@ def options(
     rank = sizing.lora_rank(adapters.values())
     named = [f"{key}={path}" for key, path in adapters.items()]
     # the access log has a line for every health check: soon they would be all that the log holds
-    flags = {
+    flags: dict[str, Sequence[object] | None] = {
         "--served-model-name": [name],
         "--max-model-len": [max_model_len],
         "--max-num-seqs": [max_num_seqs],

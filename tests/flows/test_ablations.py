@@ -83,7 +83,7 @@ def test_a_strategy_file_is_called_by_its_name_and_its_size_holds_where_none_is_
     ("asked", "words"),
     [
         ({"strategies": ("concurr",)}, ("no strategy 'concurr'", "did you mean concur")),
-        ({"strategies": ("a.yaml",)}, ("a.yaml", "No such file")),
+        ({"strategies": ("a.yaml",)}, ("there is no strategy", "a.yaml")),
         ({"sizes": (0,)}, ("size of 0",)),
         ({"seeds": (-1,)}, ("seed -1",)),
         (

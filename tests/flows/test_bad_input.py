@@ -326,7 +326,7 @@ def test_a_speedup_that_is_no_speedup_is_no_number_anywhere(tmp_path: Path, ther
     ("command", "said"),
     [
         ("curate", "shuffled_reasoning: reasoning cannot be moved between tasks"),
-        ("analyze", "cannot be said"),
+        ("analyze", "undecided"),
         ("publish", "train 2 rows"),
         ("diff", "hold the same samples"),
     ],
@@ -346,7 +346,7 @@ def test_one_task_only(tmp_path: Path, command: str, said: str) -> None:
 
 def test_no_correct_candidate_is_analysed_as_such(tmp_path: Path, there: Line) -> None:
     there.rewrite("verification", none_correct)
-    assert "cannot be said" in done_well(there.run("analyze", tmp_path / "analysis"))
+    assert "undecided" in done_well(there.run("analyze", tmp_path / "analysis"))
 
 
 @pytest.mark.parametrize("command", ["curate", "analyze"])
@@ -360,7 +360,7 @@ def test_the_first_verdict_of_a_candidate_counts(tmp_path: Path, there: Line, co
     none_correct(both).vstack(both).write_parquet(tmp_path / "one.parquet")
     done = invoked(command, "--verdicts", tmp_path / "one.parquet", "--out", tmp_path / "out")
     if command == "analyze":
-        assert "cannot be said" in done_well(done) and "18 repeated" in done.stdout
+        assert "undecided" in done_well(done) and "18 repeated" in done.stdout
         return
     assert "none of 18 candidates (0 correct)" in refused(done)
     there.rewrite("verification", lambda frame: pl.concat([none_correct(frame), frame]))

@@ -16,7 +16,7 @@ from flows.refresh import Refreshed
 from flows.track import track
 from kernels_eval.cluster import telemetry as telemetry_module
 from kernels_eval.cluster.telemetry import BUILDERS, DEVICES, Telemetry
-from kernels_eval.parent.draft import verdict_of
+from kernels_eval.parent.draft import VerdictDraft, verdict_of
 from kernels_eval.parent.messages import Finding
 from kernels_eval.parent.prepare import Prepared
 from kernels_eval.records import Candidate, KernelTask, Language, Phases, Verdict
@@ -82,7 +82,11 @@ class Workers:
                 candidate_id=candidate.candidate_id, tier=tier, cached=cached, seconds=5.0
             )
             verdict = verdict_of(
-                task, candidate, prepared, Finding(reason=reason), run_s=run_s, phases=phases
+                task,
+                candidate,
+                prepared,
+                Finding(reason=reason),
+                VerdictDraft(run_s=run_s, phases=phases),
             )
             self.telemetry.reached(verdict)
             self.telemetry.tick(0)
@@ -302,7 +306,8 @@ def test_a_run_without_workers_reports_no_pool(root: Path) -> None:
         code="class ModelNew: pass",
     )
     prepared, finding = Prepared(candidate_id="c"), Finding(reason="exception")
-    row = verdict_of(TASK, candidate, prepared, finding, run_s=2.0, phases=Phases(load_s=2.0))
+    draft = VerdictDraft(run_s=2.0, phases=Phases(load_s=2.0))
+    row = verdict_of(TASK, candidate, prepared, finding, draft)
     rows = [row.model_dump(mode="json") | {"verdict_key": "k"}]
     common = {"status_counts": {"runtime_error": 1}, "device": "cpu"}
     reused = verification_record(

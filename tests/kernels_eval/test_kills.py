@@ -333,14 +333,14 @@ def test_what_all_builds_need_is_made_although_its_compiler_is_killed(
     tools = fragile(deaths).tools
     source = tmp_path / "one.cpp"
     source.write_text("int one() { return 1; }\n")
-    command = [tools.cxx, "-c", str(source), "-o", str(tmp_path / "one.o")]
+    command, target = [tools.cxx, "-c", str(source)], tmp_path / "one.o"
     prepared = Prepared(tools, WorkRoot(tmp_path / "cache"))
     if deaths < KILL_ATTEMPTS:
-        prepared._compile("a shim", command)
-        assert (tmp_path / "one.o").exists()
+        prepared._compile("a shim", command, target)
+        assert target.exists()
     else:
         with pytest.raises(ToolchainError):
-            prepared._compile("a shim", command)
+            prepared._compile("a shim", command, target)
 
 
 def test_what_is_made_for_all_leaves_nothing_where_its_maker_is_killed(tmp_path: Path) -> None:

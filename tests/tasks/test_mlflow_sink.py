@@ -247,7 +247,7 @@ def test_dataset_inputs_are_of_the_run_or_of_the_stage_that_read_them(home: Home
     assert sorted(Path(source.load()).iterdir()) == sorted((home.path / "verification").iterdir())
 
     path = str(home.path / "verification" / "part-0.parquet")
-    datasets = [DatasetRef("verification", path, FINGERPRINT)]
+    datasets = [DatasetRef("one-file", path, FINGERPRINT)]
     one_file = home.log(home.record("one-file", datasets=datasets))
     (entry,) = home.client.get_run(one_file).inputs.dataset_inputs
     assert json.loads(entry.dataset.profile)["num_rows"] == 3

@@ -256,7 +256,7 @@ def test_a_prompt_that_fills_the_window_is_named_and_a_limit_beyond_it_is_cut(
 ) -> None:
     sampler = TransformersSampler(model_dir, None, "small")
     request = requests(1)[0]
-    with pytest.raises(UsageError, match="user/one has .* window is 1024"):
+    with pytest.raises(UsageError, match="user/mine has .* window is 1024"):
         list(sampler.sample([request.model_copy(update={"prompt": "x y " * 1200})]))
     tokens = len(sampler._load().encode(request))
     limited = requests(1, max_tokens=5000, temperature=0)

@@ -93,7 +93,7 @@ def fake(tmp_path: Path) -> Iterator[Fake]:
     fake = Fake(tmp_path / "fake")
     yield fake
     try:
-        until(lambda: not fake.alive(), "the end of every process of the test", timeout_s=30)
+        until(lambda: not fake.alive(), "the end of every process of the test")
     finally:
         for process in fake.alive():
             process.kill()

@@ -18,8 +18,7 @@ import polars as pl
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record, Status
 from tasks.operators import operator_kind
-from tasks.reporting.blocks import Table
-from tasks.reporting.page import block_markdown
+from tasks.reporting.page import Table, block_markdown
 
 STATUSES = tuple(status.value for status in Status)
 UNKNOWN = "unknown"

@@ -17,10 +17,18 @@ from typing import Any
 from kernels_eval.errors import UsageError
 from tasks.analysis.figures import all_figures
 from tasks.analysis.records import Bin, Difficulty, Division, Observations, Population
-from tasks.reporting.blocks import Block, Bullets, Picture, Section, Table, Text
 from tasks.reporting.charts import Drawn, save
 from tasks.reporting.findings import Estimate, findings_table
-from tasks.reporting.page import block_markdown, markdown_of
+from tasks.reporting.page import (
+    Block,
+    Bullets,
+    Picture,
+    Section,
+    Table,
+    Text,
+    block_markdown,
+    markdown_of,
+)
 from tasks.reporting.text import interval
 
 REPORT, DATA, SCHEMA_VERSION = "report.md", "analysis.json", 1

@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from kernels_eval.records import Record
 from tasks.benchmark.config import BenchmarkConfig
-from tasks.benchmark.scoring import Baseline, ScoreRow, baselines_of, score
+from tasks.benchmark.samples import Baseline, baselines_of
+from tasks.benchmark.scoring import ScoreRow, score
 from tasks.store import Snapshot, SnapshotRef, fingerprint
 from tasks.versions import SCORING_VERSION
 

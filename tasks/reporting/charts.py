@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import os
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # contrast against white and against #111 is above 3.5 : 1 for each
 INK, FIRST, SECOND, MUTED = "#808080", "#3d85c6", "#cc6d1f", "#7f8794"
 SIZE_INCHES, DOTS_PER_INCH = (7.0, 4.2), 150
+WIDTH = 7.4  # inches, of a figure that a page shows
 CAPTION_CHARACTERS_PER_INCH = 15.5
 SETTINGS: Any = {
     "svg.fonttype": "none",
@@ -117,6 +118,26 @@ def labelled(axes: Axes, x: str, y: str, *, grid: Literal["both", "x", "y"] = "y
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.grid(axis=grid)
+
+
+def point_rows(
+    axes: Axes,
+    names: Sequence[str],
+    rows: Sequence[tuple[float | None, float | None, float | None, str]] = (),
+    *,
+    size: float = 4,
+) -> None:
+    """Name the rows of the axes, first on top, and draw a point with its interval in each.
+
+    A row is (value, lower, upper, colour); what is None is not drawn.
+    """
+    for place, (value, lower, upper, colour) in enumerate(rows):
+        if lower is not None and upper is not None:
+            axes.hlines(place, lower, upper, color=colour, linewidth=1.8)
+        if value is not None:  # whole at the edge too
+            axes.plot([value], [place], marker="o", markersize=size, color=colour, clip_on=False)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
 
 
 def note(axes: Axes, text: str) -> None:

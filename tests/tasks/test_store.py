@@ -206,17 +206,9 @@ def test_an_index_says_where_each_row_lies(snapshot: Snapshot) -> None:
     index = snapshot.index(["key", "value"])
     assert index["part"].unique(maintain_order=True).to_list() == snapshot.parts()
     wanted = index.filter(pl.col("value") % 300 == 1)
-    found = [
-        found
-        for (part,), places in wanted.group_by("part", maintain_order=True)
-        for batch in snapshot.rows_at(str(part), places["row"].to_list())
-        for found in batch
-    ]
-    assert found == [
-        row(number) for number in (1, 301, 601, 901, 1201)
-    ]  # whole rows, nested values and all
-    part, _ = snapshot.parts()
-    assert list(snapshot.rows_at(part, [5], ["value"])) == [[{"value": 5}]]
+    # whole rows, nested values and all
+    assert list(snapshot.rows_of(wanted)) == [row(number) for number in (1, 301, 601, 901, 1201)]
+    assert list(snapshot.rows_of(index[5:6], ["value"])) == [{"value": 5}]
 
 
 def test_scratch_files_go_with_their_block_or_with_the_next_run(snapshot: Snapshot) -> None:

@@ -46,7 +46,7 @@ def said(changes: tuple[SampleChange, ...]) -> dict[str, str]:
     return {change.candidate_id: change.reason for change in changes}
 
 
-def test_the_same_set_differs_in_nothing(tmp_path: Path) -> None:
+def test_the_same_set_differs_in_nothing(tmp_path):
     found = compare(tmp_path, BASE, BASE)
     assert not any(
         (
@@ -61,7 +61,7 @@ def test_the_same_set_differs_in_nothing(tmp_path: Path) -> None:
     assert "hold the same samples" in to_markdown(found)
 
 
-def test_a_task_that_is_new_and_one_that_is_gone(tmp_path: Path) -> None:
+def test_a_task_that_is_new_and_one_that_is_gone(tmp_path):
     found = compare(tmp_path, BASE, [*BASE[:2], sample("t/3", 0, 50, 9.0)])
     assert said(found.samples_gained) == {"t-3-0": "task"} and said(found.samples_lost) == {
         "t-2-0": "task",
@@ -75,7 +75,7 @@ def test_a_task_that_is_new_and_one_that_is_gone(tmp_path: Path) -> None:
     assert "the task is new: 1" in text and "the task is gone from the source: 2" in text
 
 
-def test_the_same_name_for_another_program(tmp_path: Path) -> None:
+def test_the_same_name_for_another_program(tmp_path):
     other = [
         entry | {"id": f"{entry['id']}b"} if entry["task"] == "t/2" else entry for entry in BASE
     ]
@@ -84,7 +84,7 @@ def test_the_same_name_for_another_program(tmp_path: Path) -> None:
     assert [(task.task_id, task.reason) for task in found.tasks_changed] == [("t/2", "program")]
 
 
-def test_a_candidate_that_is_new_and_the_one_it_outdoes(tmp_path: Path) -> None:
+def test_a_candidate_that_is_new_and_the_one_it_outdoes(tmp_path):
     found = compare(tmp_path, BASE, [*BASE, sample("t/1", 2, 80, 3.0)])
     assert said(found.samples_gained) == {"t-1-2": "candidate"} and said(found.samples_lost) == {
         "t-1-0": "outdone"
@@ -104,7 +104,7 @@ def test_a_candidate_that_is_new_and_the_one_it_outdoes(tmp_path: Path) -> None:
     ]
 
 
-def test_another_generator(tmp_path: Path) -> None:
+def test_another_generator(tmp_path):
     other = [entry | {"id": f"{entry['id']}-new", "generator": "org/other"} for entry in BASE]
     found = compare(tmp_path, BASE, other)
     assert (
@@ -149,9 +149,7 @@ WHY = {
 
 
 @pytest.mark.parametrize("case", WHY)
-def test_one_sample_is_lost_for_one_change_and_gained_by_its_undoing(
-    tmp_path: Path, case: str
-) -> None:
+def test_one_sample_is_lost_for_one_change_and_gained_by_its_undoing(tmp_path, case):
     name, changes, after, reason, detail = WHY[case]
     new = changed(BASE, name, **changes)
     found = compare(tmp_path, BASE, new, **after)
@@ -163,7 +161,7 @@ def test_one_sample_is_lost_for_one_change_and_gained_by_its_undoing(
         assert [setting.name for setting in found.settings][:1] == ["curation.config.min_speedup"]
 
 
-def test_a_lower_bound_that_fell_below_the_strict_one(tmp_path: Path) -> None:
+def test_a_lower_bound_that_fell_below_the_strict_one(tmp_path):
     faster, slower = (changed(BASE, "t-1-0", speedup=speedup) for speedup in (2.5, 1.95))
     slower = changed(slower, "t-1-0", key="later")
     found = compare(tmp_path, faster, slower, old_config=STRICT["config"], **STRICT)
@@ -171,7 +169,7 @@ def test_a_lower_bound_that_fell_below_the_strict_one(tmp_path: Path) -> None:
     assert "the verifier's code changed" in found.samples_lost[0].detail
 
 
-def test_a_flag_of_its_reasoning(tmp_path: Path) -> None:
+def test_a_flag_of_its_reasoning(tmp_path):
     """A sample that a flag keeps out, and the one that its absence lets in."""
     samples = [*BASE, sample("t/1", 2, 80, 3.0)]
     raised = {"t-1-2": ["repetitive", "truncated"], "t-2-1": ["truncated"]}
@@ -203,7 +201,7 @@ def test_a_flag_of_its_reasoning(tmp_path: Path) -> None:
     )
 
 
-def test_another_strategy(tmp_path: Path) -> None:
+def test_another_strategy(tmp_path):
     ref = line(tmp_path / "root", BASE)
     other = Snapshot(ref.root, "curation", "random")
     rows = ref.open().read().head(1)
@@ -213,7 +211,7 @@ def test_another_strategy(tmp_path: Path) -> None:
     assert set(said(found.samples_lost).values()) == {"strategy"} and len(found.samples_lost) == 2
 
 
-def test_the_quota_of_single_operators(tmp_path: Path) -> None:
+def test_the_quota_of_single_operators(tmp_path):
     """One fusion is taken, so one single operator fits; with no quota none does."""
     samples = [
         sample("t/1", 0, 100, 2.0),
@@ -240,7 +238,7 @@ def test_the_quota_of_single_operators(tmp_path: Path) -> None:
     )
 
 
-def test_a_sample_that_stays_but_was_measured_anew_or_taken_by_another_rule(tmp_path: Path) -> None:
+def test_a_sample_that_stays_but_was_measured_anew_or_taken_by_another_rule(tmp_path):
     found = compare(tmp_path, BASE, changed(BASE, "t-1-0", speedup=4.0, key="later"))
     assert said(found.samples_changed) == {"t-1-0": "verdict"}
     detail = found.samples_changed[0].detail
@@ -259,7 +257,7 @@ def test_a_sample_that_stays_but_was_measured_anew_or_taken_by_another_rule(tmp_
     )
 
 
-def test_what_the_sides_do_not_tell_is_unknown(tmp_path: Path) -> None:
+def test_what_the_sides_do_not_tell_is_unknown(tmp_path):
     """Folders alone know their rows; with the root they know the line again."""
     old, new = (
         line(tmp_path / "root", BASE),
@@ -280,7 +278,7 @@ def test_what_the_sides_do_not_tell_is_unknown(tmp_path: Path) -> None:
     assert said(diff(old, new).samples_lost) == {"t-2-1": "unknown"}
 
 
-def test_input_that_is_no_set_is_refused(tmp_path: Path) -> None:
+def test_input_that_is_no_set_is_refused(tmp_path):
     ref = line(tmp_path / "root", BASE)
     with pytest.raises(UsageError, match="no published set"):
         diff(tmp_path, ref)
@@ -292,7 +290,7 @@ def test_input_that_is_no_set_is_refused(tmp_path: Path) -> None:
         diff(tmp_path / "out", ref)
 
 
-def test_json_is_one_object_and_markdown_shows_no_more_than_fifty_of_a_kind(tmp_path: Path) -> None:
+def test_json_is_one_object_and_markdown_shows_no_more_than_fifty_of_a_kind(tmp_path):
     many = [sample(f"t/<b>|{number:03d}", 0, 10, 2.0) for number in range(70)]
     found = compare(tmp_path, BASE, many)
     data = json.loads(to_json(found))

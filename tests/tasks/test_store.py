@@ -59,8 +59,8 @@ def keys(snapshot: Snapshot) -> list[str]:
 
 
 def test_a_snapshot_is_unfinished_until_its_manifest_and_whole_afterwards(
-    snapshot: Snapshot,
-) -> None:
+    snapshot,
+):
     assert (snapshot.finished, snapshot.parts(), snapshot.keys("key")) == (False, [], set())
     snapshot.append([row(1), row(2)], SCHEMA)
     snapshot.append([row(3)], SCHEMA)
@@ -91,15 +91,13 @@ def test_a_snapshot_is_unfinished_until_its_manifest_and_whole_afterwards(
     assert [path.name for path in Path(snapshot.path).iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_reference_opens_the_same_snapshot(snapshot: Snapshot) -> None:
+def test_a_reference_opens_the_same_snapshot(snapshot):
     snapshot.append([row(1)], SCHEMA)
     ref = store.SnapshotRef.model_validate_json(snapshot.ref.model_dump_json())
     assert keys(ref.open()) == ["k000001"]
 
 
-def test_the_manifest_is_the_last_thing_and_comes_by_rename(
-    snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_manifest_is_the_last_thing_and_comes_by_rename(snapshot, monkeypatch):
     """At the moment of each rename, the target is not there and the temporary file is already
     complete."""
     seen: list[tuple[str, bool, int]] = []
@@ -123,9 +121,7 @@ def test_the_manifest_is_the_last_thing_and_comes_by_rename(
     assert [size for _, _, size in seen] == sizes
 
 
-def test_a_write_that_fails_half_way_leaves_no_part(
-    snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_fails_half_way_leaves_no_part(snapshot, monkeypatch):
     import pyarrow.parquet as pq
 
     def disk_full(table: pa.Table, handle: object, **options: object) -> None:
@@ -142,7 +138,7 @@ def test_a_write_that_fails_half_way_leaves_no_part(
     assert keys(snapshot) == ["k000001", "k000002"]
 
 
-def test_a_finished_snapshot_refuses_more(snapshot: Snapshot) -> None:
+def test_a_finished_snapshot_refuses_more(snapshot):
     snapshot.append([row(1)], SCHEMA)
     snapshot.publish(config={})
     before = sorted((path.name, path.read_bytes()) for path in Path(snapshot.path).iterdir())
@@ -159,7 +155,7 @@ def test_a_finished_snapshot_refuses_more(snapshot: Snapshot) -> None:
     assert parts == before
 
 
-def test_rows_keep_the_order_of_writing_and_the_first_of_a_key(snapshot: Snapshot) -> None:
+def test_rows_keep_the_order_of_writing_and_the_first_of_a_key(snapshot):
     for number in (5, 1, 3):
         snapshot.append([row(number)], SCHEMA)
     snapshot.append([row(1, value=99)], SCHEMA)  # a second writer's row
@@ -168,13 +164,13 @@ def test_rows_keep_the_order_of_writing_and_the_first_of_a_key(snapshot: Snapsho
     assert snapshot.keys("key") == {"k000001", "k000003", "k000005"}
 
 
-def test_nothing_to_append_writes_no_part(snapshot: Snapshot) -> None:
+def test_nothing_to_append_writes_no_part(snapshot):
     snapshot.append([], SCHEMA)
     assert snapshot.parts() == []
     assert snapshot.read().is_empty()
 
 
-def test_a_resumed_stage_adds_only_what_is_missing(snapshot: Snapshot) -> None:
+def test_a_resumed_stage_adds_only_what_is_missing(snapshot):
     snapshot.append([row(number) for number in range(3)], SCHEMA)
     again = snapshot.ref.open()
     again.append(
@@ -183,7 +179,7 @@ def test_a_resumed_stage_adds_only_what_is_missing(snapshot: Snapshot) -> None:
     assert keys(again) == [row(number)["key"] for number in range(5)]
 
 
-def test_many_rows_become_parts_of_a_thousand_as_they_come(snapshot: Snapshot) -> None:
+def test_many_rows_become_parts_of_a_thousand_as_they_come(snapshot):
     there: list[int] = []
 
     def rows() -> Iterator[dict]:
@@ -196,7 +192,7 @@ def test_many_rows_become_parts_of_a_thousand_as_they_come(snapshot: Snapshot) -
     assert keys(snapshot) == [row(number)["key"] for number in range(2500)]
 
 
-def test_an_index_says_where_each_row_lies(snapshot: Snapshot) -> None:
+def test_an_index_says_where_each_row_lies(snapshot):
     assert (
         snapshot.index(["key"]).columns == ["key", "part", "row"]
         and snapshot.index(["key"]).is_empty()
@@ -211,7 +207,7 @@ def test_an_index_says_where_each_row_lies(snapshot: Snapshot) -> None:
     assert list(snapshot.rows_of(index[5:6], ["value"])) == [{"value": 5}]
 
 
-def test_scratch_files_go_with_their_block_or_with_the_next_run(snapshot: Snapshot) -> None:
+def test_scratch_files_go_with_their_block_or_with_the_next_run(snapshot):
     with snapshot.scratch() as directory:
         assert not directory.exists()
         directory.mkdir(parents=True)
@@ -230,7 +226,7 @@ def test_scratch_files_go_with_their_block_or_with_the_next_run(snapshot: Snapsh
 # -- the journal -----------------------------------------------------------------------------------
 
 
-def test_a_journal_becomes_parts_and_is_gone(snapshot: Snapshot) -> None:
+def test_a_journal_becomes_parts_and_is_gone(snapshot):
     with snapshot.journal(SCHEMA, rows_per_part=2) as add:
         for number in range(5):
             add(row(number))
@@ -243,7 +239,7 @@ def test_a_journal_becomes_parts_and_is_gone(snapshot: Snapshot) -> None:
     assert list(Path(snapshot.path).glob(".journal-*")) == []
 
 
-def test_an_exception_in_the_block_keeps_the_rows(snapshot: Snapshot) -> None:
+def test_an_exception_in_the_block_keeps_the_rows(snapshot):
     with pytest.raises(RuntimeError, match="the machine"), snapshot.journal(SCHEMA) as add:
         add(row(1))
         raise RuntimeError("the machine")
@@ -300,9 +296,7 @@ f"\\u00e9{number}"}, "names": [str(number)]
 
 
 @pytest.mark.parametrize("rows_per_part", [1000, 7])
-def test_kill_9_loses_no_row_that_was_added(
-    tmp_path: Path, snapshot: Snapshot, rows_per_part: int
-) -> None:
+def test_kill_9_loses_no_row_that_was_added(tmp_path, snapshot, rows_per_part):
     said = killed_writer(tmp_path, snapshot.root, rows_per_part, rows=40)
     journals = list(Path(snapshot.path).glob(".journal-*.jsonl"))
     assert len(journals) == 1
@@ -324,7 +318,7 @@ def test_kill_9_loses_no_row_that_was_added(
     assert snapshot.recover(SCHEMA) == 0
 
 
-def test_two_killed_writers_are_both_recovered(tmp_path: Path, snapshot: Snapshot) -> None:
+def test_two_killed_writers_are_both_recovered(tmp_path, snapshot):
     first = killed_writer(tmp_path, snapshot.root, 1000, rows=5)
     second = killed_writer(tmp_path, snapshot.root, 1000, rows=10)
     assert len(list(Path(snapshot.path).glob(".journal-*.jsonl"))) == 2
@@ -332,7 +326,7 @@ def test_two_killed_writers_are_both_recovered(tmp_path: Path, snapshot: Snapsho
     assert snapshot.read(unique="key").height in (max(first, second) + 1, max(first, second) + 2)
 
 
-def test_the_journal_of_a_living_writer_is_left_alone(snapshot: Snapshot) -> None:
+def test_the_journal_of_a_living_writer_is_left_alone(snapshot):
     """Its process is still adding to it; taking it away would lose what comes next."""
     writer = """
 import json, sys
@@ -360,7 +354,7 @@ with Snapshot(sys.argv[1], "stage", "f00d").journal(pa.schema([])) as add:
     assert keys(snapshot) == ["k000001"] and not path.exists()
 
 
-def test_a_journal_whose_writers_id_is_used_again_is_recovered(snapshot: Snapshot) -> None:
+def test_a_journal_whose_writers_id_is_used_again_is_recovered(snapshot):
     """In a container a killed run and the next one have few ids to choose from: that one is in use
     says nothing."""
     path = (
@@ -373,8 +367,8 @@ def test_a_journal_whose_writers_id_is_used_again_is_recovered(snapshot: Snapsho
 
 @pytest.mark.parametrize("who", ["writer", "recovery"])
 def test_killed_between_a_part_and_the_end_of_its_journal_no_row_is_there_twice(
-    snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch, who: str
-) -> None:
+    snapshot, monkeypatch, who
+):
     def journal() -> None:
         with snapshot.journal(SCHEMA) as add:
             add(row(1))
@@ -402,7 +396,7 @@ def test_killed_between_a_part_and_the_end_of_its_journal_no_row_is_there_twice(
     assert not list(Path(snapshot.path).glob(".*"))
 
 
-def test_what_a_killed_writer_of_a_part_has_left_goes(snapshot: Snapshot) -> None:
+def test_what_a_killed_writer_of_a_part_has_left_goes(snapshot):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     left = snapshot.local_dir() / f".part-1-f00dcafe.parquet.{dead.pid}.tmp"
@@ -413,9 +407,7 @@ def test_what_a_killed_writer_of_a_part_has_left_goes(snapshot: Snapshot) -> Non
     assert not left.exists() and others.exists()
 
 
-def test_text_with_separators_of_every_kind_stays_in_its_row(
-    snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_with_separators_of_every_kind_stays_in_its_row(snapshot, monkeypatch):
     """Compiler logs and model answers hold anything; what Python calls a line end must not cut a
     row in a journal in two."""
     odd = row(1) | {"names": ["a\u2028b\u0085c\x0cd\x1ce\r\nf", "\x00", "\U0001f600"]}
@@ -437,7 +429,7 @@ def test_text_with_separators_of_every_kind_stays_in_its_row(
 # -- identity --------------------------------------------------------------------------------------
 
 
-def test_the_same_inputs_give_the_same_fingerprint_and_any_other_another() -> None:
+def test_the_same_inputs_give_the_same_fingerprint_and_any_other_another():
     config = SynthesisConfig(samples_per_task=3)
     base = fingerprint("synthesis", config, ["a", "b"], "code")
     assert base == fingerprint("synthesis", SynthesisConfig(samples_per_task=3), ("a", "b"), "code")
@@ -454,7 +446,7 @@ def test_the_same_inputs_give_the_same_fingerprint_and_any_other_another() -> No
     assert len({base, *others}) == 6
 
 
-def test_a_fingerprint_is_the_same_in_another_process() -> None:
+def test_a_fingerprint_is_the_same_in_another_process():
     script = (
         "from tasks.store import fingerprint; print(fingerprint('s', {'b': 1, 'a': [2.5,"
         " None]}, ['u'], 'c'))"
@@ -510,9 +502,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
         ('"""Says so."""', "'''Says nothing.'''"),
     ],
 )
-def test_comments_docstrings_and_layout_keep_the_code_hash(
-    module: Callable[[str], str], old: str, new: str
-) -> None:
+def test_comments_docstrings_and_layout_keep_the_code_hash(module, old, new):
     assert old in LOGIC
     assert module(LOGIC.replace(old, new)) == module(LOGIC)
 
@@ -527,12 +517,12 @@ def test_comments_docstrings_and_layout_keep_the_code_hash(
         ("def holds", "def keeps"),
     ],
 )
-def test_logic_changes_the_code_hash(module: Callable[[str], str], old: str, new: str) -> None:
+def test_logic_changes_the_code_hash(module, old, new):
     assert old in LOGIC
     assert module(LOGIC.replace(old, new)) != module(LOGIC)
 
 
-def test_a_package_counts_all_its_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_counts_all_its_modules(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "package_under_test" / "inner").mkdir(parents=True)
     (tmp_path / "package_under_test" / "__init__.py").write_text("")
@@ -548,7 +538,7 @@ def test_a_package_counts_all_its_modules(tmp_path: Path, monkeypatch: pytest.Mo
 # -- across snapshots ------------------------------------------------------------------------------
 
 
-def test_known_rows_come_from_any_other_snapshot_finished_or_not(tmp_path: Path) -> None:
+def test_known_rows_come_from_any_other_snapshot_finished_or_not(tmp_path):
     root = str(tmp_path)
     old, killed, current, other = (
         Snapshot(root, stage, name)
@@ -577,8 +567,8 @@ def test_known_rows_come_from_any_other_snapshot_finished_or_not(tmp_path: Path)
 
 
 def test_known_rows_are_taken_from_the_journal_of_a_killed_run_and_not_from_that_of_a_living_one(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     root = str(tmp_path / "root")
     said = killed_writer(tmp_path, root, 1000, rows=40)
     asked = {row(number)["key"] for number in range(said + 1)}
@@ -598,7 +588,7 @@ def test_known_rows_are_taken_from_the_journal_of_a_killed_run_and_not_from_that
     ], "its journal was left alone"
 
 
-def test_snapshots_lists_a_stage(tmp_path: Path) -> None:
+def test_snapshots_lists_a_stage(tmp_path):
     for name in ("b", "a"):
         Snapshot(str(tmp_path), "s", name).append([row(1)], SCHEMA)
     assert sorted(found.fingerprint for found in snapshots(str(tmp_path), "s")) == ["a", "b"]
@@ -629,16 +619,14 @@ def unwritable(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     ],
     ids=["append", "publish", "journal", "local_dir"],
 )
-def test_an_unwritable_root_is_one_clear_error(
-    unwritable: str, write: Callable[[Snapshot], object]
-) -> None:
+def test_an_unwritable_root_is_one_clear_error(unwritable, write):
     with pytest.raises(UsageError) as caught:
         write(Snapshot(unwritable, "stage", "f00d"))
     assert unwritable in caught.value.args[0]
     assert "--set root=DIR" in caught.value.hint
 
 
-def test_a_disk_that_fills_is_one_clear_error_and_what_was_added_stays(tmp_path: Path) -> None:
+def test_a_disk_that_fills_is_one_clear_error_and_what_was_added_stays(tmp_path):
     folder = tmp_path / "disk"
     folder.mkdir()
     if (
@@ -664,7 +652,7 @@ def test_a_disk_that_fills_is_one_clear_error_and_what_was_added_stays(tmp_path:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_a_remote_root_keeps_tables_but_no_files_beside_them() -> None:
+def test_a_remote_root_keeps_tables_but_no_files_beside_them():
     """memory:// stands for any fsspec URL: parts and manifests work, a directory for an adapter
     does not."""
     snapshot = Snapshot("memory://concur-test", "stage", "f00d")
@@ -681,7 +669,7 @@ def test_a_remote_root_keeps_tables_but_no_files_beside_them() -> None:
 # -- other readers ---------------------------------------------------------------------------------
 
 
-def test_others_read_it_without_our_code(tmp_path: Path, snapshot: Snapshot) -> None:
+def test_others_read_it_without_our_code(tmp_path, snapshot):
     import datasets
 
     snapshot.append([row(1), row(2)], SCHEMA)
@@ -715,8 +703,8 @@ def test_text_that_utf8_cannot_hold_is_stored_all_the_same(tmp_path):
 
 
 def test_a_parser_that_another_thread_disturbs_is_asked_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     before, parse, faults = (
         code_hash("tasks.progress"),
         ast.parse,

@@ -26,27 +26,7 @@ INK, FIRST, SECOND, MUTED = "#808080", "#3d85c6", "#cc6d1f", "#7f8794"
 SIZE_INCHES, DOTS_PER_INCH = (7.0, 4.2), 150
 WIDTH = 7.4  # inches, of a figure that a page shows
 CAPTION_CHARACTERS_PER_INCH = 15.5
-SETTINGS: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "concur",
-    "text.parse_math": False,  # a `$` in a name is a character
-    "font.family": "sans-serif",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    "grid.color": INK,
-    "grid.alpha": 0.25,
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "legend.labelcolor": INK,
-    "legend.fontsize": "small",
-    "legend.columnspacing": 1.2,
-    **dict.fromkeys(
-        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK
-    ),
-}
+SETTINGS = Path(__file__).with_name("concur.mplstyle")
 _SVG_STYLE = (
     "<style>svg{color:#1d2126}@media(prefers-color-scheme:dark){svg{color:#dfe3e8}}</style>"
 )
@@ -96,7 +76,7 @@ def style() -> Iterator[None]:
     """The look, as a decorator of a function that draws: labels are made while it draws."""
     import matplotlib
 
-    with matplotlib.rc_context(SETTINGS):
+    with matplotlib.rc_context(fname=SETTINGS):
         yield
 
 

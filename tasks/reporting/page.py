@@ -117,8 +117,7 @@ def rendered(
 
 def markdown_of(title: str, facts: Sequence[str], sentence: str, content: Sequence[Section]) -> str:
     """Return sections as a page of Markdown. Strings are raw."""
-    head = {"title": title, "facts": facts, "sentence": sentence}
-    return rendered(SECTIONS, "md", content=content, **head)
+    return rendered(SECTIONS, "md", title=title, facts=facts, sentence=sentence, content=content)
 
 
 def block_markdown(block: Block) -> str:

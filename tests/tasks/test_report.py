@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from kernels_eval.records import REASONS, Status
+from kernels_eval.records import Status
 from tasks.benchmark.breakdown import score_groups
 from tasks.benchmark.comparing import compare_all
 from tasks.benchmark.diagnosis import Diagnosis, Evidence, diagnose
@@ -32,59 +32,47 @@ from tasks.benchmark.report.records import (
 from tasks.benchmark.scoring import distribution, score, variants
 from tasks.reporting.charts import INK
 from tasks.reporting.text import clean
-from tests.support.hostile_report import hostile_fields
+from tests.support.hostile_report import hostile_report
 from tests.support.pages import HOSTILE, Page, svgs
+from tests.support.verdict_rows import row
 
 
 def verdict(
     model: str, task: str, outcome: float | str, tokens: int = 100, number: int = 0
 ) -> dict[str, Any]:
     """One verdict joined with its candidate: an outcome is a speedup or a reason."""
-    timed = isinstance(outcome, float)
-    status = (
-        "correct"
-        if timed
-        else next(status for status, reasons in REASONS.items() if outcome in reasons)
+    log = f"main.cpp:{number}:1: error: '{model}' was not declared in this scope"
+    return row(
+        model,
+        task,
+        outcome,
+        candidate_id=f"{model}-{task}-{number}",
+        detail=f"saw {outcome}",
+        log_tail=log if isinstance(outcome, str) else "",
+        generator="a model",
+        reasoning_tokens=tokens,
+        code="int x;",
     )
-    timing = (
-        {"speedup": outcome, "speedup_lower": outcome * 0.9, "speedup_upper": outcome * 1.1}
-        if timed
-        else None
-    )
-    return {
-        "model": model,
-        "candidate_id": f"{model}-{task}-{number}",
-        "task_id": task,
-        "status": str(status),
-        "reason": "ok" if timed else outcome,
-        "detail": f"saw {outcome}",
-        "outputs_match": timed,
-        "timing": timing,
-        "log_tail": (
-            "" if timed else f"main.cpp:{number}:1: error: '{model}' was not declared in this scope"
-        ),
-        "generator": "a model",
-        "reasoning_tokens": tokens,
-        "code": "int x;",
-    }
 
 
 LINE = [
-    verdict("line", "t1", 3.5, 900),
-    verdict("line", "t1", 0.8, 1200, 1),
-    verdict("line", "t2", "build_failed", 3000),
-    verdict("line", "t2", "build_failed", 3100, 1),
-    verdict("line", "t3", "wrong_output", 2500),
-    verdict("line", "t3", "no_custom_kernel", 400, 1),
+    verdict("line", *each)
+    for each in (
+        ("t1", 3.5, 900),
+        ("t1", 0.8, 1200, 1),
+        ("t2", "build_failed", 3000),
+        ("t2", "build_failed", 3100, 1),
+        ("t3", "wrong_output", 2500),
+        ("t3", "no_custom_kernel", 400, 1),
+    )
 ]
 HELD_OUT = [
-    verdict("recorded", f"h{i}", 2.0 if i else "wrong_output", number=n)
-    for i in range(4)
-    for n in range(2)
-]
-HELD_OUT += [
-    verdict(model, f"h{i}", "build_failed", number=n)
-    for model in ("base", "tuned")
+    verdict(model, f"h{i}", right if i else wrong, number=n)
+    for model, right, wrong in (
+        ("recorded", 2.0, "wrong_output"),
+        ("base", "build_failed", "build_failed"),
+        ("tuned", "build_failed", "build_failed"),
+    )
     for i in range(4)
     for n in range(2)
 ]
@@ -137,26 +125,46 @@ def context(**changes: Any) -> ReportContext:
 
 def hostile() -> ReportContext:
     """Everything a candidate, a task, a model or a profile can name is hostile at once."""
+    named: dict[str, Any] = {
+        name: [
+            each.model_copy(update={"model": HOSTILE, "group": HOSTILE}) for each in facts()[name]
+        ]
+        for name in ("scores", "breakdowns", "distributions", "variants")
+    }
+    diagnosis = [Diagnosis(sign="verbose", model=HOSTILE, sentence=HOSTILE)]
     return context(
-        run_name=HOSTILE,
-        device=HOSTILE,
-        base_model=HOSTILE,
-        status_counts={HOSTILE: 6},
-        reason_counts={HOSTILE: 6},
-        criterion_counts={HOSTILE: 1},
-        trace_flags={HOSTILE: (1, 1)},
-        scores=[row.model_copy(update={"model": HOSTILE}) for row in context().scores],
-        breakdowns=[
-            row.model_copy(update={"model": HOSTILE, "group": HOSTILE})
-            for row in context().breakdowns
-        ],
-        distributions=[
-            row.model_copy(update={"model": HOSTILE}) for row in context().distributions
-        ],
-        variants=[row.model_copy(update={"model": HOSTILE}) for row in context().variants],
-        diagnosis=[Diagnosis(sign="verbose", model=HOSTILE, sentence=HOSTILE)],
-        **hostile_fields(HOSTILE),
+        **vars(hostile_report(HOSTILE))
+        | {"history": facts()["history"]}
+        | named
+        | {"diagnosis": diagnosis}
     )
+
+
+SAID = """
+Exec@5
+n/a
+0.0 % (0.0 to 49.0)
+fast_2@1
+2.00x
+recorded minus base
+build_failed
+concise_and_fast
+2.750
+1_Square_matmul
+3.50x
+saw 3.5
+tasks a model
+They say nothing about a GPU
+a note of the run
+KernelCoder (r)
+abc123
+2.13
+repetitive
+of these taken
+Reasoning length: findings
+Shorter is more often correct.
+Three tasks only.
+"""
 
 
 # -- what it says ----------------------------------------------------------------------------------
@@ -188,25 +196,7 @@ def test_page_and_markdown_hold_the_same_facts(render: Any) -> None:
     text = render(context())
     shown = Page(text).words if text.startswith("<!doctype") else text
     shown = html.unescape(shown)
-    scores = ["Exec@5", "n/a", "0.0 % (0.0 to 49.0)", "fast_2@1", "2.00x", "recorded minus base"]
-    line = ["build_failed", "concise_and_fast", "2.750", "1_Square_matmul", "3.50x", "saw 3.5"]
-    rest = [
-        "tasks a model",
-        "They say nothing about a GPU",
-        "a note of the run",
-        "KernelCoder (r)",
-        "abc123",
-        "2.13",
-    ]
-    rest += [
-        "repetitive",
-        "of these taken",
-        "Reasoning length: findings",
-        "Shorter is more often correct.",
-        "Three tasks only.",
-    ]
-    for fact in (*scores, *line, *rest):
-        assert fact in shown, fact
+    assert [fact for fact in SAID.strip().splitlines() if fact not in shown] == []
 
 
 def test_a_run_without_training_or_benchmark_says_so() -> None:
@@ -351,37 +341,11 @@ def test_points_carry_timing_only_where_there_is_one() -> None:
 def test_hostile_text_adds_no_tag_and_no_attribute() -> None:
     page = Page(build_report(hostile()))
     assert page.open == []
-    layout = {
-        "html",
-        "head",
-        "meta",
-        "title",
-        "style",
-        "body",
-        "h1",
-        "h2",
-        "p",
-        "ul",
-        "li",
-        "div",
-        "details",
-        "summary",
-        "pre",
-    }
-    tables = {"table", "thead", "tbody", "tr", "th", "td", "figure", "img", "figcaption"}
-    assert {tag for tag, _ in page.tags} == layout | tables
+    tags = "html head meta title style body h1 h2 p ul li div details summary pre"
+    tables = "table thead tbody tr th td figure img figcaption"
+    assert {tag for tag, _ in page.tags} == {*tags.split(), *tables.split()}
     attributes = {name for _, found in page.tags for name in found}
-    assert attributes <= {
-        "lang",
-        "charset",
-        "name",
-        "content",
-        "http-equiv",
-        "class",
-        "scope",
-        "alt",
-        "src",
-    }
+    assert attributes <= set("lang charset name content http-equiv class scope alt src".split())
     assert page.words.count("<script>alert(1)</script>") > 10  # shown, as text
 
 
@@ -523,36 +487,24 @@ def test_every_figure_has_its_data() -> None:
 
 
 def test_a_large_run_stays_under_the_size_and_says_what_was_cut() -> None:
-    timing = {"lower": 1.0, "upper": 2.0}
+    known: dict[str, Any] = {"reason": "ok", "lower": 1.0, "upper": 2.0}
     points = [
         CandidatePoint(
             task_name=f"task {i}",
             status=list(Status)[i % 8],
-            reason="ok",
             reasoning_tokens=i,
             speedup=1 + i / 1e4,
-            **timing,
+            **known,
         )
         for i in range(20_000)
     ]
-    examples = [
-        Example(
-            task_name="t",
-            status="correct",
-            reason="ok",
-            code="x" * 1_000_000,
-            detail="d" * 1_000_000,
-        )
-        for _ in range(50)
-    ]
+    long = {"code": "x" * 1_000_000, "detail": "d" * 1_000_000}
+    examples = [Example(task_name="t", status="correct", reason="ok", **long)] * 50
     page = build_report(context(points=points, examples=examples, candidates=20_000))
     assert len(page.encode()) < 600_000
     words = Page(page).words
-    assert (
-        "1,500 of 20,000 candidates" in words
-        and "30 of 20,000" in words
-        and "more characters" in words
-    )
+    for cut in ("1,500 of 20,000 candidates", "30 of 20,000", "more characters"):
+        assert cut in words
 
 
 def test_the_same_context_gives_the_same_bytes() -> None:

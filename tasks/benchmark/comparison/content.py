@@ -127,11 +127,11 @@ def turned(row: ComparisonRow) -> ComparisonRow:
 
 def trust(found: Compared) -> list[Caveat]:
     """Return what limits the comparison, from the numbers."""
-    arms, counts = found.strategies, found.samples_per_task_and_seed
+    arms = found.strategies
     if not arms:
         return []
     execs = [row for row in found.scores if row.metric == EXEC]
-    samples = f"{counts.least} to {counts.most}" if counts.least < counts.most else counts.most
+    samples = " to ".join(map(str, sorted(set(found.samples_per_task_and_seed.values()))))
     spreads = {arm.name: found.by_seed(arm.name, EXEC) for arm in arms}
     widest = max(arms, key=lambda arm: max(spreads[arm.name]) - min(spreads[arm.name]))
     spread = 100 * (max(spreads[widest.name]) - min(spreads[widest.name]))

@@ -15,7 +15,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from itertools import product
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import polars as pl
 
@@ -82,13 +82,6 @@ class SeedTest(Tested):
     freedom: int = 0
 
 
-class SampleCounts(Record):
-    """Samples that a seed gave to a task."""
-
-    least: int = 0
-    most: int = 0
-
-
 class Compared(Record):
     """Every number of a comparison. `strategies` are in the order of their Exec@1, best first;
     `baseline` names one of them, `untuned_model` a reference."""
@@ -104,7 +97,7 @@ class Compared(Record):
     against_untuned: tuple[ComparisonRow, ...] = ()
     seed_tests: tuple[SeedTest, ...] = ()
     tasks: int = 0
-    samples_per_task_and_seed: SampleCounts = SampleCounts()
+    samples_per_task_and_seed: dict[Literal["least", "most"], int] = {"least": 0, "most": 0}
     excluded_tasks: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
 
@@ -179,7 +172,7 @@ def compared(ablation: Ablation, *, resamples: int = 2000, seed: int = 0) -> Com
         against_untuned=tuple(against_base),
         seed_tests=(*seed_tests(differences, seeds), *seed_tests(against_base, seeds)),
         tasks=counts["task_id"].n_unique(),
-        samples_per_task_and_seed=SampleCounts(least=least, most=most),
+        samples_per_task_and_seed={"least": least, "most": most},
         excluded_tasks=tuple(excluded),
         devices=tuple(sorted({name for name in frame["device"].unique() if name})),
     )
@@ -257,16 +250,11 @@ def _verdicts(answers: Answers, whose: str, facts: dict[str, str]) -> pl.DataFra
     """Verdicts of one branch. Two seeds may give the same answer, which is two samples: the branch
     becomes part of a candidate's id."""
     snapshot = answers.verdicts.open()
-    if not snapshot.finished:
+    frame = snapshot.read(columns=READ, unique="candidate_id") if snapshot.finished else None
+    if frame is None or frame.is_empty():
         raise UsageError(
-            f"the verdicts of {whose} are not finished: {snapshot.path}",
-            "run the ablation again, it goes on where it was",
-        )
-    frame = snapshot.read(columns=READ, unique="candidate_id")
-    if frame.is_empty():
-        raise UsageError(
-            f"the verdicts of {whose} hold no row: {snapshot.path}",
-            "give the benchmark tasks and samples",
+            f"the verdicts of {whose} are not finished or have no row: {snapshot.path}",
+            "rerun the ablation, it resumes; give the benchmark tasks and samples",
         )
     key = pl.lit(facts.get("branch", whose) + " ") + pl.col("candidate_id")
     return frame.with_columns(

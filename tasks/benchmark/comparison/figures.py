@@ -48,13 +48,14 @@ def figures(found: Compared) -> dict[str, str]:
         return drawn
     names = [arm.name for arm in found.strategies[:MOST_ARMS]] + list(found.references)
     height = 0.9 + 0.3 * len(names)
-    figure, axes = new_figure(WIDTH, height, columns=2, sharey=True)
-    _plot_scores(axes, found, names, 32)
-    axes[1].tick_params(labelleft=False)
-    drawn[SCORES] = svg_of(figure)
-    figure, axes = new_figure(NARROW, 2 * height, rows=2)
-    _plot_scores(axes, found, names, 24)
-    drawn[f"{SCORES}.narrow"] = svg_of(figure)
+    for name, width, rows, columns, characters in (
+        (SCORES, WIDTH, 1, 2, 32),
+        (f"{SCORES}.narrow", NARROW, 2, 1, 24),
+    ):
+        figure, axes = new_figure(width, rows * height, rows, columns, sharey=columns > 1)
+        _plot_scores(axes, found, names, characters)
+        axes[1].tick_params(labelleft=rows > 1)
+        drawn[name] = svg_of(figure)
     if curves := _curves(found):
         for name, width, tall, columns in (
             (SIZES, WIDTH, 3.4, 3),
@@ -93,11 +94,8 @@ def _percent(
 ) -> tuple[float | None, float | None, float | None]:
     """A score with its bounds."""
     row = found.score(name, metric)
-    if row is None:
-        return None, None, None
-    value, lower, upper = (
-        None if each is None else 100 * each for each in (row.value, row.lower, row.upper)
-    )
+    numbers = (row.value, row.lower, row.upper) if row else (None, None, None)
+    value, lower, upper = (None if each is None else 100 * each for each in numbers)
     return value, lower, upper
 
 

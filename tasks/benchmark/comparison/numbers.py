@@ -190,23 +190,21 @@ def _arms(ablation: Ablation) -> list[Arm]:
     arms = []
     for (strategy, size), branches in found.items():
         trained = "all rows" if size is None else f"{size:,} rows"
-        rows = [branch.rows for branch in branches if branch.rows is not None]
-        hours = [branch.gpu_hours for branch in branches if branch.gpu_hours is not None]
-        losses, held_out = (
-            tuple(value for branch in branches if (value := getattr(branch, name)) is not None)
-            for name in ("loss_last", "held_out_loss_last")
-        )
+        known = {
+            column: [value for branch in branches if (value := getattr(branch, column)) is not None]
+            for column in ("seed", "rows", "gpu_hours", "loss_last", "held_out_loss_last")
+        }
         arms.append(
             Arm(
                 name=_distinct(f"{strategy}, {trained}" if several else strategy, taken),
                 strategy=strategy,
                 size=size,
                 branches=tuple(branch.name for branch in branches),
-                seeds=tuple(branch.seed for branch in branches),
-                rows=statistics.fmean(rows) if rows else None,
-                gpu_hours=sum(hours) if hours else None,
-                loss_last=losses,
-                held_out_loss_last=held_out,
+                seeds=tuple(known["seed"]),
+                rows=statistics.fmean(known["rows"]) if known["rows"] else None,
+                gpu_hours=sum(known["gpu_hours"]) if known["gpu_hours"] else None,
+                loss_last=tuple(known["loss_last"]),
+                held_out_loss_last=tuple(known["held_out_loss_last"]),
             )
         )
     return arms

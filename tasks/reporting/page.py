@@ -93,9 +93,11 @@ def rendered(template: Path, **values: object) -> str:
     other gives plain text. It knows the filter `form` (a format specification) and the functions
     `interval` and `plural`.
     """
-    return _texts(template.parent, template.name.endswith(".md.j2")).get_template(
-        template.name
-    ).render(values)
+    return (
+        _texts(template.parent, template.name.endswith(".md.j2"))
+        .get_template(template.name)
+        .render(values)
+    )
 
 
 @cache

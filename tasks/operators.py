@@ -33,7 +33,7 @@ def operator_kind(reference_operators: Sequence[str]) -> OperatorKind:
 
 
 def is_single_operator(names: pl.Expr) -> pl.Expr:
-    """Whether `operator_kind` of a column of lists of names is "single_operator"; False for null."""
+    """Whether `operator_kind` of lists of names is "single_operator"; False for null."""
     calls = names.cast(pl.List(pl.String)).list.drop_nulls()
     last = calls.list.eval(pl.element().str.extract(r"([^.]*)$")).list.join(" ")
     return ((calls.list.len() == 1) | (last == "add_ batch_norm")).fill_null(False)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 import polars as pl
 
-from tasks.curation.config import FLAGS, QualityConfig
+from tasks.curation.config import QualityConfig
 
 T = TypeVar("T")
 Array = np.ndarray[Any, Any]

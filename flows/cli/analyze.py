@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from flows.cli.common import command, emit, json_option, verdict_options
+from flows.cli.common import command, emit
 from kernels_eval.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,27 +25,7 @@ if TYPE_CHECKING:
     from tasks.curation.source import Source
 
 
-@command()
-@verdict_options
-@click.option(
-    "--other-verdicts",
-    metavar="PATH",
-    help="Verdicts of another generator on the same tasks.",
-)
-@click.option("--other-candidates", metavar="PATH", help="Their candidates.")
-@click.option(
-    "--out",
-    default="analysis",
-    metavar="DIR",
-    help="Where report.md, analysis.json and the figures go.",
-)
-@click.option(
-    "--seed",
-    type=int,
-    default=0,
-    help="Seed for the permutation test and the random groups of tasks.",
-)
-@json_option("the analysis")
+@command
 def analyze(as_json: bool, **options: Any) -> None:
     """Observations and difficulty: what reasoning length says of correctness and speedup."""
     analysis = analysis_of(**options)

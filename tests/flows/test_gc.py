@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.cli.gc import in_units
+from flows.cli.common import in_units
 from flows.cli.main import main
 from flows.ops.gc import collect
 from flows.ops.gc_inventory import TRASH, Stored, scan

@@ -12,8 +12,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import click
-
 from flows.cli.common import command, emit
 from kernels_eval.errors import UsageError
 
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 def analyze(as_json: bool, **options: Any) -> None:
     """Observations and difficulty: what reasoning length says of correctness and speedup."""
     analysis = analysis_of(**options)
-    emit(analysis.as_json(), as_json, lambda _: click.echo(analysis.summary()))
+    emit(analysis.as_json(), as_json, "analyze", found=analysis)
 
 
 class Analysis(NamedTuple):
@@ -44,11 +42,6 @@ class Analysis(NamedTuple):
         from tasks.analysis.report import as_json
 
         return {**as_json(self.observations, self.difficulty), "report": str(self.report)}
-
-    def summary(self) -> str:
-        """Return the headlines, what bounds them, and the report's path."""
-        said = [*self.observations.finding, *self.difficulty.finding, *self.observations.cautions]
-        return "\n".join([*(f"- {sentence}" for sentence in said), f"report: {self.report}"])
 
 
 def analysis_of(

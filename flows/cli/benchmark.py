@@ -38,8 +38,8 @@ def benchmark(ks: str, ps: str, as_json: bool, **options: Any) -> None:
     """Score existing verdicts: Exec and fast_p at pass@k with intervals, level by level."""
     from tasks.benchmark.score_table import HEADER, table_of
 
-    asked = {"ks": parsed_numbers(ks, "--k", int), "ps": parsed_numbers(ps, "--p", float)}
-    data = score_table(**options, **asked)
+    options |= {"ks": parsed_numbers(ks, "--k", int), "ps": parsed_numbers(ps, "--p", float)}
+    data = score_table(**options)
     names, rows = table_of(data)
     emit(data, as_json, "benchmark", names=names, rows=rows, numbers=names[len(HEADER) :])
 

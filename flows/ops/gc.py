@@ -71,7 +71,7 @@ def collect(
         now_s = time.time()
         references = noted(home) | named.names | published(published_folders)
         decisions = decide(scan(home), references, keep, now_s, named.released)
-        others = [
+        others: list[dict[str, Any]] = [
             {"path": str(path), "bytes": size_of(path), "reason": reason}
             for path, reason in _others(home, decisions, now_s - log_days * DAY_S)
         ]

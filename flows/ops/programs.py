@@ -59,7 +59,8 @@ class Stack:
             "random": random.token_urlsafe(32),
         }
         template = Template(text, undefined=StrictUndefined)
-        return template.render(places=self.places, settings=settings, secrets=secrets, **known)
+        text = template.render(places=self.places, settings=settings, secrets=secrets, **known)
+        return text
 
     def variables(self, table: Mapping[str, str]) -> dict[str, str]:
         """Those that are not empty."""

@@ -12,6 +12,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flows.cli.common import command, emit
@@ -85,11 +86,10 @@ def parsed_numbers(text: str, option: str, kind: type[Number]) -> list[Number]:
     from tasks.sources.files import shown
 
     least, example = (1, "1,5,10") if kind is int else (0, "0,0.5,1,1.5,2")
-    try:
-        found = list(dict.fromkeys(kind(part) for part in text.split(",")))
-    except ValueError:
-        found = []
-    if not found or not all(math.isfinite(value) and value >= least for value in found):
+    found: list[Number] = []
+    with suppress(ValueError):
+        found = list(dict.fromkeys(map(kind, text.split(","))))
+    if not found or not all(least <= value < math.inf for value in found):
         which = "above 0" if least else "from 0"
         raise UsageError(
             f"{option} {shown(text)!r} is not a list of numbers {which}", f"such as {example}"

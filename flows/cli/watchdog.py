@@ -17,7 +17,8 @@ def watchdog(as_json: bool, dry_run: bool, **limits: Any) -> None:
     from prefect.settings import get_current_settings
 
     from flows.config import validated
-    from flows.ops.watchdog import WatchdogConfig, watch
+    from flows.ops.watchdog import watch
+    from flows.runtime.config import WatchdogConfig
 
     config = validated(WatchdogConfig, limits, "concur watchdog")
     if not get_current_settings().api.url:

@@ -17,9 +17,9 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from prefect import flow
-from pydantic import BaseModel, ConfigDict, Field
 
 from flows.ops.runs import Ask, end_run, matching_runs, runs_below, set_state
+from flows.runtime.config import WatchdogConfig
 from kernels_eval.errors import EvalError
 from kernels_eval.records import Record
 from tasks.reporting.text import cells
@@ -39,58 +39,6 @@ SIGNS = (
 time."""
 Action = Literal["crash", "cancel", "drop", "tell"]
 """End it without its process, ask its worker to end it, drop it before it starts, or only tell."""
-
-
-class WatchdogConfig(BaseModel):
-    """How many minutes a run may be in each state without a sign of life."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Watchdog")
-
-    pending_min: float = Field(
-        default=10,
-        gt=0,
-        title="Pending, min",
-        description="from being taken by a worker to its process running; after it: crashed",
-    )
-    heartbeat_min: float = Field(
-        default=15,
-        gt=3,
-        title="Without heartbeat, min",
-        description=(
-            "a process that lives sends one every 3 minutes (PREFECT_FLOWS_HEARTBEAT_FREQUENCY);"
-            " after it: crashed"
-        ),
-    )
-    silent_min: float = Field(
-        default=180,
-        gt=0,
-        title="Without progress, min",
-        description=(
-            "no new state, task run, artifact or log line, though its process lives; after it:"
-            " cancelled, so that it ends"
-        ),
-    )
-    cancelling_min: float = Field(
-        default=5,
-        gt=0,
-        title="Cancelling, min",
-        description="for the worker that should end it; after it: cancelled without its worker",
-    )
-    late_min: float = Field(
-        default=60,
-        gt=0,
-        title="Late, min",
-        description=(
-            "a scheduled run that no worker takes; after it: reported, and dropped where a later"
-            " one waits"
-        ),
-    )
-    tag: str | None = Field(
-        default=None,
-        min_length=1,
-        title="Tag",
-        description="watch over runs with this tag only; null: all runs",
-    )
 
 
 class RunFacts(Record):

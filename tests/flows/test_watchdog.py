@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from flows.ops.watchdog import RunFacts, WatchdogConfig, judge
+from flows.ops.watchdog import RunFacts, judge
+from flows.runtime.config import WatchdogConfig
 from tests.support.night import POOL, ROOT, Night, night, until
 from tests.support.servers import clean_environment, free_port
 

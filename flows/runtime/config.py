@@ -1,5 +1,5 @@
-"""How a run guards itself, and when it counts as stuck. None of it decides what a snapshot holds, so none of it is part of a
-fingerprint."""
+"""How a run guards itself, and when it counts as stuck. None of it decides what a snapshot holds,
+so none of it is part of a fingerprint."""
 
 from __future__ import annotations
 

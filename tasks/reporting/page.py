@@ -2,7 +2,7 @@
 
 A page's template calls the parts of `html.j2` and `md.j2` (section, table, picture, ...), which
 have the same names and arguments, so it is written once. Numbers become text by the filters
-`count`, `number`, `interval`, `share` and `p_value`. Guarantees: the HTML page loads nothing
+`count`, `form`, `number`, `interval`, `share` and `p_value`. Guarantees: the HTML page loads nothing
 and runs no script; every value in either form is escaped, those of Markdown become one line; only
 an http(s) address becomes a link; a section without content is left out. Does not guarantee what
 lies behind a link.
@@ -30,21 +30,14 @@ from tasks.reporting.text import (
     interval,
     number,
     p_value,
+    plural,
     share,
 )
 
-Form = Literal["html", "md"]
+Form = Literal["html", "md", "txt"]
 TEMPLATES = Path(__file__).parent / "templates"
-SECTIONS = TEMPLATES / "sections.j2"
 NUMBER, NUMBER_CHARS = re.compile(r"[-+<]?\s?\d|n/a$"), 26
 MARKDOWN_CHARS = 100_000  # of one value
-
-
-@dataclass(frozen=True)
-class Text:
-    """A paragraph."""
-
-    text: str
 
 
 @dataclass(frozen=True)
@@ -73,27 +66,10 @@ class Table:
     rows: Sequence[Sequence[Cell]]
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A figure by name, and where it lies beside a Markdown page."""
-
-    name: str
-    caption: str
-    file: str = ""
+Block = Bullets | Table
 
 
-Block = Text | Bullets | Table | Picture
-
-
-@dataclass(frozen=True)
-class Section:
-    """A heading and what stands below it."""
-
-    title: str
-    blocks: tuple[Block, ...]
-
-
-def rendered(
+def page_of(
     template: Path,
     form: Form,
     *,
@@ -115,15 +91,20 @@ def rendered(
     return text if form == "html" else _spaced(text) + "\n"
 
 
-def markdown_of(title: str, facts: Sequence[str], sentence: str, content: Sequence[Section]) -> str:
-    """Return sections as a page of Markdown. Strings are raw."""
-    return rendered(SECTIONS, "md", title=title, facts=facts, sentence=sentence, content=content)
+def rendered(template: Path, **values: object) -> str:
+    """Return a text template filled with values.
+
+    Of a template NAME.md.j2, nothing of the values is markup in the Markdown that is returned; any
+    other gives plain text.
+    """
+    form: Form = "md" if template.name.endswith(".md.j2") else "txt"
+    return _environment(form, template.parent).get_template(template.name).render(values)
 
 
 def block_markdown(block: Block) -> str:
     """Return one block as Markdown in which nothing of its texts is markup."""
     parts = _environment("md", TEMPLATES).get_template("md.j2").module
-    return _spaced(str(vars(parts)[_kind(block)](**vars(block))))
+    return _spaced(str(vars(parts)[type(block).__name__.lower()](**vars(block))))
 
 
 def _spaced(text: str) -> str:
@@ -133,35 +114,30 @@ def _spaced(text: str) -> str:
 
 @cache
 def _environment(form: Form, folder: Path) -> Environment:
-    html = form == "html"
-
     def shown(value: object) -> object:
-        if isinstance(value, Markup):
+        if form == "txt" or isinstance(value, Markup):
             return value
-        return clean(value) if html else Markup(as_text(value, MARKDOWN_CHARS))
+        return clean(value) if form == "html" else Markup(as_text(value, MARKDOWN_CHARS))
 
     def link(value: Cell) -> str | None:
         url = address(value.url) if isinstance(value, Link) else None
-        return url if html or url is None else Markup(url)
+        return Markup(url) if form == "md" and url else url
 
     environment = Environment(
         loader=FileSystemLoader([folder, TEMPLATES]),
-        autoescape=True,
+        autoescape=form != "txt",
         undefined=StrictUndefined,
         finalize=shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters.update(
-        {"data": _data, "fields": vars, "indented": _indented, "kind": _kind, "link": link},
+        {"data": _data, "form": format, "indented": _indented, "link": link},
         **{"count": "{:,.0f}".format, "number": number, "width": _width, "cut": cut},
         **{"interval": interval, "p_value": p_value, "share": share, "hours": hours},
     )
+    environment.globals.update(interval=interval, plural=plural)
     return environment
-
-
-def _kind(block: Block) -> str:
-    return type(block).__name__.lower()
 
 
 def _width(value: Cell) -> str:

@@ -20,7 +20,7 @@ from tasks.benchmark.comparison.numbers import Compared, compared
 from tasks.benchmark.comparison.records import Ablation, Written
 from tasks.benchmark.tables import PUBLISHED, TEMPLATES
 from tasks.files import atomic_write
-from tasks.reporting.page import rendered
+from tasks.reporting.page import page_of
 
 SCHEMA_VERSION = 1
 HTML, MARKDOWN, JSON = "comparison.html", "comparison.md", "comparison.json"
@@ -47,8 +47,8 @@ def write_comparison(
     template = TEMPLATES / "comparison.j2"
     data = json.dumps(as_data(found, resamples=resamples, seed=seed), indent=2, allow_nan=False)
     try:
-        atomic_write(out / HTML, rendered(template, "html", **page))
-        atomic_write(out / MARKDOWN, rendered(template, "md", **page))
+        atomic_write(out / HTML, page_of(template, "html", **page))
+        atomic_write(out / MARKDOWN, page_of(template, "md", **page))
         atomic_write(out / JSON, f"{data}\n")
     except OSError as error:
         raise UsageError(

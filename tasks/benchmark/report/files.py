@@ -20,7 +20,7 @@ from tasks.benchmark.report.figures import figures
 from tasks.benchmark.report.records import ReportContext
 from tasks.benchmark.tables import TEMPLATES, published_table
 from tasks.files import atomic_write
-from tasks.reporting.page import Form, rendered
+from tasks.reporting.page import Form, page_of
 
 FILES = ("report.html", "report.md", "report.json")
 SUMMARY, MADE_OF = "summary.json", "made_of.txt"
@@ -90,7 +90,7 @@ def to_json(context: ReportContext) -> str:
 
 
 def _page(context: ReportContext, form: Form, drawn: dict[str, str]) -> str:
-    return rendered(
+    return page_of(
         TEMPLATES / "report.j2",
         form,
         title=f"concur: {context.run_name}",

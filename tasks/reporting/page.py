@@ -2,10 +2,10 @@
 
 A page's template calls the parts of `html.j2` and `md.j2` (section, table, picture, ...), which
 have the same names and arguments, so it is written once. Numbers become text by the filters
-`count`, `form`, `number`, `interval`, `share` and `p_value`. Guarantees: the HTML page loads nothing
-and runs no script; every value in either form is escaped, those of Markdown become one line; only
-an http(s) address becomes a link; a section without content is left out. Does not guarantee what
-lies behind a link.
+`count`, `form`, `number`, `interval`, `share` and `p_value`. Guarantees: the HTML page loads
+nothing and runs no script; every value in either form is escaped, those of Markdown become one
+line; only an http(s) address becomes a link; a section without content is left out. Does not
+guarantee what lies behind a link.
 """
 
 from __future__ import annotations

@@ -330,29 +330,7 @@ def test_a_language_without_its_device_and_an_out_that_is_a_file(
 
 
 def test_the_end_shows_numbers_and_no_markup_of_others() -> None:
-    data = {
-        "candidates": 4,
-        "tasks": 2,
-        "language": "cpp",
-        "device": "[red]CPU\x1b[31m",
-        "statuses": {"correct": 3, "timeout": 1},
-        "reasons": {"correct": {"ok": 3}, "timeout": {"run": 1}},
-        "speedup": {
-            "timed": 3,
-            "above_1": 2,
-            "quantiles": {"0.1": 0.5, "0.5": 1.25, "0.9": 12.3456},
-        },
-        "seconds": {
-            "build_s": {"candidates": 4, "sum": 8.0, "mean": 2.0},
-            "load_s": {"candidates": 0, "sum": 0.0, "mean": 0.0},
-        },
-        "builds": {"tiers": {"lite": 3, "full": 1}, "cached": 2},
-        "quarantined": ["[bold]GPU 0\x1b[0m"],
-        "verdicts": "out/" + "long/" * 40 + "v",
-        "summary": "out/s",
-        "snapshots": {"verdicts": "/x"},
-        "this_run": {"seconds": 3.2, "by_workers": 3, "without_worker": 1},
-    }
+    data = json.loads((ROOT / "tests/data/batch_summary.json").read_text(encoding="utf-8"))
     shown = rendered("verify-batch", data)
     assert "\x1b" not in shown and "[red]CPU?[31m" in shown and "[bold]GPU 0?[0m" in shown
     for text in (

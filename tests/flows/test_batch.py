@@ -19,7 +19,6 @@ import polars as pl
 import psutil
 import pytest
 
-import flows
 from flows.cli.common import rendered
 from flows.config import load_protocol
 from kernels_eval.errors import DeviceError, UsageError
@@ -30,8 +29,8 @@ from tasks.synthesis.tables import CandidateTable
 from tasks.verification import batch
 from tasks.verification.batch import verify_batch
 from tasks.verification.config import VerificationConfig
+from tests.support.commands import CONCUR, ROOT, concur, environment
 
-ROOT = Path(flows.__file__).parent.parent
 NAMES = ("cumulative_sum", "softmax_rows")
 QUICK = ("--workers", "1", "--builders", "1", "--set", "timing.max_s=0.3")
 CODE = "class ModelNew: pass\n"
@@ -66,15 +65,10 @@ class Command:
     lines."""
 
     def __init__(self, directory: Path, *arguments: str) -> None:
-        environment = {
-            name: value for name, value in os.environ.items() if not name.startswith("RAY_")
-        }
-        environment |= {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-        command = [sys.executable, "-m", "flows.cli", "verify-batch", *arguments]
         self.process = subprocess.Popen(
-            command,
+            [*CONCUR, "verify-batch", *arguments],
             cwd=directory,
-            env=environment,
+            env=environment(CUDA_VISIBLE_DEVICES=""),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -171,15 +165,8 @@ def test_interrupted_then_finished_then_served(
     ] == len(before)
     assert data["candidates"] == sum(data["statuses"].values()) == 6 and data["tasks"] == 2
     assert data["reasons"]["no_code"] == {"no_code_block": 1} and data["statuses"]["correct"] >= 2
-    assert data["speedup"]["timed"] == data["statuses"]["correct"] and set(
-        data["speedup"]["quantiles"]
-    ) == {
-        "0.1",
-        "0.25",
-        "0.5",
-        "0.75",
-        "0.9",
-    }
+    assert data["speedup"]["timed"] == data["statuses"]["correct"]
+    assert set(data["speedup"]["quantiles"]) == set("0.1 0.25 0.5 0.75 0.9".split())
     assert data["seconds"]["timing_s"]["candidates"] == data["statuses"]["correct"]
     assert sum(data["builds"]["tiers"].values()) == 5 and data["telemetry"][
         "candidates"
@@ -250,17 +237,9 @@ def test_a_table_without_any_code_needs_no_worker(
 
 
 def refused(tmp_path: Path, *arguments: str) -> str:
-    command = [sys.executable, "-m", "flows.cli", "verify-batch", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=environment
-    )
+    done = concur("verify-batch", *arguments, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     lines = done.stderr.splitlines()
-    assert (done.returncode, done.stdout, len(lines)) == (2, "", 1), (
-        done.returncode,
-        done.stdout,
-        done.stderr,
-    )
+    assert (done.returncode, done.stdout, len(lines)) == (2, "", 1), done
     assert not (tmp_path / "out").exists()
     return lines[0]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import Any
 
+from kernels_eval.isolation.channel import Message
 from kernels_eval.records import Phases, Verdict
 
 BUILDERS, DEVICES = "builders", "devices"
@@ -60,7 +60,7 @@ class Telemetry:
         for name in Phases.model_fields if verdict.phases else ():
             self._seconds[name] += getattr(verdict.phases, name)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Message:
         """Plain numbers: seconds, shares in [0, 1], counts. `device_busy_share` is of the time
         since the first finished build.
 

@@ -22,7 +22,7 @@ CERTAIN = {
 
 
 @pytest.mark.parametrize("source", CERTAIN)
-def test_what_no_kernel_needs_is_rejected_with_its_line(source: str) -> None:
+def test_what_no_kernel_needs_is_rejected_with_its_line(source):
     found = screen_native(source)
     name = CERTAIN[source]
     assert found.reason == "forbidden_call"
@@ -55,11 +55,11 @@ HONEST = [
 
 
 @pytest.mark.parametrize("source", HONEST)
-def test_words_comments_strings_and_own_functions_are_no_evidence(source: str) -> None:
+def test_words_comments_strings_and_own_functions_are_no_evidence(source):
     assert screen_native(source).reason is None
 
 
-def test_libraries_and_threads_are_flags() -> None:
+def test_libraries_and_threads_are_flags():
     found = screen_native(
         "void f() { cublasSgemm(h, a); std::thread t(g); t.join(); cudaStreamCreate(&s); }"
     )
@@ -68,5 +68,5 @@ def test_libraries_and_threads_are_flags() -> None:
 
 
 @given(st.text(max_size=400))
-def test_any_text_is_screened_without_an_error(text: str) -> None:
+def test_any_text_is_screened_without_an_error(text):
     assert screen_native(text).reason in (None, "forbidden_call")

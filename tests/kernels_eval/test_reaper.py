@@ -9,7 +9,6 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,7 +35,7 @@ BUILDER = """
 """
 
 
-def test_a_builder_that_is_killed_takes_its_compilers_along(tmp_path: Path) -> None:
+def test_a_builder_that_is_killed_takes_its_compilers_along(tmp_path):
     builder = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(BUILDER), str(tmp_path)],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -57,7 +56,7 @@ def test_a_builder_that_is_killed_takes_its_compilers_along(tmp_path: Path) -> N
         builder.wait()
 
 
-def test_one_reaper_serves_a_process(tmp_path: Path) -> None:
+def test_one_reaper_serves_a_process(tmp_path):
     first = reaper.reaper()
     assert [run(["true"], tmp_path, time.monotonic() + 60, dict(os.environ)) for _ in range(3)] == [
         "ok"
@@ -69,7 +68,7 @@ def test_one_reaper_serves_a_process(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_deadline_ends_the_whole_group(tmp_path: Path) -> None:
+def test_a_deadline_ends_the_whole_group(tmp_path):
     command = ["sh", "-c", "echo out; sh -c 'echo $$ > inner; sleep 600' & wait"]
     inner = tmp_path / "inner"
     for seconds in (1, 4, 16, 64):  # a busy machine may not have come to the inner one before
@@ -80,14 +79,14 @@ def test_a_deadline_ends_the_whole_group(tmp_path: Path) -> None:
     until(lambda: has_ended(int(inner.read_text())))
 
 
-def test_the_reaper_ends_with_its_owner(tmp_path: Path) -> None:
+def test_the_reaper_ends_with_its_owner(tmp_path):
     program = "from kernels_eval.isolation import reaper; reaper.reaper()"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OF_THIS_TEST": str(tmp_path)}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)
     until(lambda: not marked(tmp_path))
 
 
-def test_builds_go_on_where_the_reaper_was_killed(tmp_path: Path) -> None:
+def test_builds_go_on_where_the_reaper_was_killed(tmp_path):
     """A pipe that nobody reads breaks between fork and exec, where an error would be the
     build's."""
     program = """
@@ -143,8 +142,8 @@ OWNER = """
 
 
 def test_what_writes_to_the_logs_of_a_killed_process_s_own_ray_is_ended_and_nothing_else(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     owner = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(OWNER), str(tmp_path)],
         env=os.environ | {"PYTHONPATH": str(ROOT), "OF_THIS_TEST": str(tmp_path)},
@@ -232,7 +231,7 @@ def of_session(session: str) -> dict[int, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "shutdown", "exit"])
-def test_a_ray_of_ones_own_is_gone_with_its_process(short_path: Path, how: str) -> None:
+def test_a_ray_of_ones_own_is_gone_with_its_process(short_path, how):
     process, worker, session = driver(short_path)
     try:
         began = of_session(session)
@@ -254,7 +253,7 @@ def test_a_ray_of_ones_own_is_gone_with_its_process(short_path: Path, how: str) 
 
 
 @pytest.mark.slow
-def test_a_ray_that_was_joined_stays(short_path: Path) -> None:
+def test_a_ray_that_was_joined_stays(short_path):
     head, worker, session = driver(short_path)
     try:
         port = next(Path(session).glob("gcs_server_port_*")).read_text()
@@ -279,7 +278,7 @@ def test_a_ray_that_was_joined_stays(short_path: Path) -> None:
 
 
 @pytest.fixture
-def short_path() -> Iterator[Path]:
+def short_path():
     """Ray's sockets lie below it, whose paths must be short."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         yield Path(folder)

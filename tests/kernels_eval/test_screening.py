@@ -39,7 +39,7 @@ class ModelNew(nn.Module):
 '''
 
 
-def test_honest_code_passes_without_a_flag() -> None:
+def test_honest_code_passes_without_a_flag():
     screened = screen(HONEST)
     assert screened.reason is None, screened.detail
     assert screened.flags == ()
@@ -73,17 +73,17 @@ REJECTED = {
 
 
 @pytest.mark.parametrize("code", REJECTED)
-def test_what_no_honest_kernel_needs_is_rejected(code: str) -> None:
+def test_what_no_honest_kernel_needs_is_rejected(code):
     screened = screen(code)
     assert screened.reason == REJECTED[code]
     assert screened.detail.startswith("line ")
 
 
-def test_a_rejection_names_its_line() -> None:
+def test_a_rejection_names_its_line():
     assert screen("import torch\n\n\nimport subprocess\n").detail == "line 4: imports subprocess"
 
 
-def test_the_first_finding_is_the_one_reported() -> None:
+def test_the_first_finding_is_the_one_reported():
     screened = screen("import torch\ntorch.allclose = None\nimport subprocess\n")
     assert (screened.reason, screened.detail) == (
         "harness_tampering",
@@ -104,13 +104,13 @@ FLAGGED = {
 
 
 @pytest.mark.parametrize("code", FLAGGED)
-def test_what_is_only_suspicious_is_flagged_and_passes(code: str) -> None:
+def test_what_is_only_suspicious_is_flagged_and_passes(code):
     screened = screen(code + "\nclass ModelNew: pass\n")
     assert screened.reason is None
     assert screened.flags == (FLAGGED[code],)
 
 
-def test_a_module_without_model_new_is_flagged_not_rejected() -> None:
+def test_a_module_without_model_new_is_flagged_not_rejected():
     """`ModelNew = make()` is honest, so the run decides."""
     assert screen("Model = object\nModelNew = Model\n").flags == ("no_static_model_new",)
 
@@ -118,21 +118,21 @@ def test_a_module_without_model_new_is_flagged_not_rejected() -> None:
 @pytest.mark.parametrize(
     "code", ["def f(:\n    pass", "class A\n", "x = 1\n  y = 2", "return\x00", "(" * 10_000]
 )
-def test_what_python_cannot_read_is_a_syntax_error(code: str) -> None:
+def test_what_python_cannot_read_is_a_syntax_error(code):
     assert screen(code).reason == "syntax_error"
 
 
-def test_a_syntax_error_names_its_line() -> None:
+def test_a_syntax_error_names_its_line():
     assert screen(textwrap.dedent("x = 1\ny = (\nz = 3\n")).detail.startswith("line 2")
 
 
 @given(st.text(max_size=200))
-def test_any_text_gets_an_answer(text: str) -> None:
+def test_any_text_gets_an_answer(text):
     assert screen(text).reason in (None, "syntax_error", "forbidden_call", "harness_tampering")
 
 
 @given(st.text(alphabet=st.characters(exclude_characters='"\\\x00\r', codec="utf-8"), max_size=100))
-def test_a_string_is_never_evidence(words: str) -> None:
+def test_a_string_is_never_evidence(words):
     code = (
         f'X = """{words} import subprocess; torch.allclose = 1; os.system("x"); """\nclass'
         " ModelNew: pass\n"

@@ -4,7 +4,6 @@ honest twins, the absence of both."""
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 
 import pytest
 
@@ -17,7 +16,6 @@ from tests.support.kernels import (
     AFFINE,
     QUICK,
     WEIGHTED,
-    Verifier,
     assert_reason,
     kernel_task,
     load_inline,
@@ -28,7 +26,7 @@ from tests.support.kernels import (
 
 
 @pytest.fixture(scope="session")
-def verify() -> Iterator[Verifier]:
+def verify():
     with verifying() as made:
         made.preparer.builder.warm()
         yield made
@@ -46,7 +44,7 @@ def calls(function: str) -> str:
 # -- correct ---------------------------------------------------------------------------------------
 
 
-def test_a_correct_kernel_is_timed_and_named(verify: Verifier) -> None:
+def test_a_correct_kernel_is_timed_and_named(verify):
     verdict = verify(AFFINE, calls("affine"))
     assert_reason(verdict, "ok")
     assert verdict.status is Status.CORRECT and verdict.correct_any and verdict.correct_custom
@@ -68,7 +66,7 @@ def test_a_correct_kernel_is_timed_and_named(verify: Verifier) -> None:
     assert 0 < sum(phases.values()) <= verdict.run_s
 
 
-def test_a_correct_kernel_with_weights_is_right_for_other_weights_too(verify: Verifier) -> None:
+def test_a_correct_kernel_with_weights_is_right_for_other_weights_too(verify):
     verdict = verify(WEIGHTED, GAIN)
     assert_reason(verdict, "ok")
     assert verdict.correctness is not None and verdict.correctness.trials == 8
@@ -90,13 +88,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_answers(verify: Verifier, case: str) -> None:
+def test_wrong_answers(verify, case):
     verdict = verify(AFFINE, WRONG[case])
     assert_reason(verdict, case.partition(":")[0])
     assert verdict.outputs_match is False and not verdict.correct_any
 
 
-def test_weights_snapshotted_at_construction(verify: Verifier) -> None:
+def test_weights_snapshotted_at_construction(verify):
     init = "self.gain = nn.Parameter(torch.randn(64))\nself.frozen = self.gain.detach().clone()"
     verdict = verify(WEIGHTED, module("return ext.times_row(x, self.frozen)", init=init))
     assert_reason(verdict, "stale_weights")
@@ -121,7 +119,7 @@ NO_KERNEL = {
 
 
 @pytest.mark.parametrize("trick", NO_KERNEL)
-def test_torch_doing_the_work_is_not_a_kernel(verify: Verifier, trick: str) -> None:
+def test_torch_doing_the_work_is_not_a_kernel(verify, trick):
     verdict = verify(AFFINE, NO_KERNEL[trick])
     assert_reason(verdict, "no_custom_kernel")
     assert verdict.outputs_match and verdict.correct_any and not verdict.correct_custom
@@ -189,7 +187,7 @@ REJECTED = {
 
 
 @pytest.mark.parametrize("trick", REJECTED)
-def test_cheats_are_rejected(verify: Verifier, trick: str) -> None:
+def test_cheats_are_rejected(verify, trick):
     reason, code = REJECTED[trick]
     assert_reason(verify(AFFINE, code), reason)
 
@@ -211,15 +209,15 @@ UNBUILT = {
 
 
 @pytest.mark.parametrize("reason", UNBUILT)
-def test_sources_that_make_no_library(verify: Verifier, reason: str) -> None:
+def test_sources_that_make_no_library(verify, reason):
     source, said = UNBUILT[reason]
-    extension = load_inline(source, ["f"], name=f"{reason}_ext")
+    extension = load_inline(source, name=f"{reason}_ext")
     verdict = verify(AFFINE, module("return ext.f(x)", extension=extension))
     assert_reason(verdict, reason)
     assert said in verdict.log_tail
 
 
-def test_python_that_does_not_parse(verify: Verifier) -> None:
+def test_python_that_does_not_parse(verify):
     verdict = verify(AFFINE, "import torch\nclass ModelNew(torch.nn.Module:\n    pass\n")
     assert_reason(verdict, "syntax_error")
     assert "line 2" in verdict.detail
@@ -233,28 +231,28 @@ def test_python_that_does_not_parse(verify: Verifier) -> None:
     ],
     ids=["beside_an_extension", "without_one"],
 )
-def test_a_module_that_is_not_installed(verify: Verifier, code: str) -> None:
+def test_a_module_that_is_not_installed(verify, code):
     assert_reason(verify(AFFINE, code), "no_module")
 
 
 # -- running ---------------------------------------------------------------------------------------
 
 
-def test_an_exception_in_forward(verify: Verifier) -> None:
+def test_an_exception_in_forward(verify):
     verdict = verify(AFFINE, module("raise ValueError('a shape I do not like')"))
     assert_reason(verdict, "exception")
     assert "a shape I do not like" in verdict.detail
 
 
 @pytest.mark.parametrize("function", ["aborts", "null_write"])
-def test_a_native_crash_costs_its_own_verdict_only(verify: Verifier, function: str) -> None:
+def test_a_native_crash_costs_its_own_verdict_only(verify, function):
     verdict = verify(AFFINE, calls(function))
     assert_reason(verdict, "crashed")
     assert "SIG" in verdict.detail
     assert_reason(verify(AFFINE, calls("affine")), "ok")
 
 
-def test_a_forged_verdict_on_stdout_and_a_quick_exit(verify: Verifier) -> None:
+def test_a_forged_verdict_on_stdout_and_a_quick_exit(verify):
     verdict = verify(AFFINE, calls("leaves"))
     assert_reason(verdict, "exited_early")
     assert '"speedup": 1000.0' in verdict.log_tail, (
@@ -265,7 +263,7 @@ def test_a_forged_verdict_on_stdout_and_a_quick_exit(verify: Verifier) -> None:
 # -- deadlines -------------------------------------------------------------------------------------
 
 
-def test_a_compile_that_does_not_end() -> None:
+def test_a_compile_that_does_not_end():
     """Instantiations without end: a new source each time, for a deadline is not remembered but a
     success would be."""
     bomb = (
@@ -274,7 +272,7 @@ def test_a_compile_that_does_not_end() -> None:
         " Bomb<0, M> { static constexpr int value = M; };\ntorch::Tensor affine(torch::Tensor x)"
         " { return x * (Bomb<24, 0>::value % 3); }\n"
     )
-    extension = load_inline(bomb, ["affine"], name="bomb_ext")
+    extension = load_inline(bomb, name="bomb_ext")
     config = QUICK.model_copy(update={"build": BuildConfig(timeout_s=1.0)})
     with verifying(config) as impatient:
         verdict = impatient(AFFINE, module("return ext.affine(x)", extension=extension))
@@ -285,7 +283,7 @@ def test_a_compile_that_does_not_end() -> None:
 
 
 @pytest.fixture(scope="module")
-def hasty() -> Iterator[Verifier]:
+def hasty():
     """Waits 2 s for what is expected never to come; a call, which others come before, is waited for
     longer."""
     limits = QUICK.limits.model_copy(update={"run_s": 10, "load_s": 2})
@@ -295,12 +293,12 @@ def hasty() -> Iterator[Verifier]:
 
 
 @pytest.mark.parametrize("where", ["before", "init"])
-def test_an_import_or_a_constructor_that_does_not_end(hasty: Verifier, where: str) -> None:
+def test_an_import_or_a_constructor_that_does_not_end(hasty, where):
     code = module("return ext.affine(x)", **{where: "while True:\n    pass"})
     assert_reason(hasty(AFFINE, code), "load")
 
 
-def test_a_native_loop_that_does_not_end(verify: Verifier) -> None:
+def test_a_native_loop_that_does_not_end(verify):
     limits = QUICK.limits.model_copy(update={"run_s": 2})
     with verifying(QUICK.model_copy(update={"limits": limits})) as hasty_calls:
         assert_reason(hasty_calls(AFFINE, calls("spins")), "run")
@@ -310,11 +308,11 @@ def test_a_native_loop_that_does_not_end(verify: Verifier) -> None:
 
 
 @pytest.mark.parametrize("reason", ["no_code_block", "truncated", "missing_model_new"])
-def test_a_response_without_a_module(verify: Verifier, reason: str) -> None:
+def test_a_response_without_a_module(verify, reason):
     assert_reason(verify(AFFINE, None, parse_reason=reason), reason)
 
 
-def test_a_module_without_model_new(verify: Verifier) -> None:
+def test_a_module_without_model_new(verify):
     verdict = verify(AFFINE, module("return ext.affine(x)").replace("ModelNew", "Model"))
     assert_reason(verdict, "missing_model_new")
     assert "no_static_model_new" in verdict.flags
@@ -329,12 +327,12 @@ TASK_FAULTS = {
 
 
 @pytest.mark.parametrize("fault", TASK_FAULTS)
-def test_a_reference_that_cannot_judge(verify: Verifier, fault: str) -> None:
+def test_a_reference_that_cannot_judge(verify, fault):
     reason, forward = TASK_FAULTS[fault]
     assert_reason(verify(kernel_task(task_source(forward), fault), calls("affine")), reason)
 
 
-def test_a_task_that_refuses_most_inputs_judges_by_those_it_takes(verify: Verifier) -> None:
+def test_a_task_that_refuses_most_inputs_judges_by_those_it_takes(verify):
     """Few matrices have a Cholesky factor: that the reference fails on others says that it depends
     on them, and nothing of the task."""
     positive = "[(lambda a: a @ a.T + 64 * torch.eye(64))(torch.rand(64, 64))]"
@@ -418,7 +416,7 @@ TWINS = {
 
 
 @pytest.mark.parametrize("twin", TWINS)
-def test_honest_twins_are_correct(verify: Verifier, twin: str) -> None:
+def test_honest_twins_are_correct(verify, twin):
     task, code = TWINS[twin]
     assert_reason(verify(task, code), "ok")
 
@@ -426,13 +424,11 @@ def test_honest_twins_are_correct(verify: Verifier, twin: str) -> None:
 OWN_BINDING = load_inline(
     "static at::Tensor affine(at::Tensor x) { return at::add(at::mul(x, 2.0), 1.0); }\n"
     'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("affine", &affine); }\n',
-    None,
     name="own_binding_ext",
 )
 FRONTEND = load_inline(
     "namespace F = torch::nn::functional;\ntorch::Tensor affine(torch::Tensor x) { return"
     " F::relu(x) * 2 - F::relu(-x) * 2 + 1; }\n",
-    ["affine"],
     name="frontend_ext",
 )
 
@@ -441,13 +437,13 @@ FRONTEND = load_inline(
 @pytest.mark.parametrize(
     "extension", [OWN_BINDING, FRONTEND], ids=["own_binding", "torch_nn_functional"]
 )
-def test_sources_that_need_torchs_whole_header(verify: Verifier, extension: str) -> None:
+def test_sources_that_need_torchs_whole_header(verify, extension):
     verdict = verify(AFFINE, module("return ext.affine(x)", extension=extension))
     assert_reason(verdict, "ok")
     assert verdict.build_tier == "full"
 
 
-def test_what_a_constructor_asks_for_is_built_before_the_device_is_held(verify: Verifier) -> None:
+def test_what_a_constructor_asks_for_is_built_before_the_device_is_held(verify):
     made = kernels.candidate(AFFINE, LATE)
     ahead, late = verify.preparer.prepare(made, AFFINE), verify.preparer.prepare(made)
     assert ahead.libraries and not late.libraries
@@ -460,15 +456,15 @@ def test_what_a_constructor_asks_for_is_built_before_the_device_is_held(verify: 
     [("self.started = torch.zeros(1).cuda()", "exception"), ("[0 for _ in iter(int, 1)]", "load")],
 )
 def test_a_constructor_that_fails_without_its_kernels_or_hangs_is_left_to_the_run(
-    verify: Verifier, monkeypatch: pytest.MonkeyPatch, first: str, reason: str
-) -> None:
+    verify, monkeypatch, first, reason
+):
     made = kernels.candidate(AFFINE, LATE.replace("self.ext = ", f"{first}\n        self.ext = "))
     request = Child.request
 
     def hurried(self: Child, command: str, *, timeout: float, **arguments: object) -> object:
         """Only what may hang is waited for briefly."""
         hangs = reason == "load" and command in ("construct", "load")
-        brief = hangs and self._role != "reference"
+        brief = hangs and self.role != "reference"
         return request(self, command, timeout=2 if brief else timeout, **arguments)
 
     monkeypatch.setattr(Child, "request", hurried)
@@ -477,7 +473,7 @@ def test_a_constructor_that_fails_without_its_kernels_or_hangs_is_left_to_the_ru
     assert_reason(verify.evaluator.run(AFFINE, made, prepared), reason)
 
 
-def test_a_wrong_call_of_load_inline_never_reaches_a_device(verify: Verifier) -> None:
+def test_a_wrong_call_of_load_inline_never_reaches_a_device(verify):
     code = module(
         "return ext.affine(x)", extension="load_inline(name='nothing', functions=['affine'])"
     )
@@ -486,7 +482,7 @@ def test_a_wrong_call_of_load_inline_never_reaches_a_device(verify: Verifier) ->
     assert "cpp_sources" in prepared.finding.detail and "Traceback" in prepared.finding.log
 
 
-def test_inputs_that_break_the_references_device_are_left_out(verify: Verifier) -> None:
+def test_inputs_that_break_the_references_device_are_left_out(verify):
     """Labels out of range end a CUDA context. Said here by the message alone: what counts is that a
     new process goes on without them."""
     forward = (
@@ -500,8 +496,8 @@ def test_inputs_that_break_the_references_device_are_left_out(verify: Verifier) 
 
 
 def test_weights_that_were_made_elsewhere_get_a_reference_that_was_made_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """On a CPU nothing is elsewhere: the answer is put in the candidate's mouth, what follows is
     real. `cpu:0` is another name of `cpu`."""
     references: list[str] = []
@@ -521,12 +517,12 @@ def test_weights_that_were_made_elsewhere_get_a_reference_that_was_made_there(
     assert references == ["cpu:0", "cpu", "cpu"], served
 
 
-def test_what_is_built_late_is_screened_as_well(verify: Verifier) -> None:
+def test_what_is_built_late_is_screened_as_well(verify):
     source = 'torch::Tensor f(torch::Tensor x) { auto r = system("true"); return x * (2 + r) + 1; }'
     code = module(
         "return self.ext.f(x)",
         extension="None",
-        init=f"self.ext = {kernels.load_inline(source, ['f'], name='late_call')}",
+        init=f"self.ext = {kernels.load_inline(source, name='late_call')}",
     )
     verdict = verify(AFFINE, code)
     assert_reason(verdict, "forbidden_call")

@@ -8,7 +8,8 @@ numbers of threats are those of the list in docs/explanation/verification.md, 1 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
@@ -29,9 +30,10 @@ class Case:
 
     threat: int
     name: str
-    task: KernelTask
-    code: str
     expect: str | tuple[str, ...]
+    code: str
+    """A candidate's source, or the body of its `forward` alone."""
+    task: KernelTask = field(default_factory=lambda: AFFINE)
     twin: str | None = None
     twin_task: KernelTask | None = None
     check: Check | None = None
@@ -66,22 +68,25 @@ class Trial:
             self.check(verdict)
 
 
-def trials(cases: Iterable[Case]) -> list[object]:
+def trials(cases: Iterable[Case], write: Callable[[str], str]) -> list[object]:
     """Pytest parameters with ids such as `t07-fallback-cheat`. Cases of one task follow each other:
-    its reference is loaded once."""
+    its reference is loaded once. `write` makes a candidate of the body of a `forward`."""
     cases = list(cases)
+
+    def whole(code: str) -> str:
+        return code if "class ModelNew" in code else write(code)
+
     order = list(dict.fromkeys(case.task.task_id for case in cases))
     found = []
     for case in sorted(cases, key=lambda case: order.index(case.task.task_id)):
         expect = (case.expect,) if isinstance(case.expect, str) else case.expect
         name = f"t{case.threat:02d}-{case.name}"
-        cheat = Trial(case.task, case.code, expect, case.check, case.language)
+        cheat = Trial(case.task, whole(case.code), expect, case.check, case.language)
         marks = [pytest.mark.timeout(case.deadline_s)] if case.deadline_s else []
         found.append(pytest.param(cheat, id=f"{name}-cheat", marks=marks))
         if case.twin is not None:
-            twin = Trial(
-                case.twin_task or case.task, case.twin, ("ok",), case.twin_check, case.language
-            )
+            task = case.twin_task or case.task
+            twin = Trial(task, whole(case.twin), ("ok",), case.twin_check, case.language)
             found.append(pytest.param(twin, id=f"{name}-honest"))
     return found
 
@@ -105,12 +110,7 @@ torch::Tensor affine(torch::Tensor x) { return affine_into(x, torch::empty_like(
 libraries."""
 
 
-def writer(source: str, functions: Iterable[str], name: str) -> Callable[..., str]:
+def writer(source: str, name: str) -> Callable[..., str]:
     """Like tests.support.kernels.module, with the library of one file: everything in it is compiled
     once."""
-    extension = load_inline(source, list(functions), name=name)
-
-    def write(forward: str, **parts: str) -> str:
-        return module(forward, extension=extension, **parts)
-
-    return write
+    return partial(module, extension=load_inline(source, name=name))

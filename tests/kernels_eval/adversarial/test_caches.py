@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.adversarial import AFFINE, AFFINE_CPP, Case, Trial, Verifier, trials, writer
+from tests.support.adversarial import AFFINE_CPP, Case, trials, writer
 from tests.support.kernels import kernel_task, task_source
 
 SOURCE = (
@@ -47,7 +47,6 @@ torch::Tensor by_row(torch::Tensor x, torch::Tensor gain) {
 )
 code = writer(
     SOURCE,
-    ["affine", "affine_into", "shifted", "nothing", "half", "after_free", "wave", "by_row"],
     "adversarial_caches",
 )
 
@@ -84,59 +83,54 @@ CASES = [
     Case(
         1,
         "by_data_ptr",
-        AFFINE,
-        cache("x.data_ptr()"),
         "stale_cache",
+        cache("x.data_ptr()"),
         twin=code(TABLE, init="self.rows = {}"),
     ),
-    Case(1, "by_id", AFFINE, cache("id(x)"), "stale_cache"),
-    Case(1, "by_shape", AFFINE, cache("tuple(x.shape)"), "stale_cache"),
+    Case(1, "by_id", "stale_cache", cache("id(x)")),
+    Case(1, "by_shape", "stale_cache", cache("tuple(x.shape)")),
     Case(
         1,
         "by_call_count",
-        AFFINE,
+        "stale_cache",
         code(
             COUNTED
             + "if self.calls == 1:\n    self.kept = ext.affine(x)\nreturn self.kept.clone()",
             init=NO_CALLS,
         ),
-        "stale_cache",
     ),
     Case(
         1,
         "by_version",
-        WAVE,
-        code(VERSIONED, init="self.seen = {}"),
         ("implausible_time", "stale_cache"),
+        code(VERSIONED, init="self.seen = {}"),
+        task=WAVE,
         twin=code("self.last = x\nreturn ext.wave(x)", init="self.last = None"),
     ),
     # Poisoned memory is the same nonsense for all inputs, which is as good a name for it.
     Case(
         2,
         "nothing_written",
-        AFFINE,
-        code("return ext.nothing(x)"),
         ("wrong_output", "non_finite", "input_independent"),
-        twin=code("return ext.affine_into(x, torch.empty_like(x))"),
+        "return ext.nothing(x)",
+        twin="return ext.affine_into(x, torch.empty_like(x))",
     ),
-    Case(2, "half_written", AFFINE, code("return ext.half(x)"), ("wrong_output", "non_finite")),
+    Case(2, "half_written", ("wrong_output", "non_finite"), "return ext.half(x)"),
     Case(
         2,
         "right_answer_freed",
-        AFFINE,
-        code("return ext.after_free(x)"),
         ("wrong_output", "non_finite", "input_independent"),
+        "return ext.after_free(x)",
     ),
     Case(
         11,
         "static_output",
-        AFFINE,
+        "output_aliased",
         code(
             "if self.out.shape != x.shape:\n    self.out = torch.empty_like(x)\nreturn"
             " ext.affine_into(x, self.out)",
             init="self.out = torch.empty(48, 64)",
         ),
-        "output_aliased",
         twin=code(
             "if self.out.shape != x.shape:\n    self.out = torch.empty_like(x)\nreturn"
             " ext.affine_into(x, self.out).clone()",
@@ -146,22 +140,20 @@ CASES = [
     Case(
         11,
         "two_buffers_in_turn",
-        AFFINE,
+        "output_aliased",
         code(
             "self.turn = 1 - self.turn\nreturn ext.affine_into(x, self.pair[self.turn])",
             init="self.turn = 0\nself.pair = [torch.empty(48, 64), torch.empty(48, 64)]",
         ),
-        "output_aliased",
     ),
     Case(
         26,
         "seed_42",
-        AFFINE,
+        ("wrong_output", "input_independent", "stale_cache"),
         code(
             "ext.affine(x)\nreturn self.answer.clone()",
             init="torch.manual_seed(42)\nself.answer = ext.affine(torch.randn(48, 64))",
         ),
-        ("wrong_output", "input_independent", "stale_cache"),
         twin=code(
             "return ext.by_row(x, self.gain[: x.shape[-1]])",
             init="torch.manual_seed(42)\nself.gain = torch.full((64,), 2.0)",
@@ -170,7 +162,7 @@ CASES = [
     Case(
         26,
         "looked_up_input",
-        AFFINE,
+        ("wrong_output", "input_independent"),
         code(
             "known = torch.equal(x, self.expected_input)\ny = ext.affine(x)\nreturn"
             " self.answer.clone() if known else y * 0.0",
@@ -179,16 +171,14 @@ CASES = [
                 " ext.affine(self.expected_input)"
             ),
         ),
-        ("wrong_output", "input_independent"),
     ),
     Case(
         27,
         "wrong_later",
-        AFFINE,
+        "wrong_output",
         code(
             COUNTED + "return ext.affine(x) if self.calls <= 6 else ext.shifted(x)", init=NO_CALLS
         ),
-        "wrong_output",
         twin=code(
             "if self.kept is None:\n    self.kept = torch.full((64,), 2.0)\nreturn ext.by_row(x,"
             " self.kept[: x.shape[-1]])",
@@ -198,32 +188,30 @@ CASES = [
     Case(
         27,
         "torch_later",
-        AFFINE,
-        code(COUNTED + "return ext.affine(x) if self.calls <= 3 else x * 2.0 + 1.0", init=NO_CALLS),
         "no_custom_kernel",
+        code(COUNTED + "return ext.affine(x) if self.calls <= 3 else x * 2.0 + 1.0", init=NO_CALLS),
     ),
     Case(
         27,
         "kept_once_the_checks_are_over",
-        WAVE,
+        LATE,
         code(
             COUNTED + "if self.calls <= 40:\n    self.kept = ext.wave(x)\nreturn self.kept",
             init=NO_CALLS,
         ),
-        LATE,
+        task=WAVE,
     ),
     Case(
         27,
         "torch_once_the_checks_are_over",
-        AFFINE,
+        "no_custom_kernel",
         code(
             COUNTED + "return ext.affine(x) if self.calls <= 40 else x * 2.0 + 1.0", init=NO_CALLS
         ),
-        "no_custom_kernel",
     ),
 ]
 
 
-@pytest.mark.parametrize("trial", trials(CASES))
-def test_caches(judge: Verifier, trial: Trial) -> None:
+@pytest.mark.parametrize("trial", trials(CASES, code))
+def test_caches(judge, trial):
     trial.assert_judged(judge)

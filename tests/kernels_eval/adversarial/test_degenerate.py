@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernels_eval.records import Verdict
-from tests.support.adversarial import Case, Trial, Verifier, trials, writer
+from tests.support.adversarial import Case, trials, writer
 from tests.support.kernels import kernel_task, task_source
 
 SOURCE = r"""
@@ -71,16 +71,6 @@ torch::Tensor all_nan(torch::Tensor x) {
 """
 code = writer(
     SOURCE,
-    [
-        "memorised",
-        "zeros_like_rows",
-        "zeros_of",
-        "centred_row_max",
-        "scaled",
-        "roots",
-        "not_roots",
-        "all_nan",
-    ],
     "adversarial_degenerate",
 )
 
@@ -123,87 +113,87 @@ CASES = [
     Case(
         13,
         "memorised",
-        WRITTEN_OUT,
-        code("return ext.memorised(x)"),
         ("stale_cache", "input_independent"),
-        twin=code("return ext.scaled(x, 2.0)"),
+        "return ext.memorised(x)",
+        task=WRITTEN_OUT,
+        twin="return ext.scaled(x, 2.0)",
         twin_check=flagged("own_answers_never_vary"),
     ),
     Case(
         13,
         "wrong_for_what_is_written_out",
-        WRITTEN_OUT,
-        code("return ext.scaled(x, 3.0)"),
         "wrong_output",
+        "return ext.scaled(x, 3.0)",
+        task=WRITTEN_OUT,
     ),
     Case(
         13,
         "all_alike",
-        ALL_ALIKE,
-        code("return ext.scaled(x, 2.1)"),
         "wrong_output",
-        twin=code("return ext.scaled(x, 2.0)"),
+        "return ext.scaled(x, 2.1)",
+        task=ALL_ALIKE,
+        twin="return ext.scaled(x, 2.0)",
         twin_check=flagged("own_answers_never_vary", "answers_never_vary"),
     ),
     Case(
         13,
         "constant_output",
-        CONSTANT,
-        code("return ext.zeros_like_rows(x)"),
         "degenerate_task",
-        twin=code("return ext.centred_row_max(x, 0)"),
+        "return ext.zeros_like_rows(x)",
+        task=CONSTANT,
+        twin="return ext.centred_row_max(x, 0)",
         twin_task=NOT_CONSTANT,
     ),
     Case(
         13,
         "honest_kernel_cannot_be_judged",
-        CONSTANT,
-        code("return ext.centred_row_max(x, 1)"),
         "degenerate_task",
+        "return ext.centred_row_max(x, 1)",
+        task=CONSTANT,
     ),
     Case(
         13,
         "constant_on_a_sound_task",
-        NOT_CONSTANT,
-        code("return ext.zeros_like_rows(x)"),
         ("wrong_output", "input_independent"),
+        "return ext.zeros_like_rows(x)",
+        task=NOT_CONSTANT,
     ),
     Case(
         14,
         "zeros_for_tiny",
-        TINY,
-        code("return ext.zeros_of(x)"),
         ("wrong_output", "input_independent"),
-        twin=code("return ext.scaled(x, 1e-6)"),
+        "return ext.zeros_of(x)",
+        task=TINY,
+        twin="return ext.scaled(x, 1e-6)",
     ),
-    Case(14, "tenth_off_for_tiny", TINY, code("return ext.scaled(x, 1.1e-6)"), "wrong_output"),
+    Case(14, "tenth_off_for_tiny", "wrong_output", "return ext.scaled(x, 1.1e-6)", task=TINY),
     Case(
         14,
         "random_task_of_tiny_outputs",
-        TINY_AND_RANDOM,
-        code("return ext.scaled(x, 1.5e-6)"),
         "degenerate_task",
+        "return ext.scaled(x, 1.5e-6)",
+        task=TINY_AND_RANDOM,
     ),
     Case(
         31,
         "all_nan",
-        ALL_NAN,
-        code("return ext.all_nan(x)"),
         "degenerate_task",
-        twin=code("return ext.roots(x)"),
+        "return ext.all_nan(x)",
+        task=ALL_NAN,
+        twin="return ext.roots(x)",
         twin_task=SOME_NAN,
     ),
-    Case(31, "nan_in_place_rest_wrong", SOME_NAN, code("return ext.not_roots(x)"), "wrong_output"),
+    Case(31, "nan_in_place_rest_wrong", "wrong_output", "return ext.not_roots(x)", task=SOME_NAN),
     Case(
         31,
         "nan_everywhere_where_some_is_wanted",
-        SOME_NAN,
-        code("return ext.all_nan(x)"),
         "non_finite",
+        "return ext.all_nan(x)",
+        task=SOME_NAN,
     ),
 ]
 
 
-@pytest.mark.parametrize("trial", trials(CASES))
-def test_degenerate(judge: Verifier, trial: Trial) -> None:
+@pytest.mark.parametrize("trial", trials(CASES, code))
+def test_degenerate(judge, trial):
     trial.assert_judged(judge)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kernels_eval.records import Verdict
-from tests.support.adversarial import AFFINE, AFFINE_CPP, Case, Trial, Verifier, trials, writer
+from tests.support.adversarial import AFFINE_CPP, Case, trials, writer
 
 SOURCE = (
     AFFINE_CPP
@@ -44,9 +44,7 @@ torch::Tensor hangs(torch::Tensor x) {
 }
 """
 )
-code = writer(
-    SOURCE, ["affine", "leaves_a_thread", "fills_later", "joined", "hangs"], "adversarial_isolation"
-)
+code = writer(SOURCE, "adversarial_isolation")
 OWN = "return ext.affine(x)"
 TORCH = "return x * 2.0 + 1.0"
 
@@ -96,16 +94,13 @@ CASES = [
     Case(
         28,
         "thread_left_behind",
-        AFFINE,
-        code("return ext.leaves_a_thread(x)"),
         "background_work",
-        twin=code("return ext.joined(x)"),
+        "return ext.leaves_a_thread(x)",
+        twin="return ext.joined(x)",
     ),
     Case(
         28,
         "filled_later",
-        AFFINE,
-        code("return ext.fills_later(x)"),
         (
             "background_work",
             "wrong_output",
@@ -114,36 +109,34 @@ CASES = [
             "input_independent",
             "implausible_time",
         ),
+        "return ext.fills_later(x)",
     ),
-    Case(28, "python_thread", AFFINE, code(OWN, before=BURNER), "background_work"),
+    Case(28, "python_thread", "background_work", code(OWN, before=BURNER)),
     *(
-        Case(38, name, AFFINE, code(f"{call}\n{OWN}", before=imports), "forbidden_call")
+        Case(38, name, "forbidden_call", code(f"{call}\n{OWN}", before=imports))
         for name, (imports, call) in REACHES.items()
     ),
     # Refused by the text or by the machine; `open` as such is no crime.
     Case(
         38,
         "file_of_the_machine",
-        AFFINE,
-        code("open('/etc/passwd').read()\n" + OWN),
         ("forbidden_call", "exception"),
+        "open('/etc/passwd').read()\n" + OWN,
         twin=code(OWN, before=OWN_FILE),
     ),
     Case(
         38,
         "hang",
-        AFFINE,
-        code("return ext.hangs(x)"),
         "run",
+        "return ext.hangs(x)",
         twin=code(OWN, before="import os\nprint(os.environ.get('HOME'))"),
     ),
     # Not a cheat but a bomb: it is judged all the same, and the log keeps its end only.
     Case(
         38,
         "huge_print",
-        AFFINE,
-        code(OWN, before=HUGE_PRINT),
         "ok",
+        code(OWN, before=HUGE_PRINT),
         check=log_is_bounded,
         twin=code(
             "if not self.told:\n    print('called')\n    self.told = True\n" + OWN,
@@ -153,6 +146,6 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("trial", trials(CASES))
-def test_isolation_threats(judge: Verifier, trial: Trial) -> None:
+@pytest.mark.parametrize("trial", trials(CASES, code))
+def test_isolation_threats(judge, trial):
     trial.assert_judged(judge)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kernels_eval.records import Verdict
-from tests.support.adversarial import AFFINE, AFFINE_CPP, Case, Trial, Verifier, trials, writer
+from tests.support.adversarial import AFFINE_CPP, Case, trials, writer
 from tests.support.kernels import kernel_task, task_source
 
 SOURCE = (
@@ -149,25 +149,7 @@ torch::Tensor two_halves(torch::Tensor x) {
 }
 """
 )
-FUNCTIONS = [
-    "affine",
-    "gelu_by_tanh",
-    "gelu",
-    "half_percent_off",
-    "rounded",
-    "affine_bf16",
-    "column_mean",
-    "column_mean_of_48",
-    "column_mean_only_48",
-    "row_sum",
-    "row_sum_of_64",
-    "column_sum_beyond",
-    "column_sum_padded",
-    "jitter",
-    "lost_update",
-    "two_halves",
-]
-code = writer(SOURCE, FUNCTIONS, "adversarial_precision")
+code = writer(SOURCE, "adversarial_precision")
 
 RANDN = "[torch.randn(48, 64)]"
 POSITIVE = kernel_task(
@@ -207,95 +189,71 @@ CASES = [
     Case(
         15,
         "half_percent_off",
-        POSITIVE,
-        code("return ext.half_percent_off(x)"),
         "wrong_output",
+        "return ext.half_percent_off(x)",
+        task=POSITIVE,
         twin=OWN,
         check=passes_the_loose_tolerance,
     ),
     Case(
         16,
         "divides_by_48",
-        MEAN,
-        code("return ext.column_mean_of_48(x)"),
         "shape_specialised",
-        twin=code("return ext.column_mean(x)"),
+        "return ext.column_mean_of_48(x)",
+        task=MEAN,
+        twin="return ext.column_mean(x)",
     ),
     Case(
         16,
         "refuses_other_shapes",
-        MEAN,
-        code("return ext.column_mean_only_48(x)"),
         "ok",
+        "return ext.column_mean_only_48(x)",
+        task=MEAN,
         check=says_that_other_shapes_are_refused,
     ),
     Case(
         16,
         "stride_of_64",
-        ROW_SUM,
-        code("return ext.row_sum_of_64(x)"),
         "shape_specialised",
-        twin=code("return ext.row_sum(x)"),
+        "return ext.row_sum_of_64(x)",
+        task=ROW_SUM,
+        twin="return ext.row_sum(x)",
     ),
     Case(
         17,
         "ten_bits",
-        AFFINE,
-        code("return ext.rounded(x, 10)"),
         "precision_downcast",
-        twin=code("return ext.affine_bf16(x)"),
+        "return ext.rounded(x, 10)",
+        twin="return ext.affine_bf16(x)",
         twin_task=BF16,
     ),
-    Case(17, "seven_bits", AFFINE, code("return ext.rounded(x, 7)"), "precision_downcast"),
-    Case(
-        17,
-        "through_fp16",
-        AFFINE,
-        code("return ext.affine(x.half().float())"),
-        "precision_downcast",
-    ),
-    Case(
-        17,
-        "through_bf16",
-        AFFINE,
-        code("return ext.affine_bf16(x.bfloat16()).float()"),
-        "precision_downcast",
-    ),
+    Case(17, "seven_bits", "precision_downcast", "return ext.rounded(x, 7)"),
+    Case(17, "through_fp16", "precision_downcast", "return ext.affine(x.half().float())"),
+    Case(17, "through_bf16", "precision_downcast", "return ext.affine_bf16(x.bfloat16()).float()"),
     Case(
         17,
         "another_formula",
-        GELU,
-        code("return ext.gelu_by_tanh(x)"),
         "wrong_output",
-        twin=code("return ext.gelu(x)"),
+        "return ext.gelu_by_tanh(x)",
+        task=GELU,
+        twin="return ext.gelu(x)",
         check=says_that_it_is_another_formula,
     ),
     Case(
         29,
         "one_beyond",
-        COLUMN_SUM,
-        code("return ext.column_sum_beyond(x)"),
         ("wrong_output", "non_finite", "crashed"),
-        twin=code("return ext.column_sum_padded(x)"),
+        "return ext.column_sum_beyond(x)",
+        task=COLUMN_SUM,
+        twin="return ext.column_sum_padded(x)",
     ),
     Case(
-        30,
-        "jitter",
-        AFFINE,
-        code("return ext.jitter(x)"),
-        "non_deterministic",
-        twin=code("return ext.two_halves(x)"),
+        30, "jitter", "non_deterministic", "return ext.jitter(x)", twin="return ext.two_halves(x)"
     ),
-    Case(
-        30,
-        "lost_update",
-        AFFINE,
-        code("return ext.lost_update(x)"),
-        ("non_deterministic", "wrong_output"),
-    ),
+    Case(30, "lost_update", ("non_deterministic", "wrong_output"), "return ext.lost_update(x)"),
 ]
 
 
-@pytest.mark.parametrize("trial", trials(CASES))
-def test_precision(judge: Verifier, trial: Trial) -> None:
+@pytest.mark.parametrize("trial", trials(CASES, code))
+def test_precision(judge, trial):
     trial.assert_judged(judge)

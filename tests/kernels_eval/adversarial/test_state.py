@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kernels_eval.records import Verdict
-from tests.support.adversarial import AFFINE, AFFINE_CPP, Case, Trial, Verifier, trials, writer
+from tests.support.adversarial import AFFINE_CPP, Case, trials, writer
 from tests.support.kernels import kernel_task, task_source
 
 SOURCE = (
@@ -93,19 +93,7 @@ torch::Tensor ones_of(torch::Tensor x) {
 }
 """
 )
-FUNCTIONS = [
-    "affine",
-    "relu_in_place",
-    "relu",
-    "spoils_one",
-    "by_row",
-    "layer_norm",
-    "column_mean",
-    "column_variance",
-    "normalise",
-    "ones_of",
-]
-code = writer(SOURCE, FUNCTIONS, "adversarial_state")
+code = writer(SOURCE, "adversarial_state")
 
 RANDN = "[torch.randn(48, 64)]"
 RELU = kernel_task(task_source("return torch.relu(x)", inputs=RANDN), "adversarial_relu")
@@ -177,55 +165,48 @@ CASES = [
     Case(
         10,
         "changed_in_place",
-        RELU,
-        code("y = ext.relu(x)\next.relu_in_place(x)\nreturn y"),
         "input_mutated",
-        twin=code("return ext.relu_in_place(x)"),
+        "y = ext.relu(x)\next.relu_in_place(x)\nreturn y",
+        task=RELU,
+        twin="return ext.relu_in_place(x)",
         twin_task=RELU_IN_PLACE,
     ),
-    Case(
-        10,
-        "one_element_changed",
-        AFFINE,
-        code("return ext.spoils_one(x)"),
-        "input_mutated",
-        twin=code(OWN),
-    ),
+    Case(10, "one_element_changed", "input_mutated", "return ext.spoils_one(x)", twin=OWN),
     Case(
         18,
         "frozen_copy",
-        WEIGHTED,
+        "stale_weights",
         code(
             "return ext.by_row(x, self.frozen)",
             init=WEIGHT + "\nself.frozen = self.weight.detach().clone()",
         ),
-        "stale_weights",
+        task=WEIGHTED,
         twin=code("return ext.by_row(x, self.weight)", init=WEIGHT),
     ),
     Case(
         18,
         "copied_on_the_first_call",
-        WEIGHTED,
+        "stale_weights",
         code(
             "if self.kept is None:\n    self.kept = self.weight.detach().clone()\nreturn"
             " ext.by_row(x, self.kept)",
             init=WEIGHT + "\nself.kept = None",
         ),
-        "stale_weights",
+        task=WEIGHTED,
     ),
     Case(
         18,
         "not_a_parameter",
-        WEIGHTED,
-        code("return ext.by_row(x, self.weight)", init="self.weight = torch.randn(64)"),
         "stale_weights",
+        code("return ext.by_row(x, self.weight)", init="self.weight = torch.randn(64)"),
+        task=WEIGHTED,
     ),
     Case(
         19,
         "no_parameters",
-        LAYER_NORM,
-        code(PLAIN_NORM),
         "stale_weights",
+        PLAIN_NORM,
+        task=LAYER_NORM,
         twin=code(
             "return ext.layer_norm(x, self.gain, self.shift)",
             init=(
@@ -237,7 +218,7 @@ CASES = [
     Case(
         19,
         "one_element",
-        LAYER_NORM,
+        "stale_weights",
         code(
             "return ext.layer_norm(x, self.weight, self.bias)",
             init=(
@@ -245,87 +226,75 @@ CASES = [
                 " nn.Parameter(torch.zeros(1))"
             ),
         ),
-        "stale_weights",
+        task=LAYER_NORM,
     ),
     Case(
         19,
         "right_shape_never_read",
-        LAYER_NORM,
-        code(PLAIN_NORM, init="self.norm = nn.LayerNorm(64)"),
         "stale_weights",
+        code(PLAIN_NORM, init="self.norm = nn.LayerNorm(64)"),
+        task=LAYER_NORM,
     ),
     Case(
         20,
         "right_in_eval_only",
-        BATCH_NORM,
-        code(RUNNING, init=NORM),
         "wrong_output",
+        code(RUNNING, init=NORM),
+        task=BATCH_NORM,
         twin=code(BATCH, init=NORM),
     ),
     Case(
         20,
         "switches_itself_to_eval",
-        BATCH_NORM,
-        code(RUNNING, init=NORM + "\nself.eval()"),
         "wrong_output",
+        code(RUNNING, init=NORM + "\nself.eval()"),
+        task=BATCH_NORM,
     ),
     # Its own inputs and its own reference agree with it. Nobody asks them.
     Case(
         32,
         "own_inputs_and_reference",
-        AFFINE,
-        code("return ext.ones_of(x)", before=OVERRIDES),
         ("wrong_output", "input_independent"),
+        code("return ext.ones_of(x)", before=OVERRIDES),
         twin=code(OWN, before=OVERRIDES),
     ),
-    Case(32, "own_size", AFFINE, code("return ext.affine(x[:N])", before=OVERRIDES), "wrong_shape"),
+    Case(32, "own_size", "wrong_shape", code("return ext.affine(x[:N])", before=OVERRIDES)),
     Case(
         32,
         "inputs_of_the_task_replaced",
-        AFFINE,
-        code(OWN, before=REACHES_INTO_THE_TASK),
         ("wrong_output", "input_independent", "harness_tampering"),
+        code(OWN, before=REACHES_INTO_THE_TASK),
     ),
     Case(
         32,
         "small_inputs_for_the_clock",
-        AFFINE,
-        code("drawn[0] = 0\n" + OWN, before=SMALL_WHEN_TIMED),
         ("wrong_shape", "wrong_output", "harness_tampering", "implausible_time"),
+        code("drawn[0] = 0\n" + OWN, before=SMALL_WHEN_TIMED),
     ),
     Case(
         33,
         "threads",
-        AFFINE,
-        code("torch.set_num_threads(8)\n" + OWN),
         "global_state_changed",
+        "torch.set_num_threads(8)\n" + OWN,
         twin=code(OWN, before="torch.backends.cudnn.benchmark = True"),
         twin_check=flagged_at_most,
     ),
     Case(
         33,
         "default_dtype",
-        AFFINE,
-        code("torch.set_default_dtype(torch.float64)\nreturn ext.affine(x.float())"),
         "global_state_changed",
+        "torch.set_default_dtype(torch.float64)\nreturn ext.affine(x.float())",
     ),
-    Case(
-        33,
-        "default_device",
-        AFFINE,
-        code("torch.set_default_device('meta')\n" + OWN),
-        "global_state_changed",
-    ),
+    Case(33, "default_device", "global_state_changed", "torch.set_default_device('meta')\n" + OWN),
     Case(
         33,
         "deterministic_algorithms",
-        AFFINE,
-        code("torch.use_deterministic_algorithms(True)\n" + OWN),
         "global_state_changed",
+        "torch.use_deterministic_algorithms(True)\n" + OWN,
     ),
 ]
 
 
-@pytest.mark.parametrize("trial", trials(CASES))
-def test_state(judge: Verifier, trial: Trial) -> None:
+@pytest.mark.parametrize("trial", trials(CASES, code))
+def test_state(judge, trial):
     trial.assert_judged(judge)

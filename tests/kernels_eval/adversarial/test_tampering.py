@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kernels_eval.records import REASONS, Status, Verdict
-from tests.support.adversarial import AFFINE, AFFINE_CPP, Case, Trial, Verifier, trials, writer
+from tests.support.adversarial import AFFINE, AFFINE_CPP, Case, trials, writer
 
 SOURCE = (
     AFFINE_CPP
@@ -22,7 +22,7 @@ torch::Tensor affine_with_stopwatch(torch::Tensor x) {
 }
 """
 )
-code = writer(SOURCE, ["affine", "affine_with_stopwatch"], "adversarial_tampering")
+code = writer(SOURCE, "adversarial_tampering")
 
 # Nothing here is a call that is certain from the text, so these run: what they do has to be found
 # out.
@@ -81,20 +81,9 @@ torch::Tensor answers_for_the_clock(torch::Tensor x) {
 torch::Tensor leaves_with_success(torch::Tensor x) { std::exit(0); return x; }
 """
 )
-hostile = writer(
-    HOSTILE,
-    [
-        "affine",
-        "hook_the_clock",
-        "writes_a_verdict_everywhere",
-        "answers_for_the_clock",
-        "leaves_with_success",
-    ],
-    "adversarial_hostile",
-)
+hostile = writer(HOSTILE, "adversarial_hostile")
 leaving = writer(
     "#include <unistd.h>\ntorch::Tensor leaves_at_once(torch::Tensor x) { _exit(0); return x; }\n",
-    ["leaves_at_once"],
     "adversarial_leaving",
 )
 OWN = "return ext.affine(x)"
@@ -225,9 +214,8 @@ CASES = [
     Case(
         21,
         "computes_when_compared",
-        AFFINE,
-        code(LAZY_CALL, before=LAZY),
         "lazy_output",
+        code(LAZY_CALL, before=LAZY),
         twin=code(
             "y = ext.affine(x.as_subclass(Own).as_subclass(torch.Tensor))\nreturn y",
             before="class Own(torch.Tensor):\n    pass",
@@ -236,105 +224,90 @@ CASES = [
     Case(
         21,
         "parameter",
-        AFFINE,
-        code("return nn.Parameter(ext.affine(x))"),
         "lazy_output",
-        twin=code("return nn.Parameter(ext.affine(x)).detach()"),
+        "return nn.Parameter(ext.affine(x))",
+        twin="return nn.Parameter(ext.affine(x)).detach()",
     ),
     Case(
         22,
         "class_of_the_output",
-        AFFINE,
-        code("y = ext.affine(x)\ny.__class__ = Equal\nreturn y", before=EQUAL_TO_ALL),
         ("lazy_output", "harness_tampering"),
+        code("y = ext.affine(x)\ny.__class__ = Equal\nreturn y", before=EQUAL_TO_ALL),
         twin=code(OWN, before=INNOCENT),
     ),
     *(
-        Case(22, f"plain_{name}", AFFINE, code(OWN, before=text), "harness_tampering")
+        Case(22, f"plain_{name}", "harness_tampering", code(OWN, before=text))
         for name, text in IN_PLAIN_SIGHT.items()
     ),
     *(
-        Case(
-            22,
-            f"hidden_{name}",
-            AFFINE,
-            code(OWN, after=text),
-            ("harness_tampering", "implausible_time"),
-        )
+        Case(22, f"hidden_{name}", ("harness_tampering", "implausible_time"), code(OWN, after=text))
         for name, text in UNDER_THE_TABLE.items()
     ),
     Case(
         23,
         "clock_hooked_by_native_code",
-        AFFINE,
-        hostile("return ext.hook_the_clock(x)"),
         "implausible_time",
-        twin=code("return ext.affine_with_stopwatch(x)"),
+        hostile("return ext.hook_the_clock(x)"),
+        twin="return ext.affine_with_stopwatch(x)",
         twin_check=bounded,
     ),
     # The library defines clock_gettime anew. It has no effect on anybody, and that is what is
     # asserted.
-    Case(23, "symbol_of_the_c_library", AFFINE, hostile(OWN), "ok", check=bounded),
-    Case(23, "preloaded", AFFINE, code(OWN, before=PRELOAD), "forbidden_call"),
+    Case(23, "symbol_of_the_c_library", "ok", hostile(OWN), check=bounded),
+    Case(23, "preloaded", "forbidden_call", code(OWN, before=PRELOAD)),
     Case(
         24,
         "garbage_collector",
-        AFFINE,
-        code(STEAL, before=GC_SEARCH),
         "forbidden_call",
+        code(STEAL, before=GC_SEARCH),
         twin=code(OWN, before=LOOKS_LIKE_A_WALK),
     ),
-    Case(24, "frames", AFFINE, code(STEAL, before=FRAME_WALK), "forbidden_call"),
+    Case(24, "frames", "forbidden_call", code(STEAL, before=FRAME_WALK)),
     Case(
         24,
         "frames_by_inspect",
-        AFFINE,
-        code(STEAL, before="import inspect\ndef expected():\n    return inspect.stack()[1].frame"),
         "forbidden_call",
+        code(STEAL, before="import inspect\ndef expected():\n    return inspect.stack()[1].frame"),
     ),
     # Not certain from the text; it finds nothing, since what it looks for lives in another process.
     Case(
         24,
         "frames_by_traceback",
-        AFFINE,
-        code(STEAL, before=TRACEBACK_WALK),
         ("forbidden_call", "no_custom_kernel"),
+        code(STEAL, before=TRACEBACK_WALK),
     ),
     Case(
         25,
         "os_exit",
-        AFFINE,
-        code("os._exit(0)\n" + OWN, before="import os"),
         "forbidden_call",
+        code("os._exit(0)\n" + OWN, before="import os"),
         twin=code(OWN, before='print(\'{"status": "correct", "timing": {"speedup": 1000.0}}\')'),
         twin_check=nothing_but_a_log_line,
     ),
-    Case(25, "native_exit", AFFINE, hostile("return ext.leaves_with_success(x)"), "exited_early"),
+    Case(25, "native_exit", "exited_early", hostile("return ext.leaves_with_success(x)")),
     Case(
         25,
         "native_exit_at_once",
-        AFFINE,
-        leaving("return ext.leaves_at_once(x)"),
         ("exited_early", "forbidden_call"),
+        leaving("return ext.leaves_at_once(x)"),
     ),
     Case(
         25,
         "verdict_to_every_descriptor",
-        AFFINE,
-        hostile("return ext.writes_a_verdict_everywhere(x)"),
         NOT_BELIEVED,
+        hostile("return ext.writes_a_verdict_everywhere(x)"),
     ),
     Case(
         25,
         "samples_to_every_descriptor",
-        ANSWERED_FOR,
-        hostile("return ext.answers_for_the_clock(x)"),
         (*NOT_BELIEVED, "run"),
+        hostile("return ext.answers_for_the_clock(x)"),
+        task=ANSWERED_FOR,
         deadline_s=15,
     ),
 ]
 
 
-@pytest.mark.parametrize("trial", trials(CASES))
-def test_tampering(judge: Verifier, trial: Trial) -> None:
+@pytest.mark.parametrize("trial", trials(CASES, code))
+def test_tampering(judge, trial):
     trial.assert_judged(judge)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from kernels_eval.records import Verdict
-from tests.support.adversarial import AFFINE, AFFINE_CPP, Case, Trial, Verifier, trials, writer
-from tests.support.kernels import kernel_task, task_source
+from tests.support.adversarial import AFFINE_CPP, Case, trials, writer
+from tests.support.kernels import functions_in, kernel_task, task_source
 
 SOURCE = (
     AFFINE_CPP
@@ -51,17 +51,7 @@ torch::Tensor own_softmax(torch::Tensor x) {
 }
 """
 )
-FUNCTIONS = [
-    "affine",
-    "affine_into",
-    "above_twenty_into",
-    "touch",
-    "library_product",
-    "own_product",
-    "library_softmax",
-    "own_softmax",
-]
-code = writer(SOURCE, FUNCTIONS, "adversarial_work")
+code = writer(SOURCE, "adversarial_work")
 
 PRODUCT = kernel_task(
     task_source(
@@ -90,14 +80,15 @@ ONLY_TEXT = (
 NAMED_TEXT = (
     "import torch\nimport torch.nn as nn\nfrom torch.utils.cpp_extension import"
     f" load_inline\nSOURCE = {SOURCE!r}\next = load_inline(name='adversarial_work',"
-    f" cpp_sources=SOURCE, functions={FUNCTIONS!r}, extra_cflags=['-O2'])\nclass"
+    f" cpp_sources=SOURCE, functions={functions_in(SOURCE)!r}, extra_cflags=['-O2'])\nclass"
     f" ModelNew(nn.Module):\n    def forward(self, x):\n        {OWN}\n"
 )
 TRY_BUILD = (
     "import torch\nimport torch.nn as nn\nfrom torch.utils.cpp_extension import"
     f" load_inline\ntry:\n    ext = load_inline(name='adversarial_work', cpp_sources={SOURCE!r},"
-    f" functions={FUNCTIONS!r}, extra_cflags=['-O2'])\nexcept RuntimeError:\n    ext = None\nclass"
-    " ModelNew(nn.Module):\n    def forward(self, x):\n        if ext is None:\n            return"
+    f" functions={functions_in(SOURCE)!r}, extra_cflags=['-O2'])\n"
+    "except RuntimeError:\n    ext = None\nclass ModelNew(nn.Module):\n    def"
+    " forward(self, x):\n        if ext is None:\n            return"
     " x * 2.0 + 1.0\n        return ext.affine(x)\n"
 )
 
@@ -123,66 +114,54 @@ def matches(verdict: Verdict) -> None:
 
 
 CASES = [
-    Case(5, "uncalled", AFFINE, code(TORCH), "no_custom_kernel", twin=code(OWN), check=matches),
-    Case(
-        5,
-        "result_dropped",
-        AFFINE,
-        code("ext.affine(x)\n" + TORCH),
-        "no_custom_kernel",
-        check=matches,
-    ),
+    Case(5, "uncalled", "no_custom_kernel", TORCH, twin=OWN, check=matches),
+    Case(5, "result_dropped", "no_custom_kernel", "ext.affine(x)\n" + TORCH, check=matches),
     Case(
         5,
         "scratch_only",
-        AFFINE,
-        code("ext.touch(self.scratch)\n" + TORCH, init="self.scratch = torch.zeros(1)"),
         "no_custom_kernel",
-        twin=code("out = torch.empty_like(x)\next.affine_into(x, out)\nreturn out"),
+        code("ext.touch(self.scratch)\n" + TORCH, init="self.scratch = torch.zeros(1)"),
+        twin="out = torch.empty_like(x)\next.affine_into(x, out)\nreturn out",
         check=matches,
     ),
     # Memory that is used again holds the right zeros before anything is written: other inputs tell.
     Case(
         5,
         "zeros_by_torch",
-        ZEROS,
-        code("ext.above_twenty_into(x, self.out)\nreturn torch.relu(x - 20.0)", init=BUFFER),
         "no_custom_kernel",
+        code("ext.above_twenty_into(x, self.out)\nreturn torch.relu(x - 20.0)", init=BUFFER),
+        task=ZEROS,
         check=matches,
         twin=code("ext.above_twenty_into(x, self.out)\nreturn self.out.clone()", init=BUFFER),
     ),
     Case(
         5,
         "times_zero",
-        AFFINE,
-        code("return x * 2.0 + 1.0 + 0.0 * ext.affine(x)"),
         "no_custom_kernel",
+        "return x * 2.0 + 1.0 + 0.0 * ext.affine(x)",
         check=matches,
     ),
     Case(
         5,
         "overwritten",
-        AFFINE,
-        code("y = ext.affine(x)\ny.copy_(x * 2.0 + 1.0)\nreturn y"),
         "no_custom_kernel",
+        "y = ext.affine(x)\ny.copy_(x * 2.0 + 1.0)\nreturn y",
         check=matches,
     ),
-    Case(6, "only_text", AFFINE, ONLY_TEXT, "no_custom_kernel", twin=NAMED_TEXT, check=matches),
+    Case(6, "only_text", "no_custom_kernel", ONLY_TEXT, twin=NAMED_TEXT, check=matches),
     Case(
         7,
         "fallback",
-        AFFINE,
-        code(f"try:\n    return ext.affine(x, 1, 2)\nexcept Exception:\n    {TORCH}"),
         "no_custom_kernel",
+        f"try:\n    return ext.affine(x, 1, 2)\nexcept Exception:\n    {TORCH}",
         twin=TRY_BUILD,
         check=matches,
     ),
     Case(
         7,
         "flag",
-        AFFINE,
-        code(f"if self.training or not self.ready:\n    {TORCH}\n{OWN}", init="self.ready = False"),
         "no_custom_kernel",
+        code(f"if self.training or not self.ready:\n    {TORCH}\n{OWN}", init="self.ready = False"),
         twin=code(
             f"if x.dtype != torch.float32 or not self.ready:\n    {TORCH}\n{OWN}",
             init="self.ready = True",
@@ -192,38 +171,35 @@ CASES = [
     Case(
         7,
         "symbol_that_is_not_there",
-        AFFINE,
-        code(f"run = getattr(ext, 'affine_v2', None)\nif run is None:\n    {TORCH}\nreturn run(x)"),
         "no_custom_kernel",
+        f"run = getattr(ext, 'affine_v2', None)\nif run is None:\n    {TORCH}\nreturn run(x)",
         check=matches,
     ),
-    Case(8, "copied", AFFINE, code(TORCH, before=COPY), "no_custom_kernel", check=matches),
+    Case(8, "copied", "no_custom_kernel", code(TORCH, before=COPY), check=matches),
     Case(
         8,
         "inherited",
-        AFFINE,
+        "no_custom_kernel",
         code("return super().forward(x)", before=COPY).replace(
             "ModelNew(nn.Module)", "ModelNew(Model)"
         ),
-        "no_custom_kernel",
         twin=code(OWN, before=COPY).replace("ModelNew(nn.Module)", "ModelNew(Model)"),
         check=matches,
     ),
     Case(
         8,
         "wrapped",
-        AFFINE,
-        code("return self.inner(x)", init="self.inner = Model()", before=COPY),
         "no_custom_kernel",
+        code("return self.inner(x)", init="self.inner = Model()", before=COPY),
         check=matches,
     ),
     # A library called from inside an extension is no lie as long as the verdict says so.
     Case(
         9,
         "product_by_library",
-        PRODUCT,
-        code("return ext.library_product(x, self.weight)", init=WEIGHT),
         "ok",
+        code("return ext.library_product(x, self.weight)", init=WEIGHT),
+        task=PRODUCT,
         check=names("mm", "addmm", "matmul"),
         twin=code("return ext.own_product(x, self.weight)", init=WEIGHT),
         twin_check=names_none("mm", "addmm", "matmul", "bmm"),
@@ -231,16 +207,16 @@ CASES = [
     Case(
         9,
         "softmax_by_library",
-        SOFTMAX,
-        code("return ext.library_softmax(x)"),
         "ok",
+        "return ext.library_softmax(x)",
+        task=SOFTMAX,
         check=names("softmax"),
-        twin=code("return ext.own_softmax(x)"),
+        twin="return ext.own_softmax(x)",
         twin_check=names_none("softmax"),
     ),
 ]
 
 
-@pytest.mark.parametrize("trial", trials(CASES))
-def test_work(judge: Verifier, trial: Trial) -> None:
+@pytest.mark.parametrize("trial", trials(CASES, code))
+def test_work(judge, trial):
     trial.assert_judged(judge)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
-Function = Callable[..., object]
-Values = tuple[object, ...]
-Named = dict[str, object] | None
+Function = Callable[..., Any]
+Values = tuple[Any, ...]
+Named = dict[str, Any] | None
 NO_COMPUTE = frozenset(
     """empty empty_like empty_strided new_empty zeros zeros_like ones ones_like full full_like view
     reshape _unsafe_view t transpose permute expand as_strided slice select unsqueeze squeeze detach
@@ -33,7 +34,7 @@ NOT_NAMED = frozenset(
 
 class _Operators(TorchDispatchMode):
     def __init__(self) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)
         self.seen: list[str] = []
 
     def __torch_dispatch__(

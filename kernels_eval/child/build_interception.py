@@ -72,7 +72,7 @@ def intercept(provide: Callable[[Message], ModuleType | None]) -> None:
 
     # an exception for a wrong call names these
     load_inline.__qualname__, load.__qualname__ = "load_inline", "load"
-    cpp_extension.load_inline, cpp_extension.load = load_inline, load
+    vars(cpp_extension).update(load_inline=load_inline, load=load)
 
 
 class BuildFailed(RuntimeError):

@@ -96,7 +96,7 @@ class CandidateRole(ModelRunner):
         path = self.libraries.get(key)
         if path is None or not os.path.exists(path):
             self.channel.send({"build": spec})
-            answer = self.channel.receive(None)
+            answer = self.channel.receive_record()
             if not answer.get("ok"):
                 raise BuildFailed(answer.get("reason", Reason.BUILD_FAILED), answer.get("log", ""))
             path = self.libraries[key] = answer["path"]

@@ -28,7 +28,7 @@ from kernels_eval.reference.expected_values import MOST_OPERATORS, require_tenso
 from kernels_eval.reference.operator_costs import SOURCES, flops_of, operator_name, tensors
 
 Tensors = list[torch.Tensor]
-View = tuple[int, tuple[int, ...], tuple[int, ...]]
+View = tuple[object, ...]
 VIEWS = frozenset({"_unsafe_view", "_reshape_alias", "detach", "alias"})
 PICKS = frozenset("embedding index_select gather index take _unsafe_index".split())
 """Operators that read only what they pick: what they leave in the table need not be read."""

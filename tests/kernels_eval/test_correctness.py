@@ -15,7 +15,6 @@ from kernels_eval.checks.inputs import (
     flatten_outputs,
     load_module,
     make_inputs,
-    parameter_shapes,
     plan_inputs,
     randomise_weights,
 )
@@ -301,22 +300,6 @@ def test_distributions_are_what_they_are_called(task):
         torch.equal(drawn["small_integers"], drawn["small_integers"].round())
         and float(drawn["small_integers"].abs().max()) <= 3
     )
-
-
-def test_weights_map_by_order_and_shape_not_by_name():
-    def model(**shapes: tuple[int, ...]) -> torch.nn.Module:
-        made = torch.nn.Module()
-        for name, shape in shapes.items():
-            made.register_parameter(name, torch.nn.Parameter(torch.zeros(shape)))
-        return made
-
-    one, other = model(weight=(4, 3), bias=(4,)), model(shift=(4,), matrix=(4, 3))
-    randomise_weights(one, 5)
-    randomise_weights(other, 5)
-    assert torch.equal(one.weight, other.matrix) and torch.equal(one.bias, other.shift)
-    assert parameter_shapes(one) == [[4, 3], [4]]
-    randomise_weights(other, 6)
-    assert not torch.equal(one.weight, other.matrix)
 
 
 def test_two_weights_of_one_shape_differ():

@@ -83,7 +83,6 @@ WRONG = {
     "wrong_dtype": module("return ext.affine(x).double()"),
     "wrong_device": module("return ext.affine(x).to('meta')"),
     "non_finite": calls("with_nan"),
-    "precision_downcast": calls("rounded"),
 }
 
 
@@ -94,102 +93,27 @@ def test_wrong_answers(verify, case):
     assert verdict.outputs_match is False and not verdict.correct_any
 
 
-def test_weights_snapshotted_at_construction(verify):
-    init = "self.gain = nn.Parameter(torch.randn(64))\nself.frozen = self.gain.detach().clone()"
-    verdict = verify(WEIGHTED, module("return ext.times_row(x, self.frozen)", init=init))
-    assert_reason(verdict, "stale_weights")
+# -- no custom kernel, and cheating: more in adversarial/ ------------------------------------------
 
 
-# -- no custom kernel ------------------------------------------------------------------------------
-
-NO_KERNEL = {
-    "uncalled": module("return x * 2.0 + 1.0"),
-    "only_a_string": (
-        f"import torch\nimport torch.nn as nn\nSOURCE = {kernels.SOURCE!r}\n"
-        "class ModelNew(nn.Module):\n    def forward(self, x):\n        return x * 2.0 + 1.0\n"
-    ),
-    "hidden_behind_a_fallback": module(
-        "try:\n    return ext.affine(x, 1, 2)\nexcept Exception:\n    return x * 2.0 + 1.0"
-    ),
-    "called_once_then_torch": module(
-        "self.calls += 1\nreturn ext.affine(x) if self.calls == 1 else x * 2.0 + 1.0",
-        init="self.calls = 0",
-    ),
-}
-
-
-@pytest.mark.parametrize("trick", NO_KERNEL)
-def test_torch_doing_the_work_is_not_a_kernel(verify, trick):
-    verdict = verify(AFFINE, NO_KERNEL[trick])
+def test_torch_doing_the_work_is_not_a_kernel(verify):
+    verdict = verify(AFFINE, module("return x * 2.0 + 1.0"))
     assert_reason(verdict, "no_custom_kernel")
     assert verdict.outputs_match and verdict.correct_any and not verdict.correct_custom
-    assert any("mul" in name for name in verdict.library_calls) or trick == "called_once_then_torch"
+    assert any("mul" in name for name in verdict.library_calls)
 
 
-# -- cheating --------------------------------------------------------------------------------------
-
-PATCHED_TIME = """
-def slow_down():
-    import importlib
-    clock = importlib.import_module("ti" + "me")
-    real = getattr(clock, "perf_counter_ns")
-    vars(clock)["perf_counter_ns"] = lambda: real() // 10
-slow_down()
-"""
 FORGED_CLOCK = """
 import sys
 stopwatch = vars(sys.modules["kernels_" + "eval.child.model_runner"])
 real = stopwatch["now_ns"]
 stopwatch["now_ns"] = lambda: real() // 10
 """
-NO_FIRST = "self.first = None"
-REJECTED = {
-    "input_mutated": ("input_mutated", module("y = ext.affine(x)\next.relu_in_place(x)\nreturn y")),
-    "one_static_buffer": (
-        "output_aliased",
-        module("return ext.affine_into(x, self.out)", init="self.out = torch.empty(64, 64)"),
-    ),
-    "cache_by_data_ptr": (
-        "stale_cache",
-        module(
-            "key = x.data_ptr()\ny = ext.affine(x)\nself.seen.setdefault(key, y)\nreturn"
-            " self.seen[key].clone()",
-            init="self.seen = {}",
-        ),
-    ),
-    "first_output_kept": (
-        "stale_cache",
-        module(
-            "y = ext.affine(x)\nself.first = y if self.first is None else self.first\nreturn"
-            " self.first.clone()",
-            init=NO_FIRST,
-        ),
-    ),
-    "tensor_subclass": (
-        "lazy_output",
-        module(
-            "return torch.Tensor._make_subclass(Lazy, ext.affine(x))",
-            before="class Lazy(torch.Tensor):\n    pass",
-        ),
-    ),
-    "subprocess": ("forbidden_call", module("return ext.affine(x)", before="import subprocess")),
-    "patches_allclose": (
-        "harness_tampering",
-        module("return ext.affine(x)", before="torch.allclose = lambda *a, **k: True"),
-    ),
-    "patches_perf_counter": (
-        "harness_tampering",
-        module("return ext.affine(x)", before="import time\ntime.perf_counter = lambda: 0.0"),
-    ),
-    "patches_time": ("harness_tampering", calls("affine") + PATCHED_TIME),
-    "forges_the_clock": ("implausible_time", module("return ext.affine(x)", after=FORGED_CLOCK)),
-}
 
 
-@pytest.mark.parametrize("trick", REJECTED)
-def test_cheats_are_rejected(verify, trick):
-    reason, code = REJECTED[trick]
-    assert_reason(verify(AFFINE, code), reason)
+def test_a_forged_clock_is_found(verify):
+    forged = module("return ext.affine(x)", after=FORGED_CLOCK)
+    assert_reason(verify(AFFINE, forged), "implausible_time")
 
 
 # -- building --------------------------------------------------------------------------------------
@@ -217,31 +141,29 @@ def test_sources_that_make_no_library(verify, reason):
     assert said in verdict.log_tail
 
 
-def test_python_that_does_not_parse(verify):
-    verdict = verify(AFFINE, "import torch\nclass ModelNew(torch.nn.Module:\n    pass\n")
-    assert_reason(verdict, "syntax_error")
-    assert "line 2" in verdict.detail
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
+FAULTS = {
+    "syntax_error": ("import torch\nclass ModelNew(torch.nn.Module:\n    pass\n", "line 2"),
+    "no_module: beside an extension": (
         module("return ext.affine(x)", before="import a_module_nobody_has"),
+        "a_module_nobody_has",
+    ),
+    "no_module: without one": (
         "import a_module_nobody_has\nclass ModelNew:\n    pass\n",
-    ],
-    ids=["beside_an_extension", "without_one"],
-)
-def test_a_module_that_is_not_installed(verify, code):
-    assert_reason(verify(AFFINE, code), "no_module")
+        "a_module_nobody_has",
+    ),
+    "exception": (module("raise ValueError('a shape I do not like')"), "a shape I do not like"),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_python_that_fails(verify, case):
+    code, said = FAULTS[case]
+    verdict = verify(AFFINE, code)
+    assert_reason(verdict, case.partition(":")[0])
+    assert said in verdict.detail
 
 
 # -- running ---------------------------------------------------------------------------------------
-
-
-def test_an_exception_in_forward(verify):
-    verdict = verify(AFFINE, module("raise ValueError('a shape I do not like')"))
-    assert_reason(verdict, "exception")
-    assert "a shape I do not like" in verdict.detail
 
 
 @pytest.mark.parametrize("function", ["aborts", "null_write"])
@@ -250,14 +172,6 @@ def test_a_native_crash_costs_its_own_verdict_only(verify, function):
     assert_reason(verdict, "crashed")
     assert "SIG" in verdict.detail
     assert_reason(verify(AFFINE, calls("affine")), "ok")
-
-
-def test_a_forged_verdict_on_stdout_and_a_quick_exit(verify):
-    verdict = verify(AFFINE, calls("leaves"))
-    assert_reason(verdict, "exited_early")
-    assert '"speedup": 1000.0' in verdict.log_tail, (
-        "the forged record did reach stdout, and is nothing but a log line"
-    )
 
 
 # -- deadlines -------------------------------------------------------------------------------------
@@ -298,12 +212,6 @@ def test_an_import_or_a_constructor_that_does_not_end(hasty, where):
     assert_reason(hasty(AFFINE, code), "load")
 
 
-def test_a_native_loop_that_does_not_end(verify):
-    limits = QUICK.limits.model_copy(update={"run_s": 2})
-    with verifying(QUICK.model_copy(update={"limits": limits})) as hasty_calls:
-        assert_reason(hasty_calls(AFFINE, calls("spins")), "run")
-
-
 # -- no code, and tasks that cannot be used --------------------------------------------------------
 
 
@@ -318,18 +226,9 @@ def test_a_module_without_model_new(verify):
     assert "no_static_model_new" in verdict.flags
 
 
-TASK_FAULTS = {
-    "raises": ("reference_failed", "raise ValueError('the reference is broken')"),
-    "constant": ("degenerate_task", "return torch.zeros_like(x)"),
-    "random": ("degenerate_task", "return torch.rand_like(x)"),
-    "nan": ("degenerate_task", "return x * float('nan')"),
-}
-
-
-@pytest.mark.parametrize("fault", TASK_FAULTS)
-def test_a_reference_that_cannot_judge(verify, fault):
-    reason, forward = TASK_FAULTS[fault]
-    assert_reason(verify(kernel_task(task_source(forward), fault), calls("affine")), reason)
+def test_a_reference_that_cannot_judge(verify):
+    broken = kernel_task(task_source("raise ValueError('the reference is broken')"), "raises")
+    assert_reason(verify(broken, calls("affine")), "reference_failed")
 
 
 def test_a_task_that_refuses_most_inputs_judges_by_those_it_takes(verify):
@@ -344,7 +243,6 @@ def test_a_task_that_refuses_most_inputs_judges_by_those_it_takes(verify):
 
 # -- honest twins: each looks like something above, and is correct ---------------------------------
 
-IN_PLACE = kernel_task(task_source("return torch.relu_(x)"), "in_place")
 INTEGERS = kernel_task(
     task_source("return x * 3 - 1", inputs="[torch.randint(0, 100, (64, 64))]"), "integers"
 )
@@ -364,27 +262,8 @@ TWO_SOURCES = """load_inline(name='two_sources_ext', cpp_sources=[
 twice(x.data_ptr<float>()[i]) + 1.0f;'
     '  return y; }',
 ], functions={'affine': 'twice and one'}, extra_cflags=['-O2'])"""
-LATE = "\n".join(
-    [
-        "import torch",
-        "import torch.nn as nn",
-        "from torch.utils.cpp_extension import load_inline",
-        "class ModelNew(nn.Module):",
-        "    def __init__(self):",
-        "        super().__init__()",
-        f"        self.ext = {load_inline()}",
-        "    def forward(self, x):",
-        "        return self.ext.affine(x)",
-    ]
-)
+LATE = module("return self.ext.affine(x)", extension="None", init=f"self.ext = {load_inline()}")
 TWINS = {
-    "docstring_with_pass": (
-        AFFINE,
-        module(
-            '"""Nothing to pass; no try, no subprocess, no torch.allclose = here."""\nreturn'
-            " ext.affine(x)"
-        ),
-    ),
     "try_around_an_import": (
         AFFINE,
         module(
@@ -400,18 +279,9 @@ TWINS = {
         AFFINE,
         module("return ext.affine(x)", extension=TWO_SOURCES),
     ),
-    "in_place_reference": (IN_PLACE, module("return ext.relu_in_place(x)")),
     "book_form": (BOOK, module("return ext.affine(x)")),
     "integer_input": (INTEGERS, module("return ext.integers(x)")),
     "several_outputs": (PAIR, module("return ext.affine(x), ext.row_sum(x)")),
-    "preallocated_but_returned_as_a_copy": (
-        AFFINE,
-        module(
-            "if self.out.shape != x.shape:\n    self.out = torch.empty_like(x)\nreturn"
-            " ext.affine_into(x, self.out).clone()",
-            init="self.out = torch.empty(64, 64)",
-        ),
-    ),
 }
 
 

@@ -202,11 +202,8 @@ class CandidateRole(ModelRunner):
         if len(self.last_inputs) != len(inputs):
             return
         for index, (old, new) in enumerate(zip(self.last_inputs, inputs, strict=True)):
-            if (
-                isinstance(old, torch.Tensor)
-                and isinstance(new, torch.Tensor)
-                and (old.shape, old.dtype) == (new.shape, new.dtype)
-            ):
+            tensors = isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)
+            if tensors and (old.shape, old.dtype) == (new.shape, new.dtype):
                 inputs[index] = old.copy_(new)
 
     def _poisoned(self, inputs: list[Any], output_bytes: int, evaluate: bool) -> tuple[Any, float]:
@@ -248,12 +245,9 @@ class CandidateRole(ModelRunner):
 
     def _published(self, tensors: list[torch.Tensor]) -> Message:
         """Write the tensors' bytes to the output buffer and return their forms."""
-        if self.memory is None:
-            self.memory = (
-                DeviceMemory(self.shared_bytes, self.output_buffer)
-                if self.shared_bytes
-                else HostMemory(self.output_buffer)
-            )
+        if self.memory is None and self.shared_bytes:
+            self.memory = DeviceMemory(self.shared_bytes, self.output_buffer)
+        self.memory = self.memory or HostMemory(self.output_buffer)
         write(self.memory, tensors)
         self.synchronise()
         return {"outputs": [{"shape": list(x.shape), "dtype": str(x.dtype)} for x in tensors]}
@@ -306,11 +300,9 @@ class CandidateRole(ModelRunner):
         operators = compute_operators(lambda: self.forward(inputs))
         self.synchronise()
         names = self.launches.names() if self.launches else dict(self.tracer.calls.most_common())
-        return {
-            "operators": sorted(set(operators))[:64],
-            "custom": list(names)[:32],
-            "off_stream": self.launches.off_stream if self.launches else 0,
-        }
+        off_stream = self.launches.off_stream if self.launches else 0
+        seen = {"operators": sorted(set(operators))[:64], "custom": list(names)[:32]}
+        return seen | {"off_stream": off_stream}
 
     def do_share(self, seed: int) -> Message:
         """Share of a forward call's time that is spent in custom kernels: the median of five calls,

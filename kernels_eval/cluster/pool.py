@@ -414,15 +414,10 @@ class Pool:
 
 def _lost_errors() -> tuple[type[Exception], ...]:
     """What Ray raises where a worker, or the node that held it or its answer, is gone."""
-    from ray import exceptions as ray
+    from ray import exceptions
 
-    return (
-        ray.RayActorError,
-        ray.NodeDiedError,
-        ray.ObjectLostError,
-        ray.WorkerCrashedError,
-        ray.OutOfMemoryError,
-    )
+    names = "RayActorError NodeDiedError ObjectLostError WorkerCrashedError OutOfMemoryError"
+    return tuple(getattr(exceptions, name) for name in names.split())
 
 
 def _call_errors() -> tuple[type[Exception], ...]:

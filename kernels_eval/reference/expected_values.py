@@ -143,12 +143,7 @@ class Reference(ModelRunner):
             oracle="float32" if oracle is reference else "float64",
             equals=equals,
             zeros=merge(list(map(_measure_zeros, oracle, reference))),
-            outputs=[
-                OutputForm(
-                    shape=list(x.shape), dtype=str(x.dtype), device=x.device.type, bytes=_bytes(x)
-                )
-                for x in reference
-            ],
+            outputs=list(map(_form, reference)),
         )
 
     def outputs(self, inputs: list[Any]) -> list[Tensor]:
@@ -291,6 +286,12 @@ def require_tensors(leaves: list[Any]) -> None:
     if not all(isinstance(leaf, Tensor) for leaf in leaves):
         kinds = [type(leaf).__name__ for leaf in leaves]
         raise TypeError(f"the reference returns {kinds}, not tensors")
+
+
+def _form(x: Tensor) -> OutputForm:
+    return OutputForm(
+        shape=list(x.shape), dtype=str(x.dtype), device=x.device.type, bytes=_bytes(x)
+    )
 
 
 def _bytes(tensor: Tensor) -> int:

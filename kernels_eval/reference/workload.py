@@ -247,10 +247,8 @@ def warm_up() -> None:
         x = torch.rand(2, 4, 4, 4) + torch.randn(4)
         y = functional.conv2d(x, torch.ones(4, 4, 3, 3), torch.zeros(4), padding=1).relu_()
         functional.max_pool2d(functional.batch_norm(y, None, None, training=True), 2)
-        functional.softmax(functional.gelu(functional.linear(x, torch.ones(4, 4))), -1).sum(
-            (1, 2)
-        ).sqrt()
+        y = functional.gelu(functional.linear(x, torch.ones(4, 4)))
+        functional.softmax(y, -1).sum((1, 2)).sqrt()
         functional.layer_norm(x.sigmoid() * x, (4,)).mean(-1).exp().max(-1)
-    torch.nn.Sequential(
-        torch.nn.Linear(2, 2), torch.nn.Conv2d(1, 1, 1), torch.nn.BatchNorm2d(1)
-    ).to("meta")
+    layers = torch.nn.Linear(2, 2), torch.nn.Conv2d(1, 1, 1), torch.nn.BatchNorm2d(1)
+    torch.nn.Sequential(*layers).to("meta")

@@ -7,31 +7,11 @@ from collections import defaultdict
 
 import pytest
 
-from tests.kernels_eval.adversarial import (
-    test_caches,
-    test_degenerate,
-    test_gpu_threats,
-    test_isolation_threats,
-    test_precision,
-    test_state,
-    test_tampering,
-    test_timing_threats,
-    test_work,
-)
+from tests.kernels_eval.adversarial import test_corpus, test_gpu_threats, test_timing_threats
 from tests.support.adversarial import Case, trials
 
 THREATS = range(1, 41)
-TABLES = (
-    test_caches,
-    test_degenerate,
-    test_gpu_threats,
-    test_isolation_threats,
-    test_precision,
-    test_state,
-    test_tampering,
-    test_timing_threats,
-    test_work,
-)
+TABLES = (test_corpus, test_gpu_threats, test_timing_threats)
 CASES: list[Case] = [case for table in TABLES for case in table.CASES]
 SAMPLERS = test_timing_threats.SAMPLERS
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 from kernels_eval.build.extensions import Builder
 from kernels_eval.build.lite import (
@@ -397,132 +398,13 @@ KNOWN = TorchNames(
 )
 
 
-@pytest.mark.parametrize(
-    ("message", "source", "certain"),
-    [
-        ("main.cpp:3:4: error: 'rmax' was not declared in this scope", "rmax + 1", True),
-        ("main.cpp:3:4: error: 'stride' was not declared in this scope", "h * stride", True),
-        (
-            "main.cpp:3:4: error: 'stride' was not declared in this scope",
-            "using namespace at; h * stride",
-            False,
-        ),
-        ("main.cpp:3:4: error: 'relu' was not declared in this scope", "relu(x)", False),
-        ("main.cpp:3:4: error: 'printf' was not declared in this scope", "f = printf", False),
-        ("main.cpp:3:4: error: 'class at::Tensor' has no member named 'rows'", "x.rows()", True),
-        ("main.cpp:3:4: error: 'class at::Tensor' has no member named 'relu'", "x.relu()", False),
-        ("main.cpp:3:4: error: declaration of 'const float* x' shadows a parameter", "x", True),
-        (
-            "main.cpp:3:4: error: no matching function for call to 'min(int, const int64_t&)'",
-            "std::min(a, b)",
-            True,
-        ),
-        (
-            "main.cpp:3:4: error: no matching function for call to 'min(int, const int64_t&)'",
-            "std::min(a, b); min(c, d)",
-            False,
-        ),
-        ("main.cpp:3:4: error: 'stride' was not declared in this scope", "stride <b> (c)", False),
-        ('cuda.cu(9): error: identifier "__half2float" is undefined', "__half2float(x)", False),
-        (
-            'cuda.cu(9): error: identifier "half_to_float" is undefined',
-            "#include <torch/extension.h>\nhalf_to_float(x)",
-            True,
-        ),
-        (
-            'cuda.cu(9): error: identifier "half_to_float" is undefined',
-            "#include <math.h>\n#include <cuda_fp16.h>\nhalf_to_float(x)",
-            False,
-        ),
-        (
-            'cuda.cu(9): error: identifier "half_to_float" is undefined',
-            "#ifdef HALF\nhalf_to_float(x)",
-            False,
-        ),
-        ('core.h(9): error: identifier "half_to_float" is undefined', "half_to_float(x)", False),
-        (
-            (
-                'cuda.cu(9): error: no suitable constructor exists to convert from "const char [5]"'
-                ' to "c10::Device"'
-            ),
-            "torch::device(T)",
-            True,
-        ),
-        (
-            (
-                'cuda.cu(9): error: no suitable constructor exists to convert from "const char [5]"'
-                ' to "c10::Device"'
-            ),
-            "c10::Device(T)",
-            False,
-        ),
-        (
-            (
-                'cuda.cu(9): error: no suitable constructor exists to convert from "const char [5]"'
-                ' to "c10::Layout"'
-            ),
-            "torch::layout(T)",
-            False,
-        ),
-        ('cuda.cu(9): error: expected a ";"', "x y", True),
-        ("main.cpp:3:4: error: expected ';' before 'y'", "x y", True),
-        ("main.cpp:3:4: error: expected ';' before 'y'", "#ifdef A\nx y", False),
-        ("main.cpp:3:4: error: no matching function for call to 'f(int)'", "f(1)", False),
-        (
-            (
-                "dispatch.h:3:4: error: cannot convert 'const at::DeprecatedTypeProperties' to"
-                " 'c10::ScalarType'"
-            ),
-            "x.type()",
-            True,
-        ),
-        ("concur/core.h:3:4: error: expected ';' before 'y'", "x y", False),
-        (
-            'cuda.cu(9): error: class "at::Tensor" has no member "cuda_stream"',
-            "x.cuda_stream()",
-            True,
-        ),
-        ('cuda.cu(9): error: class "at::Tensor" has no member "relu"', "x.relu()", False),
-        (
-            'cuda.cu(9): error: namespace "at::cuda" has no member "getCurrentCUDAStream"',
-            "at::cuda::getCurrentCUDAStream()",
-            True,
-        ),
-        (
-            'cuda.cu(9): error: namespace "at::cuda" has no member "getCurrentCUDAStream"',
-            "#include <c10/cuda/CUDAStream.h>\n",
-            False,
-        ),
-        (
-            'cuda.cu(9): error: namespace "at::cuda" has no member "warp_size"',
-            "at::cuda::warp_size()",
-            False,
-        ),
-        (
-            'cuda.cu(9): error: "b" has already been declared in the current scope',
-            "int b; int b;",
-            True,
-        ),
-        (
-            'cuda.cu(9): error: declaration is incompatible with previous "a" (declared at line 3)',
-            "a",
-            True,
-        ),
-        (
-            (
-                'cuda.cu(9): error: declaration is incompatible with previous "a" (declared at line'
-                " 3 of /x/y.h)"
-            ),
-            "a",
-            False,
-        ),
-        ("nvcc fatal   : Unsupported gpu architecture 'sm_70'", "x", True),
-        ("g++-real: error: unrecognized command-line option '-arch=sm_70'", "x", True),
-        ("g++: error: main.cpp: No such file or directory", "x", False),
-    ],
-)
-def test_which_first_errors_need_no_second_opinion(message, source, certain):
-    assert certain_error(message, source, KNOWN) is certain
+ERRORS = yaml.safe_load((Path(__file__).parents[1] / "data/first_errors.yaml").read_text())
+
+
+@pytest.mark.parametrize("certain", ERRORS)
+def test_which_first_errors_need_no_second_opinion(certain):
+    for case in ERRORS[certain]:
+        assert certain_error(case["error"], case["source"], KNOWN) is (certain == "certain"), case
 
 
 def test_a_standard_that_torch_refuses_is_refused_in_its_words(builder, tmp_path):

@@ -4,78 +4,33 @@ nor honest habits for evidence."""
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels_eval.checks.screening import screen
 
-HONEST = '''
-import math
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-from torch.utils.cpp_extension import load_inline
+SOURCES = yaml.safe_load((Path(__file__).parents[1] / "data/screening.yaml").read_text())["python"]
 
-torch.backends.cudnn.allow_tf32 = False
-source = """
-#include <sys/socket.h>
-// subprocess, ctypes, torch.allclose = lambda: true
-"""
 
-class ModelNew(nn.Module):
-    """Passes the inputs on; `import subprocess` and pass are words here."""
-
-    def __init__(self, time):
-        super().__init__()
-        self.time = time
-        self.torch = None
-
-    def forward(self, x):
-        # torch.allclose = lambda *a: True
-        self.time = self.time + 1
-        return x
-'''
+def pairs(said: str) -> list[tuple[str, str]]:
+    """Each source with the reason or the flag that it gets."""
+    return [(code, name) for name, sources in SOURCES[said].items() for code in sources]
 
 
 def test_honest_code_passes_without_a_flag():
-    screened = screen(HONEST)
+    screened = screen(SOURCES["honest"])
     assert screened.reason is None, screened.detail
     assert screened.flags == ()
 
 
-REJECTED = {
-    "import subprocess": "forbidden_call",
-    "import torch, socket": "forbidden_call",
-    "import ctypes.util": "forbidden_call",
-    "import ctypes as c": "forbidden_call",
-    "from multiprocessing import Process": "forbidden_call",
-    "from urllib.request import urlopen": "forbidden_call",
-    "from os import system": "forbidden_call",
-    "def f():\n    import gc": "forbidden_call",
-    "try:\n    import pickle\nexcept ImportError:\n    pass": "forbidden_call",
-    "import os\nos.system('true')": "forbidden_call",
-    "import os\nos._exit(0)": "forbidden_call",
-    "import sys\nsys._getframe(1).f_locals": "forbidden_call",
-    "import inspect\nx = [inspect.stack() for _ in range(2)]": "forbidden_call",
-    "import kernels_eval": "harness_tampering",
-    "from kernels_eval.child.main import serve": "harness_tampering",
-    "import torch\ntorch.allclose = lambda *a: True": "harness_tampering",
-    "import torch\ntorch.cuda.Event.elapsed_time = None": "harness_tampering",
-    "import torch\na = torch.nn.functional.relu = None": "harness_tampering",
-    "import torch\n(torch.allclose, x) = 1, 2": "harness_tampering",
-    "import time\ntime.perf_counter = lambda: 0": "harness_tampering",
-    "import time\ntime.perf_counter_ns += 1": "harness_tampering",
-    "import torch\nsetattr(torch.Tensor, '__eq__', None)": "harness_tampering",
-    "import builtins\nbuiltins.print = None": "harness_tampering",
-}
-
-
-@pytest.mark.parametrize("code", REJECTED)
-def test_what_no_honest_kernel_needs_is_rejected(code):
+@pytest.mark.parametrize(("code", "reason"), pairs("rejected"))
+def test_what_no_honest_kernel_needs_is_rejected(code, reason):
     screened = screen(code)
-    assert screened.reason == REJECTED[code]
+    assert screened.reason == reason
     assert screened.detail.startswith("line ")
 
 
@@ -91,23 +46,11 @@ def test_the_first_finding_is_the_one_reported():
     )
 
 
-FLAGGED = {
-    "import threading": "imports:threading",
-    "from concurrent.futures import ThreadPoolExecutor": "imports:concurrent",
-    "import os": "imports:os",
-    "exec('x = 1')": "calls:exec",
-    "m = __import__('time')": "calls:__import__",
-    "handle = open('file')": "calls:open",
-    "class A: pass\na = A()\na.__class__ = A": "assigns:__class__",
-    "try:\n    x = 1\nfinally:\n    x = 2": "try",
-}
-
-
-@pytest.mark.parametrize("code", FLAGGED)
-def test_what_is_only_suspicious_is_flagged_and_passes(code):
+@pytest.mark.parametrize(("code", "flag"), pairs("flagged"))
+def test_what_is_only_suspicious_is_flagged_and_passes(code, flag):
     screened = screen(code + "\nclass ModelNew: pass\n")
     assert screened.reason is None
-    assert screened.flags == (FLAGGED[code],)
+    assert screened.flags == (flag,)
 
 
 def test_a_module_without_model_new_is_flagged_not_rejected():

@@ -18,6 +18,7 @@ from kernels_eval.build.extensions import Builder
 from kernels_eval.build.spec import Build, ExtensionSpec
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import ToolchainError
+from tests.support.processes import python
 
 SCALE = "at::Tensor scale(at::Tensor x) { return x.mul(2); }"
 
@@ -94,19 +95,14 @@ def test_two_processes_building_the_same_spec_both_succeed(builder, tmp_path):
     builds = [Build.model_validate_json(process.communicate(timeout=200)[0]) for process in both]
     assert all(build.ok for build in builds), [build.log for build in builds]
     assert builds[0].path == builds[1].path and Path(builds[0].path).exists()
-    load = (
-        "import torch, importlib.util as u; s = u.spec_from_file_location('scale_ext',"
-        f" {builds[0].path!r}); m = u.module_from_spec(s); "
-    )
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            load + "s.loader.exec_module(m); print(m.scale(torch.ones(2)).tolist())",
-        ],
-        capture_output=True,
-        text=True,
-    )
+    load = """
+    import importlib.util, sys, torch
+    found = importlib.util.spec_from_file_location("scale_ext", sys.argv[1])
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    print(module.scale(torch.ones(2)).tolist())
+    """
+    done = python(load, builds[0].path)
     assert done.stdout.strip() == "[2.0, 2.0]", done.stderr
     shutil.rmtree(entry(builds[0]))
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 from typing import Any
 
@@ -27,6 +26,7 @@ from kernels_eval.parent.kill_retry import retry_killed
 from kernels_eval.records import KernelTask
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, module
+from tests.support.processes import python
 from tests.support.waiting import until
 
 CONFIG = kernels.QUICK.model_copy(update={"time_correct": False})
@@ -343,7 +343,7 @@ def test_what_is_made_for_all_leaves_nothing_where_its_maker_is_killed(tmp_path)
     made = Prepared(Toolchain(cache), WorkRoot(cache))
     made.once(made.root / "libshim.so", die)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), str(tmp_path)])
+    done = python(script, tmp_path)
     assert (
         done.returncode == -signal.SIGKILL and len(list(tmp_path.glob("work-*/*-libshim.so"))) == 1
     )
@@ -371,11 +371,7 @@ def test_a_compiler_does_not_outlive_its_builder_for_long(tmp_path):
 start_new_session=True).pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    done = python(script, tmp_path)
     assert done.returncode == -signal.SIGKILL
     compiler = psutil.Process(int(done.stdout))
     bystander = subprocess.Popen(["sleep", "600"], cwd=tmp_path)

@@ -11,7 +11,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import textwrap
 import uuid
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +33,7 @@ from kernels_eval.build.process import WorkRoot, remove_abandoned
 from kernels_eval.build.spec import Build, ExtensionSpec
 from kernels_eval.child.kernel_launches import Launches
 from kernels_eval.config import BuildConfig
+from tests.support.processes import output_of, python
 
 torch = pytest.importorskip("torch")
 
@@ -137,9 +137,7 @@ def test_unoptimised_code_does_not_take_the_place_of_torchs(builder):
     assert build.ok and build.tier == "lite", build.log
     x = torch.randn(3, 4)
     assert load(build).metadata(x)[2] == 12
-    exported = subprocess.run(
-        ["nm", "-D", "--defined-only", build.path], capture_output=True, text=True, check=True
-    ).stdout
+    exported = output_of("nm", "-D", "--defined-only", build.path)
     names = [line.split()[-1] for line in exported.splitlines() if " A " not in line]
     assert names == [f"PyInit_{Path(build.path).stem}"]
 
@@ -237,12 +235,7 @@ torch::device(torch::kCPU).dtype(torch::kBool)), empty,
 def test_the_common_library_exports_what_it_is_for_and_nothing_else(builder):
     """Lite's inline functions have torch's names: exported, they would take the place of torch's in
     the shims, which call them."""
-    table = subprocess.run(
-        ["nm", "-DC", "--defined-only", builder.prepared.common()],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    table = output_of("nm", "-DC", "--defined-only", builder.prepared.common())
     exported = [
         line.split(maxsplit=2)[2].split("(")[0]
         for line in table.splitlines()
@@ -447,17 +440,9 @@ def test_a_work_root_goes_with_its_process(tmp_path):
         "from pathlib import Path; from kernels_eval.build.process import WorkRoot; w ="
         f" WorkRoot(Path({str(tmp_path)!r})); print(w.path)"
     )
-    path = Path(
-        subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=True
-        ).stdout.strip()
-    )
+    path = Path(python(script).stdout.strip())
     assert path.parent == tmp_path and not path.exists()
-    killed = subprocess.run(
-        [sys.executable, "-c", script + "; import os; os.kill(os.getpid(), 9)"],
-        capture_output=True,
-        text=True,
-    )
+    killed = python(f"{script}; import os; os.kill(os.getpid(), 9)")
     assert killed.returncode == -9
     [left] = tmp_path.glob("work-*")
     mine = WorkRoot(tmp_path)
@@ -585,18 +570,13 @@ def test_what_nvcc_does_not_know(builder, body, certain, tmp_path):
 def test_launches_of_a_library_go_through_the_counter(builder):
     build = builder.build(cuda(CUDA[0]))
     assert build.ok and build.tier == "lite", build.log
-    table = subprocess.run(
-        ["nm", "-D", build.path], capture_output=True, text=True, check=True
-    ).stdout
+    table = output_of("nm", "-D", build.path)
     assert (
         re.search(r" U __wrap_(__)?cudaLaunchKernel", table)
         and "U __wrap___cudaRegisterFunction" in table
     )
     assert not re.search(r" U (__)?cudaLaunchKernel", table), "no way around it"
-    needed = subprocess.run(
-        ["objdump", "-p", build.path], capture_output=True, text=True, check=True
-    ).stdout
-    assert "libconcur_launch.so" in needed
+    assert "libconcur_launch.so" in output_of("objdump", "-p", build.path)
 
 
 FAKE = """
@@ -702,16 +682,5 @@ def test_the_counters_add_up(builder, tmp_path):
 
 
 def test_without_a_cuda_library_there_are_no_counters():
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            textwrap.dedent(
-                "from kernels_eval.child.kernel_launches import Launches; print(Launches.find())"
-            ),
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == "None"
+    script = "from kernels_eval.child.kernel_launches import Launches; print(Launches.find())"
+    assert python(script).stdout.strip() == "None"

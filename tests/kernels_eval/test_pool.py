@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -26,6 +24,7 @@ from kernels_eval.records import Candidate, KernelTask, Language
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, load_inline, module
 from tests.support.pools import Calls, Quick, many, outcomes
+from tests.support.processes import python
 from tests.support.waiting import until
 
 ROOT = Path(kernels_eval.__file__).parent.parent
@@ -349,14 +348,7 @@ def test_a_node_that_is_lost_costs_its_share_only():
     with tempfile.TemporaryDirectory(
         prefix="r"
     ) as folder:  # short, for its sockets; others would join a cluster that they hear of
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": folder}
-        done = subprocess.run(
-            [sys.executable, "-c", NODE_LOST],
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=300,
-        )
+        done = python(NODE_LOST, RAY_TMPDIR=folder)
         assert (Path(folder) / "ray").is_dir()
     assert "found 40 40 workers 1" in done.stdout
 

@@ -19,6 +19,7 @@ import kernels_eval
 from kernels_eval.build.process import run
 from kernels_eval.isolation import reaper
 from kernels_eval.isolation.process_tree import environment_variable, has_ended
+from tests.support.processes import python
 from tests.support.waiting import until
 
 ROOT = Path(kernels_eval.__file__).parent.parent
@@ -81,8 +82,7 @@ def test_a_deadline_ends_the_whole_group(tmp_path):
 
 def test_the_reaper_ends_with_its_owner(tmp_path):
     program = "from kernels_eval.isolation import reaper; reaper.reaper()"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OF_THIS_TEST": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+    assert python(program, OF_THIS_TEST=str(tmp_path)).returncode == 0
     until(lambda: not marked(tmp_path))
 
 
@@ -106,9 +106,7 @@ def test_builds_go_on_where_the_reaper_was_killed(tmp_path):
     psutil.wait_procs([process], timeout=10)
     print(run(["echo", "built"], here, time.monotonic() + 60, dict(os.environ)))
     """
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OF_THIS_TEST": str(tmp_path)}
-    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = python(program, tmp_path, OF_THIS_TEST=str(tmp_path))
     assert done.stdout == "ok\n" and (tmp_path / "log").read_text() == "built\n", done.stderr
 
 

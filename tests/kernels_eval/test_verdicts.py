@@ -12,6 +12,7 @@ from kernels_eval.isolation.sandbox import Child
 from kernels_eval.parent.candidate_handle import CandidateProcess, MadeElsewhere
 from kernels_eval.records import Status
 from tests.support import kernels
+from tests.support.adversarial import bounded
 from tests.support.kernels import (
     AFFINE,
     QUICK,
@@ -111,9 +112,13 @@ stopwatch["now_ns"] = lambda: real() // 10
 """
 
 
-def test_a_forged_clock_is_found(verify):
-    forged = module("return ext.affine(x)", after=FORGED_CLOCK)
-    assert_reason(verify(AFFINE, forged), "implausible_time")
+def test_a_forged_clock_wins_nothing(verify):
+    """Found out, or on a machine that gets busy meanwhile: timed as what the parent's clock bears
+    out."""
+    verdict = verify(AFFINE, module("return ext.affine(x)", after=FORGED_CLOCK))
+    assert verdict.reason in ("implausible_time", "ok"), verdict.detail
+    if verdict.reason == "ok":
+        bounded(verdict)
 
 
 # -- building --------------------------------------------------------------------------------------

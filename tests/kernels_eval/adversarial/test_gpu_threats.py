@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from functools import partial
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from kernels_eval.records import Language
 from tests.support.adversarial import Case, trials
 from tests.support.kernels import functions_in, kernel_task, module, task_source, verifying_on_gpu
+from tests.support.processes import python
 
 AFFINE = kernel_task(
     task_source("return x * 2.0 + 1.0", inputs="[torch.randn(500, 512)]"), "adversarial_affine_gpu"
@@ -260,12 +259,7 @@ def persisting_l2_changes() -> bool:
         " rt.cudaDeviceSetLimit(6, ctypes.c_size_t(8 <<"
         " 20));rt.cudaDeviceGetLimit(ctypes.byref(v[1]), 6); print(v[0].value != v[1].value)"
     )
-    return (
-        subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        == "True"
-    )
+    return python(script).stdout.strip() == "True"
 
 
 @pytest.mark.gpu

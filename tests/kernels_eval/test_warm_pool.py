@@ -63,7 +63,7 @@ def test_verdicts_are_those_of_processes_that_are_started_when_they_are_needed(v
 
 
 @pytest.mark.parametrize("role", WANTED)
-def test_awarm_child_that_is_killed_while_it_waits_costs_no_verdict(verify, role):
+def test_a_warm_child_that_is_killed_while_it_waits_costs_no_verdict(verify, role):
     task, code = CODES["ok"]
     assert verify(task, code) == "ok"
     verify.runner.warm_pool.settle()

@@ -119,8 +119,11 @@ class Server:
     def _reap_orphans(self) -> None:
         """Kill and reap what a killed keeper has left: this process adopts only its own children's
         orphans."""
-        if "subreaper" in self.layers:
-            for pid in set(process_tree.children(os.getpid())) - self.children:
+        if "subreaper" not in self.layers:
+            return
+        # Looked at again until none is left: one that ends meanwhile hands its own children on.
+        while orphans := set(process_tree.children(os.getpid())) - self.children:
+            for pid in orphans:
                 _end_family(pid)
                 os.waitpid(pid, 0)
 

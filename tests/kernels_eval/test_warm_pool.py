@@ -75,7 +75,7 @@ def test_a_warm_child_that_is_killed_while_it_waits_costs_no_verdict(verify, rol
 
 
 @pytest.mark.slow
-def testwarm_children_of_a_fork_server_that_is_gone_are_forgotten(verify):
+def test_warm_children_of_a_fork_server_that_is_gone_are_forgotten(verify):
     task, code = CODES["ok"]
     assert verify(task, code) == "ok"
     verify.runner.server.process.kill()

@@ -90,7 +90,7 @@ def decontamination_report() -> str:
     frame = pl.DataFrame(
         [{column: row.get(column) for column in frame.columns} for row in rows], schema=frame.schema
     )
-    return Decontaminated(("kept",), frame, (HOSTILE, LINES), ("exact",)).markdown()
+    return Decontaminated(("kept",), frame, ("exact",), (HOSTILE, LINES)).markdown()
 
 
 def composition() -> str:
@@ -107,9 +107,9 @@ def composition() -> str:
 
 
 def observations() -> str:
-    from tasks.analysis.report import in_words
+    from tasks.analysis.stage import Found
 
-    return in_words([HOSTILE, LINES])
+    return Found(finding=(HOSTILE,), cautions=(LINES,)).markdown()
 
 
 PLACES = {

@@ -25,7 +25,7 @@ from tasks.synthesis.client import OpenAISampler
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.prompts import prompt_hash
 from tasks.synthesis.sampler import Response
-from tasks.synthesis.stage import planned, run
+from tasks.synthesis.stage import Synthesis
 from tests.support.chat_server import Answer, Server, completion, serving
 from tests.support.requests import make_request, tasks_snapshot, without_proxies
 
@@ -372,12 +372,12 @@ def test_a_server_that_dies_for_good_costs_what_it_had_not_answered(
     with serving(mortal) as server:
         config = synthesis(server)
         with pytest.raises(EvalError, match="no answer for t/1 in 7 attempts") as caught:
-            run(tasks, config, Language.CPP)
+            Synthesis(tasks, config, Language.CPP).run()
     assert server.url in str(caught.value) and "answers so far are kept" in (
         caught.value.hint or ""
     )
     assert not isinstance(caught.value, UsageError)
-    left = planned(tasks, config, Language.CPP)
+    left = Synthesis(tasks, config, Language.CPP).snapshot
     assert not left.finished
 
     def steady(number: int, body: dict) -> Answer:
@@ -385,7 +385,7 @@ def test_a_server_that_dies_for_good_costs_what_it_had_not_answered(
         return 200, module(100 + number)
 
     with serving(steady, server.port) as again:
-        frame = run(tasks, config, Language.CPP).open().read(unique="candidate_id")
+        frame = Synthesis(tasks, config, Language.CPP).run().open().read(unique="candidate_id")
     assert len(asked) == len(set(asked)) == len(frame) == 12, "each is asked once over both runs"
     assert len(again.bodies) == 7
     assert sum(code.startswith("# 10") for code in frame["code"]) == 7, (
@@ -407,7 +407,12 @@ def test_a_long_answer_goes_through_the_stage_whole(tasks: SnapshotRef) -> None:
         )
     ) as server:
         began = time.process_time()
-        frame = run(tasks, synthesis(server), Language.CPP).open().read(unique="candidate_id")
+        frame = (
+            Synthesis(tasks, synthesis(server), Language.CPP)
+            .run()
+            .open()
+            .read(unique="candidate_id")
+        )
     assert time.process_time() - began < 30
     assert len(frame) == 12
     assert (
@@ -438,7 +443,12 @@ def test_an_answer_without_code_is_a_candidate_with_the_reason(
     tasks: SnapshotRef, answer: dict, reasoning: str, reason: str
 ) -> None:
     with serving(lambda number, body: (200, answer)) as server:
-        frame = run(tasks, synthesis(server), Language.CPP).open().read(unique="candidate_id")
+        frame = (
+            Synthesis(tasks, synthesis(server), Language.CPP)
+            .run()
+            .open()
+            .read(unique="candidate_id")
+        )
     assert set(zip(frame["code"], frame["parse_reason"], frame["reasoning"], strict=True)) == {
         (None, reason, reasoning)
     }
@@ -460,6 +470,11 @@ def test_reasoning_and_code_are_apart_whatever_the_server_returns(
     tasks: SnapshotRef, message: dict
 ) -> None:
     with serving(lambda number, body: (200, completion(**message))) as server:
-        frame = run(tasks, synthesis(server), Language.CPP).open().read(unique="candidate_id")
+        frame = (
+            Synthesis(tasks, synthesis(server), Language.CPP)
+            .run()
+            .open()
+            .read(unique="candidate_id")
+        )
     assert set(frame["reasoning"]) == {"Add one."} and set(frame["code"]) == {MODULE}
     assert frame["answer"].str.contains("ModelNew", literal=True).all()

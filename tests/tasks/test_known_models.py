@@ -16,7 +16,7 @@ from tasks.store import snapshot as store
 from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.known_models import KNOWN_MODELS, sampling_for
-from tasks.synthesis.stage import planned
+from tasks.synthesis.stage import Synthesis
 
 ROOT = Path(store.__file__).parents[2]
 KEVIN, QWQ, KERNEL_CODER = "cognition-ai/Kevin-32B", "Qwen/QwQ-32B", "lkongam/KernelCoder"
@@ -171,7 +171,7 @@ def test_a_default_and_the_same_value_spelled_out_are_one_snapshot(tmp_path: Pat
             base_url="http://h/v1",
             sampling=SamplingParams(**sampling),
         )
-        return planned(tasks, config, Language.CUDA).fingerprint
+        return Synthesis(tasks, config, Language.CUDA).snapshot.fingerprint
 
     assert fingerprint(QWQ) == fingerprint(QWQ, **CARDS[QWQ])
     others = [{"temperature": 0.5}, {"top_k": 20}, {"min_p": 0.1}, {"repetition_penalty": 1.1}]

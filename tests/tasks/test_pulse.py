@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 
 from kernels_eval.errors import EvalError
-from tasks.synthesis import pulse
+from tasks.synthesis import addresses as pulse
 from tasks.synthesis.client import OpenAISampler
 from tests.support.chat_server import Answer, completion, serving
 from tests.support.requests import make_request

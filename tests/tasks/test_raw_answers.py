@@ -15,6 +15,7 @@ from tasks.synthesis import answers, stage
 from tasks.synthesis.answers import parsed_again
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.parsing import Parsed, parse_response
+from tasks.synthesis.stage import Synthesis
 from tasks.tables import CANDIDATES
 from tests.support.chat_server import completion, serving
 from tests.support.requests import tasks_snapshot
@@ -36,7 +37,7 @@ def better(text: str, **given: Any) -> Parsed:
 
 def sampled(tasks: SnapshotRef, url: str) -> pl.DataFrame:
     config = SynthesisConfig(sampler="openai", model="m", base_url=url, samples_per_task=2)
-    return stage.run(tasks, config, Language.CPP).open().read()
+    return Synthesis(tasks, config, Language.CPP).run().open().read()
 
 
 def test_a_better_parser_reaches_kept_answers_without_a_request(

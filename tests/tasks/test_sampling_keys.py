@@ -14,9 +14,9 @@ from tasks.benchmark.config import BenchmarkConfig
 from tasks.sources.stage import read_tasks
 from tasks.store import Snapshot, SnapshotRef, fingerprint, known_rows
 from tasks.synthesis import requests as requests_module
-from tasks.synthesis import stage
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.requests import Questions, first_requests
+from tasks.synthesis.stage import STAGE, Synthesis
 from tasks.tables import CANDIDATES, SAMPLING, TASKS
 
 TASK = KernelTask(task_id="t/0", name="t0", code="# 0")
@@ -121,10 +121,10 @@ def old_row(request_key: str, index: int) -> dict:
 def test_an_older_snapshot_answers_what_is_asked_now(tasks: SnapshotRef) -> None:
     """Through the whole stage, at an address where nobody listens."""
     keys = request_keys(tasks, SamplingParams())
-    old = Snapshot(tasks.root, stage.STAGE, "0ld")
+    old = Snapshot(tasks.root, STAGE, "0ld")
     old.append([old_row(key, index) for index, key in enumerate(keys)], OLD_CANDIDATES)
     old.publish(config={})
-    made = stage.run(tasks, config(SamplingParams()), Language.CUDA).open()
+    made = Synthesis(tasks, config(SamplingParams()), Language.CUDA).run().open()
     assert made.fingerprint != "0ld" and made.manifest["rows"] == 2
     frame = made.read()
     assert frame["response"].to_list() == ["text 0", "text 1"]

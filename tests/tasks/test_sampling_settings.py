@@ -127,13 +127,13 @@ CLOSE = 4 * (0.25 / DRAWS) ** 0.5
 """Four standard errors of a share of so many draws."""
 
 
-def shares(sampling: SamplingParams, *, seen: tuple[int, ...] = ()) -> list[float]:
+def shares(sampling: SamplingParams, *, seen: list[int] | None = None) -> list[float]:
     import torch
 
-    from tasks.synthesis.local import _draw, _Row
+    from tasks.synthesis.local import Row, draw
 
-    rows = [_Row(request(sampling, key=str(number)), seen, 100) for number in range(DRAWS)]
-    tokens = _draw(torch.tensor(LOGITS).repeat(DRAWS, 1), rows)
+    rows = [Row(request(sampling, key=str(number)), seen or [], 100) for number in range(DRAWS)]
+    tokens = draw(torch.tensor(LOGITS).repeat(DRAWS, 1), rows)
     return (torch.bincount(tokens, minlength=len(LOGITS)) / DRAWS).tolist()
 
 
@@ -171,10 +171,10 @@ def test_draws_follow_the_settings(settings: dict, left: set[int]) -> None:
 
 
 def test_a_penalty_makes_tokens_that_were_there_less_likely_whichever_sign_they_have() -> None:
-    found = shares(SamplingParams(repetition_penalty=2.0), seen=(2, 3))
+    found = shares(SamplingParams(repetition_penalty=2.0), seen=[2, 3])
     expected = softmax({0: 1.0, 1: 0.0, 2: 1.0, 3: -2.0, 4: 1.5})
     assert all(abs(found[token] - share) < CLOSE for token, share in expected.items())
-    assert shares(SamplingParams(repetition_penalty=1.0), seen=(2, 3)) == shares(
+    assert shares(SamplingParams(repetition_penalty=1.0), seen=[2, 3]) == shares(
         SamplingParams()
     ), "1 does nothing"
 
@@ -182,7 +182,7 @@ def test_a_penalty_makes_tokens_that_were_there_less_likely_whichever_sign_they_
 def test_rows_of_one_batch_have_their_own_settings_and_each_token_counts_as_seen() -> None:
     import torch
 
-    from tasks.synthesis.local import _draw, _Row
+    from tasks.synthesis.local import Row, draw
 
     settings = [
         SamplingParams(top_k=1),
@@ -190,12 +190,11 @@ def test_rows_of_one_batch_have_their_own_settings_and_each_token_counts_as_seen
         SamplingParams(min_p=1.0),
     ]
     rows = [
-        _Row(request(sampling, key=str(number)), [], 100)
-        for number, sampling in enumerate(settings)
+        Row(request(sampling, key=str(number)), [], 100) for number, sampling in enumerate(settings)
     ]
     written: list[list[int]] = []
     for _ in range(2):
-        written.append(_draw(torch.tensor(LOGITS).repeat(3, 1), rows).tolist())
+        written.append(draw(torch.tensor(LOGITS).repeat(3, 1), rows).tolist())
         for row, token in zip(rows, written[-1], strict=True):
-            row.take(token, frozenset())
+            row.take(token, set())
     assert written == [[2, 2, 2], [2, 4, 2]]

@@ -17,7 +17,7 @@ from tasks.sources.small_model import SmallModelConfig, build_small_model, count
 from tasks.synthesis.config import ServerConfig, SynthesisConfig
 from tasks.synthesis.sampler import Requests, Response
 from tasks.synthesis.server import VllmSampler, served_tokenizer
-from tasks.synthesis.stage import make_sampler, run
+from tasks.synthesis.stage import Synthesis, make_sampler
 from tests.support.chat_server import completion, serving
 from tests.support.requests import tasks_snapshot
 
@@ -145,7 +145,8 @@ def test_candidates_of_a_served_model_have_their_reasoning_counted(
 
     monkeypatch.setattr(VllmSampler, "sample", canned)
     frame = (
-        run(tasks_snapshot(tmp_path), config(models["tiles"]), Language.CPP)
+        Synthesis(tasks_snapshot(tmp_path), config(models["tiles"]), Language.CPP)
+        .run()
         .open()
         .read(unique="candidate_id")
         .sort("sample_index")
@@ -163,5 +164,5 @@ def test_a_tokenizer_is_loaded_before_anything_is_asked_for(tmp_path: Path) -> N
     with serving(lambda number, body: (200, completion("An answer."))) as server:
         asked = config("m", sampler="openai", base_url=server.url, tokenizer=str(tmp_path / "none"))
         with pytest.raises(UsageError, match="tokenizer"):
-            run(tasks_snapshot(tmp_path), asked, Language.CPP)
+            Synthesis(tasks_snapshot(tmp_path), asked, Language.CPP).run()
         assert server.bodies == []

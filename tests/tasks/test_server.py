@@ -11,11 +11,11 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -30,21 +30,15 @@ from tasks.synthesis.config import ServerConfig, SynthesisConfig
 from tasks.synthesis.replica import Replica, ReplicaSpec
 from tasks.synthesis.sampler import Request, Response
 from tasks.synthesis.server import VllmSampler, options, serve_command
-from tasks.synthesis.stage import make_sampler, planned, run
-from tasks.synthesis.supervised import Supervised
+from tasks.synthesis.stage import Synthesis, make_sampler
+from tasks.synthesis.supervisor import Command, Supervised
 from tests.support.requests import make_request
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 FAKE = f"{sys.executable} {ROOT / 'tests' / 'support' / 'fake_vllm.py'} serve"
 WAIT_S = 120.0
 """For what takes seconds, on a machine under any load."""
-
-
-def until(true: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < deadline, f"waited for {what} in vain"
-        time.sleep(0.02)
 
 
 class Fake:
@@ -261,7 +255,7 @@ def test_the_stage_starts_servers_only_for_what_no_snapshot_answers(
     tasks = sources.run(TasksConfig(source="bundled", split="heldout"), root)
     server = {"command": FAKE, "env": {"FAKE_VLLM_DIR": str(fake.home)}, "replicas": 1}
     config = SynthesisConfig(sampler="vllm", model="org/model", samples_per_task=2, server=server)
-    made = run(tasks, config, Language.CPP)
+    made = Synthesis(tasks, config, Language.CPP).run()
     rows = made.open().read()
     assert len(rows) == 2 * tasks.open().manifest["rows"] == len(fake.answers) and set(
         rows["generator"]
@@ -270,14 +264,14 @@ def test_the_stage_starts_servers_only_for_what_no_snapshot_answers(
         path.name for path in (tmp_path / "root" / "logs" / "vllm").glob("*.log")
     ] == ["replica-0.log"]
     assert (
-        run(
+        Synthesis(
             tasks,
             config.model_copy(update={"server": ServerConfig(command="nothing at all")}),
             Language.CPP,
-        )
+        ).run()
         == made
     )
-    more = run(tasks, config.model_copy(update={"samples_per_task": 1}), Language.CPP)
+    more = Synthesis(tasks, config.model_copy(update={"samples_per_task": 1}), Language.CPP).run()
     assert more != made and len(more.open().read()) == tasks.open().manifest["rows"]
     assert len(fake.starts) == 1, "all of it was known"
 
@@ -323,7 +317,7 @@ def test_an_actor_that_dies_is_replaced_and_its_server_with_it(four_gpus: None, 
 
     served = sampler(fake)
     assert len(list(served.sample(requests(1)))) == 1
-    ray.kill(served.servers._slots[0].actor)
+    ray.kill(served.servers.slots[0].actor)
     until(lambda: len(fake.starts) == 2, "another actor's server")
     assert len(list(served.sample(requests(3, "then")))) == 3
     until(lambda: not psutil.pid_exists(fake.starts[0]["pid"]), "the end of the first server")
@@ -353,8 +347,8 @@ def test_a_request_that_kills_every_server_ends_the_run(four_gpus: None, fake: F
         (
             "never_healthy",
             (
-                r"did not become healthy: it was not healthy 2 s after its start \(HTTP Error"
-                r" 503.*\n(.*\n)*.*startup complete"
+                r"did not become healthy: it was not healthy 2 s after its start \(Server"
+                r" error '503.*\n(.*\n)*.*startup complete"
             ),
         ),
     ],
@@ -395,11 +389,9 @@ def healthy(replica: Replica, starts: int = 1) -> str:
 
 def ask(url: str) -> dict:
     body = {"model": "m", "messages": [{"role": "user", "content": "prompt"}], "seed": 0}
-    headers = {"content-type": "application/json", "authorization": "Bearer k"}
-    with urllib.request.urlopen(
-        urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode(), headers)
-    ) as answer:
-        return json.load(answer)
+    headers = {"authorization": "Bearer k"}
+    answer = httpx.post(f"{url}/chat/completions", json=body, headers=headers, timeout=WAIT_S)
+    return answer.json()
 
 
 def test_what_is_in_flight_is_answered_before_a_server_stops(fake: Fake) -> None:
@@ -531,34 +523,27 @@ def test_two_runs_under_one_root_do_not_share_a_log(fake: Fake) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def supervised(fake: Fake, **changes: object) -> Supervised:
-    arguments = {
-        "log_dir": str(fake.home / "logs"),
-        "log_name": "server",
-        "log_bytes": 1 << 20,
-        "lease_s": 60.0,
-        "grace_s": 0.5,
-    } | changes
-    command = [*FAKE.split(), "m", "--served-model-name", "m", "--host", "127.0.0.1", "--port", "0"]
-    server = Supervised(
-        command, {**os.environ, "FAKE_VLLM_DIR": str(fake.home), "VLLM_API_KEY": "k"}, **arguments
-    )
-    until(lambda: fake.starts, "the server")
-    return server
+def supervised(fake: Fake, *command: str, **changes: object) -> Supervised:
+    serve = [*FAKE.split(), "m", "--served-model-name", "m", "--host", "127.0.0.1", "--port", "0"]
+    settings = {"log_bytes": 1 << 20, "lease_s": 60.0, "grace_s": 0.5} | changes
+    told = Command([*command] or serve, str(fake.home / "logs"), "server", **settings)
+    return Supervised(told, {**os.environ, "FAKE_VLLM_DIR": str(fake.home), "VLLM_API_KEY": "k"})
 
 
 def test_a_lease_that_nobody_renews_runs_out(fake: Fake) -> None:
     server = supervised(fake, lease_s=1.5)
+    until(lambda: fake.starts, "the server")
     renewing = time.monotonic() + 2.0
     while time.monotonic() < renewing:
         server.renew()
         assert not server.ended.wait(0.1)
     assert server.ended.wait(WAIT_S) and server.status == 0
-    assert fake.alive() == [] and "nobody has renewed the lease" in server.log.read_text()
+    assert fake.alive() == [] and "nobody has renewed the lease" in Path(server.log).read_text()
 
 
 def test_where_the_supervisor_is_killed_the_server_ends_all_the_same(fake: Fake) -> None:
     server = supervised(fake)
+    until(lambda: fake.starts, "the server")
     (supervisor,) = [
         process for process in fake.alive() if "synthesis.supervisor" in " ".join(process.cmdline())
     ]
@@ -572,18 +557,9 @@ def test_where_the_supervisor_is_killed_the_server_ends_all_the_same(fake: Fake)
 
 
 def test_a_command_that_cannot_be_run_is_said(fake: Fake) -> None:
-    server = Supervised(
-        ["/no/such/program"],
-        dict(os.environ),
-        str(fake.home / "logs"),
-        "server",
-        1 << 20,
-        60.0,
-        0.5,
-    )
-    assert (
-        server.ended.wait(WAIT_S) and server.fault == "/no/such/program: No such file or directory"
-    )
+    server = supervised(fake, "/no/such/program")
+    assert server.ended.wait(WAIT_S)
+    assert server.fault == "/no/such/program: No such file or directory"
 
 
 DRIVER = """
@@ -659,9 +635,9 @@ def test_only_what_changes_the_responses_is_part_of_the_fingerprint(tmp_path: Pa
 
     def fingerprint(**changes: object) -> str:
         server = changes.pop("server", {})
-        return planned(
+        return Synthesis(
             tasks, SynthesisConfig(**base | changes | {"server": server}), Language.CPP
-        ).fingerprint
+        ).snapshot.fingerprint
 
     plain = fingerprint()
     unimportant = [

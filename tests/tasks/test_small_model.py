@@ -230,14 +230,14 @@ def test_responses_end_at_the_end_token_or_at_their_limit(model_dir: Path) -> No
 def test_draws_follow_temperature_and_nucleus() -> None:
     import torch
 
-    from tasks.synthesis.local import _draw, _Row
+    from tasks.synthesis.local import Row, draw
 
     rows = [
-        _Row(request.model_copy(update={"request_key": str(index)}), [0], 100)
+        Row(request.model_copy(update={"request_key": str(index)}), [0], 100)
         for index, request in enumerate(requests(1, temperature=0.7, top_p=0.8) * 4000)
     ]
     logits = torch.tensor([1.0, 0.0, 2.0, -1.0, 1.5])
-    shares = torch.bincount(_draw(logits.repeat(len(rows), 1), rows), minlength=5) / len(rows)
+    shares = torch.bincount(draw(logits.repeat(len(rows), 1), rows), minlength=5) / len(rows)
     two = (logits[[2, 4]] / 0.7).softmax(-1)  # the two most likely reach 0.8 (0.555 + 0.272)
     assert shares[[0, 1, 3]].sum() == 0
     # four standard errors of a share of 4,000 draws
@@ -247,8 +247,7 @@ def test_draws_follow_temperature_and_nucleus() -> None:
 def test_think_tags_stay_in_the_text_and_special_tokens_do_not(model_dir: Path) -> None:
     sampler = TransformersSampler(model_dir, None, "small")
     ids = load_tokenizer(model_dir)("so\n</think>\n\nanswer<|im_end|>")["input_ids"]
-    response = sampler._load().respond(requests(1)[0], ids, "stop")
-    assert (response.text, response.completion_tokens) == ("so\n</think>\n\nanswer", len(ids))
+    assert sampler.loaded.text_of(ids) == "so\n</think>\n\nanswer"
 
 
 def test_a_prompt_that_fills_the_window_is_named_and_a_limit_beyond_it_is_cut(
@@ -258,7 +257,7 @@ def test_a_prompt_that_fills_the_window_is_named_and_a_limit_beyond_it_is_cut(
     request = requests(1)[0]
     with pytest.raises(UsageError, match="user/mine has .* window is 1024"):
         list(sampler.sample([request.model_copy(update={"prompt": "x y " * 1200})]))
-    tokens = len(sampler._load().encode(request))
+    tokens = len(sampler.loaded.encode(request)[0])
     limited = requests(1, max_tokens=5000, temperature=0)
     (response,) = sampler.sample(limited)
     assert response.completion_tokens == 1024 - tokens or response.finish_reason == "stop"

@@ -213,7 +213,7 @@ def test_a_folder_of_files(tmp_path: Path) -> None:
 def test_a_broken_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(good())
     (tmp_path / "b.py").write_text("x = 1")
-    with pytest.raises(UsageError, match=r"b\.py does not define class Model"):
+    with pytest.raises(UsageError, match=r"b\.py \(b\) does not define class Model"):
         files.load(tmp_path)
     (tmp_path / "b.py").write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match=r"cannot read .*b\.py.*UTF-8"):

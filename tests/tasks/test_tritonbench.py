@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 import torch
 
+from benchmarks.tritonbench_answers import load_answers, operator_of, with_model_new
 from kernels_eval.errors import UsageError
 from tasks.sources import tables, tritonbench
 from tasks.sources.config import TasksConfig
@@ -22,7 +23,6 @@ from tasks.sources.functions import (
     Adapted,
     Refused,
     adapt,
-    with_model_new,
 )
 from tasks.sources.stage import load_tasks
 
@@ -372,7 +372,7 @@ def test_a_file_of_operators_is_surveyed(tmp_path: Path) -> None:
         load_tasks(TasksConfig(source="tritonbench", location=str(tmp_path / "t.parquet")))
         == found.tasks
     )
-    assert tritonbench.operator_name(task) == "scaled"
+    assert operator_of(task.code) == "scaled"
     (tmp_path / "t.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     assert tritonbench.load(tmp_path / "t.jsonl") == found.tasks
     (tmp_path / "files").mkdir()
@@ -383,7 +383,8 @@ def test_a_file_of_operators_is_surveyed(tmp_path: Path) -> None:
         == found.tasks
         == tables.load(tmp_path / "t.parquet", {task.task_id})
     )
-    assert dict(tritonbench.texts(tmp_path / "t.parquet"))["tritonbench/my.scaled"] == GOOD
+    (first, _) = tritonbench.operator_rows(tmp_path / "t.parquet")
+    assert first["code_with_tests"] == GOOD
 
 
 @pytest.mark.parametrize(
@@ -422,7 +423,7 @@ def test_recorded_answers_become_candidates(tmp_path: Path) -> None:
         {"model": "n", "name": "scaled", "response": answer},
         {"model": "n", "name": "another", "response": answer},
     ]
-    found = tritonbench.load_answers(operators(tmp_path / "a.parquet", rows), tasks)
+    found = load_answers(operators(tmp_path / "a.parquet", rows), tasks)
     assert [(c.generator, c.sample_index, c.parse_reason, c.language) for c in found] == [
         ("m", 0, None, "triton"),
         ("m", 1, "missing_model_new", "triton"),
@@ -430,6 +431,4 @@ def test_recorded_answers_become_candidates(tmp_path: Path) -> None:
     ]
     assert len({c.candidate_id for c in found}) == 3 and found[0].response == answer
     with pytest.raises(UsageError, match="row 0 has no response"):
-        tritonbench.load_answers(
-            operators(tmp_path / "b.parquet", [rows[0] | {"response": None}]), tasks
-        )
+        load_answers(operators(tmp_path / "b.parquet", [rows[0] | {"response": None}]), tasks)

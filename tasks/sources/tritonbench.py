@@ -9,6 +9,7 @@ of TritonBench's own scripts: inputs are drawn anew for every seed here, and com
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,26 +23,10 @@ from tasks.sources.functions import Adapted, Refused, adapt
 COLUMNS = ("name", "code_with_tests")
 OPTIONAL_COLUMNS = ("difficulty",)
 SOURCE = "tritonbench"
-NOT_FINITE = "has no finite number in its answer, so there is nothing to compare"
-ROUNDING = (
-    "has an answer that is rounding alone (the matrix is singular), and would loosen the tolerance"
-    " of the others"
+NOT_JUDGED: dict[str, dict[str, str]] = tomllib.loads(
+    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
 )
-NOT_JUDGED = {
-    "determinant_via_qr": {"test_case_2": ROUNDING},
-    "pseudoinverse_svd": {"test_case_4": ROUNDING},
-    "erfc_sqrt": {"test_case_2": NOT_FINITE},
-    "matrix_power_eig": {"test_case_2": NOT_FINITE},
-    "rad2deg_sqrt": {"test_case_3": NOT_FINITE},
-    "sqrt_tanh": {"test_case_2": NOT_FINITE},
-    "torch.asin": {"test_case_2": NOT_FINITE},
-    "torch.log": {"test_case_3": NOT_FINITE},
-    "torch.rsqrt": {"test_case_3": NOT_FINITE, "test_case_4": NOT_FINITE},
-    "torch.special.digamma": {"test_case_2": NOT_FINITE},
-    "torch.special.zeta": {"test_case_4": NOT_FINITE},
-}
-"""Test calls of TritonBench-T that were run on a CPU and cannot be judged: with one of them, its
-whole operator could not be."""
+"""Test calls that were run on a CPU and cannot be judged, and why."""
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,7 @@ class Supervisor:
             return
         tell(pid=server.pid, log=str(self._log.path))
         copying = _thread(lambda: self._copy(server))
-        _thread(lambda: (server.wait(), self._heard.put(ENDED)))
+        _thread(lambda: self._wait(server))
         _thread(self._listen)
         self._end(server, self._until_unwanted())
         copying.join(timeout=SWEEP_S)
@@ -216,6 +216,10 @@ class Supervisor:
         assert server.stdout is not None
         while data := os.read(server.stdout.fileno(), CHUNK_BYTES):
             self._log.write(data)
+
+    def _wait(self, server: subprocess.Popen[bytes]) -> None:
+        server.wait()
+        self._heard.put(ENDED)
 
     def _listen(self) -> None:
         while said := os.read(0, CHUNK_BYTES):

@@ -111,7 +111,7 @@ AFTER = "\n\nWrite the module again so that this is mended."
 
 
 @pytest.mark.parametrize("reason", REASON_LIST)
-def test_every_failure_of_an_answer_is_followed_up_and_none_of_a_task(reason: str) -> None:
+def test_every_failure_of_an_answer_is_followed_up_and_none_of_a_task(reason):
     status = STATUS_OF[reason]
     expected = status not in (Status.CORRECT, Status.TASK_ERROR)
     assert followed_up(verdict(reason)) is expected
@@ -128,9 +128,7 @@ def test_every_failure_of_an_answer_is_followed_up_and_none_of_a_task(reason: st
         (None, 1.0, False),
     ],
 )
-def test_a_correct_kernel_is_followed_up_where_it_is_not_faster_for_certain(
-    lower: float | None, below: float, expected: bool
-) -> None:
+def test_a_correct_kernel_is_followed_up_where_it_is_not_faster_for_certain(lower, below, expected):
     assert followed_up(verdict("ok", timing=timing(lower) if lower else None), below) is expected
 
 
@@ -140,7 +138,7 @@ def test_a_correct_kernel_is_followed_up_where_it_is_not_faster_for_certain(
 @pytest.mark.parametrize(
     "reason", [reason for reason in REASON_LIST if STATUS_OF[reason] is not Status.TASK_ERROR]
 )
-def test_every_reason_has_its_words_after_the_first_prompt(reason: str) -> None:
+def test_every_reason_has_its_words_after_the_first_prompt(reason):
     words = {"ok": "It is right."} | refine.WORDS
     rejected = STATUS_OF[reason] is Status.REJECTED
     said = verdict(reason, timing=timing(0.8) if reason == "ok" else None)
@@ -152,14 +150,14 @@ def test_every_reason_has_its_words_after_the_first_prompt(reason: str) -> None:
     assert prompt.count(CODE.rstrip()) == 1
 
 
-def test_the_words_are_those_of_the_vocabulary() -> None:
+def test_the_words_are_those_of_the_vocabulary():
     unsaid = {reason for reason, status in STATUS_OF.items() if status is Status.TASK_ERROR}
     assert set(refine.WORDS) == set(STATUS_OF) - unsaid - {"ok"}
     with pytest.raises(ValueError, match="fault of the task"):
         prompt_for(verdict("degenerate_task"))
 
 
-def test_a_slow_kernel_is_told_the_times() -> None:
+def test_a_slow_kernel_is_told_the_times():
     prompt = prompt_for(verdict("ok", timing=timing(0.8), detail="PRIVATE", log_tail="PRIVATE"))
     assert (
         "The original takes 1.23 ms, yours 1.5 ms" in prompt
@@ -168,7 +166,7 @@ def test_a_slow_kernel_is_told_the_times() -> None:
     assert "so that it stays right and takes less time." in prompt and "PRIVATE" not in prompt
 
 
-def test_a_wrong_kernel_is_told_the_numbers_and_not_what_it_printed() -> None:
+def test_a_wrong_kernel_is_told_the_numbers_and_not_what_it_printed():
     numbers = Correctness(trials=3, rms_error=0.1234567, reference_rms_error=3e-7, max_error=2.5)
     prompt = prompt_for(
         verdict(
@@ -183,7 +181,7 @@ def test_a_wrong_kernel_is_told_the_numbers_and_not_what_it_printed() -> None:
 
 
 @pytest.mark.parametrize("reason", sorted(REASONS[Status.REJECTED]))
-def test_a_rejected_kernel_is_told_the_rule_and_nothing_of_what_was_seen(reason: str) -> None:
+def test_a_rejected_kernel_is_told_the_rule_and_nothing_of_what_was_seen(reason):
     seen = verdict(
         reason,
         detail="line 7 calls ctypes",
@@ -195,7 +193,7 @@ def test_a_rejected_kernel_is_told_the_rule_and_nothing_of_what_was_seen(reason:
     assert reason not in prompt_for(seen)
 
 
-def test_an_answer_without_code_is_asked_for_anew_with_the_reason() -> None:
+def test_an_answer_without_code_is_asked_for_anew_with_the_reason():
     prompt = prompt_for(verdict("truncated"), None)
     assert (
         "You have answered this before.\n\nVerdict on it: no_code (truncated). It reached the limit"
@@ -204,7 +202,7 @@ def test_an_answer_without_code_is_asked_for_anew_with_the_reason() -> None:
     assert prompt.count("```") == render(TASK, Language.CPP, "a machine").count("```")
 
 
-def test_an_error_is_quoted_once_with_the_line_that_names_it() -> None:
+def test_an_error_is_quoted_once_with_the_line_that_names_it():
     assert (
         block_after(
             prompt_for(
@@ -221,7 +219,7 @@ def test_an_error_is_quoted_once_with_the_line_that_names_it() -> None:
     assert TOOLS not in prompt_for(verdict("run"))
 
 
-def test_wording_changes_only_with_the_version() -> None:
+def test_wording_changes_only_with_the_version():
     """Where this fails after a change of the wording: raise FOLLOW_UP_VERSION, then record the new
     hash."""
     said = [
@@ -268,7 +266,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("reason", ["build_failed", "exception", "wrong_output"])
-def test_hostile_output_stays_inside_its_block_and_small(name: str, reason: str) -> None:
+def test_hostile_output_stays_inside_its_block_and_small(name, reason):
     prompt = prompt_for(verdict(reason, detail=HOSTILE[name], log_tail=HOSTILE[name]))
     plain = prompt_for(verdict(reason))
     before, after = plain.split(AFTER)
@@ -309,7 +307,7 @@ def test_hostile_output_stays_inside_its_block_and_small(name: str, reason: str)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_module_stays_inside_its_block(name: str) -> None:
+def test_a_hostile_module_stays_inside_its_block(name):
     prompt = prompt_for(verdict("run"), HOSTILE[name])
     label = "with this module:"
     fence, inside = block_after(prompt, label)
@@ -325,7 +323,7 @@ def test_a_hostile_module_stays_inside_its_block(name: str) -> None:
 AFTER_RUN = prompt_for(verdict("run")).rpartition("```\n\n")[2]
 
 
-def test_a_long_error_keeps_its_beginning_and_its_end() -> None:
+def test_a_long_error_keeps_its_beginning_and_its_end():
     for length in (MOST_ERROR + 1, 50_000, 10_000_000):
         text = bounded("BEGIN " + "x " * (length // 2) + "END", MOST_ERROR)
         assert (
@@ -354,11 +352,11 @@ def test_a_long_error_keeps_its_beginning_and_its_end() -> None:
         ("\x1b[1m/home/\x1b[0mme/k.cu", "k.cu"),
     ],
 )
-def test_directories_of_this_machine_are_not_told(text: str, expected: str) -> None:
+def test_directories_of_this_machine_are_not_told(text, expected):
     assert bounded(text, MOST_ERROR) == expected
 
 
-def test_a_module_keeps_its_text() -> None:
+def test_a_module_keeps_its_text():
     code = (
         "#include </usr/include/x/y.h>\nint a = b /c/d; auto k<s> = f<<<g, b>>>(x); #"
         " \u00e9\n\treturn a<b || c>d;"
@@ -366,7 +364,7 @@ def test_a_module_keeps_its_text() -> None:
     assert bounded(code, MOST_CODE, paths=True) == inert(code) == code.replace("k<s>", "k< s>")
 
 
-def test_any_text_comes_out_bounded_and_printable() -> None:
+def test_any_text_comes_out_bounded_and_printable():
     draw = random.Random(7)
     alphabet = [
         "/",
@@ -538,8 +536,8 @@ def rows_of(ref: SnapshotRef) -> dict[str, dict[str, Any]]:
 
 
 def test_what_the_first_turn_asks_and_who_its_candidates_are_stays_as_it_was(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     """Literals of the release before there were turns: with others, every stored response would be
     asked for again."""
     snapshot = Snapshot(str(tmp_path), "tasks", "t")
@@ -565,7 +563,7 @@ def test_what_the_first_turn_asks_and_who_its_candidates_are_stays_as_it_was(
     assert len({*later, "e8c3e01d5cccd8686a2c537092846336"}) == 5
 
 
-def test_turns_are_no_part_of_the_first_snapshot(tmp_path: Path) -> None:
+def test_turns_are_no_part_of_the_first_snapshot(tmp_path):
     tasks = tasks_snapshot(tmp_path)
     plans = {
         Synthesis(tasks, config(**changes), Language.CPP).snapshot.fingerprint
@@ -574,7 +572,7 @@ def test_turns_are_no_part_of_the_first_snapshot(tmp_path: Path) -> None:
     assert plans == {Synthesis(tasks, config(), Language.CPP).snapshot.fingerprint}
 
 
-def test_a_turn_answers_what_failed_and_keeps_the_rest(tmp_path: Path, model: FakeModel) -> None:
+def test_a_turn_answers_what_failed_and_keeps_the_rest(tmp_path, model):
     tasks = tasks_snapshot(tmp_path)
     model.last_first = True  # so that candidates were not written in the order of tasks
     first = Synthesis(tasks, config(), Language.CPP).run()
@@ -654,9 +652,7 @@ def test_a_turn_answers_what_failed_and_keeps_the_rest(tmp_path: Path, model: Fa
     )
 
 
-def test_where_nothing_is_to_be_mended_the_rows_stay_what_they_are(
-    tmp_path: Path, model: FakeModel
-) -> None:
+def test_where_nothing_is_to_be_mended_the_rows_stay_what_they_are(tmp_path, model):
     model.answers = lambda request: "fast"
     tasks = tasks_snapshot(tmp_path)
     first = Synthesis(tasks, config(), Language.CPP).run()
@@ -666,7 +662,7 @@ def test_where_nothing_is_to_be_mended_the_rows_stay_what_they_are(
     assert second.open().manifest["followed_up"] == 0 and second.open().manifest["requests"] == 15
 
 
-def test_answers_of_an_earlier_turn_are_reused(tmp_path: Path, model: FakeModel) -> None:
+def test_answers_of_an_earlier_turn_are_reused(tmp_path, model):
     """A night with one task more: what the last night's second turn answered is not asked for
     again."""
     first = Synthesis(tasks_snapshot(tmp_path), config(), Language.CPP).run()
@@ -695,7 +691,7 @@ t.refined(tasks, first, verdicts).run()
 """
 
 
-def test_a_turn_that_was_killed_asks_nothing_twice(tmp_path: Path, model: FakeModel) -> None:
+def test_a_turn_that_was_killed_asks_nothing_twice(tmp_path, model):
     """SIGKILL at the fifth request: the four answers before it are kept; what was in flight, and no
     more, is asked for again."""
     tasks = tasks_snapshot(tmp_path)
@@ -728,9 +724,7 @@ def test_a_turn_that_was_killed_asks_nothing_twice(tmp_path: Path, model: FakeMo
     )
 
 
-def test_candidates_of_an_older_version_are_the_first_turn(
-    tmp_path: Path, model: FakeModel
-) -> None:
+def test_candidates_of_an_older_version_are_the_first_turn(tmp_path, model):
     """Snapshots without the columns `turn` and `parent` still read, are followed up, and their rows
     go on as first turns."""
     tasks = tasks_snapshot(tmp_path)
@@ -761,7 +755,7 @@ def test_candidates_of_an_older_version_are_the_first_turn(
     assert [after[row["candidate_id"]] for row in rows] == rows and len(after) == 24
 
 
-def test_a_candidate_of_no_task_is_named(tmp_path: Path, model: FakeModel) -> None:
+def test_a_candidate_of_no_task_is_named(tmp_path, model):
     first = Synthesis(tasks_snapshot(tmp_path), config(), Language.CPP).run()
     with pytest.raises(UsageError, match="task t/2 of a candidate is not among the tasks"):
         refined(tasks_snapshot(tmp_path, 2), first, judge(first)).run()
@@ -770,7 +764,7 @@ def test_a_candidate_of_no_task_is_named(tmp_path: Path, model: FakeModel) -> No
 # -- configuration ---------------------------------------------------------------------------------
 
 
-def test_recorded_responses_have_one_turn(tmp_path: Path) -> None:
+def test_recorded_responses_have_one_turn(tmp_path):
     with pytest.raises(
         UsageError, match=r"synthesis.turns = 2: .*recorded responses hold no answer to a follow-up"
     ):
@@ -794,7 +788,7 @@ def test_recorded_responses_have_one_turn(tmp_path: Path) -> None:
     assert not list(RecordedSampler().sample([asked.model_copy(update={"turn": 2, "parent": "c"})]))
 
 
-def test_turns_are_off_unless_asked_for_and_never_in_the_benchmark() -> None:
+def test_turns_are_off_unless_asked_for_and_never_in_the_benchmark():
     assert SynthesisConfig().turns == 1
     line = PipelineConfig(synthesis=config(turns=4))
     assert {synthesis_for(line, model).turns for model in ("recorded", "base", "tuned")} == {1}
@@ -803,7 +797,7 @@ def test_turns_are_off_unless_asked_for_and_never_in_the_benchmark() -> None:
             config(**wrong)
 
 
-def test_a_later_turn_has_a_parent_and_the_first_has_none() -> None:
+def test_a_later_turn_has_a_parent_and_the_first_has_none():
     fields = {
         "candidate_id": "c",
         "task_id": "t",

@@ -61,7 +61,7 @@ def ask(endpoint: Endpoint, tmp_path: Path, **settings: object) -> list[Response
 # -- over the wire ---------------------------------------------------------------------------------
 
 
-def test_a_body_holds_what_is_set_and_nothing_else(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_a_body_holds_what_is_set_and_nothing_else(endpoint, tmp_path):
     ask(endpoint, tmp_path, model="m")
     ask(endpoint, tmp_path, model="m", sampling={"top_k": 0, "repetition_penalty": 1.05})
     ask(endpoint, tmp_path, model="Qwen/QwQ-32B")
@@ -86,9 +86,7 @@ def test_a_body_holds_what_is_set_and_nothing_else(endpoint: Endpoint, tmp_path:
     }
 
 
-def test_an_endpoint_that_knows_no_such_setting_says_so_and_we_say_what_to_do(
-    endpoint: Endpoint, tmp_path: Path
-) -> None:
+def test_an_endpoint_that_knows_no_such_setting_says_so_and_we_say_what_to_do(endpoint, tmp_path):
     endpoint.refused = {"top_k"}
     with pytest.raises(UsageError, match="unknown field top_k") as caught:
         ask(endpoint, tmp_path, model="Qwen/QwQ-32B")
@@ -102,12 +100,12 @@ def test_an_endpoint_that_knows_no_such_setting_says_so_and_we_say_what_to_do(
     "wrong",
     [{"top_k": -1}, {"min_p": 1.5}, {"min_p": -0.1}, {"repetition_penalty": 0.0}, {"top_k": 0.5}],
 )
-def test_values_out_of_range_are_refused(wrong: dict) -> None:
+def test_values_out_of_range_are_refused(wrong):
     with pytest.raises(ValidationError, match=next(iter(wrong))):
         SamplingParams(**wrong)
 
 
-def test_recordings_do_not_look_at_settings() -> None:
+def test_recordings_do_not_look_at_settings():
     task = next(task for task in bundled.load() if task.name == "softmax_rows")
     given = [
         next(iter(RecordedSampler().sample([request(sampling, task)]))).text
@@ -163,14 +161,14 @@ def softmax(logits: dict[int, float]) -> dict[int, float]:
         ({"top_k": 4, "temperature": 0.0}, {2}),
     ],
 )
-def test_draws_follow_the_settings(settings: dict, left: set[int]) -> None:
+def test_draws_follow_the_settings(settings, left):
     found = shares(SamplingParams(**settings))
     expected = softmax({token: LOGITS[token] for token in left})
     assert {token for token, share in enumerate(found) if share} == left
     assert all(abs(found[token] - expected[token]) < CLOSE for token in left)
 
 
-def test_a_penalty_makes_tokens_that_were_there_less_likely_whichever_sign_they_have() -> None:
+def test_a_penalty_makes_tokens_that_were_there_less_likely_whichever_sign_they_have():
     found = shares(SamplingParams(repetition_penalty=2.0), seen=[2, 3])
     expected = softmax({0: 1.0, 1: 0.0, 2: 1.0, 3: -2.0, 4: 1.5})
     assert all(abs(found[token] - share) < CLOSE for token, share in expected.items())
@@ -179,7 +177,7 @@ def test_a_penalty_makes_tokens_that_were_there_less_likely_whichever_sign_they_
     ), "1 does nothing"
 
 
-def test_rows_of_one_batch_have_their_own_settings_and_each_token_counts_as_seen() -> None:
+def test_rows_of_one_batch_have_their_own_settings_and_each_token_counts_as_seen():
     import torch
 
     from tasks.synthesis.local import Row, draw

@@ -17,7 +17,8 @@ class WorkloadConfig(Record):
     memory_gb: PositiveFloat = 4
     """resident memory of one task's process"""
     declared_max_bytes: NonNegativeInt = 1 << 30
-    """declared inputs up to this many bytes are made for a task that does not run without storage"""
+    """declared inputs up to this many bytes are made for a task that does not run without
+    storage"""
     jobs: PositiveInt | None = None
     """tasks at a time; default: one for each processor, 8 at most"""
 

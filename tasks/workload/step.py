@@ -14,14 +14,12 @@ def _count_what_tasks_compute(tasks: SnapshotRef, **_: object) -> str:
 
 
 measure_workloads = task(
-    stage.run,
     name="count what tasks compute",
     task_run_name=sentence(_count_what_tasks_compute),
     **stage_options(stage.planned),
-)
+)(stage.run)
 profile_references = task(
-    operator_times.run,
     name="profile the references",
     task_run_name="see where the references spend their time",
     **stage_options(operator_times.planned),
-)
+)(operator_times.run)

@@ -295,10 +295,11 @@ class LoraTrainer(SFTTrainer):
         psutil.cpu_percent()  # the first call only begins the interval
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
         if self.began_s is None:
             self.began_s = time.perf_counter()
-        return super().training_step(*args, **kwargs)
+        untyped: Any = super()
+        return untyped.training_step(*args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         super().log(logs, start_time)
@@ -342,7 +343,8 @@ class LoraTrainer(SFTTrainer):
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        super()._save_checkpoint(*args, **kwargs)
+        untyped: Any = super()
+        untyped._save_checkpoint(*args, **kwargs)
         # transformers writes a checkpoint file by file, and every process its own part: only this
         # marker, after all of them, says that it is whole
         self.accelerator.wait_for_everyone()

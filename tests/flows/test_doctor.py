@@ -50,10 +50,10 @@ def test_what_is_required_follows_the_profile(quick: None, tmp_path: Path) -> No
     everywhere = "Python,torch,torch device,C++ compiler,ray,prefect,trl,disk,mlflow".split(",")
     local = examine("local", (f"root={tmp_path}",))
     assert needs(local, *everywhere) == [required] * len(everywhere)
-    assert needs(local, "nvcc", "GPUs", "openai", "vLLM", "isolation") == [optional] * 5
+    assert needs(local, "nvcc", "GPUs", "vLLM", "isolation") == [optional] * 4
     assert needs(examine("local", ("tracking.enabled=false",)), "mlflow") == [optional]
-    assert needs(examine("cuda"), "nvcc", "GPUs", "openai") == [required, required, optional]
-    assert needs(examine("paper"), "nvcc", "GPUs", "openai") == [required] * 3
+    assert needs(examine("cuda"), "nvcc", "GPUs") == [required] * 2
+    assert needs(examine("paper"), "nvcc", "GPUs") == [required] * 2
 
 
 def test_a_gpu_that_is_hidden_is_missing_and_stops_only_who_needs_it(quick: None) -> None:

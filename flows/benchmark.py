@@ -3,12 +3,10 @@ candidate."""
 
 from __future__ import annotations
 
-from prefect import flow
-
 from flows.config import PipelineConfig
 from flows.naming import run_name
-from flows.runtime.guard import guarded, optional
-from flows.runtime.notices import NOTICES
+from flows.runtime.disk import require_room
+from flows.runtime.guard import guarded_flow, optional
 from kernels_eval.devices import conditions
 from kernels_eval.records import Record
 from tasks.benchmark.stage import Answers
@@ -39,12 +37,13 @@ class Benchmarked(Record):
     cautions: tuple[str, ...] = ()
 
 
-@flow(name="benchmark the models", flow_run_name=run_name("benchmark", strategy=False), **NOTICES)
+@guarded_flow("benchmark the models", run_name("benchmark", strategy=False))
 def benchmark_models(config: PipelineConfig, trained: SnapshotRef | None = None) -> Benchmarked:
     """Exec, fast_p and pass@k of the recorded answers, the base model and the tuned one, on the
     same held-out tasks."""
+    require_room(config.guarded)
     progress = ProgressArtifact("benchmark-progress", "share of the current stage that is done")
-    with guarded(config.guarded), observed_by(progress):
+    with observed_by(progress):
         suite = load_tasks(config.benchmark.tasks, config.root)
         answers = tuple(
             _answer(config, suite, model, trained)

@@ -10,12 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from prefect import flow
-
 from flows.config import PipelineConfig
 from flows.naming import run_name
-from flows.runtime.guard import guarded
-from flows.runtime.notices import NOTICES
+from flows.runtime.disk import require_room
+from flows.runtime.guard import guarded_flow
 from flows.track import Tracked, track_training
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Language
@@ -34,18 +32,16 @@ from tasks.training.step import train
 PROBES = 8  # rows on which merged and unmerged weights are compared
 
 
-@flow(name="train the adapter", flow_run_name=run_name("train"), **NOTICES)
+@guarded_flow("train the adapter", run_name("train"))
 def train_adapter(config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef) -> SnapshotRef:
     """LoRA on the curated set: the prompts are those the candidates answered."""
+    require_room(config.guarded)
     prompts = prompts_of(tasks, config.language, render, config.synthesis.hardware)
-    with (
-        guarded(config.guarded),
-        observed_by(ProgressArtifact("training-progress", "share of optimiser steps done")),
-    ):
+    with observed_by(ProgressArtifact("training-progress", "share of optimiser steps done")):
         return call_stage(train, curated, config.training, prompts)
 
 
-@flow(name="train and track", flow_run_name=run_name("train and track"), **NOTICES)
+@guarded_flow("train and track", run_name("train and track"))
 def train_and_track(
     config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef
 ) -> tuple[SnapshotRef, Tracked | None]:

@@ -71,7 +71,6 @@ def ablate(
     """
     from flows.ablation.plan import (
         ablation_config,
-        expanded,
         parsed_list,
         pipeline_of,
         planned_branches,
@@ -81,7 +80,7 @@ def ablate(
     from flows.ops.control import join_stack
 
     lists = {
-        "strategies": expanded(parsed_list(strategies, "--strategies", str)),
+        "strategies": parsed_list(strategies, "--strategies", str),
         "sizes": parsed_list(sizes, "--sizes", int),
         "seeds": parsed_list(seeds, "--seeds", int),
     }

@@ -1,5 +1,5 @@
-"""The block that a flow of the line works in: it ends soon when told to, holds its root against
-`concur gc`, watches the disk, gathers cautions, and reports what is kept if it ends early.
+"""What a flow of the line works in: it ends soon when told to, holds its root against `concur gc`,
+watches the disk, and reports what is kept if it ends early.
 
 Guarantees: an error leaves the flow as it is, after a Prefect artifact `unfinished` that has the
 error, its fix, and what each snapshot that this run worked on holds; a cancelled run writes nothing
@@ -13,11 +13,19 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from prefect import Flow, flow
+from prefect.artifacts import create_markdown_artifact
+from prefect.logging import get_run_logger
+
+from flows.config import PipelineConfig
 from flows.runtime.config import GuardedRun
-from flows.runtime.disk import DiskWatch, require_room
+from flows.runtime.disk import DiskWatch
+from flows.runtime.notices import NOTICES
 from flows.runtime.root_lock import in_use
 from flows.runtime.shutdown import stops_soon
 from kernels_eval.cluster.ray import interruptible
@@ -25,8 +33,10 @@ from tasks.progress import gathering, observed_by
 from tasks.reporting.text import as_text
 from tasks.store.snapshot import MANIFEST
 
-T = TypeVar("T")
+P, T = ParamSpec("P"), TypeVar("T")
 
+INSIDE: ContextVar[bool] = ContextVar("concur_guarded", default=False)
+"""Whether a flow around this one is guarded already."""
 SHOWN_CHARS = 600
 STAGES = (
     "tasks",
@@ -42,26 +52,48 @@ STAGES = (
 )
 
 
+def guarded_flow(
+    name: str, run_name: Callable[[], str]
+) -> Callable[
+    [Callable[Concatenate[PipelineConfig, P], T]], Flow[Concatenate[PipelineConfig, P], T]
+]:
+    """Make a function of a configuration a flow of the line: guarded, with notices."""
+
+    def decorate(
+        body: Callable[Concatenate[PipelineConfig, P], T],
+    ) -> Flow[Concatenate[PipelineConfig, P], T]:
+        @wraps(body)
+        def guarded_body(config: PipelineConfig, *args: P.args, **kwargs: P.kwargs) -> T:
+            with guarded(config.guarded):
+                return body(config, *args, **kwargs)
+
+        return flow(name=name, flow_run_name=run_name, **NOTICES)(guarded_body)
+
+    return decorate
+
+
 @contextmanager
-def guarded(run: GuardedRun) -> Iterator[list[str]]:
-    """Yields the cautions so far. Raises DiskFullError, before anything is done and while it is."""
-    began = time.time()
-    with stops_soon(), in_use(run.root), gathering() as cautions:
-        try:
-            require_room(run)
-            with observed_by(DiskWatch(run)), interruptible():
-                yield cautions
-        except Exception as error:
-            # Prefect itself may be what is down: the error must leave all the same.
-            with suppress(Exception):
-                _report(error, ending(run.root, error, began, cautions))
-            raise
+def guarded(run: GuardedRun) -> Iterator[None]:
+    """Guard a run once, however deep its flows are nested. Raises DiskFullError while it works."""
+    if INSIDE.get():
+        yield
+        return
+    began, token = time.time(), INSIDE.set(True)
+    try:
+        with stops_soon(), in_use(run.root), gathering() as cautions:
+            try:
+                with observed_by(DiskWatch(run)), interruptible():
+                    yield
+            except Exception as error:
+                # Prefect itself may be what is down: the error must leave all the same.
+                with suppress(Exception):
+                    _report(error, ending(run.root, error, began, cautions))
+                raise
+    finally:
+        INSIDE.reset(token)
 
 
 def _report(error: Exception, text: str) -> None:
-    from prefect.artifacts import create_markdown_artifact
-    from prefect.logging import get_run_logger
-
     get_run_logger().error("the run ended early: %s", shown(str(error)))
     create_markdown_artifact(
         key="unfinished", markdown=text, description="Why this run ended early, and what is kept"
@@ -126,8 +158,6 @@ def shown(text: Any) -> str:
 def optional(what: str, work: Callable[[], T]) -> tuple[T | None, tuple[str, ...]]:
     """Do work that a run can do without, inside a flow. Returns its result, or None and a caution
     that says what is missing and why; the next run of the same configuration tries again."""
-    from prefect.logging import get_run_logger
-
     try:
         return work(), ()
     except Exception as error:  # whatever a model, a figure or a sandbox could not do

@@ -13,7 +13,7 @@ import pytest
 from flows.benchmark import Benchmarked
 from flows.config import PipelineConfig
 from flows.refresh import Refreshed
-from flows.track import track
+from flows.track import run_record, track
 from kernels_eval.cluster import telemetry as telemetry_module
 from kernels_eval.cluster.telemetry import BUILDERS, DEVICES, Telemetry
 from kernels_eval.parent.draft import VerdictDraft, verdict_of
@@ -182,7 +182,12 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(
     config = PipelineConfig(root=str(root), name="tiny")
 
     first = track(
-        config, refreshed, trained, Benchmarked(suite=tasks, answers=(), scores=scores), report
+        run_record,
+        config,
+        refreshed,
+        trained,
+        Benchmarked(suite=tasks, answers=(), scores=scores),
+        report,
     )
     assert first
     monkeypatch.setenv(
@@ -282,7 +287,12 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(
     # the same run again, from its snapshots: one value a metric, one run, tables no longer
     assert (
         track(
-            config, refreshed, trained, Benchmarked(suite=tasks, answers=(), scores=scores), report
+            run_record,
+            config,
+            refreshed,
+            trained,
+            Benchmarked(suite=tasks, answers=(), scores=scores),
+            report,
         )
         == first
     )

@@ -12,11 +12,10 @@ from flows.artifacts import (
     show_snapshots,
 )
 from flows.config import PipelineConfig
-from flows.morning.history import before, entered
+from flows.morning.history import entered
 from flows.morning.step import write_morning_report
 from flows.naming import run_name
-from flows.runtime.disk import require_room
-from flows.runtime.guard import guarded_flow, optional, shown
+from flows.runtime.guard import guarded_flow, optional, require_room_for, shown
 from flows.set_figures import draw_curated
 from kernels_eval.records import Record
 from tasks.analysis.config import ObservationConfig
@@ -72,14 +71,14 @@ def refresh_dataset(config: PipelineConfig) -> Refreshed:
     with entered(config, str(flow_run.id) if flow_run.id else None) as entry:
         refreshed = run_stages(config)
         ended = entry.ends("finished", snapshots=refreshed.snapshots, cautions=refreshed.cautions)
-    write_morning_report(config.root, ended, *before(config.root, ended))
+    optional("The files of the morning report", write_morning_report, config.root, ended)
     return refreshed
 
 
 def run_stages(config: PipelineConfig) -> Refreshed:
     """Run the stages of a refresh one after the other, and show each while it works."""
     progress = ProgressArtifact("refresh-progress", "share of the current stage that is done")
-    require_room(config.guarded)
+    require_room_for()
     with gathering() as noted, observed_by(progress):
         samples = verified_samples(config)
         of = (samples.verdicts, samples.candidates, samples.tasks)
@@ -87,7 +86,7 @@ def run_stages(config: PipelineConfig) -> Refreshed:
         analysis, cautions = analysed(config.analysis, samples)
     made = Refreshed(**dict(samples), curated=curated, analysis=analysis)
     _, undrawn = optional(
-        "The figures of the training set", lambda: draw_figures(made, config.curation.strategy)
+        "The figures of the training set", draw_figures, made, config.curation.strategy
     )
     refreshed = made.model_copy(update={"cautions": (*noted, *cautions, *undrawn)})
     show_snapshots(refreshed.snapshots)
@@ -102,14 +101,14 @@ def verified_samples(config: PipelineConfig) -> Samples:
     """Everything before the choice of a training set: an ablation of strategies does it once."""
     synthesis, language = config.synthesis, config.language
     tasks = training_tasks(config)
-    require_room(config.guarded, tasks)
+    require_room_for(tasks)
     workloads = call_stage(measure_workloads, tasks, config.workload)
     candidates = call_stage(synthesise, tasks, synthesis, language)
-    verdicts = verify(candidates, tasks, config.verification, language)
+    verdicts = call_stage(verify, candidates, tasks, config.verification, language)
     for turn in range(2, synthesis.turns + 1):
         asked = (tasks, candidates, verdicts, synthesis, language, turn)
         candidates = call_stage(refine, *asked)
-        verdicts = verify(candidates, tasks, config.verification, language)
+        verdicts = call_stage(verify, candidates, tasks, config.verification, language)
     flags = call_stage(flag_traces, verdicts, candidates, config.quality)
     return Samples(
         tasks=tasks, workloads=workloads, candidates=candidates, verdicts=verdicts, flags=flags
@@ -118,8 +117,12 @@ def verified_samples(config: PipelineConfig) -> Samples:
 
 def training_tasks(config: PipelineConfig) -> SnapshotRef:
     """The source's tasks, each once, without those that the benchmark knows."""
-    known = load_tasks(config.known_tasks, config.root) if config.decontamination.enabled else None
-    source = load_tasks(config.tasks, config.root)
+    known = (
+        call_stage(load_tasks, config.known_tasks, config.root)
+        if config.decontamination.enabled
+        else None
+    )
+    source = call_stage(load_tasks, config.tasks, config.root)
     chosen = call_stage(choose_tasks, source, known, config.decontamination, config.deduplication)
     report = chosen.open().manifest["report"]
     create_markdown_artifact("decontamination", report, "Tasks that the benchmark knows")
@@ -131,17 +134,20 @@ def analysed(
 ) -> tuple[SnapshotRef | None, tuple[str, ...]]:
     """The observations. Analysis failures become a caution: the curated set is already published,
     and the next run of the same configuration tries again."""
-
-    def work() -> tuple[SnapshotRef, str]:
-        analysis = call_stage(analyse, samples.verdicts, samples.candidates, config)
-        found = found_in(analysis)
-        page = f"\nThe page with figures and tables: `{found.files[0]}`\n" if found.files else ""
-        return analysis, found.markdown() + page
-
-    result, cautions = optional("The observations of this refresh", work)
+    of = (samples.verdicts, samples.candidates)
+    result, cautions = optional("The observations of this refresh", _observed, *of, config)
     analysis, text = result or (None, "".join(map(as_text, cautions)))
     create_markdown_artifact("observations", text, "What reasoning length says")
     return analysis, cautions
+
+
+def _observed(
+    verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfig
+) -> tuple[SnapshotRef, str]:
+    analysis = call_stage(analyse, verdicts, candidates, config)
+    found = found_in(analysis)
+    page = f"\nThe page with figures and tables: `{found.files[0]}`\n" if found.files else ""
+    return analysis, found.markdown() + page
 
 
 def draw_figures(refreshed: Refreshed, strategy: str) -> None:

@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 from flows.config import PipelineConfig
 from flows.naming import run_name
-from flows.runtime.disk import require_room
-from flows.runtime.guard import guarded_flow
+from flows.runtime.guard import guarded_flow, require_room_for
 from flows.track import Tracked, track_training
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Language
@@ -35,7 +34,7 @@ PROBES = 8  # rows on which merged and unmerged weights are compared
 @guarded_flow("train the adapter", run_name("train"))
 def train_adapter(config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef) -> SnapshotRef:
     """LoRA on the curated set: the prompts are those the candidates answered."""
-    require_room(config.guarded)
+    require_room_for()
     prompts = prompts_of(tasks, config.language, render, config.synthesis.hardware)
     with observed_by(ProgressArtifact("training-progress", "share of optimiser steps done")):
         return call_stage(train, curated, config.training, prompts)

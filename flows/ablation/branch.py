@@ -135,7 +135,7 @@ def answered(
     with _unless_finished(asked.snapshot, held):
         candidates = call_stage(synthesise, suite, asked.config, language, asked.adapter)
     with _unless_finished(answers.verdicts.open(), resources.verifying(language.needs_gpu)):
-        verify(candidates, suite, config.verification, language)
+        call_stage(verify, candidates, suite, config.verification, language)
     return answers
 
 

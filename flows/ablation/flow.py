@@ -41,10 +41,12 @@ from flows.artifacts import create_markdown_artifact, create_table_artifact
 from flows.config import PipelineConfig
 from flows.naming import ablation_name
 from flows.refresh import Samples, verified_samples
+from flows.runtime.guard import GUARDED
 from flows.runtime.root_lock import in_use
 from flows.runtime.shutdown import stops_soon
 from kernels_eval.records import Record
 from tasks.benchmark.comparison.records import Ablation
+from tasks.policy import call_stage
 from tasks.progress import observed_by
 from tasks.sources import stage as sources
 from tasks.sources.step import load_tasks
@@ -127,10 +129,11 @@ def ablate(config: AblationConfig | None = None) -> AblationResult:
         in_process=pipeline.synthesis.sampler != "vllm",
     )
     RESOURCES.set(resources)
+    GUARDED.set(pipeline.guarded)
     with stops_soon(), in_use(pipeline.root):
         if samples is None:  # else the sets are counted first, which costs next to nothing
             require_within(setup.estimate(), config.max_gpu_hours)
-        suite = load_tasks(pipeline.benchmark.tasks, pipeline.root)
+        suite = call_stage(load_tasks, pipeline.benchmark.tasks, pipeline.root)
         if samples is None:
             with meter.held("refresh", setup.gpus or 1):
                 samples = verified_samples(pipeline)

@@ -24,19 +24,19 @@ from prefect.logging import get_run_logger
 
 from flows.config import PipelineConfig
 from flows.runtime.config import GuardedRun
-from flows.runtime.disk import DiskWatch
+from flows.runtime.disk import DiskWatch, require_room
 from flows.runtime.notices import NOTICES
 from flows.runtime.root_lock import in_use
 from flows.runtime.shutdown import stops_soon
 from kernels_eval.cluster.ray import interruptible
 from tasks.progress import gathering, observed_by
 from tasks.reporting.text import as_text
-from tasks.store.snapshot import MANIFEST
+from tasks.store.snapshot import MANIFEST, SnapshotRef
 
 P, T = ParamSpec("P"), TypeVar("T")
 
-INSIDE: ContextVar[bool] = ContextVar("concur_guarded", default=False)
-"""Whether a flow around this one is guarded already."""
+GUARDED: ContextVar[GuardedRun | None] = ContextVar("concur_guarded", default=None)
+"""What the guards know of the run that this thread works for."""
 SHOWN_CHARS = 600
 STAGES = (
     "tasks",
@@ -75,10 +75,10 @@ def guarded_flow(
 @contextmanager
 def guarded(run: GuardedRun) -> Iterator[None]:
     """Guard a run once, however deep its flows are nested. Raises DiskFullError while it works."""
-    if INSIDE.get():
+    if GUARDED.get():
         yield
         return
-    began, token = time.time(), INSIDE.set(True)
+    began, token = time.time(), GUARDED.set(run)
     try:
         with stops_soon(), in_use(run.root), gathering() as cautions:
             try:
@@ -90,7 +90,14 @@ def guarded(run: GuardedRun) -> Iterator[None]:
                     _report(error, ending(run.root, error, began, cautions))
                 raise
     finally:
-        INSIDE.reset(token)
+        GUARDED.reset(token)
+
+
+def require_room_for(tasks: SnapshotRef | None = None) -> None:
+    """Check that the disk has room for the run, or for its stages on these tasks. Raises
+    DiskFullError."""
+    if run := GUARDED.get():
+        require_room(run, tasks)
 
 
 def _report(error: Exception, text: str) -> None:
@@ -155,11 +162,13 @@ def shown(text: Any) -> str:
     return as_text(text, SHOWN_CHARS)
 
 
-def optional(what: str, work: Callable[[], T]) -> tuple[T | None, tuple[str, ...]]:
+def optional(
+    what: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> tuple[T | None, tuple[str, ...]]:
     """Do work that a run can do without, inside a flow. Returns its result, or None and a caution
     that says what is missing and why; the next run of the same configuration tries again."""
     try:
-        return work(), ()
+        return work(*args, **kwargs), ()
     except Exception as error:  # whatever a model, a figure or a sandbox could not do
         caution = f"{what} are missing: {type(error).__name__}: {error}"
         get_run_logger().error("%s", caution)

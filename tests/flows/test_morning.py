@@ -231,7 +231,7 @@ def test_snapshots_that_were_removed_since_are_a_caution(tmp_path: Path) -> None
 def test_the_report_is_a_file_and_a_command(tmp_path: Path) -> None:
     snapshots = planted(tmp_path, "one", 2, FIRST, ["c01"])
     ended = night(tmp_path, snapshots)
-    _, text, place = write_files(str(tmp_path), ended, *before(str(tmp_path), ended))
+    _, text, place = write_files(str(tmp_path), ended)
     assert Path(place).read_text() == (tmp_path / "morning.md").read_text() == text
     printed = CliRunner().invoke(main, ["morning", "--root", str(tmp_path)])
     assert printed.exit_code == 0 and "First refresh of this name" in printed.output

@@ -226,12 +226,9 @@ def quick(devices: Quick, monkeypatch: pytest.MonkeyPatch) -> Quick:
     from tasks.verification import stage as verification
 
     monkeypatch.setattr(branch, "verify", verification.run)
-    for module in (branches, branch):
-        monkeypatch.setattr(
-            module, "call_stage", lambda step, *args, **kwargs: step.fn(*args, **kwargs)
-        )
+    for module in (ablations, branches, branch):
+        monkeypatch.setattr(module, "call_stage", lambda step, *of: getattr(step, "fn", step)(*of))
     monkeypatch.setattr(branches, "run_branch", branch.run_branch.fn)
-    monkeypatch.setattr(ablations, "load_tasks", ablations.load_tasks.fn)
     for module in (ablations, branches):
         monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("ablation"))
         for name in ("markdown", "table", "progress"):

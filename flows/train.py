@@ -10,9 +10,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+from prefect import flow
+
 from flows.config import PipelineConfig
 from flows.naming import run_name
-from flows.runtime.guard import guarded_flow, require_room_for
+from flows.runtime.guard import guarded, require_room_for
+from flows.runtime.notices import NOTICES
 from flows.track import Tracked, track_training
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Language
@@ -31,7 +34,8 @@ from tasks.training.step import train
 PROBES = 8  # rows on which merged and unmerged weights are compared
 
 
-@guarded_flow("train the adapter", run_name("train"))
+@flow(name="train the adapter", flow_run_name=run_name("train"), **NOTICES)
+@guarded
 def train_adapter(config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef) -> SnapshotRef:
     """LoRA on the curated set: the prompts are those the candidates answered."""
     require_room_for()
@@ -40,7 +44,8 @@ def train_adapter(config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotR
         return call_stage(train, curated, config.training, prompts)
 
 
-@guarded_flow("train and track", run_name("train and track"))
+@flow(name="train and track", flow_run_name=run_name("train and track"), **NOTICES)
+@guarded
 def train_and_track(
     config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef
 ) -> tuple[SnapshotRef, Tracked | None]:

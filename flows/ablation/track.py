@@ -150,7 +150,7 @@ def branch_run(
     """One branch as MLflow gets it; a branch that failed has what it came to. `config` is the
     branch's own."""
     branch = record.branch
-    datasets = (dataset_of(config, rows),) if rows else ()
+    dataset = dataset_of(config, rows) if rows else None
     metrics: Metrics = {
         "curated_rows": branch.rows,
         "gpu_hours": branch.gpu_hours,
@@ -160,10 +160,10 @@ def branch_run(
     series: Series = {}
     tables: dict[str, Any] = {}
     adapter = None
-    if made and rows:
+    if made and rows and dataset:
         scores = branch_scores(made.scores)
         metrics |= training_headline(made.trained) | scores
-        series = training_record(config.training, made.trained, datasets[0]).series
+        series = training_record(config.training, made.trained, dataset).series
         tables["scores"] = [row.model_dump(include=SCORE_COLUMNS) for row in scores_of(made.scores)]
         if branch.rows and (exec_at_1 := scores.get("exec_at_1")) is not None:
             series = {**series, CURVE: ((branch.rows, exec_at_1),)}
@@ -181,7 +181,7 @@ def branch_run(
         params={**sorts, "curation": config.curation, "training": config.training},
         metrics={name: value for name, value in metrics.items() if name not in series},
         series=series,
-        datasets=datasets,
+        datasets=(dataset,) if dataset else (),
         tables=tables,
         adapter=adapter,
         error=branch.error if branch.state == "failed" else None,

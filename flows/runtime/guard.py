@@ -18,14 +18,12 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from prefect import Flow, flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
 
 from flows.config import PipelineConfig
 from flows.runtime.config import GuardedRun
 from flows.runtime.disk import DiskWatch, require_room
-from flows.runtime.notices import NOTICES
 from flows.runtime.root_lock import in_use
 from flows.runtime.shutdown import stops_soon
 from kernels_eval.cluster.ray import interruptible
@@ -33,7 +31,8 @@ from tasks.progress import gathering, observed_by
 from tasks.reporting.text import as_text
 from tasks.store.snapshot import MANIFEST, SnapshotRef
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 GUARDED: ContextVar[GuardedRun | None] = ContextVar("concur_guarded", default=None)
 """What the guards know of the run that this thread works for."""
@@ -52,28 +51,21 @@ STAGES = (
 )
 
 
-def guarded_flow(
-    name: str, run_name: Callable[[], str]
-) -> Callable[
-    [Callable[Concatenate[PipelineConfig, P], T]], Flow[Concatenate[PipelineConfig, P], T]
-]:
-    """Make a function of a configuration a flow of the line: guarded, with notices."""
+def guarded(
+    body: Callable[Concatenate[PipelineConfig, P], T],
+) -> Callable[Concatenate[PipelineConfig, P], T]:
+    """Make a function of a configuration one that guards its run. Goes below `@flow`."""
 
-    def decorate(
-        body: Callable[Concatenate[PipelineConfig, P], T],
-    ) -> Flow[Concatenate[PipelineConfig, P], T]:
-        @wraps(body)
-        def guarded_body(config: PipelineConfig, *args: P.args, **kwargs: P.kwargs) -> T:
-            with guarded(config.guarded):
-                return body(config, *args, **kwargs)
+    @wraps(body)
+    def guarded_body(config: PipelineConfig, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with guarding(config.guarded):
+            return body(config, *args, **kwargs)
 
-        return flow(name=name, flow_run_name=run_name, **NOTICES)(guarded_body)
-
-    return decorate
+    return guarded_body
 
 
 @contextmanager
-def guarded(run: GuardedRun) -> Iterator[None]:
+def guarding(run: GuardedRun) -> Iterator[None]:
     """Guard a run once, however deep its flows are nested. Raises DiskFullError while it works."""
     if GUARDED.get():
         yield

@@ -199,7 +199,7 @@ def _precision(
     for task in known:
         near.add(task)
         for level, own in keys.items():
-            if key := task.key(level, config.min_operators):
+            if key := task.keys(config.min_operators).get(level):
                 own.setdefault(key, []).append(task.task_id)
     relatives = {
         name: frozenset(other for other in families if families[other] == families[name])
@@ -211,7 +211,7 @@ def _precision(
             equal = [
                 (level, name)
                 for level in keys
-                for name in keys[level].get(task.key(level, config.min_operators), ())
+                for name in keys[level].get(task.keys(config.min_operators).get(level), ())
                 if name not in own
             ]
             if not equal and (found := near.find(task, own)):
@@ -258,8 +258,10 @@ def _sweeps(planted: dict, known: list[Fingerprint], families: dict[str, str]) -
     for least in SWEPT_OPERATORS:
         by_key: dict[str, set[str]] = {}
         for task in known:
-            by_key.setdefault(task.key("operators", least) or task.task_id, set()).add(task.task_id)
-        found = sum(task.task_id in by_key.get(task.key("operators", least), ()) for task in forms)
+            key = task.keys(least).get("operators", task.task_id)
+            by_key.setdefault(key, set()).add(task.task_id)
+        asked = [(task.task_id, task.keys(least).get("operators")) for task in forms]
+        found = sum(name in by_key.get(key, ()) for name, key in asked)
         wrong = sum(
             len({families[name] for name in same}) > 1 for same in by_key.values() for _ in same
         )

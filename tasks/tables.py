@@ -102,7 +102,7 @@ VERDICTS = pa.schema(
         ("build_s run_s", NUMBER),
         ("phases", PHASES),
         ("log_tail", TEXT),
-        # hash(code, EvalConfig, device, protocol version): lets a refresh reuse the verdict
+        # hash(candidate, code, protocol and its version, device, software): a refresh reuses it
         ("verdict_key", TEXT),
     )
 )

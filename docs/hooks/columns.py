@@ -142,13 +142,13 @@ VERDICTS: Mapping[str, str] = {
     "phases.timing_s": "the paired measurement",
     "log_tail": "end of the compiler's or the child's output, at most 8,192 characters",
     "verdict_key": (
-        "hash of candidate, parsed code, protocol, device and torch: by it a refresh reuses the"
-        " verdict"
+        "hash of candidate, parsed code, protocol, PROTOCOL_VERSION, device, driver, CUDA and"
+        " torch: by it a refresh reuses the verdict"
     ),
 }
 TRACE_FLAGS: Mapping[str, str] = {
     "flag_key": (
-        "hash of candidate, thresholds and the code that measures: by it a refresh reuses the row"
+        "hash of candidate, thresholds and TRACE_FLAG_VERSION: by it a refresh reuses the row"
     ),
     "candidate_id": _CANDIDATE,
     "trace_flags": (

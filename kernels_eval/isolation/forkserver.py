@@ -123,10 +123,12 @@ class Server:
         orphans."""
         if "subreaper" not in self.layers:
             return
-        for pid in set(process_tree.children(os.getpid())) - self.children:
-            process_tree.kill_descendants(pid)
-            process_tree.kill(pid)
-            os.waitpid(pid, 0)
+        # Looked at again until none is left: one that ends meanwhile hands its own children on.
+        while orphans := set(process_tree.children(os.getpid())) - self.children:
+            for pid in orphans:
+                process_tree.kill_descendants(pid)
+                process_tree.kill(pid)
+                os.waitpid(pid, 0)
 
 
 def _keeper(

@@ -17,7 +17,13 @@ import polars as pl
 
 from kernels_eval.errors import UsageError
 from tasks.decontamination.config import DecontaminationConfig, Level
-from tasks.decontamination.fingerprints import Fingerprint, Index, fingerprints, require_columns
+from tasks.decontamination.fingerprints import (
+    Compared,
+    Fingerprint,
+    Index,
+    fingerprints,
+    require_columns,
+)
 from tasks.reporting.text import cell, table
 
 EXAMPLES = 3
@@ -25,22 +31,14 @@ COLUMNS = ("task_id", "code")
 
 
 @dataclass(frozen=True)
-class Decontaminated:
+class Decontaminated(Compared):
     """What is kept and what is not.
 
     `kept` and `unparsed` are task_ids. `removed` has the columns task_id, level, benchmark_task_id,
     similarity (1.0 but for "near") and detail.
     """
 
-    kept: tuple[str, ...]
-    removed: pl.DataFrame
-    unparsed: tuple[str, ...]
-    levels: tuple[Level, ...]
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Removed tasks by level, every level that was tried."""
-        return counts_by_level(self.removed, self.levels)
+    unparsed: tuple[str, ...] = ()
 
     def examples(self, limit: int = EXAMPLES) -> dict[str, list[dict[str, object]]]:
         """The first removed rows of each level, by task_id."""
@@ -70,12 +68,6 @@ def _example(row: dict[str, object]) -> str:
     return f"{cell(row['task_id'])} = {cell(row['benchmark_task_id'])} ({cell(row['detail'])})"
 
 
-def counts_by_level(removed: pl.DataFrame, levels: Iterable[Level]) -> dict[str, int]:
-    """How many rows were removed at each level, zeros included."""
-    found = removed["level"].to_list()
-    return {level: found.count(level) for level in levels}
-
-
 def decontaminate(
     tasks: pl.DataFrame, benchmark: pl.DataFrame, config: DecontaminationConfig
 ) -> Decontaminated:
@@ -89,7 +81,7 @@ def decontaminate(
     require_columns(tasks, COLUMNS, "training tasks")
     if not config.enabled:
         ids = tasks["task_id"].unique().sort().to_list()
-        return Decontaminated(tuple(ids), removed_frame([]), (), config.levels)
+        return Decontaminated(tuple(ids), removed_frame([]), config.levels)
     require_columns(benchmark, COLUMNS, "benchmark tasks")
     if benchmark.is_empty():
         raise UsageError(
@@ -106,15 +98,14 @@ def compare(
     index = Index(config.levels, config)
     for task in sorted(benchmark, key=lambda task: task.task_id):
         index.add(task)
-    kept, removed, unparsed = [], [], []
-    for task in sorted(tasks, key=lambda task: task.task_id):
-        if found := index.find(task):
-            removed.append((task.task_id, *found))
-        else:
-            kept.append(task.task_id)
-        if not task.canonical.parsed:
-            unparsed.append(task.task_id)
-    return Decontaminated(tuple(kept), removed_frame(removed), tuple(unparsed), index.levels)
+    ordered = sorted(tasks, key=lambda task: task.task_id)
+    found = {task.task_id: index.find(task) for task in ordered}
+    return Decontaminated(
+        kept=tuple(name for name, match in found.items() if match is None),
+        removed=removed_frame([(name, *match) for name, match in found.items() if match]),
+        levels=index.levels,
+        unparsed=tuple(task.task_id for task in ordered if not task.canonical.parsed),
+    )
 
 
 def removed_frame(rows: Sequence[tuple[str, Level, str, float, str]]) -> pl.DataFrame:

@@ -9,54 +9,37 @@ samples.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import polars as pl
 
 from tasks.decontamination.config import DeduplicationConfig, Level
-from tasks.decontamination.decontamination import COLUMNS, counts_by_level
-from tasks.decontamination.fingerprints import Index, fingerprints, require_columns
+from tasks.decontamination.decontamination import COLUMNS
+from tasks.decontamination.fingerprints import Compared, Index, fingerprints, require_columns
 from tasks.decontamination.normalise import canonical
 
 SAMPLE_LEVELS: tuple[Level, ...] = ("exact", "normalised")
 
 
-@dataclass(frozen=True)
-class Deduplicated:
-    """`kept`: ids in order. `removed`: id, level, equals (the id that stays), similarity (1.0 but
-    for "near")."""
-
-    kept: tuple[str, ...]
-    removed: pl.DataFrame
-    levels: tuple[Level, ...]
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Removed rows by level, every level that was tried."""
-        return counts_by_level(self.removed, self.levels)
-
-
-def deduplicate_tasks(tasks: pl.DataFrame, config: DeduplicationConfig) -> Deduplicated:
+def deduplicate_tasks(tasks: pl.DataFrame, config: DeduplicationConfig) -> Compared:
     """Of equal tasks (columns task_id, code, entry_point where there is one) keep the one with the
     smallest task_id. Raises UsageError for a missing column."""
     require_columns(tasks, COLUMNS, "tasks")
     index = Index(config.levels, config)
-    kept, removed = [], []
     if not config.enabled:
-        kept = tasks["task_id"].unique().sort().to_list()
-        return _deduplicated(kept, [], index.levels)
+        return _compared(tasks["task_id"].unique().sort().to_list(), [], index.levels)
+    kept, removed = [], []
     for task in fingerprints(tasks):
         if found := index.find(task):
             removed.append((task.task_id, found.level, found.task_id, found.similarity))
         else:
             index.add(task)
             kept.append(task.task_id)
-    return _deduplicated(kept, removed, index.levels)
+    return _compared(kept, removed, index.levels)
 
 
 def deduplicate_samples(
     samples: pl.DataFrame, config: DeduplicationConfig, entry_point: str = "ModelNew"
-) -> Deduplicated:
+) -> Compared:
     """Of a task's equal kernels (columns candidate_id, task_id, code) keep the one with the
     smallest candidate_id.
 
@@ -71,7 +54,7 @@ def deduplicate_samples(
     rows = rows.sort("candidate_id")
     ids = rows["candidate_id"].to_list()
     if not config.enabled:
-        return _deduplicated(ids, [], SAMPLE_LEVELS)
+        return _compared(ids, [], SAMPLE_LEVELS)
     coded = rows.filter(pl.col("code").is_not_null()).with_columns(
         equals=pl.col("candidate_id").first().over("task_id", pl.col("code").str.strip_chars())
     )
@@ -92,13 +75,14 @@ def deduplicate_samples(
         (name, level, equals[equal][1] if equal in equals else equal, 1.0)
         for name, (level, equal) in sorted(equals.items())
     ]
-    return _deduplicated([name for name in ids if name not in equals], removed, SAMPLE_LEVELS)
+    return _compared([name for name in ids if name not in equals], removed, SAMPLE_LEVELS)
 
 
-def _deduplicated(
+def _compared(
     kept: Sequence[str],
     removed: Sequence[tuple[str, Level, str, float]],
     levels: tuple[Level, ...],
-) -> Deduplicated:
+) -> Compared:
+    """`removed`: id, level, equals (the id that stays), similarity (1.0 but for "near")."""
     schema = {"id": pl.String, "level": pl.String, "equals": pl.String, "similarity": pl.Float64}
-    return Deduplicated(tuple(kept), pl.DataFrame(removed, schema=schema, orient="row"), levels)
+    return Compared(tuple(kept), pl.DataFrame(removed, schema=schema, orient="row"), levels)

@@ -43,23 +43,22 @@ class Fingerprint:
     canonical: Canonical
     operators: tuple[str, ...] | None
 
-    def key(self, level: Level, min_operators: int) -> str | None:
-        """What must be equal at a level; None where the level says nothing about this task (and for
-        "near").
+    def keys(self, min_operators: int) -> dict[Level, str]:
+        """What must be equal, by level; a level that says nothing about this task is left out.
 
         A sequence of `min_operators` operators counts by itself, a shorter one only together with
         the sizes of the inputs.
         """
-        if level == "near":
-            return None
-        if level != "operators":
-            key: str | None = getattr(self.canonical, level)
-            return key
-        if not self.operators:
-            return None
-        if len(self.operators) >= min_operators:
-            return digest(self.operators)
-        return digest([*self.operators, *self.canonical.inputs]) if self.canonical.inputs else None
+        found: dict[Level, str | None] = {
+            "exact": self.canonical.exact,
+            "normalised": self.canonical.normalised,
+            "shapes": self.canonical.shapes,
+        }
+        operators = self.operators or ()
+        sizes = () if len(operators) >= min_operators else self.canonical.inputs
+        if operators and (sizes or len(operators) >= min_operators):
+            found["operators"] = digest([*operators, *sizes])
+        return {level: key for level, key in found.items() if key is not None}
 
     def detail(self, level: Level, min_operators: int) -> str:
         """What is equal at a level, in words."""
@@ -69,6 +68,22 @@ class Fingerprint:
         text = " ".join(operators[:MAX_SHOWN_OPERATORS])
         text += " ..." if len(operators) > MAX_SHOWN_OPERATORS else ""
         return text if len(operators) >= min_operators else f"{text}, same input sizes"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What is kept and what is not: ids in order, and one row for each other one, with its
+    `level`."""
+
+    kept: tuple[str, ...]
+    removed: pl.DataFrame
+    levels: tuple[Level, ...]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Removed rows by level, every level that was tried."""
+        found = self.removed["level"].to_list()
+        return {level: found.count(level) for level in self.levels}
 
 
 def fingerprint_of(task_id: str, code: str, entry_point: str = "Model") -> Fingerprint:
@@ -113,23 +128,19 @@ class Index:
         self.levels = tuple(level for level in LEVELS if level in levels)
         self._min_operators = config.min_operators
         self._near = NearIndex(config) if "near" in levels else None
-        self._keys: dict[Level, dict[str, str]] = {
-            level: {} for level in self.levels if level != "near"
-        }
+        self._known: dict[tuple[Level, str], str] = {}
 
     def add(self, task: Fingerprint) -> None:
-        for level, known in self._keys.items():
-            if key := task.key(level, self._min_operators):
-                known.setdefault(key, task.task_id)
+        for key in task.keys(self._min_operators).items():
+            self._known.setdefault(key, task.task_id)
         if self._near:
             self._near.add(task)
 
     def find(self, task: Fingerprint) -> Match | None:
         """The equal task at the first level that finds one."""
-        for level, known in self._keys.items():
-            key = task.key(level, self._min_operators)
-            if key is not None and key in known:
-                return Match(level, known[key], 1.0, task.detail(level, self._min_operators))
+        for level, key in task.keys(self._min_operators).items():
+            if level in self.levels and (name := self._known.get((level, key))):
+                return Match(level, name, 1.0, task.detail(level, self._min_operators))
         if self._near and (near := self._near.find(task)):
             return Match("near", *near, f"Jaccard similarity {near[1]:.2f}")
         return None

@@ -159,7 +159,7 @@ class _Writer:
         yet."""
         unit = f"{entry}.__init__"
         init = self.program.functions.get(unit)
-        for statement in init.body if init else ():
+        for statement in init.node.body if init else ():
             match statement:
                 case ast.Assign([target], value):
                     scope = _Scope(self.program, unit)
@@ -187,7 +187,7 @@ class _Writer:
     def _function(self, scope: _Scope, function: Function) -> list[str]:
         out = scope.signature(function)
         self._learn(out)
-        scope.inlined, body = inlined([node for node in function.body if not _is_noise(node)])
+        scope.inlined, body = inlined([node for node in function.node.body if not _is_noise(node)])
         for statement in self._ordered([scope.statement(node) for node in body]):
             out += statement.tokens
         return out
@@ -197,8 +197,8 @@ class _Writer:
         of names changes."""
         left = list(statements)
         if len(left) > MAX_ORDERED_STATEMENTS:
-            left = []
-            yield from statements
+            yield from left
+            return
         while left:
             ready = [
                 each
@@ -292,11 +292,9 @@ class _Scope:
     def tokens(self, node: ast.AST) -> list[str]:
         """The tokens of any piece of syntax."""
         node = self.inlined.get(id(node), node)
-        match node:
-            case ast.BinOp() | ast.UnaryOp() | ast.Name() | ast.Constant():
-                literal = self._literal(node)
-                if literal:
-                    return literal
+        if isinstance(node, ast.BinOp | ast.UnaryOp | ast.Name | ast.Constant):
+            if literal := self._literal(node):
+                return literal
         match node:
             case ast.Name(name):
                 return [self._name(name)]

@@ -17,18 +17,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from tasks.decontamination.operator_values import (
-    ARITHMETIC,
     CREATION,
     GROUPS,
     NUMBERS,
     PASSING,
-    Closure,
+    Bound,
     Group,
     Instance,
     Layer,
-    Method,
     Named,
     Node,
+    arithmetic,
     either,
     listed,
     operation,
@@ -78,10 +77,9 @@ class _Reader:
         self.depth = 0
 
     def construct(self, name: str, args: Sequence[object]) -> Instance:
-        instance = Instance(name)
-        unit = self._method(name, "__init__")
-        if unit:
-            self._function(unit, [instance, *args])
+        instance = Instance(name, {})
+        if init := self._method(name, "__init__", instance):
+            self.call(init, args)
         return instance
 
     def call(self, called: object, args: Sequence[object]) -> object:
@@ -95,23 +93,19 @@ class _Reader:
                     value = self.call(item, [value])
                 return value
             case Instance(name, attributes):
-                if unit := self._method(name, "forward"):
-                    return self._function(unit, [called, *args])
+                if forward := self._method(name, "forward", called):
+                    return self.call(forward, args)
                 if "" in attributes:
                     return self.call(attributes[""], args)
                 return operation(name.lower(), args)
-            case Method(unit, owner):
-                return self._function(unit, [owner, *args] if owner else args)
-            case Closure(function, names):
-                return self._run(function, args, _Frame(dict(names)))
+            case Bound(function, names, owner, unit):
+                given = [owner, *args] if owner else args
+                return self._run(function, given, _Frame(dict(names), unit))
             case Named(name):
                 return self._imported(name, args)
             case None:
                 return operation("", args)
         return called
-
-    def _function(self, unit: str, args: Sequence[object]) -> object:
-        return self._run(self.program.functions[unit], args, _Frame({}, unit))
 
     def _run(self, function: Function, args: Sequence[object], frame: _Frame) -> object:
         self.depth += 1
@@ -123,17 +117,17 @@ class _Reader:
         if declared.vararg:
             rest = args[len(declared.args) :]
             frame.names[declared.vararg.arg] = Group([arg for arg in rest if arg is not None])
-        self._block(function.body, frame)
+        self._block(function.node.body, frame)
         self.depth -= 1
         return either(frame.returned)
 
-    def _method(self, name: str, method: str) -> str | None:
-        """Where a class, or what it inherits from, defines a method."""
+    def _method(self, name: str, method: str, owner: Instance) -> Bound | None:
+        """A method that a class, or what it inherits from, defines."""
         for _ in range(MAX_DEPTH):
-            if f"{name}.{method}" in self.program.functions:
-                return f"{name}.{method}"
-            node = self.program.classes.get(name)
-            bases = [base.id for base in node.bases if isinstance(base, ast.Name)] if node else []
+            unit = f"{name}.{method}"
+            if unit in self.program.functions:
+                return Bound(self.program.functions[unit], {}, owner, unit)
+            bases = self.program.bases(name)
             if not bases:
                 return None
             name = bases[0]
@@ -158,10 +152,9 @@ class _Reader:
             case ast.AugAssign(target, op, value):
                 left, right = self._value(target, frame), self._value(value, frame)
                 if isinstance(left, Group):
-                    left.items += right.items if isinstance(right, Group) else [right]
+                    left.items.extend(right.items if isinstance(right, Group) else [right])
                 else:
-                    name = ARITHMETIC.get(type(op), "binary")
-                    self._bind(target, operation(name, [left, right]), frame)
+                    self._bind(target, operation(arithmetic(op, "binary"), [left, right]), frame)
             case ast.Expr(value):
                 self._effect(value, frame)
             case ast.If(_, body, orelse):
@@ -171,7 +164,7 @@ class _Reader:
                     self._bind(target, item, frame)
                     self._block(body, frame)
             case ast.FunctionDef(name):
-                frame.names[name] = Closure(Function(node), frame.names)
+                frame.names[name] = Bound(Function(node), frame.names)
             case ast.While() | ast.With() | ast.Try():
                 self._block(node.body, frame)
 
@@ -193,7 +186,7 @@ class _Reader:
             self._block(branch, inner)
             outcomes.append(inner.names)
         for name in outcomes[0] | outcomes[1]:
-            frame.names[name] = either([outcome.get(name) for outcome in outcomes])
+            frame.names[name] = either(outcome.get(name) for outcome in outcomes)
 
     def _bind(self, target: ast.expr, value: object, frame: _Frame) -> None:
         match target:
@@ -229,11 +222,10 @@ class _Reader:
             case ast.BinOp(left, op, right):
                 return _arithmetic(op, self._value(left, frame), self._value(right, frame))
             case ast.UnaryOp(op, operand):
-                return operation(ARITHMETIC.get(type(op), ""), [self._value(operand, frame)])
+                return operation(arithmetic(op), [self._value(operand, frame)])
             case ast.Compare(left, [op, *_], comparators):
                 sides = self._values((left, *comparators), frame)
-                compared = ARITHMETIC.get(type(op))
-                return operation(compared, sides) if compared else None
+                return operation(arithmetic(op), sides) if arithmetic(op) else None
             case ast.IfExp(_, body, orelse):
                 return either(self._values((body, orelse), frame))
             case ast.BoolOp(_, values):
@@ -277,7 +269,7 @@ class _Reader:
         if name in self.program.imports:
             return Named(self.program.imports[name])
         if name in self.program.functions:
-            return Method(name)
+            return Bound(self.program.functions[name], {}, unit=name)
         known = name in self.program.classes or name in PASSING or name == "super"
         return Named(name) if known else None
 
@@ -290,8 +282,7 @@ class _Reader:
             case Instance(name, attributes):
                 if node.attr in attributes:
                     return attributes[node.attr]
-                method = self._method(name, node.attr)
-                return Method(method, owner) if method else None
+                return self._method(name, node.attr, owner)
             case Layer():
                 return Node()
             case Node() if node.attr in ("T", "mT"):
@@ -304,8 +295,8 @@ class _Reader:
         out: list[object] = []
         for node in nodes:
             value = self._value(node, frame)
-            spread = isinstance(node, ast.Starred) and isinstance(value, Group)
-            out += value.items if spread and isinstance(value, Group) else [value]
+            spread = isinstance(node, ast.Starred)
+            out += value.items if isinstance(value, Group) and spread else [value]
         return out
 
     def _call(self, node: ast.Call, frame: _Frame) -> object:
@@ -338,11 +329,10 @@ class _Reader:
             return
         for base in node.bases:
             if isinstance(base, ast.Name) and base.id in self.program.classes:
-                inherited = self._method(base.id, "__init__")
-                if inherited:
-                    self._function(inherited, [owner, *args])
+                if inherited := self._method(base.id, "__init__", owner):
+                    self.call(inherited, args)
             elif operator_name(self.program.dotted(base) or "") in GROUPS:
-                _sequence(owner).items += [arg for arg in args if arg is not owner]
+                _sequence(owner).items.extend([arg for arg in args if arg is not owner])
 
     def _imported(self, name: str, args: Sequence[object]) -> object:
         if name in self.program.classes:
@@ -356,7 +346,7 @@ class _Reader:
             return Group(list(args))
         if name in PASSING:
             return Group(_flat(args))
-        if CREATION.match(operator):
+        if operator.removesuffix("like") in CREATION:
             return Node()
         return Layer(operator) if last[:1].isupper() else operation(operator, args)
 
@@ -365,7 +355,7 @@ def _arithmetic(op: ast.operator, left: object, right: object) -> object:
     """Lists are concatenated or repeated, tensors make a tensor."""
     if isinstance(left, Group) or isinstance(right, Group):
         return Group(_flat(side for side in (left, right) if isinstance(side, Group)))
-    return operation(ARITHMETIC.get(type(op), "binary"), [left, right])
+    return operation(arithmetic(op, "binary"), [left, right])
 
 
 def _flat(values: Iterable[object]) -> list[object]:
@@ -390,9 +380,9 @@ def _sequence(owner: Instance) -> Group:
 def _container(group: Group, method: str, args: Sequence[object]) -> object:
     """A call of a method of a list or container."""
     if method in ("append", "add_module", "insert"):
-        group.items += args[-1:]
+        group.items.extend(args[-1:])
     elif method == "extend" and args and isinstance(args[0], Group):
-        group.items += args[0].items
+        group.items.extend(args[0].items)
     elif method in ("values", "items", "copy"):
         return group
     elif method == "pop":

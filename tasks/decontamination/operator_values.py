@@ -1,72 +1,34 @@
 """The names of operators and the values that `operator_sequence` computes with.
 
 Guarantees: one name for an operator however it is called; a tensor lists each operator that it
-depends on once, operands first. To teach the reader another spelling, add it to a table here.
+depends on once, operands first. To teach the reader another spelling, add it to `operators.toml`.
 """
 
 from __future__ import annotations
 
 import ast
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from tasks.decontamination.program import Function
 
 MAX_TENSORS = 20_000  # tensors that one value may hold
 
-SPELLINGS = {
-    "mul": "multiply",
-    "div": "divide truediv truedivide",
-    "sub": "subtract",
-    "matmul": "mm bmm mv dot",
-    "cat": "concat concatenate",
-    "transpose": "permute t mt swapaxes",
-    "clamp": "clip",
-    "abs": "absolute",
-    "neg": "negative",
-    "pow": "power",
-    "gt": "greater",
-    "lt": "less",
-    "batchnorm": "batchnorm1d batchnorm2d batchnorm3d",
-    "instancenorm": "instancenorm1d instancenorm2d instancenorm3d",
+_TABLES = tomllib.loads(Path(__file__).with_name("operators.toml").read_text("utf-8"))
+CANONICAL = {
+    spelling: name for name, others in _TABLES["spellings"].items() for spelling in others.split()
 }
-CANONICAL = {spelling: name for name, others in SPELLINGS.items() for spelling in others.split()}
-VIEWS = frozenset(
-    "view reshape flatten unflatten contiguous unsqueeze squeeze expand expandas viewas to float"
-    " double half bfloat16 long int bool type typeas clone detach cpu cuda requiresgrad identity"
-    " select narrow asstrided cast checkpoint".split()
+VIEWS, NUMBERS, CREATION, PASSING, GROUPS = (
+    frozenset(_TABLES[name].split())
+    for name in ("views", "numbers", "creation", "passing", "groups")
 )
-NUMBERS = frozenset(
-    "size dim numel item shape device dtype ndim ndimension isinstance len int str range print"
-    " stride isgrad".split()
-)
-CREATION = re.compile(
-    r"(zeros|ones|empty|full|rand|randn|randint|arange|linspace|eye|tensor|parameter|buffer"
-    r"|generator)(like)?\Z"
-)
-PASSING = frozenset("list tuple reversed iter next enumerate zip dict".split())
-GROUPS = frozenset("sequential modulelist moduledict parameterlist".split())
-ARITHMETIC: dict[type[ast.AST], str] = {
-    ast.Add: "add",
-    ast.Sub: "sub",
-    ast.Mult: "mul",
-    ast.Div: "div",
-    ast.MatMult: "matmul",
-    ast.Pow: "pow",
-    ast.FloorDiv: "floordivide",
-    ast.Mod: "remainder",
-    ast.USub: "neg",
-    ast.Gt: "gt",
-    ast.Lt: "lt",
-    ast.GtE: "ge",
-    ast.LtE: "le",
-    ast.Eq: "eq",
-    ast.NotEq: "ne",
-    ast.BitAnd: "logicaland",
-    ast.BitOr: "logicalor",
-    ast.Invert: "logicalnot",
-}
+
+
+def arithmetic(op: ast.AST, default: str = "") -> str:
+    """The operator of a node of Python's syntax."""
+    return str(_TABLES["arithmetic"].get(type(op).__name__, default))
 
 
 def operator_name(name: str) -> str:
@@ -77,8 +39,10 @@ def operator_name(name: str) -> str:
     return CANONICAL.get(squashed, squashed)
 
 
-@dataclass(slots=True, eq=False)
-class Node:
+# Values are told apart by their identity: none is compared or hashed.
+
+
+class Node(NamedTuple):
     """A tensor: the operator that made it ("" for an input, a parameter, or a choice between its
     operands)."""
 
@@ -86,46 +50,36 @@ class Node:
     operands: tuple[Node, ...] = ()
 
 
-@dataclass(slots=True, eq=False)
-class Layer:
+class Layer(NamedTuple):
     """A torch module that is one operator."""
 
     operator: str
 
 
-@dataclass(slots=True, eq=False)
-class Instance:
+class Instance(NamedTuple):
     """An object of one of the program's classes."""
 
     name: str
-    attributes: dict[str, object] = field(default_factory=dict)
+    attributes: dict[str, object]
 
 
-@dataclass(slots=True, eq=False)
-class Group:
+class Group(NamedTuple):
     """A list, a tuple, or a torch container."""
 
     items: list[object]
 
 
-@dataclass(slots=True, eq=False)
-class Method:
-    """A function of the program, bound to its object where it is a method."""
-
-    unit: str
-    owner: Instance | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Closure:
-    """A function defined in a function, with the names that it sees."""
+class Bound(NamedTuple):
+    """A function of the program with the names that it sees, and its object where it is a
+    method."""
 
     function: Function
-    names: dict[str, object]
+    names: Mapping[str, object]
+    owner: Instance | None = None
+    unit: str = ""
 
 
-@dataclass(slots=True, eq=False)
-class Named:
+class Named(NamedTuple):
     """Something imported, by its full name."""
 
     name: str
@@ -153,10 +107,10 @@ def nodes_of(value: object) -> list[Node]:
     return found
 
 
-def either(values: Sequence[object]) -> object:
+def either(values: Iterable[object]) -> object:
     """One of several values: the only one that is known, or a choice between tensors."""
     known = list({id(value): value for value in values if value is not None}.values())
-    nodes = [node for value in known for node in nodes_of(value)]
+    nodes = nodes_of(Group(known))
     if len(known) > 1 and nodes:
         return Node("", tuple(nodes))
     return known[0] if known else None

@@ -37,10 +37,6 @@ class Function:
     node: ast.FunctionDef | ast.AsyncFunctionDef
 
     @property
-    def body(self) -> list[ast.stmt]:
-        return self.node.body
-
-    @property
     def parameters(self) -> tuple[str, ...]:
         args = self.node.args
         starred = (star for star in (args.vararg, args.kwarg) if star)
@@ -103,6 +99,11 @@ class Program:
             case ((ast.Tuple(left) | ast.List(left)), (ast.Tuple(right) | ast.List(right))):
                 for one, part in zip(left, right, strict=False):
                     self._assign(one, part)
+
+    def bases(self, name: str) -> list[str]:
+        """What a class inherits from by a name without dots."""
+        node = self.classes.get(name)
+        return [base.id for base in node.bases if isinstance(base, ast.Name)] if node else []
 
     def parameters(self, unit: str) -> tuple[str, ...]:
         """A function's parameters; none where there is no such function."""
@@ -258,8 +259,7 @@ def delegate(program: Program) -> str:
 def _inherited(program: Program, name: str) -> str | None:
     if {f"{name}.forward", f"{name}.__init__"} & program.functions.keys():
         return None
-    named = [base.id for base in program.classes[name].bases if isinstance(base, ast.Name)]
-    bases = [base for base in named if base in program.classes]
+    bases = [base for base in program.bases(name) if base in program.classes]
     return bases[0] if len(bases) == 1 else None
 
 
@@ -268,12 +268,12 @@ def _wrapped(program: Program, name: str) -> str | None:
     init = program.functions.get(f"{name}.__init__")
     if not (forward and init and init.parameters and forward.parameters):
         return None
-    match [node for node in forward.body if not _is_constant(node)]:
+    match [node for node in forward.node.body if not _is_constant(node)]:
         case [ast.Return(ast.Call() as called)] if _passes_on(called, forward):
             wanted = ast.dump(called.func)
         case _:
             return None
-    for node in init.body:
+    for node in init.node.body:
         match node:
             case ast.Assign(targets, ast.Call(ast.Name(inner)) as made) if (
                 inner in program.classes and _passes_on(made, init)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from kernels_eval.records import Record
 from tasks.publishing.lineage import CURATION, SYNTHESIS, TASKS, VERIFICATION
-from tasks.publishing.sides import Judged, Row, Side, read_side, share
+from tasks.publishing.sides import Judged, Row, Sample, Side, read_side, share
 from tasks.reporting.text import by_count
 from tasks.store import SnapshotRef
 
@@ -107,21 +107,17 @@ def diff(old: SnapshotRef | Path, new: SnapshotRef | Path, root: str | None = No
 
     Raises UsageError for what is neither.
     """
-    return diff_of(read_side(old, root), read_side(new, root))
-
-
-def diff_of(old: Side, new: Side) -> RefreshDiff:
-    """The same on sides that were read."""
-    share(old, new)
-    gained = [_absent(row, old, new) for name, row in new.rows.items() if name not in old.rows]
-    lost = [_absent(row, new, old) for name, row in old.rows.items() if name not in new.rows]
-    both = [_Case(row, new, old) for name, row in old.rows.items() if name in new.rows]
-    changed = [found for case in both if (found := case.changed(new.rows[case.name]))]
-    tasks = list(_tasks(old, new, {change.candidate_id: change for change in (*gained, *lost)}))
+    was, now = read_side(old, root), read_side(new, root)
+    share(was, now)
+    gained = [_absent(row, was, now) for name, row in now.rows.items() if name not in was.rows]
+    lost = [_absent(row, now, was) for name, row in was.rows.items() if name not in now.rows]
+    both = [(row, now.rows[name]) for name, row in was.rows.items() if name in now.rows]
+    changed = [found for pair in both if (found := _changed(*pair, was, now))]
+    tasks = list(_tasks(was, now, {change.candidate_id: change for change in (*gained, *lost)}))
     return RefreshDiff(
-        old=_summary(old),
-        new=_summary(new),
-        settings=tuple(_settings(old, new)),
+        old=_summary(was),
+        new=_summary(now),
+        settings=tuple(_settings(was, now)),
         samples_gained=_sorted(gained),
         samples_lost=_sorted(lost),
         samples_changed=_sorted(changed),
@@ -136,30 +132,21 @@ def _sorted(changes: Iterable[SampleChange]) -> tuple[SampleChange, ...]:
 
 
 def _summary(side: Side) -> SideSummary:
-    return SideSummary(
-        label=side.label,
-        created_at=str(side.facts.get("created_at") or "unknown"),
-        rows=len(side.rows),
-        tasks=len(side.rows_by_task),
-    )
+    created_at = str(side.facts.get("created_at") or "unknown")
+    rows, tasks = len(side.rows), len(side.rows_by_task)
+    return SideSummary(label=side.label, created_at=created_at, rows=rows, tasks=tasks)
+
+
+def _change(row: Row, why: Why) -> SampleChange:
+    known = {name: getattr(row, name) for name in ("candidate_id", "task_id", "criterion")}
+    return SampleChange(**known, reason=why[0], detail=why[1])
 
 
 # -- why a sample is on one side only --------------------------------------------------------------
 
 
 def _absent(row: Row, without: Side, having: Side) -> SampleChange:
-    reason, detail = _Case(row, without, having).why_absent()
-    return _change(row, reason, detail)
-
-
-def _change(row: Row, reason: Reason, detail: str) -> SampleChange:
-    return SampleChange(
-        candidate_id=row.candidate_id,
-        task_id=row.task_id,
-        criterion=row.criterion,
-        reason=reason,
-        detail=detail,
-    )
+    return _change(row, _Case(row, without, having).why_absent())
 
 
 @dataclass(frozen=True)
@@ -171,21 +158,14 @@ class _Case:
     without: Side
     having: Side
 
-    @property
-    def name(self) -> str:
-        return self.row.candidate_id
+    def rules(self, name: str) -> tuple[Any, Any]:
+        """A setting of the curation of both sides."""
+        without, having = (side.config(CURATION) or {} for side in (self.without, self.having))
+        return without.get(name), having.get(name)
 
-    @property
-    def rules(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The settings of the curation of both sides."""
-        return self.without.config(CURATION) or {}, self.having.config(CURATION) or {}
-
-    def threshold(self, name: str) -> str:
-        here, there = self.rules
-        return f"{name} is {here.get(name)} there and {there.get(name)} here"
-
-    def why_verdict(self, candidate_id: str | None = None) -> str:
-        return _why_verdict(candidate_id or self.name, self.without, self.having)
+    def threshold(self, name: str) -> Why:
+        there, here = self.rules(name)
+        return "threshold", f"{name} is {there} there and {here} here"
 
     def why_absent(self) -> Why:
         """Why `without` lacks the row."""
@@ -197,11 +177,11 @@ class _Case:
                 return ANOTHER_PROGRAM
         if without.candidates is None:
             return "unknown", "the candidates of that side are not there"
-        if self.name not in without.candidates:
-            return self.why_no_candidate()
+        if row.candidate_id not in without.candidates:
+            return self.why_no_candidate(without.candidates)
         if without.verdicts is None:
             return "unknown", "the verdicts of that side are not there"
-        verdict = without.verdict(self.name)
+        verdict = without.verdicts.get(row.candidate_id)
         if verdict is None:
             return "verdict", "it has no verdict there"
         if verdict.status == "correct":
@@ -209,27 +189,26 @@ class _Case:
         status = verdict.status + (f" ({verdict.reason})" if verdict.reason else "")
         return "verdict", f"correct on one side, {status} on the other; {self.why_verdict()}"
 
-    def why_no_candidate(self) -> Why:
-        writers = {sample.generator for sample in (self.without.candidates or {}).values()}
+    def why_no_candidate(self, candidates: Mapping[str, Sample]) -> Why:
+        writers = {sample.generator for sample in candidates.values()}
         if self.row.generator and self.row.generator not in writers:
             others = _few(sorted(map(str, writers))) or "none"
             return "generator", f"written by {self.row.generator}, that side has {others}"
-        changed = _changed_names(self.without.config(SYNTHESIS), self.having.config(SYNTHESIS))
-        if changed:
+        if changed := _changed_names(SYNTHESIS, self.without, self.having):
             return "generator", f"synthesis settings differ: {_few(changed)}"
         return "candidate", ""
 
     def why_not_taken(self, verdict: Judged) -> Why:
         """A correct sample that curation had before it and that this criterion did not take."""
-        here, there = self.rules
-        if here.get("strategy") != there.get("strategy"):
-            return "strategy", f"{here.get('strategy')} there, {there.get('strategy')} here"
-        if flags := self.without.excluded.get(self.name):
-            return "flag", f"its reasoning is {flags}; {self.threshold('exclude_flags')}"
-        bound = here.get(LOWER)
+        there, here = self.rules("strategy")
+        if there != here:
+            return "strategy", f"{there} there, {here} here"
+        if flags := self.without.excluded.get(self.row.candidate_id):
+            return "flag", f"its reasoning is {flags}; {self.threshold('exclude_flags')[1]}"
+        bound, other = self.rules(LOWER)
         if bound is not None and verdict.speedup_lower <= bound:
-            if there.get(LOWER) != bound:
-                return "threshold", self.threshold(LOWER)
+            if other != bound:
+                return self.threshold(LOWER)
             lower = f"lower bound {verdict.speedup_lower:.3g} is not above {bound:g}"
             return "bound", f"{lower}; {self.why_verdict()}"
         match self.row.criterion:
@@ -242,34 +221,35 @@ class _Case:
         return "unknown", f"no rule is known for the criterion {self.row.criterion}"
 
     def why_not_fast(self, verdict: Judged) -> Why:
-        here, there = (rule.get("min_speedup") for rule in self.rules)
-        if here is None or verdict.speedup > here:
+        there, here = self.rules("min_speedup")
+        if there is None or verdict.speedup > there:
             return "unknown", "it meets the rule there: curation's code may have changed"
-        if there is not None and there < verdict.speedup:
-            return "threshold", self.threshold("min_speedup")
+        if here is not None and here < verdict.speedup:
+            return self.threshold("min_speedup")
         other = "" if self.row.speedup is None else f", {self.row.speedup:.3g} on the other side"
-        below = f"speedup {verdict.speedup:.3g} is not above {here:g}{other}"
+        below = f"speedup {verdict.speedup:.3g} is not above {there:g}{other}"
         return "speedup", f"{below}; {self.why_verdict()}"
 
     def why_not_added(self) -> Why:
         """Single operators are added until their quota is met, one a task."""
-        here, there = (rule.get("single_operator_quota") for rule in self.rules)
-        for rival in self.without.rows_by_task.get(self.row.task_id, {}).values():
+        for rival in self.without.rows_by_task.get(self.row.task_id, ()):
             if rival.criterion == "single_operator":
                 tokens = f"{rival.reasoning_tokens} tokens"
                 return "outdone", f"{rival.candidate_id} was taken for this task ({tokens})"
-        if here != there:
-            return "threshold", self.threshold("single_operator_quota")
+        there, here = self.rules("single_operator_quota")
+        if there != here:
+            return self.threshold("single_operator_quota")
         return "quota", "single operators came to their share without it"
 
     def why_outdone(self, verdict: Judged) -> Why:
         """Another correct sample of the task is shorter or faster there. Named: the one that is so
         by the most."""
-        tokens = (self.without.candidates or {})[self.name].reasoning_tokens or 0
+        tokens = (self.without.candidates or {})[self.row.candidate_id].reasoning_tokens or 0
         rivals = [
             (length >= tokens, length, -other.speedup, name)
             for name, length, other in self.without.correct_of(self.row.task_id)
-            if name != self.name and (length < tokens or other.speedup > verdict.speedup)
+            if name != self.row.candidate_id
+            and (length < tokens or other.speedup > verdict.speedup)
         ]
         if not rivals:
             return "unknown", "no other sample is shorter or faster there"
@@ -286,44 +266,39 @@ class _Case:
             return "why not on the other side is unknown"
         if name not in having.candidates:
             return "the other side does not have it"
-        verdict = having.verdict(name)
+        verdict = having.verdicts.get(name)
         if verdict is None or verdict.status != "correct":
             return f"on the other side it is {verdict.status if verdict else 'not verified'}"
         if flags := having.excluded.get(name):
             return f"on the other side its reasoning, which is {flags}, keeps it out"
         return f"on the other side both were timed otherwise: {self.why_verdict(name)}"
 
-    def changed(self, after: Row) -> SampleChange | None:
-        """What is different of a sample that both sides have (`having` is the older one); None
-        where nothing is."""
-        before, criteria = self.row, f"{self.row.criterion} to {after.criterion}"
-        same_criterion = before.criterion == after.criterion
-        if (before.speedup, before.speedup_lower) != (after.speedup, after.speedup_lower):
-            detail = f"speedup {_number(before.speedup)} to {_number(after.speedup)}"
-            detail += self.intervals()
-            if not same_criterion:
-                detail += f", taken as {after.criterion} instead of {before.criterion}"
-            why = _why_verdict(self.name, self.having, self.without)
-            return _change(after, "verdict", f"{detail}; {why}")
-        if not same_criterion:
-            verdict = self.without.verdict(self.name)
-            if verdict is None:
-                return _change(after, "unknown", f"{criteria}; the verdicts are not there")
-            detail = self.why_not_taken(verdict)[1] if self.without.candidates is not None else ""
-            return _change(after, "criterion", f"{criteria}; {detail}" if detail else criteria)
-        if before.operator_kind != after.operator_kind:
-            detail = f"{before.operator_kind} to {after.operator_kind}"
-            return _change(after, "verdict", detail)
-        return None
+    def why_verdict(self, name: str | None = None) -> str:
+        return _why_verdict(name or self.row.candidate_id, self.without, self.having)
 
-    def intervals(self) -> str:
-        """Whether the 95 % intervals have anything in common, where both are known."""
-        first, second = self.having.verdict(self.name), self.without.verdict(self.name)
-        if not (first and second and first.speedup_upper and second.speedup_upper):
-            return ""
-        lowest_upper = min(first.speedup_upper, second.speedup_upper)
-        apart = lowest_upper < max(first.speedup_lower, second.speedup_lower)
-        return " (the intervals do not meet)" if apart else " (the intervals meet)"
+
+def _changed(before: Row, after: Row, old: Side, new: Side) -> SampleChange | None:
+    """What is different of a sample that both sides have; None where nothing is."""
+    name, same_criterion = before.candidate_id, before.criterion == after.criterion
+    first, second = ((side.verdicts or {}).get(name) for side in (old, new))
+    if (before.speedup, before.speedup_lower) != (after.speedup, after.speedup_lower):
+        detail = f"speedup {_number(before.speedup)} to {_number(after.speedup)}"
+        if first and second and first.speedup_upper and second.speedup_upper:
+            upper = min(first.speedup_upper, second.speedup_upper)
+            apart = upper < max(first.speedup_lower, second.speedup_lower)
+            detail += " (the intervals do not meet)" if apart else " (the intervals meet)"
+        if not same_criterion:
+            detail += f", taken as {after.criterion} instead of {before.criterion}"
+        return _change(after, ("verdict", f"{detail}; {_why_verdict(name, old, new)}"))
+    if not same_criterion:
+        criteria = f"{before.criterion} to {after.criterion}"
+        if second is None:
+            return _change(after, ("unknown", f"{criteria}; the verdicts are not there"))
+        why = _Case(before, new, old).why_not_taken(second)[1] if new.candidates else ""
+        return _change(after, ("criterion", "; ".join(filter(None, (criteria, why)))))
+    if before.operator_kind != after.operator_kind:
+        return _change(after, ("verdict", f"{before.operator_kind} to {after.operator_kind}"))
+    return None
 
 
 def _why_verdict(candidate_id: str, a: Side, b: Side) -> str:
@@ -331,16 +306,15 @@ def _why_verdict(candidate_id: str, a: Side, b: Side) -> str:
     devices = [side.fact(VERIFICATION, "device") for side in (a, b)]
     if devices[0] != devices[1]:
         return f"another device ({devices[0]}, {devices[1]})"
-    first, second = a.config(VERIFICATION), b.config(VERIFICATION)
-    if first is None or second is None:
-        return "why is unknown"
-    if changed := _changed_names(first, second):
-        return f"the protocol differs: {_few(changed)}"
-    keys = {verdict.key for side in (a, b) if (verdict := side.verdict(candidate_id))}
-    if len(keys) == 2 and None not in keys:
-        return "the verifier's code changed"
-    if len(keys) == 1 and a.verdicts is not b.verdicts:
-        return "measured again under the same conditions"
+    if a.config(VERIFICATION) is not None and b.config(VERIFICATION) is not None:
+        if changed := _changed_names(VERIFICATION, a, b):
+            return f"the protocol differs: {_few(changed)}"
+        known = [(side.verdicts or {}).get(candidate_id) for side in (a, b)]
+        keys = {verdict.key for verdict in known if verdict}
+        if len(keys) == 2 and None not in keys:
+            return "the verifier's code changed"
+        if len(keys) == 1 and a.verdicts is not b.verdicts:
+            return "measured again under the same conditions"
     return "why is unknown"
 
 
@@ -357,49 +331,45 @@ def _number(value: float | None) -> str:
 
 def _tasks(old: Side, new: Side, moved: Mapping[str, SampleChange]) -> Iterator[TaskChange]:
     for task_id in sorted(old.rows_by_task.keys() | new.rows_by_task.keys()):
-        was, now = (side.rows_by_task.get(task_id, {}) for side in (old, new))
-        reason, detail = _why_task(was, now, moved)
-        if reason:
-            yield TaskChange(
-                task_id=task_id,
-                reason=reason,
-                detail=detail,
-                old_samples=len(was),
-                new_samples=len(now),
-            )
+        was, now = (side.rows_by_task.get(task_id, []) for side in (old, new))
+        if why := _why_task(was, now, moved):
+            counts = {"old_samples": len(was), "new_samples": len(now)}
+            yield TaskChange(task_id=task_id, reason=why[0], detail=why[1], **counts)
 
 
 def _why_task(
-    was: Mapping[str, Row], now: Mapping[str, Row], moved: Mapping[str, SampleChange]
-) -> tuple[Reason | None, str]:
+    was: Sequence[Row], now: Sequence[Row], moved: Mapping[str, SampleChange]
+) -> Why | None:
     if not (was and now):
-        changes = [moved[name] for name in was or now]
+        changes = [moved[row.candidate_id] for row in was or now]
         reasons = Counter(change.reason for change in changes)
         reason = min(reasons, key=lambda each: (-reasons[each], each))
         details = (change.detail for change in changes if change.reason == reason)
         return reason, min(filter(None, details), default="")
-    if {row.program for row in was.values()} != {row.program for row in now.values()}:
+    if {row.program for row in was} != {row.program for row in now}:
         return ANOTHER_PROGRAM
-    gained, lost = len(now.keys() - was.keys()), len(was.keys() - now.keys())
-    return ("samples", f"{gained} gained, {lost} lost") if gained or lost else (None, "")
+    before, after = ({row.candidate_id for row in rows} for rows in (was, now))
+    gained, lost = len(after - before), len(before - after)
+    return ("samples", f"{gained} gained, {lost} lost") if gained or lost else None
 
 
 def _settings(old: Side, new: Side) -> Iterator[Setting]:
     for part in (TASKS, SYNTHESIS, VERIFICATION, CURATION, "tools"):
-        before, after = (dict(_flat(side.facts.get(part) or {})) for side in (old, new))
+        before, after = (dict(_flat(side.facts.get(part))) for side in (old, new))
         for name in sorted(before.keys() | after.keys()):
             if before.get(name) != after.get(name):
                 yield Setting(name=f"{part}.{name}", old=before.get(name), new=after.get(name))
 
 
-def _changed_names(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None) -> list[str]:
-    """Names of the settings that differ."""
-    return sorted({name for name, _ in {*_flat(first or {})} ^ {*_flat(second or {})}})
+def _changed_names(stage: str, a: Side, b: Side) -> list[str]:
+    """Names of the settings of a stage that differ."""
+    first, second = (set(_flat(side.config(stage))) for side in (a, b))
+    return sorted({name for name, _ in first ^ second})
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _flat(value: Mapping[str, Any] | None, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Settings as text, by dotted name. An empty list is a setting that is not used."""
-    for name, item in value.items():
+    for name, item in (value or {}).items():
         if isinstance(item, Mapping):
             yield from _flat(item, f"{prefix}{name}.")
         elif item not in (None, [], ()):

@@ -8,7 +8,7 @@ configured by its path is published under that path.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from kernels_eval.errors import UsageError
 from tasks.sources.hub import is_hub_id
-from tasks.store import MANIFEST, Snapshot, SnapshotRef, combine_parts, snapshots
+from tasks.store import MANIFEST, Snapshot, SnapshotRef, snapshots
 
 CURATION, VERIFICATION, SYNTHESIS, TASKS = "curation", "verification", "synthesis", "tasks"
 ANALYSIS, WORKLOADS, FLAGS = "analysis", "workloads", "trace-flags"
@@ -35,7 +35,6 @@ ABOVE = {
 """The stages that may have written each snapshot above a set; the first one that is there
 counts."""
 DEFAULT_STRATEGY = "concur"
-BATCH_ROWS = 4096
 PUBLIC_SETTINGS = {
     VERIFICATION: ("eval",),
     SYNTHESIS: ("sampler", "samples_per_task", "sampling", "turns", "refine_below_speedup"),
@@ -198,35 +197,34 @@ def readable(what: str) -> Iterator[None]:
 
 
 def select(
-    snapshot: Snapshot, columns: Sequence[str], on: str, keys: pl.DataFrame | None = None
+    snapshot: Snapshot, columns: Sequence[str], on: str, among: pl.DataFrame | None = None
 ) -> pl.DataFrame:
-    """Some columns of the rows whose `on` is among the keys (all where None), each key once, in the
-    order of writing.
-
-    Columns that the snapshot's parts lack are left out. Takes memory for what it returns and for
-    one batch. Raises UsageError where a part lacks `on`, and for a column that is of two kinds in
-    two parts.
-    """
-    frames = []
-    for frame in batches(snapshot, columns):
-        if on not in frame.columns:
-            raise UsageError(
-                f"a part of {snapshot.path} has no column {on}",
-                "it was not written by this version: run its stage again",
-            )
-        if keys is not None:
-            frame = frame.join(keys, on=on, how="semi", maintain_order="left")
-        frames.append(frame)
-    if not frames:
-        return pl.DataFrame(schema={on: pl.String})
-    return combine_parts(frames, snapshot.path).unique(subset=on, keep="first", maintain_order=True)
+    """As Snapshot.read: some columns, each value of `on` once, those in `among` only."""
+    keys = None if among is None else among.select(on).unique()
+    with readable(snapshot.path):
+        wanted = list(dict.fromkeys((on, *columns)))
+        found = snapshot.read(columns=wanted, unique=on, among=keys)
+    return found if on in found.columns else pl.DataFrame(schema={on: pl.String})
 
 
-def batches(snapshot: Snapshot, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-    """Some columns of every row, in the order of writing, a few thousand rows at a time; columns
-    that a part lacks are left out."""
-    for part in snapshot.parts():
-        with readable(part), snapshot.open_part(part) as file:
-            there = [name for name in columns if name in file.schema_arrow.names]
-            for batch in file.iter_batches(BATCH_ROWS, columns=there):
-                yield pl.DataFrame(batch)
+def require(
+    frame: pl.DataFrame,
+    where: str,
+    needed: Mapping[str, str],
+    optional: Mapping[str, str] | None = None,
+) -> None:
+    """Raises UsageError where columns are missing, of another kind ("" for any), or where needed
+    ones have gaps."""
+    fix = "run its stage again with this version"
+    if missing := [name for name in needed if name not in frame.columns]:
+        raise UsageError(f"{where} lacks the columns {', '.join(missing)}", fix)
+    for name, kind in {**needed, **(optional or {})}.items():
+        of = frame.schema.get(name, pl.Null())
+        fits = {
+            "text": isinstance(of, pl.String | pl.Categorical | pl.Enum),
+            "numbers": of.is_numeric(),
+        }
+        if of != pl.Null and not fits.get(kind, True):
+            raise UsageError(f"the column {name} of {where} is {of}, not {kind}", fix)
+        if name in needed and frame[name].has_nulls():
+            raise UsageError(f"{where} has rows without {name}", fix)

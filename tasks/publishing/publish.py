@@ -109,8 +109,7 @@ def publish(
     """
     options, out = options or PublishOptions(), out.expanduser().absolute()
     lines = _named([lineage(ref) for ref in (curated, *strategies)])
-    first = next(iter(lines.values()))
-    known = {name: facts(line) for name, line in lines.items()}
+    known, first = {name: facts(line) for name, line in lines.items()}, next(iter(lines.values()))
     fingerprints = {name: line.curated.fingerprint for name, line in lines.items()}
     created_at = max(line.manifest["created_at"] for line in lines.values())
     if observations is None and (analysis := analysis_of(first)):
@@ -134,13 +133,12 @@ def publish(
         _restore(out)
     if (there := _replaceable(out)) and there.fingerprint == fingerprint and is_whole(out, there):
         return there
-    with explain_write_errors(out, WRITE_FIX), _beside(out) as folder:
-        shards: list[Shard] = []
+    with explain_write_errors(out, WRITE_FIX), _beside(out) as beside:
+        folder, shards = beside / "set", list[Shard]()
         for name, line in lines.items():
             place = f"{STRATEGIES}/{name}" if shards else DATA
-            scratch = _scratch_of(folder) / name
             shards += write_shards(
-                line, folder, options, config=name, directory=place, scratch=scratch
+                line, folder, options, config=name, directory=place, scratch=beside / "scratch"
             )
         context = Card(
             options=options,
@@ -300,25 +298,20 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def _scratch_of(folder: Path) -> Path:
-    return folder.with_suffix(".scratch")
-
-
 @contextmanager
 def _beside(out: Path) -> Iterator[Path]:
-    """An empty folder next to `out`, removed where it has not become `out`. What killed processes
-    left there goes as well."""
+    """An empty directory next to `out`, removed when the block ends. What killed processes left
+    there goes as well."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    for left in out.parent.glob(f".{out.name}.*"):
-        owner = re.fullmatch(re.escape(f".{out.name}.") + r"(\d+)\.(new|scratch)", left.name)
-        if owner and (int(owner[1]) == os.getpid() or not psutil.pid_exists(int(owner[1]))):
+    for left in out.parent.glob(f".{out.name}.*.new"):
+        owner = left.name.removeprefix(f".{out.name}.").removesuffix(".new")
+        if owner.isdigit() and (int(owner) == os.getpid() or not psutil.pid_exists(int(owner))):
             shutil.rmtree(left, ignore_errors=True)
     folder = out.parent / f".{out.name}.{os.getpid()}.new"
     folder.mkdir()
     try:
         yield folder
     finally:
-        shutil.rmtree(_scratch_of(folder), ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -331,10 +324,8 @@ def _put(folder: Path, out: Path) -> None:
     another name: see `_restore`."""
     if out.exists() and any(out.iterdir()):
         out.rename(_old(out))
-    elif out.exists():
-        out.rmdir()
     try:
-        folder.rename(out)
+        folder.rename(out)  # replaces an empty directory
     except BaseException:
         _restore(out)
         raise

@@ -13,7 +13,7 @@ program.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,13 +25,10 @@ import pyarrow.parquet as pq
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from tasks.publishing.columns import (
-    OF_CANDIDATES,
-    OF_TASKS,
-    OF_TIMING,
-    OF_VERDICTS,
+    ORIGINS,
     REQUIRED,
     licence_of,
-    provenance_schema,
+    provenance,
     published_schema,
 )
 from tasks.publishing.config import PublishOptions
@@ -40,6 +37,7 @@ from tasks.publishing.lineage import (
     Lineage,
     manifest_of,
     readable,
+    require,
     select,
     source_of,
 )
@@ -57,7 +55,6 @@ PARQUET_SETTINGS = {
     "write_page_index": True,
     **({"use_content_defined_chunking": True} if int(pa.__version__.split(".")[0]) >= 21 else {}),
 }
-AGAIN = "curate again with this version"
 
 
 class Shard(Record):
@@ -134,16 +131,8 @@ def _checked(line: Lineage) -> pa.Schema:
         curated = line.curated.schema()
     if not curated.names:
         raise _empty(where)
-    if missing := [name for name in REQUIRED if name not in curated.names]:
-        raise UsageError(f"the curated set {where} lacks the columns {', '.join(missing)}", AGAIN)
-    for name in REQUIRED:
-        kind = curated.field(name).type
-        what, fits = "text", pa.types.is_string(kind) or pa.types.is_large_string(kind)
-        if name == "speedup":
-            what, fits = "a number", pa.types.is_integer(kind) or pa.types.is_floating(kind)
-        if not (fits or pa.types.is_null(kind)):
-            raise UsageError(f"the column {name} of {where} is {kind}, not {what}", AGAIN)
-    for name in ("candidates", "verdicts", "tasks"):
+    require(pl.DataFrame(curated.empty_table()), f"the curated set {where}", REQUIRED)
+    for name in ORIGINS:
         if getattr(line, name) is None:
             raise UsageError(
                 f"the {ABOVE[name][-1]} snapshot that {where} was made from is not there",
@@ -162,60 +151,34 @@ def _empty(where: str) -> UsageError:
 
 def _rows(line: Lineage) -> pl.DataFrame:
     """One line a row, in the order to publish: its place in the snapshot, and its provenance."""
-    assert line.candidates and line.verdicts and line.tasks  # `_checked` said so
-    where = line.curated.path
+    assert line.verdicts and line.tasks  # `_checked` said so
+    where, keys = line.curated.path, {"candidate_id": "text", "task_id": "text"}
     with readable(where):
-        index = line.curated.index(["candidate_id", "task_id"])
-        index = index.unique("candidate_id", keep="first", maintain_order=True)
-    if index.is_empty():
+        rows = line.curated.index(list(keys))
+        rows = rows.unique("candidate_id", keep="first", maintain_order=True)
+    if rows.is_empty():
         raise _empty(where)
-    if index["candidate_id"].has_nulls() or index["task_id"].has_nulls():
-        raise UsageError(f"the curated set {where} has rows without candidate_id or task_id", AGAIN)
-    ids = index.select("candidate_id")
-    candidates = _provenance(line.candidates, OF_CANDIDATES, "candidate_id", ids)
-    verdicts = _verdicts(line.verdicts, ids)
-    tasks = _provenance(line.tasks, OF_TASKS, "task_id", index.select("task_id").unique())
+    require(rows, f"the curated set {where}", keys)
+    for above, names in ORIGINS.items():
+        on = "task_id" if above == "tasks" else "candidate_id"
+        found = select(getattr(line, above), list(names.values()), on, rows)
+        published = {path.rpartition(".")[2]: name for name, path in names.items()}
+        rows = rows.join(found.rename(published, strict=False), on=on, how="left")
     config = manifest_of(source_of(line.tasks)).get("config") or {}
-    licences = [licence_of(str(source), config) for source in tasks["task_source"]]
-    tasks = tasks.with_columns(task_license=pl.Series(licences, dtype=pl.String))
-    rows = (
-        index.join(candidates, on="candidate_id", how="left")
-        .join(verdicts, on="candidate_id", how="left")
-        .join(tasks, on="task_id", how="left")
+    licences = {each: licence_of(str(each), config) for each in set(rows["task_source"])}
+    # a verdict only says "cpu"; which one it was is known of the whole snapshot
+    cpu = str(manifest_of(line.verdicts).get("device") or "cpu")
+    defaults = {"device": None, "sample_index": 0, "turn": 1}  # of older snapshots
+    absent = {name: pl.lit(each) for name, each in defaults.items() if name not in rows.columns}
+    return (
+        rows.with_columns(**absent)
+        .with_columns(
+            pl.col("turn").fill_null(1),
+            pl.col("device").replace({"cpu": cpu}),
+            task_license=pl.col("task_source").replace_strict(licences, return_dtype=pl.String),
+        )
+        .sort("task_id", "sample_index", "candidate_id", nulls_last=True)
     )
-    # Older snapshots have no turns: all answers were the first.
-    for name, default in (("sample_index", 0), ("turn", 1)):
-        if name not in rows.columns:
-            rows = rows.with_columns(pl.lit(default, pl.Int64).alias(name))
-    rows = rows.with_columns(pl.col("turn").fill_null(1))
-    return rows.sort("task_id", "sample_index", "candidate_id", nulls_last=True)
-
-
-def _provenance(
-    snapshot: Snapshot, names: Mapping[str, str], on: str, keys: pl.DataFrame
-) -> pl.DataFrame:
-    """Columns of a snapshot under the names that are published."""
-    found = select(snapshot, [on, *names.values()], on, keys)
-    return found.rename({there: name for name, there in names.items()}, strict=False)
-
-
-def _verdicts(verdicts: Snapshot, ids: pl.DataFrame) -> pl.DataFrame:
-    found = _provenance(verdicts, {**OF_VERDICTS, "timing": "timing"}, "candidate_id", ids)
-    if "timing" in found.columns:
-        kind = found.schema["timing"]
-        fields = {field.name for field in getattr(kind, "fields", [])}
-        if not fields and found["timing"].null_count() < len(found):
-            raise UsageError(
-                f"the column timing of {verdicts.path} is {kind}, no struct",
-                "it was not written by this version: verify again under another root",
-            )
-        times = (pl.col("timing").struct.field(name) for name in OF_TIMING if name in fields)
-        found = found.with_columns(times).drop("timing")
-    if "device" in found.columns:
-        # a verdict only says "cpu"; which one it was is known of the whole snapshot
-        cpu = str(manifest_of(verdicts).get("device") or "cpu")
-        found = found.with_columns(pl.col("device").replace({"cpu": cpu}))
-    return found
 
 
 # -- how it is written -----------------------------------------------------------------------------
@@ -249,45 +212,27 @@ def _tables(
     curated: Snapshot, rows: pl.DataFrame, schema: pa.Schema, scratch: Path
 ) -> Iterator[pa.Table]:
     """Tables of the published schema, in order."""
-    elsewhere, start = provenance_schema().names, 0
+    elsewhere, start = provenance(), 0
     stored = pa.schema([field for field in schema if field.name not in elsewhere])
     tables = tables_in_order(curated, rows, stored, scratch)
-    while (table := _next(tables, curated)) is not None:
+    while True:
+        with readable(curated.path):
+            if (table := next(tables, None)) is None:
+                return
         part = rows.slice(start, len(table))
         start += len(table)
         if table["candidate_id"].to_pylist() != part["candidate_id"].to_list():
             raise AssertionError("rows and their provenance are not in one order")
         columns = []
-        for field in schema:
-            if field.name in stored.names:
-                columns.append(table[field.name])
-            elif field.name in part.columns:
-                with readable(f"the column {field.name} of what {curated.path} was made from"):
-                    columns.append(_typed(part[field.name].to_arrow(), field.type))
-            else:
-                columns.append(pa.nulls(len(table), field.type))
+        with readable(f"what {curated.path} was made from"):
+            for field in schema:
+                if field.name in stored.names:
+                    columns.append(table[field.name])
+                elif field.name in part.columns:
+                    columns.append(part[field.name].to_arrow().cast(field.type))
+                else:
+                    columns.append(pa.nulls(len(table), field.type))
         yield pa.table(columns, schema=schema)
-
-
-def _next(tables: Iterator[pa.Table], curated: Snapshot) -> pa.Table | None:
-    with readable(curated.path):
-        return next(tables, None)
-
-
-def _typed(values: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """The values in the type that is published; a struct's missing fields (an older snapshot) are
-    null."""
-    if not pa.types.is_struct(wanted):
-        return values.cast(wanted)
-    if not pa.types.is_struct(values.type):
-        return pa.nulls(len(values), wanted)
-    fields = [
-        pa.nulls(len(values), field.type)
-        if values.type.get_field_index(field.name) < 0
-        else _typed(values.field(field.name), field.type)
-        for field in wanted
-    ]
-    return pa.StructArray.from_arrays(fields, fields=list(wanted), mask=values.is_null())
 
 
 def _row_groups(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:

@@ -8,7 +8,6 @@ each), and no texts.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import polars as pl
-import pyarrow.parquet as pq
+from polars import selectors
 
 from kernels_eval.errors import UsageError
 from tasks.publishing.config import PUBLICATION
@@ -27,20 +26,20 @@ from tasks.publishing.lineage import (
     TASKS,
     VERIFICATION,
     Lineage,
-    batches,
     facts,
     lineage,
     readable,
+    require,
     select,
 )
 from tasks.publishing.publish import is_whole, read_publication
 from tasks.store import Snapshot, SnapshotRef
 
-BATCH_ROWS = 1000
-COLUMNS = (
-    *("candidate_id", "task_id", "criterion", "operator_kind"),
-    *("generator", "reasoning_tokens", "speedup", "speedup_lower"),
-)
+ROWS = {"candidate_id": "text", "task_id": "text", "criterion": "text"}
+MORE = {
+    **{"operator_kind": "", "generator": "", "reasoning_tokens": ""},
+    **{"speedup": "numbers", "speedup_lower": "numbers", "program": "numbers"},
+}
 
 
 class Row(NamedTuple):
@@ -50,12 +49,12 @@ class Row(NamedTuple):
     candidate_id: str
     task_id: str
     criterion: str
-    program: int
-    operator_kind: str | None = None
-    generator: str | None = None
-    reasoning_tokens: int | None = None
-    speedup: float | None = None
-    speedup_lower: float | None = None
+    operator_kind: str | None
+    generator: str | None
+    reasoning_tokens: int | None
+    speedup: float | None
+    speedup_lower: float | None
+    program: int | None
 
 
 class Sample(NamedTuple):
@@ -101,23 +100,19 @@ class Side:
         """One fact of a stage, None where it is not known."""
         return (self.facts.get(stage) or {}).get(name)
 
-    def verdict(self, candidate_id: str) -> Judged | None:
-        return (self.verdicts or {}).get(candidate_id)
-
     def correct_of(self, task_id: str) -> Iterator[tuple[str, int, Judged]]:
         """The samples of a task that curation could have taken: candidate_id, reasoning tokens,
         verdict."""
         for name, tokens in self._samples_by_task.get(task_id, ()):
-            verdict = self.verdict(name)
+            verdict = (self.verdicts or {}).get(name)
             if verdict and verdict.status == "correct" and tokens and name not in self.excluded:
                 yield name, tokens, verdict
 
     @cached_property
-    def rows_by_task(self) -> dict[str, dict[str, Row]]:
-        """The rows by task_id, then by candidate_id."""
-        found: dict[str, dict[str, Row]] = defaultdict(dict)
-        for name, row in self.rows.items():
-            found[row.task_id][name] = row
+    def rows_by_task(self) -> dict[str, list[Row]]:
+        found: dict[str, list[Row]] = defaultdict(list)
+        for row in self.rows.values():
+            found[row.task_id].append(row)
         return found
 
     @cached_property
@@ -136,7 +131,9 @@ def read_side(source: SnapshotRef | Path, root: str | None = None) -> Side:
     """
     if isinstance(source, SnapshotRef):
         line = lineage(source)
-        rows = _rows_of(batches(line.curated, [*COLUMNS, "task_code"]))
+        frames = (frame for _, frame in line.curated.frames([*ROWS, *MORE, "task_code"]))
+        with readable(line.curated.path):
+            rows = _rows_of(frames)
         return _filled(Side(f"{CURATION}/{source.fingerprint}", facts(line), rows), line)
     published = read_publication(source)
     if not is_whole(source, published):
@@ -145,8 +142,13 @@ def read_side(source: SnapshotRef | Path, root: str | None = None) -> Side:
             f"publish it again, or restore what {PUBLICATION} lists",
         )
     name = published.configs[0]
-    shards = [source / shard.path for shard in published.shards if shard.config == name]
-    side = Side(published.tag, published.facts[name], _rows_of(_batches_of(shards)))
+    with readable(str(source)):
+        rows = _rows_of(
+            pl.scan_parquet(source / shard.path)
+            for shard in published.shards
+            if shard.config == name
+        )
+    side = Side(published.tag, published.facts[name], rows)
     if root is not None:
         known = Snapshot(root, CURATION, published.curated[name])
         if known.finished:
@@ -169,30 +171,25 @@ def _filled(side: Side, line: Lineage) -> Side:
     """The side with what the snapshots above it say."""
     if line.tasks:
         side.tasks = {}
-        for frame in batches(line.tasks, ["task_id", "code"]):
-            _require(frame, line.tasks.path, needed={"task_id": "text", "code": "text"})
-            side.tasks |= zip(frame["task_id"], frame["code"].hash(0), strict=True)
+        with readable(line.tasks.path):
+            for _, frame in line.tasks.frames(["task_id", "code"]):
+                require(frame, line.tasks.path, {"task_id": "text", "code": "text"})
+                side.tasks |= zip(frame["task_id"], frame["code"].hash(0), strict=True)
     if line.candidates:
-        found = _selected(
-            line.candidates,
-            needed={"candidate_id": "text"},
-            optional={"task_id": "text", "reasoning_tokens": "numbers", "generator": ""},
-        )
+        texts = {"task_id": "text", "reasoning_tokens": "numbers", "generator": ""}
+        found = _selected(line.candidates, {"candidate_id": "text"}, texts)
         side.candidates = {name: Sample(*values) for name, *values in found.iter_rows()}
     if line.verdicts:
+        ratios = ("speedup", "speedup_lower", "speedup_upper")
         found = _selected(
             line.verdicts,
-            needed={"candidate_id": "text", "status": "text"},
-            optional={"reason": "", "timing": "a struct", "verdict_key": ""},
-        )
-        side.verdicts = {}
-        for name, status, reason, timing, key in found.iter_rows():
-            names = ("speedup", "speedup_lower", "speedup_upper")
-            ratios = (_ratio((timing or {}).get(each)) or 0.0 for each in names)
-            side.verdicts[name] = Judged(status, reason, key, *ratios)
+            {"candidate_id": "text", "status": "text"},
+            {"reason": "", "verdict_key": "", **{f"timing.{name}": "" for name in ratios}},
+        ).with_columns(_ratio(name).fill_null(0.0) for name in ratios)
+        side.verdicts = {name: Judged(*values) for name, *values in found.iter_rows()}
     excluded = set((side.config(CURATION) or {}).get("exclude_flags") or ())
     if line.flags and excluded:
-        flags = select(line.flags, ["candidate_id", "trace_flags"], "candidate_id")
+        flags = select(line.flags, ["trace_flags"], "candidate_id")
         for name, raised in flags.iter_rows():
             if unwanted := excluded & set(raised):
                 side.excluded[name] = ", ".join(sorted(unwanted))
@@ -203,65 +200,34 @@ def _selected(
     snapshot: Snapshot, needed: Mapping[str, str], optional: Mapping[str, str]
 ) -> pl.DataFrame:
     """These columns of every candidate, in this order; null where the snapshot lacks one."""
-    columns = [*needed, *optional]
-    found = select(snapshot, columns, "candidate_id")
-    _require(found, snapshot.path, needed, optional)
-    absent = {name: pl.lit(None) for name in columns if name not in found.columns}
-    return found.with_columns(**absent).select(columns)
+    found = select(snapshot, [*needed, *optional], "candidate_id")
+    optional = {name.rpartition(".")[2]: kind for name, kind in optional.items()}
+    return _checked(found, snapshot.path, needed, optional)
 
 
-def _batches_of(paths: Iterable[Path]) -> Iterator[pl.DataFrame]:
-    for path in paths:
-        with readable(str(path)), pq.ParquetFile(path) as file:
-            there = [name for name in (*COLUMNS, "task_code") if name in file.schema_arrow.names]
-            for batch in file.iter_batches(BATCH_ROWS, columns=there):
-                yield pl.DataFrame(batch)
+def _checked(
+    frame: pl.DataFrame, where: str, needed: Mapping[str, str], optional: Mapping[str, str]
+) -> pl.DataFrame:
+    require(frame, where, needed, optional)
+    absent = {name: pl.lit(None) for name in optional if name not in frame.columns}
+    return frame.with_columns(**absent).select(*needed, *optional)
 
 
-def _rows_of(frames: Iterable[pl.DataFrame]) -> dict[str, Row]:
+def _rows_of(frames: Iterable[pl.DataFrame | pl.LazyFrame]) -> dict[str, Row]:
     rows: dict[str, Row] = {}
-    for frame in frames:
-        _require(
-            frame,
-            "a curated set",
-            needed=dict.fromkeys(("candidate_id", "task_id", "criterion"), "text"),
-            optional={"speedup": "numbers", "speedup_lower": "numbers"},
-        )
-        programs = frame["task_code"].hash(0) if "task_code" in frame.columns else [0] * len(frame)
-        present = frame.select(name for name in COLUMNS if name in frame.columns)
-        for values, program in zip(present.iter_rows(named=True), programs, strict=True):
-            for name in ("speedup", "speedup_lower"):
-                values[name] = _ratio(values.get(name))
-            rows.setdefault(values["candidate_id"], Row(program=program, **values))
+    for each in frames:
+        hashed = pl.col("^task_code$").hash(0).alias("program")
+        known = selectors.by_name(*ROWS, *MORE, require_all=False)
+        frame = each.lazy().select(known, hashed).collect(engine="streaming")
+        ratios = [_ratio("speedup"), _ratio("speedup_lower")]
+        found = _checked(frame, "a curated set", ROWS, MORE).with_columns(ratios)
+        for values in found.iter_rows():
+            rows.setdefault(values[0], Row(*values))
     return rows
 
 
-def _ratio(value: Any) -> float | None:
+def _ratio(name: str) -> pl.Expr:
     """A speedup, where it is one: NaN is not even the same as itself, and would be a change of
     every row that has it."""
-    usable = isinstance(value, int | float) and math.isfinite(value) and value > 0
-    return float(value) if usable else None
-
-
-def _require(
-    frame: pl.DataFrame,
-    where: str,
-    needed: Mapping[str, str],
-    optional: Mapping[str, str] | None = None,
-) -> None:
-    """Raises UsageError where columns are missing, of another kind ("" for any), or where needed
-    ones have gaps."""
-    fix = "run its stage again with this version"
-    if missing := [name for name in needed if name not in frame.columns]:
-        raise UsageError(f"{where} lacks the columns {', '.join(missing)}", fix)
-    for name, kind in {**needed, **(optional or {})}.items():
-        of = frame.schema.get(name, pl.Null())
-        fits = {
-            "text": isinstance(of, pl.String | pl.Categorical | pl.Enum),
-            "numbers": of.is_numeric(),
-            "a struct": isinstance(of, pl.Struct),
-        }
-        if of != pl.Null and not fits.get(kind, True):
-            raise UsageError(f"the column {name} of {where} is {of}, not {kind}", fix)
-        if name in needed and frame[name].has_nulls():
-            raise UsageError(f"{where} has rows without {name}", fix)
+    value = pl.col(name).cast(pl.Float64)
+    return pl.when(value.is_finite() & (value > 0)).then(value).alias(name)

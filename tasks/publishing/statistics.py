@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from kernels_eval.records import Record
 from tasks.publishing.lineage import Lineage, select
-from tasks.publishing.shards import Shard
+from tasks.publishing.shards import TEST, TRAIN, Shard
 from tasks.reporting.text import by_count
 
 COUNTED = (
@@ -50,17 +50,26 @@ class Workloads(Record):
 
 def statistics_of(folder: Path, shards: Sequence[Shard]) -> Statistics:
     """The statistics of these files, which are of one configuration."""
-    files = [folder / shard.path for shard in shards]
-    rows = pl.scan_parquet(files).select("task_id", *COUNTED, *MEASURED).collect()
+    files = {shard.path: folder / shard.path for shard in shards}
+    rows = pl.scan_parquet(list(files.values())).select("task_id", *COUNTED, *MEASURED).collect()
     measured = {name: rows[name].cast(pl.Float64, strict=False) for name in MEASURED}
     usable = {name: each.filter(each.is_finite() & (each > 0)) for name, each in measured.items()}
+    programs = [
+        pl.scan_parquet([files[shard.path] for shard in shards if shard.split == split])
+        .select(code=pl.col("task_code").hash(0))
+        .unique()
+        for split in (TRAIN, TEST)
+        if any(shard.split == split for shard in shards)
+    ]
+    # the same text under several task_ids
+    shared = programs[0].join(programs[-1], on="code", how="semi") if len(programs) > 1 else None
     return Statistics(
         rows=len(rows),
         tasks=rows["task_id"].n_unique(),
         counts={name: _counts(rows[name]) for name in COUNTED},
         quantiles={name: _quantiles(each, 4) for name, each in usable.items() if len(each)},
-        shared_programs=_shared_programs(folder, shards),
-        example=_example(files[0]),
+        shared_programs=0 if shared is None else len(shared.collect(engine="streaming")),
+        example=_example(files[shards[0].path]),
     )
 
 
@@ -69,9 +78,9 @@ def workloads_of(line: Lineage) -> Workloads | None:
     was curated without."""
     if line.workloads is None:
         return None
-    tasks = select(line.curated, ["task_id"], "task_id").select("task_id")
-    columns = ["task_id", "families", "executed", *OF_TASKS]
-    rows = tasks.join(select(line.workloads, columns, "task_id", tasks), on="task_id", how="left")
+    tasks = select(line.curated, [], "task_id")
+    known = select(line.workloads, ["families", "executed", *OF_TASKS], "task_id", tasks)
+    rows = tasks.join(known, on="task_id", how="left")
     measured = {name: rows[name].cast(pl.Float64).drop_nulls() for name in OF_TASKS}
     return Workloads(
         tasks=rows.height,
@@ -81,30 +90,16 @@ def workloads_of(line: Lineage) -> Workloads | None:
     )
 
 
-def _quantiles(values: pl.Series, digits: int | None = None) -> dict[str, float]:
-    found = {}
-    for share in QUANTILES:
-        value = float(values.quantile(share, "linear") or 0.0)
-        found[f"{share:g}"] = value if digits is None else round(value, digits)
-    return found
+def _quantiles(values: pl.Series, digits: int = 400) -> dict[str, float]:
+    """Rounded to `digits`; by default not at all."""
+    found = {f"{share:g}": values.quantile(share, "linear") for share in QUANTILES}
+    return {share: round(float(value or 0.0), digits) for share, value in found.items()}
 
 
 def _counts(values: pl.Series) -> dict[str, int]:
     """The most frequent first, then by name; a null is not counted."""
     counts = values.drop_nulls().value_counts().iter_rows()
     return dict(by_count({str(name): count for name, count in counts}))
-
-
-def _shared_programs(folder: Path, shards: Sequence[Shard]) -> int:
-    """How many programs lie in both splits: as the same text under several task_ids."""
-    programs = []
-    for split in sorted({shard.split for shard in shards}):
-        files = [folder / shard.path for shard in shards if shard.split == split]
-        code = pl.scan_parquet(files).select(code=pl.col("task_code").hash(0)).unique()
-        programs.append(code.collect(engine="streaming"))
-    if len(programs) < 2:
-        return 0
-    return len(programs[0].join(programs[1], on="code", how="semi"))
 
 
 def _example(file: Path) -> dict[str, str]:

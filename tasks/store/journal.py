@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -39,20 +39,18 @@ class Journal:
         self._file: TextIO | None = None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = _create(folder)
 
     def add(self, row: Row) -> None:
         """Keep one row; it is on disk when the call returns."""
         self._rows.append(row)
-        if self._file:
+        if self._folder is not None:
+            self._file = self._file or _create(self._folder)
             self._file.write(json.dumps(row, default=str) + "\n")
             self._file.flush()
         if len(self._rows) >= self._rows_per_part:
-            self.flush()
-            if self._folder is not None:
-                self._file = _create(self._folder)
+            self._flush()
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
         """Write what was added as a part, and remove the file."""
         if self._rows:
             self._write_part(self._rows, part_suffix(Path(self._file.name)) if self._file else "")
@@ -63,10 +61,13 @@ class Journal:
             self._file = None
 
     def close(self) -> None:
-        """Close the file and leave it where `flush` failed: the next recovery reads it."""
-        if self._file:
-            with suppress(OSError):  # the disk may be too full for what is still buffered
-                self._file.close()
+        """Write the rest as a part. Where that fails the file stays: the next recovery reads it."""
+        try:
+            self._flush()
+        finally:
+            if self._file:
+                with suppress(OSError):  # the disk may be too full for what is still buffered
+                    self._file.close()
 
 
 def _create(folder: Path) -> TextIO:
@@ -87,29 +88,22 @@ def part_suffix(journal: Path) -> str:
 
 
 def abandoned(folder: Path) -> Iterator[Path]:
-    """Journals whose writers have died, each locked while the caller has it."""
-    for path in sorted(folder.glob(".journal-*.jsonl")):
-        with _locked_if_abandoned(path) as mine:
-            if mine:
-                yield path
-
-
-@contextmanager
-def _locked_if_abandoned(journal: Path) -> Iterator[bool]:
-    """Yield True while holding the lock of a journal whose writer has died.
+    """Journals whose writers have died, each locked while the caller has it.
 
     The writer's process id counts only on file systems without locks: ids are reused, in a
     container very soon.
     """
-    with journal.open("a") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            mine = journal.exists()
-        except BlockingIOError:
-            mine = False
-        except OSError:
-            mine = not another_runs(int(journal.stem.rsplit("-", 1)[1]))
-        yield mine
+    for path in sorted(folder.glob(".journal-*.jsonl")):
+        with path.open("a") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            except OSError:
+                if another_runs(int(path.stem.rsplit("-", 1)[1])):
+                    continue
+            if path.exists():
+                yield path
 
 
 def read_journal(journal: Path) -> list[dict[str, Any]]:

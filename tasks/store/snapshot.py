@@ -21,7 +21,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -33,7 +33,7 @@ from pydantic import BaseModel
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
-from tasks.files import atomic_write_at
+from tasks.files import atomic_write_at, explain_write_errors
 from tasks.store.identity import SNAPSHOT_SCHEMA_VERSION, code_hash
 from tasks.store.journal import Journal, Row, abandoned, another_runs, part_suffix, read_journal
 from tasks.store.parts import combine_parts, present_columns, storable
@@ -48,6 +48,10 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 PART_ROWS = 1000
 BATCH_ROWS = 256
+WRITE_FIX = (
+    "choose another root with --set root=DIR, free some disk, or correct its permissions; what was"
+    " already written is intact"
+)
 
 
 class SnapshotRef(Record):
@@ -75,6 +79,8 @@ class Snapshot:
 
         self._fs, path = fsspec.core.url_to_fs(str(self.root))
         self.path = f"{path.rstrip('/')}/{self.stage}/{self.fingerprint}"
+        local = isinstance(self._fs, fsspec.implementations.local.LocalFileSystem)
+        self._local_path = Path(self.path) if local else None
 
     @property
     def ref(self) -> SnapshotRef:
@@ -101,11 +107,6 @@ class Snapshot:
         rows are written part by part."""
         return self._local_path is not None
 
-    @property
-    def _local_path(self) -> Path | None:
-        protocols = [self._fs.protocol] if isinstance(self._fs.protocol, str) else self._fs.protocol
-        return Path(self.path) if "file" in protocols else None
-
     def local_dir(self, name: str = "") -> Path:
         """A directory for files beside the tables (an adapter, a report). Local file systems only.
 
@@ -117,7 +118,7 @@ class Snapshot:
                 f"snapshot root {self.root} is not a local directory",
                 "files beside tables need a local root",
             )
-        with self._explain_errors():
+        with explain_write_errors(self.root, WRITE_FIX):
             (local / name).mkdir(parents=True, exist_ok=True)
         return local / name
 
@@ -162,33 +163,48 @@ class Snapshot:
                 schemas.append(file.schema_arrow.remove_metadata())
         return pa.unify_schemas(schemas, promote_options="permissive") if schemas else pa.schema([])
 
-    def read(
-        self, *, columns: Sequence[str] | None = None, unique: str | None = None
-    ) -> pl.DataFrame:
-        """All rows in the order they were written; with `unique`, the first row per value of that
-        column.
+    def frames(self, columns: Sequence[str] | None = None) -> Iterator[tuple[str, pl.DataFrame]]:
+        """Each part with its rows, in the order of writing; columns that it lacks are left out.
 
-        A column that some parts lack, because an older version wrote them, is null in their rows.
         "column.field" reads one field of a struct, as a column of the field's name. Raises
-        UsageError where a column is of two kinds in two parts, or cannot be a key.
+        UsageError where that column is no struct.
         """
         import polars as pl
         import pyarrow.parquet as pq
 
-        tables = []
         for part in self.parts():
             with self._fs.open(part, "rb") as handle:
                 wanted = present_columns(pq.read_schema(handle), columns) if columns else None
                 handle.seek(0)
                 # unlike ParquetFile.read, this makes a column of a struct's field
-                tables.append(pl.DataFrame(pq.read_table(handle, columns=wanted)))
-        frame = combine_parts(tables, self.path)
-        if unique and not frame.is_empty():
-            if unique not in frame.columns:
+                yield part, pl.DataFrame(pq.read_table(handle, columns=wanted))
+
+    def read(
+        self,
+        *,
+        columns: Sequence[str] | None = None,
+        unique: str | None = None,
+        among: pl.DataFrame | None = None,
+    ) -> pl.DataFrame:
+        """All rows in the order they were written; with `unique`, the first row per value of that
+        column, with `among` (which has that column) only of the values there.
+
+        Columns are those of `frames`; one that some parts lack, because an older version wrote
+        them, is null in their rows. Takes memory for what it returns and for one part. Raises
+        UsageError where a column is of two kinds in two parts, or cannot be a key.
+        """
+        tables = []
+        for _, frame in self.frames(columns):
+            if unique and unique not in frame.columns and not frame.is_empty():
                 raise UsageError(
-                    f"{self.path} has no column {unique}",
+                    f"{self.path} has no column {unique} in some part",
                     "it was not written by this version: run its stage again",
                 )
+            if unique and among is not None:
+                frame = frame.join(among, on=unique, how="semi", maintain_order="left")
+            tables.append(frame)
+        frame = combine_parts(tables, self.path)
+        if unique and not frame.is_empty():
             frame = frame.unique(subset=unique, keep="first", maintain_order=True)
         return frame
 
@@ -204,46 +220,33 @@ class Snapshot:
         """Some columns of every row, in the order of writing, with the place of the row: its
         `part`, and its number `row` in there.
 
-        Holds these columns in memory, whatever the others weigh. `rows_at` reads the rows
-        themselves. Raises polars' ColumnNotFoundError for a part that lacks a column.
+        Holds these columns in memory, whatever the others weigh. `rows_of` reads the rows
+        themselves. Raises polars' ColumnNotFoundError where no part has a column.
         """
         import polars as pl
 
-        frames = []
-        for part in self.parts():
-            with self.open_part(part) as file:
-                if missing := set(columns) - set(file.schema_arrow.names):
-                    names = ", ".join(sorted(missing))
-                    raise pl.exceptions.ColumnNotFoundError(f"{part} lacks {names}")
-                frame = pl.DataFrame(file.read(columns=list(columns)))
-            row = pl.int_range(pl.len(), dtype=pl.UInt32).alias("row")
-            frames.append(frame.with_columns(pl.lit(part).alias("part"), row))
-        empty = pl.DataFrame(
-            schema={**dict.fromkeys(columns, pl.String), "part": pl.String, "row": pl.UInt32}
-        )
-        return pl.concat(frames, how="vertical_relaxed") if frames else empty
+        kinds = {**dict.fromkeys(columns, pl.String), "part": pl.String, "row": pl.UInt32}
+        frames = [
+            frame.with_row_index("row").with_columns(part=pl.lit(part))
+            for part, frame in self.frames(columns)
+        ]
+        found = combine_parts(frames, self.path) if frames else pl.DataFrame(schema=kinds)
+        return found.select(*kinds)
 
     def batches_at(
-        self, part: str, rows: Sequence[int] | NDArray[Any], columns: Sequence[str] | None = None
+        self, part: str, rows: NDArray[Any], columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         """The rows of one part with these numbers (which ascend), a few hundred at a time: a part
         of any size takes little memory. Columns that the part lacks are left out."""
         import numpy as np
 
-        wanted, start = np.asarray(rows), 0
+        start = 0
         with self.open_part(part) as file:
-            for batch in file.iter_batches(BATCH_ROWS, columns=list(columns) if columns else None):
-                first, last = np.searchsorted(wanted, (start, start + len(batch)))
+            for batch in file.iter_batches(BATCH_ROWS, columns=columns):
+                first, last = np.searchsorted(rows, (start, start + len(batch)))
                 if last > first:
-                    yield batch.take(wanted[first:last] - start)
+                    yield batch.take(rows[first:last] - start)
                 start += len(batch)
-
-    def rows_at(
-        self, part: str, rows: Sequence[int] | NDArray[Any], columns: Sequence[str] | None = None
-    ) -> Iterator[list[dict[str, Any]]]:
-        """As `batches_at`, as dicts."""
-        for batch in self.batches_at(part, rows, columns):
-            yield batch.to_pylist()
 
     def rows_of(
         self, places: pl.DataFrame, columns: Sequence[str] | None = None
@@ -251,8 +254,8 @@ class Snapshot:
         """The rows at these places (some of those that `index` gave, in its order), read part by
         part."""
         for (part,), found in places.group_by("part", maintain_order=True):
-            for batch in self.rows_at(str(part), found["row"].to_list(), columns):
-                yield from batch
+            for batch in self.batches_at(str(part), found["row"].to_numpy(), columns):
+                yield from batch.to_pylist()
 
     def keys(self, column: str) -> set[str]:
         """Values of one column among the rows already there: what a resumed stage need not do
@@ -303,18 +306,13 @@ class Snapshot:
             self._append_part(rows, schema, suffix)
 
         def add(row: Row) -> None:
-            with self._explain_errors():
+            with explain_write_errors(self.root, WRITE_FIX):
                 journal.add(row)
 
-        with self._explain_errors():
+        with explain_write_errors(self.root, WRITE_FIX):
             journal = Journal(self._local_path, write_part, rows_per_part)
-        try:
+        with closing(journal):
             yield add
-        finally:
-            try:
-                journal.flush()
-            finally:
-                journal.close()
 
     def recover(self, schema: pa.Schema) -> int:
         """Turn journals that killed processes left behind into parts, each once, and remove their
@@ -365,7 +363,7 @@ class Snapshot:
             "fingerprint": self.fingerprint,
             "config": config.model_dump(mode="json") if isinstance(config, BaseModel) else config,
             "upstream": list(upstream),
-            "rows": sum(self._row_count(p) for p in self.parts()) if rows is None else rows,
+            "rows": sum(map(self._row_count, self.parts())) if rows is None else rows,
             "code": code_hash(*modules_of(self.stage)),
             "tools": tool_versions(),
             "hardware": hardware(),
@@ -381,7 +379,7 @@ class Snapshot:
             return int(file.metadata.num_rows)
 
     def _write(self, name: str, write: Callable[[BinaryIO], object]) -> None:
-        with self._explain_errors():
+        with explain_write_errors(self.root, WRITE_FIX):
             atomic_write_at(self._fs, f"{self.path}/{name}", write)
 
     def _require_unfinished(self) -> None:
@@ -390,17 +388,6 @@ class Snapshot:
                 f"snapshot {self.path} is finished",
                 "a finished snapshot never changes: change the configuration instead",
             )
-
-    @contextmanager
-    def _explain_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise UsageError(
-                f"cannot write to the snapshot root {self.root}: {error.strerror or error}",
-                "choose another one with --set root=DIR, free some disk, or correct its"
-                " permissions; what was already written is intact",
-            ) from error
 
 
 def snapshots(root: str, stage: str) -> list[Snapshot]:

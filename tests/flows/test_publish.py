@@ -31,7 +31,7 @@ def concur(*arguments: object) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
-def test_publish_says_where_and_which_revision(tmp_path: Path, curated: SnapshotRef) -> None:
+def test_publish_says_where_and_which_revision(tmp_path, curated):
     (tmp_path / "seen.md").write_text("seen lengths")
     options = ("--license", "mit", "--observations", tmp_path / "seen.md", "--name", "Mine")
     status, out, err = concur(
@@ -68,7 +68,7 @@ def test_publish_says_where_and_which_revision(tmp_path: Path, curated: Snapshot
     )
 
 
-def test_diff_in_words_and_as_json(tmp_path: Path, curated: SnapshotRef) -> None:
+def test_diff_in_words_and_as_json(tmp_path, curated):
     other = line(tmp_path / "root", [sample("t/1", 0, 10, 6.0)])
     concur(
         "publish",
@@ -124,12 +124,12 @@ def test_diff_in_words_and_as_json(tmp_path: Path, curated: SnapshotRef) -> None
     ],
 )
 def test_what_cannot_be_used_is_one_line_and_2(
-    tmp_path: Path,
-    curated: SnapshotRef,
-    arguments: tuple[str, ...],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path,
+    curated,
+    arguments,
+    said,
+    monkeypatch,
+):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     status, out, err = concur(*(argument.format(tmp=tmp_path) for argument in arguments))
     assert (
@@ -141,7 +141,7 @@ def test_what_cannot_be_used_is_one_line_and_2(
     )
 
 
-def test_publishing_needs_no_framework(tmp_path: Path, curated: SnapshotRef) -> None:
+def test_publishing_needs_no_framework(tmp_path, curated):
     """Neither torch nor Prefect nor Ray is loaded to write a folder or to compare two."""
     script = (
         "import json, sys; from tasks.publishing.sets import publish_set, diff_sets;"

@@ -291,7 +291,9 @@ def process(
     return subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
 
 
-def test_processes_that_store_and_evict_at_once_see_whole_entries_only(cache: BuildCache) -> None:
+def test_processes_that_store_and_evict_at_once_see_whole_entries_only(
+    cache: BuildCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing is kept for half an hour here, so that entries come and go under those who look."""
     body = """
     cache_module.KEEP_S = 0
@@ -328,7 +330,11 @@ def test_processes_that_store_and_evict_at_once_see_whole_entries_only(cache: Bu
     assert [worker.returncode for worker in workers] == [0] * 4
     found, evicted = (sum(int(answer.split()[column]) for answer in answers) for column in (0, 1))
     assert found > 100 and evicted > 100, "both happened, often"
-    assert 0 < assert_whole(cache) <= 24
+    assert_whole(cache)
+    # While another process evicts, a store does not wait for it: the limit holds after the next.
+    monkeypatch.setattr(cache_module, "KEEP_S", 0)
+    cache.trim()
+    assert 0 < assert_whole(cache) <= 20
     assert list((cache.root / ".staging").iterdir()) == []
 
 

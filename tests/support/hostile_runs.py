@@ -40,7 +40,7 @@ def hostile_refresh(name: str, comparison: str) -> dict[str, str]:
         | {"level": "exact"}
     ]
     known = Decontaminated(
-        ("kept",), pl.DataFrame(rows, schema=frame.schema), (HOSTILE,), ("exact",)
+        ("kept",), pl.DataFrame(rows, schema=frame.schema), ("exact",), (HOSTILE,)
     )
     made = {
         "report": create_markdown_artifact(key="report", markdown=to_markdown(report)),

@@ -90,7 +90,7 @@ def decontamination_report() -> str:
     frame = pl.DataFrame(
         [{column: row.get(column) for column in frame.columns} for row in rows], schema=frame.schema
     )
-    return Decontaminated(("kept",), frame, (HOSTILE, LINES), ("exact",)).markdown()
+    return Decontaminated(("kept",), frame, ("exact",), (HOSTILE, LINES)).markdown()
 
 
 def composition() -> str:

@@ -68,9 +68,7 @@ def orders(rows: int) -> dict[str, list[int]]:
 @pytest.mark.parametrize("part_rows", [10, 1000])
 @pytest.mark.parametrize("order", ["sorted", "nearly", "backwards", "scattered"])
 @pytest.mark.parametrize("buffer_bytes", [0, 20_000, ordering.BUFFER_BYTES])
-def test_every_row_comes_once_in_the_order_asked_for(
-    tmp_path: Path, order: str, part_rows: int, buffer_bytes: int
-) -> None:
+def test_every_row_comes_once_in_the_order_asked_for(tmp_path, order, part_rows, buffer_bytes):
     snapshot = written(tmp_path, orders(333)[order], part_rows)
     rows = list(
         rows_in_order(
@@ -88,7 +86,7 @@ def test_every_row_comes_once_in_the_order_asked_for(
     assert not list(tmp_path.glob("scratch/*")), "what was spilled is gone when it has been read"
 
 
-def test_some_rows_of_some_parts(tmp_path: Path) -> None:
+def test_some_rows_of_some_parts(tmp_path):
     snapshot = written(tmp_path, orders(400)["scattered"], 25)
     wanted = places(snapshot).filter(pl.col("number") % 7 == 0).reverse()
     rows = rows_in_order(snapshot, wanted, ["number"], tmp_path / "scratch")
@@ -96,7 +94,7 @@ def test_some_rows_of_some_parts(tmp_path: Path) -> None:
     assert list(rows_in_order(snapshot, wanted.clear(), ["number"], tmp_path / "scratch")) == []
 
 
-def test_parts_are_read_when_their_rows_are_due(tmp_path: Path) -> None:
+def test_parts_are_read_when_their_rows_are_due(tmp_path):
     snapshot = written(tmp_path, orders(640)["nearly"], 32)
     stream = rows_in_order(snapshot, places(snapshot), ["number"], tmp_path / "scratch")
     for done in range(640):
@@ -105,7 +103,7 @@ def test_parts_are_read_when_their_rows_are_due(tmp_path: Path) -> None:
     assert not (tmp_path / "scratch").exists(), "almost in order: nothing had to wait on disk"
 
 
-def test_what_waits_in_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_waits_in_memory_is_bounded(tmp_path, monkeypatch):
     most = 0
     add = ordering._Waiting.add
 

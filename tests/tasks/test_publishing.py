@@ -80,9 +80,7 @@ def front_matter(folder: Path) -> dict[str, Any]:
 # -- readers ---------------------------------------------------------------------------------------
 
 
-def test_datasets_loads_the_folder_with_and_without_a_configuration(
-    tmp_path: Path, curated: SnapshotRef
-) -> None:
+def test_datasets_loads_the_folder_with_and_without_a_configuration(tmp_path, curated):
     publish(curated, tmp_path / "out", PublishOptions(holdout_share=0.4))
     found = load(tmp_path / "out", tmp_path)
     assert (
@@ -109,9 +107,7 @@ def test_datasets_loads_the_folder_with_and_without_a_configuration(
     )
 
 
-def test_polars_and_pyarrow_read_the_same_rows_in_order(
-    tmp_path: Path, curated: SnapshotRef
-) -> None:
+def test_polars_and_pyarrow_read_the_same_rows_in_order(tmp_path, curated):
     publish(curated, tmp_path / "out")
     by_polars = pl.read_parquet(tmp_path / "out/data/train-*.parquet")
     by_arrow = pq.read_table(tmp_path / "out/data")
@@ -129,7 +125,7 @@ def test_polars_and_pyarrow_read_the_same_rows_in_order(
     )
 
 
-def test_each_strategy_is_a_configuration_of_its_own(tmp_path: Path, curated: SnapshotRef) -> None:
+def test_each_strategy_is_a_configuration_of_its_own(tmp_path, curated):
     other = Snapshot(curated.root, "curation", "other")
     rows = curated.open().read().head(5)
     other.append(rows.to_dicts(), pa.schema(rows.to_arrow().schema))
@@ -150,8 +146,8 @@ def test_each_strategy_is_a_configuration_of_its_own(tmp_path: Path, curated: Sn
 
 
 def test_tasks_that_were_chosen_among_the_sources_keep_their_source_and_licence(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     """As every run of the line has them: between the source and the candidates stands the choice of
     training tasks."""
     publish(line(tmp_path / "root", many(3), chosen=True), tmp_path / "out")
@@ -160,8 +156,8 @@ def test_tasks_that_were_chosen_among_the_sources_keep_their_source_and_licence(
 
 
 def test_columns_that_a_later_curation_adds_are_published_and_older_snapshots_have_nulls(
-    tmp_path: Path, curated: SnapshotRef
-) -> None:
+    tmp_path, curated
+):
     later = Snapshot(curated.root, "curation", "later")
     rows = (
         curated.open()
@@ -180,7 +176,7 @@ def test_columns_that_a_later_curation_adds_are_published_and_older_snapshots_ha
     assert "| another_column | as curation wrote it |" in (tmp_path / "out/README.md").read_text()
 
 
-def test_the_card_says_what_the_tasks_compute(tmp_path: Path) -> None:
+def test_the_card_says_what_the_tasks_compute(tmp_path):
     """Of the tasks in the set, not of all that were counted."""
     counted = [
         {
@@ -218,7 +214,7 @@ def test_the_card_says_what_the_tasks_compute(tmp_path: Path) -> None:
     assert "What the tasks compute" not in (tmp_path / "without/README.md").read_text()
 
 
-def test_the_cards_observations_are_the_lines_own_unless_others_are_given(tmp_path: Path) -> None:
+def test_the_cards_observations_are_the_lines_own_unless_others_are_given(tmp_path):
     from tasks.analysis import stage as analysis
 
     ref = line(tmp_path / "root", [*many(), sample("t/00", 7, 900, None, generator="evil](x)<b>")])
@@ -248,9 +244,7 @@ def test_the_cards_observations_are_the_lines_own_unless_others_are_given(tmp_pa
 # -- the same in, the same out ---------------------------------------------------------------------
 
 
-def test_bytes_depend_on_the_rows_and_not_on_how_they_were_divided(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_depend_on_the_rows_and_not_on_how_they_were_divided(tmp_path, monkeypatch):
     """Rows in one part or in parts of one row, in this order or another."""
     monkeypatch.setattr(sharding, "GROUP_ROWS", 5)
     one = line(tmp_path / "one", many())
@@ -270,9 +264,7 @@ def test_bytes_depend_on_the_rows_and_not_on_how_they_were_divided(
     assert [shard.rows for shard in made.shards] == [5, 5, 5, 5, 4]
 
 
-def test_the_same_again_is_the_same_folder_and_no_work(
-    tmp_path: Path, curated: SnapshotRef, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_again_is_the_same_folder_and_no_work(tmp_path, curated, monkeypatch):
     made = publish(curated, tmp_path / "a")
     publish(curated, tmp_path / "b")
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
@@ -282,9 +274,7 @@ def test_the_same_again_is_the_same_folder_and_no_work(
     assert publish(curated, tmp_path / "a") == made == read_publication(tmp_path / "a")
 
 
-def test_another_option_is_another_revision_and_replaces_the_folder(
-    tmp_path: Path, curated: SnapshotRef
-) -> None:
+def test_another_option_is_another_revision_and_replaces_the_folder(tmp_path, curated):
     before = publish(curated, tmp_path / "out", PublishOptions(holdout_share=0.4))
     after = publish(curated, tmp_path / "out", PublishOptions(license="mit"))
     assert before.tag != after.tag and after.tag.startswith("refresh-20")
@@ -298,7 +288,7 @@ def test_another_option_is_another_revision_and_replaces_the_folder(
     ]  # nothing is left beside it
 
 
-def test_a_task_stays_in_its_split_whatever_else_is_there(tmp_path: Path) -> None:
+def test_a_task_stays_in_its_split_whatever_else_is_there(tmp_path):
     options = PublishOptions(holdout_share=0.3, seed=7)
     publish(line(tmp_path / "small", many(12)), tmp_path / "a", options)
     publish(line(tmp_path / "large", many(40)), tmp_path / "b", options)
@@ -317,7 +307,7 @@ def test_a_task_stays_in_its_split_whatever_else_is_there(tmp_path: Path) -> Non
     )
 
 
-def test_the_share_that_is_held_out_is_about_the_share_asked_for() -> None:
+def test_the_share_that_is_held_out_is_about_the_share_asked_for():
     held_out = sum(split_of(f"kernelbook/{number}", 0, 0.1) == "test" for number in range(10_000))
     assert 900 < held_out < 1100
     assert {split_of("a", 0, 0.0), split_of("b", 0, 0.0)} == {"train"}
@@ -326,7 +316,7 @@ def test_the_share_that_is_held_out_is_about_the_share_asked_for() -> None:
 # -- the card and the metadata ---------------------------------------------------------------------
 
 
-def test_hostile_text_stays_text(tmp_path: Path) -> None:
+def test_hostile_text_stays_text(tmp_path):
     evil = [sample("t/|<b>x</b>", 0, 10, 9.0, reasoning=HOSTILE, code=HOSTILE, generator=HOSTILE)]
     ref = line(
         tmp_path / "root",
@@ -361,7 +351,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert load(tmp_path / "out", tmp_path, split="train")[0]["reasoning"] == HOSTILE
 
 
-def test_what_a_manifest_knows_of_this_machine_is_not_published(tmp_path: Path) -> None:
+def test_what_a_manifest_knows_of_this_machine_is_not_published(tmp_path):
     ref = line(
         tmp_path / "root", many(2), source={"source": "files", "location": "/home/somebody/tasks"}
     )
@@ -374,7 +364,7 @@ def test_what_a_manifest_knows_of_this_machine_is_not_published(tmp_path: Path) 
     )
 
 
-def test_the_card_has_what_its_readers_look_for(tmp_path: Path, curated: SnapshotRef) -> None:
+def test_the_card_has_what_its_readers_look_for(tmp_path, curated):
     figure = tmp_path / "lengths.png"
     figure.write_bytes(b"\x89PNG")
     publish(
@@ -403,7 +393,7 @@ def test_the_card_has_what_its_readers_look_for(tmp_path: Path, curated: Snapsho
     assert "concise_and_fast 12, high_speedup 12" in text
 
 
-def test_a_program_in_both_splits_is_said(tmp_path: Path) -> None:
+def test_a_program_in_both_splits_is_said(tmp_path):
     ref = line(
         tmp_path / "root", many(12), programs={f"t/{task:02d}": "the same" for task in range(12)}
     )
@@ -411,9 +401,7 @@ def test_a_program_in_both_splits_is_said(tmp_path: Path) -> None:
     assert "- 1 programs are in both splits" in (tmp_path / "out/README.md").read_text()
 
 
-def test_croissant_describes_every_file_and_column_and_its_reader_finds_the_rows(
-    tmp_path: Path, curated: SnapshotRef
-) -> None:
+def test_croissant_describes_every_file_and_column_and_its_reader_finds_the_rows(tmp_path, curated):
     import mlcroissant
 
     out = tmp_path / "out"
@@ -451,14 +439,12 @@ def test_croissant_describes_every_file_and_column_and_its_reader_finds_the_rows
         ("bundled", {"source": "files", "location": "x"}, "unknown"),
     ],
 )
-def test_a_licence_is_named_only_where_the_source_states_it(
-    source: str, config: dict[str, str], licence: str
-) -> None:
+def test_a_licence_is_named_only_where_the_source_states_it(source, config, licence):
     assert licence_of(source, config) == licence
 
 
 @pytest.mark.parametrize("text", [HOSTILE, "&lt;", "`" * 9, "\ud800 x", "a\r\nb", "|" * 500])
-def test_text_of_others_is_one_cell_and_one_block(text: str) -> None:
+def test_text_of_others_is_one_cell_and_one_block(text):
     tokens = (
         MarkdownIt()
         .enable("table")
@@ -473,7 +459,7 @@ def test_text_of_others_is_one_cell_and_one_block(text: str) -> None:
 # -- what is refused -------------------------------------------------------------------------------
 
 
-def test_an_unfinished_snapshot_is_refused(tmp_path: Path, curated: SnapshotRef) -> None:
+def test_an_unfinished_snapshot_is_refused(tmp_path, curated):
     os.remove(Path(curated.open().path) / "manifest.json")
     with pytest.raises(UsageError, match="unfinished"):
         publish(curated, tmp_path / "out")
@@ -483,18 +469,14 @@ def test_an_unfinished_snapshot_is_refused(tmp_path: Path, curated: SnapshotRef)
 
 
 @pytest.mark.parametrize("column", ["reasoning", "task_code", "criterion"])
-def test_a_column_that_is_missing_is_named(
-    tmp_path: Path, curated: SnapshotRef, column: str
-) -> None:
+def test_a_column_that_is_missing_is_named(tmp_path, curated, column):
     part = Path(curated.open().parts()[0])
     pq.write_table(pq.read_table(part).drop_columns([column]), part)
     with pytest.raises(UsageError, match=f"lacks the columns {column}"):
         publish(curated, tmp_path / "out")
 
 
-def test_a_damaged_part_is_told_from_a_disk_that_cannot_be_written(
-    tmp_path: Path, curated: SnapshotRef
-) -> None:
+def test_a_damaged_part_is_told_from_a_disk_that_cannot_be_written(tmp_path, curated):
     made = publish(curated, tmp_path / "out")
     for stage in ("verification", "curation"):
         snapshot = curated.open() if stage == "curation" else lineage(curated).verdicts
@@ -513,7 +495,7 @@ def test_a_damaged_part_is_told_from_a_disk_that_cannot_be_written(
 
 
 @pytest.mark.parametrize("rows", [True, False])
-def test_an_empty_set_is_refused(tmp_path: Path, curated: SnapshotRef, rows: bool) -> None:
+def test_an_empty_set_is_refused(tmp_path, curated, rows):
     part = Path(curated.open().parts()[0])
     if rows:
         pq.write_table(pq.read_table(part).slice(0, 0), part)
@@ -523,15 +505,13 @@ def test_an_empty_set_is_refused(tmp_path: Path, curated: SnapshotRef, rows: boo
         publish(curated, tmp_path / "out")
 
 
-def test_without_the_snapshots_above_there_is_no_provenance(
-    tmp_path: Path, curated: SnapshotRef
-) -> None:
+def test_without_the_snapshots_above_there_is_no_provenance(tmp_path, curated):
     shutil.rmtree(Path(curated.root) / "verification")
     with pytest.raises(UsageError, match="verification snapshot .* is not there"):
         publish(curated, tmp_path / "out")
 
 
-def test_a_folder_that_holds_something_else_is_kept(tmp_path: Path, curated: SnapshotRef) -> None:
+def test_a_folder_that_holds_something_else_is_kept(tmp_path, curated):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/thesis.tex").write_text("years of work")
     with pytest.raises(UsageError, match="something else"):
@@ -547,9 +527,7 @@ def test_a_folder_that_holds_something_else_is_kept(tmp_path: Path, curated: Sna
     )
 
 
-def test_a_full_disk_leaves_what_was_published_before(
-    tmp_path: Path, curated: SnapshotRef, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_what_was_published_before(tmp_path, curated, monkeypatch):
     made = publish(curated, tmp_path / "out")
 
     def full(*args: Any, **named: Any) -> None:
@@ -567,7 +545,7 @@ def test_a_full_disk_leaves_what_was_published_before(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "root"]
 
 
-def test_a_place_that_cannot_be_written_is_one_error(tmp_path: Path, curated: SnapshotRef) -> None:
+def test_a_place_that_cannot_be_written_is_one_error(tmp_path, curated):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write"):
         publish(curated, tmp_path / "file" / "out")
@@ -575,9 +553,7 @@ def test_a_place_that_cannot_be_written_is_one_error(tmp_path: Path, curated: Sn
         publish(curated, tmp_path / "file")
 
 
-def test_killed_between_the_renames_the_old_folder_comes_back(
-    tmp_path: Path, curated: SnapshotRef
-) -> None:
+def test_killed_between_the_renames_the_old_folder_comes_back(tmp_path, curated):
     made = publish(curated, tmp_path / "out")
     (tmp_path / "out").rename(tmp_path / ".out.old")
     (tmp_path / ".out.999999999.new").mkdir()  # of a process that is no more
@@ -586,9 +562,7 @@ def test_killed_between_the_renames_the_old_folder_comes_back(
     assert other != made and sorted(path.name for path in tmp_path.iterdir()) == ["out", "root"]
 
 
-def test_a_folder_that_was_tampered_with_is_made_again(
-    tmp_path: Path, curated: SnapshotRef
-) -> None:
+def test_a_folder_that_was_tampered_with_is_made_again(tmp_path, curated):
     made = publish(curated, tmp_path / "out")
     (tmp_path / "out/README.md").write_text("short")
     assert not is_whole(tmp_path / "out", made)
@@ -597,7 +571,7 @@ def test_a_folder_that_was_tampered_with_is_made_again(
     )
 
 
-def test_a_hold_out_that_takes_everything_is_refused(tmp_path: Path) -> None:
+def test_a_hold_out_that_takes_everything_is_refused(tmp_path):
     with pytest.raises(UsageError, match="takes all 1 tasks"):
         publish(
             line(tmp_path / "root", many(1)),
@@ -606,9 +580,7 @@ def test_a_hold_out_that_takes_everything_is_refused(tmp_path: Path) -> None:
         )
 
 
-def test_the_newest_set_of_the_rule_is_found_and_others_by_name(
-    tmp_path: Path, curated: SnapshotRef
-) -> None:
+def test_the_newest_set_of_the_rule_is_found_and_others_by_name(tmp_path, curated):
     root, manifest = curated.root, curated.open().manifest
     for name, strategy, created in (
         ("aaaa1", "random", "2040-01-01"),
@@ -634,7 +606,7 @@ def test_the_newest_set_of_the_rule_is_found_and_others_by_name(
             find_curated(root, name)
 
 
-def test_the_record_of_a_publication_is_frozen(tmp_path: Path, curated: SnapshotRef) -> None:
+def test_the_record_of_a_publication_is_frozen(tmp_path, curated):
     made = publish(curated, tmp_path / "out")
     assert isinstance(made, Published) and made.rows == {"concur": {"train": 24}}
     with pytest.raises(ValueError, match="frozen"):

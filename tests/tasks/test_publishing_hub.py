@@ -123,7 +123,7 @@ def answer(status: int) -> httpx.Response:
     return httpx.Response(status, request=httpx.Request("POST", "https://hub.invalid"))
 
 
-def test_a_push_sends_the_folder_and_tags_the_commit(fake: FakeHub, folder: Path) -> None:
+def test_a_push_sends_the_folder_and_tags_the_commit(fake, folder):
     pushed = push_to_hub(folder, REPO)
     repo = fake.repos[REPO]
     assert (
@@ -140,7 +140,7 @@ def test_a_push_sends_the_folder_and_tags_the_commit(fake: FakeHub, folder: Path
     assert pushed.url == f"https://hub.invalid/datasets/{REPO}/tree/{pushed.tag}"
 
 
-def test_a_refresh_that_is_there_is_not_sent_again(fake: FakeHub, folder: Path) -> None:
+def test_a_refresh_that_is_there_is_not_sent_again(fake, folder):
     first = push_to_hub(folder, REPO)
     fake.calls.clear()
     second = push_to_hub(folder, REPO)
@@ -148,8 +148,8 @@ def test_a_refresh_that_is_there_is_not_sent_again(fake: FakeHub, folder: Path) 
 
 
 def test_the_next_refresh_removes_what_it_no_longer_has_and_keeps_what_is_not_ours(
-    fake: FakeHub, folder: Path, tmp_path: Path
-) -> None:
+    fake, folder, tmp_path
+):
     push_to_hub(folder, REPO)
     fake.repos[REPO]["files"] |= {
         ".gitattributes": b"x",
@@ -170,9 +170,7 @@ def test_the_next_refresh_removes_what_it_no_longer_has_and_keeps_what_is_not_ou
     assert len(fake.repos[REPO]["tags"]) == 2 and fake.repos[REPO]["tags"][pushed.tag] == "commit2"
 
 
-def test_without_a_token_nothing_is_sent(
-    fake: FakeHub, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_token_nothing_is_sent(fake, folder, monkeypatch):
     for value in (None, " "):
         monkeypatch.delenv("HF_TOKEN") if value is None else monkeypatch.setenv("HF_TOKEN", value)
         with pytest.raises(UsageError, match="no token for the hub in HF_TOKEN.*export HF_TOKEN"):
@@ -180,9 +178,7 @@ def test_without_a_token_nothing_is_sent(
     assert fake.calls == []
 
 
-def test_a_public_repository_is_used_only_where_that_is_asked_for(
-    fake: FakeHub, folder: Path
-) -> None:
+def test_a_public_repository_is_used_only_where_that_is_asked_for(fake, folder):
     fake.repos[REPO] = {"private": False, "files": {}, "tags": {}, "commits": []}
     with pytest.raises(UsageError, match="is public.*--public"):
         push_to_hub(folder, REPO)
@@ -190,9 +186,7 @@ def test_a_public_repository_is_used_only_where_that_is_asked_for(
     assert not push_to_hub(folder, REPO, private=False).private
 
 
-def test_a_folder_that_was_changed_or_is_none_is_not_sent(
-    fake: FakeHub, folder: Path, tmp_path: Path
-) -> None:
+def test_a_folder_that_was_changed_or_is_none_is_not_sent(fake, folder, tmp_path):
     data = folder / "data/train-00000-of-00001.parquet"
     data.write_bytes(data.read_bytes()[:-1] + b"?")  # the size stays
     with pytest.raises(UsageError, match="have changed"):
@@ -224,14 +218,14 @@ def test_a_folder_that_was_changed_or_is_none_is_not_sent(
 )
 @pytest.mark.parametrize("where", ["create_repo", "upload_folder", "create_tag"])
 def test_what_the_hub_does_wrong_is_one_error_without_the_token(
-    fake: FakeHub,
-    folder: Path,
-    caplog: pytest.LogCaptureFixture,
-    error: Exception,
-    raised: type[EvalError],
-    said: str,
-    where: str,
-) -> None:
+    fake,
+    folder,
+    caplog,
+    error,
+    raised,
+    said,
+    where,
+):
     fake.fails[where] = error
     with caplog.at_level(logging.DEBUG), pytest.raises(raised, match=said) as caught:
         push_to_hub(folder, REPO)
@@ -241,11 +235,11 @@ def test_what_the_hub_does_wrong_is_one_error_without_the_token(
     assert TOKEN not in repr(fake.repos)
 
 
-def test_a_fault_of_our_own_is_not_the_hubs(fake: FakeHub, folder: Path) -> None:
+def test_a_fault_of_our_own_is_not_the_hubs(fake, folder):
     fake.fails["upload_folder"] = KeyError("ours")
     with pytest.raises(KeyError):
         push_to_hub(folder, REPO)
 
 
-def test_the_real_client_holds_the_token_and_does_not_show_it() -> None:
+def test_the_real_client_holds_the_token_and_does_not_show_it():
     assert TOKEN not in repr(hub._api(TOKEN)) and hub._api(TOKEN).token == TOKEN

@@ -115,7 +115,7 @@ def published(tmp_path: Path, rows: int) -> dict[str, float]:
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_texts_of_200_000_rows(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_texts_of_200_000_rows(tmp_path):
     small, large = published(tmp_path, 20_000), published(tmp_path, 200_000)
     print(small, large)
     assert (small["rows"], large["rows"]) == (20_000, 200_000) and large["shards"] > 5

@@ -42,14 +42,14 @@ def of(root: str, stage: str) -> Snapshot:
 
 
 @pytest.mark.parametrize("stage", KEPT)
-def test_rows_and_manifest_are_read(root: str, stage: str) -> None:
+def test_rows_and_manifest_are_read(root, stage):
     assert stage in STAGES
     snapshot = of(root, stage)
     assert snapshot.read().height == snapshot.manifest["rows"] > 0
     assert snapshot.manifest["fingerprint"] == snapshot.fingerprint
 
 
-def test_records_are_made_of_the_rows(root: str) -> None:
+def test_records_are_made_of_the_rows(root):
     rows = of(root, "verification").read().drop("verdict_key").to_dicts()
     verdicts = [Verdict.model_validate(row) for row in rows]
     assert {each.status.value for each in verdicts} > {"correct"}
@@ -60,7 +60,7 @@ def test_records_are_made_of_the_rows(root: str) -> None:
     assert analysis.found_in(of(root, "analysis").ref).finding
 
 
-def test_answers_are_reused_those_of_a_journal_too(root: str) -> None:
+def test_answers_are_reused_those_of_a_journal_too(root):
     keys = of(root, "synthesis").keys("request_key")
     (unfinished,) = [each for each in snapshots(root, "synthesis") if not each.finished]
     assert not unfinished.parts() and list(Path(unfinished.path).glob(".journal-*"))
@@ -79,7 +79,7 @@ def test_answers_are_reused_those_of_a_journal_too(root: str) -> None:
             assert {name: again[name] for name in row} == row
 
 
-def test_curation_analysis_and_scoring_accept_them(root: str) -> None:
+def test_curation_analysis_and_scoring_accept_them(root):
     names = ("verification", "synthesis", "training-tasks", "workloads", "trace-flags")
     verdicts, candidates, tasks, workloads, flags = (of(root, name).ref for name in names)
     chosen = CurationConfig.model_validate(of(root, "curation").manifest["config"])

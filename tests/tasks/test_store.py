@@ -11,8 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +58,8 @@ def keys(snapshot: Snapshot) -> list[str]:
 
 
 def test_a_snapshot_is_unfinished_until_its_manifest_and_whole_afterwards(
-    snapshot: Snapshot,
-) -> None:
+    snapshot,
+):
     assert (snapshot.finished, snapshot.parts(), snapshot.keys("key")) == (False, [], set())
     snapshot.append([row(1), row(2)], SCHEMA)
     snapshot.append([row(3)], SCHEMA)
@@ -91,15 +90,7 @@ def test_a_snapshot_is_unfinished_until_its_manifest_and_whole_afterwards(
     assert [path.name for path in Path(snapshot.path).iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_reference_opens_the_same_snapshot(snapshot: Snapshot) -> None:
-    snapshot.append([row(1)], SCHEMA)
-    ref = store.SnapshotRef.model_validate_json(snapshot.ref.model_dump_json())
-    assert keys(ref.open()) == ["k000001"]
-
-
-def test_the_manifest_is_the_last_thing_and_comes_by_rename(
-    snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_manifest_is_the_last_thing_and_comes_by_rename(snapshot, monkeypatch):
     """At the moment of each rename, the target is not there and the temporary file is already
     complete."""
     seen: list[tuple[str, bool, int]] = []
@@ -123,9 +114,7 @@ def test_the_manifest_is_the_last_thing_and_comes_by_rename(
     assert [size for _, _, size in seen] == sizes
 
 
-def test_a_write_that_fails_half_way_leaves_no_part(
-    snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_fails_half_way_leaves_no_part(snapshot, monkeypatch):
     import pyarrow.parquet as pq
 
     def disk_full(table: pa.Table, handle: object, **options: object) -> None:
@@ -142,48 +131,38 @@ def test_a_write_that_fails_half_way_leaves_no_part(
     assert keys(snapshot) == ["k000001", "k000002"]
 
 
-def test_a_finished_snapshot_refuses_more(snapshot: Snapshot) -> None:
+def test_a_finished_snapshot_refuses_more(snapshot):
     snapshot.append([row(1)], SCHEMA)
     snapshot.publish(config={})
-    before = sorted((path.name, path.read_bytes()) for path in Path(snapshot.path).iterdir())
+    before = {path.name: path.read_bytes() for path in Path(snapshot.path).iterdir()}
     with pytest.raises(UsageError, match="is finished"):
         snapshot.append([row(2)], SCHEMA)
     with pytest.raises(UsageError, match="is finished"), snapshot.journal(SCHEMA) as add:
         add(row(3))
     assert snapshot.recover(SCHEMA) == 0
-    parts = sorted(
-        (path.name, path.read_bytes())
-        for path in Path(snapshot.path).iterdir()
-        if not path.name.startswith(".journal")
-    )
-    assert parts == before
+    assert {path.name: path.read_bytes() for path in Path(snapshot.path).iterdir()} == before
 
 
-def test_rows_keep_the_order_of_writing_and_the_first_of_a_key(snapshot: Snapshot) -> None:
-    for number in (5, 1, 3):
-        snapshot.append([row(number)], SCHEMA)
-    snapshot.append([row(1, value=99)], SCHEMA)  # a second writer's row
+def test_rows_keep_the_order_of_writing_and_the_first_of_a_key(snapshot):
+    assert snapshot.read().is_empty()
+    for each in (row(5), row(1), row(3), row(1, value=99)):  # the last is a second writer's
+        snapshot.append([each], SCHEMA)
     assert keys(snapshot) == ["k000005", "k000001", "k000003", "k000001"]
     assert snapshot.read(unique="key")["value"].to_list() == [5, 1, 3]
+    some = pl.DataFrame({"key": ["k000001", "k000005", "k000006"]})
+    assert snapshot.read(unique="key", among=some)["value"].to_list() == [5, 1]
     assert snapshot.keys("key") == {"k000001", "k000003", "k000005"}
 
 
-def test_nothing_to_append_writes_no_part(snapshot: Snapshot) -> None:
-    snapshot.append([], SCHEMA)
-    assert snapshot.parts() == []
-    assert snapshot.read().is_empty()
-
-
-def test_a_resumed_stage_adds_only_what_is_missing(snapshot: Snapshot) -> None:
+def test_a_resumed_stage_adds_only_what_is_missing(snapshot):
     snapshot.append([row(number) for number in range(3)], SCHEMA)
-    again = snapshot.ref.open()
-    again.append(
-        [row(number) for number in range(5) if row(number)["key"] not in again.keys("key")], SCHEMA
-    )
-    assert keys(again) == [row(number)["key"] for number in range(5)]
+    again = store.SnapshotRef.model_validate_json(snapshot.ref.model_dump_json()).open()
+    again.append([row(n) for n in range(5) if row(n)["key"] not in again.keys("key")], SCHEMA)
+    again.append([], SCHEMA)
+    assert keys(again) == [row(number)["key"] for number in range(5)] and len(again.parts()) == 2
 
 
-def test_many_rows_become_parts_of_a_thousand_as_they_come(snapshot: Snapshot) -> None:
+def test_many_rows_become_parts_of_a_thousand_as_they_come(snapshot):
     there: list[int] = []
 
     def rows() -> Iterator[dict]:
@@ -196,7 +175,7 @@ def test_many_rows_become_parts_of_a_thousand_as_they_come(snapshot: Snapshot) -
     assert keys(snapshot) == [row(number)["key"] for number in range(2500)]
 
 
-def test_an_index_says_where_each_row_lies(snapshot: Snapshot) -> None:
+def test_an_index_says_where_each_row_lies(snapshot):
     assert (
         snapshot.index(["key"]).columns == ["key", "part", "row"]
         and snapshot.index(["key"]).is_empty()
@@ -206,39 +185,40 @@ def test_an_index_says_where_each_row_lies(snapshot: Snapshot) -> None:
     index = snapshot.index(["key", "value"])
     assert index["part"].unique(maintain_order=True).to_list() == snapshot.parts()
     wanted = index.filter(pl.col("value") % 300 == 1)
-    found = [
-        found
-        for (part,), places in wanted.group_by("part", maintain_order=True)
-        for batch in snapshot.rows_at(str(part), places["row"].to_list())
-        for found in batch
-    ]
-    assert found == [
-        row(number) for number in (1, 301, 601, 901, 1201)
-    ]  # whole rows, nested values and all
-    part, _ = snapshot.parts()
-    assert list(snapshot.rows_at(part, [5], ["value"])) == [[{"value": 5}]]
+    # whole rows, nested values and all
+    assert list(snapshot.rows_of(wanted)) == [row(number) for number in (1, 301, 601, 901, 1201)]
+    assert list(snapshot.rows_of(index[5:6], ["value"])) == [{"value": 5}]
 
 
-def test_scratch_files_go_with_their_block_or_with_the_next_run(snapshot: Snapshot) -> None:
+def test_scratch_files_go_with_their_block_or_with_the_next_run(snapshot):
     with snapshot.scratch() as directory:
         assert not directory.exists()
         directory.mkdir(parents=True)
         (directory / "x").touch()
     assert not directory.exists()
+
+
+def test_what_killed_processes_have_left_goes(snapshot):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    left = snapshot.local_dir() / f".scratch-0-{dead.pid}"
-    left.mkdir()
-    mine = snapshot.local_dir() / f".scratch-0-{os.getppid()}"  # of a process that lives
-    mine.mkdir()
-    snapshot.recover(SCHEMA)
-    assert not left.exists() and mine.exists()
+    # of a process that is dead, and of one that lives
+    gone, kept = (
+        [
+            snapshot.local_dir(f".scratch-0-{pid}"),
+            snapshot.local_dir() / f".part-1-f00dcafe.parquet.{pid}.tmp",
+        ]
+        for pid in (dead.pid, os.getppid())
+    )
+    for _, half in (gone, kept):
+        half.write_bytes(b"half of a part")
+    assert snapshot.recover(SCHEMA) == 0
+    assert not any(path.exists() for path in gone) and all(path.exists() for path in kept)
 
 
 # -- the journal -----------------------------------------------------------------------------------
 
 
-def test_a_journal_becomes_parts_and_is_gone(snapshot: Snapshot) -> None:
+def test_a_journal_becomes_parts_and_is_gone(snapshot):
     with snapshot.journal(SCHEMA, rows_per_part=2) as add:
         for number in range(5):
             add(row(number))
@@ -251,7 +231,7 @@ def test_a_journal_becomes_parts_and_is_gone(snapshot: Snapshot) -> None:
     assert list(Path(snapshot.path).glob(".journal-*")) == []
 
 
-def test_an_exception_in_the_block_keeps_the_rows(snapshot: Snapshot) -> None:
+def test_an_exception_in_the_block_keeps_the_rows(snapshot):
     with pytest.raises(RuntimeError, match="the machine"), snapshot.journal(SCHEMA) as add:
         add(row(1))
         raise RuntimeError("the machine")
@@ -260,8 +240,8 @@ def test_an_exception_in_the_block_keeps_the_rows(snapshot: Snapshot) -> None:
 
 WRITER = """
 import sys
-from tests_store_rows import SCHEMA, row
 from tasks.store.snapshot import Snapshot
+from tests.tasks.test_store import SCHEMA, row
 
 with Snapshot(sys.argv[1], "stage", "f00d").journal(SCHEMA, rows_per_part=int(sys.argv[2])) as add:
     number = 0
@@ -272,117 +252,73 @@ with Snapshot(sys.argv[1], "stage", "f00d").journal(SCHEMA, rows_per_part=int(sy
 """
 
 
-def killed_writer(tmp_path: Path, root: str, rows_per_part: int, rows: int) -> int:
+def killed_writer(root: str, rows_per_part: int, rows: int) -> int:
     """Start a process that adds rows without end, kill -9 it once it has said `rows`; the last
     number that it had said."""
-    (tmp_path / "tests_store_rows.py").write_text(
-        textwrap.dedent("""
-            import pyarrow as pa
-
-            POINT = pa.struct([("x", pa.int64()), ("label", pa.string())])
-            SCHEMA = pa.schema([("key", pa.string()), ("value", pa.int64()), ("point", POINT), \
-("names", pa.list_(pa.string()))])
-
-            def row(number):
-                return {
-                    "key": f"k{number:06d}", "value": number, "point": {"x": number, "label": \
-f"\\u00e9{number}"}, "names": [str(number)]
-                }
-            """)
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, root, str(rows_per_part)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
-    command = [sys.executable, "-c", WRITER, root, str(rows_per_part)]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    said = -1
-    for line in process.stdout:
-        said = int(line)
-        if said >= rows:
-            process.send_signal(signal.SIGKILL)
-            break
-    whole_lines = [
-        line for line in process.stdout.read().split("\n")[:-1] if line
-    ]  # what it said before the signal reached it
+    said = next(number for number in map(int, process.stdout) if number >= rows)
+    process.kill()
+    # what it said before the signal reached it
+    whole_lines = process.stdout.read().split("\n")[:-1]
     assert process.wait(timeout=30) == -signal.SIGKILL
     return int(whole_lines[-1]) if whole_lines else said
 
 
+def journals(snapshot: Snapshot) -> list[Path]:
+    return list(Path(snapshot.path).glob(".journal-*"))
+
+
+def left_journal(snapshot: Snapshot, numbers: Iterable[int], pid: int) -> None:
+    """A journal with these rows, as a killed process leaves one."""
+    path = snapshot.local_dir() / f".journal-{pid:020d}-{pid}.jsonl"
+    path.write_text("".join(f"{json.dumps(row(number))}\n" for number in numbers))
+
+
 @pytest.mark.parametrize("rows_per_part", [1000, 7])
-def test_kill_9_loses_no_row_that_was_added(
-    tmp_path: Path, snapshot: Snapshot, rows_per_part: int
-) -> None:
-    said = killed_writer(tmp_path, snapshot.root, rows_per_part, rows=40)
-    journals = list(Path(snapshot.path).glob(".journal-*.jsonl"))
-    assert len(journals) == 1
+def test_kill_9_loses_no_row_that_was_added(snapshot, rows_per_part):
+    said = killed_writer(snapshot.root, rows_per_part, rows=40)
+    (journal,) = journals(snapshot)
     in_parts = len(keys(snapshot)) if snapshot.parts() else 0
     assert (in_parts == 0) if rows_per_part == 1000 else (in_parts >= 35)
-    with open(journals[0], "a", encoding="utf-8") as handle:
+    with journal.open("a", encoding="utf-8") as handle:
         handle.write('{"key": "k999999", "value": 99, "po')  # the line a process dies in
     saved = snapshot.recover(SCHEMA)
     recovered = snapshot.read(unique="key").to_dicts()
-    assert recovered == [
-        row(number) for number in range(len(recovered))
-    ]  # in order, none missing, none cut
-    assert len(recovered) in (
-        said + 1,
-        said + 2,
-    )  # at most the row between disk and print is more than was said
+    # in order, none missing, none cut; at most the row between disk and print is more than was said
+    assert recovered == [row(number) for number in range(len(recovered))]
+    assert len(recovered) in (said + 1, said + 2)
     assert in_parts + saved >= len(recovered)
-    assert list(Path(snapshot.path).glob(".journal-*")) == []
-    assert snapshot.recover(SCHEMA) == 0
+    assert not journals(snapshot) and snapshot.recover(SCHEMA) == 0
 
 
-def test_two_killed_writers_are_both_recovered(tmp_path: Path, snapshot: Snapshot) -> None:
-    first = killed_writer(tmp_path, snapshot.root, 1000, rows=5)
-    second = killed_writer(tmp_path, snapshot.root, 1000, rows=10)
-    assert len(list(Path(snapshot.path).glob(".journal-*.jsonl"))) == 2
-    assert snapshot.recover(SCHEMA) >= first + second + 2
-    assert snapshot.read(unique="key").height in (max(first, second) + 1, max(first, second) + 2)
-
-
-def test_the_journal_of_a_living_writer_is_left_alone(snapshot: Snapshot) -> None:
-    """Its process is still adding to it; taking it away would lose what comes next."""
-    writer = """
-import json, sys
-import pyarrow as pa
-from tasks.store.snapshot import Snapshot
-with Snapshot(sys.argv[1], "stage", "f00d").journal(pa.schema([])) as add:
-    add(json.loads(sys.argv[2]))
-    print("added", flush=True)
-    sys.stdin.read()
-"""
-    command = [sys.executable, "-c", writer, snapshot.root, json.dumps(row(1))]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    alive = subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert alive.stdout is not None and alive.stdout.readline() == "added\n"
-        (path,) = snapshot.local_dir().glob(".journal-*.jsonl")
-        assert snapshot.recover(SCHEMA) == 0
-        assert path.exists() and snapshot.parts() == []
-    finally:
-        alive.kill()
-        alive.wait()
-    assert snapshot.recover(SCHEMA) == 1
-    assert keys(snapshot) == ["k000001"] and not path.exists()
-
-
-def test_a_journal_whose_writers_id_is_used_again_is_recovered(snapshot: Snapshot) -> None:
+def test_several_journals_are_recovered_even_where_a_writers_id_is_used_again(snapshot):
     """In a container a killed run and the next one have few ids to choose from: that one is in use
     says nothing."""
-    path = (
-        snapshot.local_dir() / f".journal-{1:020d}-{os.getppid()}.jsonl"
-    )  # of a process that lives
-    path.write_text(json.dumps(row(1)) + "\n")
-    assert snapshot.recover(SCHEMA) == 1
-    assert keys(snapshot) == ["k000001"] and not path.exists()
+    left_journal(snapshot, range(3), os.getppid())  # of a process that lives
+    left_journal(snapshot, range(5), 1)
+    assert snapshot.recover(SCHEMA) == 8
+    assert sorted(set(keys(snapshot))) == [row(number)["key"] for number in range(5)]
+    assert not journals(snapshot)
+
+
+def test_the_journal_of_a_living_writer_is_left_alone(snapshot):
+    """It is still being added to; taking it away would lose what comes next."""
+    with snapshot.journal(SCHEMA) as add:
+        add(row(1))
+        assert snapshot.recover(SCHEMA) == 0 and snapshot.parts() == []
+        add(row(2))
+    assert keys(snapshot) == ["k000001", "k000002"]
 
 
 @pytest.mark.parametrize("who", ["writer", "recovery"])
 def test_killed_between_a_part_and_the_end_of_its_journal_no_row_is_there_twice(
-    snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch, who: str
-) -> None:
+    snapshot, monkeypatch, who
+):
     def journal() -> None:
         with snapshot.journal(SCHEMA) as add:
             add(row(1))
@@ -410,20 +346,7 @@ def test_killed_between_a_part_and_the_end_of_its_journal_no_row_is_there_twice(
     assert not list(Path(snapshot.path).glob(".*"))
 
 
-def test_what_a_killed_writer_of_a_part_has_left_goes(snapshot: Snapshot) -> None:
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    left = snapshot.local_dir() / f".part-1-f00dcafe.parquet.{dead.pid}.tmp"
-    left.write_bytes(b"half of a part")
-    others = snapshot.local_dir() / f".manifest.json.{os.getppid()}.tmp"
-    others.touch()
-    assert snapshot.recover(SCHEMA) == 0
-    assert not left.exists() and others.exists()
-
-
-def test_text_with_separators_of_every_kind_stays_in_its_row(
-    snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_with_separators_of_every_kind_stays_in_its_row(snapshot, monkeypatch):
     """Compiler logs and model answers hold anything; what Python calls a line end must not cut a
     row in a journal in two."""
     odd = row(1) | {"names": ["a\u2028b\u0085c\x0cd\x1ce\r\nf", "\x00", "\U0001f600"]}
@@ -445,38 +368,30 @@ def test_text_with_separators_of_every_kind_stays_in_its_row(
 # -- identity --------------------------------------------------------------------------------------
 
 
-def test_the_same_inputs_give_the_same_fingerprint_and_any_other_another() -> None:
-    config = SynthesisConfig(samples_per_task=3)
+def test_the_same_inputs_give_the_same_fingerprint_and_any_other_another():
+    config, other = (SynthesisConfig(samples_per_task=count) for count in (3, 4))
     base = fingerprint("synthesis", config, ["a", "b"], "code")
-    assert base == fingerprint("synthesis", SynthesisConfig(samples_per_task=3), ("a", "b"), "code")
-    assert base == fingerprint(
-        "synthesis", dict(reversed(config.model_dump(mode="json").items())), ["a", "b"], "code"
-    )
+    backwards = dict(reversed(config.model_dump(mode="json").items()))
+    assert base == fingerprint("synthesis", config.model_copy(), ("a", "b"), "code")
+    assert base == fingerprint("synthesis", backwards, ["a", "b"], "code")
     others = [
-        fingerprint("training", config, ["a", "b"], "code"),
-        fingerprint("synthesis", SynthesisConfig(samples_per_task=4), ["a", "b"], "code"),
-        fingerprint("synthesis", config, ["b", "a"], "code"),
-        fingerprint("synthesis", config, ["a"], "code"),
-        fingerprint("synthesis", config, ["a", "b"], "other code"),
+        ("training", config, ["a", "b"], "code"),
+        ("synthesis", other, ["a", "b"], "code"),
+        ("synthesis", config, ["b", "a"], "code"),
+        ("synthesis", config, ["a"], "code"),
+        ("synthesis", config, ["a", "b"], "other code"),
     ]
-    assert len({base, *others}) == 6
+    assert len({base, *(fingerprint(*each) for each in others)}) == 6
 
 
-def test_a_fingerprint_is_the_same_in_another_process() -> None:
+def test_a_fingerprint_is_the_same_in_another_process():
     script = (
-        "from tasks.store import fingerprint; print(fingerprint('s', {'b': 1, 'a': [2.5,"
-        " None]}, ['u'], 'c'))"
+        "from tasks.store import fingerprint;"
+        " print(fingerprint('s', {'b': 1, 'a': [2.5, None]}, ['u'], 'c'))"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "77"}
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=True,
-        timeout=60,
-    )
-    assert done.stdout.strip() == fingerprint("s", {"a": [2.5, None], "b": 1}, ["u"], "c")
+    said = subprocess.check_output([sys.executable, "-c", script], text=True, env=environment)
+    assert said.strip() == fingerprint("s", {"a": [2.5, None], "b": 1}, ["u"], "c")
 
 
 LOGIC = '''
@@ -509,38 +424,28 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("old", "new", "same"),
     [
-        ('"""What it does."""', '"""What it does, said better."""'),
-        ('    """A rule."""\n', '    """A rule.\n\n    More.\n    """\n'),
-        ("LIMIT = 3", "LIMIT = 3  # why three"),
-        ("return x > LIMIT", "return (\n            x > LIMIT\n        )"),
-        ('"""Says so."""', "'''Says nothing.'''"),
+        ('"""What it does."""', '"""What it does, said better."""', True),
+        ('    """A rule."""\n', '    """A rule.\n\n    More.\n    """\n', True),
+        ("LIMIT = 3", "LIMIT = 3  # why three", True),
+        ("return x > LIMIT", "return (\n            x > LIMIT\n        )", True),
+        ('"""Says so."""', "'''Says nothing.'''", True),
+        ("LIMIT = 3", "LIMIT = 4", False),
+        ("x > LIMIT", "x >= LIMIT", False),
+        ("text that is data", "other data", False),
+        ("x: int", "x: float", False),
+        ("def holds", "def keeps", False),
     ],
 )
-def test_comments_docstrings_and_layout_keep_the_code_hash(
-    module: Callable[[str], str], old: str, new: str
-) -> None:
+def test_logic_changes_the_code_hash_and_comments_docstrings_and_layout_do_not(
+    module, old, new, same
+):
     assert old in LOGIC
-    assert module(LOGIC.replace(old, new)) == module(LOGIC)
+    assert (module(LOGIC.replace(old, new)) == module(LOGIC)) is same
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("LIMIT = 3", "LIMIT = 4"),
-        ("x > LIMIT", "x >= LIMIT"),
-        ("text that is data", "other data"),
-        ("x: int", "x: float"),
-        ("def holds", "def keeps"),
-    ],
-)
-def test_logic_changes_the_code_hash(module: Callable[[str], str], old: str, new: str) -> None:
-    assert old in LOGIC
-    assert module(LOGIC.replace(old, new)) != module(LOGIC)
-
-
-def test_a_package_counts_all_its_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_counts_all_its_modules(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "package_under_test" / "inner").mkdir(parents=True)
     (tmp_path / "package_under_test" / "__init__.py").write_text("")
@@ -556,7 +461,7 @@ def test_a_package_counts_all_its_modules(tmp_path: Path, monkeypatch: pytest.Mo
 # -- across snapshots ------------------------------------------------------------------------------
 
 
-def test_known_rows_come_from_any_other_snapshot_finished_or_not(tmp_path: Path) -> None:
+def test_known_rows_come_from_any_other_snapshot_finished_or_not(tmp_path):
     root = str(tmp_path)
     old, killed, current, other = (
         Snapshot(root, stage, name)
@@ -580,37 +485,21 @@ def test_known_rows_come_from_any_other_snapshot_finished_or_not(tmp_path: Path)
         (str(tmp_path / "nowhere"), "s", "key", asked),
     ]:
         assert list(known_rows(*arguments, SCHEMA)) == []
+    assert [each.fingerprint for each in snapshots(root, "s")] == ["a", "b", "c"]
+    assert snapshots(root, "nothing") == []
     current.append(list(found.values()), SCHEMA)
     assert sorted(keys(current)) == ["k000001", "k000002", "k000003", "k000004"]
 
 
-def test_known_rows_are_taken_from_the_journal_of_a_killed_run_and_not_from_that_of_a_living_one(
-    tmp_path: Path,
-) -> None:
-    root = str(tmp_path / "root")
-    said = killed_writer(tmp_path, root, 1000, rows=40)
-    asked = {row(number)["key"] for number in range(said + 1)}
-    assert {
-        found["key"] for found in known_rows(root, "stage", "key", asked, SCHEMA, exclude="another")
-    } == asked
-    assert {
-        found["key"] for found in known_rows(root, "stage", "key", asked, SCHEMA, exclude="another")
-    } == asked, "they are parts now"
-    with Snapshot(root, "stage", "alive").journal(SCHEMA) as add:
+def test_known_rows_are_taken_from_a_killed_runs_journal_and_not_from_a_living_ones(snapshot):
+    left_journal(snapshot, range(40), 1)
+    asked = {row(number)["key"] for number in range(40)}
+    for _ in ("in the journal", "in a part"):
+        found = known_rows(snapshot.root, "stage", "key", asked, SCHEMA, exclude="another")
+        assert {each["key"] for each in found} == asked
+    with Snapshot(snapshot.root, "stage", "alive").journal(SCHEMA) as add:
         add(row(999_999))
-        assert list(known_rows(root, "stage", "key", {row(999_999)["key"]}, SCHEMA)) == []
-        add(row(999_998))
-    assert sorted(keys(Snapshot(root, "stage", "alive"))) == [
-        "k999998",
-        "k999999",
-    ], "its journal was left alone"
-
-
-def test_snapshots_lists_a_stage(tmp_path: Path) -> None:
-    for name in ("b", "a"):
-        Snapshot(str(tmp_path), "s", name).append([row(1)], SCHEMA)
-    assert sorted(found.fingerprint for found in snapshots(str(tmp_path), "s")) == ["a", "b"]
-    assert snapshots(str(tmp_path), "nothing") == []
+        assert list(known_rows(snapshot.root, "stage", "key", {row(999_999)["key"]}, SCHEMA)) == []
 
 
 # -- roots -----------------------------------------------------------------------------------------
@@ -637,16 +526,14 @@ def unwritable(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     ],
     ids=["append", "publish", "journal", "local_dir"],
 )
-def test_an_unwritable_root_is_one_clear_error(
-    unwritable: str, write: Callable[[Snapshot], object]
-) -> None:
+def test_an_unwritable_root_is_one_clear_error(unwritable, write):
     with pytest.raises(UsageError) as caught:
         write(Snapshot(unwritable, "stage", "f00d"))
     assert unwritable in caught.value.args[0]
     assert "--set root=DIR" in caught.value.hint
 
 
-def test_a_disk_that_fills_is_one_clear_error_and_what_was_added_stays(tmp_path: Path) -> None:
+def test_a_disk_that_fills_is_one_clear_error_and_what_was_added_stays(tmp_path):
     folder = tmp_path / "disk"
     folder.mkdir()
     if (
@@ -672,7 +559,7 @@ def test_a_disk_that_fills_is_one_clear_error_and_what_was_added_stays(tmp_path:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_a_remote_root_keeps_tables_but_no_files_beside_them() -> None:
+def test_a_remote_root_keeps_tables_but_no_files_beside_them():
     """memory:// stands for any fsspec URL: parts and manifests work, a directory for an adapter
     does not."""
     snapshot = Snapshot("memory://concur-test", "stage", "f00d")
@@ -689,7 +576,7 @@ def test_a_remote_root_keeps_tables_but_no_files_beside_them() -> None:
 # -- other readers ---------------------------------------------------------------------------------
 
 
-def test_others_read_it_without_our_code(tmp_path: Path, snapshot: Snapshot) -> None:
+def test_others_read_it_without_our_code(tmp_path, snapshot):
     import datasets
 
     snapshot.append([row(1), row(2)], SCHEMA)
@@ -723,8 +610,8 @@ def test_text_that_utf8_cannot_hold_is_stored_all_the_same(tmp_path):
 
 
 def test_a_parser_that_another_thread_disturbs_is_asked_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     before, parse, faults = (
         code_hash("tasks.progress"),
         ast.parse,

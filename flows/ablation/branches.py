@@ -32,7 +32,6 @@ from flows.ablation.plan import Plan, branch_pipeline
 from flows.ablation.records import (
     BRANCH,
     BranchRecord,
-    hours,
     load_record,
     record_file,
     write_text,
@@ -46,7 +45,7 @@ from kernels_eval.cluster.ray import start_ray
 from tasks.benchmark.comparison.records import Branch, BranchState
 from tasks.curation.step import curate
 from tasks.policy import call_stage
-from tasks.progress import report
+from tasks.progress import hours, report
 from tasks.store import SnapshotRef
 from tasks.tracking.stages import training_headline
 

@@ -14,11 +14,11 @@ import statistics
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from flows.ablation.records import BranchRecord, earlier_records, hours
+from flows.ablation.records import BranchRecord, earlier_records
 from flows.config import PipelineConfig
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
-from tasks.progress import duration
+from tasks.progress import duration, hours
 from tasks.store import snapshots
 
 # Of one H200 and a model of QwQ-32B's shape, with TRL, vLLM and our own verifier

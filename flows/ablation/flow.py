@@ -41,7 +41,7 @@ from flows.artifacts import create_markdown_artifact, create_table_artifact
 from flows.config import PipelineConfig
 from flows.naming import ablation_name
 from flows.refresh import Samples, verified_samples
-from flows.runtime.guard import GUARDED
+from flows.runtime.guard import checking
 from flows.runtime.root_lock import in_use
 from flows.runtime.shutdown import stops_soon
 from kernels_eval.records import Record
@@ -129,8 +129,7 @@ def ablate(config: AblationConfig | None = None) -> AblationResult:
         in_process=pipeline.synthesis.sampler != "vllm",
     )
     RESOURCES.set(resources)
-    GUARDED.set(pipeline.guarded)
-    with stops_soon(), in_use(pipeline.root):
+    with stops_soon(), in_use(pipeline.root), checking(pipeline.guarded):
         if samples is None:  # else the sets are counted first, which costs next to nothing
             require_within(setup.estimate(), config.max_gpu_hours)
         suite = call_stage(load_tasks, pipeline.benchmark.tasks, pipeline.root)

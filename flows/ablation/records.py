@@ -25,6 +25,7 @@ from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Record, stable_hash
 from tasks.benchmark.comparison.records import Branch
 from tasks.files import atomic_write, explain_write_errors
+from tasks.progress import hours
 
 HOME = "ablations"
 BRANCHES, SPENT, LOCK = "branches", "spent.json", "lock"
@@ -185,12 +186,6 @@ class Meter:
         spent = self.gpu_hours
         left = "" if self.budget is None else f", {hours(max(0.0, self.budget - spent))} left"
         return f"{hours(spent)} spent{left}"
-
-
-def hours(value: float) -> str:
-    """GPU-hours for a person."""
-    digits = 1 if value >= 10 else 2 if value >= 0.1 else 4
-    return f"{value:,.{digits}f} GPU-hours"
 
 
 # -- locks -----------------------------------------------------------------------------------------

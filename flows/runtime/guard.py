@@ -71,17 +71,24 @@ def guarding(run: GuardedRun) -> Iterator[None]:
     if GUARDED.get():
         yield
         return
-    began, token = time.time(), GUARDED.set(run)
+    began = time.time()
+    with stops_soon(), in_use(run.root), checking(run), gathering() as cautions:
+        try:
+            with observed_by(DiskWatch(run)), interruptible():
+                yield
+        except Exception as error:
+            # Prefect itself may be what is down: the error must leave all the same.
+            with suppress(Exception):
+                _report(error, ending(run.root, error, began, cautions))
+            raise
+
+
+@contextmanager
+def checking(run: GuardedRun) -> Iterator[None]:
+    """Inside the block `require_room_for` knows of this run."""
+    token = GUARDED.set(run)
     try:
-        with stops_soon(), in_use(run.root), gathering() as cautions:
-            try:
-                with observed_by(DiskWatch(run)), interruptible():
-                    yield
-            except Exception as error:
-                # Prefect itself may be what is down: the error must leave all the same.
-                with suppress(Exception):
-                    _report(error, ending(run.root, error, began, cautions))
-                raise
+        yield
     finally:
         GUARDED.reset(token)
 

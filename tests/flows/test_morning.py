@@ -132,8 +132,10 @@ def test_the_first_refresh_counts_what_is_there_and_the_same_again_is_nothing_ne
         and again.new_status_counts == {}
         and again.status_counts == {"correct": 2, "compile_error": 1}
     )
-    table = "| what | now | new | gone | new ones are (of) |\n| --- | --- | --- | --- | --- |\n| tasks |"
-    assert table in markdown(again) and "| candidates | 3 | 0 | 0 |" in markdown(again)
+    header = "| what | now | new | gone | new ones are (of) |\n| --- | --- | --- | --- | --- |\n"
+    assert f"{header}| tasks |" in markdown(again) and "| candidates | 3 | 0 | 0 |" in markdown(
+        again
+    )
 
 
 def test_a_second_night_names_what_came_what_went_and_why(tmp_path: Path) -> None:

@@ -66,12 +66,12 @@ def score_table(
     `tasks`, and verdicts of several devices where `device` does not choose one.
     """
     from tasks.benchmark.score_table import tabulate
-    from tasks.curation.source import Source, name_of
+    from tasks.curation.source import Source
 
     if candidates and not verdicts:
         raise UsageError("--candidates without --verdicts", "give both, or neither")
     source = Source(verdicts, candidates, root)
-    name = name_of(source.verdicts)
+    name = source.verdicts.path
     frame = _of_one_device(_read(source, label), device, name)
     levels = _levels(set(frame["task_id"]), source, tasks)
     found = tabulate(frame, levels, ks=ks, ps=ps, resamples=resamples)
@@ -105,12 +105,12 @@ def _read(source: Source, label: str | None) -> pl.DataFrame:
     null."""
     import polars as pl
 
-    from tasks.curation.source import Files, columns_of, name_of
+    from tasks.curation.source import Files
     from tasks.sources.files import shown
 
-    where = name_of(source.verdicts)
+    where = source.verdicts.path
     if isinstance(source.verdicts, Files):
-        ids = columns_of(source.verdicts, ["candidate_id"])
+        ids = source.verdicts.read(columns=["candidate_id"])
         column = ids.get_column("candidate_id", default=pl.Series(dtype=pl.String))
         if (twice := column.filter(column.is_duplicated())).len():
             raise UsageError(

@@ -28,7 +28,7 @@ from tasks.curation.strategies import curate
 from tasks.curation.tables import deciding
 from tasks.decontamination import stage as decontamination
 from tasks.sources import stage as sources
-from tasks.store import Snapshot, SnapshotRef, snapshots
+from tasks.store import SnapshotRef, snapshots
 from tasks.synthesis.stage import Synthesis
 from tasks.verification.stage import Verification
 from tasks.versions import (
@@ -73,7 +73,7 @@ def samples_of(root: str, verdicts: str) -> tuple[Language, Samples]:
         )
     (found,) = matches
     source = Source(found.path, None, root)
-    if source.tasks is None or not isinstance(source.candidates, Snapshot):
+    if source.tasks is None:
         raise UsageError(
             f"the tasks of {found.path} are not under {root}",
             "restore their snapshot, or leave verdicts out: then the data set is refreshed",

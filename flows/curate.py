@@ -86,7 +86,6 @@ def curate_table(*, out: str | None = None, **choice: Any) -> dict[str, Any]:
     cannot move reasoning between tasks has a `problem` and no samples.
     """
     from flows.set_figures import Figures
-    from tasks.curation.source import name_of
     from tasks.curation.stage import nothing_taken, operators_from
 
     asked = Choice(**choice)
@@ -114,8 +113,8 @@ def curate_table(*, out: str | None = None, **choice: Any) -> dict[str, Any]:
             raise problems[0] if problems else nothing_taken(frame, configs[0])
         data = {
             "source": {
-                "verdicts": name_of(source.verdicts),
-                "candidates": name_of(source.candidates),
+                "verdicts": source.verdicts.path,
+                "candidates": source.candidates.path,
                 "rows": frame.height,
                 "correct": int((frame["status"] == "correct").sum()),
                 "operators_from": operators_from(frame),
@@ -154,21 +153,24 @@ def _taken(
 
 
 def _summary(taken: pl.DataFrame, config: CurationConfig) -> dict[str, Any]:
-    from tasks.curation.pool import known_ratio, with_kind
+    import polars as pl
+
+    from tasks.curation.pool import known_ratio
+    from tasks.operators import is_single_operator
     from tasks.reporting.text import by_count
 
-    rows = with_kind(taken)
-    criteria = rows["criterion"].to_list() if "criterion" in rows.columns else []
-    singles = int(rows["_single"].sum())
+    criteria = taken["criterion"].to_list() if "criterion" in taken.columns else []
+    single = is_single_operator(pl.col("reference_operators"))
+    singles = int(taken.select(single.sum()).item())
     return {
         "strategy": config.strategy,
         "size": config.size,
-        "samples": rows.height,
-        "tasks": rows["task_id"].n_unique(),
+        "samples": taken.height,
+        "tasks": taken["task_id"].n_unique(),
         "criteria": dict(by_count({name: criteria.count(name) for name in set(criteria)})),
-        "composition": {"single_operator": singles, "fusion": rows.height - singles},
-        "median_reasoning_tokens": rows["reasoning_tokens"].median(),
-        "median_speedup": rows.select(known_ratio(taken, "speedup")).to_series().median(),
+        "composition": {"single_operator": singles, "fusion": taken.height - singles},
+        "median_reasoning_tokens": taken["reasoning_tokens"].median(),
+        "median_speedup": taken.select(known_ratio(taken, "speedup")).to_series().median(),
         "config": config.model_dump(mode="json"),
     }
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import polars as pl
+
 OperatorKind = Literal["single_operator", "fusion"]
 
 
@@ -28,3 +30,10 @@ def operator_kind(reference_operators: Sequence[str]) -> OperatorKind:
     """
     calls = [name.rsplit(".", 1)[-1] for name in reference_operators]
     return "single_operator" if len(calls) == 1 or calls == ["add_", "batch_norm"] else "fusion"
+
+
+def is_single_operator(names: pl.Expr) -> pl.Expr:
+    """Whether `operator_kind` of lists of names is "single_operator"; False for null."""
+    calls = names.cast(pl.List(pl.String)).list.drop_nulls()
+    last = calls.list.eval(pl.element().str.extract(r"([^.]*)$")).list.join(" ")
+    return ((calls.list.len() == 1) | (last == "add_ batch_norm")).fill_null(False)

@@ -368,7 +368,7 @@ def tables() -> dict[str, tuple[str, Any, Mapping[str, str]]]:
     """The table of each stage, in the order of the line: what a row is, its schema, and the meaning
     of each column."""
     from tasks import tables as schemas
-    from tasks.analysis.numbers import NUMBERS
+    from tasks.analysis.stage import NUMBERS
     from tasks.benchmark.stage import SCORES
     from tasks.curation.flags import TRACE_FLAGS
     from tasks.training.stage import HISTORY

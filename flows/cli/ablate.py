@@ -9,52 +9,10 @@ from typing import Any
 
 import click
 
-from flows.cli.common import INTERRUPTED, command, emit, json_option, set_option
+from flows.cli.common import INTERRUPTED, command, emit
 
 
-@command()
-@click.option(
-    "--profile",
-    help="A profile's name, or the path of a YAML file.  [default: ablation]",
-)
-@set_option("Override a key of the profile, such as training.num_epochs=1.")
-@click.option(
-    "--strategies",
-    metavar="S,S,...",
-    help="Names, YAML files, or all; others are compared with the first.",
-)
-@click.option(
-    "--sizes",
-    metavar="N,N,...",
-    help="At most so many samples; `all`: what a strategy takes.  [default: all]",
-)
-@click.option(
-    "--seeds",
-    metavar="N,N,...",
-    help="Seeds of curation, training and sampling.  [default: 0,1]",
-)
-@click.option(
-    "--max-gpu-hours",
-    type=float,
-    metavar="HOURS",
-    help="Refuse to start, or to continue, above it.",
-)
-@click.option(
-    "--parallel",
-    "max_parallel_branches",
-    type=int,
-    metavar="N",
-    help="Branches at once.  [default: one a GPU]",
-)
-@click.option(
-    "--verdicts",
-    metavar="SNAPSHOT",
-    help="Start from this verification snapshot.  [default: refresh first]",
-)
-@click.option(
-    "--estimate", "only_estimate", is_flag=True, help="Print what it would cost, and stop."
-)
-@json_option("the result")
+@command
 def ablate(
     strategies: str | None,
     sizes: str | None,

@@ -12,9 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import click
-
-from flows.cli.common import command, emit, json_option, verdict_options
+from flows.cli.common import command, emit
 from kernels_eval.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,31 +23,11 @@ if TYPE_CHECKING:
     from tasks.curation.source import Source
 
 
-@command()
-@verdict_options
-@click.option(
-    "--other-verdicts",
-    metavar="PATH",
-    help="Verdicts of another generator on the same tasks.",
-)
-@click.option("--other-candidates", metavar="PATH", help="Their candidates.")
-@click.option(
-    "--out",
-    default="analysis",
-    metavar="DIR",
-    help="Where report.md, analysis.json and the figures go.",
-)
-@click.option(
-    "--seed",
-    type=int,
-    default=0,
-    help="Seed for the permutation test and the random groups of tasks.",
-)
-@json_option("the analysis")
+@command
 def analyze(as_json: bool, **options: Any) -> None:
     """Observations and difficulty: what reasoning length says of correctness and speedup."""
     analysis = analysis_of(**options)
-    emit(analysis.as_json(), as_json, lambda _: click.echo(analysis.summary()))
+    emit(analysis.as_json(), as_json, "analyze", found=analysis)
 
 
 class Analysis(NamedTuple):
@@ -64,11 +42,6 @@ class Analysis(NamedTuple):
         from tasks.analysis.report import as_json
 
         return {**as_json(self.observations, self.difficulty), "report": str(self.report)}
-
-    def summary(self) -> str:
-        """Return the headlines, what bounds them, and the report's path."""
-        said = [*self.observations.finding, *self.difficulty.finding, *self.observations.cautions]
-        return "\n".join([*(f"- {sentence}" for sentence in said), f"report: {self.report}"])
 
 
 def analysis_of(

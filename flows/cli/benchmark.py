@@ -11,12 +11,11 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import click
-
-from flows.cli.common import command, emit, json_option, print_table, verdict_options
+from flows.cli.common import command, emit
 from kernels_eval.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,30 +34,15 @@ KS, PS = (1, 5, 10), (0.0, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0)
 LEVEL = re.compile(r"kernelbench/L(\d+)/")
 
 
-@command()
-@verdict_options
-@click.option(
-    "--tasks",
-    metavar="TASKS",
-    help="Their tasks, for the levels.  [default: beside the snapshot, or by the ids]",
-)
-@click.option(
-    "--label", help="What the verdicts are called, and the model where the candidates name none."
-)
-@click.option("--device", metavar="NAME", help="Take the verdicts of this device only.")
-@click.option("--k", "ks", default="1,5,10", metavar="K,K,...", help="k of pass@k.")
-@click.option("--p", "ps", default="0,0.5,0.8,1,1.2,1.5,2", metavar="P,P,...", help="p of fast_p.")
-@click.option(
-    "--resamples",
-    type=click.IntRange(min=100),
-    default=2000,
-    help="Resamples of the bootstrap over tasks.",
-)
-@json_option("the scores")
+@command
 def benchmark(ks: str, ps: str, as_json: bool, **options: Any) -> None:
     """Score existing verdicts: Exec and fast_p at pass@k with intervals, level by level."""
-    asked = {"ks": parsed_numbers(ks, "--k", int), "ps": parsed_numbers(ps, "--p", float)}
-    emit(score_table(**(options | asked)), as_json, print_scores)
+    from tasks.benchmark.score_table import HEADER, table_of
+
+    options |= {"ks": parsed_numbers(ks, "--k", int), "ps": parsed_numbers(ps, "--p", float)}
+    data = score_table(**options)
+    names, rows = table_of(data)
+    emit(data, as_json, "benchmark", names=names, rows=rows, numbers=names[len(HEADER) :])
 
 
 def score_table(
@@ -82,12 +66,12 @@ def score_table(
     `tasks`, and verdicts of several devices where `device` does not choose one.
     """
     from tasks.benchmark.score_table import tabulate
-    from tasks.curation.source import Source, name_of
+    from tasks.curation.source import Source
 
     if candidates and not verdicts:
         raise UsageError("--candidates without --verdicts", "give both, or neither")
     source = Source(verdicts, candidates, root)
-    name = name_of(source.verdicts)
+    name = source.verdicts.path
     frame = _of_one_device(_read(source, label), device, name)
     levels = _levels(set(frame["task_id"]), source, tasks)
     found = tabulate(frame, levels, ks=ks, ps=ps, resamples=resamples)
@@ -102,31 +86,15 @@ def parsed_numbers(text: str, option: str, kind: type[Number]) -> list[Number]:
     from tasks.sources.files import shown
 
     least, example = (1, "1,5,10") if kind is int else (0, "0,0.5,1,1.5,2")
-    try:
-        found = list(dict.fromkeys(kind(part) for part in text.split(",")))
-    except ValueError:
-        found = []
-    if not found or not all(math.isfinite(value) and value >= least for value in found):
+    found: list[Number] = []
+    with suppress(ValueError):
+        found = list(dict.fromkeys(map(kind, text.split(","))))
+    if not found or not all(least <= value < math.inf for value in found):
         which = "above 0" if least else "from 0"
         raise UsageError(
             f"{option} {shown(text)!r} is not a list of numbers {which}", f"such as {example}"
         )
     return found
-
-
-def print_scores(data: Mapping[str, Any]) -> None:
-    """Print the table, an interval beside each number, and the notes."""
-    from tasks.benchmark.score_table import HEADER, table_of
-    from tasks.sources.files import shown
-
-    names, rows = table_of(data)
-    devices = ", ".join(map(shown, data["devices"])) or "no device named"
-    click.echo(f"{shown(data['label'] or data['verdicts'])}, {devices}; 95 % intervals over tasks")
-    print_table("", names, rows, right=names[len(HEADER) :], width=200)
-    for note in data["notes"]:
-        click.echo(f"- {note}")
-    for name, why in data["degenerate_tasks"].items():
-        click.echo(f"- {name} is degenerate: {why}")
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -137,12 +105,12 @@ def _read(source: Source, label: str | None) -> pl.DataFrame:
     null."""
     import polars as pl
 
-    from tasks.curation.source import Files, columns_of, name_of
+    from tasks.curation.source import Files
     from tasks.sources.files import shown
 
-    where = name_of(source.verdicts)
+    where = source.verdicts.path
     if isinstance(source.verdicts, Files):
-        ids = columns_of(source.verdicts, ["candidate_id"])
+        ids = source.verdicts.read(columns=["candidate_id"])
         column = ids.get_column("candidate_id", default=pl.Series(dtype=pl.String))
         if (twice := column.filter(column.is_duplicated())).len():
             raise UsageError(

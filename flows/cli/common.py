@@ -1,33 +1,29 @@
 """What the commands of `concur` share: options, exit statuses, tables and `--json`.
 
-Exit status: 0 done; 1 the run or the machine failed; 2 the input cannot be used; 130 interrupted.
-Importing this module loads nothing heavy.
+Options are in `options.toml`, what a command prints for a person in `templates/`. Exit status: 0
+done; 1 the run or the machine failed; 2 the input cannot be used; 130 interrupted. Importing this
+module loads nothing heavy.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import tomllib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from pathlib import Path
+from typing import Any
 
 import click
 
 from kernels_eval.errors import DeviceError, EvalError, UsageError
 
-LANGUAGES = ("cpp", "cuda", "triton")
+HERE = Path(__file__).parent
+OPTIONS: dict[str, Any] = tomllib.loads((HERE / "options.toml").read_text(encoding="utf-8"))
 INTERRUPTED = "interrupted: finished work is kept; rerun the same command to resume"
 PIPE_WIDTH = 140
 """Columns of a table that is written to a pipe or a file."""
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-class Option(Protocol):
-    """A decorator that adds options to a function and returns it."""
-
-    def __call__(self, function: Function, /) -> Function: ...
 
 
 class Command(click.Command):
@@ -38,9 +34,10 @@ class Command(click.Command):
             return super().invoke(ctx)
 
 
-def command(name: str | None = None) -> Callable[[Callable[..., Any]], Command]:
-    """Make a function a command: `@command()`, to be registered in `flows.cli.main`."""
-    return click.command(name, cls=Command)
+def command(function: Callable[..., Any]) -> Command:
+    """Make a function a command with the options of its name, to be registered in `main`."""
+    name = function.__name__.replace("_", "-")
+    return click.command(name, cls=Command, params=list(options_of(name)))(function)
 
 
 @contextmanager
@@ -51,12 +48,9 @@ def exit_statuses() -> Iterator[None]:
     """
     try:
         yield
-    except (UsageError, DeviceError) as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(2)
     except EvalError as error:
         click.echo(f"error: {error}", err=True)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, UsageError | DeviceError) else 1)
     except KeyboardInterrupt:
         click.echo(INTERRUPTED, err=True)
         sys.exit(130)
@@ -65,81 +59,107 @@ def exit_statuses() -> Iterator[None]:
 # -- options ---------------------------------------------------------------------------------------
 
 
-def json_option(what: str) -> Option:
-    """`--json` as the argument `as_json`; `what` completes "Print ..."."""
-    return click.option("--json", "as_json", is_flag=True, help=f"Print {what} as one JSON object.")
+def options_of(command: str) -> Iterator[click.Parameter]:
+    """The options of a command: those that it shares, its own, and `--json` as `as_json`."""
+    own = dict(OPTIONS[command])
+    shared = [OPTIONS["shared"][group] for group in own.pop("use", ())]
+    what = own.pop("json", None)
+    for table in (*shared, own):
+        for name, told in table.items():
+            yield _option(name, **told)
+    if what:
+        text = f"Print {what} as one JSON object."
+        yield _option("--json", into="as_json", is_flag=True, help=text)
 
 
-def root_option(help: str = "Where the snapshots are.") -> Option:
-    """`--root`, a directory or an fsspec URL."""
-    return click.option("--root", default=".concur", help=help)
-
-
-def set_option(help: str) -> Option:
-    """`--set KEY=VALUE`, repeatable, as the argument `overrides`."""
-    return click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=help)
-
-
-def profile_options(
-    example: str,
-    *,
-    profile: str = "A profile's name, or the path of a YAML file.",
-    default: str | None = "local",
-) -> Option:
-    """`--profile` and `--set`; `example` is an override that suits the command."""
-
-    def add(function: Function) -> Function:
-        function = set_option(f"Override a key of the profile, such as {example}.")(function)
-        return click.option("--profile", default=default, help=profile)(function)
-
-    return add
-
-
-def verdict_options(function: Function) -> Function:
-    """`--verdicts`, `--candidates` and `--root`: which verdicts a command reads."""
-    function = root_option()(function)
-    function = click.option(
-        "--candidates",
-        metavar="PLACE",
-        help="Their candidates.  [default: beside the snapshot, or the same files]",
-    )(function)
-    return click.option(
-        "--verdicts",
-        metavar="PLACE",
-        help="A verification snapshot, Parquet, or a glob.  [default: the latest under --root]",
-    )(function)
+def _option(name: str, into: str | None = None, **told: Any) -> click.Option:
+    least = told.pop("min", None)
+    match told.get("type"):
+        case "int":
+            told["type"] = int if least is None else click.IntRange(min=least)
+        case "float":
+            told["type"] = float if least is None else click.FloatRange(min=least)
+    if choices := told.pop("choices", None):
+        told["type"] = click.Choice(choices)
+    return click.Option([name, into] if into else [name], **told)
 
 
 # -- output ----------------------------------------------------------------------------------------
 
 
-def emit(data: Any, as_json: bool, show: Callable[[Any], object]) -> None:
-    """Print `data` as exactly one JSON object, or let `show` print it for a person."""
+def emit(data: Any, as_json: bool, show: str | Callable[[Any], object], **more: object) -> None:
+    """Print `data` as exactly one JSON object, or for a person: through the template `show`, which
+    also gets `more`, or by calling it."""
     if as_json:
         click.echo(json.dumps(data))
+    elif isinstance(show, str):
+        click.echo(rendered(show, data, **more))
     else:
         show(data)
 
 
-def print_table(
+def rendered(name: str, data: Any, **more: object) -> str:
+    """The template `name` with `data`; nothing that it prints acts on a terminal if `shown`."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    from tasks.progress import duration
+    from tasks.reporting.text import clean
+    from tasks.sources.files import shown
+
+    environment = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.do"],
+    )
+    environment.filters |= {
+        "clean": clean,
+        "counted": counted,
+        "duration": duration,
+        "form": lambda value, form=",": "" if value is None else format(value, form),
+        "shown": shown,
+        "units": in_units,
+    }
+    return environment.get_template(f"{name}.txt.j2").render(data=data, table=table, **more)
+
+
+def table(
     title: str,
     columns: Sequence[str],
     rows: Iterable[Sequence[object]],
     *,
     right: Collection[str] = (),
     width: int = PIPE_WIDTH,
-) -> None:
-    """Print a table; columns named in `right` hold numbers. Cells are text, never markup."""
+) -> str:
+    """A table; columns named in `right` hold numbers. Cells are text, never markup."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title) if title else None, show_header=any(columns))
+    made = Table(title=Text(title) if title else None, show_header=any(columns))
     for name in columns:
         number = name in right
-        table.add_column(
+        made.add_column(
             Text(name), justify="right" if number else "left", no_wrap=number, overflow="fold"
         )
     for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else width).print(table)
+        made.add_row(*(Text(str(cell)) for cell in row))
+    console = Console(width=None if sys.stdout.isatty() else width)
+    with console.capture() as printed:
+        console.print(made)
+    return printed.get().rstrip("\n")
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """`name 1,234, other 5`."""
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
+
+
+def in_units(size: float) -> str:
+    """Bytes for a person, in decimal units."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= 1000
+    return f"{size:,.1f} TB"

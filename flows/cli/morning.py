@@ -6,17 +6,10 @@ import html
 
 import click
 
-from flows.cli.common import command, emit, json_option
+from flows.cli.common import command, emit
 
 
-@command()
-@click.option(
-    "--root",
-    default=".concur",
-    envvar="CONCUR_ROOT",
-    help="Where the snapshots are.",
-)
-@json_option("the report")
+@command
 def morning(root: str, as_json: bool) -> None:
     """Report what is new since the refresh before, what failed and why, and what it cost."""
     from flows.morning import text

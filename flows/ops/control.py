@@ -24,10 +24,10 @@ from contextlib import suppress
 from typing import Any
 
 from flows.ops.health import fault
-from flows.ops.manager import GRACE_S, ManagedProcess, Manager, configuration, start_manager
+from flows.ops.manager import GRACE_S, Manager, configuration, start_manager
 from flows.ops.places import Places, StackState
 from flows.ops.preflight import check, require_place
-from flows.ops.programs import MLFLOW_AUTH, Stack, client_environment, client_secrets, program
+from flows.ops.programs import TABLE, Stack, client_environment, client_secrets
 from flows.ops.runs import STOPPED, flow_runs, settle
 from flows.ops.settings import (
     MLFLOW_SECRET,
@@ -52,6 +52,16 @@ STOP_S = 70.0
 """The runs' grace, that of each part in turn, and the last kills."""
 TAIL_LINES = 12
 Say = Callable[[str], None]
+ADDRESSES: dict[Part, str] = {
+    "prefect": "PREFECT_API_URL",
+    "mlflow": "MLFLOW_TRACKING_URI",
+    "ray": "RAY_ADDRESS",
+}
+OWN_CHOICE = {
+    "PREFECT_": ("PREFECT_API_URL", "PREFECT_HOME", "PREFECT_PROFILE"),
+    "RAY_": ("RAY_ADDRESS",),
+}
+"""Variables that, where the caller has set one, keep a process away from that part of a stack."""
 
 
 def _silent(line: str) -> None:
@@ -130,10 +140,10 @@ def _restart_failed(
         )
     manager = Manager(places)
     processes = manager.processes()
-    failed = [part for part, process in processes.items() if process.failed]
-    tell(f"runs already: {', '.join(part for part in processes if part not in failed) or 'none'}")
+    failed = [part for part, process in processes.items() if process["statename"] == "FATAL"]
+    tell(f"runs already: {', '.join(sorted(processes.keys() - failed)) or 'none'}")
     for part in failed:
-        manager.start(part)
+        manager.ask("startProcess", part, False)
 
 
 def _start(stack: Stack) -> Identity:
@@ -145,8 +155,7 @@ def _start(stack: Stack) -> Identity:
     if "ray" in settings.parts:
         atomic_write(places.ray_token, random.token_hex(32), mode=0o600)
     if secrets.mlflow:
-        users = f"{places.stack}/mlflow-users.db".replace("%", "%%")
-        atomic_write(places.mlflow_auth, MLFLOW_AUTH.format(users=users), mode=0o600)
+        atomic_write(places.mlflow_auth, stack.filled(TABLE["mlflow_auth"]), mode=0o600)
     atomic_write(places.configuration, configuration(places, settings.parts), mode=0o600)
     identity, process = start_manager(places)
     authenticated = bool(secrets.prefect or secrets.mlflow)
@@ -252,7 +261,7 @@ def down(root: str, tell: Say = _silent) -> dict[str, Any]:
         with places.changing():
             found = places.processes()
             processes = Manager(places).processes()
-            stopped = [part for part in PARTS if part in processes and processes[part].pid]
+            stopped = [part for part in PARTS if part in processes and processes[part]["pid"]]
             if found:
                 tell(f"stopping {', '.join(reversed(stopped)) or f'{len(found)} processes'}")
             _require_none(_stop(places, tell))
@@ -275,21 +284,21 @@ def _require_none(left: list[Identity]) -> None:
 
 def _stop(places: Places, tell: Say) -> list[Identity]:
     """Returns what could not be stopped."""
-    state, found = places.read_state(), places.processes()
+    stack, state = _stack_of(places)
+    found = places.processes()
     runs = flow_runs(found)
     manager = Manager(places)
-    manager.stop("worker")  # no further run starts
+    manager.ask("stopProcess", "worker")  # returns when it has ended: no further run starts
     if runs:
         tell(f"stopping {len(runs)} flow run{'s' if len(runs) > 1 else ''}")
         processes = [one for those in runs.values() for one in those]
         for one in processes:
             send(one, signal.SIGTERM)
         _kill(wait_gone(processes, RUNS_GRACE_S))
-    if state:
-        stack = Stack(places, state.settings, _secrets_or_none(state.settings))
+    if stack and state:
         for name in settle(stack, STOPPED, runs):
             tell(f"flow run {name}: ended in Prefect, because {STOPPED}")
-        manager.shut_down()
+        manager.ask("shutdown")
         wait_gone([state.manager], GRACE_S * len(state.settings.parts))
         if not state.running:
             wait_gone(_servers(places), GRACE_S)
@@ -333,11 +342,10 @@ def status(root: str) -> dict[str, Any]:
     """Each part as it is now: asked at its endpoint, not read from a file. Plain data; `healthy`
     only where all of it is."""
     places = Places(root)
-    state = places.read_state()
+    stack, state = _stack_of(places)
     found: dict[str, Any] = {"root": str(places.root), "running": False, "healthy": False}
-    if state is None:
+    if stack is None or state is None:
         return found | {"supervisor": None, "parts": []}
-    stack = Stack(places, state.settings, _secrets_or_none(state.settings))
     processes = Manager(places).processes()
     with ThreadPoolExecutor(len(state.settings.parts)) as pool:
         parts = list(
@@ -351,17 +359,16 @@ def status(root: str) -> dict[str, Any]:
     }
 
 
-def _row(stack: Stack, part: Part, process: ManagedProcess | None) -> dict[str, Any]:
-    pid = process.pid if process else None
-    made = program(part, stack, {})
+def _row(stack: Stack, part: Part, process: Mapping[str, Any] | None) -> dict[str, Any]:
+    pid = process["pid"] or None if process else None
     if process is None:
         health, reason = "stopped", "not running"
     elif pid is None:
-        health = "failed" if process.failed else "restarting"
-        reason = _last_end(stack.places, part) or process.problem or "not running"
+        health = "failed" if process["statename"] == "FATAL" else "restarting"
+        reason = _last_end(stack.places, part) or process["spawnerr"] or "not running"
     else:
-        reason = fault(part, stack, process.since)
-        slow = "starting" if process.state == "STARTING" else "unhealthy"
+        reason = fault(part, stack, process["start"])
+        slow = "starting" if process["statename"] == "STARTING" else "unhealthy"
         health = slow if reason else "healthy"
     starts = stack.places.starts(part)
     return {
@@ -369,11 +376,11 @@ def _row(stack: Stack, part: Part, process: ManagedProcess | None) -> dict[str, 
         "health": health,
         "reason": reason,
         "pid": pid,
-        "port": made.port,
-        "url": made.url,
+        "port": stack.settings.ports()[f"{part}_port"],
+        "url": stack.url(part),
         "restarts": max(0, starts.stat().st_size - 1) if starts.exists() else 0,
         "processes": 1 + len(descendants(pid)) if pid else 0,
-        "uptime_s": round(time.time() - process.since, 1) if process and pid else None,
+        "uptime_s": round(time.time() - process["start"], 1) if process and pid else None,
         "log": str(stack.places.log(part)),
     }
 
@@ -388,11 +395,17 @@ def _last_end(places: Places, part: str) -> str:
     return ends[-1] if ends else ""
 
 
-def _secrets_or_none(settings: StackSettings) -> Secrets:
+def _stack_of(places: Places) -> tuple[Stack, StackState] | tuple[None, None]:
+    """The stack that was started, with the secrets that this process knows: whoever only looks need
+    not know them."""
+    state = places.read_state()
+    if state is None:
+        return None, None
     try:
-        return load_secrets(settings)
-    except UsageError:  # whoever only looks need not know them
-        return Secrets()
+        secrets = load_secrets(state.settings)
+    except UsageError:
+        secrets = Secrets()
+    return Stack(places, state.settings, secrets), state
 
 
 # -- use -------------------------------------------------------------------------------------------
@@ -401,21 +414,19 @@ def _secrets_or_none(settings: StackSettings) -> Secrets:
 def export_lines(root: str) -> list[str]:
     """Lines for a shell that point it at the stack; secrets by the name of the variable that holds
     them. Raises UsageError without one."""
-    places = Places(root)
-    state = places.read_state()
-    if state is None:
+    stack, state = _stack_of(Places(root))
+    if stack is None or state is None:
         raise UsageError(
-            f"no stack runs for {places.root}",
+            f"no stack runs for {Places(root).root}",
             f"start one with `concur up --root {shlex.quote(root)}`",
         )
-    settings = state.settings
     lines = [
-        f"export {name}={shlex.quote(value)}"
-        for name, value in client_environment(places, settings).items()
+        f"export {name}={shlex.quote(value)}" for name, value in client_environment(stack).items()
     ]
     if state.authenticated:
-        lines += [f'export {name}="${source}"' for name, source in client_secrets(settings).items()]
-        if "mlflow" in settings.parts:
+        secrets = client_secrets(stack.settings)
+        lines += [f'export {name}="${source}"' for name, source in secrets.items()]
+        if "mlflow" in stack.settings.parts:
             lines.append('export MLFLOW_TRACKING_USERNAME="${MLFLOW_AUTH_ADMIN_USERNAME:-admin}"')
     return lines
 
@@ -425,41 +436,29 @@ def use_stack(root: str, environment: MutableMapping[str, str] = os.environ) -> 
     win. Returns what is used, in words. Raises UsageError where a part of it is not healthy."""
     if "://" in root:
         return []
-    places = Places(root)
-    state = places.read_state()
-    if state is None or not state.running:
+    stack, state = _stack_of(Places(root))
+    if stack is None or state is None or not state.running:
         return []
-    settings = state.settings
-    stack = Stack(places, settings, _secrets_or_none(settings))
-    wanted = client_environment(places, settings)
-    for prefix, chosen in (
-        ("PREFECT_", ("PREFECT_API_URL", "PREFECT_HOME", "PREFECT_PROFILE")),
-        ("RAY_", ("RAY_ADDRESS",)),
-    ):
+    wanted = client_environment(stack)
+    for prefix, chosen in OWN_CHOICE.items():
         if any(name in environment for name in chosen):
             wanted = {name: value for name, value in wanted.items() if not name.startswith(prefix)}
     used = []
-    addresses: dict[Part, tuple[str, str]] = {
-        "prefect": ("PREFECT_API_URL", settings.prefect_url),
-        "mlflow": ("MLFLOW_TRACKING_URI", settings.mlflow_url),
-        "ray": ("RAY_ADDRESS", settings.ray_address),
-    }
-    for part, (name, address) in addresses.items():
+    for part, name in ADDRESSES.items():
         if name not in wanted or name in environment:
             continue
         if problem := fault(part, stack):
             raise UsageError(
-                f"the stack of {places.root} has no healthy {part}: {problem}",
+                f"the stack of {stack.places.root} has no healthy {part}: {problem}",
                 "`concur status` shows it; `concur down` stops it",
             )
-        used.append(f"{part} {address}")
+        used.append(f"{part} {wanted[name].removesuffix('/api')}")
+    if state.authenticated:
+        given = {name: environment.get(of) for name, of in client_secrets(stack.settings).items()}
+        wanted |= {name: value for name, value in given.items() if value is not None}
+        wanted["MLFLOW_TRACKING_USERNAME"] = stack.secrets.mlflow_user
     for name, value in wanted.items():
         environment.setdefault(name, value)
-    if state.authenticated:
-        for name, source in client_secrets(settings).items():
-            if source in environment:
-                environment.setdefault(name, environment[source])
-        environment.setdefault("MLFLOW_TRACKING_USERNAME", stack.secrets.mlflow_user)
     return used
 
 

@@ -35,7 +35,6 @@ from kernels_eval.build.toolchain import default_cache
 from kernels_eval.errors import EvalError, UsageError
 
 LOGS = ("logs", "stack/logs")
-OLD_LOG = "a log without new lines for long"
 
 
 def collect(
@@ -72,7 +71,10 @@ def collect(
         now_s = time.time()
         references = noted(home) | named.names | published(published_folders)
         decisions = decide(scan(home), references, keep, now_s, named.released)
-        others = [*_checkpoints(home, decisions), *_logs(home, now_s - log_days * DAY_S)]
+        others: list[dict[str, Any]] = [
+            {"path": str(path), "bytes": size_of(path), "reason": reason}
+            for path, reason in _others(home, decisions, now_s - log_days * DAY_S)
+        ]
         leftover = size_of(home / TRASH) if (home / TRASH).is_dir() else 0
         if delete:
             going = [home / each.snapshot.place for each in decisions if not each.stays]
@@ -80,19 +82,22 @@ def collect(
     # the root is free again: runs need not wait for a slow disk
     if delete and (undeleted := _empty_trash(home)):
         warnings.append(f"{undeleted} things in {home / TRASH} could not be deleted; rerun gc")
-    sizes = {
-        stays: sum(each.snapshot.bytes for each in decisions if each.stays is stays)
-        for stays in (True, False)
-    }
+    sizes = {True: 0, False: leftover + sum(one["bytes"] for one in others)}
+    for each in decisions:
+        sizes[each.stays] += each.snapshot.bytes
     return {
         "root": str(home),
         "deleted": delete,
-        "snapshots": [_told(each) for each in decisions],
+        "snapshots": [
+            each.snapshot.model_dump(include={"stage", "fingerprint", "finished", "bytes"})
+            | {"stays": each.stays, "reason": each.reason}
+            for each in decisions
+        ],
         "others": others,
         "trash_bytes": leftover,
         "build_cache": _build_cache(cache_limit_gb, delete),
         "mlflow": {"runs": named.runs, "registered_versions": named.versions, "asked": asked},
-        "freed_bytes": sizes[False] + sum(one["bytes"] for one in others) + leftover,
+        "freed_bytes": sizes[False],
         "kept_bytes": sizes[True],
         "warnings": warnings,
     }
@@ -112,31 +117,20 @@ def _home(root: str) -> Path:
     return home
 
 
-def _told(each: Decision) -> dict[str, Any]:
-    fields = each.snapshot.model_dump(include={"stage", "fingerprint", "finished", "bytes"})
-    return {**fields, "stays": each.stays, "reason": each.reason}
-
-
-def _checkpoints(home: Path, decisions: list[Decision]) -> Iterator[dict[str, Any]]:
-    """Checkpoints of finished trainings that stay: no training resumes from them."""
+def _others(home: Path, decisions: list[Decision], before_s: float) -> Iterator[tuple[Path, str]]:
+    """What goes beside snapshots: checkpoints of finished trainings that stay, from which no
+    training resumes, and logs that nothing was written to since."""
     for each in decisions:
         path = home / each.snapshot.place / CHECKPOINTS
         if each.stays and each.snapshot.finished and path.is_dir() and not path.is_symlink():
-            yield _other(path, "checkpoints of a finished training")
-
-
-def _logs(home: Path, before_s: float) -> Iterator[dict[str, Any]]:
+            yield path, "checkpoints of a finished training"
     for folder in (home / name for name in LOGS):
         if folder.is_symlink() or folder.parent.is_symlink() or not folder.is_dir():
             continue
         for path in sorted(folder.iterdir()):
             regular = path.is_file() and not path.is_symlink()
             if regular and ".log" in path.suffixes and path.stat().st_mtime < before_s:
-                yield _other(path, OLD_LOG)
-
-
-def _other(path: Path, reason: str) -> dict[str, Any]:
-    return {"path": str(path), "bytes": size_of(path), "reason": reason}
+                yield path, "a log without new lines for long"
 
 
 def _build_cache(limit_gb: float | None, delete: bool) -> dict[str, int]:

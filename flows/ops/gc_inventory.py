@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
@@ -73,15 +73,12 @@ class Tracked(Record):
 def scan(root: Path) -> list[Stored]:
     """Every snapshot under a root. Raises UsageError for a manifest that cannot be read: what its
     snapshot needs is then unknown."""
-    stages = [
-        stage
-        for stage in _directories(root)
-        if not stage.name.startswith(".") and stage.name not in NOT_STAGES
+    return [
+        snapshot
+        for stage in _folders(root)
+        for directory in _listed(stage, "dir")
+        if (snapshot := _stored(stage.name, directory))
     ]
-    found = (
-        _stored(stage.name, directory) for stage in stages for directory in _directories(stage)
-    )
-    return [snapshot for snapshot in found if snapshot]
 
 
 def size_of(path: Path) -> int:
@@ -124,13 +121,13 @@ def _stored(stage: str, directory: Path) -> Stored | None:
             " needs is unknown",
             "restore the manifest, or remove that directory yourself",
         ) from error
-    reports = [path for path in _files(directory / "report") if path.suffix == ".json"]
-    names = _named_in(manifest).union(*map(_named_in, reports)) - {directory.name}
+    reports = [path for path in _listed(directory / "report", "file") if path.suffix == ".json"]
+    names = _named_in(manifest).union(upstream, *map(_named_in, reports)) - {directory.name}
     return Stored(
         **place,
         finished=True,
         upstream=upstream,
-        names=names.union(upstream),
+        names=names,
         changed_s=created_s,
         bytes=size_of(directory),
         has_report=bool(reports),
@@ -140,29 +137,29 @@ def _stored(stage: str, directory: Path) -> Stored | None:
 def _half_written(directory: Path) -> bool:
     """Whether a stage has begun a snapshot here: other directories, such as a sweep's, may be named
     by a fingerprint too."""
-    if not FINGERPRINT.fullmatch(directory.name):
-        return False
-    begun = (".journal-", "part-", ".part-")
-    return any(path.name.startswith(begun) for path in _files(directory)) or any(
-        path.name == CHECKPOINTS for path in _directories(directory)
+    return bool(FINGERPRINT.fullmatch(directory.name)) and any(
+        path.name.startswith((".journal-", "part-", ".part-"))
+        if path.is_file()
+        else path.name == CHECKPOINTS
+        for path in _listed(directory)
+        if not path.is_symlink()
     )
 
 
 def _writer(directory: Path) -> str:
     """Who writes to an unfinished snapshot now: a locked journal, or a temporary file of a living
     process. Empty if none is seen."""
-    for path in _files(directory):
+    for path in _listed(directory, "file"):
         if path.name.startswith(".journal-"):
             with suppress(OSError), path.open("rb") as handle:
                 try:
                     fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
                     return "its journal is open"
-    for path in _listed(directory, lambda _: True):
-        if found := WRITERS.match(path.name):
-            pid = int(found[1] or found[2])
-            if psutil.pid_exists(pid):
-                return f"process {pid} writes there"
+    for writer in filter(None, (WRITERS.match(path.name) for path in _listed(directory))):
+        pid = writer[1] or writer[2]
+        if psutil.pid_exists(int(pid)):
+            return f"process {pid} writes there"
     return ""
 
 
@@ -172,11 +169,11 @@ def _writer(directory: Path) -> str:
 def noted(root: Path) -> dict[str, str]:
     """Fingerprints in JSON files of the root that belong to no snapshot (published folders,
     sweeps), and which file names each."""
-    found: dict[str, str] = {}
-    for path in _notes(root, NOTES_DEPTH):
-        for name in _named_in(path):
-            found.setdefault(name, f"named in {path.relative_to(root)}")
-    return found
+    return {
+        name: f"named in {path.relative_to(root)}"
+        for path in _notes(root, NOTES_DEPTH)
+        for name in _named_in(path)
+    }
 
 
 def published(folders: tuple[str, ...]) -> dict[str, str]:
@@ -229,28 +226,27 @@ def tracked(root: Path, uri: str | None) -> Tracked:
 def _read(client: MlflowClient) -> Tracked:
     from mlflow.entities import ViewType
 
-    every = {"max_results": MLFLOW_PAGE}
-    experiments = list(_pages(client.search_experiments, view_type=ViewType.ALL, **every))
+    every = ViewType.ALL
+    experiments = list(_pages(client.search_experiments, view_type=every))
     ids = [found.experiment_id for found in experiments]
     alive = {found.experiment_id for found in experiments if found.lifecycle_stage == "active"}
     names: dict[str, str] = {}
     deleted: set[str] = set()
-    runs = versions = 0
-    search = _pages(client.search_runs, ids, run_view_type=ViewType.ALL, **every) if ids else ()
-    for run in search:
+    runs = 0
+    for run in _pages(client.search_runs, experiment_ids=ids, run_view_type=every) if ids else ():
         if run.info.lifecycle_stage == "active" and run.info.experiment_id in alive:
             runs += 1
             by = f"MLflow run {run.info.run_name or run.info.run_id}"
             names = dict.fromkeys(_mentioned(run), by) | names
         else:
             deleted |= _mentioned(run)
-    for version in _pages(client.search_model_versions, **every):
-        versions += 1
+    versions = list(_pages(client.search_model_versions))
+    for version in versions:
         text = " ".join([*version.tags.values(), version.source or "", version.description or ""])
         by = f"registered model {version.name}/{version.version}"
         names |= dict.fromkeys(FINGERPRINT.findall(text), by)
     released = frozenset(deleted - names.keys())
-    return Tracked(names=names, released=released, runs=runs, versions=versions)
+    return Tracked(names=names, released=released, runs=runs, versions=len(versions))
 
 
 def _mentioned(run: Any) -> set[str]:
@@ -260,14 +256,12 @@ def _mentioned(run: Any) -> set[str]:
     return {name for text in texts for name in FINGERPRINT.findall(text)} - {run.info.run_id}
 
 
-def _pages(search: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[Any]:
-    token = None
-    while True:
-        page = search(*args, **kwargs, page_token=token)
+def _pages(search: Callable[..., Any], **wanted: Any) -> Iterator[Any]:
+    page = search(**wanted, max_results=MLFLOW_PAGE)
+    yield from page
+    while page.token:
+        page = search(**wanted, max_results=MLFLOW_PAGE, page_token=page.token)
         yield from page
-        token = page.token
-        if not token:
-            return
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -286,28 +280,31 @@ def _named_in(path: Path) -> frozenset[str]:
 
 
 def _notes(directory: Path, depth: int) -> Iterator[Path]:
-    for path in _files(directory):
+    for path in _listed(directory, "file"):
         if path.suffix in (".json", ".jsonl") and path.stat().st_size <= NOTES_BYTES:
             yield path
-    for inner in _directories(directory) if depth > 1 else ():
-        snapshot = (inner / MANIFEST).is_file() or _half_written(inner)
-        if not snapshot and inner.name not in NOT_STAGES and not inner.name.startswith("."):
+    for inner in _folders(directory) if depth > 1 else ():
+        if not (inner / MANIFEST).is_file() and not _half_written(inner):
             yield from _notes(inner, depth - 1)
 
 
-def _directories(path: Path) -> list[Path]:
-    return _listed(path, lambda entry: entry.is_dir(follow_symlinks=False))
+def _folders(path: Path) -> list[Path]:
+    """Directories that may hold what stages and commands wrote."""
+    found = _listed(path, "dir")
+    return [each for each in found if each.name not in NOT_STAGES and each.name[0] != "."]
 
 
-def _files(path: Path) -> list[Path]:
-    return _listed(path, lambda entry: entry.is_file(follow_symlinks=False))
-
-
-def _listed(path: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[Path]:
+def _listed(path: Path, kind: Literal["file", "dir", "any"] = "any") -> list[Path]:
+    """What a directory holds; a link is neither a file nor a directory. Empty where there is none.
+    Raises UsageError where it may not be read."""
     if path.is_symlink():
         return []
     try:
-        return sorted(Path(entry) for entry in os.scandir(path) if wanted(entry))
+        return sorted(
+            Path(entry)
+            for entry in os.scandir(path)
+            if kind == "any" or getattr(entry, f"is_{kind}")(follow_symlinks=False)
+        )
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:

@@ -18,10 +18,11 @@ from flows.ops.gc_inventory import Stored
 from kernels_eval.records import Record
 
 DAY_S = 86_400.0
-CURATION = "curation"
 OUTCOMES = ("analysis", "training", "benchmark")
 """Stages whose snapshots belong to the refresh they were made from, although no training set names
 them."""
+Sources = Mapping[str, list[Stored]]
+"""Place of a snapshot -> the snapshots that it names."""
 
 
 class Keep(Record):
@@ -42,20 +43,6 @@ class Decision(Record):
     reason: str
 
 
-class Lineage:
-    """The snapshots of a root by fingerprint, and what each was made from."""
-
-    def __init__(self, snapshots: Iterable[Stored]) -> None:
-        self.all = list(snapshots)
-        self.named: dict[str, list[Stored]] = defaultdict(list)
-        for one in self.all:
-            self.named[one.fingerprint].append(one)
-
-    def above(self, one: Stored) -> list[Stored]:
-        """The snapshots that this one names."""
-        return [above for name in sorted(one.names) for above in self.named.get(name, ())]
-
-
 def decide(
     there: Iterable[Stored],
     references: Mapping[str, str],
@@ -68,97 +55,93 @@ def decide(
     `references` maps fingerprints to who refers to them. `released` are fingerprints that only
     deleted MLflow runs name: a report made from one is no reason to keep anything.
     """
-    lineage = Lineage(there)
+    snapshots = list(there)
+    sources = _sources(snapshots)
     reasons: dict[str, str] = {}
-    for start, reason in _kept(lineage, references, keep, now_s, released):
-        waiting = [(start, reason)]
-        while waiting:
-            one, why = waiting.pop()
-            if one.place not in reasons:
-                reasons[one.place] = why
-                needed = f"{one.place[:-20]} needs it"
-                waiting += [(above, needed) for above in lineage.above(one)]
-    unused = {
-        True: "nothing refers to it",
-        False: f"unfinished, and unchanged for {keep.unfinished_days:g} days",
-    }
-    stay = [one for one in lineage.all if one.place in reasons]
-    going = _products_first([one for one in lineage.all if one.place not in reasons])
+    waiting = [
+        *_of_refreshes(snapshots, sources, keep.refreshes),
+        *_by_themselves(snapshots, keep, now_s, released),
+        *((one, references[one.fingerprint]) for one in snapshots if one.fingerprint in references),
+    ]
+    while waiting:  # the last one is taken first: a reference is the best reason
+        one, why = waiting.pop()
+        if one.place not in reasons:
+            reasons[one.place] = why
+            waiting += [(source, f"{one.place[:-20]} needs it") for source in sources[one.place]]
+    unused = f"unfinished, and unchanged for {keep.unfinished_days:g} days"
+    stay = [one for one in snapshots if one.place in reasons]
+    going = _products_first([one for one in snapshots if one.place not in reasons])
     return [Decision(snapshot=one, stays=True, reason=reasons[one.place]) for one in stay] + [
-        Decision(snapshot=one, stays=False, reason=unused[one.finished]) for one in going
+        Decision(
+            snapshot=one, stays=False, reason="nothing refers to it" if one.finished else unused
+        )
+        for one in going
     ]
 
 
-def _kept(
-    lineage: Lineage,
-    references: Mapping[str, str],
-    keep: Keep,
-    now_s: float,
-    released: frozenset[str],
+def _sources(snapshots: Iterable[Stored]) -> Sources:
+    named: dict[str, list[Stored]] = defaultdict(list)
+    for one in snapshots:
+        named[one.fingerprint].append(one)
+    return {
+        one.place: [source for name in sorted(one.names) for source in named.get(name, ())]
+        for one in snapshots
+    }
+
+
+def _by_themselves(
+    snapshots: list[Stored], keep: Keep, now_s: float, released: frozenset[str]
 ) -> Iterator[tuple[Stored, str]]:
-    """Snapshots that stay on their own account, each with its reason; the first reason counts."""
-    for name in sorted(references):
-        yield from ((one, references[name]) for one in lineage.named.get(name, ()))
-    for one in lineage.all:
+    """Snapshots that stay on their own account, each with its reason."""
+    for one in snapshots:
+        age_days = (now_s - one.changed_s) / DAY_S
+        if one.finished and age_days < keep.younger_than_days:
+            yield one, f"younger than {keep.younger_than_days:g} days"
         if one.has_report and not released & set(one.upstream):
             yield one, "it holds the report of a finished run"
-        if one.finished:
-            if now_s - one.changed_s < keep.younger_than_days * DAY_S:
-                yield one, f"younger than {keep.younger_than_days:g} days"
-        elif one.written_by:
+        if one.written_by:
             yield one, f"unfinished, and {one.written_by}"
-        elif now_s - one.changed_s < keep.unfinished_days * DAY_S:
+        elif not one.finished and age_days < keep.unfinished_days:
             yield one, f"unfinished, and changed in the last {keep.unfinished_days:g} days"
-    newest = _newest_refreshes(lineage, keep.refreshes)
-    yield from ((one, f"of the newest {keep.refreshes} refreshes") for one in newest)
-    yield from (
-        (one, "made from one of the newest refreshes") for one in _outcomes(lineage, newest)
-    )
 
 
-def _newest_refreshes(lineage: Lineage, count: int) -> list[Stored]:
-    """Training sets of the newest refreshes: sets of the same upstreams, by several strategies, are
-    one refresh."""
+def _of_refreshes(
+    snapshots: list[Stored], sources: Sources, count: int
+) -> Iterator[tuple[Stored, str]]:
+    """Outcomes of the newest refreshes, that is with all upstreams of theirs or outcomes of theirs,
+    and the training sets: sets of the same upstreams, by several strategies, are one refresh."""
     refreshes: dict[frozenset[str], list[Stored]] = defaultdict(list)
-    for one in lineage.all:
-        if one.stage == CURATION and one.finished:
+    for one in snapshots:
+        if one.stage == "curation" and one.finished:
             refreshes[frozenset(one.upstream)].append(one)
     ranked = sorted(
         refreshes.values(),
         key=lambda sets: max((one.changed_s, one.fingerprint) for one in sets),
         reverse=True,
     )
-    return [one for sets in ranked[:count] for one in sets]
-
-
-def _outcomes(lineage: Lineage, newest: list[Stored]) -> Iterator[Stored]:
-    """What was learned from the newest refreshes: outcomes all of whose upstreams are theirs, or
-    outcomes of theirs."""
+    newest = [one for sets in ranked[:count] for one in sets]
     theirs: set[str] = set()
     waiting = list(newest)
     while waiting:
         one = waiting.pop()
         if one.fingerprint not in theirs:
             theirs.add(one.fingerprint)
-            waiting += lineage.above(one)
-    candidates = [
-        one for one in lineage.all if one.stage in OUTCOMES and one.finished and one.upstream
-    ]
+            waiting += sources[one.place]
+    outcomes = [one for one in snapshots if one.stage in OUTCOMES and one.finished and one.upstream]
     while found := [
-        one
-        for one in candidates
-        if one.fingerprint not in theirs and theirs.issuperset(one.upstream)
+        one for one in outcomes if one.fingerprint not in theirs and theirs.issuperset(one.upstream)
     ]:
         theirs.update(one.fingerprint for one in found)
-        yield from found
+        yield from ((one, "made from one of the newest refreshes") for one in found)
+    yield from ((one, f"of the newest {count} refreshes") for one in newest)
 
 
 def _products_first(going: list[Stored]) -> list[Stored]:
     """What was made from others before these. Snapshots that name each other (no stage makes such)
     come in any order."""
-    lineage = Lineage(sorted(going, key=lambda one: one.place))
-    by_place = {one.place: one for one in lineage.all}
-    graph = {one.place: [above.place for above in lineage.above(one)] for one in lineage.all}
+    by_place = {one.place: one for one in sorted(going, key=lambda one: one.place)}
+    sources = _sources(by_place.values())
+    graph = {place: [source.place for source in sources[place]] for place in by_place}
     try:
         order = list(TopologicalSorter(graph).static_order())
     except CycleError:

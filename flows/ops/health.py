@@ -6,70 +6,45 @@ given, it is tried too: a server that answers but refuses it is not healthy.
 
 from __future__ import annotations
 
-import base64
-import http.client
-import json
-import urllib.error
-import urllib.request
 from contextlib import suppress
 from datetime import datetime
 from importlib import import_module
+from typing import Any
 
-from flows.ops.programs import Stack
-from flows.ops.settings import MLFLOW_SECRET, POOL, PREFECT_SECRET, Part
+import httpx
+
+from flows.ops.programs import TABLE, Stack
+from flows.ops.settings import POOL, Part
 
 ANSWER_S = 5.0
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def fault(part: Part, stack: Stack, since: float = 0.0) -> str:
     """Why a part is not healthy; empty where it is. A worker is, once the server has heard of it
     after `since` (seconds since 1970)."""
-    if part == "worker":
-        return _worker(stack, since)
-    return {"prefect": _prefect, "mlflow": _mlflow, "ray": _ray}[part](stack)
+    if part == "ray":
+        return _ray(stack)
+    health, url = TABLE[part]["health"], stack.url(part)
+    found = _asked(url + health["path"], health.get("answer"))
+    if not found and (login := stack.filled(health.get("login", ""))):
+        refused = _asked(url + health["private"], login=login)
+        return refused and f"it refuses {health['secret']}: {refused}{health.get('note', '')}"
+    if not found and part == "worker" and _last_heard(stack) < since:
+        return "Prefect has not heard of it yet"  # its own endpoint answers before it takes runs
+    return found
 
 
-def _prefect(stack: Stack) -> str:
-    url, secret = stack.settings.prefect_url, stack.secrets.prefect
-    found = _asked(f"{url}/api/health", b"true")
-    if found or not secret:
-        return found
-    refused = _asked(f"{url}/api/admin/version", auth=secret)
-    return refused and f"it refuses {PREFECT_SECRET}: {refused}"
-
-
-def _mlflow(stack: Stack) -> str:
-    url, secrets = stack.settings.mlflow_url, stack.secrets
-    found = _asked(f"{url}/health", b"OK")
-    if found or not secrets.mlflow:
-        return found
-    login = f"{secrets.mlflow_user}:{secrets.mlflow}"
-    refused = _asked(f"{url}/api/2.0/mlflow/experiments/get?experiment_id=0", auth=login)
-    fix = "an existing user keeps its password"
-    return refused and f"it refuses {MLFLOW_SECRET}: {refused}; {fix}"
-
-
-def _worker(stack: Stack, since: float) -> str:
-    if found := _asked(f"http://127.0.0.1:{stack.settings.worker_port}/health"):
-        return found
-    with suppress(OSError, ValueError):  # a server that does not answer is not the worker's fault
-        workers = json.loads(
-            ask(
-                f"{stack.settings.prefect_url}/api/work_pools/{POOL}/workers/filter",
-                stack.secrets.prefect,
-                b"{}",
-            )
-        )
+def _last_heard(stack: Stack) -> float:
+    """When Prefect heard of a worker last (seconds since 1970). A server that does not answer is
+    not the worker's fault: infinity."""
+    with suppress(httpx.HTTPError, ValueError):
+        path = f"{stack.settings.prefect_url}/api/work_pools/{POOL}/workers/filter"
         heard = [
-            datetime.fromisoformat(each["last_heartbeat_time"]).timestamp()
-            for each in workers
-            if each["last_heartbeat_time"]
+            each["last_heartbeat_time"] for each in ask(path, stack.secrets.prefect, {}).json()
         ]
-        # Its own endpoint answers before it can take a run.
-        if max(heard, default=0.0) < since:
-            return "Prefect has not heard of it yet"
-    return ""
+        times = [datetime.fromisoformat(each).timestamp() for each in heard if each]
+        return max(times, default=0.0)
+    return float("inf")
 
 
 def _ray(stack: Stack) -> str:
@@ -93,25 +68,26 @@ def _ray(stack: Stack) -> str:
     return "" if nodes else "no node has joined yet"
 
 
-def ask(url: str, auth: str | None = None, body: bytes | None = None) -> bytes:
-    """The answer to a request within `ANSWER_S`; with a body it is a POST of JSON. Raises OSError,
-    HTTPError where it is refused."""
-    headers = {"Content-Type": "application/json"} if body else {}
-    if auth:
-        headers["Authorization"] = "Basic " + base64.b64encode(auth.encode()).decode()
-    request = urllib.request.Request(url, data=body, headers=headers)
-    try:
-        with DIRECT.open(request, timeout=ANSWER_S) as answer:
-            return bytes(answer.read())
-    except http.client.HTTPException as error:
-        raise OSError(f"no answer: {error}") from error
+def ask(url: str, login: str | None = None, body: Any = None) -> httpx.Response:
+    """The answer to a request within `ANSWER_S`; with a body it is a POST of JSON. Raises
+    httpx.HTTPError, HTTPStatusError where it is refused."""
+    user, _, password = (login or "").partition(":")
+    answer = httpx.request(
+        "GET" if body is None else "POST",
+        url,
+        json=body,
+        auth=(user, password) if login else None,
+        timeout=ANSWER_S,
+        trust_env=False,
+    )
+    return answer.raise_for_status()
 
 
-def _asked(url: str, expected: bytes | None = None, auth: str | None = None) -> str:
+def _asked(url: str, expected: str | None = None, login: str | None = None) -> str:
     try:
-        answer = ask(url, auth).strip()
-    except urllib.error.HTTPError as error:
-        return f"status {error.code}"
-    except OSError as error:
-        return str(getattr(error, "reason", error)) or type(error).__name__
+        answer = ask(url, login).text.strip()
+    except httpx.HTTPStatusError as error:
+        return f"status {error.response.status_code}"
+    except httpx.HTTPError as error:
+        return str(error) or type(error).__name__
     return "" if expected in (None, answer) else "something else answers there"

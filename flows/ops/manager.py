@@ -16,7 +16,6 @@ import shlex
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
 from xmlrpc.client import Error, ServerProxy
@@ -111,20 +110,6 @@ def start_manager(places: Places) -> tuple[Identity, subprocess.Popen[bytes]]:
     return identity, started
 
 
-@dataclass(frozen=True)
-class ManagedProcess:
-    """A part as the manager sees it; `since` is in seconds since 1970."""
-
-    state: str
-    pid: int | None
-    since: float
-    problem: str
-
-    @property
-    def failed(self) -> bool:
-        return self.state == "FATAL"
-
-
 class Manager:
     """A client of the manager of one root. Where it does not run, nothing is managed and requests
     do nothing."""
@@ -136,28 +121,13 @@ class Manager:
             "http://127.0.0.1", transport=SupervisorTransport(None, None, f"unix://{places.socket}")
         ).supervisor
 
-    def processes(self) -> dict[str, ManagedProcess]:
-        """Part -> its process."""
-        found = self._ask("getAllProcessInfo") or []
-        return {
-            each["name"]: ManagedProcess(
-                each["statename"], each["pid"] or None, float(each["start"]), each["spawnerr"]
-            )
-            for each in found
-        }
+    def processes(self) -> dict[str, dict[str, Any]]:
+        """Part -> what supervisord says of its process: `statename` (FATAL where it has given up),
+        `pid`, 0 where there is none, `start` in seconds since 1970, `spawnerr`."""
+        return {each["name"]: each for each in self.ask("getAllProcessInfo") or []}
 
-    def start(self, part: str) -> None:
-        self._ask("startProcess", part, False)
-
-    def stop(self, part: str) -> None:
-        """Stop a part and wait for its end."""
-        self._ask("stopProcess", part)
-
-    def shut_down(self) -> None:
-        """Ask it to stop all parts and to end. Does not wait."""
-        self._ask("shutdown")
-
-    def _ask(self, name: str, *arguments: str | bool) -> Any:
+    def ask(self, name: str, *arguments: str | bool) -> Any:
+        """Call a method of supervisord; None where it does not run or refuses."""
         with suppress(OSError, HTTPException, Error):
             return getattr(self._server, name)(*arguments)
         return None

@@ -13,26 +13,23 @@ import errno
 import os
 import shutil
 import socket
+from contextlib import suppress
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 
 import psutil
 
 from flows.ops.places import Places
-from flows.ops.programs import DRIVERS, Stack, database_url
-from flows.ops.settings import (
-    MLFLOW_DATABASE,
-    PREFECT_DATABASE,
-    Secrets,
-    StackSettings,
-    masked,
-)
+from flows.ops.programs import DRIVERS, Stack
+from flows.ops.settings import DATABASES, StackSettings
 from kernels_eval.errors import UsageError
 from kernels_eval.isolation.process_tree import command_line
+from tasks.reporting.text import masked
 
 LEAST_FREE_BYTES = 500_000_000
 PROBE_BYTES = 1 << 20
 DATABASE_S = 10.0
+ROOM = "free some, or choose another disk with --root DIR"
 OPTIONS = {
     "ray_client_port": "Ray Client",
     "ray_dashboard_port": "Ray's dashboard",
@@ -48,7 +45,7 @@ def check(stack: Stack) -> None:
     require_place(stack.places)
     require_packages(stack)
     require_ports(stack.settings)
-    require_databases(stack.settings, stack.secrets)
+    require_databases(stack)
 
 
 def require_place(places: Places) -> None:
@@ -57,30 +54,22 @@ def require_place(places: Places) -> None:
         places.make()
         probe = places.stack / f".probe-{os.getpid()}"
         try:
-            with open(probe, "wb", buffering=0) as handle:
-                left = PROBE_BYTES - handle.write(b"\0" * PROBE_BYTES)
-                if left:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.fsync(handle.fileno())
+            probe.write_bytes(b"\0" * PROBE_BYTES)
         finally:
             probe.unlink(missing_ok=True)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise UsageError(
-                f"no room to write at {places.root}: {error.strerror}",
-                "free some, or choose another disk with --root DIR",
+                f"no room to write at {places.root}: {error.strerror}", ROOM
             ) from error
         raise UsageError(
             f"cannot write at {error.filename or places.root}: {error.strerror}",
             "choose another one with --root DIR, or correct its permissions",
         ) from error
-    free = shutil.disk_usage(places.stack).free
-    if free < LEAST_FREE_BYTES:
-        raise UsageError(
-            f"{free / 1e6:.0f} MB are free at {places.root}; the databases and logs of a stack want"
-            f" {LEAST_FREE_BYTES / 1e6:.0f} MB",
-            "free some, or choose another disk with --root DIR",
-        )
+    free, wanted = shutil.disk_usage(places.stack).free / 1e6, LEAST_FREE_BYTES / 1e6
+    if free < wanted:
+        what = f"{free:.0f} MB are free at {places.root}; a stack wants {wanted:.0f} MB"
+        raise UsageError(what, ROOM)
 
 
 def require_packages(stack: Stack) -> None:
@@ -96,7 +85,7 @@ def require_ports(settings: StackSettings) -> None:
     """Raises UsageError where a port cannot be listened on."""
     for name, port in settings.ports().items():
         host = settings.host if name in ("prefect_port", "mlflow_port") else "127.0.0.1"
-        option = f"--{name.replace('_', '-')}"
+        what, option = f"port {port} for {OPTIONS[name]}", f"--{name.replace('_', '-')}"
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
                 # a port whose last owner has just gone is free
@@ -104,8 +93,7 @@ def require_ports(settings: StackSettings) -> None:
                 tried.bind((host, port))
         except PermissionError as error:
             raise UsageError(
-                f"port {port} for {OPTIONS[name]} is for root only",
-                f"give one above 1023 with {option}",
+                f"{what} is for root only", f"give one above 1023 with {option}"
             ) from error
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
@@ -114,73 +102,60 @@ def require_ports(settings: StackSettings) -> None:
                     "give one of its own with --host, or leave it out",
                 ) from error
             raise UsageError(
-                f"port {port} for {OPTIONS[name]} is in use{_holder(port)}",
+                f"{what} is in use{_holder(port)}",
                 f"give another one with {option}, or stop what holds it",
             ) from error
 
 
 def _holder(port: int) -> str:
-    try:
-        pids = [
-            found.pid
-            for found in psutil.net_connections("tcp")
-            if found.laddr and found.laddr.port == port and found.status == psutil.CONN_LISTEN
-        ]
-    except (psutil.Error, OSError):
-        pids = []
-    if not pids or pids[0] is None:
-        return " by a process that this user cannot see"
-    return f" by process {pids[0]} ({command_line(pids[0])[:100]})"
+    with suppress(psutil.Error, OSError):
+        for found in psutil.net_connections("tcp"):
+            listens = found.laddr and found.laddr.port == port
+            if listens and found.status == psutil.CONN_LISTEN and found.pid:
+                return f" by process {found.pid} ({command_line(found.pid)[:100]})"
+    return " by a process that this user cannot see"
 
 
-def require_databases(settings: StackSettings, secrets: Secrets) -> None:
+def require_databases(stack: Stack) -> None:
     """Raises UsageError where a PostgreSQL database cannot be used."""
-    given = {
-        "prefect": secrets.prefect_database or settings.prefect_database,
-        "mlflow": secrets.mlflow_database or settings.mlflow_database,
-    }
-    names = {
-        "prefect": PREFECT_DATABASE if secrets.prefect_database else "--prefect-database",
-        "mlflow": MLFLOW_DATABASE if secrets.mlflow_database else "--mlflow-database",
-    }
-    places = [urlsplit(url)[1:3] for url in given.values() if url]
-    if len(places) == 2 and places[0] == places[1]:
+    urls = {part: url for part in DRIVERS if (url := stack.database(part))}
+    if len(urls) == 2 and len({urlsplit(url)[1:3] for url in urls.values()}) == 1:
         raise UsageError(
             "Prefect and MLflow are given the same database, where each would take the other's"
             " tables for its own",
             "make a second database (createdb)",
         )
-    for part, url in given.items():
-        if url and part in settings.parts:
-            _require_database(part, database_url(part, url), names[part])
+    for part, url in urls.items():
+        if part in stack.settings.parts:
+            secret = getattr(stack.secrets, f"{part}_database")
+            name = DATABASES[part] if secret else f"--{part}-database"
+            message, fix = _database_fault(part, url)
+            if message:
+                raise UsageError(f"{name}: {message}", fix)
 
 
-def _require_database(part: str, url: str, name: str) -> None:
+def _database_fault(part: str, url: str) -> tuple[str, str]:
+    """Why a database cannot be used, and the fix; empty where it can."""
     parts = urlsplit(url)
     scheme, _, driver = parts.scheme.partition("+")
     form = f"give one like postgresql+{DRIVERS[part]}://USER@HOST:PORT/NAME"
     try:
-        port = parts.port
+        port = parts.port or 5432
     except ValueError:
-        raise UsageError(f"{name}: the port of the URL is no number", form) from None
+        return "the port of the URL is no number", form
     if scheme != "postgresql":
-        what = f"{masked(url)!r} is not the URL of a PostgreSQL database"
-        raise UsageError(f"{name}: {what}", f"{form}; without it SQLite is used")
+        return f"{masked(url)!r} is not the URL of a PostgreSQL database", f"{form}, or none"
     if not parts.path.strip("/"):
-        what = f"{masked(url)!r} names no database"
-        raise UsageError(f"{name}: {what}", f"{form}; without it SQLite is used")
+        return f"{masked(url)!r} names no database", f"{form}, or none"
     if part == "prefect" and driver != DRIVERS[part]:
-        raise UsageError(f"{name}: Prefect cannot use the driver {driver}", form)
+        return f"Prefect cannot use the driver {driver}", form
     if not driver or not find_spec(driver):
-        raise UsageError(
-            f"{name}: the driver {driver} is not installed", "pip install 'concur[server]'"
-        )
+        return f"the driver {driver} is not installed", "pip install 'concur[server]'"
     if reason := asyncio.run(_refusal(parts._replace(scheme="postgresql").geturl())):
-        where = f"{parts.hostname or 'the local socket'}:{port or 5432}"
-        raise UsageError(
-            f"{name}: cannot use {masked(url)}: {reason}",
-            f"check that PostgreSQL answers at {where}, its user and password",
-        )
+        where = f"{parts.hostname or 'the local socket'}:{port}"
+        fix = f"check that PostgreSQL answers at {where}, its user and password"
+        return f"cannot use {masked(url)}: {reason}", fix
+    return "", ""
 
 
 async def _refusal(url: str) -> str | None:

@@ -10,13 +10,12 @@ does not answer is asked again later. Does not end processes.
 
 from __future__ import annotations
 
-import json
 import os
-import urllib.error
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
+import httpx
 import psutil
 from pydantic import ValidationError
 
@@ -73,10 +72,11 @@ def settle(stack: Stack, why: str, ended: Iterable[str] = ()) -> list[str]:
     for run in sorted({*_gone(stack.places), *ended}):
         try:
             names += _settle(prefect_api(stack), run, why)
-        except urllib.error.HTTPError as error:
-            if error.code != 404:  # a deleted run is settled; another refusal may be momentary
+        except httpx.HTTPStatusError as error:
+            # a deleted run is settled; another refusal may be momentary
+            if error.response.status_code != httpx.codes.NOT_FOUND:
                 continue
-        except (OSError, ValueError, KeyError):
+        except (httpx.HTTPError, ValueError, KeyError):
             continue
         (stack.places.flow_runs / run).unlink(missing_ok=True)
     return names
@@ -99,39 +99,42 @@ def _settle(ask: Ask, run: str, why: str) -> list[str]:
 
 def prefect_api(stack: Stack) -> Ask:
     """Requests to the stack's own server, without importing Prefect."""
-
-    def request(path: str, body: Any) -> Any:
-        sent = None if body is None else json.dumps(body).encode()
-        return json.loads(
-            ask(f"{stack.settings.prefect_url}/api/{path}", stack.secrets.prefect, sent)
-        )
-
-    return request
+    url, login = stack.settings.prefect_url, stack.secrets.prefect
+    return lambda path, body: ask(f"{url}/api/{path}", login, body).json()
 
 
-def runs_below(ask: Ask, run_id: str) -> list[dict[str, Any]]:
-    """All runs below a run, as Prefect's API has them; parents before their children."""
+def matching_runs(ask: Ask, wanted: dict[str, Any], sort: str = "ID_DESC") -> list[dict[str, Any]]:
+    """All flow runs that a filter of Prefect's matches, as its API has them."""
     found: list[dict[str, Any]] = []
-    level = [run_id]
+    while True:
+        body = {"flow_runs": wanted, "sort": sort, "limit": PAGE, "offset": len(found)}
+        page = ask("flow_runs/filter", body)
+        found += page
+        if len(page) < PAGE:
+            return found
+
+
+def runs_below(ask: Ask, run: str) -> list[dict[str, Any]]:
+    """All runs below a run; parents before their children."""
+    found: list[dict[str, Any]] = []
+    level = [run]
     while level:
-        wanted = {"flow_runs": {"parent_flow_run_id": {"any_": level}}, "sort": "ID_DESC"}
-        children: list[dict[str, Any]] = []
-        while page := ask("flow_runs/filter", wanted | {"limit": PAGE, "offset": len(children)}):
-            children += page
-            if len(page) < PAGE:
-                break
+        children = matching_runs(ask, {"parent_flow_run_id": {"any_": level}})
         found += children
         level = [child["id"] for child in children]
     return found
 
 
-def end_run(ask: Ask, run_id: str, state_type: str, message: str) -> str:
+def end_run(ask: Ask, run: str, state_type: str, message: str) -> str:
     """End a run in a state of this type without its process, and first the runs below it. Returns
     what it has become: CANCELLED or CRASHED."""
     kind = "CANCELLED" if state_type == "CANCELLING" else "CRASHED"
-    below = reversed(runs_below(ask, run_id))
-    unfinished = [child["id"] for child in below if child["state_type"] not in FINAL]
-    state = {"type": kind, "name": kind.capitalize(), "message": message}
-    for each in [*unfinished, run_id]:
-        ask(f"flow_runs/{each}/set_state", {"state": state, "force": True})
+    below = reversed(runs_below(ask, run))
+    for each in [*(child["id"] for child in below if child["state_type"] not in FINAL), run]:
+        set_state(ask, each, kind, message, force=True)
     return kind
+
+
+def set_state(ask: Ask, run: str, kind: str, message: str, force: bool = False) -> None:
+    state = {"type": kind, "name": kind.capitalize(), "message": message}
+    ask(f"flow_runs/{run}/set_state", {"state": state, "force": force})

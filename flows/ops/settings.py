@@ -7,15 +7,22 @@ from another machine without authentication. Does not look at this machine: pref
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 from collections.abc import Mapping
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
-from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AliasChoices,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
@@ -25,17 +32,12 @@ PARTS: tuple[Part, ...] = ("prefect", "mlflow", "ray", "worker")
 """In the order of their start, and the reverse of the order of their end: what hands out work ends
 first, what the others report to last."""
 POOL = "concur"
-PORTS: dict[Part, tuple[str, ...]] = {
-    "prefect": ("prefect_port",),
-    "mlflow": ("mlflow_port",),
-    "worker": ("worker_port",),
-    "ray": ("ray_port", "ray_client_port", "ray_dashboard_port"),
-}
-
 PREFECT_SECRET = "PREFECT_SERVER_API_AUTH_STRING"
-MLFLOW_SECRET, MLFLOW_USER = "MLFLOW_AUTH_ADMIN_PASSWORD", "MLFLOW_AUTH_ADMIN_USERNAME"
-PREFECT_DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
-MLFLOW_DATABASE = "MLFLOW_BACKEND_STORE_URI"
+MLFLOW_SECRET = "MLFLOW_AUTH_ADMIN_PASSWORD"
+DATABASES = {
+    "prefect": "PREFECT_SERVER_DATABASE_CONNECTION_URL",
+    "mlflow": "MLFLOW_BACKEND_STORE_URI",
+}
 PASSWORD_LEAST_CHARACTERS = 12
 """MLflow's own least length for its first user."""
 
@@ -84,6 +86,13 @@ class StackSettings(Record):
     cpu_limit: Limit | None = None
     """Flow runs at once of the queue cpu; half of the cores by default."""
 
+    @field_validator("host")
+    @classmethod
+    def _is_address(cls, value: str) -> str:
+        if value != "localhost":
+            IPv4Address(value)
+        return value
+
     @field_validator("prefect_database", "mlflow_database")
     @classmethod
     def _no_password(cls, value: str | None) -> str | None:
@@ -108,13 +117,17 @@ class StackSettings(Record):
 
     def ports(self) -> dict[str, int]:
         """Name of the setting -> port, for the parts that are started."""
-        ports = {name: getattr(self, name) for part in self.parts for name in PORTS[part]}
-        return {name: port for name, port in ports.items() if port is not None}
+        return {
+            name: port
+            for part in self.parts
+            for name, port in self
+            if name.startswith(part) and name.endswith("_port") and port is not None
+        }
 
     @property
     def exposed(self) -> bool:
         """Whether other machines can reach the servers."""
-        return not is_loopback(self.host)
+        return self.host != "localhost" and not IPv4Address(self.host).is_loopback
 
     @property
     def near(self) -> str:
@@ -142,26 +155,22 @@ class StackSettings(Record):
 
 
 class Secrets(Record):
-    """What is handed on in the environment only: never written to a file or a command line."""
+    """What is handed on in the environment only, by the name of its variable: never written to a
+    file or a command line."""
 
-    prefect: str | None = Field(default=None, repr=False)
-    mlflow: str | None = Field(default=None, repr=False)
-    mlflow_user: str = "admin"
-    prefect_database: str | None = Field(default=None, repr=False)
-    mlflow_database: str | None = Field(default=None, repr=False)
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` is an address of this machine alone. Raises UsageError where it is no IPv4
-    address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.IPv4Address(host).is_loopback
-    except ValueError as error:
-        raise UsageError(
-            f"--host {host!r} is not an IPv4 address", "give one like 127.0.0.1 or 0.0.0.0"
-        ) from error
+    prefect: str | None = Field(default=None, repr=False, validation_alias=PREFECT_SECRET)
+    mlflow: str | None = Field(default=None, repr=False, validation_alias=MLFLOW_SECRET)
+    mlflow_user: str = Field(default="admin", validation_alias="MLFLOW_AUTH_ADMIN_USERNAME")
+    prefect_database: str | None = Field(
+        default=None,
+        repr=False,
+        validation_alias=AliasChoices(DATABASES["prefect"], "PREFECT_API_DATABASE_CONNECTION_URL"),
+    )
+    mlflow_database: str | None = Field(
+        default=None, repr=False, validation_alias=DATABASES["mlflow"]
+    )
 
 
 def load_settings(
@@ -173,11 +182,9 @@ def load_settings(
     """
     given = {**(_read(file) if file else {}), **options}
     try:
-        settings = StackSettings.model_validate(given)
+        return StackSettings.model_validate(given), given
     except ValidationError as error:
         raise _explained(error, file) from error
-    is_loopback(settings.host)  # refuses a host that is no address
-    return settings, given
 
 
 def load_secrets(settings: StackSettings, environment: Mapping[str, str] = os.environ) -> Secrets:
@@ -209,24 +216,7 @@ def load_secrets(settings: StackSettings, environment: Mapping[str, str] = os.en
 
 def read_secrets(environment: Mapping[str, str] = os.environ) -> Secrets:
     """Secrets from the environment, unchecked."""
-    return Secrets(
-        prefect=environment.get(PREFECT_SECRET) or None,
-        mlflow=environment.get(MLFLOW_SECRET) or None,
-        mlflow_user=environment.get(MLFLOW_USER) or "admin",
-        prefect_database=environment.get(PREFECT_DATABASE)
-        or environment.get("PREFECT_API_DATABASE_CONNECTION_URL")
-        or None,
-        mlflow_database=environment.get(MLFLOW_DATABASE) or None,
-    )
-
-
-def masked(url: str) -> str:
-    """A URL without its password."""
-    parts = urlsplit(url)
-    if not parts.password:
-        return url
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))
+    return Secrets.model_validate({name: value for name, value in environment.items() if value})
 
 
 def _read(file: str) -> dict[str, Any]:
@@ -241,10 +231,7 @@ def _read(file: str) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} is not YAML", "correct the file") from error
     if not isinstance(data, dict):
-        raise UsageError(
-            f"{file} is a {type(data).__name__}, not a mapping of keys",
-            "see deployments/stack.yaml",
-        )
+        raise UsageError(f"{file} is no mapping of keys", "see deployments/stack.yaml")
     return data
 
 
@@ -255,11 +242,10 @@ def _explained(error: ValidationError, file: str | None) -> UsageError:
     if problem["type"] == "extra_forbidden":
         known = ", ".join(sorted(StackSettings.model_fields))
         return UsageError(f"{file} has an unknown key {key!r}", f"known keys: {known}")
-    if "password" in message:
-        variable = PREFECT_DATABASE if key.startswith("prefect") else MLFLOW_DATABASE
+    fix = f"correct {key}" if file else f"correct --{key.replace('_', '-')}"
+    if key == "host":
+        message, fix = f"{problem['input']!r} is not an IPv4 address", "give one like 127.0.0.1"
+    elif "password" in message:
+        variable = DATABASES[key.partition("_")[0]]
         fix = f"give the URL with its password in the environment, as {variable}"
-    elif not key:
-        fix = "give each port its own number"
-    else:
-        fix = f"correct {key}" if file else f"correct --{key.replace('_', '-')}"
-    return UsageError(f"{key or 'ports'}: {message}", fix)
+    return UsageError(f"{key or 'ports'}: {message}", fix if key else "give each port its own")

@@ -1,10 +1,12 @@
 """Frees what stuck flow runs hold: the slot of a deployment that runs one at a time, above all.
 
-Guarantees: the state of a run that was ended says which limit it passed; a run that moved between
-the look and the act is left alone; a run is never touched twice for one reason, because its state
-has changed. Does not end processes itself: `cancel` asks the worker, `crash` is for runs whose
-process is gone. Looks at runs that are no subflows; the unfinished runs below one that is crashed
-are crashed with it. `judge` (flows.ops.stuck) decides, this module asks Prefect and acts.
+Guarantees: a run that gave any sign of life within its limit is left alone; the state of a run that
+was ended says which limit it passed, and by how much; a run that moved between the look and the act
+is left alone; a run is never touched twice for one reason, because its state has changed. Does not
+end processes itself: `cancel` asks the worker, `crash` is for runs whose process is gone. Looks at
+runs that are no subflows; the unfinished runs below one that is crashed are crashed with it. What
+Prefect can find by itself (pending, no heartbeat), `deployments/automations/free-the-slot.yaml`
+does without this. Times are UTC; limits are minutes.
 """
 
 from __future__ import annotations
@@ -12,22 +14,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, cast
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from prefect import flow
 
-from flows.ops.runs import PAGE, Ask, end_run, runs_below
-from flows.ops.stuck import RunFacts, Stuck, WatchdogConfig, judge
+from flows.ops.runs import Ask, end_run, matching_runs, runs_below, set_state
+from flows.runtime.config import WatchdogConfig
 from kernels_eval.errors import EvalError
+from kernels_eval.records import Record
 from tasks.reporting.text import cells
 
 if TYPE_CHECKING:
-    from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.orchestration.routes import ServerRoutes
-    from prefect.client.schemas.objects import FlowRun
 
-WATCHED = ("PENDING", "RUNNING", "CANCELLING")
 HEARTBEAT = "prefect.flow-run.heartbeat"
 SIGNATURE = "concur watchdog"
 SIGNS = (
@@ -38,6 +37,42 @@ SIGNS = (
 )
 """What a run leaves while it works: where it is asked for, by what, in which order, and its
 time."""
+Action = Literal["crash", "cancel", "drop", "tell"]
+"""End it without its process, ask its worker to end it, drop it before it starts, or only tell."""
+
+
+class RunFacts(Record):
+    """What is known of one flow run."""
+
+    run_id: str
+    name: str
+    deployment_id: str | None
+    state: str
+    """Prefect's state type: PENDING, RUNNING, CANCELLING or SCHEDULED."""
+
+    state_name: str
+    since: datetime
+    """When it came into this state; for a scheduled run when it should have started."""
+
+    last_sign: datetime
+    """The newest of: state, task runs and subflows, artifacts, log lines."""
+
+    last_heartbeat: datetime | None = None
+    """None where none was ever sent: heartbeats are off, or the run is younger than the first."""
+
+    workers_online: int | None = None
+    """Of its work pool; None where it has none."""
+
+
+class Stuck(Record):
+    """One run, and what is to be done."""
+
+    run_id: str
+    name: str
+    state: str
+    minutes: float
+    action: Action
+    why: str
 
 
 @flow(name="watch over runs", flow_run_name="watch over runs", log_prints=False)
@@ -50,9 +85,7 @@ def watch_runs(config: WatchdogConfig | None = None, dry_run: bool = False) -> l
 
     done = watch(config or WatchdogConfig(), dry_run=dry_run, without=str(flow_run.id))
     for each in done:
-        get_run_logger().warning(
-            "%s %s: %s (%s)", each["action"], each["name"], each["why"], each["done"]
-        )
+        get_run_logger().warning("{action} {name}: {why} ({done})".format_map(each))
     create_table_artifact(
         key="watchdog", table=cells(done), description="Runs that were stuck, and what was done"
     )
@@ -66,23 +99,100 @@ def watch(
 
     Raises EvalError where Prefect does not answer.
     """
-    with _prefect() as client:
-        found = judge(list(_facts(client, config, without)), now or datetime.now(UTC), config)
+    with _prefect() as ask:
+        found = judge(list(_facts(ask, config, without)), now or datetime.now(UTC), config)
         return [
-            stuck.model_dump() | {"done": "nothing: a dry run" if dry_run else _act(client, stuck)}
+            stuck.model_dump() | {"done": "nothing: a dry run" if dry_run else _act(ask, stuck)}
             for stuck in found
         ]
 
 
+# -- what is stuck: a pure function of the facts ---------------------------------------------------
+
+
+def judge(runs: list[RunFacts], now: datetime, config: WatchdogConfig) -> list[Stuck]:
+    """Findings: runs that have begun in their order, then late ones."""
+    begun = [stuck for run in runs if (stuck := _stuck(run, now, config))]
+    return [*begun, *_late([run for run in runs if run.state == "SCHEDULED"], now, config)]
+
+
+def _stuck(run: RunFacts, now: datetime, config: WatchdogConfig) -> Stuck | None:
+    """The first limit that a run has passed."""
+    in_state, quiet = _minutes(now, run.since), _minutes(now, run.last_sign)
+    silent = min(quiet, _minutes(now, run.last_heartbeat or run.last_sign))
+    rules: list[tuple[float, float, Action, str]] = []
+    if run.state == "PENDING":
+        why = "pending for {}: the process never came up"
+        rules.append((in_state, config.pending_min, "crash", why))
+    elif run.state == "CANCELLING":
+        why = "cancelling for {}: no worker ended it"
+        rules.append((in_state, config.cancelling_min, "crash", why))
+    elif run.state == "RUNNING":
+        if run.last_heartbeat is not None:
+            why = "no heartbeat and no other sign for {}: its process is gone"
+            rules.append((silent, config.heartbeat_min, "crash", why))
+        elif run.workers_online == 0:
+            why = "no sign for {}, and its pool has no worker online"
+            rules.append((silent, config.heartbeat_min, "crash", why))
+        rules.append(
+            (quiet, config.silent_min, "cancel", "no progress for {}, though its process lives")
+        )
+    for minutes, limit, action, why in rules:
+        if minutes > limit:
+            return _found(run, minutes, action, why.format(f"{minutes:.0f} min (limit {limit:g})"))
+    return None
+
+
+def _late(runs: list[RunFacts], now: datetime, config: WatchdogConfig) -> Iterator[Stuck]:
+    """Of several late runs of a deployment only the newest has work that the others would not do as
+    well."""
+    newest: dict[str | None, datetime] = {}
+    for run in runs:
+        newest[run.deployment_id] = max(run.since, newest.get(run.deployment_id, run.since))
+    for run in runs:
+        minutes = _minutes(now, run.since)
+        if minutes <= config.late_min:
+            continue
+        abandoned = ", and its pool has no worker online" if run.workers_online == 0 else ""
+        why = f"late by {minutes:.0f} min (limit {config.late_min:g}){abandoned}"
+        if run.deployment_id and run.since < newest[run.deployment_id]:
+            why += "; a later run of its deployment waits, which does the same work"
+            yield _found(run, minutes, "drop", why)
+        else:
+            yield _found(run, minutes, "tell", why)
+
+
+def _found(run: RunFacts, minutes: float, action: Action, why: str) -> Stuck:
+    return Stuck(
+        run_id=run.run_id,
+        name=run.name,
+        state=run.state_name,
+        minutes=round(minutes, 1),
+        action=action,
+        why=why,
+    )
+
+
+def _minutes(now: datetime, then: datetime) -> float:
+    return max(0.0, (now - then).total_seconds() / 60)
+
+
+# -- Prefect ---------------------------------------------------------------------------------------
+
+
 @contextmanager
-def _prefect() -> Iterator[SyncPrefectClient]:
+def _prefect() -> Iterator[Ask]:
     from httpx import HTTPError
     from prefect.client.orchestration import get_client
     from prefect.settings import get_current_settings
 
+    def ask(path: str, body: Any) -> Any:
+        route = cast("ServerRoutes", f"/{path}")
+        return client.request("GET" if body is None else "POST", route, json=body).json()
+
     try:
         with get_client(sync_client=True) as client:
-            yield client
+            yield ask
     except (HTTPError, OSError, RuntimeError) as error:
         address = get_current_settings().api.url or "no address"
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -92,104 +202,79 @@ def _prefect() -> Iterator[SyncPrefectClient]:
         ) from error
 
 
-def _asking(client: SyncPrefectClient) -> Ask:
-    def ask(path: str, body: Any) -> Any:
-        return client.request("POST", cast("ServerRoutes", f"/{path}"), json=body).json()
-
-    return ask
-
-
-def _facts(client: SyncPrefectClient, config: WatchdogConfig, without: str) -> Iterator[RunFacts]:
-    online: dict[str, int] = {}
-    for run in _runs(client, config):
-        if str(run.id) == without or run.state is None:
+def _facts(ask: Ask, config: WatchdogConfig, without: str) -> Iterator[RunFacts]:
+    online: dict[str | None, int | None] = {None: None}
+    for run in _candidates(ask, config):
+        if run["id"] == without:
             continue
-        pool = run.work_pool_name
-        if pool and pool not in online:
+        pool, state = run["work_pool_name"], run["state"]
+        if pool not in online:
             wanted = {"workers": {"status": {"any_": ["ONLINE"]}}}
-            online[pool] = len(_asking(client)(f"work_pools/{pool}/workers/filter", wanted))
-        since = run.state.timestamp
-        if run.state.is_scheduled():
-            since = run.next_scheduled_start_time or run.expected_start_time or since
+            online[pool] = len(ask(f"work_pools/{pool}/workers/filter", wanted))
+        since = datetime.fromisoformat(state["timestamp"])
+        scheduled = state["type"] == "SCHEDULED"
+        if scheduled and (due := run["next_scheduled_start_time"] or run["expected_start_time"]):
+            since = datetime.fromisoformat(due)
         yield RunFacts(
-            run_id=str(run.id),
-            name=run.name,
-            deployment_id=str(run.deployment_id) if run.deployment_id else None,
-            state=run.state.type.value,
-            state_name=run.state.name or run.state.type.value,
+            run_id=run["id"],
+            name=run["name"],
+            deployment_id=run["deployment_id"],
+            state=state["type"],
+            state_name=state["name"],
             since=since,
-            last_sign=since if run.state.is_scheduled() else _last_sign(client, run),
-            last_heartbeat=_last_heartbeat(client, run.id) if run.state.is_running() else None,
-            workers_online=online.get(pool) if pool else None,
+            last_sign=since if scheduled else max([since, *_signs(ask, run["id"])]),
+            last_heartbeat=_last_heartbeat(ask, run["id"]) if state["type"] == "RUNNING" else None,
+            workers_online=online[pool],
         )
 
 
-def _runs(client: SyncPrefectClient, config: WatchdogConfig) -> Iterator[FlowRun]:
+def _candidates(ask: Ask, config: WatchdogConfig) -> Iterator[dict[str, Any]]:
     """Top-level runs in a state that can be stuck, and those that are late."""
-    from prefect.client.schemas.filters import FlowRunFilter
-    from prefect.client.schemas.sorting import FlowRunSort
-
     common: dict[str, Any] = {"parent_task_run_id": {"is_null_": True}}
     if config.tag:
         common["tags"] = {"all_": [config.tag]}
     late = (datetime.now(UTC) - timedelta(minutes=config.late_min)).isoformat()
     scheduled = {"type": {"any_": ["SCHEDULED"]}, "name": {"any_": ["Late", "Scheduled"]}}
     for condition in (
-        {"state": {"type": {"any_": list(WATCHED)}}},
+        {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}},
         {"state": scheduled, "next_scheduled_start_time": {"before_": late}},
     ):
-        offset = 0
-        while page := client.read_flow_runs(
-            flow_run_filter=FlowRunFilter.model_validate(common | condition),
-            sort=FlowRunSort.EXPECTED_START_TIME_ASC,
-            limit=PAGE,
-            offset=offset,
-        ):
-            yield from page
-            offset += PAGE
-            if len(page) < PAGE:
-                break
+        yield from matching_runs(ask, common | condition, "EXPECTED_START_TIME_ASC")
 
 
-def _last_sign(client: SyncPrefectClient, run: FlowRun) -> datetime:
-    """The newest of everything that a run leaves while it works, its subflows' included."""
-    ids = [str(run.id), *(child["id"] for child in runs_below(_asking(client), str(run.id)))]
-    signs = [run.state.timestamp if run.state else run.created]
+def _signs(ask: Ask, run: str) -> Iterator[datetime]:
+    """The times of what a run left while it worked, its subflows' included."""
+    ids = [run, *(child["id"] for child in runs_below(ask, run))]
     for path, (table, column), order, key in SIGNS:
-        body = {table: {column: {"any_": ids}}, "sort": order, "limit": 20}
-        rows = _asking(client)(path, body)
-        signs += [datetime.fromisoformat(row[key]) for row in rows if row.get(key)]
-    return max(sign for sign in signs if sign is not None)
+        rows = ask(path, {table: {column: {"any_": ids}}, "sort": order, "limit": 20})
+        yield from (datetime.fromisoformat(row[key]) for row in rows if row.get(key))
 
 
-def _last_heartbeat(client: SyncPrefectClient, run_id: UUID) -> datetime | None:
+def _last_heartbeat(ask: Ask, run: str) -> datetime | None:
     wanted = {
         "event": {"name": [HEARTBEAT]},
-        "resource": {"id": [f"prefect.flow-run.{run_id}"]},
+        "resource": {"id": [f"prefect.flow-run.{run}"]},
         "order": "DESC",
     }
-    events = _asking(client)("events/filter", {"filter": wanted, "limit": 1})["events"]
+    events = ask("events/filter", {"filter": wanted, "limit": 1})["events"]
     return datetime.fromisoformat(events[0]["occurred"]) if events else None
 
 
-def _act(client: SyncPrefectClient, stuck: Stuck) -> str:
+def _act(ask: Ask, stuck: Stuck) -> str:
     """Act, unless the run has moved meanwhile. Returns what came of it."""
-    from prefect.states import Cancelled, Cancelling
-
     if stuck.action == "tell":
         return "told"
-    run = client.read_flow_run(UUID(stuck.run_id))
-    state = run.state
-    if state is None or (state.name or state.type.value) != stuck.state:
-        return f"nothing: it is {state.name if state else 'gone'} by now"
+    state = ask(f"flow_runs/{stuck.run_id}", None)["state"]
+    if state["name"] != stuck.state:
+        return f"nothing: it is {state['name']} by now"
     message = f"{SIGNATURE}: {stuck.why}"
     if stuck.action == "cancel":
-        client.set_flow_run_state(run.id, Cancelling(message=message))
+        set_state(ask, stuck.run_id, "CANCELLING", message)
         return "its worker was asked to cancel it"
     if stuck.action == "drop":
-        client.set_flow_run_state(run.id, Cancelled(message=message))
+        set_state(ask, stuck.run_id, "CANCELLED", message)
         return "dropped before it started"
-    ended = end_run(_asking(client), str(run.id), state.type.value, message)
+    ended = end_run(ask, stuck.run_id, state["type"], message)
     return (
         "cancelled without its worker" if ended == "CANCELLED" else "crashed, and its slot is free"
     )

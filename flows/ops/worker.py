@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from flows.ops.places import ROOT_VARIABLE, Places
@@ -66,10 +67,8 @@ def _make_pool(client: SyncPrefectClient) -> None:
     except ObjectNotFound:
         template = ProcessWorker.get_default_base_job_template()
         pool = WorkPoolCreate(name=POOL, type="process", base_job_template=template)
-        try:
+        with suppress(ObjectAlreadyExists):  # another worker of this server was first
             client.create_work_pool(pool)
-        except ObjectAlreadyExists:  # another worker of this server was first
-            return
 
 
 def _limit_gpus(client: SyncPrefectClient, limit: int, asked: bool) -> None:
@@ -84,13 +83,11 @@ def _limit_gpus(client: SyncPrefectClient, limit: int, asked: bool) -> None:
     except ObjectNotFound:
         wanted = GlobalConcurrencyLimitCreate(name="gpu", limit=limit)
         client.create_global_concurrency_limit(wanted)
-    try:
-        client.read_concurrency_limit_by_tag("gpu")
-        known = True
-    except ObjectNotFound:
-        known = False
-    if asked or not known:
-        client.create_concurrency_limit(tag="gpu", concurrency_limit=limit)
+    if not asked:
+        with suppress(ObjectNotFound):
+            client.read_concurrency_limit_by_tag("gpu")
+            return
+    client.create_concurrency_limit(tag="gpu", concurrency_limit=limit)
 
 
 def settle_runs() -> None:
@@ -116,8 +113,7 @@ def main() -> None:
             deadline_s=SERVER_S,
         )
     settle_runs()
-    described = ", ".join(f"{name} (limit {limit})" for name, (limit, _) in limits.items())
-    print(f"pool {POOL} with queues {described}", flush=True)
+    print(f"pool {POOL} with limits {limits}", flush=True)
     words = ["prefect", "worker", "start", "--pool", POOL, "--type", "process"]
     words += ["--name", f"{POOL}-{socket.gethostname()}", "--with-healthcheck"]
     os.execv(sys.executable, [*PYTHON, *words, "--install-policy", "never"])

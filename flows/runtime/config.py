@@ -1,5 +1,5 @@
-"""How a run guards itself. None of it decides what a snapshot holds, so none of it is part of a
-fingerprint."""
+"""How a run guards itself, and when it counts as stuck. None of it decides what a snapshot holds,
+so none of it is part of a fingerprint."""
 
 from __future__ import annotations
 
@@ -71,3 +71,55 @@ class GuardedRun(Record):
     candidates_per_task: int = 1
     answer_tokens: int | None = None
     """The most tokens of an answer; None where answers are recorded ones."""
+
+
+class WatchdogConfig(BaseModel):
+    """How many minutes a run may be in each state without a sign of life."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", title="Watchdog")
+
+    pending_min: float = Field(
+        default=10,
+        gt=0,
+        title="Pending, min",
+        description="from being taken by a worker to its process running; after it: crashed",
+    )
+    heartbeat_min: float = Field(
+        default=15,
+        gt=3,
+        title="Without heartbeat, min",
+        description=(
+            "a process that lives sends one every 3 minutes (PREFECT_FLOWS_HEARTBEAT_FREQUENCY);"
+            " after it: crashed"
+        ),
+    )
+    silent_min: float = Field(
+        default=180,
+        gt=0,
+        title="Without progress, min",
+        description=(
+            "no new state, task run, artifact or log line, though its process lives; after it:"
+            " cancelled, so that it ends"
+        ),
+    )
+    cancelling_min: float = Field(
+        default=5,
+        gt=0,
+        title="Cancelling, min",
+        description="for the worker that should end it; after it: cancelled without its worker",
+    )
+    late_min: float = Field(
+        default=60,
+        gt=0,
+        title="Late, min",
+        description=(
+            "a scheduled run that no worker takes; after it: reported, and dropped where a later"
+            " one waits"
+        ),
+    )
+    tag: str | None = Field(
+        default=None,
+        min_length=1,
+        title="Tag",
+        description="watch over runs with this tag only; null: all runs",
+    )

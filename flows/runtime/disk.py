@@ -23,7 +23,7 @@ from kernels_eval.build.cache import limit_from_environment
 from kernels_eval.build.toolchain import default_cache
 from kernels_eval.errors import DiskFullError
 from kernels_eval.records import Record
-from tasks.store.snapshot import SnapshotRef, snapshots
+from tasks.store.snapshot import Snapshot, SnapshotRef, snapshots
 
 GIB = 1 << 30
 CHECK_EVERY_S = 1.0
@@ -129,11 +129,10 @@ def row_bytes(run: GuardedRun, stage: str) -> float:
     """Bytes of a row of a stage on the disk: as in the largest earlier snapshot of this root, else
     by the settings."""
     rows, size = 0, 0
-    for snapshot in snapshots(run.root, stage):
-        if snapshot.finished and snapshot.is_local:
-            parts = Path(snapshot.path).glob("part-*.parquet")
-            found = int(snapshot.manifest["rows"]), sum(path.stat().st_size for path in parts)
-            rows, size = max((rows, size), found)
+    for snapshot in _finished(run.root, stage):
+        parts = Path(snapshot.path).glob("part-*.parquet")
+        found = int(snapshot.manifest["rows"]), sum(path.stat().st_size for path in parts)
+        rows, size = max((rows, size), found)
     if rows >= ENOUGH_ROWS:
         return size / rows
     if stage == "synthesis" and run.answer_tokens is not None:
@@ -141,22 +140,31 @@ def row_bytes(run: GuardedRun, stage: str) -> float:
     return ROW_BYTES[stage]
 
 
+def _finished(root: str, stage: str) -> Iterator[Snapshot]:
+    return (each for each in snapshots(root, stage) if each.finished and each.is_local)
+
+
 def _training_bytes(root: str) -> int:
     """Adapter and checkpoints, as the largest earlier training of this root left them; 0 where
     there was none."""
     sizes = [
         sum(file.stat().st_size for file in Path(each.path).rglob("*") if file.is_file())
-        for each in snapshots(root, "training")
-        if each.finished
+        for each in _finished(root, "training")
     ]
     return max(sizes, default=0)
 
 
 def _new_rows(run: GuardedRun, tasks: SnapshotRef) -> dict[str, int]:
-    """Rows that each stage will add: answers of an earlier synthesis are reused."""
+    """Rows that each stage will add: answers that the newest synthesis of these tasks has are
+    reused."""
     count = int(tasks.open().manifest["rows"])
     candidates = count * run.candidates_per_task
-    new = max(0, candidates - _reusable(tasks))
+    known = [
+        int(each.manifest["rows"])
+        for each in _finished(tasks.root, "synthesis")
+        if tasks.fingerprint in each.manifest["upstream"]
+    ]
+    new = max(0, candidates - max(known, default=0))
     # A changed verifier writes all verdicts again, which are small.
     return {
         "synthesis": new,
@@ -165,16 +173,6 @@ def _new_rows(run: GuardedRun, tasks: SnapshotRef) -> dict[str, int]:
         "trace-flags": candidates,
         "curation": new and count,
     }
-
-
-def _reusable(tasks: SnapshotRef) -> int:
-    """Answers that the newest synthesis of these tasks has already."""
-    known = [
-        int(each.manifest["rows"])
-        for each in snapshots(tasks.root, "synthesis")
-        if each.finished and tasks.fingerprint in each.manifest["upstream"]
-    ]
-    return max(known, default=0)
 
 
 class DiskWatch:

@@ -28,6 +28,7 @@ from tasks.store.snapshot import MANIFEST
 T = TypeVar("T")
 
 SHOWN_CHARS = 600
+TEMPLATE = Path(__file__).with_name("unfinished.md.j2")
 STAGES = (
     "tasks",
     "training-tasks",
@@ -71,22 +72,17 @@ def _report(error: Exception, text: str) -> None:
 def ending(root: str, error: BaseException, began: float, cautions: list[str]) -> str:
     """Markdown: why a run ended that began at `began` (seconds since the epoch), what is kept, and
     how to resume."""
-    message = str(error.args[0]) if error.args else str(error)
-    hint = getattr(error, "hint", "")
-    lines = ["# This run ended early", "", f"**{type(error).__name__}**: {shown(message)}", ""]
-    lines += [f"What to do: {shown(hint)}", ""] if hint else []
-    lines += [
-        "Finished work is kept, with every answer and verdict that was reached: start the same run"
-        " again to resume.",
-        "",
-    ]
-    if rows := list(snapshots_since(root, began)):
-        lines += ["| stage | snapshot | rows | |", "| --- | --- | --- | --- |"]
-        lines += [
-            f"| {stage} | `{name[:12]}` | {count} | {state} |" for stage, name, count, state in rows
-        ]
-    lines += ["", *(f"- {shown(text)}" for text in cautions)]
-    return "\n".join(lines) + "\n"
+    from jinja2 import Environment
+
+    environment = Environment(trim_blocks=True)
+    environment.filters["shown"] = shown
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        kind=type(error).__name__,
+        message=error.args[0] if error.args else "",
+        hint=getattr(error, "hint", ""),
+        rows=list(snapshots_since(root, began)),
+        cautions=cautions,
+    )
 
 
 def snapshots_since(root: str, began: float) -> Iterator[tuple[str, str, int, str]]:
@@ -99,12 +95,8 @@ def snapshots_since(root: str, began: float) -> Iterator[tuple[str, str, int, st
             with suppress(OSError):
                 if folder.stat().st_mtime >= began:
                     done = (folder / MANIFEST).exists()
-                    yield (
-                        stage,
-                        folder.name,
-                        _rows(folder, done),
-                        "finished" if done else "unfinished: resumed by the next run",
-                    )
+                    state = "finished" if done else "unfinished: resumed by the next run"
+                    yield stage, folder.name, _rows(folder, done), state
 
 
 def _rows(folder: Path, finished: bool) -> int:

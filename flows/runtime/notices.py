@@ -21,12 +21,16 @@ import urllib.request
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from pydantic import BaseModel
+
 from flows.runtime.config import NotifyConfig
 from kernels_eval.errors import EvalError, UsageError
 
 if TYPE_CHECKING:
     from prefect import Flow
     from prefect.client.schemas.objects import FlowRun, State
+
+    from flows.config import PipelineConfig
 
 log = logging.getLogger(__name__)
 KIND = re.compile(r"^(?:Flow|Task) run encountered an exception:? ([A-Za-z_][A-Za-z0-9_]*):")
@@ -164,28 +168,30 @@ def _config(flow: Flow[..., Any], run: FlowRun) -> NotifyConfig | None:
     deployed flow has forms instead: what they say is made a configuration again.
     """
     parameters = run.parameters or {}
-    found: Any = None
-    if "config" not in parameters:
-        from flows.forms import ADVANCED, AdvancedForm, Form, RunForm, configuration
-
-        given = flow.validate_parameters(parameters)
-        filled = {
-            name: given.get(name, parameter.default)
-            for name, parameter in inspect.signature(flow.fn).parameters.items()
-        }
-        first, advanced = filled.pop("run", None), filled.pop("advanced", ADVANCED)
-        filled.pop("sweep", None)  # says nothing of one run's configuration
-        forms = [form for form in filled.values() if isinstance(form, Form)]
-        if isinstance(first, RunForm) and isinstance(advanced, AdvancedForm):
-            found = configuration(first, *forms, advanced=advanced).guard.notify
-    elif isinstance(config := parameters["config"], dict):
-        found = config.get("guard", {}).get("notify")
-    else:
-        found = getattr(getattr(config, "guard", None), "notify", None)
-    if found is None:
-        return None
-    notify = found if isinstance(found, NotifyConfig) else NotifyConfig.model_validate(found)
+    config = parameters.get("config")
+    if config is None and (made := _of_forms(flow, parameters)):
+        config = made.model_dump(mode="json", include={"guard"})
+    elif isinstance(config, BaseModel):
+        config = config.model_dump(mode="json")
+    found = ((config or {}).get("guard") or {}).get("notify") or {}
+    notify = NotifyConfig.model_validate(found)
     return notify if notify.command or notify.webhook_env or notify.webhook_block else None
+
+
+def _of_forms(flow: Flow[..., Any], parameters: dict[str, Any]) -> PipelineConfig | None:
+    from flows.forms import ADVANCED, AdvancedForm, Form, RunForm, configuration
+
+    given = flow.validate_parameters(parameters)
+    filled = {
+        name: given.get(name, parameter.default)
+        for name, parameter in inspect.signature(flow.fn).parameters.items()
+    }
+    first, advanced = filled.pop("run", None), filled.pop("advanced", ADVANCED)
+    filled.pop("sweep", None)  # says nothing of one run's configuration
+    forms = [form for form in filled.values() if isinstance(form, Form)]
+    if isinstance(first, RunForm) and isinstance(advanced, AdvancedForm):
+        return configuration(first, *forms, advanced=advanced)
+    return None
 
 
 NOTICES: dict[str, Any] = {"on_failure": [tell], "on_crashed": [tell], "on_cancellation": [tell]}

@@ -12,14 +12,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
+from pathlib import Path
 
 import polars as pl
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record, Status
-from tasks.operators import operator_kind
-from tasks.reporting.blocks import Table
-from tasks.reporting.page import block_markdown
+from tasks.operators import is_single_operator
+from tasks.reporting.page import rendered
+from tasks.reporting.text import by_count
 
 STATUSES = tuple(status.value for status in Status)
 UNKNOWN = "unknown"
@@ -37,7 +38,8 @@ LEADING = (
 )
 """Families that lead a task before any other, the first of these first: what a kernel of it mostly
 computes."""
-QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+QUANTILES = {"p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75, "p90": 0.9}
+TABLES = Path(__file__).parent / "templates" / "composition.md.j2"
 FIX = "give verdicts joined with the candidates they are of"
 
 
@@ -112,9 +114,13 @@ class Overlap(Record):
 def leading_family(families: Sequence[str]) -> str:
     """The family that stands for a task with these: the first of LEADING among them, else the first
     given; UNKNOWN of none."""
-    return next(
-        (name for name in LEADING if name in families), families[0] if families else UNKNOWN
-    )
+    return next((name for name in (*LEADING, *families) if name in families), UNKNOWN)
+
+
+def in_order(statuses: Iterable[str]) -> list[str]:
+    """Statuses in the order of STATUSES, names that are not in it last."""
+    known = {name: place for place, name in enumerate(STATUSES)}
+    return sorted(statuses, key=lambda name: (known.get(name, len(known)), name))
 
 
 def status_by_family(frame: pl.DataFrame, families: pl.DataFrame) -> tuple[FamilyStatuses, ...]:
@@ -134,13 +140,12 @@ def status_by_family(frame: pl.DataFrame, families: pl.DataFrame) -> tuple[Famil
     found = []
     for (family,), part in _with_family(rows, families).group_by("family"):
         counts = Counter(part["status"])
-        order = (*STATUSES, *sorted(counts.keys() - set(STATUSES)))
         found.append(
             FamilyStatuses(
                 family=str(family),
                 tasks=part["task_id"].n_unique(),
                 candidates=part.height,
-                counts={name: counts[name] for name in order if name in counts},
+                counts={name: counts[name] for name in in_order(counts)},
             )
         )
     found.sort(key=lambda each: (each.family == UNKNOWN, -each.candidates, each.family))
@@ -153,51 +158,48 @@ def composition(name: str, rows: pl.DataFrame, families: pl.DataFrame) -> SetCom
     UsageError for missing columns."""
     _require(rows, ("task_id", "reasoning_tokens"))
     named = _with_family(rows.select(pl.col("task_id").cast(pl.String)), families)["family"]
-    counts = named.value_counts().iter_rows()
-    singles = int((_kinds(rows) == "single_operator").sum())
+    singles = int(rows.select(_single(rows)).to_series().sum())
+    speedups = _numbers(rows, "speedup", _speedup(rows))
     return SetComposition(
         name=name,
         samples=rows.height,
         tasks=rows["task_id"].n_unique(),
         single_operator=singles,
         fusion=rows.height - singles,
-        families=dict(sorted(counts, key=lambda pair: (-pair[1], pair[0]))),
-        tokens=_quantiles(_numbers(rows, "reasoning_tokens")),
-        speedups=_quantiles(_speedups(rows)),
+        families=dict(by_count(dict(named.value_counts().iter_rows()))),
+        tokens=_quantiles(_numbers(rows, "reasoning_tokens", pl.col("reasoning_tokens"))),
+        speedups=_quantiles(speedups.filter(speedups > 0)),
     )
 
 
 def overlap(sets: Mapping[str, Iterable[str]]) -> Overlap:
     """Which samples (by candidate_id) are in which sets: up to 63 of them, a bit each."""
     masks = _masks(sets)
-    names = list(sets)
-    same: dict[tuple[int, ...], list[int]] = {}  # sets with the same members are in the same masks
-    for number in range(len(names)):
-        same.setdefault(tuple(mask for mask in masks if mask >> number & 1), []).append(number)
-    sizes = {numbers[0]: sum(masks[mask] for mask in of) for of, numbers in same.items()}
-    ordered = sorted(
-        same.values(), key=lambda numbers: -sizes[numbers[0]]
-    )  # of equal size: as they were given
-    exact = [
-        (tuple(place for place, numbers in enumerate(ordered) if mask >> numbers[0] & 1), count)
+
+    def samples(of: Iterable[int]) -> int:
+        return sum(masks[mask] for mask in of)
+
+    held = {
+        name: frozenset(mask for mask in masks if mask >> number & 1)
+        for number, name in enumerate(sets)
+    }
+    same: dict[frozenset[int], list[str]] = {}
+    for name, of in held.items():
+        same.setdefault(of, []).append(name)
+    ordered = sorted(same, key=samples, reverse=True)  # of equal size: as they were given
+    parts = [
+        Intersection(sets=tuple(n for n, of in enumerate(ordered) if mask in of), samples=count)
         for mask, count in masks.items()
     ]
     pairs = []
-    for first, second in combinations(range(len(names)), 2):
-        both = 1 << first | 1 << second
-        shared = sum(count for mask, count in masks.items() if mask & both == both)
-        either = sum(count for mask, count in masks.items() if mask & both)
+    for first, second in combinations(held, 2):
+        shared, either = samples(held[first] & held[second]), samples(held[first] | held[second])
         jaccard = shared / either if either else 0.0
-        pairs.append(Pair(first=names[first], second=names[second], shared=shared, jaccard=jaccard))
-    sets_of = [
-        SetSize(names=tuple(names[n] for n in numbers), samples=sizes[numbers[0]])
-        for numbers in ordered
-    ]
-    exact.sort(key=lambda pair: (-pair[1], pair[0]))
+        pairs.append(Pair(first=first, second=second, shared=shared, jaccard=jaccard))
     return Overlap(
-        samples=sum(masks.values()),
-        sets=tuple(sets_of),
-        intersections=tuple(Intersection(sets=which, samples=n) for which, n in exact),
+        samples=samples(masks),
+        sets=tuple(SetSize(names=tuple(same[of]), samples=samples(of)) for of in ordered),
+        intersections=tuple(sorted(parts, key=lambda part: (-part.samples, part.sets))),
         pairs=tuple(pairs),
     )
 
@@ -220,29 +222,7 @@ def _masks(sets: Mapping[str, Iterable[str]]) -> dict[int, int]:
 
 def markdown(sets: Sequence[SetComposition], shared: Overlap | None = None) -> str:
     """Return both as Markdown tables: what sets hold, and how many samples two of them share."""
-    header = ("strategy", "samples", "tasks", "single", "fusion", "tokens (median)")
-    rows = tuple(
-        (
-            each.name,
-            *(f"{n:,}" for n in (each.samples, each.tasks, each.single_operator, each.fusion)),
-            f"{each.tokens.median:,.0f}" if each.tokens else "",
-            f"{each.speedups.median:.2f} (n {each.speedups.n:,})" if each.speedups else "none",
-            ", ".join(f"{name} {count:,}" for name, count in each.families.items()),
-        )
-        for each in sets
-    )
-    tables = [Table((*header, "speedup (median)", "families"), rows)]
-    if shared is not None and shared.pairs:
-        names = [each.name for each in sets]
-        known = {
-            frozenset((pair.first, pair.second)): f"{pair.shared:,} ({100 * pair.jaccard:.0f})"
-            for pair in shared.pairs
-        }
-        cells = tuple(
-            (row, *(known.get(frozenset((row, column)), "") for column in names)) for row in names
-        )
-        tables.append(Table(("samples in common (Jaccard, %)", *names), cells))
-    return "\n\n".join(map(block_markdown, tables)) + "\n"
+    return rendered(TABLES, sets=sets, shared=shared).strip() + "\n"
 
 
 def _require(frame: pl.DataFrame, columns: Sequence[str]) -> None:
@@ -252,47 +232,40 @@ def _require(frame: pl.DataFrame, columns: Sequence[str]) -> None:
 
 def _with_family(rows: pl.DataFrame, families: pl.DataFrame) -> pl.DataFrame:
     _require(families, ("task_id", "family"))
-    named = families.select(
-        pl.col("task_id").cast(pl.String), pl.col("family").cast(pl.String)
-    ).unique("task_id", keep="first")
-    return rows.join(named, on="task_id", how="left").with_columns(
-        pl.col("family").fill_null(UNKNOWN)
-    )
+    named = families.select(pl.col("task_id", "family").cast(pl.String))
+    named = named.unique("task_id", keep="first")
+    rows = rows.join(named, on="task_id", how="left")
+    return rows.with_columns(pl.col("family").fill_null(UNKNOWN))
 
 
-def _kinds(rows: pl.DataFrame) -> pl.Series:
-    """single_operator or fusion. `operator_kind` is asked once for each different list of
-    operators."""
+def _single(rows: pl.DataFrame) -> pl.Expr:
     if "operator_kind" in rows.columns:
-        return rows["operator_kind"].cast(pl.String).fill_null("fusion")
+        return pl.col("operator_kind").cast(pl.String) == "single_operator"
     _require(rows, ("reference_operators",))
-    keys = rows["reference_operators"].cast(pl.List(pl.String)).list.join("\0").fill_null("")
-    kinds = {key: operator_kind(key.split("\0") if key else []) for key in keys.unique()}
-    return keys.replace_strict(kinds, return_dtype=pl.String) if kinds else keys
+    return is_single_operator(pl.col("reference_operators"))
 
 
-def _numbers(rows: pl.DataFrame, name: str) -> pl.Series:
+def _speedup(rows: pl.DataFrame) -> pl.Expr:
+    """Null where the timings have none."""
+    if "speedup" in rows.columns:
+        return pl.col("speedup")
+    _require(rows, ("timing",))
+    fields = {field.name for field in getattr(rows.schema["timing"], "fields", [])}
+    return pl.col("timing").struct.field("speedup") if "speedup" in fields else pl.lit(None)
+
+
+def _numbers(rows: pl.DataFrame, name: str, column: pl.Expr) -> pl.Series:
+    """The finite ones."""
     try:
-        values = rows[name].cast(pl.Float64)
+        values = rows.select(column.cast(pl.Float64).alias(name)).to_series()
     except pl.exceptions.PolarsError as error:
-        raise UsageError(f"the column {name} holds {rows.schema[name]}, no numbers", FIX) from error
+        kind = rows.schema.get(name)
+        raise UsageError(f"the column {name} holds {kind}, no numbers", FIX) from error
     return values.filter(values.is_finite().fill_null(False))
-
-
-def _speedups(rows: pl.DataFrame) -> pl.Series:
-    """The usable ones."""
-    if "speedup" not in rows.columns:
-        _require(rows, ("timing",))
-        fields = {field.name for field in getattr(rows.schema["timing"], "fields", [])}
-        known = pl.col("timing").struct.field("speedup")
-        rows = rows.select(known if "speedup" in fields else pl.lit(None).alias("speedup"))
-    values = _numbers(rows, "speedup")
-    return values.filter(values > 0)
 
 
 def _quantiles(values: pl.Series) -> Quantiles | None:
     if values.is_empty():
         return None
-    names = ("p10", "p25", "median", "p75", "p90")
-    shares = [values.quantile(share, "linear") for share in QUANTILES]
-    return Quantiles(n=len(values), **dict(zip(names, shares, strict=True)))
+    found = {name: values.quantile(share, "linear") for name, share in QUANTILES.items()}
+    return Quantiles(n=len(values), **found)

@@ -1,24 +1,26 @@
 """Figures of verdicts and training sets: statuses of each operator family, what each set holds, and
 which samples sets share.
 
-Guarantees: what `drawing` guarantees; no letters over what is drawn; every figure says how many it
+Guarantees: what `charts` guarantees; no letters over what is drawn; every figure says how many it
 is of; what is left out to keep it readable is counted under it. Does not guarantee that every
 number is written in it: the alternative text and the records have them all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tasks.analysis.composition import (
-    STATUSES,
     UNKNOWN,
     FamilyStatuses,
     Overlap,
     Quantiles,
     SetComposition,
+    in_order,
 )
+from tasks.analysis.figures import described
 from tasks.reporting.charts import (
     FIRST,
     INK,
@@ -26,7 +28,6 @@ from tasks.reporting.charts import (
     SECOND,
     Drawn,
     Look,
-    caption,
     counts,
     labelled,
     legend,
@@ -34,6 +35,7 @@ from tasks.reporting.charts import (
     ratios,
     style,
 )
+from tasks.reporting.text import by_count, plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,11 +53,11 @@ STATUS_LOOKS: dict[str, Look] = {
 }
 OTHER = Look(FIRST, "xxxxx")
 FAMILY_LOOKS = LOOKS[:5]
-FAMILIES_SHOWN = len(FAMILY_LOOKS)
 REST = "all others"
 ROW_INCHES = 0.42
 WRITTEN_FROM = 3.0  # percent of a bar under which its count has no room
 INTERSECTIONS_SHOWN = 24
+SMALL: dict[str, Any] = {"fontsize": 7, "color": INK}
 
 
 @style()
@@ -64,66 +66,27 @@ def status_figure(table: Sequence[FamilyStatuses]) -> Drawn:
     parts."""
     figure, (axes,) = new_figure(8.4, 1.7 + ROW_INCHES * len(table))
     labelled(axes, "share of the family's candidates (%)", "", grid="x")
-    present = [*STATUSES, *sorted({name for row in table for name in row.counts} - set(STATUSES))]
-    present = [name for name in present if any(row.counts.get(name) for row in table)]
+    present = in_order({name for row in table for name in row.counts})
+    looks = {name: STATUS_LOOKS.get(name, OTHER) for name in present}
     for place, row in enumerate(table):
-        left = 0.0
-        for name in present:
-            width = 100 * row.counts.get(name, 0) / row.candidates
-            if not width:
-                continue
-            # a gap tells neighbours apart where their colours do not
-            axes.barh(
-                place - 0.1,
-                max(width - 0.25, 0.1),
-                0.46,
-                left=left,
-                **STATUS_LOOKS.get(name, OTHER).fill,
-            )
+        # a gap tells neighbours apart where their colours do not
+        for name, left, width in _stacked(axes, place - 0.1, 0.46, row.counts, looks, 0.25):
             if width >= WRITTEN_FROM:
-                axes.text(
-                    left + width / 2,
-                    place + 0.19,
-                    f"{row.counts[name]:,}",
-                    ha="center",
-                    va="top",
-                    fontsize=7,
-                    color=INK,
-                )
-            left += width
-    axes.set_yticks(
-        range(len(table)),
-        [
-            f"{row.family}\nn {row.candidates:,}, {row.tasks:,} {_plural(row.tasks)}"
-            for row in table
-        ],
-        fontsize=8,
-    )
+                at = (left + width / 2, place + 0.19)
+                axes.text(*at, f"{row.counts[name]:,}", ha="center", va="top", **SMALL)
+    names = [f"{row.family}\nn {row.candidates:,}, {plural(row.tasks, 'task')}" for row in table]
+    axes.set_yticks(range(len(table)), names, fontsize=8)
     axes.set_ylim(len(table) - 0.4, -0.5)
     axes.set_xlim(0, 100)
-    _legend_above(axes, {name: STATUS_LOOKS.get(name, OTHER) for name in present}, 4)
-    total, tasks = sum(row.candidates for row in table), sum(row.tasks for row in table)
-    caption(
-        figure,
-        f"n {total:,} candidates of {tasks:,} tasks; a task counts for its leading operator family."
-        " Numbers: candidates, where there is room.",
-    )
-    alt = " ".join(
-        f"{row.family}: {', '.join(f'{count:,} {name}' for name, count in row.counts.items())}."
-        for row in table
-    )
-    return Drawn(
-        "status-by-family",
-        figure,
-        f"Verdict statuses of {total:,} candidates by operator family of their task. {alt}",
-    )
+    _legend_above(axes, looks, 4)
+    return described("status-by-family", figure, table=table)
 
 
 @style()
 def composition_figure(sets: Sequence[SetComposition]) -> Drawn:
     """Every set in a row: size with single operators apart, families, reasoning lengths,
     speedups."""
-    figure, (sizes, families, lengths, speedups) = new_figure(
+    figure, drawn = new_figure(
         12.0,
         2.1 + 0.34 * max(len(sets), 2),
         columns=4,
@@ -131,33 +94,17 @@ def composition_figure(sets: Sequence[SetComposition]) -> Drawn:
         width_ratios=(1.0, 1.25, 1.0, 1.0),
     )
     labels = ("samples", "share of samples (%)", "reasoning length (tokens)", "speedup (a ratio)")
-    for axes, label in zip((sizes, families, lengths, speedups), labels, strict=True):
+    for axes, label in zip(drawn, labels, strict=True):
         labelled(axes, label, "", grid="x")
-    shown = _most_frequent(sets)
-    looks = {**dict(zip(shown, FAMILY_LOOKS, strict=False)), REST: LOOKS[7]}
+    sizes, families, lengths, speedups = drawn
+    shown, looks = _family_looks(sets)
     for place, each in enumerate(sets):
         sizes.barh(place, each.single_operator, 0.62, **LOOKS[0].fill)
         sizes.barh(place, each.fusion, 0.62, left=each.single_operator, **LOOKS[3].fill)
-        sizes.annotate(
-            f"{each.samples:,}",
-            (each.samples, place),
-            (3, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=7,
-            color=INK,
-        )
-        left = 0.0
-        for name, look in looks.items():
-            count = (
-                sum(n for family, n in each.families.items() if family not in shown)
-                if name == REST
-                else each.families.get(name, 0)
-            )
-            if count:
-                width = 100 * count / each.samples
-                families.barh(place, max(width - 0.4, 0.1), 0.62, left=left, **look.fill)
-                left += width
+        _written(sizes, each.samples, (each.samples, place), (3, 0), va="center")
+        held = {name: each.families.get(name, 0) for name in shown}
+        rest = {REST: each.samples - sum(held.values())}
+        _stacked(families, place, 0.62, held | rest, looks, 0.4)
         _box(lengths, place, each.tokens, FIRST)
         _box(speedups, place, each.speedups, SECOND)
     if any(each.speedups for each in sets):
@@ -165,39 +112,15 @@ def composition_figure(sets: Sequence[SetComposition]) -> Drawn:
         ratios(speedups, "x")
     sizes.set_yticks(range(len(sets)), [each.name for each in sets], fontsize=8)
     sizes.set_ylim(len(sets) - 0.4, -0.6)
-    sizes.set_xlim(0, 1.3 * max([each.samples for each in sets] + [1]))
-    counts(sizes)
+    _room_for(sizes, [each.samples for each in sets])
     counts(lengths)
     families.set_xlim(0, 100)
     lengths.set_xlim(left=0)
     _legend_above(sizes, {"single operator": LOOKS[0], "fusion": LOOKS[3]}, 1)
-    used = {family for each in sets for family in each.families}
-    _legend_above(
-        families,
-        {
-            name: look
-            for name, look in looks.items()
-            if name in used or (name == REST and used - set(shown))
-        },
-        2,
-    )
-    timed = "".join(
-        f"; {each.name} {each.speedups.n if each.speedups else 0:,}"
-        for each in sets
-        if _untimed(each)
-    )
-    caption(
-        figure,
-        f"{len(sets)} {'sets' if len(sets) > 1 else 'set'}; n is the number of samples, written"
-        " beside the first bars. Boxes: middle half with the median, lines to the 10 % and 90 %"
-        " quantiles. Dotted: as fast as the reference."
-        + (f" Speedups of fewer: {timed[2:]}." if timed else ""),
-    )
-    return Drawn(
-        "composition",
-        figure,
-        "What each training set holds. " + " ".join(_said(each) for each in sets),
-    )
+    _legend_above(families, looks, 2)
+    untimed = [each for each in sets if not each.speedups or each.speedups.n < each.samples]
+    untimed = [each for each in untimed if each.samples]
+    return described("composition", figure, sets=sets, untimed=untimed)
 
 
 @style()
@@ -217,74 +140,70 @@ def overlap_figure(found: Overlap) -> Drawn:
     labelled(bars, "", "samples in exactly these sets")
     labelled(sizes, "samples in the set", "", grid="x")
     labelled(dots, "", "", grid="both")
-    places = range(len(shown))
-    bars.bar(places, [each.samples for each in shown], 0.6, color=FIRST)
-    for place, each in zip(places, shown, strict=True):
-        bars.annotate(
-            f"{each.samples:,}",
-            (place, each.samples),
-            (0, 2),
-            textcoords="offset points",
-            ha="center",
-            fontsize=7,
-            color=INK,
-        )
+    bars.bar(range(len(shown)), [each.samples for each in shown], 0.6, color=FIRST)
+    for place, each in enumerate(shown):
+        _written(bars, each.samples, (place, each.samples), (0, 2), ha="center")
         absent = [number for number in range(len(sets)) if number not in each.sets]
         dots.plot([place] * len(absent), absent, "o", color=INK, markersize=2)
-        dots.plot(
-            [place] * len(each.sets), each.sets, "o-", color=FIRST, markersize=7, linewidth=1.5
-        )
+        within: dict[str, Any] = {"color": FIRST, "markersize": 7, "linewidth": 1.5}
+        dots.plot([place] * len(each.sets), each.sets, "o-", **within)
     sizes.barh(range(len(sets)), [each.samples for each in sets], 0.6, color=INK)
-    sizes.set_xlim(1.3 * max([each.samples for each in sets] + [1]), 0)  # towards the names
-    for place, held_by in enumerate(sets):
-        sizes.annotate(
-            f"{held_by.samples:,}",
-            (held_by.samples, place),
-            (-3, 0),
-            textcoords="offset points",
-            ha="right",
-            va="center",
-            fontsize=7,
-            color=INK,
-        )
+    _room_for(sizes, [each.samples for each in sets])
+    sizes.invert_xaxis()  # towards the names
+    for place, held in enumerate(sets):
+        _written(sizes, held.samples, (held.samples, place), (-3, 0), ha="right", va="center")
     for axes in (sizes, dots):
         axes.set_ylim(max(len(sets), 1) - 0.5, -0.5)
     for axes in (bars, dots):
         axes.set_xlim(-0.6, max(len(shown), 1) - 0.4)
         axes.set_xticks([])
-    for side in ("left", "bottom"):
-        dots.spines[side].set_visible(False)
+    dots.spines[["left", "bottom"]].set_visible(False)
     sizes.spines["left"].set_visible(False)
     sizes.spines["right"].set_visible(True)
     sizes.set_yticks([])
-    counts(sizes)
     counts(bars, "y")
     dots.tick_params(left=False)
     dots.set_yticks(range(len(sets)), [_joined(each.names) for each in sets], fontsize=8)
     bars.set_ylim(0, 1.1 * max([each.samples for each in shown] + [1]))
-    left_out = found.intersections[len(shown) :]
-    few, named = sum(each.samples for each in left_out), sum(len(each.names) for each in sets)
-    rest = (
-        f" {len(left_out):,} smaller intersections with {few:,} samples are not drawn."
-        if left_out
-        else ""
-    )
-    caption(
-        figure,
-        f"n {found.samples:,} different samples in {named:,} sets. Large dots: in the set.{rest}",
-    )
-    names = [" and ".join(each.names) for each in sets]
-    said = " ".join(
-        f"{each.samples:,} in {', '.join(names[number] for number in each.sets)} only."
-        for each in shown[:8]
-    )
-    held = ", ".join(f"{name} {each.samples:,}" for name, each in zip(names, sets, strict=True))
-    return Drawn(
+    return described(
         "overlap",
         figure,
-        f"Overlap of training sets, {found.samples:,} different samples. Sizes: {held}. Largest"
-        f" parts: {said}",
+        found=found,
+        shown=shown,
+        left_out=found.intersections[len(shown) :],
+        named=sum(len(each.names) for each in sets),
     )
+
+
+def _stacked(
+    axes: Axes,
+    place: float,
+    height: float,
+    parts: Mapping[str, int],
+    looks: Mapping[str, Look],
+    gap: float,
+) -> list[tuple[str, float, float]]:
+    """Draw one bar of 100 % in the order of `looks`; return each part's name, left end, width."""
+    drawn, left, total = [], 0.0, sum(parts.values())
+    for name, look in looks.items():
+        if count := parts.get(name, 0):
+            width = 100 * count / total
+            axes.barh(place, max(width - gap, 0.1), height, left=left, **look.fill)
+            drawn.append((name, left, width))
+            left += width
+    return drawn
+
+
+def _written(
+    axes: Axes, count: int, at: tuple[float, float], offset: tuple[float, float], **where: str
+) -> None:
+    axes.annotate(f"{count:,}", at, offset, textcoords="offset points", **where, **SMALL)
+
+
+def _room_for(axes: Axes, sizes: Sequence[int]) -> None:
+    """Leave room for the count after the longest bar."""
+    axes.set_xlim(0, 1.3 * max([*sizes, 1]))
+    counts(axes)
 
 
 def _joined(names: Sequence[str]) -> str:
@@ -292,61 +211,28 @@ def _joined(names: Sequence[str]) -> str:
     return " = ".join(names[:2]) + (f" = {len(names) - 2} more" if len(names) > 2 else "")
 
 
-def _plural(tasks: int) -> str:
-    return "task" if tasks == 1 else "tasks"
-
-
-def _legend_above(axes: Axes, looks: dict[str, Look], columns: int) -> None:
+def _legend_above(axes: Axes, looks: Mapping[str, Look], columns: int) -> None:
     from matplotlib.patches import Patch
 
-    legend(
-        axes,
-        columns,
-        handles=[Patch(label=name, **look.fill) for name, look in looks.items()],
-        handleheight=1.0,
-    )
+    handles = [Patch(label=name, **look.fill) for name, look in looks.items()]
+    legend(axes, columns, handles=handles, handleheight=1.0)
 
 
 def _box(axes: Axes, place: int, found: Quantiles | None, colour: str) -> None:
-    if found is None:
-        return
-    axes.plot([found.p10, found.p90], [place, place], "-", color=colour, linewidth=1.2)
-    axes.plot(
-        [found.p25, found.p75],
-        [place, place],
-        "-",
-        color=colour,
-        linewidth=6,
-        alpha=0.55,
-        solid_capstyle="butt",
-    )
-    axes.plot([found.median], [place], "o", color=colour, markersize=5)
+    if found is not None:
+        wide: dict[str, Any] = {"linewidth": 6, "alpha": 0.55, "solid_capstyle": "butt"}
+        axes.plot([found.p10, found.p90], [place, place], "-", color=colour, linewidth=1.2)
+        axes.plot([found.p25, found.p75], [place, place], "-", color=colour, **wide)
+        axes.plot([found.median], [place], "o", color=colour, markersize=5)
 
 
-def _most_frequent(sets: Sequence[SetComposition]) -> tuple[str, ...]:
+def _family_looks(sets: Sequence[SetComposition]) -> tuple[list[str], dict[str, Look]]:
     """The families that have a look of their own, by how many samples of all sets together they
-    have."""
-    totals: dict[str, int] = {}
+    have; and all looks that are drawn."""
+    totals: Counter[str] = Counter()
     for each in sets:
-        for family, count in each.families.items():
-            totals[family] = totals.get(family, 0) + count
-    ordered = sorted(
-        (family for family in totals if family != UNKNOWN),
-        key=lambda family: (-totals[family], family),
-    )
-    return tuple(ordered[:FAMILIES_SHOWN])
-
-
-def _untimed(each: SetComposition) -> bool:
-    return (each.speedups.n if each.speedups else 0) < each.samples
-
-
-def _said(each: SetComposition) -> str:
-    families = ", ".join(f"{count:,} {name}" for name, count in each.families.items())
-    tokens = f", median {each.tokens.median:,.0f} tokens" if each.tokens else ""
-    speedup = f", median speedup {each.speedups.median:.2f}" if each.speedups else ", no speedup"
-    kinds = f"{each.single_operator:,} single operators, {each.fusion:,} fusions"
-    return (
-        f"{each.name}: {each.samples:,} samples of {each.tasks:,} tasks, {kinds}"
-        f" ({families}){tokens}{speedup}."
-    )
+        totals.update(each.families)
+    known = [family for family, _ in by_count(totals) if family != UNKNOWN]
+    shown = known[: len(FAMILY_LOOKS)]
+    looks = dict(zip(shown, FAMILY_LOOKS, strict=False))
+    return shown, looks | ({REST: LOOKS[7]} if len(totals) > len(shown) else {})

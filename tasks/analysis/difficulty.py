@@ -19,13 +19,11 @@ import polars as pl
 from tasks.analysis.estimates import (
     LEVEL,
     MIN_GROUPS,
+    Basis,
     Codes,
     Floats,
     correlation,
-    estimate,
-    mean_of,
     quiet,
-    unknown,
     wilson,
 )
 from tasks.analysis.findings import difficulty_findings, difficulty_headline
@@ -35,8 +33,8 @@ from tasks.reporting.findings import Estimate
 
 ROBUST = "weighted by samples, robust over tasks"
 GROUPS = ("easy", "medium", "hard")
-SPLITS: tuple[tuple[float, ...], ...] = (
-    (1 / 3, 2 / 3),
+THIRDS = (1 / 3, 2 / 3)
+OTHER_SPLITS: tuple[tuple[float, ...], ...] = (
     (0.25, 0.75),
     (0.3, 0.6),
     (0.4, 0.7),
@@ -56,68 +54,49 @@ def difficulty(
     the next is the other. Raises UsageError as `observe` does.
     """
     data = samples_of(frame).data
-    second = samples_of(other).data if other is not None else None
+    second = data.clear() if other is None else samples_of(other).data
     names = data["generator"].value_counts(sort=True)["generator"].to_list()
-    if second is None and len(names) > 1:
-        second = data.filter(pl.col("generator") == names[1])
     if len(names) > 1:
+        if other is None:
+            second = data.filter(pl.col("generator") == names[1])
         data = data.filter(pl.col("generator") == names[0])
-    return difficulty_of(data, second, seed=seed)
-
-
-def difficulty_of(data: pl.DataFrame, second: pl.DataFrame | None, *, seed: int) -> Difficulty:
-    """`difficulty` of prepared samples (`lengths.Samples.data` with the column task_id)."""
     tasks = _per_task(data)
-    numbered = data.with_columns(_half=pl.int_range(pl.len()).over("task") % 2)
-    first_half, second_half = (
-        _per_task(numbered.filter(pl.col("_half") == half)) for half in (0, 1)
-    )
-    halves = first_half.select("task_id", "arl").join(
-        second_half.drop("arl", "median"), on="task_id", how="inner"
-    )
-    both = first_half.join(
-        second_half.select("task_id", pl.col("arl").alias("again")), on="task_id", how="inner"
-    )
+    half = pl.int_range(pl.len()).over("task") % 2
+    first_half, second_half = (_per_task(data.filter(half == number)) for number in (0, 1))
+    both = first_half.select("task_id", "arl").join(second_half, on="task_id", suffix="_again")
     complete = data.filter(~pl.col("truncated"))
-    sensitivity = [divide(tasks, quantiles, _split_name(quantiles)) for quantiles in SPLITS[1:]]
-    sensitivity.append(
-        divide(tasks.with_columns(arl=pl.col("median")), SPLITS[0], "thirds by median length")
-    )
+    sensitivity = [divide(tasks, quantiles, _split_name(quantiles)) for quantiles in OTHER_SPLITS]
+    by_median = tasks.with_columns(arl=pl.col("median"))
+    sensitivity.append(divide(by_median, THIRDS, "thirds by median length"))
     if 0 < complete.height < data.height:
-        sensitivity.append(divide(_per_task(complete), SPLITS[0], "thirds without samples cut off"))
+        sensitivity.append(divide(_per_task(complete), THIRDS, "thirds without samples cut off"))
     found = Difficulty(
         tasks=tasks.height,
         samples=data.height,
         arl_exec=_rank(tasks["arl"], tasks["share"], seed),
-        tertiles=divide(tasks, SPLITS[0], "thirds"),
-        split_half=divide(halves, SPLITS[0], "thirds, ARL and outcomes of different samples"),
-        reliability=_rank(both["arl"], both["again"], seed),
+        tertiles=divide(tasks, THIRDS, "thirds"),
+        split_half=divide(both, THIRDS, "thirds, ARL and outcomes of different samples"),
+        reliability=_rank(both["arl"], both["arl_again"], seed),
         sensitivity=tuple(division for division in sensitivity if division is not None),
-        agreement=(
-            _agreement(tasks, second, data, seed) if second is not None and second.height else None
-        ),
+        agreement=_agreement(tasks, second, _generator(data), seed) if second.height else None,
     )
-    return found.model_copy(
-        update={"finding": (difficulty_headline(found),), "findings": difficulty_findings(found)}
-    )
+    said = {"finding": (difficulty_headline(found),), "findings": difficulty_findings(found)}
+    return found.model_copy(update=said)
 
 
 def divide(tasks: pl.DataFrame, quantiles: Sequence[float], label: str) -> Division | None:
     """Tasks in groups by rank of `arl`; None where there are fewer tasks than groups."""
     count = len(quantiles) + 1
-    if tasks.height < count:
-        return None
-    ordered = tasks.sort("arl", "task_id")
     edges = [0, *(round(q * tasks.height) for q in quantiles), tasks.height]
     if any(first == last for first, last in pairwise(edges)):
         return None
+    ordered = tasks.sort("arl", "task_id")
     names = GROUPS if count == 3 else tuple(f"{number + 1} of {count}" for number in range(count))
     parts = [ordered.slice(first, last - first) for first, last in pairwise(edges)]
     timed = [part.filter(pl.col("timed") > 0) for part in parts]
-    steps = tuple(
-        _step(a["share"].to_numpy(), b["share"].to_numpy(), count - 1) for a, b in pairwise(parts)
-    )
-    speeds = tuple(_speed_step(a, b, count - 1) for a, b in pairwise(timed))
+    shares = [part["share"].to_numpy() for part in parts]
+    steps = tuple(_step(*both, steps=count - 1) for both in pairwise(shares))
+    speeds = tuple(_speed_step(*both, steps=count - 1) for both in pairwise(timed))
     return Division(
         label=label,
         quantiles=tuple(quantiles),
@@ -136,7 +115,7 @@ def _group(name: str, part: pl.DataFrame, timed: pl.DataFrame) -> Group:
         to_arl=part["arl"].item(-1),
         tasks=part.height,
         samples=int(part["samples"].sum()),
-        exec=_exec(part),
+        exec=_exec(part["share"].to_numpy()),
         speedup=_geometric(timed),
     )
 
@@ -162,7 +141,6 @@ def _per_task(data: pl.DataFrame) -> pl.DataFrame:
             pl.col("tokens").median().alias("median"),
             pl.len().alias("samples"),
             pl.col("correct").mean().alias("share"),
-            pl.col("correct").sum().alias("right"),
             pl.col("speedup").log().sum().alias("log_sum"),
             pl.col("speedup").count().alias("timed"),
         )
@@ -170,39 +148,50 @@ def _per_task(data: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _exec(part: pl.DataFrame) -> Estimate:
-    shares = part["share"].to_numpy()
-    found = mean_of(shares, part.height, "Student's t over tasks")
-    if found.lower is not None and found.upper is not None:
-        bounds = {"lower": max(0.0, found.lower), "upper": min(1.0, found.upper)}
-        return found.model_copy(update=bounds)
+def _exec(shares: Floats) -> Estimate:
+    """Mean share of a group's tasks, with Student's interval."""
+    from statsmodels.stats.weightstats import DescrStatsW
+
+    value, basis = shares.mean(), Basis(len(shares), len(shares))
+    if len(shares) > 1 and np.ptp(shares):
+        lower, upper = DescrStatsW(shares).tconfint_mean(alpha=1 - LEVEL)
+        bounds = max(0.0, lower), min(1.0, upper)
+        return basis.estimate(value, bounds, "Student's t over tasks")
     # all tasks alike: one trial a task, or the interval would be a point
-    lower, upper = wilson(float(shares.sum()), part.height)
-    method = "Wilson, one trial a task"
-    return found.model_copy(update={"lower": lower, "upper": upper, "method": method})
+    bounds = wilson(float(shares.sum()), len(shares))
+    return basis.estimate(value, bounds, "Wilson, one trial a task")
 
 
-def _logs(timed: pl.DataFrame) -> tuple[Floats, Floats]:
-    """Mean log speedup of each task, and its weight: the task's timed samples."""
-    weights = timed["timed"].to_numpy().astype(np.float64)
-    return (timed["log_sum"] / timed["timed"]).to_numpy(), weights
+def _logs(timed: pl.DataFrame) -> tuple[Floats, Floats, float]:
+    """Mean log speedup of each task, its weight (the task's timed samples), and their mean."""
+    logs, weights = (timed["log_sum"] / timed["timed"]).to_numpy(), timed["timed"].to_numpy()
+    weights = weights.astype(np.float64)
+    return logs, weights, float(np.average(logs, weights=weights))
+
+
+def _robust(logs: Floats, weights: Floats, design: Floats, alpha: float) -> Sequence[float] | None:
+    """Interval of the last coefficient, with the error of a ratio of sums over tasks; None where
+    the logarithms do not vary."""
+    from statsmodels.regression.linear_model import WLS
+
+    if not np.ptp(logs):
+        return None
+    with quiet():
+        fit = WLS(logs, design, weights=weights).fit(cov_type="HC1", use_t=True)
+        bounds: Sequence[float] = fit.conf_int(alpha=alpha)[-1]
+    return bounds
 
 
 def _geometric(timed: pl.DataFrame) -> Estimate:
-    """Over samples, as scores are; the interval's error is that of a ratio of sums over tasks."""
-    from statsmodels.regression.linear_model import WLS
-
+    """Geometric-mean speedup over samples, as scores are."""
     if timed.is_empty():
-        return unknown("no correct sample has a speedup")
-    logs, weights = _logs(timed)
+        return Basis().unknown("no correct sample has a speedup")
+    logs, weights, mean = _logs(timed)
     bounds = None
-    if timed.height >= MIN_GROUPS and np.ptp(logs):
-        with quiet():
-            fit = WLS(logs, np.ones(timed.height), weights=weights)
-            interval = fit.fit(cov_type="HC1", use_t=True).conf_int(alpha=1 - LEVEL)
-            bounds = np.exp(interval[0])
-    value = float(np.exp(np.average(logs, weights=weights)))
-    return _estimate(value, bounds, int(weights.sum()), timed.height, ROBUST)
+    if timed.height >= MIN_GROUPS:
+        bounds = _robust(logs, weights, np.ones(timed.height), 1 - LEVEL)
+    basis = Basis(int(weights.sum()), timed.height)
+    return basis.estimate(float(np.exp(mean)), None if bounds is None else np.exp(bounds), ROBUST)
 
 
 def _step(before: Floats, after: Floats, steps: int) -> Estimate:
@@ -213,14 +202,12 @@ def _step(before: Floats, after: Floats, steps: int) -> Estimate:
     from statsmodels.stats.weightstats import CompareMeans, DescrStatsW
 
     n = len(before) + len(after)
-    if not len(before) or not len(after):
-        return unknown("a group has no value", n, n)
     bounds = None
     if min(len(before), len(after)) > 1 and (np.ptp(before) or np.ptp(after)):
         with quiet():
             both = CompareMeans(DescrStatsW(before), DescrStatsW(after))
             bounds = both.tconfint_diff(alpha=(1 - LEVEL) / steps, usevar="unequal")
-    return _estimate(before.mean() - after.mean(), bounds, n, n, "Welch over tasks")
+    return Basis(n, n).estimate(before.mean() - after.mean(), bounds, "Welch over tasks")
 
 
 def _speed_step(before: pl.DataFrame, after: pl.DataFrame, steps: int) -> Estimate:
@@ -228,99 +215,65 @@ def _speed_step(before: pl.DataFrame, after: pl.DataFrame, steps: int) -> Estima
 
     So a step falls where the two means do.
     """
-    from statsmodels.regression.linear_model import WLS
-
     n = before.height + after.height
     if before.is_empty() or after.is_empty():
-        return unknown("a group has no value", n, n)
-    (logs, weights), (other_logs, other_weights) = _logs(before), _logs(after)
-    value = np.average(logs, weights=weights) - np.average(other_logs, weights=other_weights)
+        return Basis(n, n).unknown("a group has no value")
+    logs, weights, means = zip(_logs(before), _logs(after), strict=True)
     bounds = None
-    if min(before.height, after.height) > 1 and (np.ptp(logs) or np.ptp(other_logs)):
-        first = np.concatenate([np.ones(before.height), np.zeros(after.height)])
-        with quiet():
-            fit = WLS(
-                np.concatenate([logs, other_logs]),
-                np.column_stack([np.ones(n), first]),
-                weights=np.concatenate([weights, other_weights]),
-            ).fit(cov_type="HC1", use_t=True)
-            bounds = fit.conf_int(alpha=(1 - LEVEL) / steps)[1]
-    return _estimate(value, bounds, n, n, ROBUST)
-
-
-def _estimate(
-    value: float, bounds: Sequence[float] | None, n: int, tasks: int, method: str
-) -> Estimate:
-    known = (bounds[0], bounds[1]) if bounds is not None else None
-    return estimate(value, known, n=n, tasks=tasks, method=method)
+    if min(before.height, after.height) > 1 and any(np.ptp(each) for each in logs):
+        first = np.repeat([1.0, 0.0], [before.height, after.height])
+        bounds = _robust(
+            np.concatenate(logs),
+            np.concatenate(weights),
+            np.column_stack([np.ones(n), first]),
+            (1 - LEVEL) / steps,
+        )
+    return Basis(n, n).estimate(means[0] - means[1], bounds, ROBUST)
 
 
 def _rank(x: pl.Series, y: pl.Series, seed: int) -> Estimate:
-    values = x.to_numpy().astype(np.float64)
-    return correlation(
-        values, y.to_numpy().astype(np.float64), np.arange(len(values)), ranks=True, seed=seed
-    )
+    values, others = (each.to_numpy().astype(np.float64) for each in (x, y))
+    return correlation(values, others, np.arange(len(values)), ranks=True, seed=seed)
 
 
-def _agreement(
-    tasks: pl.DataFrame, second: pl.DataFrame, data: pl.DataFrame, seed: int
-) -> Agreement:
+def _agreement(tasks: pl.DataFrame, second: pl.DataFrame, first: str, seed: int) -> Agreement:
     from statsmodels.stats.inter_rater import cohens_kappa
 
-    theirs = _per_task(second).select("task_id", pl.col("arl").alias("other"))
-    shared = tasks.join(theirs, on="task_id", how="inner").sort("task_id")
+    others = _per_task(second).select("task_id", other="arl")
+    shared = tasks.join(others, on="task_id", how="inner").sort("task_id")
     n, name = shared.height, _generator(second)
-    none = unknown(f"{n} tasks are shared", n, n)
-    found = Agreement(
-        first=_generator(data),
+    basis = Basis(n, n)
+    same_third = kappa = spearman = basis.unknown(f"{n} tasks are shared")
+    if n >= 3:
+        table = np.zeros((3, 3))
+        np.add.at(table, (_thirds(shared, "arl"), _thirds(shared, "other")), 1)
+        same = int(np.trace(table))
+        with quiet():
+            found = cohens_kappa(table, wt="linear")
+        bounds = (found.kappa_low, found.kappa_upp)
+        spearman = _rank(shared["arl"], shared["other"], seed)
+        same_third = basis.estimate(same / n, wilson(same, n), "Wilson")
+        kappa = basis.estimate(found.kappa, bounds, "Cohen's kappa, linear weights")
+    crossed = shared.with_columns(arl=pl.col("other"))
+    return Agreement(
+        first=first,
         second=name,
         tasks=n,
-        spearman=none,
-        same_third=none,
-        kappa=none,
-        crossed=None,
-    )
-    if n < 3:
-        return found
-    table = np.zeros((3, 3))
-    np.add.at(table, (_thirds(shared, "arl"), _thirds(shared, "other")), 1)
-    with quiet():
-        kappa = cohens_kappa(table, wt="linear")
-    same = int(np.trace(table))
-    crossed = shared.with_columns(arl=pl.col("other"))
-    return found.model_copy(
-        update={
-            "spearman": _rank(shared["arl"], shared["other"], seed),
-            "same_third": _estimate(same / n, wilson(same, n), n, n, "Wilson"),
-            "kappa": _estimate(
-                kappa.kappa,
-                (kappa.kappa_low, kappa.kappa_upp),
-                n,
-                n,
-                "Cohen's kappa, linear weights",
-            ),
-            "crossed": divide(crossed, SPLITS[0], f"thirds by the ARL of {name}"),
-        }
+        spearman=spearman,
+        same_third=same_third,
+        kappa=kappa,
+        crossed=divide(crossed, THIRDS, f"thirds by the ARL of {name}"),
     )
 
 
 def _thirds(tasks: pl.DataFrame, column: str) -> Codes:
-    order = (
-        tasks.select(column, "task_id")
-        .with_row_index("row")
-        .sort(column, "task_id")["row"]
-        .to_numpy()
-    )
-    third = np.empty(len(order), dtype=np.int64)
-    third[order] = np.arange(len(order)) * 3 // len(order)
-    return third
+    rank = tasks.select(pl.struct(column, "task_id").rank("ordinal")).to_series().to_numpy()
+    return (rank.astype(np.int64) - 1) * 3 // len(rank)
 
 
 def _generator(data: pl.DataFrame) -> str:
-    return (
-        ", ".join(sorted({str(name) for name in data["generator"].unique().to_list() if name}))
-        or "unnamed generator"
-    )
+    names = sorted({str(name) for name in data["generator"].unique() if name})
+    return ", ".join(names) or "unnamed generator"
 
 
 def _split_name(quantiles: Sequence[float]) -> str:

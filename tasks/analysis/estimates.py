@@ -3,17 +3,17 @@ so tasks are what is independent.
 
 Guarantees: pure; the same arguments give the same numbers; an estimate that the data cannot support
 has no value and says why; every interval names its method. The models are statsmodels' and scipy's;
-only the grouping of tasks for the jackknife is ours. Does not guarantee an interval's coverage for
-a handful of tasks: below `MIN_GROUPS` there is none.
+only the grouping of tasks for the jackknife is implemented here. Does not guarantee an interval's
+coverage for a handful of tasks: below `MIN_GROUPS` there is none.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,6 @@ from tasks.reporting.findings import Estimate
 LEVEL = 0.95
 MIN_GROUPS = 5
 MAX_GROUPS = 50
-
 SEPARATED = "length tells correct from incorrect perfectly, or nearly"
 
 Floats = NDArray[np.float64]
@@ -31,31 +30,67 @@ Codes = NDArray[np.integer[Any]]
 Mask = NDArray[np.bool_]
 
 
-def unknown(why_not: str, n: int = 0, tasks: int = 0) -> Estimate:
-    """Return an estimate without a value."""
-    return Estimate(why_not=why_not, n=n, tasks=tasks)
+class Basis(NamedTuple):
+    """What an estimate rests on: `n` samples of `tasks` tasks."""
+
+    n: int = 0
+    tasks: int = 0
+
+    def unknown(self, why_not: str) -> Estimate:
+        """Return an estimate without a value."""
+        return Estimate(why_not=why_not, n=self.n, tasks=self.tasks)
+
+    def estimate(
+        self,
+        value: float,
+        bounds: Sequence[float] | None,
+        method: str,
+        p: float | None = None,
+    ) -> Estimate:
+        """Return an estimate as JSON can hold it: a number that is not finite becomes None."""
+        lower, upper = (math.nan, math.nan) if bounds is None else bounds
+        return Estimate(
+            value=number(value),
+            lower=number(lower),
+            upper=number(upper),
+            p=None if p is None else number(p),
+            n=self.n,
+            tasks=self.tasks,
+            method=method,
+        )
+
+    def odds_ratios(
+        self, fit: Callable[[], Any], factors: Sequence[float], method: str
+    ) -> list[Estimate]:
+        """exp of a model's last log odds ratio and its Wald interval, rescaled by each factor;
+        unknown where the fit did not settle."""
+        from scipy.stats import norm
+        from statsmodels.tools.sm_exceptions import PerfectSeparationError
+
+        try:
+            with quiet():
+                found = fit()
+                slope, error, p = (
+                    float(each[-1]) for each in (found.params, found.bse, found.pvalues)
+                )
+        except (np.linalg.LinAlgError, ValueError, ArithmeticError, PerfectSeparationError):
+            slope = error = p = math.nan
+        # a comparison with a number that is not finite is false
+        if not (abs(slope) <= 20 and 0 < error <= 20):
+            return [self.unknown(SEPARATED)] * len(factors)
+        reach = float(norm.ppf(0.5 + LEVEL / 2)) * error
+        found = []
+        for factor in factors:
+            value, *bounds = (
+                math.exp(min(700.0, x * factor)) for x in (slope, slope - reach, slope + reach)
+            )
+            found.append(self.estimate(value, bounds, method, p))
+        return found
 
 
-def estimate(
-    value: float,
-    bounds: tuple[float, float] | None = None,
-    p: float | None = None,
-    *,
-    n: int,
-    tasks: int,
-    method: str,
-) -> Estimate:
-    """Return an estimate as JSON can hold it: a number that is not finite becomes None."""
-    lower, upper = bounds or (math.nan, math.nan)
-    return Estimate(
-        value=number(value),
-        lower=number(lower),
-        upper=number(upper),
-        p=None if p is None else number(p),
-        n=n,
-        tasks=tasks,
-        method=method,
-    )
+def basis_of(task: Codes) -> Basis:
+    """Return the samples and tasks of an array with the task of each sample."""
+    return Basis(len(task), len(np.unique(task)))
 
 
 def number(value: float) -> float | None:
@@ -99,12 +134,11 @@ def jackknife(
     """
     from scipy.stats import t
 
-    codes = np.unique(task, return_inverse=True)[1]
-    tasks = int(codes.max()) + 1 if len(codes) else 0
-    groups = min(tasks, MAX_GROUPS)
+    names, codes = np.unique(task, return_inverse=True)
+    groups = min(len(names), MAX_GROUPS)
     if groups < MIN_GROUPS:
         return None
-    group = (np.random.default_rng(seed).permutation(tasks) % groups)[codes]
+    group = (np.random.default_rng(seed).permutation(len(names)) % groups)[codes]
     with quiet():
         centre = forward(statistic(np.ones(len(task), dtype=bool)))
         left = np.array([forward(statistic(group != g)) for g in range(groups)])
@@ -120,11 +154,11 @@ def correlation(x: Floats, y: Floats, task: Codes, *, ranks: bool, seed: int) ->
     Fisher's z, p is scipy's."""
     from scipy.stats import pearsonr, rankdata, spearmanr
 
-    tasks = len(np.unique(task))
+    basis = basis_of(task)
     if len(x) < 4:
-        return unknown(f"{len(x)} samples are too few", len(x), tasks)
+        return basis.unknown(f"{len(x)} samples are too few")
     if np.ptp(x) == 0 or np.ptp(y) == 0:
-        return unknown("one of the two does not vary", len(x), tasks)
+        return basis.unknown("one of the two does not vary")
 
     def statistic(keep: Mask) -> float:
         a, b = (x[keep], y[keep]) if not ranks else (rankdata(x[keep]), rankdata(y[keep]))
@@ -134,7 +168,7 @@ def correlation(x: Floats, y: Floats, task: Codes, *, ranks: bool, seed: int) ->
         found = spearmanr(x, y) if ranks else pearsonr(x, y)
     bounds = jackknife(statistic, task, seed=seed, forward=_fisher, back=math.tanh)
     method = f"{'Spearman' if ranks else 'Pearson'}, jackknife over tasks"
-    return estimate(found.statistic, bounds, found.pvalue, n=len(x), tasks=tasks, method=method)
+    return basis.estimate(found.statistic, bounds, method, found.pvalue)
 
 
 def longer_if_incorrect(tokens: Floats, correct: Mask, task: Codes, *, seed: int) -> Estimate:
@@ -142,97 +176,45 @@ def longer_if_incorrect(tokens: Floats, correct: Mask, task: Codes, *, seed: int
     Mann-Whitney's U over its maximum."""
     from scipy.stats import mannwhitneyu
 
-    tasks = len(np.unique(task))
+    basis = basis_of(task)
     if correct.all() or not correct.any():
-        return unknown(
-            f"all samples are {'correct' if correct.any() else 'incorrect'}", len(tokens), tasks
-        )
-
+        return basis.unknown(f"all samples are {'correct' if correct.any() else 'incorrect'}")
     order = np.argsort(tokens, kind="stable")
     tokens, correct, task = tokens[order], correct[order], task[order]
 
     def statistic(keep: Mask) -> float:
-        ours, theirs = tokens[keep & ~correct], tokens[keep & correct]  # both sorted
-        below = np.searchsorted(theirs, ours, "left") + np.searchsorted(theirs, ours, "right")
-        return (
-            float(below.sum()) / 2 / (len(ours) * len(theirs))
-            if len(ours) and len(theirs)
-            else math.nan
-        )
+        wrong, right = tokens[keep & ~correct], tokens[keep & correct]  # both sorted
+        below = np.searchsorted(right, wrong, "left") + np.searchsorted(right, wrong, "right")
+        pairs = len(wrong) * len(right)
+        return float(below.sum()) / 2 / pairs if pairs else math.nan
 
     with quiet():
         found = mannwhitneyu(tokens[~correct], tokens[correct], method="asymptotic")
     value = float(found.statistic) / (int((~correct).sum()) * int(correct.sum()))
     if bounds := jackknife(statistic, task, seed=seed):
         bounds = max(0.0, bounds[0]), min(1.0, bounds[1])
-    method = "Mann-Whitney U, jackknife over tasks"
-    return estimate(value, bounds, found.pvalue, n=len(tokens), tasks=tasks, method=method)
+    return basis.estimate(value, bounds, "Mann-Whitney U, jackknife over tasks", found.pvalue)
 
 
 def pooled_odds_ratio(tokens: Floats, correct: Mask, task: Codes, per_tokens: float) -> Estimate:
     """Odds ratio of being correct for `per_tokens` more, tasks ignored: logistic regression, errors
     clustered by task."""
     from statsmodels.discrete.discrete_model import Logit
-    from statsmodels.tools.sm_exceptions import PerfectSeparationError
 
-    tasks = len(np.unique(task))
+    basis = basis_of(task)
     if correct.all() or not correct.any() or np.ptp(tokens) == 0:
-        return unknown("the outcome or the length does not vary", len(tokens), tasks)
-    if tasks < MIN_GROUPS:
-        return unknown(f"{tasks} tasks are too few", len(tokens), tasks)
+        return basis.unknown("the outcome or the length does not vary")
+    if basis.tasks < MIN_GROUPS:
+        return basis.unknown(f"{basis.tasks} tasks are too few")
     scale = float(tokens.std())
     design = np.column_stack([np.ones(len(tokens)), (tokens - tokens.mean()) / scale])
-    try:
-        with quiet():
-            fit = Logit(correct.astype(np.float64), design).fit(
-                disp=0, cov_type="cluster", cov_kwds={"groups": task}
-            )
-            slope, error, p = float(fit.params[1]), float(fit.bse[1]), float(fit.pvalues[1])
-    except (np.linalg.LinAlgError, ValueError, PerfectSeparationError):
-        return unknown(SEPARATED, len(tokens), tasks)
-    return ratio(
-        slope,
-        error,
-        p,
-        per_tokens / scale,
-        n=len(tokens),
-        tasks=tasks,
-        method="logistic regression, clustered by task",
-    )
 
+    def fit() -> Any:
+        model = Logit(correct.astype(np.float64), design)
+        return model.fit(disp=0, cov_type="cluster", cov_kwds={"groups": task})
 
-def ratio(
-    slope: float, error: float, p: float, factor: float, *, n: int, tasks: int, method: str
-) -> Estimate:
-    """exp of a log odds ratio and its Wald interval, rescaled; unknown where the fit did not
-    settle."""
-    from scipy.stats import norm
-
-    if (
-        not (math.isfinite(slope) and math.isfinite(error))
-        or error <= 0
-        or abs(slope) > 20
-        or error > 20
-    ):
-        return unknown(SEPARATED, n, tasks)
-    reach = float(norm.ppf(0.5 + LEVEL / 2)) * error
-    value, lower, upper = (
-        math.exp(min(700.0, x * factor)) for x in (slope, slope - reach, slope + reach)
-    )
-    return estimate(value, (lower, upper), p, n=n, tasks=tasks, method=method)
-
-
-def mean_of(values: Floats, tasks: int, method: str) -> Estimate:
-    """Mean of one value a task with Student's interval; no bounds for one value, or where all are
-    alike."""
-    from statsmodels.stats.weightstats import DescrStatsW
-
-    if not len(values):
-        return unknown("no value to average")
-    bounds = None
-    if len(values) > 1 and np.ptp(values):
-        bounds = DescrStatsW(values).tconfint_mean(alpha=1 - LEVEL)
-    return estimate(values.mean(), bounds, n=len(values), tasks=tasks, method=method)
+    method = "logistic regression, clustered by task"
+    return basis.odds_ratios(fit, [per_tokens / scale], method)[0]
 
 
 def _fisher(r: float) -> float:

@@ -8,6 +8,7 @@ guarantee that an effect matters: sizes and intervals are in the rows for that.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from tasks.analysis.records import (
     Bin,
@@ -76,12 +77,8 @@ def cautions(found: Observations) -> tuple[str, ...]:
     return tuple(text for text, holds in said.items() if holds)
 
 
-def verdict(found: Population) -> str:
+def direction(within: WithinTask) -> str:
     """Within tasks: "shorter" or "longer" (is more often correct), "open", or "unsayable"."""
-    return _verdict(found.within)
-
-
-def _verdict(within: WithinTask) -> str:
     if within.permutation_p is None:
         return "unsayable"
     # a perfectly separated regression has no interval; the linear model then gives the direction
@@ -97,37 +94,38 @@ def speed_verdict(estimate: Estimate) -> str:
         return "unsayable"
     if estimate.lower > -NEGLIGIBLE and estimate.upper < NEGLIGIBLE:
         return "none"
-    return "falls" if estimate.upper < 0 else "rises" if estimate.lower > 0 else "open"
+    return {-1: "falls", 0: "open", 1: "rises"}[estimate.side(0.0) or 0]
 
 
 def _claims(found: Observations) -> tuple[Finding, Finding]:
-    both = {verdict(each) for each in (found.everything, found.complete) if each is not None}
-    pooled = found.everything.pooled.side(1.0)
-    if both == {"shorter"}:
-        said = SUPPORTS, "also within tasks"
-    elif "longer" in both:
-        said = CONTRADICTS, "within tasks"
-    elif "shorter" in both:
-        said = SUPPORTS, "only as long as samples that were cut off count"
-    elif pooled:
-        said = (
-            (CONTRADICTS, "over all tasks")
-            if pooled > 0
-            else (UNDECIDED, "seen over all tasks, not shown within them")
-        )
-    else:
-        said = UNDECIDED, ""
-    if bend(found.everything.tenths) is not None and both & {"shorter", "longer"}:
-        said = said[0], f"{said[1]}; accuracy is not monotone in length"
-    speed = speed_verdict(found.speedup.spearman)
-    note = {"falls": "it falls", "rises": "it rises"}.get(speed, "")
-    if speed == "unsayable" and found.speedup.within.bounded:
-        effect = "there is an effect" if found.speedup.within.side(1.0) else "no effect is seen"
-        note = f"over all tasks; within tasks {effect}"
-    return (
-        Finding(name=CORRECTNESS, verdict=said[0], note=said[1]),
-        Finding(name=SPEED, verdict=SPEED_SAYS.get(speed, UNDECIDED), note=note),
+    both = {direction(each.within) for each in (found.everything, found.complete) if each}
+    pooled, within = found.everything.pooled.side(1.0), found.speedup.within
+    rules = (
+        (both == {"shorter"}, SUPPORTS, "also within tasks"),
+        ("longer" in both, CONTRADICTS, "within tasks"),
+        ("shorter" in both, SUPPORTS, "only as long as samples that were cut off count"),
+        (pooled == 1, CONTRADICTS, "over all tasks"),
+        (pooled == -1, UNDECIDED, "seen over all tasks, not shown within them"),
+        (True, UNDECIDED, ""),
     )
+    says, note = next((says, note) for holds, says, note in rules if holds)
+    if bend(found.everything.tenths) is not None and both & {"shorter", "longer"}:
+        note += "; accuracy is not monotone in length"
+    speed = speed_verdict(found.speedup.spearman)
+    of_speed = {"falls": "it falls", "rises": "it rises"}.get(speed, "")
+    if speed == "unsayable" and within.bounded:
+        effect = "there is an effect" if within.side(1.0) else "no effect is seen"
+        of_speed = f"over all tasks; within tasks {effect}"
+    return (
+        Finding(name=CORRECTNESS, verdict=says, note=note),
+        Finding(name=SPEED, verdict=SPEED_SAYS.get(speed, UNDECIDED), note=of_speed),
+    )
+
+
+def _row(
+    key: str, name: str, estimate: Estimate, form: str = ".3f", says: str = "", note: str = ""
+) -> Finding:
+    return Finding(key=key, name=name, estimate=estimate, form=form, verdict=says, note=note)
 
 
 def population_rows(found: Population) -> list[Finding]:
@@ -143,10 +141,9 @@ def population_rows(found: Population) -> list[Finding]:
 
 
 def _length_rows(found: Population) -> Iterator[Finding]:
-    share = Estimate(
-        value=found.correct / found.samples, n=found.samples, tasks=found.tasks, method="share"
-    )
-    yield Finding(key="share_correct", name="share correct", estimate=share, form=".1%")
+    n, tasks, unit = found.samples, found.tasks, f"{found.within.unit_tokens:,.0f} tokens"
+    share = Estimate(value=found.correct / n, n=n, tasks=tasks, method="share")
+    yield _row("share_correct", "share correct", share, ".1%")
     lengths = {"correct": found.correct_lengths, "incorrect": found.incorrect_lengths}
     for outcome, spread in lengths.items():
         if spread is not None:
@@ -158,66 +155,37 @@ def _length_rows(found: Population) -> Iterator[Finding]:
                 method="order statistics",
             )
             name = f"median tokens of {outcome} samples"
-            yield Finding(key=f"median_{outcome}_tokens", name=name, estimate=median, form=",.0f")
-    yield Finding(
-        key="longer_if_incorrect",
-        name="chance that an incorrect sample is longer than a correct one",
-        estimate=found.longer_if_incorrect,
-        form=".3f",
-    )
-    side, inner, note = found.pooled.side(1.0), verdict(found), ""
+            yield _row(f"median_{outcome}_tokens", name, median, ",.0f")
+    name = "chance that an incorrect sample is longer than a correct one"
+    yield _row("longer_if_incorrect", name, found.longer_if_incorrect)
+    side, inner, note = found.pooled.side(1.0), direction(found.within), ""
     if side and inner == "open":
         note = "differences between tasks may explain it"
-    elif side and inner in ("shorter", "longer") and (side < 0) != (inner == "shorter"):
+    elif side and inner == {-1: "longer", 1: "shorter"}[side]:
         note = "opposite sign than within tasks, where task difficulty cancels"
-    yield Finding(
-        key="odds_ratio_pooled",
-        name=f"odds ratio over all tasks, per {found.within.unit_tokens:,.0f} tokens",
-        estimate=found.pooled,
-        form=".3f",
-        note=note,
-    )
+    name = f"odds ratio over all tasks, per {unit}"
+    yield _row("odds_ratio_pooled", name, found.pooled, note=note)
 
 
-def _within_rows(within: WithinTask) -> Iterator[Finding]:
-    per_sd = "per standard deviation" + (
-        f" ({within.sd_tokens:,.0f} tokens)" if within.sd_tokens is not None else ""
+def _within_rows(found: WithinTask) -> Iterator[Finding]:
+    sd = "" if found.sd_tokens is None else f" ({found.sd_tokens:,.0f} tokens)"
+    per_sd, per_unit = f"per standard deviation{sd}", f"per {found.unit_tokens:,.0f} tokens"
+    ratio, change = (
+        "within tasks: odds ratio",
+        f"within tasks: change of the share correct, {per_sd}",
     )
-    for key, name, estimate, form in (
-        ("odds_ratio_within_tasks_per_sd", f"odds ratio, {per_sd}", within.odds_ratio, ".2f"),
-        (
-            "odds_ratio_within_tasks_per_unit",
-            f"odds ratio, per {within.unit_tokens:,.0f} tokens",
-            within.odds_ratio_per_unit,
-            ".3f",
-        ),
-        (
-            "change_of_share_within_tasks_per_sd",
-            f"change of the share correct, {per_sd}",
-            within.slope,
-            "+.1%",
-        ),
-    ):
-        yield Finding(
-            key=key,
-            name=f"within tasks: {name}",
-            estimate=estimate,
-            form=form,
-            verdict=SAYS[_verdict(within)],
-        )
-    if within.permutation_p is not None:
+    says, prefix = SAYS[direction(found)], "odds_ratio_within_tasks_per"
+    yield _row(f"{prefix}_sd", f"{ratio}, {per_sd}", found.odds_ratio, ".2f", says)
+    yield _row(f"{prefix}_unit", f"{ratio}, {per_unit}", found.odds_ratio_per_unit, ".3f", says)
+    yield _row("change_of_share_within_tasks_per_sd", change, found.slope, "+.1%", says)
+    if found.permutation_p is not None:
         test = Estimate(
-            value=within.permutation_p,
-            n=within.samples,
-            tasks=within.tasks,
-            method=f"{within.permutations} permutations",
+            value=found.permutation_p,
+            n=found.samples,
+            tasks=found.tasks,
+            method=f"{found.permutations} permutations",
         )
-        yield Finding(
-            key="permutation_p_within_tasks",
-            name="within tasks: p of the permutation test",
-            estimate=test,
-            form=".3f",
-        )
+        yield _row("permutation_p_within_tasks", "within tasks: p of the permutation test", test)
 
 
 def _shape_rows(found: Population) -> Iterator[Finding]:
@@ -231,15 +199,15 @@ def _shape_rows(found: Population) -> Iterator[Finding]:
         return
     sign, peak = turn
     place = f"from {peak.from_tokens:,.0f} to {peak.to_tokens:,.0f} tokens"
-    row = _tenth(f"accuracy is {'highest' if sign > 0 else 'lowest'} in between ({place})", peak)
-    yield row.model_copy(update={"note": "not monotone: one slope does not describe it"})
+    name = f"accuracy is {'highest' if sign > 0 else 'lowest'} in between ({place})"
+    yield _tenth(name, peak, "not monotone: one slope does not describe it")
     for row in _within_rows(found.past_turn):
         name = f"{row.name}, from {found.past_turn_from:,.0f} tokens on"
         note = "explores and does not test: where accuracy turns was read from these data"
         yield row.model_copy(update={"name": name, "key": "", "note": note})
 
 
-def _tenth(name: str, found: Bin) -> Finding:
+def _tenth(name: str, found: Bin, note: str = "") -> Finding:
     share = Estimate(
         value=found.accuracy,
         lower=found.lower,
@@ -248,7 +216,7 @@ def _tenth(name: str, found: Bin) -> Finding:
         tasks=found.tasks,
         method="Wilson",
     )
-    return Finding(name=name, estimate=share, form=".0%")
+    return _row("", name, share, ".0%", note=note)
 
 
 def speed_rows(found: Observations) -> list[Finding]:
@@ -256,88 +224,54 @@ def speed_rows(found: Observations) -> list[Finding]:
     speed = found.speedup
     more = f", per {speed.sd_tokens:,.0f} tokens" if speed.sd_tokens is not None else ""
     # ranks decide: a few speedups of 100 dominate Pearson's r on the ratio
-    says = SPEED_SAYS.get(speed_verdict(speed.spearman), UNDECIDED)
-    excluded = f"a correlation stronger than {NEGLIGIBLE} is excluded"
-    notes = {"spearman": excluded if says == SUPPORTS else ""}
-    table = (
-        ("pearson", f"Pearson, length and {speed.label}", speed.pearson, ""),
-        ("pearson_of_log", "Pearson, length and log speedup", speed.pearson_log, ""),
-        ("spearman", f"Spearman, length and {speed.label}", speed.spearman, says),
-        (
-            "factor_within_tasks_per_sd",
-            f"within tasks: factor on the speedup{more}",
-            speed.within,
-            {0: SUPPORTS, None: UNDECIDED}.get(speed.within.side(1.0), CONTRADICTS),
-        ),
-    )
+    ranks = SPEED_SAYS.get(speed_verdict(speed.spearman), UNDECIDED)
+    within = {0: SUPPORTS, None: UNDECIDED}.get(speed.within.side(1.0), CONTRADICTS)
+    excluded = f"a correlation stronger than {NEGLIGIBLE} is excluded" if ranks == SUPPORTS else ""
+    factor = f"within tasks: factor on the speedup{more}"
     return [
-        Finding(
-            key=f"speedup/{key}",
-            name=name,
-            estimate=estimate,
-            form=".3f",
-            verdict=says,
-            note=notes.get(key, ""),
-        )
-        for key, name, estimate, says in table
+        _row("speedup/pearson", f"Pearson, length and {speed.label}", speed.pearson),
+        _row("speedup/pearson_of_log", "Pearson, length and log speedup", speed.pearson_log),
+        _row(
+            *("speedup/spearman", f"Spearman, length and {speed.label}", speed.spearman),
+            says=ranks,
+            note=excluded,
+        ),
+        _row("speedup/factor_within_tasks_per_sd", factor, speed.within, says=within),
     ]
 
 
 def difficulty_findings(found: Difficulty) -> tuple[Finding, ...]:
     """What dividing the tasks by ARL shows."""
-    rows = [
-        Finding(
-            name="Spearman of ARL and the share correct",
-            estimate=found.arl_exec,
-            key="difficulty/spearman_of_arl_and_exec",
-        ),
-        Finding(
-            name="Spearman of the ARLs of two halves of the samples",
-            estimate=found.reliability,
-            key="difficulty/reliability_of_arl",
-        ),
-    ]
-    both = found.agreement
+    both, thirds = found.agreement, found.tertiles
     one_generator = "one generator: whether another finds the same tasks hard is unknown"
+    rank, halves = "difficulty/spearman_of_arl_and_exec", "difficulty/reliability_of_arl"
+    rows = [
+        _row(rank, "Spearman of ARL and the share correct", found.arl_exec, ".2f"),
+        _row(halves, "Spearman of the ARLs of two halves of the samples", found.reliability, ".2f"),
+    ]
     for name, division, missing in (
-        ("Exec falls with ARL", found.tertiles, "too few tasks"),
+        ("Exec falls with ARL", thirds, "too few tasks"),
         (
             "Exec falls with ARL of other samples of the task",
             found.split_half,
             "one sample a task: difficulty and luck cannot be told apart",
         ),
-        (
-            "Exec falls with the other generator's ARL",
-            both.crossed if both else None,
-            one_generator,
-        ),
+        ("Exec falls with the other generator's ARL", both and both.crossed, one_generator),
     ):
         rows.append(
-            _monotone(name, division.exec_monotone, _execs(division))
-            if division
-            else Finding(name=name, note=missing)
+            _monotone(name, division, "exec") if division else Finding(name=name, note=missing)
         )
-    if found.tertiles is not None:
-        speeds = ", ".join(
-            f"{group.name} {interval(group.speedup.value)}" for group in found.tertiles.groups
-        )
-        said = found.tertiles.speedup_monotone
-        rows.append(_monotone("geometric-mean speedup falls with ARL", said, speeds))
-        same = [
-            each for each in found.sensitivity if each.exec_monotone == found.tertiles.exec_monotone
-        ]
-        rows.append(
-            Finding(
-                name="other divisions that say the same of Exec",
-                note=f"{len(same)} of {len(found.sensitivity)}",
-            )
-        )
+    if thirds is not None:
+        rows.append(_monotone("geometric-mean speedup falls with ARL", thirds, "speedup"))
+        same = [each for each in found.sensitivity if each.exec_monotone == thirds.exec_monotone]
+        note = f"{len(same)} of {len(found.sensitivity)}"
+        rows.append(Finding(name="other divisions that say the same of Exec", note=note))
     if both is not None:
         names = f"{both.first} and {both.second}"
         rows += [
-            Finding(name=f"Spearman of the ARLs of {names}", estimate=both.spearman),
-            Finding(name=f"share of tasks in the same third, {names}", estimate=both.same_third),
-            Finding(name=f"weighted kappa of the thirds, {names}", estimate=both.kappa),
+            _row("", f"Spearman of the ARLs of {names}", both.spearman, ".2f"),
+            _row("", f"share of tasks in the same third, {names}", both.same_third, ".2f"),
+            _row("", f"weighted kappa of the thirds, {names}", both.kappa, ".2f"),
         ]
     return tuple(rows)
 
@@ -346,15 +280,15 @@ def difficulty_headline(found: Difficulty) -> str:
     """One sentence: how Exec changes from easy to hard tasks."""
     if found.tertiles is None:
         return f"{found.tasks} tasks cannot be divided into easy, medium and hard."
-    return f"By ARL, Exec {MEANING[found.tertiles.exec_monotone]}: {_execs(found.tertiles)}."
+    return f"By ARL, Exec {_monotone('', found.tertiles, 'exec').note}."
 
 
-def _execs(division: Division) -> str:
-    return ", ".join(
-        f"{group.name} {interval(group.exec.value, form='.0%')}" for group in division.groups
+def _monotone(name: str, division: Division, what: Literal["exec", "speedup"]) -> Finding:
+    said = division.exec_monotone if what == "exec" else division.speedup_monotone
+    form = ".0%" if what == "exec" else ".2f"
+    values = ", ".join(
+        f"{group.name} {interval(getattr(group, what).value, form=form)}"
+        for group in division.groups
     )
-
-
-def _monotone(name: str, said: str, values: str) -> Finding:
     note = f"{MEANING[said]}: {values}"
     return Finding(name=name, verdict=FALLS.get(said, UNDECIDED), note=note)

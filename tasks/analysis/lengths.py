@@ -13,7 +13,7 @@ the limit, so every analysis is made with and without such samples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import polars as pl
 
@@ -21,11 +21,12 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Reason
 
 REQUIRED = ("task_id", "status", "reasoning_tokens")
+TEXTS = ("task_id", "status", "finish_reason", "reason", "generator")
+OPTIONAL = ("candidate_id", "finish_reason", "reason", "generator", "sample_index")
 FIX = "join a verification snapshot with the candidates it verified"
 
 
-@dataclass(frozen=True)
-class JudgedSamples:
+class JudgedSamples(NamedTuple):
     """Samples with a length and an outcome.
 
     `data` has the columns task (a number per task_id, ascending), task_id, tokens, correct,
@@ -42,23 +43,29 @@ class JudgedSamples:
 def samples_of(frame: pl.DataFrame) -> JudgedSamples:
     """Return the judged samples of a frame.
 
-    It needs the columns `REQUIRED` and `timing` or `speedup` (a ratio); candidate_id, reason,
-    finish_reason, generator and sample_index are read where they are there. Raises UsageError for a
-    missing or unusable column, and where no row is left.
+    It needs the columns `REQUIRED` and `timing` or `speedup` (a ratio); those of `OPTIONAL` are
+    read where they are there. Raises UsageError for a missing or unusable column, and where no row
+    is left.
     """
     missing = [name for name in REQUIRED if name not in frame.columns]
     if not {"timing", "speedup"} & set(frame.columns):
         missing.append("timing (or speedup)")
     if missing:
         raise UsageError(f"the analysis needs the columns {', '.join(missing)}", FIX)
-    rows = frame.height
-    if "candidate_id" in frame.columns:
-        frame = frame.filter(
-            pl.col("candidate_id").is_null() | pl.col("candidate_id").is_first_distinct()
-        )
-    data, left_out = _judged(_columns(frame))
-    left_out = {"repeated": rows - frame.height} | left_out
-    left_out = {reason: count for reason, count in left_out.items() if count}
+    knows = bool({"reason", "finish_reason"} & set(frame.columns))
+    data, left_out = _typed(frame), {}
+    named, tokens = pl.col("candidate_id"), pl.col("tokens")
+    for reason, out in {  # each reason in turn takes its own
+        "repeated": named.is_not_null() & ~named.is_first_distinct(),
+        "without a task or status": pl.any_horizontal(pl.col("task_id", "status").is_null()),
+        "reference failed": pl.col("status") == "task_error",
+        "length unknown": ~tokens.is_finite().fill_null(False),
+        "no reasoning": tokens <= 0,
+    }.items():
+        kept = data.filter(~out)
+        if count := data.height - kept.height:
+            left_out[reason] = count
+        data = kept
     if data.is_empty():
         counts = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
         raise UsageError(
@@ -77,57 +84,38 @@ def samples_of(frame: pl.DataFrame) -> JudgedSamples:
         pl.col("generator").cast(pl.Categorical),
         "sample_index",
     ).sort("task", "sample_index", maintain_order=True)
-    knows = bool({"reason", "finish_reason"} & set(frame.columns))
-    return JudgedSamples(data, rows, left_out, knows)
+    return JudgedSamples(data, frame.height, left_out, knows)
 
 
-def _columns(frame: pl.DataFrame) -> pl.DataFrame:
-    """The columns that are read, in their types."""
-
-    def text(name: str) -> pl.Expr:
-        there = name in frame.columns
-        return pl.col(name).cast(pl.String) if there else pl.lit(None, pl.String)
-
-    number = "sample_index" in frame.columns
-    cut = (text("finish_reason") == "length", text("reason") == Reason.TRUNCATED.value)
+def _typed(frame: pl.DataFrame) -> pl.DataFrame:
+    """The columns that are read, in their types; an optional one that is missing is null."""
+    absent = {name: None for name in OPTIONAL if name not in frame.columns}
+    cut = (pl.col("finish_reason") == "length", pl.col("reason") == Reason.TRUNCATED.value)
     try:
-        return frame.select(
-            text("task_id").alias("task_id"),
-            text("status").alias("status"),
+        typed = frame.with_columns(**absent).select(
+            "candidate_id",
+            pl.col(TEXTS).cast(pl.String),
+            _speedup(frame).cast(pl.Float64).alias("speedup"),
             pl.col("reasoning_tokens").cast(pl.Float64).alias("tokens"),
-            _speedup(frame).alias("speedup"),
-            pl.any_horizontal(each.fill_null(False) for each in cut).alias("truncated"),
-            text("generator").fill_null("").alias("generator"),
-            (pl.col("sample_index") if number else pl.lit(0)).cast(pl.Int64).alias("sample_index"),
+            pl.col("sample_index").cast(pl.Int64),
         )
     except pl.exceptions.PolarsError as error:
         what = str(error).splitlines()[0]
         raise UsageError(
             f"a column holds something else than the analysis reads: {what}", FIX
         ) from error
-
-
-def _judged(data: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
-    """The rows that are left when each reason in turn takes its own, and the counts of these."""
-    tokens = pl.col("tokens")
-    left_out = {}
-    for reason, out in (
-        ("without a task or status", pl.col("task_id").is_null() | pl.col("status").is_null()),
-        ("reference failed", pl.col("status") == "task_error"),
-        ("length unknown", ~tokens.is_finite().fill_null(False)),
-        ("no reasoning", tokens <= 0),
-    ):
-        kept = data.filter(~out)
-        left_out[reason], data = data.height - kept.height, kept
-    return data, left_out
+    return typed.with_columns(
+        pl.any_horizontal(each.fill_null(False) for each in cut).alias("truncated"),
+        pl.col("generator").fill_null(""),
+    )
 
 
 def _speedup(frame: pl.DataFrame) -> pl.Expr:
     if "speedup" in frame.columns:
-        return pl.col("speedup").cast(pl.Float64)
+        return pl.col("speedup")
     kind = frame.schema["timing"]
     if kind == pl.Null:
-        return pl.lit(None, pl.Float64)
+        return pl.lit(None)
     if not isinstance(kind, pl.Struct) or "speedup" not in {field.name for field in kind.fields}:
         raise UsageError(f"the column timing is {kind}, without a field speedup", FIX)
-    return pl.col("timing").struct.field("speedup").cast(pl.Float64)
+    return pl.col("timing").struct.field("speedup")

@@ -14,23 +14,22 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from polars.dataframe.group_by import GroupBy
 
 from tasks.analysis.config import ObservationConfig
 from tasks.analysis.estimates import (
     LEVEL,
     Codes,
     Floats,
+    basis_of,
     correlation,
     longer_if_incorrect,
     number,
     pooled_odds_ratio,
     quiet,
-    unknown,
     wilson,
 )
 from tasks.analysis.findings import cautions, findings, headline
-from tasks.analysis.lengths import JudgedSamples, samples_of
+from tasks.analysis.lengths import samples_of
 from tasks.analysis.records import (
     Bin,
     LengthAndSpeedup,
@@ -40,8 +39,13 @@ from tasks.analysis.records import (
     Spread,
     bend,
 )
-from tasks.analysis.within import demeaned, fixed_effects, within_task
+from tasks.analysis.within import fixed_effects, standardised, within_task
 from tasks.reporting.findings import Estimate
+
+QUANTILES = {"p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75, "p90": 0.9}
+TOKENS = pl.col("tokens")
+# 0 to 9 by rank of the length: equal lengths stay together
+TENTH = ((TOKENS.rank("average") - 0.5) / pl.len() * 10).floor().clip(0, 9)
 
 
 def observe(frame: pl.DataFrame, config: ObservationConfig | None = None) -> Observations:
@@ -51,14 +55,12 @@ def observe(frame: pl.DataFrame, config: ObservationConfig | None = None) -> Obs
     both a length and an outcome; anything else that the data cannot say (no correct sample, one
     task, no speedup) is said in its place.
     """
-    return observe_samples(samples_of(frame), config or ObservationConfig())
-
-
-def observe_samples(samples: JudgedSamples, config: ObservationConfig) -> Observations:
-    """Return the observations of samples that are prepared already."""
+    samples, config = samples_of(frame), config or ObservationConfig()
     data = samples.data
     cut = data.filter("truncated")
-    complete = data.filter(~pl.col("truncated")) if 0 < cut.height < data.height else None
+    complete = None
+    if 0 < cut.height < data.height:
+        complete = population("complete", data.filter(~pl.col("truncated")), config)
     found = Observations(
         rows=samples.rows,
         samples=data.height,
@@ -70,50 +72,45 @@ def observe_samples(samples: JudgedSamples, config: ObservationConfig) -> Observ
         truncated=cut.height if samples.knows_truncation else None,
         truncated_correct=int(cut["correct"].sum()),
         everything=population("all", data, config),
-        complete=None if complete is None else population("complete", complete, config),
-        speedup=length_and_speedup(data.filter(pl.col("speedup").is_not_null()), config),
+        complete=complete,
+        speedup=length_and_speedup(data.drop_nulls("speedup"), config),
     )
     rows = findings(found)
-    return found.model_copy(
-        update={
-            "finding": (headline(rows[:2]),),
-            "findings": rows,
-            "cautions": cautions(found),
-        }
-    )
+    said = {"finding": (headline(rows[:2]),), "findings": rows, "cautions": cautions(found)}
+    return found.model_copy(update=said)
 
 
 def population(name: str, data: pl.DataFrame, config: ObservationConfig) -> Population:
     """Return accuracy against length in these samples (sorted by task)."""
-    tenths = _tenths(data)
-    turn = bend(tenths)
-    columns = _arrays(data, "task", "tokens", "correct")
-    task, tokens, correct = columns
-    found = Population(
+    width = config.bin_tokens
+    # the last bin begins at a whole multiple of the width
+    last, place = -(-config.last_bin_tokens // width), pl.col("bin").first()
+    end = pl.when(place < last).then((place + 1) * width)
+    tenths = _bins(data, TENTH, TOKENS.min(), TOKENS.max() + 1)
+    task, tokens, correct = _arrays(data, "correct")
+    later: dict[str, Any] = {}
+    if turn := bend(tenths):
+        start = turn[1].from_tokens
+        part = _arrays(data.filter(start <= TOKENS), "correct")
+        later = {"past_turn": within_task(*part, config), "past_turn_from": start}
+    return Population(
         name=name,
         samples=len(tokens),
         correct=int(correct.sum()),
         tasks=data["task"].n_unique(),
-        bins=_fixed_bins(data, config),
+        bins=_bins(data, (TOKENS // width).clip(upper_bound=last), place * width, end),
         tenths=tenths,
         correct_lengths=_spread(tokens[correct]),
         incorrect_lengths=_spread(tokens[~correct]),
         longer_if_incorrect=longer_if_incorrect(tokens, correct, task, seed=config.seed),
         pooled=pooled_odds_ratio(tokens, correct, task, config.unit_tokens),
-        within=within_task(*columns, config),
-    )
-    if turn is None:
-        return found
-    start = turn[1].from_tokens
-    later = _arrays(data.filter(pl.col("tokens") >= start), "task", "tokens", "correct")
-    return found.model_copy(
-        update={"past_turn": within_task(*later, config), "past_turn_from": start}
+        within=within_task(task, tokens, correct, config),
+        **later,
     )
 
 
-def _arrays(data: pl.DataFrame, *names: str) -> tuple[Any, Any, Any]:
-    first, second, third = (data[name].to_numpy() for name in names)
-    return first, second, third
+def _arrays(data: pl.DataFrame, outcome: str) -> tuple[Codes, Floats, Any]:
+    return data["task"].to_numpy(), data["tokens"].to_numpy(), data[outcome].to_numpy()
 
 
 def length_and_speedup(data: pl.DataFrame, config: ObservationConfig) -> LengthAndSpeedup:
@@ -121,107 +118,66 @@ def length_and_speedup(data: pl.DataFrame, config: ObservationConfig) -> LengthA
 
     `data` are samples that have a speedup.
     """
-    task, tokens, speedup = _arrays(data, "task", "tokens", "speedup")
-    tasks, count = data["task"].n_unique(), len(tokens)
-    none = unknown(f"{count} correct samples have a speedup", count, tasks)
-    found = LengthAndSpeedup(
-        label=config.speedup_label,
-        samples=count,
-        tasks=tasks,
-        pearson=none,
-        pearson_log=none,
-        spearman=none,
-        within=none,
-    )
-    if count < 4:
-        return found
-    log = np.log(speedup)
-    within, sd = _within_speedup(task, tokens, log)
-    apart = unknown("speeds of different tasks do not compare here", count, tasks)
-    pooled = {
-        name: apart
-        if config.speedup_within_tasks_only
-        else correlation(tokens, values, task, ranks=ranks, seed=config.seed)
-        for name, values, ranks in (
-            ("pearson", speedup, False),
-            ("pearson_log", log, False),
-            ("spearman", speedup, True),
-        )
-    }
-    shown = np.random.default_rng(config.seed).permutation(count)[: config.points]
-    points = tuple((float(tokens[i]), float(f"{speedup[i]:.5g}")) for i in np.sort(shown))
-    rest = {"within": within, "sd_tokens": sd, "tenths": _speed_tenths(data), "points": points}
-    return found.model_copy(update=pooled | rest)
+    task, tokens, speedup = _arrays(data, "speedup")
+    basis = basis_of(task)
+    none = basis.unknown(f"{basis.n} correct samples have a speedup")
+    found: dict[str, Any] = dict.fromkeys(("pearson", "pearson_log", "spearman", "within"), none)
+    if basis.n >= 4:
+        log = np.log(speedup)
+        for name, values in {"pearson": speedup, "pearson_log": log, "spearman": speedup}.items():
+            found[name] = basis.unknown("speeds of different tasks do not compare here")
+            if not config.speedup_within_tasks_only:
+                ranks = name == "spearman"
+                found[name] = correlation(tokens, values, task, ranks=ranks, seed=config.seed)
+        shown = np.random.default_rng(config.seed).permutation(basis.n)[: config.points]
+        found |= {
+            "points": [(float(tokens[i]), float(f"{speedup[i]:.5g}")) for i in np.sort(shown)],
+            "tenths": _speed_tenths(data),
+        }
+        found["within"], found["sd_tokens"] = _within_speedup(task, tokens, log)
+    return LengthAndSpeedup(label=config.speedup_label, samples=basis.n, tasks=basis.tasks, **found)
 
 
 def _within_speedup(task: Codes, tokens: Floats, log: Floats) -> tuple[Estimate, float | None]:
     codes, counts = np.unique(task, return_inverse=True, return_counts=True)[1:]
     keep = counts[codes] > 1
-    codes = np.unique(codes[keep], return_inverse=True)[1]
-    tasks, samples = int((counts > 1).sum()), int(keep.sum())
-    if tasks < 2:
-        why_not = f"{tasks} tasks have several correct samples with a speedup"
-        return unknown(why_not, samples, tasks), None
-    x = demeaned(tokens[keep], codes, tasks)
-    sd = float(np.sqrt(np.sum(x**2) / (samples - tasks)))
-    if sd == 0:
-        return unknown("samples of one task are equally long", samples, tasks), None
-    found = fixed_effects(x / sd, demeaned(log[keep], codes, tasks), codes, tasks)
+    codes, x, sd, basis = standardised(task[keep], tokens[keep])
+    if sd is None:
+        why_not = f"{basis.tasks} tasks have several correct samples with a speedup"
+        if basis.tasks > 1:
+            why_not = "samples of one task are equally long"
+        return basis.unknown(why_not), None
+    found = fixed_effects(x, log[keep], codes)
+    if not found.bounded:
+        return found, sd
     grown = {
         name: float(np.exp(value))
-        for name in ("value", "lower", "upper")
-        if (value := getattr(found, name)) is not None
+        for name, value in found.model_dump(include={"value", "lower", "upper"}).items()
     }
-    return found.model_copy(update=grown if found.bounded else {}), sd
+    return found.model_copy(update=grown), sd
 
 
-def _fixed_bins(data: pl.DataFrame, config: ObservationConfig) -> tuple[Bin, ...]:
-    width = config.bin_tokens
-    # the last bin begins at a whole multiple of the width
-    last = -(-config.last_bin_tokens // width)
-    place = (pl.col("tokens") // width).clip(upper_bound=last).cast(pl.Int64).alias("bin")
-    return tuple(
-        _bin(width * row["bin"], width * (row["bin"] + 1) if row["bin"] < last else None, row)
-        for row in _counted(data.group_by(place)).sort("bin").iter_rows(named=True)
+def _bins(data: pl.DataFrame, group: pl.Expr, start: pl.Expr, end: pl.Expr) -> tuple[Bin, ...]:
+    """Samples by group; `start` and `end` give its first length, and the first after it."""
+    counts = (
+        data.with_columns(group.cast(pl.Int64).alias("bin"))
+        .group_by("bin")
+        .agg(
+            start.cast(pl.Float64).alias("from_tokens"),
+            end.cast(pl.Float64).alias("to_tokens"),
+            pl.len().alias("samples"),
+            pl.col("correct").sum(),
+            pl.col("task").n_unique().alias("tasks"),
+            pl.col("correct").mean().alias("accuracy"),
+        )
+        .sort("bin")
+        .drop("bin")
     )
-
-
-def _tenths(data: pl.DataFrame) -> tuple[Bin, ...]:
-    counts = _counted(
-        data.with_columns(_tenth()).group_by("tenth"),
-        pl.col("tokens").min().alias("from"),
-        pl.col("tokens").max().alias("to"),
-    )
-    rows = counts.sort("tenth").iter_rows(named=True)
-    return tuple(_bin(row["from"], row["to"] + 1.0, row) for row in rows)
-
-
-def _tenth() -> pl.Expr:
-    """0 to 9 by rank of the length: equal lengths stay together."""
-    rank = (pl.col("tokens").rank("average") - 0.5) / pl.len()
-    return (rank * 10).floor().clip(0, 9).cast(pl.Int64).alias("tenth")
-
-
-def _counted(groups: GroupBy, *more: pl.Expr) -> pl.DataFrame:
-    return groups.agg(
-        pl.len().alias("samples"),
-        pl.col("correct").sum(),
-        pl.col("task").n_unique().alias("tasks"),
-        *more,
-    )
-
-
-def _bin(first: float, end: float | None, row: dict[str, Any]) -> Bin:
-    counts = {name: row[name] for name in ("samples", "correct", "tasks")}
-    lower, upper = wilson(row["correct"], row["samples"])
-    return Bin(
-        from_tokens=float(first),
-        to_tokens=None if end is None else float(end),
-        accuracy=row["correct"] / row["samples"],
-        lower=lower,
-        upper=upper,
-        **counts,
-    )
+    found = []
+    for row in counts.iter_rows(named=True):
+        lower, upper = wilson(row["correct"], row["samples"])
+        found.append(Bin(**row, lower=lower, upper=upper))
+    return tuple(found)
 
 
 def _speed_tenths(data: pl.DataFrame) -> tuple[SpeedTenth, ...]:
@@ -229,11 +185,10 @@ def _speed_tenths(data: pl.DataFrame) -> tuple[SpeedTenth, ...]:
         return ()  # under five a tenth: the points show it all
     speedup = pl.col("speedup")
     found = (
-        data.with_columns(_tenth())
-        .group_by("tenth")
+        data.group_by(TENTH.alias("tenth"))
         .agg(
-            pl.col("tokens").min().alias("from_tokens"),
-            pl.col("tokens").max().alias("to_tokens"),
+            TOKENS.min().alias("from_tokens"),
+            TOKENS.max().alias("to_tokens"),
             pl.len().alias("samples"),
             speedup.log().mean().exp().alias("geometric_mean"),
             speedup.quantile(0.25).alias("p25"),
@@ -250,8 +205,7 @@ def _spread(tokens: Floats) -> Spread | None:
 
     if not len(tokens):
         return None
-    names = ("p10", "p25", "median", "p75", "p90")
-    quantiles = dict(zip(names, np.quantile(tokens, [0.1, 0.25, 0.5, 0.75, 0.9]), strict=True))
+    quantiles = dict(zip(QUANTILES, np.quantile(tokens, [*QUANTILES.values()]), strict=True))
     with quiet():
         test = quantile_test(tokens, q=quantiles["median"], p=0.5)
         bounds = test.confidence_interval(confidence_level=LEVEL)

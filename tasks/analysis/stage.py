@@ -10,16 +10,18 @@ on a remote root: there the words and numbers are in the manifest alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from tasks.analysis.config import ObservationConfig
 from tasks.progress import report
-from tasks.reporting.blocks import Bullets
+from tasks.reporting.blocks import Block, Bullets
 from tasks.reporting.findings import Finding, findings_table
 from tasks.reporting.page import block_markdown
 from tasks.store import Snapshot, SnapshotRef, fingerprint
@@ -29,32 +31,38 @@ STAGE, PAGE = "analysis", "page"
 OF_VERDICTS = ("candidate_id", "task_id", "status", "reason", "timing.speedup")
 OF_CANDIDATES = ("candidate_id", "reasoning_tokens", "finish_reason", "generator", "sample_index")
 FINDINGS = "findings.md"
+NUMBERS = pa.schema(
+    {
+        "name": pa.string(),
+        "value": pa.float64(),
+        "lower": pa.float64(),  # of its 95 % interval
+        "upper": pa.float64(),
+        "p": pa.float64(),
+        "samples": pa.int64(),
+        "tasks": pa.int64(),
+        "method": pa.string(),
+        "why_not": pa.string(),  # why there is no value; null where there is one
+    }
+)
 
 
 class Found(Record):
     """What an analysis found, and its files: the page first, then data, findings, figures.
 
-    `finding` are headlines, `findings` the rows behind them, `cautions` what bounds them.
+    `finding` are headlines, `findings` the rows behind them (older snapshots have none), `cautions`
+    what bounds them.
     """
 
-    finding: tuple[str, ...]
+    finding: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
-    cautions: tuple[str, ...]
+    cautions: tuple[str, ...] = ()
     files: tuple[Path, ...] = ()
 
     def markdown(self) -> str:
         """Return all three for a page of another: a list, a table, a list; no heading."""
-        blocks = [Bullets(self.finding), Bullets(self.cautions)]
-        return (
-            "\n\n".join(
-                [
-                    block_markdown(blocks[0]),
-                    *([block_markdown(findings_table(self.findings))] if self.findings else []),
-                    block_markdown(blocks[1]),
-                ]
-            ).strip()
-            + "\n"
-        )
+        table = [findings_table(self.findings)] if self.findings else []
+        blocks: list[Block] = [Bullets(self.finding), *table, Bullets(self.cautions)]
+        return "\n\n".join(map(block_markdown, blocks)).strip() + "\n"
 
 
 def planned(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfig) -> Snapshot:
@@ -64,72 +72,82 @@ def planned(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationC
 
 
 def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfig) -> SnapshotRef:
-    """Return a finished snapshot of tasks.analysis.numbers.NUMBERS.
+    """Return a finished snapshot of NUMBERS.
 
     Its manifest has `finding`, `findings`, `cautions`, `records` (all numbers of the figures but
     the dots of length against speedup) and `files`. Raises UsageError where the root cannot be
     written.
     """
-    from tasks.analysis.numbers import NUMBERS
-
     snapshot = planned(verdicts, candidates, config)
     if snapshot.finished:
         return snapshot.ref
     frame = joined(verdicts.open(), candidates.open())
-    rows: list[dict[str, Any]] = []
-    told: dict[str, Any] = {"finding": [], "findings": [], "records": None, "files": []}
-    try:
-        rows, told = _analysed(frame, config, snapshot)
-    except UnusableSamples as problem:
-        told["cautions"] = [f"Nothing could be analysed: {problem}."]
+    found, records = _analysed(frame, config, snapshot)
+    rows = number_rows(found.findings)
     there = snapshot.keys("name")
     snapshot.append([row for row in rows if row["name"] not in there], NUMBERS)
-    report(STAGE, frame.height, frame.height, (told["finding"] or told["cautions"])[0])
-    upstream = [verdicts.fingerprint, candidates.fingerprint]
-    return snapshot.publish(config=config, upstream=upstream, rows=len(rows), extra=told).ref
+    report(STAGE, frame.height, frame.height, (found.finding or found.cautions)[0])
+    return snapshot.publish(
+        config=config,
+        upstream=[verdicts.fingerprint, candidates.fingerprint],
+        rows=len(rows),
+        extra=found.model_dump(mode="json") | {"records": records},
+    ).ref
 
 
 def found_in(ref: SnapshotRef) -> Found:
-    """Return what a finished snapshot says, and its files. Older ones have no `findings`."""
+    """Return what a finished snapshot says, and its files."""
     snapshot = ref.open()
-    told = {name: snapshot.manifest.get(name, []) for name in ("finding", "findings", "cautions")}
-    files = tuple(snapshot.local_dir() / name for name in snapshot.manifest["files"])
-    return Found.model_validate(told | {"files": files})
+    found = Found.model_validate(
+        {name: value for name, value in snapshot.manifest.items() if name in Found.model_fields}
+    )
+    files = tuple(snapshot.local_dir() / name for name in found.files)
+    return found.model_copy(update={"files": files})
 
 
 def joined(verdicts: Snapshot, candidates: Snapshot) -> pl.DataFrame:
     """The columns that the analysis reads, one row a candidate, in the order of the verdicts."""
-    left, right = (
-        verdicts.read(columns=OF_VERDICTS, unique="candidate_id"),
-        candidates.read(columns=OF_CANDIDATES, unique="candidate_id"),
-    )
+    left = verdicts.read(columns=OF_VERDICTS, unique="candidate_id")
+    right = candidates.read(columns=OF_CANDIDATES, unique="candidate_id")
     if left.is_empty() or right.is_empty():
         return left.clear()
     return left.join(right, on="candidate_id", how="inner", maintain_order="left")
 
 
-class UnusableSamples(Exception):
-    """Samples that say nothing. Not an error of the run."""
+def number_rows(findings: Iterable[Finding]) -> list[dict[str, Any]]:
+    """Return rows of NUMBERS, which runs are compared by: the findings that have a key.
+
+    Every row has its value or the reason why there is none, never both. They are ratios, shares and
+    correlations, as the records define them; `..._tokens` are tokens. `all/` is of all samples,
+    `complete/` of those that the token limit did not cut off (absent where it cut off none).
+    """
+    return [
+        row.estimate.model_dump()
+        | {
+            "name": row.key,
+            "samples": row.estimate.n,
+            "why_not": row.estimate.why_not or "unknown" if row.estimate.value is None else None,
+        }
+        for row in findings
+        if row.key
+    ]
 
 
 def _analysed(
     frame: pl.DataFrame, config: ObservationConfig, snapshot: Snapshot
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the rows, and what the manifest says.
+) -> tuple[Found, dict[str, Any] | None]:
+    """What is found, with the names of the files that were written, and the records.
 
-    Raises UnusableSamples where the samples cannot be analysed, UsageError where files cannot be
-    written.
+    Raises UsageError where files cannot be written.
     """
     from tasks.analysis.difficulty import difficulty
-    from tasks.analysis.numbers import number_rows
     from tasks.analysis.observations import observe
     from tasks.analysis.report import as_json, write
 
     try:
-        observations = observe(frame, config)
-        divided = difficulty(frame, seed=config.seed)
-    except UsageError as error:
-        raise UnusableSamples(error.args[0]) from error
+        observations, divided = observe(frame, config), difficulty(frame, seed=config.seed)
+    except UsageError as problem:
+        return Found(cautions=(f"Nothing could be analysed: {problem.args[0]}.",)), None
     records = as_json(observations, divided)
     records["observations"]["speedup"].pop("points")
     found = Found(
@@ -137,11 +155,11 @@ def _analysed(
         findings=(*observations.findings, *divided.findings),
         cautions=observations.cautions,
     )
-    told = found.model_dump(mode="json", exclude={"files"}) | {"records": records, "files": []}
     if snapshot.is_local:
         directory = snapshot.local_dir(PAGE)
         page = write(observations, divided, directory)
         (directory / FINDINGS).write_text(found.markdown(), encoding="utf-8")
         others = sorted(path.name for path in directory.iterdir() if path.name != page.name)
-        told["files"] = [f"{PAGE}/{name}" for name in (page.name, *others)]
-    return number_rows(observations, divided), told
+        files = tuple(Path(PAGE) / name for name in (page.name, *others))
+        found = found.model_copy(update={"files": files})
+    return found, records

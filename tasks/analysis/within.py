@@ -16,22 +16,12 @@ from __future__ import annotations
 
 import math
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
 from tasks.analysis.config import ObservationConfig
-from tasks.analysis.estimates import (
-    LEVEL,
-    MIN_GROUPS,
-    SEPARATED,
-    Codes,
-    Floats,
-    Mask,
-    estimate,
-    quiet,
-    ratio,
-    unknown,
-)
+from tasks.analysis.estimates import LEVEL, MIN_GROUPS, Basis, Codes, Floats, Mask, quiet
 from tasks.analysis.records import WithinTask
 from tasks.reporting.findings import Estimate
 
@@ -48,63 +38,65 @@ def within_task(
 
     Never raises for data that cannot say: its estimates then have a `why_not`.
     """
-    codes = np.unique(task, return_inverse=True)[1]
-    in_all = int(codes.max()) + 1 if len(codes) else 0
-    mixed = _mixed(codes, correct, in_all)
-    keep = mixed[codes] if in_all else np.zeros(0, dtype=bool)
-    codes, x, y = np.unique(codes[keep], return_inverse=True)[1], tokens[keep], correct[keep]
-    tasks, samples = int(mixed.sum()), len(x)
-    why_not, sd = f"{tasks} of {in_all} tasks have both correct and incorrect samples", 0.0
-    if tasks > 1:
-        why_not, centred = "samples of one task are equally long", demeaned(x, codes, tasks)
-        sd = math.sqrt(float(np.sum(centred**2)) / max(1, samples - tasks))
-    none = unknown(why_not, samples, tasks)
-    found = WithinTask(
-        tasks=tasks,
-        tasks_in_all=in_all,
-        samples=samples,
-        unit_tokens=config.unit_tokens,
-        odds_ratio=none,
-        odds_ratio_per_unit=none,
-        slope=none,
-    )
-    if sd == 0:
-        return found
-    z = centred / sd
-    per_sd, per_unit = _conditional(z, y, codes, tasks, config.unit_tokens / sd, config)
-    shuffles = max(199, min(config.permutations, config.permutation_budget // samples))
-    return found.model_copy(
-        update={
-            "sd_tokens": sd,
-            "odds_ratio": per_sd,
-            "odds_ratio_per_unit": per_unit,
-            "slope": fixed_effects(z, demeaned(y.astype(np.float64), codes, tasks), codes, tasks),
-            "permutation_p": permutation_p(z, y, codes, tasks, shuffles=shuffles, seed=config.seed),
-            "permutations": shuffles,
-        }
+    names, codes, counts = np.unique(task, return_inverse=True, return_counts=True)
+    right = np.bincount(codes, weights=correct, minlength=len(names))
+    keep = ((right > 0) & (right < counts))[codes]
+    y = correct[keep]
+    codes, z, sd, basis = standardised(task[keep], tokens[keep])
+    facts: dict[str, Any] = {
+        "tasks": basis.tasks,
+        "tasks_in_all": len(names),
+        "samples": basis.n,
+        "unit_tokens": config.unit_tokens,
+    }
+    if sd is None:
+        why_not = f"{basis.tasks} of {len(names)} tasks have both correct and incorrect samples"
+        if basis.tasks > 1:
+            why_not = "samples of one task are equally long"
+        none = basis.unknown(why_not)
+        return WithinTask(**facts, odds_ratio=none, odds_ratio_per_unit=none, slope=none)
+    per_sd, per_unit = _conditional(z, y, codes, config.unit_tokens / sd, config)
+    shuffles = max(199, min(config.permutations, config.permutation_budget // basis.n))
+    p = permutation_p(z, y, codes, basis.tasks, shuffles=shuffles, seed=config.seed)
+    return WithinTask(
+        **facts,
+        sd_tokens=sd,
+        odds_ratio=per_sd,
+        odds_ratio_per_unit=per_unit,
+        slope=fixed_effects(z, y.astype(np.float64), codes),
+        permutation_p=p,
+        permutations=shuffles,
     )
 
 
-def fixed_effects(x: Floats, y: Floats, codes: Codes, tasks: int) -> Estimate:
-    """Slope of demeaned y on demeaned x: the linear model with a fixed effect a task, least
-    squares, errors clustered by task."""
+def standardised(task: Codes, tokens: Floats) -> tuple[Codes, Floats, float | None, Basis]:
+    """Number of each sample's task, its length less its task's mean in standard deviations within
+    a task, and that deviation: None for fewer than two tasks, and where lengths do not vary."""
+    names, codes = np.unique(task, return_inverse=True)
+    basis = Basis(len(codes), len(names))
+    if basis.tasks < 2:
+        return codes, tokens, None, basis
+    centred = demeaned(tokens, codes, basis.tasks)
+    sd = math.sqrt(float(np.sum(centred**2)) / max(1, basis.n - basis.tasks))
+    return codes, centred / (sd or 1.0), sd or None, basis
+
+
+def fixed_effects(x: Floats, y: Floats, codes: Codes) -> Estimate:
+    """Slope of y on x, which has mean 0 in every task: the linear model with a fixed effect a task,
+    least squares, errors clustered by task."""
     from statsmodels.regression.linear_model import OLS
 
-    if tasks < MIN_GROUPS or np.ptp(x) == 0:
-        return unknown(
-            f"{tasks} tasks are too few" if np.ptp(x) else "samples of one task are equally long",
-            len(x),
-            tasks,
-        )
+    basis = Basis(len(x), int(codes.max()) + 1)
+    if basis.tasks < MIN_GROUPS:
+        return basis.unknown(f"{basis.tasks} tasks are too few")
     with quiet():
-        fit = OLS(y, x).fit(cov_type="cluster", cov_kwds={"groups": codes}, use_t=True)
-        lower, upper = fit.conf_int(alpha=1 - LEVEL)[0]
+        model = OLS(demeaned(y, codes, basis.tasks), x)
+        fit = model.fit(cov_type="cluster", cov_kwds={"groups": codes}, use_t=True)
+        bounds = fit.conf_int(alpha=1 - LEVEL)[0]
+    if not math.isfinite(bounds[0]):
+        return basis.unknown("the linear model does not settle")
     method = "fixed effects of tasks, clustered by task"
-    if not math.isfinite(lower):
-        return unknown("the linear model does not settle", len(x), tasks)
-    return estimate(
-        fit.params[0], (lower, upper), fit.pvalues[0], n=len(x), tasks=tasks, method=method
-    )
+    return basis.estimate(fit.params[0], bounds, method, fit.pvalues[0])
 
 
 def demeaned(values: Floats, codes: Codes, tasks: int) -> Floats:
@@ -122,10 +114,8 @@ def permutation_p(
     """
     order = np.argsort(codes, kind="stable")
     x, y = x[order], y[order]
-    sizes, right = (
-        np.bincount(codes, minlength=tasks),
-        np.bincount(codes, weights=y, minlength=tasks).astype(np.int64),
-    )
+    sizes = np.bincount(codes, minlength=tasks)
+    right = np.bincount(codes, weights=y, minlength=tasks).astype(np.int64)
     starts = np.cumsum(sizes) - sizes
     random = np.random.default_rng(seed)
     sums = np.zeros(shuffles)
@@ -133,9 +123,8 @@ def permutation_p(
         lengths = x[starts[(sizes == size) & (right == count)][:, None] + np.arange(size)]
         sums += _shuffled_sums(lengths, int(count), shuffles, random)
     observed = abs(float(x[y].sum()))
-    return float(1 + np.count_nonzero(np.abs(sums) >= observed - 1e-9 * max(1.0, observed))) / (
-        shuffles + 1
-    )
+    extreme = np.count_nonzero(np.abs(sums) >= observed - 1e-9 * max(1.0, observed))
+    return float(1 + extreme) / (shuffles + 1)
 
 
 def _shuffled_sums(
@@ -163,46 +152,28 @@ def _shuffled_sums(
     return sums
 
 
-def _mixed(codes: Codes, correct: Mask, tasks: int) -> Mask:
-    counts, right = (
-        np.bincount(codes, minlength=tasks),
-        np.bincount(codes, weights=correct, minlength=tasks),
-    )
-    return (right > 0) & (right < counts)
-
-
 def _conditional(
-    z: Floats, y: Mask, codes: Codes, tasks: int, per_unit: float, config: ObservationConfig
-) -> tuple[Estimate, Estimate]:
+    z: Floats, y: Mask, codes: Codes, per_unit: float, config: ObservationConfig
+) -> list[Estimate]:
     """Odds ratios per standard deviation and per unit, by statsmodels' ConditionalLogit on at most
     `max_conditional_tasks` tasks."""
     from statsmodels.discrete.conditional_models import ConditionalLogit
 
-    sizes = np.bincount(codes, minlength=tasks)
+    sizes = np.bincount(codes)
     fitting = np.flatnonzero(sizes <= LONGEST_GROUP)
     limit = config.max_conditional_tasks
     if len(fitting) > limit:
         fitting = np.random.default_rng(config.seed).choice(fitting, size=limit, replace=False)
-    chosen = np.zeros(tasks, dtype=bool)
-    chosen[fitting] = True
-    keep = chosen[codes]
-    n, used = int(keep.sum()), len(fitting)
+    keep = np.isin(codes, fitting)
+    tasks, used = len(sizes), len(fitting)
+    basis = Basis(int(keep.sum()), used)
     if used < 2:
-        none = unknown(f"tasks have more than {LONGEST_GROUP} samples each", n, used)
-        return none, none
-    try:
-        with quiet():
-            fit = ConditionalLogit(
-                y[keep].astype(np.float64), z[keep][:, None], groups=codes[keep]
-            ).fit(disp=0)
-            slope, error, p = float(fit.params[0]), float(fit.bse[0]), float(fit.pvalues[0])
-    except (np.linalg.LinAlgError, ValueError, ArithmeticError):
-        none = unknown(f"{SEPARATED}, within tasks", n, used)
-        return none, none
+        return [basis.unknown(f"tasks have more than {LONGEST_GROUP} samples each")] * 2
+
+    def fit() -> Any:
+        outcome = y[keep].astype(np.float64)
+        return ConditionalLogit(outcome, z[keep][:, None], groups=codes[keep]).fit(disp=0)
+
     which = "a random sample" if used == limit else f"those of at most {LONGEST_GROUP} samples"
     sampled = f" on {which}, {used:,} of {tasks:,} tasks" if used < tasks else ""
-    method = f"conditional logistic regression{sampled}"
-    per_sd, other = (
-        ratio(slope, error, p, factor, n=n, tasks=used, method=method) for factor in (1.0, per_unit)
-    )
-    return per_sd, other
+    return basis.odds_ratios(fit, [1.0, per_unit], f"conditional logistic regression{sampled}")

@@ -11,6 +11,7 @@ too (`pool.drawn`).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Literal
 
@@ -25,6 +26,9 @@ ORDERS: dict[Order, list[pl.Expr]] = {
     "speedup": [-SPEEDUP],
     "random": [],
 }
+
+
+SHORTEST_THEN_FASTEST = (LENGTH, -SPEEDUP)
 
 
 def concise_and_fast(eligible: pl.DataFrame, equal: Equality = "exact") -> pl.DataFrame:
@@ -66,7 +70,7 @@ def single_operator(
     sample_index.
     """
     wanted = single_operators_wanted(taken.height, int(taken["_single"].sum()), quota)
-    return shortest_per_task(eligible.filter("_single"), taken).head(wanted)
+    return best_per_task(eligible.filter("_single"), taken, SHORTEST_THEN_FASTEST).head(wanted)
 
 
 def single_operators_wanted(taken: int, singles: int, quota: float | int) -> int:
@@ -82,23 +86,13 @@ def single_operators_wanted(taken: int, singles: int, quota: float | int) -> int
     return wanted if isinstance(quota, float) else min(wanted, quota)
 
 
-def shortest_per_task(
-    eligible: pl.DataFrame, taken: pl.DataFrame, *, ties: Literal["faster", "index"] = "faster"
+def best_per_task(
+    eligible: pl.DataFrame, taken: pl.DataFrame, order: Sequence[pl.Expr]
 ) -> pl.DataFrame:
-    """Each task's shortest sample not yet taken, in order of task_id. Ties: the faster (not with
-    "index"), then the lower sample_index."""
-    faster = [-SPEEDUP] if ties == "faster" else []
-    ordered = without(eligible, taken).sort(
-        "task_id", LENGTH, *faster, "sample_index", "candidate_id"
-    )
-    return first_per_task(ordered)
-
-
-def fastest_per_task(eligible: pl.DataFrame, taken: pl.DataFrame) -> pl.DataFrame:
-    """Each task's fastest timed sample not yet taken, in order of task_id. Ties: the lower
-    sample_index. Reads no length."""
-    timed = without(eligible, taken).filter(SPEEDUP > 0)
-    return first_per_task(timed.sort("task_id", -SPEEDUP, "sample_index", "candidate_id"))
+    """Each task's first sample in an order, of those not yet taken, in order of task_id. Ties: the
+    lower sample_index."""
+    rows = without(eligible, taken)
+    return first_per_task(rows.sort("task_id", *order, "sample_index", "candidate_id"))
 
 
 def ranked(pool: pl.DataFrame, order: Order, max_per_task: int | None) -> pl.DataFrame:

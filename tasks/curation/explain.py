@@ -7,7 +7,7 @@ that one changed number would have brought the candidate in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import polars as pl
@@ -31,9 +31,10 @@ from tasks.curation.strategies import (
     select,
 )
 
+CONCUR = (CONCISE_AND_FAST, HIGH_SPEEDUP, SINGLE_OPERATOR)
 CHECKS: dict[str, tuple[str, ...]] = {  # the criteria of each rule, in the order in which it looks
-    "concur": (CONCISE_AND_FAST, HIGH_SPEEDUP, SINGLE_OPERATOR),
-    "shuffled_reasoning": (CONCISE_AND_FAST, HIGH_SPEEDUP, SINGLE_OPERATOR),
+    "concur": CONCUR,
+    "shuffled_reasoning": CONCUR,
     "concur_without_balance": (CONCISE_AND_FAST, HIGH_SPEEDUP, ANY_OPERATOR),
     "concur_without_conciseness": (HIGH_SPEEDUP, FASTEST, SINGLE_OPERATOR),
     "concur_without_speedup": (SHORTEST, SINGLE_OPERATOR),
@@ -58,7 +59,7 @@ def explain(frame: pl.DataFrame, config: CurationConfig, candidate_id: str) -> E
 
     Raises UsageError where the frame does not have the candidate, and as `curate` does.
     """
-    found = frame.filter(candidate_id=candidate_id).head(1)
+    found = frame.filter(candidate_id=candidate_id)
     if found.is_empty():
         raise UsageError(
             f"there is no candidate {candidate_id!r} among {frame.height} rows",
@@ -71,7 +72,7 @@ def explain(frame: pl.DataFrame, config: CurationConfig, candidate_id: str) -> E
         reasons = [refusal]
     else:
         case = _Case(pool, config, candidate_id)
-        reasons, criterion = case.reasons(), case.criterion
+        reasons, criterion = list(case.reasons()), case.criterion
     return Explanation(
         candidate_id=candidate_id,
         task_id=row["task_id"],
@@ -88,15 +89,11 @@ def _not_eligible(row: dict[str, Any], config: CurationConfig) -> str | None:
         reason = f"/{row['reason']}" if row.get("reason") else ""
         return f"status {row['status']}{reason}: only correct samples are taken"
     if not config.later_turns and (row.get("turn") or 1) > 1:
-        return (
-            f"it answers a follow-up (turn {row['turn']}), not its task's first prompt: later_turns"
-            " is off"
-        )
+        asked = f"it answers a follow-up (turn {row['turn']}), not its task's first prompt"
+        return f"{asked}: later_turns is off"
     if raised := [name for name in config.exclude_flags if name in row["trace_flags"]]:
         return f"left out: trace flag {', '.join(raised)} (exclude_flags)"
-    if row["reasoning_tokens"] <= 0:
-        return "it has no reasoning to train on"
-    return None
+    return None if row["reasoning_tokens"] > 0 else "it has no reasoning to train on"
 
 
 def _criterion_of(rows: pl.DataFrame, candidate_id: str) -> str | None:
@@ -104,95 +101,87 @@ def _criterion_of(rows: pl.DataFrame, candidate_id: str) -> str | None:
     return None if found.is_empty() else str(found[0])
 
 
-@dataclass
 class _Case:
     """One candidate of the pool, the correct samples of its task, and what the rule takes."""
 
-    pool: pl.DataFrame
-    config: CurationConfig
-    candidate_id: str
+    def __init__(self, pool: pl.DataFrame, config: CurationConfig, candidate_id: str) -> None:
+        self.pool, self.config, self.id = pool, config, candidate_id
+        self.me = pool.filter(candidate_id=candidate_id).row(0, named=True)
+        self.rivals = pool.filter(task_id=self.me["task_id"])
+        self.whole = self.taken = select(pool, config)
+        if config.strategy in RULES and config.size is not None:
+            self.whole = RULES[config.strategy](pool, config)
+        self.criterion = _criterion_of(self.taken, candidate_id)
 
-    def __post_init__(self) -> None:
-        self.me = self.pool.filter(candidate_id=self.candidate_id).row(0, named=True)
-        self.rivals = self.pool.filter(task_id=self.me["task_id"])
-        self.taken = select(self.pool, self.config)
-        self.criterion = _criterion_of(self.taken, self.candidate_id)
-
-    def reasons(self) -> list[str]:
+    def reasons(self) -> Iterator[str]:
         """One reason a criterion that was looked at."""
         config = self.config
-        reasons = [] if self.me["_sure"] else self._unmet_demands()
+        if not self.me["_sure"]:
+            yield self._unmet_demand()
         if config.strategy in BASELINES:
-            return reasons + (self._of_baseline() if self.me["_sure"] else [])
-        self.whole = RULES[config.strategy](self.pool, config)
-        took = _criterion_of(self.whole, self.candidate_id)
+            yield from self._of_baseline() if self.me["_sure"] else ()
+            return
+        took = _criterion_of(self.whole, self.id)
         for name in CHECKS[config.strategy]:
-            reasons.append(f"{name}: {self._of_criterion(name, name == took)}")
+            yield f"{name}: {'; '.join(self._of_criterion(name, name == took))}"
             if name == took:
                 break
         if took and not self.criterion:
-            reasons.append(
-                f"size {config.size} keeps {self.taken.height} of the {self.whole.height} samples"
-                f" of the rule, drawn with seed {config.seed}"
-            )
+            sizes = f"{self.taken.height} of the {self.whole.height} samples of the rule"
+            yield f"size {config.size} keeps {sizes}, drawn with seed {config.seed}"
         if self.criterion and config.strategy == "shuffled_reasoning":
             ids = self.taken["candidate_id"]
-            giver = ids[int(donors(self.taken)[ids.to_list().index(self.candidate_id)])]
-            reasons.append(f"its row holds the reasoning of {giver}")
-        return reasons
+            giver = ids[int(donors(self.taken)[ids.to_list().index(self.id)])]
+            yield f"its row holds the reasoning of {giver}"
 
-    def _unmet_demands(self) -> list[str]:
+    def _unmet_demand(self) -> str:
         lower, bound = self.me["_speedup_lower"], self.config.require_speedup_lower_above
-        if bound is not None and not lower > bound:
-            return [
-                f"the lower bound of its speedup, {lower:.4g}, is not above {bound:g}"
-                " (require_speedup_lower_above)"
-            ]
-        return ["its verdict names no custom kernel (require_custom_kernel)"]
+        if bound is None or lower > bound:
+            return "its verdict names no custom kernel (require_custom_kernel)"
+        which = "(require_speedup_lower_above)"
+        return f"the lower bound of its speedup, {lower:.4g}, is not above {bound:g} {which}"
 
-    def _of_criterion(self, name: str, took: bool) -> str:
-        match name:
-            case "high_speedup":
-                return self._threshold()
-            case "concise_and_fast":
-                speed = self._speed(self.config.equal_speedups)
-                return "; ".join([self._length(), speed, *self._winner(name)])
-            case "fastest":
-                return f"{self._speed('exact')}; {self._draw(name, took)}"
-            case "shortest":
-                return f"{self._length()}; {self._draw(name, took)}"
+    def _of_criterion(self, name: str, took: bool) -> Iterator[str]:
+        if name == HIGH_SPEEDUP:
+            speedup, least = self.me["_speedup"], self.config.min_speedup
+            above = "above" if speedup > least else "not above"
+            yield f"speedup {speedup:.4g} is {above} {least:g}" if speedup else "it was not timed"
+            return
+        if name in (CONCISE_AND_FAST, SHORTEST):
+            yield self._length()
+        if name in (CONCISE_AND_FAST, FASTEST):
+            yield self._speed("exact" if name == FASTEST else self.config.equal_speedups)
+        rows = self.whole.filter(criterion=name)
+        winner = rows.filter(pl.col("candidate_id") != self.id, task_id=self.me["task_id"])
+        seed = f"(seed {self.config.seed})"
         if name == SINGLE_OPERATOR and not self.me["_single"]:
-            return "its task is a fusion, not a single operator"
-        if took:
-            return (
+            yield "its task is a fusion, not a single operator"
+        elif took and name in (FASTEST, SHORTEST):
+            yield f"its task was drawn {seed}"
+        elif took and name != CONCISE_AND_FAST:
+            yield (
                 "it comes first among the samples of its task that were not yet taken, and its"
                 " task's turn came before the quota was met"
             )
-        if others := self._winner(name):
-            return others[0]
-        count = self.whole.filter(criterion=name).height
-        ending = "as many as concur adds" if name == ANY_OPERATOR else "then the quota was met"
-        return f"{count:,} were added and {ending}; none of them is of its task"
-
-    def _threshold(self) -> str:
-        speedup, least = self.me["_speedup"], self.config.min_speedup
-        if not speedup:
-            return "it was not timed"
-        return f"speedup {speedup:.4g} is {'' if speedup > least else 'not '}above {least:g}"
+        elif winner.height and not took:
+            taken = f"{winner['candidate_id'][0]} (sample {winner['sample_index'][0]})"
+            yield f"{taken} of its task was taken"
+        elif name in (FASTEST, SHORTEST):
+            yield f"its task is not among the {rows.height:,} that were drawn {seed}"
+        elif name != CONCISE_AND_FAST:
+            ending = "as many as concur adds" if name == ANY_OPERATOR else "then the quota was met"
+            yield f"{rows.height:,} were added and {ending}; none of them is of its task"
 
     def _length(self) -> str:
-        tokens, rivals = self.me["reasoning_tokens"], self.rivals
-        first = rivals.sort("reasoning_tokens", "sample_index", "candidate_id").row(0, named=True)
-        if first["reasoning_tokens"] < tokens:
-            return (
-                f"reasoning {tokens:,} tokens; the shortest correct of its task has"
-                f" {first['reasoning_tokens']:,} ({first['candidate_id']})"
-            )
-        others = rivals.filter(reasoning_tokens=tokens).height - 1
-        return (
-            f"reasoning {tokens:,} tokens, the shortest of its task's {rivals.height} correct"
-            + (f", as are {others} others" if others else "")
-        )
+        tokens, lengths = self.me["reasoning_tokens"], self.rivals["reasoning_tokens"]
+        first = self.rivals.sort("reasoning_tokens", "sample_index", "candidate_id")
+        if (least := lengths.min()) != tokens:
+            shortest = f"the shortest correct of its task has {least:,}"
+            return f"reasoning {tokens:,} tokens; {shortest} ({first['candidate_id'][0]})"
+        others = int((lengths == tokens).sum()) - 1
+        alike = f", as are {others} others" if others else ""
+        of = f"the shortest of its task's {self.rivals.height} correct"
+        return f"reasoning {tokens:,} tokens, {of}{alike}"
 
     def _speed(self, equal: Any) -> str:
         speedup, rivals = self.me["_speedup"], self.rivals
@@ -204,51 +193,33 @@ class _Case:
             return f"speedup {speedup:.4g}, the fastest of its task's {rivals.height} correct"
         other = f"the fastest of its task has {first['_speedup']:.4g} ({first['candidate_id']})"
         if equal == "interval":
-            alike = self.candidate_id in rivals.filter(is_fastest(equal))["candidate_id"]
+            alike = self.id in rivals.filter(is_fastest(equal))["candidate_id"]
             other += f"; their 95 % intervals {'overlap' if alike else 'do not overlap'}"
         return f"speedup {speedup:.4g}; {other}"
 
-    def _winner(self, name: str) -> list[str]:
-        """The sample of the same task that the criterion took instead, if there is one."""
-        rows = self.whole.filter(criterion=name, task_id=self.me["task_id"])
-        if rows.is_empty() or rows["candidate_id"][0] == self.candidate_id:
-            return []
-        return [
-            f"{rows['candidate_id'][0]} (sample {rows['sample_index'][0]}) of its task was taken"
-        ]
-
-    def _draw(self, name: str, took: bool) -> str:
-        seed = self.config.seed
-        if took:
-            return f"its task was drawn (seed {seed})"
-        count = self.whole.filter(criterion=name).height
-        absent = f"its task is not among the {count:,} that were drawn (seed {seed})"
-        return (self._winner(name) or [absent])[0]
-
-    def _of_baseline(self) -> list[str]:
+    def _of_baseline(self) -> Iterator[str]:
         """Its place within its task, then in the whole order."""
         config, single = self.config, self.me["_single"]
         order, balances, _ = BASELINES[config.strategy]
         sure = self.pool.filter("_sure")
         mine = ranked(sure.filter(task_id=self.me["task_id"]), order, None)["candidate_id"]
-        if self.candidate_id not in mine:
-            return ["it was not timed"]
+        if self.id not in mine:
+            yield "it was not timed"
+            return
         value = f"reasoning {self.me['reasoning_tokens']:,} tokens"
         if order == "speedup":
             value = f"speedup {self.me['_speedup']:.4g}"
         elif order == "random":
             value = f"drawn with seed {config.seed}"
-        number = mine.to_list().index(self.candidate_id) + 1
-        first = f"{value}: number {number} of its task's {len(mine)} in the order of the rule"
+        number = mine.to_list().index(self.id) + 1
+        yield f"{value}: number {number} of its task's {len(mine)} in the order of the rule"
         same_kind = pl.col("_single") == single if balances else pl.lit(True)
         line = ranked(sure, order, config.max_per_task).filter(same_kind)["candidate_id"].to_list()
-        if self.candidate_id not in line:
+        if self.id not in line:
             before = ", ".join(mine[: config.max_per_task])
-            return [first, f"at most {config.max_per_task} of a task: {before} came first"]
-        kind = "samples"
-        if balances:
-            kind = "single operators" if single else "fusions"
-        place = f"number {line.index(self.candidate_id) + 1:,} of {len(line):,} {kind}"
-        count = self.taken.filter(same_kind).height
-        size = baseline_size(self.pool, config)
-        return [first, f"{place} in that order; the set of {size:,} takes {count:,} of them"]
+            yield f"at most {config.max_per_task} of a task: {before} came first"
+            return
+        kind = "samples" if not balances else "single operators" if single else "fusions"
+        place = f"number {line.index(self.id) + 1:,} of {len(line):,} {kind}"
+        count, size = self.taken.filter(same_kind).height, baseline_size(self.pool, config)
+        yield f"{place} in that order; the set of {size:,} takes {count:,} of them"

@@ -11,6 +11,7 @@ A frame holds one row per candidate with the columns of tasks.tables.VERDICTS an
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import polars as pl
 from kernels_eval.errors import UsageError
 from kernels_eval.records import VERDICT_SCHEMA_VERSION
 from tasks.curation.config import CurationConfig
-from tasks.operators import operator_kind
+from tasks.operators import is_single_operator
 
 Array = np.ndarray[Any, Any]
 COLUMNS = (
@@ -32,7 +33,10 @@ KINDS = {
     **dict.fromkeys(("candidate_id", "task_id", "status"), "text"),
     **dict.fromkeys(("sample_index", "reasoning_tokens", "turn", "schema_version"), "numbers"),
     **dict.fromkeys(("reference_operators", "custom_kernels", "trace_flags"), "lists"),
+    **dict.fromkeys(("timing.speedup", "timing.speedup_lower", "timing.speedup_upper"), "numbers"),
 }
+Problem = tuple[str, str]
+"""What is wrong with a frame, and the fix."""
 # The end of a candidate_id that a draw depends on; ids that agree there are drawn in their own
 # order.
 ID_BYTES = 64
@@ -56,8 +60,7 @@ def eligible_samples(frame: pl.DataFrame, config: CurationConfig | None = None) 
     correct sample has any reasoning.
     """
     config = config or CurationConfig()
-    require_columns(frame, config)
-    require_one_version(frame)
+    _refuse(next(_problems(frame, config), None))
     first = pl.lit(True)
     if not config.later_turns and "turn" in frame.columns:
         first = pl.col("turn").fill_null(1) == 1  # older snapshots have no turns
@@ -69,34 +72,35 @@ def eligible_samples(frame: pl.DataFrame, config: CurationConfig | None = None) 
         .filter(pl.col("status") == "correct", first, clean)
         .unique(subset="candidate_id", keep="first", maintain_order=True)
     )
-    _require_lengths(correct)
+    _refuse(_unusable_lengths(correct))
     speedup = pl.col("_speedup")
-    lower, upper = (
-        pl.when(speedup > 0).then(pl.coalesce(known_ratio(frame, name), speedup)).otherwise(0.0)
+    bounds = {
+        f"_{name}": pl.when(speedup > 0).then(pl.coalesce(known_ratio(frame, name), speedup))
         for name in ("speedup_lower", "speedup_upper")
-    )
-    pool = (
+    }
+    return (
         correct.filter(pl.col("reasoning_tokens") > 0)
         .with_columns(_speedup=known_ratio(frame, "speedup").fill_null(0.0))
-        .with_columns(_speedup_lower=lower, _speedup_upper=upper)
-        .with_columns(_sure=demanded(config))
+        .with_columns(**{name: bound.otherwise(0.0) for name, bound in bounds.items()})
+        .select(
+            *("_row", "candidate_id", "task_id", "sample_index", "reasoning_tokens"),
+            *("_speedup", "_speedup_lower", "_speedup_upper"),
+            demanded(config).alias("_sure"),
+            is_single_operator(pl.col("reference_operators")).alias("_single"),
+        )
+        .sort("task_id", "sample_index", "candidate_id")
     )
-    pool = with_kind(pool).drop({*COLUMNS, *OPTIONAL} - set(KEPT), strict=False)
-    return pool.sort("task_id", "sample_index", "candidate_id")
-
-
-KEPT = ("candidate_id", "task_id", "sample_index", "reasoning_tokens")
 
 
 def demanded(config: CurationConfig) -> pl.Expr:
     """Whether a row of the pool in the making meets the strict demands. They may refuse a winner,
     and never crown another one."""
-    met = pl.lit(True)
+    met = [pl.lit(True)]
     if config.require_speedup_lower_above is not None:
-        met = met & (pl.col("_speedup_lower") > config.require_speedup_lower_above)
+        met.append(pl.col("_speedup_lower") > config.require_speedup_lower_above)
     if config.require_custom_kernel:
-        met = met & (pl.col("custom_kernels").list.len().fill_null(0) > 0)
-    return met
+        met.append(pl.col("custom_kernels").list.len().fill_null(0) > 0)
+    return pl.all_horizontal(met)
 
 
 def drawn(pool: pl.DataFrame, seed: int) -> pl.DataFrame:
@@ -126,16 +130,11 @@ def _mixed(state: Array) -> Array:
     return mixed
 
 
-def ratio(frame: pl.DataFrame, name: str) -> pl.Expr:
-    """A field of `timing`; null where the table was written without it, or where nothing was timed
-    at all."""
-    there = name in _fields(frame)
-    return (pl.col("timing").struct.field(name) if there else pl.lit(None)).cast(pl.Float64)
-
-
 def known_ratio(frame: pl.DataFrame, name: str) -> pl.Expr:
-    """`ratio`, null where it is not a finite number above 0: such a row was not timed."""
-    value = ratio(frame, name)
+    """A field of `timing`; null where the table was written without it, where nothing was timed at
+    all, and where it is not a finite number above 0: such a row was not timed."""
+    there = name in _fields(frame)
+    value = (pl.col("timing").struct.field(name) if there else pl.lit(None)).cast(pl.Float64)
     return pl.when(value.is_finite() & (value > 0)).then(value)
 
 
@@ -151,103 +150,78 @@ def without_flags(config: CurationConfig) -> pl.Expr:
     return ~pl.col("trace_flags").list.eval(excluded).list.any()
 
 
-def with_kind(rows: pl.DataFrame) -> pl.DataFrame:
-    """The rows with `_single`, from `reference_operators`: `operator_kind` is asked once for each
-    different list, not for each row."""
-    names = pl.col("reference_operators").cast(pl.List(pl.String))
-    keyed = rows.with_columns(_operators=names.list.join("\0").fill_null(""))
-    different = keyed["_operators"].unique()
-    singles = [
-        operator_kind(text.split("\0") if text else []) == "single_operator"
-        for text in different.to_list()
-    ]
-    kinds = pl.DataFrame({"_operators": different, "_single": pl.Series(singles, dtype=pl.Boolean)})
-    return keyed.join(kinds, on="_operators", how="left", maintain_order="left").drop("_operators")
-
-
 # -- what a frame must be --------------------------------------------------------------------------
 
 
-def require_columns(frame: pl.DataFrame, config: CurationConfig) -> None:
-    """Raises UsageError where the columns are not there or not of the kind that the rule reads."""
+def _refuse(problem: Problem | None) -> None:
+    if problem:
+        raise UsageError(*problem)
+
+
+def _problems(frame: pl.DataFrame, config: CurationConfig) -> Iterator[Problem]:
+    """What is wrong with a frame: columns that are missing or not of the kind that the rule reads,
+    rows without an id, verdicts of versions that mean different things by the same column."""
     needed = [*COLUMNS, *(["custom_kernels"] if config.require_custom_kernel else [])]
     if missing := [name for name in needed if name not in frame.columns]:
-        raise UsageError(
+        yield (
             f"curation needs the columns {', '.join(missing)}",
             "join a verification snapshot with the candidates it verified",
         )
     fields = _fields(frame)
     for name, kind in KINDS.items():
-        _require_kind(f"the column {name}", frame.schema.get(name), kind)
+        ratio = name.partition("timing.")[2]
+        of = fields.get(ratio) if ratio else frame.schema.get(name)
+        if of not in (None, pl.Null) and not _is(kind, of):
+            yield f"{'' if ratio else 'the column '}{name} is {of}, not {kind}", FIX
     for name in ("candidate_id", "task_id"):
         if nulls := frame[name].null_count():
-            raise UsageError(f"{nulls} of {frame.height} rows have no {name}", FIX)
+            yield f"{nulls} of {frame.height} rows have no {name}", FIX
     if "speedup" not in fields and frame["timing"].null_count() < frame.height:
-        raise UsageError("the column timing is no struct with a field speedup", FIX)
-    for name in ("speedup", "speedup_lower", "speedup_upper"):
-        _require_kind(f"timing.{name}", fields.get(name), "numbers")
-    if config.exclude_flags:
-        _require_flags(frame)
-
-
-def _require_kind(what: str, of: pl.DataType | None, kind: str) -> None:
-    if of is None or of == pl.Null:
-        return
-    fits = {"numbers": of.is_numeric(), "lists": isinstance(of, pl.List)}
-    if not fits.get(kind, isinstance(of, TEXT)):
-        raise UsageError(f"{what} is {of}, not {kind}", FIX)
-
-
-def _require_flags(frame: pl.DataFrame) -> None:
-    """A trace that was not measured has no flag, and is not known to be without one."""
+        yield "the column timing is no struct with a field speedup", FIX
     correct = frame.filter(pl.col("status") == "correct")
-    there = "trace_flags" in frame.columns
-    unknown = correct["trace_flags"].null_count() if there else correct.height
-    if unknown:
-        raise UsageError(
-            f"the reasoning of {unknown} of {correct.height} correct samples was not measured,"
+    unknown = correct.get_column("trace_flags", default=pl.repeat(None, correct.height, eager=True))
+    if config.exclude_flags and (count := unknown.null_count()):
+        # a trace that was not measured has no flag, and is not known to be without one
+        yield (
+            f"the reasoning of {count} of {correct.height} correct samples was not measured,"
             " which exclude_flags asks about",
             "give candidates with their reasoning, or leave out exclude_flags",
         )
-
-
-def require_one_version(frame: pl.DataFrame) -> None:
-    """Raises UsageError for verdicts of several schema versions, which mean different things by
-    the same column, and of a newer one."""
-    if "schema_version" not in frame.columns:
-        return
-    counts = dict(sorted(frame["schema_version"].drop_nulls().value_counts().iter_rows()))
+    versions = frame.get_column("schema_version", default=pl.Series([], dtype=pl.Int64))
+    counts = dict(sorted(versions.drop_nulls().value_counts().iter_rows()))
     if len(counts) > 1:
         shown = ", ".join(f"version {version}: {count}" for version, count in counts.items())
-        raise UsageError(
+        yield (
             f"the verdicts are of {len(counts)} schema versions ({shown})",
             "verify all candidates with one version of concur",
         )
-    newest = max(counts, default=0)
-    if newest > VERDICT_SCHEMA_VERSION:
-        raise UsageError(
-            f"the verdicts have schema version {newest}, this concur knows"
-            f" {VERDICT_SCHEMA_VERSION}",
-            "update concur",
-        )
+    if (newest := max(counts, default=0)) > VERDICT_SCHEMA_VERSION:
+        known = f"this concur knows {VERDICT_SCHEMA_VERSION}"
+        yield f"the verdicts have schema version {newest}, {known}", "update concur"
 
 
-def _require_lengths(correct: pl.DataFrame) -> None:
-    tokens = pl.col("reasoning_tokens")
-    unknown = correct.filter(~tokens.cast(pl.Float64).is_finite().fill_null(False))
+def _is(kind: str, of: pl.DataType) -> bool:
+    fits = {"numbers": of.is_numeric(), "lists": isinstance(of, pl.List)}
+    return fits.get(kind, isinstance(of, TEXT))
+
+
+def _unusable_lengths(correct: pl.DataFrame) -> Problem | None:
+    tokens = pl.col("reasoning_tokens").cast(pl.Float64)
+    unknown = correct.filter(~tokens.is_finite().fill_null(False))
     if unknown.height:
-        raise UsageError(
+        return (
             f"{unknown.height} of {correct.height} correct samples of {_generators(unknown)} have"
             " no reasoning_tokens, which curation compares",
             "give that generator's tokenizer with --set synthesis.tokenizer=HUB_ID_OR_DIRECTORY and"
             " run synthesis again",
         )
-    if correct.height and not (correct["reasoning_tokens"] > 0).any():
-        raise UsageError(
-            f"none of the {correct.height} correct samples of {_generators(correct)} has any"
-            " reasoning to train on",
-            "use a model that reasons, and a server that returns the text before </think>",
-        )
+    if correct.is_empty() or (correct["reasoning_tokens"] > 0).any():
+        return None
+    return (
+        f"none of the {correct.height} correct samples of {_generators(correct)} has any"
+        " reasoning to train on",
+        "use a model that reasons, and a server that returns the text before </think>",
+    )
 
 
 def _generators(rows: pl.DataFrame) -> str:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 import polars as pl
 
-from tasks.curation.config import FLAGS, QualityConfig
+from tasks.curation.config import QualityConfig
 
 T = TypeVar("T")
 Array = np.ndarray[Any, Any]
@@ -59,16 +59,16 @@ _DOUBT = (
     r" )?(?:complicated|complex|confusing|stuck))(?-u:\b)|no,)"
 )
 # blocks of https://www.unicode.org/Public/UNIDATA/Blocks.txt; Greek is left out, since formulas are
-# written in it
+# written in it. ASCII letters are added to the first.
 _SCRIPTS = {
-    "latin": ((0xC0, 0xD6), (0xD8, 0xF6), (0xF8, 0x24F), (0x1E00, 0x1EFF)),
-    "cyrillic": ((0x400, 0x52F),),
-    "hebrew": ((0x590, 0x5FF),),
-    "arabic": ((0x600, 0x77F),),
-    "indic": ((0x900, 0xDFF),),
-    "thai": ((0xE00, 0xE7F),),
-    "han and kana": ((0x3040, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x323AF)),
-    "hangul": ((0x1100, 0x11FF), (0xAC00, 0xD7AF)),
+    "latin": r"\x{C0}-\x{D6}\x{D8}-\x{F6}\x{F8}-\x{24F}\x{1E00}-\x{1EFF}",
+    "cyrillic": r"\x{400}-\x{52F}",
+    "hebrew": r"\x{590}-\x{5FF}",
+    "arabic": r"\x{600}-\x{77F}",
+    "indic": r"\x{900}-\x{DFF}",
+    "thai": r"\x{E00}-\x{E7F}",
+    "han and kana": (r"\x{3040}-\x{30FF}\x{3400}-\x{9FFF}\x{F900}-\x{FAFF}\x{20000}-\x{323AF}"),
+    "hangul": r"\x{1100}-\x{11FF}\x{AC00}-\x{D7AF}",
 }
 _FENCE = r"(?m)^[ \t]*(?:```|~~~)"
 _ENDING = r"[.!?:;)\]}>`\"'*|。！？”’…]\s*\z|(?m:^[ \t]*(?:#+ .*|\*\*.*|-{3,}))\s*\z"
@@ -114,53 +114,42 @@ def _measured(texts: Sequence[str | None], config: QualityConfig) -> pl.DataFram
     frame = pl.Series("text", texts, dtype=pl.String).fill_null("").to_frame()
     prose = frame["text"].str.replace_all(_CODE, "\n")
     repeated, loops, total = _repetition(prose.str.extract_all(_WORD))
-    foreign, foreign_share = _foreign(frame["text"])
-    text = pl.col("text").str
-    unclosed = text.contains("<think>", literal=True) & ~text.contains("</think>", literal=True)
-    measured = frame.select(
+    text, words = pl.col("text").str, prose.str.count_matches(rf"{_LETTER}+").cast(pl.Int64)
+    doubts = prose.str.count_matches(_DOUBT).cast(pl.Int64)
+    foreign = _foreign(frame["text"])
+    return frame.select(
         characters=text.len_chars().cast(pl.Int64),
-        words=prose.str.count_matches(rf"{_LETTER}+").cast(pl.Int64),
+        words=words,
         repeated_share=pl.Series(repeated),
         loop_words=pl.Series(loops),
         loop_share=pl.Series(loops / total.clip(1)),
-        doubt_markers=prose.str.count_matches(_DOUBT).cast(pl.Int64),
-        foreign_letters=pl.Series(foreign),
-        foreign_share=pl.Series(foreign_share),
+        doubt_markers=doubts,
+        doubt_per_1000_words=1000 * doubts / words.clip(1),
+        foreign_letters=foreign["letters"],
+        foreign_share=foreign["share"],
         unclosed_fence=text.count_matches(_FENCE) % 2 == 1,
-        unclosed_thought=unclosed,
+        unclosed_thought=text.contains("<think>", literal=True)
+        & ~text.contains("</think>", literal=True),
         ends_mid_sentence=text.contains(_LETTER) & ~text.tail(200).str.contains(_ENDING),
-    )
-    rate = 1000 * pl.col("doubt_markers") / pl.col("words").clip(1)
-    measured = measured.with_columns(doubt_per_1000_words=rate)
-    doubting = pl.col("doubt_per_1000_words") > config.max_doubt_per_1000_words
-    flags = measured.with_columns(
+    ).with_columns(
         repetitive=pl.col("repeated_share") > config.max_repeated_share,
         ends_in_loop=pl.col("loop_words") > config.max_loop_words,
-        self_doubting=doubting & (pl.col("doubt_markers") >= config.min_doubt_markers),
+        self_doubting=(pl.col("doubt_per_1000_words") > config.max_doubt_per_1000_words)
+        & (pl.col("doubt_markers") >= config.min_doubt_markers),
         mixed_language=pl.col("foreign_letters") > config.max_foreign_letters,
         truncated=pl.any_horizontal("unclosed_fence", "unclosed_thought", "ends_mid_sentence"),
     )
-    return flags.select(*MEASURES, *FLAGS)
 
 
-def _foreign(texts: pl.Series) -> tuple[Array, Array]:
-    """Of each text: letters outside its main script, and their share of all letters. Only what is
-    not ASCII is looked at one by one."""
-    counts, shares = np.zeros(len(texts), dtype=np.int64), np.zeros(len(texts))
-    scripts = enumerate(_SCRIPTS.values())
-    edges = sorted((*block, number) for number, blocks in scripts for block in blocks)
-    lows, highs, numbers = np.array(edges, dtype=np.uint32).T
+def _foreign(texts: pl.Series) -> pl.DataFrame:
+    """Of each text: letters outside its main script, and their share of all letters."""
     rest = texts.str.replace_all(r"[\x00-\x7F]+", "")
-    for i in (rest.str.len_bytes() > 0).arg_true().to_list():
-        points = np.frombuffer(rest[i].encode("utf-32-le"), dtype=np.uint32)
-        block = np.searchsorted(lows, points, side="right").astype(np.int64) - 1
-        known = block[(block >= 0) & (points <= highs[block])]
-        found = np.bincount(numbers[known], minlength=len(_SCRIPTS))
-        if found.any():
-            found[0] += texts[i : i + 1].str.count_matches("[A-Za-z]")[0]
-            counts[i] = found.sum() - found.max()
-            shares[i] = counts[i] / found.sum()
-    return counts, shares
+    counts = pl.DataFrame(
+        {name: rest.str.count_matches(f"[{blocks}]") for name, blocks in _SCRIPTS.items()}
+    ).with_columns(pl.col("latin") + texts.str.replace_all("[^A-Za-z]+", "").str.len_bytes())
+    total, most = pl.sum_horizontal(pl.all()), pl.max_horizontal(pl.all())
+    letters = (total - most).cast(pl.Int64)
+    return counts.select(letters=letters, share=(letters / total).fill_nan(0.0))
 
 
 def _repetition(words: pl.Series) -> tuple[Array, Array, Array]:

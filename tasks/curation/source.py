@@ -12,9 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from glob import glob
-from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
 
 import polars as pl
 import pyarrow as pa
@@ -25,7 +23,6 @@ from tasks.curation.config import QualityConfig
 from tasks.curation.flags import flagged
 from tasks.curation.tables import (
     DECIDING,
-    TEXTS,
     curated_rows,
     joined_on_candidate,
     named_tasks,
@@ -34,19 +31,45 @@ from tasks.curation.tables import (
     with_flags,
     with_operators,
 )
-from tasks.store import BATCH_ROWS, Snapshot, present_columns, snapshots
-
-TABLES_FIX = "give the tables that verification and synthesis wrote"
+from tasks.store import Snapshot, snapshots
 
 
-class Files(NamedTuple):
-    """Parquet files, and what messages call them."""
+class Files(Snapshot):
+    """Parquet files, read like the parts of a snapshot; `path` is what messages call them.
 
-    name: str
-    paths: tuple[str, ...]
+    Raises UsageError for what cannot be read.
+    """
 
+    def __init__(self, path: str, files: Sequence[str]) -> None:
+        super().__init__("/", "", "")
+        self.path, self.files = path, files
 
-Place = Snapshot | Files
+    def parts(self) -> list[str]:
+        return list(self.files)
+
+    def read(
+        self, *, columns: Sequence[str] | None = None, unique: str | None = None
+    ) -> pl.DataFrame:
+        """As of a snapshot. A field of a struct steps back for a column of its name."""
+        with self._readable():
+            names = {name for part in self.files for name in pq.read_schema(part).names}
+            plain = [name for name in columns or names if name.partition(".")[2] not in names]
+            return super().read(columns=plain, unique=unique)
+
+    def index(self, columns: Sequence[str]) -> pl.DataFrame:
+        with self._readable():
+            return super().index(columns)
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowInvalid, pl.exceptions.PolarsError) as error:
+            cause = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UsageError(
+                f"{self.path} cannot be read as Parquet: {cause}",
+                "give a Parquet file, or the directory of a snapshot",
+            ) from error
 
 
 class Source:
@@ -69,12 +92,12 @@ class Source:
         unfinished: bool = False,
         of: str = "",
     ) -> None:
-        self.verdicts: Place = (
+        self.verdicts = (
             _opened(verdicts, f"--{of}verdicts", unfinished) if verdicts else _latest(root)
         )
-        self.candidates: Place = self.verdicts
+        self.candidates = self.verdicts
         self.tasks: Snapshot | None = None
-        if isinstance(self.verdicts, Snapshot):
+        if not isinstance(self.verdicts, Files):
             place, upstream = self.verdicts.root, self.verdicts.manifest["upstream"]
             self.tasks = _among(place, ("training-tasks", "tasks"), upstream)
             beside = _among(place, ("synthesis", "candidates"), upstream)
@@ -87,11 +110,11 @@ class Source:
         if candidates:
             self.candidates = _opened(candidates, f"--{of}candidates", unfinished)
 
-    def made_of(self, stage: str, *of: Place | None) -> Snapshot | None:
+    def made_of(self, stage: str, *of: Snapshot | None) -> Snapshot | None:
         """The newest finished snapshot of a stage that was made of all of these, under the root of
         the verdicts."""
-        wanted = {each.fingerprint for each in of if isinstance(each, Snapshot)}
-        if not isinstance(self.verdicts, Snapshot) or len(wanted) < len(of):
+        wanted = {each.fingerprint for each in of if each and not isinstance(each, Files)}
+        if isinstance(self.verdicts, Files) or len(wanted) < len(of):
             return None
         finished = _newest_first(self.verdicts.root, stage)
         return next((each for each in finished if wanted <= set(each.manifest["upstream"])), None)
@@ -109,19 +132,18 @@ class Source:
         of the candidates.
         """
         if self.one_table:
-            return columns_of(self.verdicts, list(dict.fromkeys((*of_verdicts, *of_candidates))))
-        tables = []
-        for where, columns in ((self.verdicts, of_verdicts), (self.candidates, of_candidates)):
-            frame = columns_of(where, columns)
-            require_ids(where, frame)
-            tables.append(frame.unique("candidate_id", keep="first", maintain_order=True))
-        left, right = tables
+            return self.verdicts.read(columns=list(dict.fromkeys((*of_verdicts, *of_candidates))))
+        left, right = (
+            _with_ids(where, where.read(columns=columns)).unique(
+                "candidate_id", keep="first", maintain_order=True
+            )
+            for where, columns in ((self.verdicts, of_verdicts), (self.candidates, of_candidates))
+        )
         kind = left["candidate_id"].dtype
         joined = joined_on_candidate(left, right.cast({"candidate_id": kind}, strict=False))
         if joined.is_empty():
             raise UsageError(
-                f"no row of {name_of(self.verdicts)} has its candidate in"
-                f" {name_of(self.candidates)}",
+                f"no row of {self.verdicts.path} has its candidate in {self.candidates.path}",
                 "give the candidates verified",
             )
         return joined
@@ -133,17 +155,14 @@ class Source:
         Flags that a refresh has measured are taken as they are, others are measured here. Raises
         UsageError where a table has no candidate_id, or no row.
         """
-        frame = self.read(DECIDING, DECIDING)
-        require_ids(self.verdicts, frame)
+        frame = _with_ids(self.verdicts, self.read(DECIDING, DECIDING))
         if frame.is_empty():
             raise UsageError(
-                f"{name_of(self.verdicts)} has no row",
-                "give the verdicts of a run that is finished",
+                f"{self.verdicts.path} has no row", "give the verdicts of a run that is finished"
             )
         # of two verdicts on a candidate the first counts, correct or not
-        if self.one_table:
-            ids = pl.col("candidate_id")
-            frame = frame.filter(ids.is_null() | ids.is_first_distinct())
+        ids = pl.col("candidate_id")
+        frame = frame.filter(ids.is_null() | ids.is_first_distinct())
         frame = with_operators(frame, self.made_of("workloads", self.tasks))
         if known := self.made_of("trace-flags", self.verdicts, self.candidates):
             return with_flags(frame, known)
@@ -157,7 +176,9 @@ class Source:
         wanted = frame.clear()
         if "status" in frame.columns:
             wanted = frame.filter(pl.col("status") == "correct")
-        texts = stream_texts(self.candidates, wanted.select("candidate_id"), "reasoning")
+        names = ["candidate_id", "reasoning"]
+        rows = self.candidates.rows_of(places_of(self.candidates, wanted), names)
+        texts = ((row[names[0]], row[names[1]]) for row in rows if len(row) == len(names))
         columns = ["candidate_id", "trace_flags"]
         found = [batch.select(columns) for batch in flagged(texts, QualityConfig())]
         return pl.concat(found) if found else pl.DataFrame()
@@ -165,104 +186,23 @@ class Source:
     def curated(self, taken: pl.DataFrame) -> pl.DataFrame:
         """tasks.tables.CURATED of what was taken. Columns that the source does not have are
         null."""
-        if isinstance(self.candidates, Snapshot):
-            texts = texts_of(self.candidates, taken)
-        else:
-            texts = columns_of(self.candidates, TEXTS, taken.select("candidate_id"))
-        texts = texts.unique("candidate_id", keep="first")
-        return curated_rows(taken, texts, named_tasks(self.tasks) if self.tasks else None)
+        named = named_tasks(self.tasks) if self.tasks else None
+        return curated_rows(taken, texts_of(self.candidates, taken), named)
 
 
-def name_of(where: Place) -> str:
-    """What messages and summaries call a place."""
-    return where.path if isinstance(where, Snapshot) else where.name
-
-
-def require_ids(where: Place, frame: pl.DataFrame) -> None:
-    """Raises UsageError where the rows of a place have no candidate_id."""
+def _with_ids(where: Snapshot, frame: pl.DataFrame) -> pl.DataFrame:
     if "candidate_id" not in frame.columns:
-        raise UsageError(f"{name_of(where)} has no column candidate_id", TABLES_FIX)
-
-
-def columns_of(
-    where: Place, columns: Sequence[str], only: pl.DataFrame | None = None
-) -> pl.DataFrame:
-    """The columns that a place has; of files with `only`, of these candidates. Raises UsageError
-    for what cannot be read."""
-    if isinstance(where, Snapshot):
-        unique = "candidate_id" if "candidate_id" in columns else None
-        return where.read(columns=columns, unique=unique)
-    with _readable(where):
-        frames = []
-        for there, files in groupby(where.paths, lambda path: _there(path, columns)):
-            frame = _scanned(list(files), there)
-            if there and only is not None:
-                frame = frame.join(
-                    only.lazy(), on="candidate_id", how="semi", maintain_order="left"
-                )
-            frames += [frame] if there else []
-        if not frames:
-            return pl.DataFrame()
-        return pl.concat(frames, how="diagonal_relaxed").collect(engine="streaming")
-
-
-def stream_texts(
-    where: Place, wanted: pl.DataFrame, column: str
-) -> Iterator[tuple[str, str | None]]:
-    """candidate_id and one text of the candidates in `wanted`, each once, a few hundred in memory
-    at a time. Nothing where there is no such column. Raises UsageError for what cannot be read."""
-    names = ["candidate_id", column]
-    if isinstance(where, Snapshot):
-        rows = where.rows_of(places_of(where, wanted), names)
-        yield from ((row["candidate_id"], row[column]) for row in rows)
-        return
-    left = set(wanted["candidate_id"].to_list())
-    for path in where.paths:
-        with _readable(where), pq.ParquetFile(path) as file:
-            if len(present_columns(file.schema_arrow, names)) < 2:
-                continue
-            for batch in file.iter_batches(BATCH_ROWS, columns=names):
-                for name, text in pl.DataFrame(batch).select(names).iter_rows():
-                    if name in left:
-                        left.discard(name)
-                        yield name, text
-
-
-@contextmanager
-def _readable(where: Files) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, pa.ArrowInvalid, pl.exceptions.PolarsError) as error:
-        cause = (str(error).splitlines() or [type(error).__name__])[0]
         raise UsageError(
-            f"{where.name} cannot be read as Parquet: {cause}",
-            "give a Parquet file, or the directory of a snapshot",
-        ) from error
+            f"{where.path} has no column candidate_id",
+            "give the tables that verification and synthesis wrote",
+        )
+    return frame
 
 
-def _there(path: str, columns: Sequence[str]) -> tuple[str, ...]:
-    """The columns that a file has. A field of a struct steps back for a column of its name."""
-    found = present_columns(pq.read_schema(path), columns)
-    return tuple(name for name in found if "." not in name or name.partition(".")[2] not in found)
-
-
-def _scanned(files: list[str], columns: Sequence[str]) -> pl.LazyFrame:
-    """Files that have these columns, which may differ in their others, and in fields of structs."""
-    chosen = []
-    for column, _, field in (name.partition(".") for name in columns):
-        chosen.append(pl.col(column).struct.field(field) if field else pl.col(column))
-    fields = pl.ScanCastOptions(missing_struct_fields="insert", extra_struct_fields="ignore")
-    return pl.scan_parquet(
-        files, glob=False, extra_columns="ignore", missing_columns="insert", cast_options=fields
-    ).select(chosen)
-
-
-def _opened(location: str, option: str, unfinished: bool) -> Place:
+def _opened(location: str, option: str, unfinished: bool) -> Snapshot:
     if "://" in location:
         raise UsageError(f"{option} {location} is not a local path", "copy the snapshot here first")
     path = Path(location).expanduser()
-    if path.is_file():
-        return Files(str(path), (str(path),))
     pattern, problem = path, "is not there"
     if path.is_dir():
         pattern, problem = path / "*.parquet", "holds no Parquet file"
@@ -275,21 +215,19 @@ def _opened(location: str, option: str, unfinished: bool) -> Place:
                 f"{option} {location} is not a finished snapshot",
                 "give its directory, which holds manifest.json, or a Parquet file",
             )
-    found = sorted(glob(str(pattern)))
+    found = [str(path)] if path.is_file() else sorted(glob(str(pattern)))
     if not found:
         raise UsageError(
             f"{option} {location} {problem}",
             "give a snapshot's directory (ROOT/verification/FINGERPRINT), or a Parquet file",
         )
-    return Files(location, tuple(found))
+    return Files(location, found)
 
 
 def _newest_first(root: str, stage: str) -> list[Snapshot]:
     finished = [snapshot for snapshot in snapshots(root, stage) if snapshot.finished]
-    age = {each.fingerprint: each.manifest["created_at"] for each in finished}
-    return sorted(
-        finished, key=lambda each: (age[each.fingerprint], each.fingerprint), reverse=True
-    )
+    age = {each.fingerprint: (each.manifest["created_at"], each.fingerprint) for each in finished}
+    return sorted(finished, key=lambda each: age[each.fingerprint], reverse=True)
 
 
 def _latest(root: str) -> Snapshot:

@@ -25,13 +25,15 @@ import polars as pl
 from kernels_eval.errors import UsageError
 from tasks.curation.config import CurationConfig
 from tasks.curation.criteria import (
+    LENGTH,
+    SHORTEST_THEN_FASTEST,
+    SPEEDUP,
     Order,
     balanced,
+    best_per_task,
     concise_and_fast,
-    fastest_per_task,
     high_speedup,
     ranked,
-    shortest_per_task,
     single_operator,
     without,
 )
@@ -91,9 +93,10 @@ def concur_without_conciseness(pool: pl.DataFrame, config: CurationConfig) -> pl
     like, sure = concur(pool, config), pool.filter("_sure")
     fast = _named(high_speedup(sure, config.min_speedup), HIGH_SPEEDUP)
     alone = without(like.filter(criterion=CONCISE_AND_FAST), fast).height
-    winners = fastest_per_task(pool, pool.clear()).filter("_sure")
+    timed = pool.filter(SPEEDUP > 0)
+    winners = best_per_task(timed, pool.clear(), [-SPEEDUP]).filter("_sure")
     taken = _added(fast, _draw(without(winners, fast), alone), FASTEST)
-    more = fastest_per_task(sure.filter("_single"), taken)
+    more = best_per_task(timed.filter("_sure", "_single"), taken, [-SPEEDUP])
     return _added(taken, more.head(_count(like, SINGLE_OPERATOR)), SINGLE_OPERATOR)
 
 
@@ -102,9 +105,9 @@ def concur_without_speedup(pool: pl.DataFrame, config: CurationConfig) -> pl.Dat
     takes by (a) and (b); then (c), ties in length going to the lower sample_index."""
     like = concur(pool, config)
     singles = _count(like, SINGLE_OPERATOR)
-    winners = shortest_per_task(pool, pool.clear(), ties="index").filter("_sure")
+    winners = best_per_task(pool, pool.clear(), [LENGTH]).filter("_sure")
     taken = _named(_draw(winners, like.height - singles), SHORTEST)
-    more = shortest_per_task(pool.filter("_sure", "_single"), taken, ties="index")
+    more = best_per_task(pool.filter("_sure", "_single"), taken, [LENGTH])
     return _added(taken, more.head(singles), SINGLE_OPERATOR)
 
 
@@ -113,7 +116,7 @@ def concur_without_balance(pool: pl.DataFrame, config: CurationConfig) -> pl.Dat
     operators: the shortest sample not yet taken of tasks of any kind, which are drawn."""
     like = concur(pool, config)
     taken = like.filter(pl.col("criterion") != SINGLE_OPERATOR)
-    left = shortest_per_task(pool.filter("_sure"), taken)
+    left = best_per_task(pool.filter("_sure"), taken, SHORTEST_THEN_FASTEST)
     return _added(taken, _draw(left, _count(like, SINGLE_OPERATOR)), ANY_OPERATOR)
 
 

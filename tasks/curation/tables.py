@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from tasks.curation.pool import COLUMNS, OPTIONAL, known_ratio, with_kind
+from tasks.curation.pool import COLUMNS, OPTIONAL, known_ratio
+from tasks.operators import is_single_operator
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CURATED
 
@@ -113,21 +114,21 @@ def curated_rows(
     `texts` has candidate_id and any of `TEXTS`; `named` task_id, task_name, task_code, entry_point.
     A moved reasoning is taken from the candidate it was moved from.
     """
-    if "reasoning_from" not in taken.columns:
-        taken = taken.with_columns(reasoning_from=pl.lit(None, dtype=pl.String))
-    kind = pl.when("_single").then(pl.lit("single_operator")).otherwise(pl.lit("fusion"))
-    rows = with_kind(taken).with_columns(
+    absent = (
+        {} if "reasoning_from" in taken.columns else {"reasoning_from": pl.lit(None, pl.String)}
+    )
+    single = is_single_operator(pl.col("reference_operators"))
+    rows = taken.with_columns(**absent).with_columns(
         pl.col("reasoning_tokens").cast(pl.Int64),
         _giver=pl.coalesce("reasoning_from", "candidate_id"),
         speedup=known_ratio(taken, "speedup"),
         speedup_lower=known_ratio(taken, "speedup_lower"),
-        operator_kind=kind,
+        operator_kind=pl.when(single).then(pl.lit("single_operator")).otherwise(pl.lit("fusion")),
     )
-    rows = rows.drop(set(TEXTS) - {"candidate_id"}, strict=False)
-    rows = _joined(rows, texts.drop("reasoning", strict=False), "candidate_id")
+    own = texts.drop("reasoning", strict=False)
+    rows = _joined(rows.drop(set(TEXTS) - {"candidate_id"}, strict=False), own, "candidate_id")
     if "reasoning" in texts.columns:
-        given = texts.select("reasoning", _giver="candidate_id")
-        rows = _joined(rows, given, "_giver")
+        rows = _joined(rows, texts.select("reasoning", _giver="candidate_id"), "_giver")
     if named is not None:
         rows = _joined(rows, named, "task_id")
     empty = pl.DataFrame(CURATED.empty_table())

@@ -28,7 +28,7 @@ from tasks.reporting.blocks import (
     Table,
     Text,
 )
-from tasks.reporting.text import address, as_text, clean
+from tasks.reporting.text import address, as_text, clean, interval, plural
 
 TEMPLATES = Path(__file__).parent / "templates"
 NUMBER, NUMBER_CHARS = re.compile(r"[-+<]?\s?\d|n/a$"), 26
@@ -84,6 +84,39 @@ def block_markdown(block: Block) -> str:
             return f"Figure {_md(name)} (drawn in the HTML report): {_md(caption)}"
         case Folded(title, blocks):
             return "\n\n".join([f"### {_md(title)}", *(block_markdown(part) for part in blocks)])
+
+
+def rendered(template: Path, **values: object) -> str:
+    """Return a text template filled with values.
+
+    Of a template NAME.md.j2, nothing of the values is markup in the Markdown that is returned; any
+    other gives plain text. It knows the filter `form` (a format specification) and the functions
+    `interval` and `plural`.
+    """
+    return (
+        _texts(template.parent, template.name.endswith(".md.j2"))
+        .get_template(template.name)
+        .render(values)
+    )
+
+
+@cache
+def _texts(directory: Path, markdown: bool) -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(directory),
+        autoescape=markdown,
+        undefined=StrictUndefined,
+        finalize=_markup if markdown else None,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(form=format)
+    environment.globals.update(interval=interval, plural=plural)
+    return environment
+
+
+def _markup(value: object) -> Markup:
+    return value if isinstance(value, Markup) else Markup(_md(str(value)))
 
 
 @cache

@@ -9,9 +9,11 @@ from typing import Any
 
 import polars as pl
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from flows.cli.main import main
+from tests.support.commands import ROOT
 from tests.support.curated import FUSION, SINGLE, line, sample
 
 SAMPLES = [
@@ -25,7 +27,7 @@ SAMPLES = [
     for task in range(6)
     for index in range(3)
 ]
-Change = Callable[[pl.DataFrame], pl.DataFrame]
+Change = Callable[[pl.DataFrame], pl.DataFrame] | str | dict[str, Any]
 
 
 class Line:
@@ -51,9 +53,9 @@ class Line:
             part.unlink()
         size = -(-rows.height // len(changes))
         for number, change in enumerate(changes):
-            change(rows.slice(number * size, size)).write_parquet(
-                place / f"part-{number:020d}-00000000.parquet"
-            )
+            part = rows.slice(number * size, size)
+            part = change(part) if callable(change) else changed(part, change)
+            part.write_parquet(place / f"part-{number:020d}-00000000.parquet")
 
     def run(self, command: str, out: Path, *more: object) -> Result:
         verdicts, candidates = self.place("verification"), self.place("synthesis")
@@ -100,22 +102,6 @@ def done_well(done: Result) -> str:
     return done.stdout
 
 
-def same(frame: pl.DataFrame) -> pl.DataFrame:
-    return frame
-
-
-def without(*names: str) -> Change:
-    return lambda frame: frame.drop(names)
-
-
-def cast(name: str, kind: Any) -> Change:
-    return lambda frame: frame.with_columns(pl.col(name).cast(kind))
-
-
-def put(name: str, value: Any) -> Change:
-    return lambda frame: frame.with_columns(pl.lit(value).alias(name))
-
-
 def timed(frame: pl.DataFrame, field: str, *instead: pl.Expr | pl.Series) -> pl.DataFrame:
     """Every timing without a field, and with something instead."""
     fields = frame.schema["timing"].fields
@@ -124,95 +110,40 @@ def timed(frame: pl.DataFrame, field: str, *instead: pl.Expr | pl.Series) -> pl.
     return frame.with_columns(there.alias("timing"))
 
 
-def timing(field: str, value: Any) -> Change:
-    """Every timing's field as this value."""
-    return lambda frame: timed(frame, field, pl.lit(value).alias(field))
-
-
-def untimed(field: str) -> Change:
-    return lambda frame: timed(frame, field)
-
-
-def no_rows(frame: pl.DataFrame) -> pl.DataFrame:
-    return frame.clear()
-
-
-def twice(frame: pl.DataFrame) -> pl.DataFrame:
-    return pl.concat([frame, frame])
-
-
 def none_correct(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(
         pl.lit("incorrect").alias("status"), pl.lit(None, frame.schema["timing"]).alias("timing")
     )
 
 
-# (command, stage that is written again): what the error says, and how the parts change
-REFUSED: dict[tuple[str, str], list[tuple[Any, ...]]] = {
-    ("curate", "verification"): [
-        ("status", without("status")),
-        ("candidate_id", without("candidate_id")),
-        ("timing", same, put("timing", "fast")),
-        ("speedup", same, timing("speedup", "fast")),
-        ("status", same, put("status", 1)),
-        ("reference_operators", same, put("reference_operators", 3)),
-        ("schema versions", put("schema_version", 1), same),
-        ("no row", no_rows),
-        ("none of 18 candidates (0 correct)", none_correct),
-        ("no row", put("candidate_id", None)),
-    ],
-    ("curate", "synthesis"): [
-        ("reasoning_tokens", without("reasoning_tokens")),
-        ("reasoning_tokens", same, cast("reasoning_tokens", pl.String)),
-        ("sample_index", same, put("sample_index", "first")),
-        ("no row", no_rows),
-    ],
-    ("analyze", "verification"): [
-        ("status", without("status")),
-        ("timing", same, put("timing", "fast")),
-        ("no row", no_rows),
-    ],
-    ("analyze", "synthesis"): [
-        ("reasoning_tokens", without("reasoning_tokens")),
-        ("candidate_id", without("candidate_id")),
-        ("reasoning_tokens", same, cast("reasoning_tokens", pl.String)),
-    ],
-    ("publish", "curation"): [
-        ("criterion", without("criterion")),
-        ("candidate_id", without("candidate_id"), same),
-        ("speedup", same, put("speedup", "fast")),
-        ("reasoning", same, put("reasoning", 3)),
-        ("is empty", no_rows),
-        ("task_id", put("task_id", None)),
-    ],
-    ("publish", "verification"): [
-        ("candidate_id", without("candidate_id")),
-        ("timing", same, put("timing", "fast")),
-    ],
-    ("publish", "tasks"): [
-        ("task_id", without("task_id")),
-    ],
-    ("diff", "curation"): [
-        ("criterion", without("criterion")),
-        ("speedup", same, put("speedup", "fast")),
-        ("candidate_id", put("candidate_id", None)),
-    ],
-    ("diff", "verification"): [
-        ("status", without("status")),
-        ("timing", same, put("timing", "fast")),
-    ],
-    ("diff", "synthesis"): [
-        ("candidate_id", without("candidate_id")),
-        ("reasoning_tokens", same, put("reasoning_tokens", "many")),
-    ],
-    ("diff", "tasks"): [
-        ("code", without("code")),
-    ],
-    ("publish", "synthesis"): [
-        ("sample_index", same, put("sample_index", "first")),
-    ],
-}
-CASES = [(*place, *case) for place, cases in REFUSED.items() for case in cases]
+def changed(frame: pl.DataFrame, change: str | dict[str, Any]) -> pl.DataFrame:
+    """A table as `tests/data/bad_tables.yaml` says."""
+    ((kind, told),) = change.items() if isinstance(change, dict) else ((change, None),)
+    match kind:
+        case "same":
+            return frame
+        case "no_rows":
+            return frame.clear()
+        case "twice":
+            return pl.concat([frame, frame])
+        case "none_correct":
+            return none_correct(frame)
+        case "without":
+            return frame.drop(told)
+        case "put":
+            return frame.with_columns(pl.lit(value).alias(name) for name, value in told.items())
+        case "cast":
+            return frame.cast({name: getattr(pl, kind) for name, kind in told.items()})
+        case "timing":
+            ((field, value),) = told.items()
+            return timed(frame, field, pl.lit(value).alias(field))
+        case "untimed":
+            return timed(frame, told)
+    raise ValueError(kind)
+
+
+TABLES = yaml.safe_load((ROOT / "tests/data/bad_tables.yaml").read_text(encoding="utf-8"))
+CASES = [(*place.split(), *case) for place, cases in TABLES["refused"].items() for case in cases]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(case[:3]))
@@ -242,25 +173,6 @@ def sets_of(out: Path) -> dict[str, pl.DataFrame]:
     return {path.stem: pl.read_parquet(path) for path in out.glob("*.parquet")}
 
 
-# (stage, how its parts change): the same result as before
-HARMLESS: dict[str, tuple[str, tuple[Change, ...]]] = {
-    "an older shard without what is optional": (
-        "verification",
-        (without("custom_kernels", "reason", "flags", "phases"), same),
-    ),
-    "an older shard before turns": (
-        "synthesis",
-        (without("turn", "parent", "finish_reason"), same),
-    ),
-    "an older timing with fewer fields": ("verification", (untimed("drift"), same)),
-    "a narrower number": ("synthesis", (same, cast("reasoning_tokens", pl.Int32))),
-    "whole numbers as floats": ("synthesis", (same, cast("reasoning_tokens", pl.Float64))),
-    "a column that nobody knows": ("synthesis", (same, put("colour", "blue"))),
-    "every row twice": ("verification", (twice,)),
-    "every candidate twice": ("synthesis", (same, twice)),
-}
-
-
 BOTH = ("--strategy", "concur", "--strategy", "speedup")
 
 
@@ -276,17 +188,16 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, pl.DataFr
     )
 
 
-@pytest.mark.parametrize("name", HARMLESS)
+@pytest.mark.parametrize("name", TABLES["harmless"])
 def test_shards_that_differ_in_what_does_not_matter_give_the_same_sets(
     tmp_path: Path, there: Line, usual: tuple[dict[str, pl.DataFrame], str], name: str
 ) -> None:
-    stage, changes = HARMLESS[name]
+    stage, *changes = TABLES["harmless"][name]
     there.rewrite(stage, *changes)
     done_well(there.run("curate", tmp_path / "sets", *BOTH))
     before, after = usual[0], sets_of(tmp_path / "sets")
-    assert before.keys() == after.keys() and all(
-        before[name].equals(after[name]) for name in before
-    )
+    assert before.keys() == after.keys()
+    assert all(before[name].equals(after[name]) for name in before)
     assert done_well(there.run("publish", tmp_path / "published")).splitlines()[0] == usual[1]
     assert "hold the same samples" in done_well(there.run("diff", tmp_path / "out"))
 
@@ -307,7 +218,7 @@ def no_speedups(frame: pl.DataFrame) -> pl.DataFrame:
 def test_a_speedup_that_is_no_speedup_is_no_number_anywhere(tmp_path: Path, there: Line) -> None:
     """Such a sample counts as not timed: it can be the shortest, never the fastest, and no table or
     page has its value as a speedup."""
-    there.rewrite("verification", no_speedups, same)
+    there.rewrite("verification", no_speedups, "same")
     shown = done_well(there.run("curate", tmp_path / "sets", *BOTH))
     assert "nan" not in shown.lower().split()
     for rows in sets_of(tmp_path / "sets").values():
@@ -315,7 +226,7 @@ def test_a_speedup_that_is_no_speedup_is_no_number_anywhere(tmp_path: Path, ther
         assert known.is_finite().all() and (known > 0).all()
     assert sets_of(tmp_path / "sets")["speedup"]["speedup"].null_count() == 0
     # a set that an earlier version curated may hold it
-    there.rewrite("curation", no_speedups, same)
+    there.rewrite("curation", no_speedups, "same")
     done_well(there.run("publish", tmp_path / "published"))
     page = (tmp_path / "published/README.md").read_text().lower()
     assert not {"nan", "inf", "-inf"} & set(page.replace("|", " ").split())
@@ -372,7 +283,7 @@ def test_a_set_published_before_its_snapshots_broke_is_compared_all_the_same(
 ) -> None:
     """A published folder holds its rows; only why they changed is told by what it was made from."""
     done_well(there.run("publish", tmp_path / "published"))
-    there.rewrite("curation", without("criterion"))
+    there.rewrite("curation", {"without": ["criterion"]})
     published = tmp_path / "published"
     done = invoked("diff", published, published, "--root", there.root)
     assert "hold the same samples" in done_well(done)

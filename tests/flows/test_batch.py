@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 import flows
-from flows.cli.verify import print_summary
+from flows.cli.common import rendered
 from flows.config import load_protocol
 from kernels_eval.errors import DeviceError, UsageError
 from kernels_eval.records import Language, Verdict
@@ -210,7 +210,7 @@ def test_interrupted_then_finished_then_served(
 
 
 def test_a_table_without_any_code_needs_no_worker(
-    tmp_path: Path, inputs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, inputs: tuple[Path, Path]
 ) -> None:
     """Everything but the workers: the snapshots, both files, the numbers of a batch in which
     nothing ran, and growing it by a row."""
@@ -242,9 +242,7 @@ def test_a_table_without_any_code_needs_no_worker(
     assert (
         len(list((tmp_path / "out" / "snapshots" / "verification").iterdir())) == 2
     )  # one a table; the third call found the second's
-    capsys.readouterr()
-    print_summary(data)
-    shown = capsys.readouterr().out
+    shown = rendered("verify-batch", data)
     assert "truncated" in shown and "builds: none" in shown and "speedup" not in shown
 
 
@@ -331,7 +329,7 @@ def test_a_language_without_its_device_and_an_out_that_is_a_file(
 # -- what is shown ---------------------------------------------------------------------------------
 
 
-def test_the_end_shows_numbers_and_no_markup_of_others(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_end_shows_numbers_and_no_markup_of_others() -> None:
     data = {
         "candidates": 4,
         "tasks": 2,
@@ -355,8 +353,7 @@ def test_the_end_shows_numbers_and_no_markup_of_others(capsys: pytest.CaptureFix
         "snapshots": {"verdicts": "/x"},
         "this_run": {"seconds": 3.2, "by_workers": 3, "without_worker": 1},
     }
-    print_summary(data)
-    shown = capsys.readouterr().out
+    shown = rendered("verify-batch", data)
     assert "\x1b" not in shown and "[red]CPU?[31m" in shown and "[bold]GPU 0?[0m" in shown
     for text in (
         "75.0%",
@@ -370,5 +367,5 @@ def test_the_end_shows_numbers_and_no_markup_of_others(capsys: pytest.CaptureFix
     ):
         assert text in shown, text
     assert "load_s" not in shown
-    print_summary({**data, "this_run": {"seconds": 0.1, "by_workers": 0, "without_worker": 4}})
-    assert "nothing was new" in capsys.readouterr().out
+    served = {**data, "this_run": {"seconds": 0.1, "by_workers": 0, "without_worker": 4}}
+    assert "nothing was new" in rendered("verify-batch", served)

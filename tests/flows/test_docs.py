@@ -34,93 +34,13 @@ from tests.support.samples import frame
 from tests.support.samples import sample as verified
 
 CONCUR = ".venv/bin/concur "
-SCORED = "benchmark --verdicts verified/verdicts.parquet --candidates answers.parquet"
-ANY = r"(\.venv/bin/)?concur "
-RUN = {
-    ".venv/bin/concur doctor": "profile local",
-    ".venv/bin/concur curate --strategy all": "balanced_random",
-    ".venv/bin/concur curate --strategy concur --size 500,1000 --out sets": (
-        "sets/concur-500.parquet"
-    ),
-    ".venv/bin/concur analyze --out analysis": "report: analysis/report.md",
-    ".venv/bin/concur publish --out kernels --license apache-2.0 --holdout 0.05": "refresh-",
-    ".venv/bin/concur publish --out kernels-before --license apache-2.0": "refresh-",
-    CONCUR + SCORED: "Exec@1",
-}
-"""What the command prints beside its exit status 0."""
-LINE = (
-    ".venv/bin/concur run --profile local --only refresh",
-    ".venv/bin/concur verify task.py candidate.py",
-    ".venv/bin/concur verify task.py candidate.py --language cpp",
-    (
-        ".venv/bin/concur verify-batch candidates.parquet --tasks mytasks --out verified"
-        " --language cpp"
-    ),
-)
-"""In this order. `concur run` gets SMALL behind it: a refresh of everything takes minutes, and
-other tests make one."""
-SMALL = (
-    "--set tasks.limit=2 --set synthesis.samples_per_task=2 --set"
-    " verification.eval.timing.max_s=0.1"
-)
-NOT_RUN = (
-    (
-        r"make (demo|test\S*|vllm)",
-        "minutes; CI itself is `make test`, and tests/flows/test_line.py runs the demo's line",
-    ),
-    (r"make (install|lint|docs)", "needs the registry, or is a test of its own"),
-    (r"\S*python3?\S* -m (pytest|venv)", "tests in a test; an environment needs the registry"),
-    (
-        r"(\.venv/bin/)?python -m benchmarks\.",
-        "minutes, a GPU or recorded data; each has tests in tests/benchmarks",
-    ),
-    (r"git (clone|pull)|cd |export |rm -r |eval ", "changes the reader's own directory or shell"),
-    (
-        r"(docker|kubectl|systemctl|loginctl|createdb|pip|mkdir|cp) ",
-        "needs Docker, a cluster, systemd, PostgreSQL or the registry",
-    ),
-    (r"vllm serve|python3.11 -m venv /opt/vllm", "needs a GPU; tests marked vllm start one"),
-    (r"\S*ray (start|stop|status)", "a cluster; tests/kernels_eval/test_cluster.py starts one"),
-    (
-        r"(PREFECT_\S+ )?\S*prefect ",
-        "a server; tests/flows/test_deployments.py does the same against one",
-    ),
-    (r"\S*mlflow ", "a server; tests/flows/test_track.py writes to a store"),
-    (r"PREFECT_HOME=\S+ \S+python -c", "asks for a key on the terminal"),
-    (r"RAY_ADDRESS=\S+ ", "needs a cluster"),
-    (r"--set ", "a line that shows options of `concur run`"),
-    (
-        ANY + r"(run|train|doctor) --profile (paper|cuda|\w+\.yaml)",
-        "needs a GPU, a model or an endpoint",
-    ),
-    (
-        ANY
-        + r"run --profile local( --set verification\.workers=1| --set root=.concur-second --only"
-        r" refresh)?$",
-        "minutes: test_line.py",
-    ),
-    (ANY + r"doctor --set tasks.source=files", "the same as without: it does not read the tasks"),
-    (
-        ANY + r"run --set curation\.strategy=",
-        "minutes: test_line.py runs the line, test_strategies.py the strategy",
-    ),
-    (ANY + r"verify-batch .*--tasks TASKS", "a placeholder; the same with tasks is run"),
-    (ANY + r"verify-batch .*--language cuda", "needs a GPU; the same with cpp is run"),
-    (ANY + r"(train --root|train --profile)", "minutes: tests/flows/test_train.py"),
-    (
-        ANY + r"(curate --explain CANDIDATE_ID|diff OLD NEW|analyze --verdicts VERDICTS)",
-        "placeholders: the next test fills them in",
-    ),
-    (ANY + r"publish .*--push", "needs the hub: tests/tasks/test_publishing_hub.py"),
-    (ANY + r"(up|down|status|env)\b", "starts or asks servers: the tests of flows.ops"),
-    (ANY + r"ablate\b", "minutes: the tests of flows.ablation.flow"),
-    (ANY + r"(gc|morning|watchdog)\b", "reads a root with a history: the tests of these commands"),
-)
+TYPED = yaml.safe_load((ROOT / "tests/data/doc_commands.yaml").read_text(encoding="utf-8"))
+RUN, LINE, NOT_RUN = TYPED["run"], TYPED["line"], TYPED["not_run"]
 ALL = list(commands())
 
 
 def reasons(command: Command) -> list[str]:
-    return [reason for pattern, reason in NOT_RUN if re.match(pattern, command.text)]
+    return [reason for pattern, reason in NOT_RUN.items() if re.match(pattern, command.text)]
 
 
 def is_run(command: Command) -> bool:
@@ -288,13 +208,11 @@ def test_the_line_of_the_pages_in_one_directory(tmp_path: Path) -> None:
     """A real refresh, then every command that works on what it leaves, typed into a shell as it
     stands."""
     write_what_pages_say(tmp_path)
+    small = f'test "$1" = run && set -- "$@" {TYPED["small"]}'
     shims = {
-        "concur": (
-            f'set -- "$@"; test "$1" = run && set -- "$@" {SMALL}; exec {sys.executable} -m'
-            ' flows.cli "$@"'
-        )
+        "concur": f'{small}; exec {sys.executable} -m flows.cli "$@"',
+        "python": f'exec {sys.executable} "$@"',
     }
-    shims["python"] = f'exec {sys.executable} "$@"'
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     for name, script in shims.items():
         (tmp_path / ".venv" / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")

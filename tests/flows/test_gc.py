@@ -6,21 +6,23 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.cli.gc import in_units
+from flows.cli.common import in_units
 from flows.cli.main import main
 from flows.ops.gc import collect
 from flows.ops.gc_inventory import TRASH, Stored, scan
@@ -59,8 +61,7 @@ def made(
             upstream=[one.fingerprint for one in upstream],
             extra={"created_at": created.isoformat()},
         )
-    for path in [*Path(snapshot.path).iterdir(), Path(snapshot.path)]:
-        os.utime(path, (created.timestamp(), created.timestamp()))
+    aged(snapshot.path, created.timestamp())
     return snapshot
 
 
@@ -104,6 +105,26 @@ def gone(root: Path, keep: Keep = NOTHING, **options: Any) -> set[str]:
     return removed
 
 
+def gc(root: Path, *words: str) -> Result:
+    return CliRunner().invoke(main, ["gc", "--root", str(root), *words])
+
+
+def collected(root: Path, keep: Keep = NOTHING) -> dict[str, Any]:
+    return collect(str(root), keep=keep, delete=True, without_mlflow=True)
+
+
+def reported(snapshot: Snapshot, told: object) -> None:
+    """Give a snapshot a report."""
+    report = Path(snapshot.path) / "report"
+    report.mkdir()
+    (report / "report.json").write_text(json.dumps(told))
+
+
+def aged(path: str | Path, seconds: float) -> None:
+    for each in [*Path(path).iterdir(), path]:
+        os.utime(each, (seconds, seconds))
+
+
 def test_the_newest_refreshes_stay_with_what_they_were_made_of(root: Path) -> None:
     tasks = made(root, "tasks", "shared", days=300)
     nights = [refresh(root, f"night {age}", 30 * age, tasks) for age in (1, 2, 3)]
@@ -136,11 +157,7 @@ def test_what_is_young_or_half_done_stays_for_a_while(root: Path) -> None:
 def test_a_report_and_what_its_json_names_stay(root: Path) -> None:
     night, unused = refresh(root, "night", 90), refresh(root, "unused", 90)
     scores = made(root, "benchmark", "scores", made(root, "verification", "answers"))
-    report = Path(scores.path) / "report"
-    report.mkdir()
-    (report / "report.json").write_text(
-        json.dumps({"fingerprints": {"analysis": night["analysis"].fingerprint}})
-    )
+    reported(scores, {"fingerprints": {"analysis": night["analysis"].fingerprint}})
     assert gone(root) == of(*unused.values(), night["curated"])
 
 
@@ -176,10 +193,7 @@ def test_runs_and_registered_models_keep_what_they_name_until_they_are_deleted(
     nights = {name: refresh(root, name, 90) for name in ("run", "model", "nobody")}
     answers = made(root, "verification", "answers of the tuned model")
     scores = made(root, "benchmark", "scores", answers)
-    (Path(scores.path) / "report").mkdir()
-    (Path(scores.path) / "report" / "report.json").write_text(
-        json.dumps([nights["run"]["analysis"].fingerprint])
-    )
+    reported(scores, [nights["run"]["analysis"].fingerprint])
     curated = nights["run"]["curated"]
     run_id = log_run(
         RunRecord(
@@ -214,29 +228,17 @@ def test_runs_and_registered_models_keep_what_they_name_until_they_are_deleted(
 def test_nothing_is_deleted_where_mlflow_cannot_be_asked(root: Path) -> None:
     old = refresh(root, "old", 90)
     (root / "mlflow.db").write_bytes(b"no database" * 100)
-    options = ("gc", "--root", str(root), "--keep", "0")
-    shown = CliRunner().invoke(main, options)
+    shown = gc(root, "--keep", "0")
     assert shown.exit_code == 0 and "warning: cannot open the tracking database" in shown.stdout
-    refused = CliRunner().invoke(main, [*options, "--delete"])
-    assert (
-        refused.exit_code == 1
-        and refused.stderr.startswith("error: ")
-        and places(root) == of(*old.values())
-    )
-    (root / "mlflow.db").unlink()
-    refused = CliRunner().invoke(main, [*options, "--delete"])
-    assert (
-        refused.exit_code == 1
-        and "--without-mlflow" in refused.stderr
-        and places(root) == of(*old.values())
-    )
-    done = CliRunner().invoke(main, [*options, "--delete", "--without-mlflow", "--json"])
-    assert done.exit_code == 0 and places(root) == set()
+    for said in ("error: cannot open", "--without-mlflow"):
+        refused = gc(root, "--keep", "0", "--delete")
+        assert refused.exit_code == 1 and refused.stderr.startswith("error: ")
+        assert said in refused.stderr and places(root) == of(*old.values())
+        (root / "mlflow.db").unlink(missing_ok=True)  # then there is none to ask
+    done = gc(root, "--keep", "0", "--delete", "--without-mlflow", "--json")
     told = json.loads(done.stdout)
-    assert (
-        told["deleted"]
-        and told["freed_bytes"] == sum(one["bytes"] for one in told["snapshots"]) > 0
-    )
+    assert done.exit_code == 0 and places(root) == set() and told["deleted"]
+    assert told["freed_bytes"] == sum(one["bytes"] for one in told["snapshots"]) > 0
 
 
 def test_a_link_is_never_followed(root: Path, tmp_path: Path) -> None:
@@ -251,32 +253,25 @@ def test_a_link_is_never_followed(root: Path, tmp_path: Path) -> None:
     (root / TRASH).symlink_to(elsewhere)
     made(root, "verification", "another")
     with pytest.raises(UsageError, match="is a link"):
-        collect(str(root), keep=NOTHING, delete=True, without_mlflow=True)
+        collected(root)
     assert outside.finished and (root / "verification" / stable_hash("another")).exists()
 
 
 def test_checkpoints_and_logs(root: Path) -> None:
-    trained, begun = (
-        made(root, "training", "done", days=1),
-        made(root, "training", "begun", days=1, finished=False),
-    )
+    trained = made(root, "training", "done", days=1)
+    begun = made(root, "training", "begun", days=1, finished=False)
     for one in (trained, begun):
-        (Path(one.path) / "checkpoints" / "checkpoint-1").mkdir(parents=True)
-        (Path(one.path) / "checkpoints" / "checkpoint-1" / "weights").write_bytes(b"w" * 100_000)
-    (root / "stack" / "logs").mkdir(parents=True)
+        checkpoint = Path(one.path) / "checkpoints" / "checkpoint-1"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "weights").write_bytes(b"w" * 100_000)
+    logs = root / "stack" / "logs"
+    logs.mkdir(parents=True)
     for name, days in (("worker.log", 1), ("worker.log.1", 60), ("notes.txt", 60)):
-        (root / "stack" / "logs" / name).write_text("said")
-        os.utime(root / "stack" / "logs" / name, (time.time() - days * DAY_S,) * 2)
-    told = collect(str(root), keep=Keep(), delete=True, without_mlflow=True)
-    assert told["freed_bytes"] >= 100_000
-    assert (
-        not (Path(trained.path) / "checkpoints").exists()
-        and (Path(begun.path) / "checkpoints" / "checkpoint-1" / "weights").exists()
-    )
-    assert sorted(path.name for path in (root / "stack" / "logs").iterdir()) == [
-        "notes.txt",
-        "worker.log",
-    ]
+        (logs / name).write_text("said")
+        os.utime(logs / name, (time.time() - days * DAY_S,) * 2)
+    assert collected(root, Keep())["freed_bytes"] >= 100_000
+    assert not (Path(trained.path) / "checkpoints").exists() and (checkpoint / "weights").exists()
+    assert {path.name for path in logs.iterdir()} == {"notes.txt", "worker.log"}
     assert trained.finished and trained.keys("key") == {"done"}
 
 
@@ -284,43 +279,33 @@ def test_a_manifest_that_cannot_be_read_stops_everything(root: Path) -> None:
     old, broken = refresh(root, "old", 90), made(root, "curation", "broken")
     (Path(broken.path) / "manifest.json").write_text('{"stage": "cura')
     with pytest.raises(UsageError, match="what it needs is unknown"):
-        collect(str(root), keep=NOTHING, delete=True, without_mlflow=True)
+        collected(root)
     assert all(one.finished for one in old.values())
 
 
 @contextmanager
-def child(work: Callable[[Callable[[], None]], Any]) -> Iterator[int]:
-    """A process that runs `work` and waits inside it, where `work` calls what it is given, until
-    the block ends. Yields its pid when it waits."""
-    ready, go = os.pipe(), os.pipe()
-
-    def wait() -> None:
-        os.write(ready[1], b"x")
-        os.read(go[0], 1)
-
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            os.close(go[1])
-            work(wait)
-            status = 0
-        except BaseException as error:
-            print(repr(error), file=sys.stderr, flush=True)
-        finally:
-            os._exit(status)
-    os.close(ready[1])
+def child(work: Callable[[Connection], Any]) -> Iterator[BaseProcess]:
+    """A process that runs `work`, once it has said that it waits (or ended); it may go on when the
+    block ends."""
+    fork = get_context("fork")
+    here, there = fork.Pipe()
+    process = fork.Process(target=work, args=(there,))
+    process.start()
+    there.close()
     try:
-        os.read(ready[0], 1)
-        yield pid
+        with suppress(EOFError):
+            here.recv()
+        yield process
     finally:
-        for handle in (ready[0], *go):
-            os.close(handle)
+        with suppress(OSError):  # it may have ended
+            here.send("go on")
+        process.join()
 
 
-def ended(pid: int) -> int:
-    """How a child ended: its status, or minus the signal."""
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def wait(channel: Connection) -> None:
+    """Say that this process waits, and do so until it is told to go on."""
+    channel.send("waits")
+    channel.recv()
 
 
 @pytest.mark.parametrize("call", ["rename", "unlink", "rmdir"])
@@ -341,10 +326,11 @@ def test_a_kill_at_any_moment_leaves_what_stays_whole_and_the_next_gc_ends_it(
             return real(*args, **kwargs)
 
         setattr(os, call, counted)
-        collect(str(root), keep=keep, delete=True, without_mlflow=True)
+        collected(root, keep)
 
-    with child(killed) as pid:
-        assert ended(pid) == -signal.SIGKILL
+    with child(killed) as process:
+        process.join()
+    assert process.exitcode == -signal.SIGKILL
     for snapshot in kept.values():
         assert snapshot.finished and len(snapshot.keys("key")) == 1
     for night in old:  # each whole or gone, and nothing without what it was made of
@@ -359,42 +345,40 @@ def test_a_kill_at_any_moment_leaves_what_stays_whole_and_the_next_gc_ends_it(
 def test_what_another_process_writes_to_stays_and_is_finished(root: Path) -> None:
     snapshot = Snapshot(str(root), "verification", stable_hash("being written"))
 
-    def write(wait: Callable[[], None]) -> None:
+    def write(channel: Connection) -> None:
         with snapshot.journal(SCHEMA, rows_per_part=1000) as add:
             add({"key": "first"})
-            wait()
+            wait(channel)
             for number in range(50):
                 add({"key": f"more {number}"})
         snapshot.publish(config={}, upstream=[])
 
-    with child(write) as pid:
-        for path in [*Path(snapshot.path).iterdir(), Path(snapshot.path)]:
-            os.utime(path, (0, 0))
+    with child(write) as process:
+        aged(snapshot.path, 0)
         abandoned = made(root, "verification", "abandoned", finished=False)
         assert gone(root) == of(abandoned)
         (told,) = collect(str(root), keep=NOTHING, without_mlflow=True)["snapshots"]
         assert told["stays"] and told["reason"] == "unfinished, and its journal is open"
-    assert ended(pid) == 0
+    assert process.exitcode == 0
     assert snapshot.finished and len(snapshot.keys("key")) == 51
 
 
 def test_a_run_holds_its_root_and_lets_go_when_it_dies(root: Path) -> None:
     old = refresh(root, "old", 90)
 
-    def work(wait: Callable[[], None]) -> None:
+    def work(channel: Connection) -> None:
         with in_use(str(root)):
-            wait()
+            wait(channel)
 
-    options = ("gc", "--root", str(root), "--without-mlflow")
-    with child(work) as pid:
+    with child(work) as process:
         with in_use(str(root)):  # runs do not hinder each other
             pass
-        refused = CliRunner().invoke(main, [*options, "--keep", "0", "--delete"])
+        refused = gc(root, "--without-mlflow", "--keep", "0", "--delete")
         assert refused.exit_code == 2 and "a run works on" in refused.stderr
         assert all(one.finished for one in old.values())
-        assert CliRunner().invoke(main, options).exit_code == 0
-        os.kill(pid, signal.SIGKILL)
-        assert ended(pid) == -signal.SIGKILL
+        assert gc(root, "--without-mlflow").exit_code == 0
+        process.kill()
+        process.join()
     assert gone(root) == of(*old.values())
 
 
@@ -456,36 +440,26 @@ def test_nothing_that_stays_loses_what_it_was_made_of(
     there: list[Stored], named: set[str], released: set[str], keep: Keep
 ) -> None:
     now_s = 100 * DAY_S
-    decisions = decide(
-        there, dict.fromkeys(named, "named"), keep, now_s, frozenset(released - named)
-    )
+    references = dict.fromkeys(named, "named")
+    decisions = decide(there, references, keep, now_s, frozenset(released - named))
     assert sorted(each.snapshot.place for each in decisions) == sorted(one.place for one in there)
     stay = {each.snapshot.fingerprint for each in decisions if each.stays}
     present = {one.fingerprint for one in there}
     for one in there:
+        young = one.finished and now_s - one.changed_s < keep.younger_than_days * DAY_S * 0.999
         if one.fingerprint in stay:
             assert one.names & present <= stay
-        assert one.fingerprint in stay or not (one.fingerprint in named or one.written_by)
-        if one.finished and now_s - one.changed_s < keep.younger_than_days * DAY_S * 0.999:
-            assert one.fingerprint in stay
-    removed: set[str] = set()
-    for each in (each for each in decisions if not each.stays):
-        assert not any(
-            each.snapshot.fingerprint in other.names
-            for other in there
-            if other.fingerprint not in removed | stay
-        )
-        removed.add(each.snapshot.fingerprint)
+        else:
+            assert not (one.fingerprint in named or one.written_by or young)
+    left = {one.fingerprint: one.names for one in there if one.fingerprint not in stay}
+    for fingerprint in [each.snapshot.fingerprint for each in decisions if not each.stays]:
+        assert not any(fingerprint in names for names in left.values())
+        del left[fingerprint]
 
 
 def test_sizes_as_a_person_reads_them() -> None:
-    assert [in_units(size) for size in (0, 999, 1500, 2.5e9, 3e12)] == [
-        "0 B",
-        "999 B",
-        "1.5 kB",
-        "2.5 GB",
-        "3.0 TB",
-    ]
+    sizes = [in_units(size) for size in (0, 999, 1500, 2.5e9, 3e12)]
+    assert sizes == ["0 B", "999 B", "1.5 kB", "2.5 GB", "3.0 TB"]
 
 
 def test_every_option_is_on_the_page_about_cleaning_up() -> None:

@@ -7,6 +7,7 @@ import configparser
 import re
 import shutil
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 import yaml
 
 import flows
+from flows.cli.main import main
+from flows.ops.control import START_S, STOP_S
 from flows.ops.settings import StackSettings, load_settings
 
 DEPLOYMENTS = Path(flows.__file__).parent.parent / "deployments"
@@ -24,73 +27,59 @@ SECRET = re.compile(
 )
 
 
-def compose() -> dict[str, Any]:
-    return yaml.safe_load((DEPLOYMENTS / "compose" / "compose.yaml").read_text(encoding="utf-8"))
+COMPOSE = DEPLOYMENTS / "compose"
+SERVICES = yaml.safe_load((COMPOSE / "compose.yaml").read_text(encoding="utf-8"))["services"]
+EXAMPLE = (COMPOSE / ".env.example").read_text(encoding="utf-8")
+OBJECTS = [one for path in MANIFESTS for one in yaml.safe_load_all(path.read_text("utf-8"))]
 
 
-def objects() -> list[dict[str, Any]]:
-    return [
-        one for path in MANIFESTS for one in yaml.safe_load_all(path.read_text(encoding="utf-8"))
-    ]
+def of_kind(kind: str) -> list[dict[str, Any]]:
+    return [one for one in OBJECTS if one["kind"] == kind]
 
 
 def test_the_settings_that_ship_are_the_defaults() -> None:
     assert load_settings(str(DEPLOYMENTS / "stack.yaml"), {})[0] == StackSettings()
-    assert set(yaml.safe_load((DEPLOYMENTS / "stack.yaml").read_text())) == set(
-        StackSettings.model_fields
-    ) - {
-        "public_host",
-        "allowed_hosts",
-    }
+    said = set(yaml.safe_load((DEPLOYMENTS / "stack.yaml").read_text()))
+    assert said == set(StackSettings.model_fields) - {"public_host", "allowed_hosts"}
 
 
 # --- compose
 
 
 def test_every_service_says_whether_it_is_well_and_starts_after_what_it_needs() -> None:
-    services = compose()["services"]
-    assert set(services) == {"database", "prefect", "mlflow", "worker"}
-    for name, service in services.items():
+    assert set(SERVICES) == {"database", "prefect", "mlflow", "worker"}
+    for name, service in SERVICES.items():
         assert service["healthcheck"]["test"][0] == "CMD", name
         assert service["restart"] == "unless-stopped"
         for other, how in service.get("depends_on", {}).items():
-            assert other in services and how == {"condition": "service_healthy"}
-    assert set(services["worker"]["depends_on"]) == {"prefect", "mlflow"}
+            assert other in SERVICES and how == {"condition": "service_healthy"}
+    assert set(SERVICES["worker"]["depends_on"]) == {"prefect", "mlflow"}
 
 
 def test_ports_are_published_on_loopback_only() -> None:
-    published = [
-        port for service in compose()["services"].values() for port in service.get("ports", [])
-    ]
-    assert published and all(str(port).startswith("127.0.0.1:") for port in published)
+    published = [str(port) for service in SERVICES.values() for port in service.get("ports", [])]
+    assert published and all(port.startswith("127.0.0.1:") for port in published)
 
 
 def test_no_secret_is_written_in_compose_and_each_must_be_given() -> None:
     needed = set()
-    for service in compose()["services"].values():
+    for service in SERVICES.values():
         for name, value in service.get("environment", {}).items():
             if SECRET.search(name):
                 required = re.findall(r"\$\{(\w+):\?[^}]+\}", value)
                 assert required, f"{name} is written, or may be empty"
                 needed.update(required)
-        assert not any(
-            re.search("password|secret", str(word), re.IGNORECASE)
-            for word in service.get("command", [])
-        )
-    example = (DEPLOYMENTS / "compose" / ".env.example").read_text()
-    assert set(re.findall(r"^(\w+)=$", example, re.MULTILINE)) == needed
+        assert not re.search("password|secret", str(service.get("command", [])), re.IGNORECASE)
+    assert set(re.findall(r"^(\w+)=$", EXAMPLE, re.MULTILINE)) == needed
 
 
 def test_the_image_is_not_root_and_the_files_it_names_are_there() -> None:
-    text = (DEPLOYMENTS / "compose" / "Dockerfile").read_text()
-    assert re.search(r"^USER concur$", text, re.MULTILINE) and text.rindex(
-        "USER concur"
-    ) > text.rindex("RUN ")
-    line = compose()["services"]["worker"]
-    assert (DEPLOYMENTS.parent / line["build"]["dockerfile"]).is_file()
-    for mount in compose()["services"]["database"]["volumes"]:
-        if mount.startswith("./"):
-            assert (DEPLOYMENTS / "compose" / mount.split(":")[0]).is_file()
+    text = (COMPOSE / "Dockerfile").read_text()
+    assert re.search(r"^USER concur$", text, re.MULTILINE)
+    assert text.rindex("USER concur") > text.rindex("RUN ")
+    assert (DEPLOYMENTS.parent / SERVICES["worker"]["build"]["dockerfile"]).is_file()
+    for mount in SERVICES["database"]["volumes"]:
+        assert not mount.startswith("./") or (COMPOSE / mount.split(":")[0]).is_file()
 
 
 def test_docker_compose_reads_it(tmp_path: Path) -> None:
@@ -98,20 +87,11 @@ def test_docker_compose_reads_it(tmp_path: Path) -> None:
     if not docker or subprocess.run([docker, "compose", "version"], capture_output=True).returncode:
         pytest.skip("needs docker's compose plugin")
     file = tmp_path / ".env"
-    file.write_text(
-        (DEPLOYMENTS / "compose" / ".env.example").read_text().replace("=\n", "=letters-and-more\n")
+    file.write_text(EXAMPLE.replace("=\n", "=letters-and-more\n"))
+    files = ["--env-file", file, "--file", COMPOSE / "compose.yaml"]
+    done = subprocess.run(
+        [docker, "compose", *files, "config", "--quiet"], capture_output=True, text=True
     )
-    command = [
-        docker,
-        "compose",
-        "--env-file",
-        str(file),
-        "--file",
-        str(DEPLOYMENTS / "compose" / "compose.yaml"),
-        "config",
-        "--quiet",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -127,21 +107,15 @@ def test_a_unit_is_one(path: Path) -> None:
     if path.suffix == ".service":
         words = unit["Service"]["ExecStart"].split()
         assert words[0].endswith("/concur") and words[1] in ("up", "status")
-        from flows.cli.main import main
-
-        known = {
-            option for parameter in main.commands[words[1]].params for option in parameter.opts
-        }
+        known = {name for option in main.commands[words[1]].params for name in option.opts}
         assert {word for word in words if word.startswith("--")} <= known
         assert not SECRET.search(path.read_text())
 
 
 def test_the_unit_waits_longer_than_the_stack_takes() -> None:
-    from flows.ops.control import START_S, STOP_S
-
     text = (DEPLOYMENTS / "systemd" / "concur.service").read_text()
-    assert int(re.search(r"TimeoutStopSec=(\d+)", text)[1]) > STOP_S  # type: ignore[index]
-    assert int(re.search(r"TimeoutStartSec=(\d+)", text)[1]) > START_S  # type: ignore[index]
+    stated = dict(re.findall(r"Timeout(Start|Stop)Sec=(\d+)", text))
+    assert int(stated["Stop"]) > STOP_S and int(stated["Start"]) > START_S
     assert "Type=notify" in text and "KillMode=mixed" in text
 
 
@@ -170,50 +144,35 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
 
 
 def test_every_object_has_what_every_object_needs() -> None:
-    found = objects()
-    assert {one["kind"] for one in found} >= {
-        "Namespace",
-        "Deployment",
-        "Service",
-        "NetworkPolicy",
-        "PersistentVolumeClaim",
-        "RayCluster",
-    }
-    for one in found:
+    needed = "Namespace Deployment Service NetworkPolicy PersistentVolumeClaim RayCluster"
+    assert {one["kind"] for one in OBJECTS} >= set(needed.split())
+    for one in OBJECTS:
         assert one["apiVersion"] and one["kind"] and one["metadata"]["name"]
         assert one["kind"] == "Namespace" or one["metadata"]["namespace"] == "concur"
         assert one["kind"] != "Secret", "secrets are made by hand, from values that are in no file"
 
 
-def pods() -> list[tuple[str, dict[str, Any]]]:
-    found = []
-    for one in objects():
-        if one["kind"] == "Deployment":
-            template = one["spec"]["template"]
-            assert (
-                one["spec"]["selector"]["matchLabels"].items()
-                <= template["metadata"]["labels"].items()
-            )
-            found.append((one["metadata"]["name"], template["spec"]))
-        if one["kind"] == "RayCluster":
-            found.append(("head", one["spec"]["headGroupSpec"]["template"]["spec"]))
-            found += [
-                (group["groupName"], group["template"]["spec"])
-                for group in one["spec"]["workerGroupSpecs"]
-            ]
-    return found
+def pods() -> dict[str, dict[str, Any]]:
+    """Name -> specification of every pod of the manifests."""
+    templates = {one["metadata"]["name"]: one["spec"]["template"] for one in of_kind("Deployment")}
+    for one in of_kind("RayCluster"):
+        templates["head"] = one["spec"]["headGroupSpec"]["template"]
+        for group in one["spec"]["workerGroupSpecs"]:
+            templates[group["groupName"]] = group["template"]
+    return {name: template["spec"] for name, template in templates.items()}
 
 
-@pytest.mark.parametrize(
-    ("name", "pod"), pods(), ids=lambda value: value if isinstance(value, str) else ""
-)
-def test_a_pod_names_volumes_that_are_there_and_takes_secrets_from_the_secret(
-    name: str, pod: dict[str, Any]
-) -> None:
-    claims = {
-        one["metadata"]["name"] for one in objects() if one["kind"] == "PersistentVolumeClaim"
-    }
-    maps = {one["metadata"]["name"] for one in objects() if one["kind"] == "ConfigMap"}
+def test_a_deployment_selects_its_own_pods() -> None:
+    for one in of_kind("Deployment"):
+        labels = one["spec"]["template"]["metadata"]["labels"]
+        assert one["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+@pytest.mark.parametrize("name", pods(), ids="pod-{}".format)
+def test_a_pod_names_volumes_that_are_there_and_takes_secrets_from_the_secret(name: str) -> None:
+    pod = pods()[name]
+    claims = {one["metadata"]["name"] for one in of_kind("PersistentVolumeClaim")}
+    maps = {one["metadata"]["name"] for one in of_kind("ConfigMap")}
     volumes = {volume["name"]: volume for volume in pod.get("volumes", [])}
     for volume in volumes.values():
         assert volume.get("persistentVolumeClaim", {}).get("claimName", *claims) in claims
@@ -224,22 +183,17 @@ def test_a_pod_names_volumes_that_are_there_and_takes_secrets_from_the_secret(
         for variable in container["env"]:
             if SECRET.search(variable["name"]):
                 assert variable["valueFrom"]["secretKeyRef"]["name"] == "concur", variable["name"]
-            assert ("value" in variable) != ("valueFrom" in variable) and isinstance(
-                variable.get("value", ""), str
-            )
+            assert ("value" in variable) != ("valueFrom" in variable)
+            assert isinstance(variable.get("value", ""), str)
     assert pod["automountServiceAccountToken"] is False and pod["enableServiceLinks"] is False
 
 
 def test_the_guide_makes_every_key_that_the_manifests_ask_for() -> None:
-    variables = [
-        variable
-        for _, pod in pods()
-        for container in pod["containers"]
-        for variable in container["env"]
-    ]
     asked = {
         variable["valueFrom"]["secretKeyRef"]["key"]
-        for variable in variables
+        for pod in pods().values()
+        for container in pod["containers"]
+        for variable in container["env"]
         if "valueFrom" in variable
     }
     guide = (DEPLOYMENTS.parent / "docs" / "how-to" / "kubernetes.md").read_text()
@@ -247,33 +201,26 @@ def test_the_guide_makes_every_key_that_the_manifests_ask_for() -> None:
 
 
 def test_the_ray_cluster_is_one_that_kuberay_takes() -> None:
-    from importlib.metadata import version
-
-    (cluster,) = (one for one in objects() if one["kind"] == "RayCluster")
+    (cluster,) = of_kind("RayCluster")
     assert cluster["apiVersion"] == "ray.io/v1"
     spec = cluster["spec"]
     assert spec["rayVersion"] == version("ray")
-    assert spec["headGroupSpec"]["template"]["spec"]["containers"][0]["name"] == "ray-head", (
-        "the first container is Ray's"
-    )
+    head = spec["headGroupSpec"]
+    assert head["template"]["spec"]["containers"][0]["name"] == "ray-head", "the first is Ray's"
     for group in spec["workerGroupSpecs"]:
         assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+    for group in (head, *spec["workerGroupSpecs"]):
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
-    assert all(isinstance(value, str) for value in spec["headGroupSpec"]["rayStartParams"].values())
 
 
 def test_probes_and_services_ask_ports_that_the_containers_open() -> None:
-    by_name = dict(pods())
-    for name, pod in by_name.items():
+    def opened(container: dict[str, Any]) -> set[int]:
+        return {port["containerPort"] for port in container.get("ports", [])}
+
+    for name, pod in pods().items():
         for container in pod["containers"]:
-            opened = {port["containerPort"] for port in container.get("ports", [])}
-            for kind in ("readinessProbe", "startupProbe", "livenessProbe"):
-                if kind in container:
-                    assert container[kind]["httpGet"]["port"] in opened, (name, kind)
-    for one in objects():
-        if one["kind"] == "Service":
-            opened = {
-                port["containerPort"]
-                for port in by_name[one["spec"]["selector"]["app"]]["containers"][0]["ports"]
-            }
-            assert {port["targetPort"] for port in one["spec"]["ports"]} <= opened
+            for kind in {"readinessProbe", "startupProbe", "livenessProbe"} & container.keys():
+                assert container[kind]["httpGet"]["port"] in opened(container), (name, kind)
+    for one in of_kind("Service"):
+        (container, *_) = pods()[one["spec"]["selector"]["app"]]["containers"]
+        assert {port["targetPort"] for port in one["spec"]["ports"]} <= opened(container)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -63,7 +64,8 @@ class Work:
         ]
 
     def end(self) -> None:
-        os.killpg(self.process.pid, 9)
+        with suppress(ProcessLookupError):  # a test may have ended it
+            os.killpg(self.process.pid, 9)
         self.process.wait()
 
 

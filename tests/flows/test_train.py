@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from flows.cli.common import rendered
 from flows.cli.main import main
-from flows.cli.train import print_trained
 from flows.config import PipelineConfig
 from flows.track import training_run_record
 from flows.train import of_line
@@ -194,7 +194,7 @@ def test_bad_input_is_told_at_once(tmp_path: Path, arguments: tuple[str, ...], s
     assert done.exit_code == 2 and said in done.stderr and done.stdout == ""
 
 
-def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_printed() -> None:
     data = {
         "rows": 4800,
         "curated": "c0ffee",
@@ -215,8 +215,7 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
             "tracking_uri": "sqlite:///x",
         },
     }
-    print_trained(data)
-    out = capsys.readouterr().out
+    out = rendered("train", data)
     for said in (
         "4,800 rows of c0ffee, 12 left out",
         "0.7000 at first, 0.6100 at last",
@@ -225,8 +224,9 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         "tuned=/a",
     ):
         assert said in out
-    print_trained(data | {"merged": None, "mlflow": None, "held_out": {}, "new_work": False})
-    out = capsys.readouterr().out
+    out = rendered(
+        "train", data | {"merged": None, "mlflow": None, "held_out": {}, "new_work": False}
+    )
     assert "MLflow" not in out and "held out" not in out and "trained before" in out
 
 

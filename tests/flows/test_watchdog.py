@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from flows.ops.stuck import RunFacts, WatchdogConfig, judge
+from flows.ops.watchdog import RunFacts, judge
+from flows.runtime.config import WatchdogConfig
 from tests.support.night import POOL, ROOT, Night, night, until
 from tests.support.servers import clean_environment, free_port
 
@@ -230,7 +231,7 @@ def test_the_flow_says_what_it_did_and_does_not_look_at_itself(
     stuck = server.start(one_at_a_time)
     server.set_state(stuck, "PENDING")
     program = (
-        "from flows.ops.stuck import WatchdogConfig; from flows.ops.watchdog import watch_runs;"
+        "from flows.ops.watchdog import WatchdogConfig, watch_runs;"
         "watch_runs(WatchdogConfig(pending_min=0.001, silent_min=0.0001))"
     )
     done = subprocess.run(

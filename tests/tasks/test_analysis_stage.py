@@ -12,8 +12,8 @@ import pytest
 from benchmarks.analysis_scale import planted_frame
 from tasks.analysis import stage
 from tasks.analysis.difficulty import difficulty
-from tasks.analysis.numbers import NUMBERS
 from tasks.analysis.observations import observe
+from tasks.analysis.stage import NUMBERS
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, VERDICTS
 from tests.support.planted import QUICK, planted

@@ -107,9 +107,9 @@ def composition() -> str:
 
 
 def observations() -> str:
-    from tasks.analysis.report import in_words
+    from tasks.analysis.stage import Found
 
-    return in_words([HOSTILE, LINES])
+    return Found(finding=(HOSTILE,), cautions=(LINES,)).markdown()
 
 
 PLACES = {

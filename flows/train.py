@@ -14,7 +14,7 @@ from prefect import flow
 
 from flows.config import PipelineConfig
 from flows.naming import run_name
-from flows.runtime.guard import guarded
+from flows.runtime.guard import guarded, require_room_for
 from flows.runtime.notices import NOTICES
 from flows.track import Tracked, track_training
 from kernels_eval.errors import UsageError
@@ -28,24 +28,24 @@ from tasks.synthesis.prompts import render
 from tasks.tracking.stages import base_model_of, held_out_losses
 from tasks.training.adapter import check_adapter, merge_adapter
 from tasks.training.formatting import to_prompt_completion
-from tasks.training.stage import adapter_of, prompts_of
+from tasks.training.stage import adapter_of, prompts_of, with_prompts
 from tasks.training.step import train
 
 PROBES = 8  # rows on which merged and unmerged weights are compared
 
 
 @flow(name="train the adapter", flow_run_name=run_name("train"), **NOTICES)
+@guarded
 def train_adapter(config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef) -> SnapshotRef:
     """LoRA on the curated set: the prompts are those the candidates answered."""
+    require_room_for()
     prompts = prompts_of(tasks, config.language, render, config.synthesis.hardware)
-    with (
-        guarded(config.guarded),
-        observed_by(ProgressArtifact("training-progress", "share of optimiser steps done")),
-    ):
+    with observed_by(ProgressArtifact("training-progress", "share of optimiser steps done")):
         return call_stage(train, curated, config.training, prompts)
 
 
 @flow(name="train and track", flow_run_name=run_name("train and track"), **NOTICES)
+@guarded
 def train_and_track(
     config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef
 ) -> tuple[SnapshotRef, Tracked | None]:
@@ -122,9 +122,7 @@ def merge_trained(
     prompts = prompts_of(tasks, config.language, render, config.synthesis.hardware)
     base = str(trained.open().manifest["base_model"])
     rows = curated.open().read(unique="candidate_id").sort("candidate_id").head(PROBES)
-    examples = to_prompt_completion(
-        rows.to_dicts(), load_tokenizer(base), lambda row: prompts[row["task_id"]]
-    )
+    examples = to_prompt_completion(with_prompts(rows, prompts).to_dicts(), load_tokenizer(base))
     probes = [example["completion"] for example in examples]
     check = merge_adapter(base, adapter_of(trained), out, probes, dtype=dtype)
     return {

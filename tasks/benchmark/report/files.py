@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import ParamSpec
 
 from kernels_eval.records import Record
 from tasks.benchmark.report.content import caveats, content, headline, summary_table
@@ -21,6 +22,8 @@ from tasks.benchmark.report.records import ReportContext
 from tasks.benchmark.tables import TEMPLATES, published_table
 from tasks.files import atomic_write
 from tasks.reporting.page import Form, page_of
+
+P = ParamSpec("P")
 
 FILES = ("report.html", "report.md", "report.json")
 SUMMARY, MADE_OF = "summary.json", "made_of.txt"
@@ -35,11 +38,18 @@ class Report(Record):
     summary: tuple[tuple[str, str], ...]
 
 
-def write_once(directory: Path, made_of: str, fill: Callable[[], ReportContext]) -> Report:
-    """Write the report unless one that was `made_of` the same is there; return it."""
+def write_once(
+    directory: Path,
+    made_of: str,
+    fill: Callable[P, ReportContext],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> Report:
+    """Write the report that `fill` describes, unless one that was `made_of` the same is there;
+    return it."""
     marker = directory / MADE_OF  # written last: then the others are whole
     if not marker.exists() or marker.read_text(encoding="utf-8") != made_of:
-        context = fill()
+        context = fill(*args, **kwargs)
         texts = {
             FILES[0]: build_report(context),
             FILES[1]: to_markdown(context),

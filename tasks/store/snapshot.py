@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 PART_ROWS = 1000
 BATCH_ROWS = 256
+READ_ROWS = 4096
 WRITE_FIX = (
     "choose another root with --set root=DIR, free some disk, or correct its permissions; what was"
     " already written is intact"
@@ -164,20 +165,29 @@ class Snapshot:
         return pa.unify_schemas(schemas, promote_options="permissive") if schemas else pa.schema([])
 
     def frames(self, columns: Sequence[str] | None = None) -> Iterator[tuple[str, pl.DataFrame]]:
-        """Each part with its rows, in the order of writing; columns that it lacks are left out.
+        """Each part with some thousand of its rows, in the order of writing; columns that it lacks
+        are left out.
 
         "column.field" reads one field of a struct, as a column of the field's name. Raises
         UsageError where that column is no struct.
         """
         import polars as pl
-        import pyarrow.parquet as pq
 
         for part in self.parts():
-            with self._fs.open(part, "rb") as handle:
-                wanted = present_columns(pq.read_schema(handle), columns) if columns else None
-                handle.seek(0)
-                # unlike ParquetFile.read, this makes a column of a struct's field
-                yield part, pl.DataFrame(pq.read_table(handle, columns=wanted))
+            with self.open_part(part) as file:
+                schema = file.schema_arrow
+                wanted = present_columns(schema, columns) if columns else schema.names
+                paths = [name.partition(".")[::2] for name in wanted]
+                batches = file.iter_batches(READ_ROWS, columns=wanted)
+                # a part without rows has no batches
+                for batch in batches if file.metadata.num_rows else [schema.empty_table()]:
+                    yield (
+                        part,
+                        pl.DataFrame(batch).select(
+                            pl.col(name).struct.field(inner) if inner else pl.col(name)
+                            for name, inner in paths
+                        ),
+                    )
 
     def read(
         self,
@@ -190,9 +200,11 @@ class Snapshot:
         column, with `among` (which has that column) only of the values there.
 
         Columns are those of `frames`; one that some parts lack, because an older version wrote
-        them, is null in their rows. Takes memory for what it returns and for one part. Raises
+        them, is null in their rows. Takes memory for what it returns and for one batch. Raises
         UsageError where a column is of two kinds in two parts, or cannot be a key.
         """
+        import polars as pl
+
         tables = []
         for _, frame in self.frames(columns):
             if unique and unique not in frame.columns and not frame.is_empty():
@@ -205,7 +217,7 @@ class Snapshot:
             tables.append(frame)
         frame = combine_parts(tables, self.path)
         if unique and not frame.is_empty():
-            frame = frame.unique(subset=unique, keep="first", maintain_order=True)
+            frame = frame.filter(pl.col(unique).is_first_distinct())
         return frame
 
     def has_column(self, name: str) -> bool:
@@ -225,13 +237,14 @@ class Snapshot:
         """
         import polars as pl
 
-        kinds = {**dict.fromkeys(columns, pl.String), "part": pl.String, "row": pl.UInt32}
+        kinds = {**dict.fromkeys(columns, pl.String), "part": pl.Categorical}
         frames = [
-            frame.with_row_index("row").with_columns(part=pl.lit(part))
+            frame.with_columns(part=pl.lit(part, dtype=pl.Categorical))
             for part, frame in self.frames(columns)
         ]
         found = combine_parts(frames, self.path) if frames else pl.DataFrame(schema=kinds)
-        return found.select(*kinds)
+        number = pl.int_range(pl.len(), dtype=pl.UInt32).over("part")
+        return found.select(*kinds, row=number)
 
     def batches_at(
         self, part: str, rows: NDArray[Any], columns: Sequence[str] | None = None

@@ -92,9 +92,11 @@ CASES = {
         ("no longer stands in its way: 1",),
     ),
     "generator": (
-        [BASE[0]],
-        [BASE[0] | {"id": "new", "generator": "org/other"}],
-        *({}, {}, {"t-1-0": "generator"}, {"new": "generator"}, "org/other", "org/writer", ()),
+        BASE,
+        [entry | {"id": f"{entry['id']}b", "generator": "org/other"} for entry in BASE],
+        *({}, {}, dict.fromkeys(("t-1-0", *TWO), "generator")),
+        *(dict.fromkeys(("t-1-0b", "t-2-0b", "t-2-1b"), "generator"), "org/other", "org/writer"),
+        (),
     ),
     "synthesis": (
         *(BASE, changed("t-1-0", id="t-1-9"), {}),
@@ -147,6 +149,11 @@ def test_what_changed_and_why(tmp_path, case):
         assert not words or words in changes[0].detail
     text = to_markdown(found)
     assert all(words in text for words in page)
+    if case == "flag":
+        names = {setting.name for setting in found.settings}
+        assert names == {"curation.config.exclude_flags", "curation.fingerprint"}
+        (lost,) = found.samples_lost
+        assert lost.detail == why_lost
 
 
 def test_tasks_are_gained_lost_and_changed(tmp_path):

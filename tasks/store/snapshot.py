@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
@@ -286,9 +287,9 @@ class Snapshot:
         """
         taken = iter(rows)
         while part := list(islice(taken, PART_ROWS)):
-            self._append_part(part, schema)
+            self._append_part(schema, part)
 
-    def _append_part(self, rows: list[Row], schema: pa.Schema, suffix: str = "") -> None:
+    def _append_part(self, schema: pa.Schema, rows: list[Row], suffix: str = "") -> None:
         """`suffix` ends the part's name: see journal.part_suffix."""
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -315,15 +316,12 @@ class Snapshot:
         """
         self._require_unfinished()
 
-        def write_part(rows: list[Row], suffix: str) -> None:
-            self._append_part(rows, schema, suffix)
-
         def add(row: Row) -> None:
             with explain_write_errors(self.root, WRITE_FIX):
                 journal.add(row)
 
         with explain_write_errors(self.root, WRITE_FIX):
-            journal = Journal(self._local_path, write_part, rows_per_part)
+            journal = Journal(self._local_path, partial(self._append_part, schema), rows_per_part)
         with closing(journal):
             yield add
 
@@ -352,7 +350,7 @@ class Snapshot:
             # its writer may have been killed after it had written the part
             rows = [] if part_suffix(path) in known else read_journal(path)
             if rows:
-                self._append_part(list(rows), schema, part_suffix(path))
+                self._append_part(schema, list(rows), part_suffix(path))
             saved += len(rows)
             path.unlink()
         return saved

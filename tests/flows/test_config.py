@@ -186,7 +186,7 @@ def test_an_unknown_key_names_the_nearest(override: str, key: str, nearest: str)
     ("override", "key", "shown", "why"),
     [
         ("verification.workers=many", "verification.workers", "'many'", "integer"),
-        ("verification.workers=0", "verification.workers", "0", "greater than or equal to 1"),
+        ("verification.workers=0", "verification.workers", "0", "greater than 0"),
         ("synthesis.samples_per_task=2.5", "synthesis.samples_per_task", "2.5", "integer"),
         ("training.lora_dropout=1.0", "training.lora_dropout", "1.0", "less than 1"),
         ("benchmark.sampling.top_p=0", "benchmark.sampling.top_p", "0", "greater than 0"),

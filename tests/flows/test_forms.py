@@ -97,7 +97,7 @@ def test_mlflow_is_where_the_worker_says_unless_the_configuration_names_it(
     ("overrides", "said"),
     [
         (["verification.worker=2"], "did you mean verification.workers"),
-        (["verification.workers=0"], "greater than or equal to 1"),
+        (["verification.workers=0"], "greater than 0"),
         (["nonsense"], "is not key=value"),
         (["training.workers=3"], "several need ddp or fsdp2"),
     ],

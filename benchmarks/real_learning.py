@@ -206,7 +206,8 @@ def run(given: argparse.Namespace) -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     base, rows = given.data / BASE, list(pl.read_parquet(given.data / ROWS).iter_rows(named=True))
     tokenizer = load_tokenizer(base)
-    examples = to_prompt_completion(rows, tokenizer, prompt_of)
+    rows = [row | {"prompt": prompt_of(row)} for row in rows]
+    examples = to_prompt_completion(rows, tokenizer)
     lengths = {
         example["candidate_id"]: example["prompt_tokens"] + example["completion_tokens"]
         for example in examples
@@ -274,7 +275,7 @@ def one_run(
 ) -> dict[str, Any]:
     """Train one variant from the base model on; what came of it, as plain data."""
     from tasks.training.adapter import check_adapter, merge_adapter
-    from tasks.training.card import CardFacts, write_card
+    from tasks.training.card import write_card
     from tasks.training.evaluation import EvaluationConfig
     from tasks.training.recipe import TrainingRecipe
     from tasks.training.trainer import train
@@ -300,10 +301,10 @@ def one_run(
             flush=True,
         )
 
-    result = train([*training, *held_out], recipe, base, out, prompt_of, show)
+    result = train([*training, *held_out], recipe, base, out, show)
     for entry in result.held_out:
         print(
-            f"held out, after step {entry.step} (epoch {entry.epoch:g}): {entry.loss:.4f}",
+            f"held out, after step {entry['step']} (epoch {entry['epoch']:g}): {entry['loss']:.4f}",
             flush=True,
         )
     facts = check_adapter(result.adapter_dir)
@@ -322,15 +323,14 @@ def one_run(
         except EvalError as error:
             merged[dtype] = {"refused": str(error)}
     told = recipe.model_dump(mode="json") | {"base_model": "SmolLM2-135M-Instruct"}
-    card = CardFacts(
+    write_card(
+        result,
+        recipe,
+        facts,
         name=f"learned-{variant}",
         base_model="SmolLM2-135M-Instruct",
-        adapter=facts,
-        recipe=recipe,
-        result=result,
         curated="recorded",
     )
-    write_card(result.adapter_dir, card)
     for directory in (
         "merged-float32",
         "merged-bfloat16",
@@ -345,7 +345,7 @@ def one_run(
         "loss_first": result.loss_first,
         "loss_last": result.loss_last,
         "history": list(result.history),
-        "held_out": [entry.model_dump() for entry in result.held_out],
+        "held_out": result.held_out,
         "adapter": facts.model_dump() | {"base_model": "SmolLM2-135M-Instruct"},
         "merged": merged,
         "after": texts(base, result.adapter_dir, shown, given.sample_tokens),
@@ -369,7 +369,7 @@ def measure(given: argparse.Namespace) -> int:
         if row["task_id"] not in known
     ]
     examples, _ = select_examples(
-        to_prompt_completion(rows, tokenizer, prompt_of),
+        to_prompt_completion([row | {"prompt": prompt_of(row)} for row in rows], tokenizer),
         tokenizer,
         max_length=8192,
         overlong="drop",

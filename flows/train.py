@@ -28,7 +28,7 @@ from tasks.synthesis.prompts import render
 from tasks.tracking.stages import base_model_of, held_out_losses
 from tasks.training.adapter import check_adapter, merge_adapter
 from tasks.training.formatting import to_prompt_completion
-from tasks.training.stage import adapter_of, prompts_of
+from tasks.training.stage import adapter_of, prompts_of, with_prompts
 from tasks.training.step import train
 
 PROBES = 8  # rows on which merged and unmerged weights are compared
@@ -122,9 +122,7 @@ def merge_trained(
     prompts = prompts_of(tasks, config.language, render, config.synthesis.hardware)
     base = str(trained.open().manifest["base_model"])
     rows = curated.open().read(unique="candidate_id").sort("candidate_id").head(PROBES)
-    examples = to_prompt_completion(
-        rows.to_dicts(), load_tokenizer(base), lambda row: prompts[row["task_id"]]
-    )
+    examples = to_prompt_completion(with_prompts(rows, prompts).to_dicts(), load_tokenizer(base))
     probes = [example["completion"] for example in examples]
     check = merge_adapter(base, adapter_of(trained), out, probes, dtype=dtype)
     return {

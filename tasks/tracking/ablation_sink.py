@@ -9,30 +9,11 @@ shows a branch twice. Call it from one thread. Does not catch MLflow's errors: t
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
+from tasks.tracking import writing
 from tasks.tracking.connection import Destination
 from tasks.tracking.records import Cell, Metrics, RunRecord, Series, StageRecord
-from tasks.tracking.writing import (
-    FINGERPRINT_TAG,
-    KIND_TAG,
-    PARENT_TAG,
-    TABLES,
-    TAG_LENGTH,
-    clip,
-    key_of,
-    log_files,
-    log_values,
-    register,
-    require_paths,
-    runs_tagged,
-    start_run,
-    write_parts,
-)
-
-if TYPE_CHECKING:
-    from mlflow.tracking import MlflowClient
 
 BRANCH_TAG = "concur.branch"
 MADE_OF_TAG = "concur.branch_fingerprint"
@@ -49,24 +30,22 @@ class AblationSink:
     def open(self, record: RunRecord) -> str:
         """The parent's id: the one of an earlier call, which runs again, or a new one. Name, tags
         and params of `record` are written. Raises what MLflow raises."""
-        with self._to.connected() as (client, self.experiment_id):
-            # the value of this tag is part of what finds the runs of earlier versions
-            own = {FINGERPRINT_TAG: record.run_fingerprint, KIND_TAG: "sweep"}
-            there = runs_tagged(
-                client, self.experiment_id, {FINGERPRINT_TAG: record.run_fingerprint}
-            )
-            if there:
-                parent = there[0]
-                if parent.info.status != "RUNNING":
-                    client.update_run(parent.info.run_id, status="RUNNING")
+        with self._to.connected() as runs:
+            self.experiment_id = runs.experiment_id
+            own = {writing.FINGERPRINT_TAG: record.run_fingerprint}
+            known: Mapping[str, str] = {}
+            if there := runs.tagged(own):
+                self.run_id, known = there[0].info.run_id, there[0].data.params
+                if there[0].info.status != "RUNNING":
+                    runs.client.update_run(self.run_id, status="RUNNING")
             else:
-                tags = {key_of(key): clip(text, TAG_LENGTH) for key, text in record.tags.items()}
-                parent = start_run(client, self.experiment_id, record.name, tags | own)
-            self.run_id = parent.info.run_id
+                tags = {writing.key_of(key): text for key, text in record.tags.items()}
+                # the value of this tag is part of what finds the runs of earlier versions
+                own[writing.KIND_TAG] = "sweep"
+                self.run_id = runs.start(record.name, tags | own)
             # some are missing where an earlier call died on its way; MLflow refuses another value
-            known = parent.data.params
-            params = {key: text for key, text in record.params.items() if key_of(key) not in known}
-            log_values(client, self.run_id, params)
+            missing = [key for key in record.params if writing.key_of(key) not in known]
+            runs.values(self.run_id, {key: record.params[key] for key in missing})
             return self.run_id
 
     def child(self, branch: str, record: RunRecord) -> str:
@@ -76,30 +55,22 @@ class AblationSink:
 
         Raises UsageError for files that do not exist, and what MLflow raises.
         """
-        with self._to.connected() as (client, experiment_id):
-            found = runs_tagged(
-                client, experiment_id, {PARENT_TAG: self.run_id, BRANCH_TAG: branch}
-            )
+        with self._to.connected() as runs:
+            own = {writing.PARENT_TAG: self.run_id, BRANCH_TAG: branch}
+            found = runs.tagged(own)
             for run in found:
                 same = run.data.tags.get(MADE_OF_TAG) == record.run_fingerprint
                 if same and run.info.status == "FINISHED" and record.error is None:
-                    register(client, run.info.run_id, record)
+                    runs.register(run.info.run_id, record)
                     return str(run.info.run_id)
-            require_paths(record)
+            writing.require_paths(record)
             for run in found:
-                client.delete_run(run.info.run_id)
-            own = {
-                PARENT_TAG: self.run_id,
-                BRANCH_TAG: clip(branch, TAG_LENGTH),
-                KIND_TAG: "branch",
-                MADE_OF_TAG: record.run_fingerprint,
-            }
+                runs.client.delete_run(run.info.run_id)
+            own |= {writing.KIND_TAG: "branch", MADE_OF_TAG: record.run_fingerprint}
             if record.error:
-                own["concur.error"] = clip(record.error, TAG_LENGTH)
-            run_id: str = start_run(client, experiment_id, record.name, own).info.run_id
-            write_parts(client, run_id, record, own)
-            client.set_terminated(run_id, "FAILED" if record.error else "FINISHED")
-            register(client, run_id, record)
+                own["concur.error"] = record.error
+            run_id = runs.write(record, own, "FAILED" if record.error else "FINISHED")
+            runs.register(run_id, record)
             return run_id
 
     def progress(self, metrics: Metrics, step: int) -> None:
@@ -107,23 +78,23 @@ class AblationSink:
         series: Series = {
             name: ((step, value),) for name, value in metrics.items() if value is not None
         }
-        with self._to.connected() as (client, _):
-            self._add_points(client, series)
+        with self._to.connected() as runs:
+            self._add_points(runs, series)
 
     def close(self, record: StageRecord) -> None:
         """End the parent with its summary. A value that is written already is not written again;
         files and tables replace those of an earlier call, which knew of fewer branches."""
-        with self._to.connected() as (client, _):
-            known = client.get_run(self.run_id).data.metrics
+        with self._to.connected() as runs:
+            known = runs.client.get_run(self.run_id).data.metrics
             changed = {
                 name: value for name, value in record.metrics.items() if known.get(name) != value
             }
-            log_values(client, self.run_id, metrics=changed, tags=record.tags)
-            self._add_points(client, record.series)
-            log_files(client, self.run_id, record.artifacts)
+            runs.values(self.run_id, metrics=changed, tags=record.tags)
+            self._add_points(runs, record.series)
+            runs.files(self.run_id, record.artifacts)
             for name, rows in record.tables.items():
-                self._replace_table(client, name, rows)
-            client.set_terminated(self.run_id, "FINISHED")
+                self._replace_table(runs, name, rows)
+            runs.client.set_terminated(self.run_id, "FINISHED")
 
     def url(self, run_id: str) -> str | None:
         """The run's page, where MLflow is a server."""
@@ -132,21 +103,21 @@ class AblationSink:
             return None
         return f"{uri.rstrip('/')}/#/experiments/{self.experiment_id}/runs/{run_id}"
 
-    def _add_points(self, client: MlflowClient, series: Series) -> None:
+    def _add_points(self, runs: writing.Runs, series: Series) -> None:
         """Write the points that the parent does not have yet."""
         for name, points in series.items():
-            history = client.get_metric_history(self.run_id, name)
+            history = runs.client.get_metric_history(self.run_id, name)
             known = {(metric.step, metric.value) for metric in history}
-            if new := tuple(point for point in points if point not in known):
-                log_values(client, self.run_id, series={name: new})
+            new = tuple(point for point in points if point not in known)
+            runs.values(self.run_id, series={name: new})
 
     def _replace_table(
-        self, client: MlflowClient, name: str, rows: Sequence[dict[str, Cell]]
+        self, runs: writing.Runs, name: str, rows: Sequence[dict[str, Cell]]
     ) -> None:
         """MLflow's own `log_table` adds rows to an existing table. The file is in its form."""
-        place, columns = f"{TABLES}/{name}.json", list(rows[0])
-        data = [[row[column] for column in columns] for row in rows]
-        client.log_dict(self.run_id, {"columns": columns, "data": data}, place)
-        tables = json.loads(client.get_run(self.run_id).data.tags.get(TABLES_TAG, "[]"))
+        place = f"{writing.TABLES}/{name}.json"
+        table = {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}
+        runs.client.log_dict(self.run_id, table, place)
+        tables = json.loads(runs.client.get_run(self.run_id).data.tags.get(TABLES_TAG, "[]"))
         if (entry := {"path": place, "type": "table"}) not in tables:
-            client.set_tag(self.run_id, TABLES_TAG, json.dumps([*tables, entry]))
+            runs.client.set_tag(self.run_id, TABLES_TAG, json.dumps([*tables, entry]))

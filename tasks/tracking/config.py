@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from kernels_eval.records import Record
 
 
-class TrackingConfig(BaseModel):
-    """MLflow. Off the line: a tracking server that is down never stops or fails a run.
-
-    Attributes:
-        enabled: write runs to MLflow
-        experiment: MLflow experiment that holds the runs
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class TrackingConfig(Record):
+    """MLflow. Off the line: a tracking server that is down never stops or fails a run."""
 
     enabled: bool = True
-    uri: str | None = Field(
-        default=None,
-        description="tracking URI; default: $MLFLOW_TRACKING_URI, else SQLite in the root",
-    )
+    """write runs to MLflow"""
+    uri: str | None = None
+    """tracking URI; default: $MLFLOW_TRACKING_URI, else SQLite in the root"""
     experiment: str = "concur"
+    """MLflow experiment that holds the runs"""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from kernels_eval.errors import EvalError, UsageError
 from tasks.retry import DEADLINE_S, retry_until_back
+from tasks.tracking.writing import Runs
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -54,10 +55,8 @@ def bounded_and_quiet() -> Iterator[None]:
     try:
         import mlflow
 
-        for logger, level in (
-            (logging.getLogger(mlflow.__name__), logging.WARNING),
-            (logging.getLogger("urllib3"), logging.ERROR),
-        ):
+        for name, level in ((mlflow.__name__, logging.WARNING), ("urllib3", logging.ERROR)):
+            logger = logging.getLogger(name)
             levels[logger] = logger.level
             logger.setLevel(level)
         yield
@@ -85,13 +84,14 @@ class Destination(NamedTuple):
     experiment: str
 
     @contextmanager
-    def connected(self) -> Iterator[tuple[MlflowClient, str]]:
-        """A client, and the id of the experiment. Raises UsageError for a URI or an experiment that
-        cannot be used, EvalError for a database that does not answer, and what MLflow raises."""
+    def connected(self) -> Iterator[Runs]:
+        """The experiment, made where there is none. Raises UsageError for a URI or an experiment
+        that cannot be used, EvalError for a database that does not answer, and what MLflow
+        raises."""
         with bounded_and_quiet():
             location = artifact_location(self.tracking_uri, self.artifact_root)
             client = connect(self.tracking_uri)
-            yield client, find_experiment(client, self.experiment, location)
+            yield Runs(client, find_experiment(client, self.experiment, location))
 
 
 def artifact_location(tracking_uri: str, artifact_root: str | None) -> str | None:
@@ -99,11 +99,8 @@ def artifact_location(tracking_uri: str, artifact_root: str | None) -> str | Non
     database that says nothing of it."""
     if artifact_root is not None:
         # absolute, because the process that reads the run later has another working directory
-        return (
-            artifact_root
-            if "://" in artifact_root
-            else Path(artifact_root).expanduser().resolve().as_uri()
-        )
+        is_url = "://" in artifact_root
+        return artifact_root if is_url else Path(artifact_root).expanduser().resolve().as_uri()
     if not _is_database(tracking_uri):
         return None
     from sqlalchemy import make_url
@@ -142,10 +139,10 @@ def _require_database(uri: str) -> None:
         engine = sqlalchemy.create_engine(url, connect_args=options, poolclass=sqlalchemy.NullPool)
         sqlalchemy.inspect(engine).get_table_names()
     except (SQLAlchemyError, ImportError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        message = f"cannot open the tracking database {url.render_as_string()}: {reason}"
         raise EvalError(
-            message, "check tracking.uri, and that the driver it names is installed"
+            f"cannot open the tracking database {url.render_as_string()}:"
+            f" {str(error).splitlines()[0]}",
+            "check tracking.uri, and that the driver it names is installed",
         ) from error
 
 

@@ -16,26 +16,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from tasks.tracking import writing
 from tasks.tracking.connection import Destination
 from tasks.tracking.records import RunRecord
-from tasks.tracking.writing import (
-    FINGERPRINT_TAG,
-    KIND_TAG,
-    PARENT_TAG,
-    STAGE_TAG,
-    TAG_LENGTH,
-    VERSION_TAG,
-    clip,
-    register,
-    require_paths,
-    runs_tagged,
-    start_run,
-    write_parts,
-)
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
-    from mlflow.tracking import MlflowClient
 
 STALE_S = 3600.0  # a run is written in seconds, the largest adapter in minutes
 
@@ -48,75 +34,52 @@ def log_run(record: RunRecord, to: Destination) -> str:
     one deleted; one that fails here is marked FAILED. Raises UsageError for paths that do not
     exist, and what `Destination.connected` raises.
     """
-    with to.connected() as (client, experiment_id):
-        _close_stale(client, experiment_id)
-        attempts = runs_tagged(client, experiment_id, {FINGERPRINT_TAG: record.run_fingerprint})
+    with to.connected() as runs:
+        _close_stale(runs)
+        own = {writing.FINGERPRINT_TAG: record.run_fingerprint}
+        attempts = runs.tagged(own)
         finished = [str(run.info.run_id) for run in attempts if run.info.status == "FINISHED"]
-        if finished:
-            run_id = finished[0]
-        else:
-            require_paths(record)
-            for run in attempts:
-                _close(client, run, "KILLED")
-            run_id = _write(client, experiment_id, record)
+        unfinished = [run for run in attempts if run.info.status != "FINISHED"]
+        if not finished:
+            writing.require_paths(record)
+            for run in unfinished:
+                _close(runs, run)
+            finished = [runs.write(record, own)]
         # after the parent is finished, and again if that was never reached: one version per run,
         # whenever the process was killed
-        for run in attempts:
-            if run.info.status != "FINISHED":
-                # the parent last, so that a call that is killed here is made up for by the next
-                for each in [*_children(client, run), run]:
-                    client.delete_run(each.info.run_id)
-        register(client, run_id, record)
-        return run_id
+        for run in unfinished:
+            for each in _family(runs, run):
+                runs.client.delete_run(each.info.run_id)
+        runs.register(finished[0], record)
+        return finished[0]
 
 
 def registered_version(run_id: str, to: Destination) -> str | None:
     """`NAME/VERSION` of the registered model that a run's adapter became; None where it has none.
     Raises what MLflow raises."""
-    with to.connected() as (client, _):
-        version: str | None = client.get_run(run_id).data.tags.get(VERSION_TAG)
+    with to.connected() as runs:
+        version: str | None = runs.client.get_run(run_id).data.tags.get(writing.VERSION_TAG)
         return version
 
 
-def _close(client: MlflowClient, parent: Run, status: str) -> None:
-    """End a parent and its children with a status, except those that have ended already. The parent
-    last: it is what is looked for."""
-    for run in [*_children(client, parent), parent]:
+def _family(runs: writing.Runs, parent: Run) -> list[Run]:
+    """Children, then the parent: it is what is looked for, so a call that is killed while it goes
+    through them is made up for by the next."""
+    return [*runs.tagged({writing.PARENT_TAG: parent.info.run_id}), parent]
+
+
+def _close(runs: writing.Runs, parent: Run) -> None:
+    for run in _family(runs, parent):
         if run.info.status in ("RUNNING", "SCHEDULED"):
-            client.set_terminated(run.info.run_id, status)
+            runs.client.set_terminated(run.info.run_id, "KILLED")
 
 
-def _children(client: MlflowClient, parent: Run) -> list[Run]:
-    return runs_tagged(client, parent.info.experiment_id, {PARENT_TAG: parent.info.run_id})
-
-
-def _close_stale(client: MlflowClient, experiment_id: str) -> None:
+def _close_stale(runs: writing.Runs) -> None:
     """End what a process left that died while it wrote, or lost its server, and whose fingerprint
     may never come again."""
     before_ms = int((time.time() - STALE_S) * 1000)
-    running = client.search_runs(
-        [experiment_id], f"attributes.status = 'RUNNING' AND attributes.start_time < {before_ms}"
-    )
-    for run in running:
+    old = f"attributes.status = 'RUNNING' AND attributes.start_time < {before_ms}"
+    for run in runs.client.search_runs([runs.experiment_id], old):
         # the run of an ablation, which has a kind, is open for as long as the ablation works
-        if FINGERPRINT_TAG in run.data.tags and KIND_TAG not in run.data.tags:
-            _close(client, run, "KILLED")
-
-
-def _write(client: MlflowClient, experiment_id: str, record: RunRecord) -> str:
-    own = {FINGERPRINT_TAG: record.run_fingerprint}
-    parent = start_run(client, experiment_id, record.name, own)
-    run_id: str = parent.info.run_id
-    try:
-        for stage in record.stages:
-            tags = {PARENT_TAG: run_id, STAGE_TAG: clip(stage.name, TAG_LENGTH)}
-            child = start_run(client, experiment_id, stage.name, tags).info.run_id
-            write_parts(client, child, stage, tags)
-            client.set_terminated(child, "FINISHED")
-        write_parts(client, run_id, record, own)
-        client.set_terminated(run_id, "FINISHED")
-    except Exception:
-        # an interrupt or a kill leaves the run RUNNING, and the next call closes it
-        _close(client, parent, "FAILED")
-        raise
-    return run_id
+        if writing.FINGERPRINT_TAG in run.data.tags and writing.KIND_TAG not in run.data.tags:
+            _close(runs, run)

@@ -1,9 +1,10 @@
-"""Write the parts of one run to MLflow: values in batches that a server takes, files, tables,
-datasets, the adapter and its registration.
+"""Write runs to MLflow: values in batches that a server takes, files, tables, datasets, the adapter
+and its registration.
 
 Guarantees: names and texts become what MLflow and every database accept, and no two names become
 the same; missing paths are found by `require_paths`; a run's adapter becomes one registered
-version, however often that is asked for. Does not end runs: `mlflow_sink` and `ablation_sink` do.
+version, however often that is asked for. Which runs are written, and what is left of earlier
+attempts, is for `mlflow_sink` and `ablation_sink`.
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import stable_hash
 from tasks.tracking.adapter_model import write_mlmodel
-from tasks.tracking.records import AdapterRecord, DatasetRef, RunRecord, StageRecord
+from tasks.tracking.records import DatasetRef, RunRecord, StageRecord
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput, Run
     from mlflow.tracking import MlflowClient
 
-FINGERPRINT_TAG = (  # on parent runs only: what makes a second call find the first
-    "concur.run_fingerprint"
-)
+FINGERPRINT_TAG = "concur.run_fingerprint"  # on parent runs: a second call finds the first by it
 STAGE_TAG = "concur.stage"
 KIND_TAG = "concur.kind"  # on runs that are written while an ablation works
 VERSION_TAG = "concur.model_version"
 PARENT_TAG = "mlflow.parentRunId"  # MLflow's own: the UI nests by it
+SOURCE_TAG = "mlflow.source.name"
 ADAPTER = "adapter"
 TABLES = "tables"
+FIGURES = (".png", ".svg", ".pdf")
 
 # limits of mlflow 3.17 (mlflow/utils/validation.py), in characters and entries
 KEY_LENGTH = 250
@@ -47,10 +48,121 @@ METRICS_PER_BATCH = 1000
 TEXTS_PER_BATCH = 10
 
 
-def runs_tagged(client: MlflowClient, experiment_id: str, tags: Mapping[str, str]) -> list[Run]:
-    """Undeleted runs with all of these tags, oldest first."""
-    query = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
-    return list(client.search_runs([experiment_id], query, order_by=["attributes.start_time ASC"]))
+class Runs(NamedTuple):
+    """The runs of one experiment."""
+
+    client: MlflowClient
+    experiment_id: str
+
+    def tagged(self, tags: Mapping[str, str]) -> list[Run]:
+        """Undeleted runs with all of these tags, oldest first."""
+        query = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
+        order = ["attributes.start_time ASC"]
+        return list(self.client.search_runs([self.experiment_id], query, order_by=order))
+
+    def start(self, name: str, tags: Mapping[str, str]) -> str:
+        """The id of a new run."""
+        tags = {key: clip(text, TAG_LENGTH) for key, text in tags.items()} | {SOURCE_TAG: "concur"}
+        name = clip(name, KEY_LENGTH)
+        return str(self.client.create_run(self.experiment_id, tags=tags, run_name=name).info.run_id)
+
+    def write(self, record: StageRecord, own: Mapping[str, str], status: str = "FINISHED") -> str:
+        """A new run with everything of a record, after runs for its stages; returns its id. `own`
+        are tags that the record may not set. A run that fails here is marked FAILED; an interrupt
+        or a kill leaves it RUNNING."""
+        run_id = self.start(record.name, own)
+        try:
+            for stage in record.stages if isinstance(record, RunRecord) else ():
+                self.write(stage, {PARENT_TAG: run_id, STAGE_TAG: stage.name})
+            reserved = {*own, FINGERPRINT_TAG, SOURCE_TAG}
+            tags = {key: text for key, text in record.tags.items() if key not in reserved}
+            self.values(run_id, record.params, record.metrics, record.series, tags)
+            if record.datasets:
+                self.client.log_inputs(run_id, [*map(dataset_input, record.datasets)])
+            self.files(run_id, record.artifacts)
+            for name, rows in record.tables.items():
+                columns = {column: [row[column] for row in rows] for column in rows[0]}
+                self.client.log_table(run_id, columns, f"{TABLES}/{name}.json")
+            if isinstance(record, RunRecord) and (adapter := record.adapter):
+                self.client.log_artifacts(run_id, str(adapter.directory), ADAPTER)
+                with tempfile.TemporaryDirectory() as folder:
+                    # the file that makes a plain PEFT folder a model of MLflow's
+                    model = write_mlmodel(Path(folder), adapter.base_model, run_id, adapter.lineage)
+                    self.client.log_artifact(run_id, str(model), ADAPTER)
+        except Exception:
+            self.client.set_terminated(run_id, "FAILED")
+            raise
+        self.client.set_terminated(run_id, status)
+        return run_id
+
+    def values(
+        self,
+        run_id: str,
+        params: Mapping[str, str] = {},
+        metrics: Mapping[str, float | None] = {},
+        series: Mapping[str, Sequence[tuple[int, float]]] = {},
+        tags: Mapping[str, str] = {},
+    ) -> None:
+        """All of it as of now, in batches; metrics at step 0, without those that are None."""
+        from mlflow.entities import Metric, Param, RunTag
+
+        now_ms = time.time_ns() // 1_000_000
+        single = {name: ((0, value),) for name, value in metrics.items() if value is not None}
+        points = [
+            Metric(key_of(name), value, now_ms, step)
+            for name, pairs in {**single, **series}.items()
+            for step, value in pairs
+        ]
+        texts = [Param(key_of(key), clip(text, PARAM_LENGTH)) for key, text in params.items()]
+        labels = [RunTag(key_of(key), clip(text, TAG_LENGTH)) for key, text in tags.items()]
+        entries: tuple[tuple[str, Sequence[object], int], ...] = (
+            ("metrics", points, METRICS_PER_BATCH),
+            ("params", texts, TEXTS_PER_BATCH),
+            ("tags", labels, TEXTS_PER_BATCH),
+        )
+        for kind, found, size in entries:
+            for start in range(0, len(found), size):
+                batch: dict[str, Any] = {kind: found[start : start + size]}
+                self.client.log_batch(run_id, **batch)
+
+    def files(self, run_id: str, paths: Sequence[Path]) -> None:
+        """Figures to figures/, the rest beside the run's root."""
+        for path in paths:
+            folder = "figures" if path.suffix.lower() in FIGURES else None
+            self.client.log_artifact(run_id, str(path), folder)
+
+    def register(self, run_id: str, record: RunRecord) -> None:
+        """Make the run's adapter a version of its registered model, once. Does nothing without one.
+
+        `mlflow.register_model` wants a folder with an MLmodel file, which a plain adapter is not;
+        the client does not. Once the run says which version it became, it is left alone: a deleted
+        version does not come back.
+        """
+        from mlflow.exceptions import MlflowException
+
+        if record.adapter is None:
+            return
+        run, name = self.client.get_run(run_id), record.adapter.registered_model
+        if VERSION_TAG in run.data.tags:
+            return
+        try:
+            self.client.create_registered_model(name)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        found = self.client.search_model_versions(f"run_id = '{run_id}'")
+        version = next((version for version in found if version.name == name), None)
+        if version is None:
+            lineage = record.adapter.lineage | {FINGERPRINT_TAG: record.run_fingerprint}
+            version = self.client.create_model_version(
+                name,
+                f"{run.info.artifact_uri}/{ADAPTER}",
+                run_id,
+                tags={key_of(key): clip(text, VERSION_TAG_LENGTH) for key, text in lineage.items()},
+                description=f"LoRA adapter of run {clip(record.name, KEY_LENGTH)}",
+                await_creation_for=0,
+            )
+        self.client.set_tag(run_id, VERSION_TAG, f"{name}/{version.version}")
 
 
 def require_paths(record: StageRecord) -> None:
@@ -68,32 +180,6 @@ def require_paths(record: StageRecord) -> None:
             raise UsageError(
                 f"adapter directory {folder} is missing or empty", "run training again"
             )
-
-
-def start_run(client: MlflowClient, experiment_id: str, name: str, tags: Mapping[str, str]) -> Run:
-    """A new run of this name with these tags."""
-    own = {**tags, "mlflow.source.name": "concur"}
-    return client.create_run(experiment_id, tags=own, run_name=clip(name, KEY_LENGTH))
-
-
-def write_parts(
-    client: MlflowClient, run_id: str, record: StageRecord, own: Mapping[str, str]
-) -> None:
-    """Everything of a record but its stages. `own` are tags that the record may not set."""
-    tags = {
-        key: value
-        for key, value in record.tags.items()
-        if key not in own and key not in (FINGERPRINT_TAG, "mlflow.source.name")
-    }
-    log_values(client, run_id, record.params, record.metrics, record.series, tags)
-    if record.datasets:
-        client.log_inputs(run_id, [dataset_input(dataset) for dataset in record.datasets])
-    log_files(client, run_id, record.artifacts)
-    for name, rows in record.tables.items():
-        columns = {column: [row[column] for row in rows] for column in rows[0]}
-        client.log_table(run_id, columns, f"{TABLES}/{name}.json")
-    if isinstance(record, RunRecord) and record.adapter:
-        _log_adapter(client, run_id, record.adapter)
 
 
 def dataset_input(dataset: DatasetRef) -> DatasetInput:
@@ -130,61 +216,10 @@ def dataset_input(dataset: DatasetRef) -> DatasetInput:
     return DatasetInput(entity)
 
 
-def _log_adapter(client: MlflowClient, run_id: str, adapter: AdapterRecord) -> None:
-    """The folder as PEFT wrote it, and the file that makes it a model of MLflow's."""
-    client.log_artifacts(run_id, str(adapter.directory), ADAPTER)
-    with tempfile.TemporaryDirectory() as directory:
-        model = write_mlmodel(Path(directory), adapter.base_model, run_id, adapter.lineage)
-        client.log_artifact(run_id, str(model), ADAPTER)
-
-
-def log_values(
-    client: MlflowClient,
-    run_id: str,
-    params: Mapping[str, str] = {},
-    metrics: Mapping[str, float | None] = {},
-    series: Mapping[str, Sequence[tuple[int, float]]] = {},
-    tags: Mapping[str, str] = {},
-) -> None:
-    """All of it as of now, in batches; metrics at step 0, without those that are None. `series` are
-    (step, value) pairs."""
-    from mlflow.entities import Metric, Param, RunTag
-
-    now_ms = time.time_ns() // 1_000_000
-    points = [
-        Metric(key_of(key), value, now_ms, 0) for key, value in metrics.items() if value is not None
-    ]
-    points += [
-        Metric(key_of(key), value, now_ms, step)
-        for key, values in series.items()
-        for step, value in values
-    ]
-    texts = [Param(key_of(key), clip(value, PARAM_LENGTH)) for key, value in params.items()]
-    labels = [RunTag(key_of(key), clip(value, TAG_LENGTH)) for key, value in tags.items()]
-    for start in range(0, len(points), METRICS_PER_BATCH):
-        client.log_batch(run_id, metrics=points[start : start + METRICS_PER_BATCH])
-    for start in range(0, max(len(texts), len(labels)), TEXTS_PER_BATCH):
-        batch = slice(start, start + TEXTS_PER_BATCH)
-        client.log_batch(run_id, params=texts[batch])
-        client.log_batch(run_id, tags=labels[batch])
-
-
-def log_files(client: MlflowClient, run_id: str, paths: Sequence[Path]) -> None:
-    """Figures to figures/, the rest beside the run's root."""
-    for path in paths:
-        client.log_artifact(
-            run_id,
-            str(path),
-            "figures" if path.suffix.lower() in (".png", ".svg", ".pdf") else None,
-        )
-
-
 def key_of(name: str) -> str:
     """A name that MLflow accepts (mlflow/utils/validation.py). One that had to change ends in a
     hash, so that no two become the same."""
-    allowed = (
-        re.fullmatch(r"[\w. :/-]+", name, flags=re.ASCII) is not None and len(name) <= KEY_LENGTH
-    )
+    allowed = len(name) <= KEY_LENGTH and re.fullmatch(r"[\w. :/-]+", name, flags=re.ASCII)
     # MLflow treats names as paths, which must be relative and normal
     if allowed and posixpath.normpath(name) == name and not name.startswith((".", "/")):
         return name
@@ -197,40 +232,3 @@ def clip(text: str, length: int) -> str:
     three dots."""
     text = text.replace("\x00", "\ufffd")
     return text if len(text) <= length else text[: length - 3] + "..."
-
-
-def register(client: MlflowClient, run_id: str, record: RunRecord) -> None:
-    """Make the run's adapter a version of its registered model, once. Does nothing without one.
-
-    `mlflow.register_model` wants a folder with an MLmodel file, which a plain adapter is not; the
-    client does not. Once the run says which version it became, it is left alone: a deleted version
-    does not come back.
-    """
-    from mlflow.exceptions import MlflowException
-
-    if record.adapter is None:
-        return
-    run, name = client.get_run(run_id), record.adapter.registered_model
-    if VERSION_TAG in run.data.tags:
-        return
-    try:
-        client.create_registered_model(name)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
-    found = client.search_model_versions(f"run_id = '{run_id}'")
-    version = next((version for version in found if version.name == name), None)
-    if version is None:
-        tags = {
-            key_of(key): clip(value, VERSION_TAG_LENGTH)
-            for key, value in record.adapter.lineage.items()
-        }
-        version = client.create_model_version(
-            name,
-            f"{run.info.artifact_uri}/{ADAPTER}",
-            run_id,
-            tags=tags | {FINGERPRINT_TAG: record.run_fingerprint},
-            description=f"LoRA adapter of run {clip(record.name, KEY_LENGTH)}",
-            await_creation_for=0,
-        )
-    client.set_tag(run_id, VERSION_TAG, f"{name}/{version.version}")

@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from kernels_eval.errors import EvalError, UsageError
+from kernels_eval.records import Record
 from tasks.files import atomic_directory
 from tasks.sources.small_model import load_causal_model, load_tokenizer, quiet_progress
 
@@ -40,53 +39,41 @@ PROBE_TOKENS = 512
 TOLERANCES: dict[str, float] = {"float32": 1e-3, "bfloat16": 0.15}
 
 
-class AdapterFacts(BaseModel):
-    """What an adapter directory holds.
-
-    Attributes:
-        base_model: as PEFT recorded it: what loads the adapter without being told a base model
-            loads this
-        rank: the largest rank of any module: what --max-lora-rank must be at least
-        modules: linear layers with a pair of matrices
-    """
-
-    model_config = ConfigDict(frozen=True)
+class AdapterFacts(Record):
+    """What an adapter directory holds."""
 
     base_model: str
+    """as PEFT recorded it: what loads the adapter without being told a base model loads this"""
     rank: int
+    """the largest rank of any module: what --max-lora-rank must be at least"""
     alpha: float
     target_modules: tuple[str, ...]
     modules: int
+    """linear layers with a pair of matrices"""
     parameters: int
     size_bytes: int
 
 
-class MergeCheck(BaseModel):
+class MergeCheck(Record):
     """Logits of base and adapter apart against those of the merged files, both computed in float32
-    over the same positions.
-
-    Attributes:
-        dtype: of the merged weights on disk
-        positions: token positions compared
-        effect_rms: root mean square over logits of what the adapter changes: (base + adapter) -
-            base
-        difference_rms: the same of what merging changes: merged - (base + adapter)
-        difference_max: largest absolute difference of one logit
-        kl_nats: mean over positions of KL(base + adapter || merged), nats
-        same_top_token: share of positions whose likeliest next token is the same
-        tolerance: largest difference_rms / effect_rms that is accepted
-    """
-
-    model_config = ConfigDict(frozen=True)
+    over the same positions."""
 
     dtype: Literal["float32", "bfloat16"]
+    """of the merged weights on disk"""
     positions: int
+    """token positions compared"""
     effect_rms: float
+    """root mean square over logits of what the adapter changes: (base + adapter) - base"""
     difference_rms: float
+    """the same of what merging changes: merged - (base + adapter)"""
     difference_max: float
+    """largest absolute difference of one logit"""
     kl_nats: float
+    """mean over positions of KL(base + adapter || merged), nats"""
     same_top_token: float
+    """share of positions whose likeliest next token is the same"""
     tolerance: float
+    """largest difference_rms / effect_rms that is accepted"""
 
     @property
     def relative_difference(self) -> float:
@@ -295,28 +282,20 @@ def compare(
     """Of logits, one [positions, vocabulary] each a probe: the base model's, base and adapter
     apart, and merged."""
     import torch
+    from torch.nn.functional import kl_div
 
-    positions = values = same = 0
-    effect = difference = largest = divergence = 0.0
-    for plain, tuned, joined in zip(base, apart, merged, strict=True):
-        positions, values = positions + tuned.shape[0], values + tuned.numel()
-        effect += float((tuned - plain).double().square().sum())
-        difference += float((joined - tuned).double().square().sum())
-        largest = max(largest, float((joined - tuned).abs().max()))
-        before, after = (
-            torch.log_softmax(tuned.double(), -1),
-            torch.log_softmax(joined.double(), -1),
-        )
-        divergence += float((before.exp() * (before - after)).sum())
-        same += int((tuned.argmax(-1) == joined.argmax(-1)).sum())
+    plain, tuned, joined = (torch.cat(list(each)).double() for each in (base, apart, merged))
+    change = joined - tuned
+    after, before = joined.log_softmax(-1), tuned.log_softmax(-1)
+    divergence = float(kl_div(after, before, log_target=True, reduction="batchmean"))
     return MergeCheck(
         dtype=dtype,
-        positions=positions,
-        effect_rms=math.sqrt(effect / values),
-        difference_rms=math.sqrt(difference / values),
-        difference_max=largest,
-        kl_nats=max(divergence / positions, 0.0),  # rounding can take it below 0
-        same_top_token=same / positions,
+        positions=len(tuned),
+        effect_rms=float((tuned - plain).square().mean().sqrt()),
+        difference_rms=float(change.square().mean().sqrt()),
+        difference_max=float(change.abs().max()),
+        kl_nats=max(divergence, 0.0),  # rounding can take it below 0
+        same_top_token=float((tuned.argmax(-1) == joined.argmax(-1)).double().mean()),
         tolerance=tolerance,
     )
 

@@ -12,60 +12,38 @@ from __future__ import annotations
 
 import bisect
 import random
-import statistics
 from collections.abc import Sequence
-
-from pydantic import BaseModel, ConfigDict, Field
+from statistics import fmean
 
 from kernels_eval.errors import UsageError
 
-
-class MicroBatch(BaseModel):
-    """Rows of one forward pass, one after the other in one line of `padded_tokens`.
-
-    Attributes:
-        rows: indices into the lengths that were planned
-        tokens: real tokens
-        padded_tokens: tokens computed, padding included
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    rows: tuple[int, ...] = Field(min_length=1)
-    tokens: int
-    padded_tokens: int
+Plan = list[list[int]]
+"""The micro batches of an epoch, in order: rows of one forward pass, one after the other in one
+line, as indices into the lengths that were planned."""
 
 
-class EpochPlan(BaseModel):
-    """Micro batches of one epoch, in order."""
+def padded_length(tokens: int, budget: int, multiple: int) -> int:
+    """Tokens of a line: a multiple of `multiple`, or the budget where that is less."""
+    return min(-(-tokens // multiple) * multiple, budget)
 
-    model_config = ConfigDict(frozen=True)
 
-    epoch: int
-    batches: tuple[MicroBatch, ...]
-
-    @property
-    def padding_waste(self) -> float:
-        """Share of the computed tokens that is padding."""
-        real = sum(batch.tokens for batch in self.batches)
-        return 1 - real / sum(batch.padded_tokens for batch in self.batches)
-
-    def effective_batch(self, accumulation: int) -> dict[str, float]:
-        """Rows and real tokens per optimiser step of `accumulation` micro batches: mean, least and
-        most. The last step may be short."""
-        steps = [
-            self.batches[start : start + accumulation]
-            for start in range(0, len(self.batches), accumulation)
-        ]
-        summary = {"steps": float(len(steps))}
-        for name, values in (
-            ("rows", [sum(len(batch.rows) for batch in step) for step in steps]),
-            ("tokens", [sum(batch.tokens for batch in step) for step in steps]),
-        ):
-            summary[f"{name}_mean"] = statistics.fmean(values)
-            summary[f"{name}_min"] = float(min(values))
-            summary[f"{name}_max"] = float(max(values))
-        return summary
+def effective_batch(
+    plan: Plan, lengths: Sequence[int], accumulation: int, *, budget: int, multiple: int
+) -> dict[str, float]:
+    """Rows and real tokens per optimiser step of `accumulation` micro batches (mean, least and
+    most; the last step may be short), and the share of the computed tokens that is padding."""
+    tokens = [sum(lengths[row] for row in line) for line in plan]
+    computed = sum(padded_length(count, budget, multiple) for count in tokens)
+    starts = range(0, len(plan), accumulation)
+    summary = {"steps": float(len(starts)), "padding_waste": 1 - sum(tokens) / computed}
+    for name, counts in (("rows", [len(line) for line in plan]), ("tokens", tokens)):
+        values = [sum(counts[start : start + accumulation]) for start in starts]
+        summary |= {
+            f"{name}_mean": fmean(values),
+            f"{name}_min": float(min(values)),
+            f"{name}_max": float(max(values)),
+        }
+    return summary
 
 
 def plan_epochs(
@@ -74,29 +52,25 @@ def plan_epochs(
     token_budget: int,
     epochs: int,
     seed: int,
-    multiple: int = 128,
     window_rows: int = 1024,
-) -> list[EpochPlan]:
+) -> list[Plan]:
     """One plan an epoch, each with as many micro batches as the longest of them needs.
 
     `lengths` are tokens of prompt and completion. Lines are filled up to `token_budget`: best fit,
-    longest first, within windows of `window_rows` shuffled rows. Padded lengths are multiples of
-    `multiple` tokens, or the budget where that is less. Raises UsageError for no rows, a row
-    without tokens and one above the budget.
+    longest first, within windows of `window_rows` shuffled rows. Raises UsageError for no rows, a
+    row without tokens and one above the budget.
     """
     _check(lengths, token_budget)
-    lines = [_lines(lengths, token_budget, seed, epoch, window_rows) for epoch in range(epochs)]
-    most = max(map(len, lines))
-
-    def batch(rows: Sequence[int]) -> MicroBatch:
-        tokens = sum(lengths[row] for row in rows)
-        padded = min(-(-tokens // multiple) * multiple, token_budget)
-        return MicroBatch(rows=tuple(rows), tokens=tokens, padded_tokens=padded)
-
-    return [
-        EpochPlan(epoch=epoch, batches=tuple(map(batch, _split_to(each, most))))
-        for epoch, each in enumerate(lines)
-    ]
+    plans = [_lines(lengths, token_budget, seed, epoch, window_rows) for epoch in range(epochs)]
+    most = max(map(len, plans))
+    for plan in plans:
+        while len(plan) < most:
+            # halve the line with the most rows: still below the budget, and each row still once
+            largest = max(range(len(plan)), key=lambda index: len(plan[index]))
+            rows = plan[largest]
+            plan[largest], half = rows[: len(rows) // 2], rows[len(rows) // 2 :]
+            plan.append(half)
+    return plans
 
 
 def _check(lengths: Sequence[int], budget: int) -> None:
@@ -113,14 +87,12 @@ def _check(lengths: Sequence[int], budget: int) -> None:
         )
 
 
-def _lines(
-    lengths: Sequence[int], budget: int, seed: int, epoch: int, window: int
-) -> list[list[int]]:
+def _lines(lengths: Sequence[int], budget: int, seed: int, epoch: int, window: int) -> Plan:
     # seeded by a string, that is by its bytes: the same on every machine
     generator = random.Random(f"{seed} {epoch}")
     order = list(range(len(lengths)))
     generator.shuffle(order)
-    lines = []
+    lines: Plan = []
     for start in range(0, len(order), window):
         # ties in length keep the shuffled order
         longest_first = sorted(order[start : start + window], key=lambda row: -lengths[row])
@@ -129,9 +101,9 @@ def _lines(
     return lines
 
 
-def _best_fit(rows: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
+def _best_fit(rows: Sequence[int], lengths: Sequence[int], budget: int) -> Plan:
     """Rows in the order given: each into the fullest line that has room, else into a new one."""
-    lines: list[list[int]] = []
+    lines: Plan = []
     free: list[tuple[int, int]] = []  # (tokens free, line), sorted
     for row in rows:
         place = bisect.bisect_left(free, (lengths[row], -1))
@@ -142,16 +114,4 @@ def _best_fit(rows: Sequence[int], lengths: Sequence[int], budget: int) -> list[
             room, line = free.pop(place)
         lines[line].append(row)
         bisect.insort(free, (room - lengths[row], line))
-    return lines
-
-
-def _split_to(lines: Sequence[list[int]], count: int) -> list[list[int]]:
-    """As many lines as asked, by halving the ones with the most rows: still below the budget, and
-    each row still once."""
-    lines = list(lines)
-    while len(lines) < count:
-        largest = max(range(len(lines)), key=lambda index: len(lines[index]))
-        half = len(lines[largest]) // 2
-        lines.append(lines[largest][half:])
-        lines[largest] = lines[largest][:half]
     return lines

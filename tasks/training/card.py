@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +20,10 @@ from tasks.files import atomic_write
 from tasks.sources.hub import is_hub_id
 from tasks.training.adapter import AdapterFacts
 from tasks.training.recipe import TrainingRecipe
-from tasks.training.trainer import TrainingResult
+from tasks.training.result import TrainingResult
 
 CARD = "README.md"
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
-
-
-@dataclass(frozen=True)
-class CardFacts:
-    """What a card is written from.
-
-    Attributes:
-        name: what the adapter is called, also in the vLLM command line
-        base_model: as configured: a hub id or a directory
-        curated: fingerprint of the training set
-        tools: version by name
-    """
-
-    name: str
-    base_model: str
-    adapter: AdapterFacts
-    recipe: TrainingRecipe
-    result: TrainingResult
-    curated: str
-    strategy: str | None = None
-    tools: dict[str, str] = field(default_factory=dict)
 
 
 def sources_of(recipe: TrainingRecipe) -> dict[str, str]:
@@ -55,51 +34,68 @@ def sources_of(recipe: TrainingRecipe) -> dict[str, str]:
         default = option.get_default(call_default_factory=True)
         changed = getattr(recipe, name) != default
         sources[name] = f"set for this run, the default is {_value(default)}; " if changed else ""
-        sources[name] += option.description or ""
+        sources[name] += " ".join((option.description or "").split())
     return sources
 
 
-def write_card(directory: Path, facts: CardFacts) -> Path:
+def write_card(result: TrainingResult, *args: Any, **facts: Any) -> Path:
     """Write README.md into an adapter's directory, in place of PEFT's empty form. Returns its
-    path."""
-    return atomic_write(directory / CARD, card(facts))
+    path. Arguments are those of `card`."""
+    return atomic_write(result.adapter_dir / CARD, card(result, *args, **facts))
 
 
-def card(facts: CardFacts) -> str:
-    """The whole README.md."""
-    on_hub = is_hub_id(facts.base_model) and not Path(facts.base_model).exists()
+def card(
+    result: TrainingResult,
+    recipe: TrainingRecipe,
+    adapter: AdapterFacts,
+    *,
+    name: str,
+    base_model: str,
+    curated: str,
+    strategy: str | None = None,
+    tools: Mapping[str, str] = {},
+) -> str:
+    """The whole README.md.
+
+    `name` is what the adapter is called, also in the vLLM command line; `base_model` a hub id or a
+    directory; `curated` the fingerprint of the training set; `tools` are versions by name.
+    """
+    on_hub = is_hub_id(base_model) and not Path(base_model).exists()
     losses = [
         EvalResult(
             task_type="text-generation",
             dataset_type="concur",
             dataset_name="held-out tasks",
             metric_type="loss",
-            metric_value=round(entry.loss, 4),
+            metric_value=round(entry["loss"], 4),
         )
-        for entry in facts.result.held_out[-1:]
+        for entry in result.held_out[-1:]
     ]
     data = ModelCardData(
         library_name="peft",
         pipeline_tag="text-generation",
         tags=["lora", "concur", "gpu-kernels"],
-        base_model=facts.base_model if on_hub else None,
-        model_name=_cell(facts.name) if losses else None,
+        base_model=base_model if on_hub else None,
+        model_name=_cell(name) if losses else None,
         eval_results=losses or None,
     )
     # of a directory its name alone
-    base = facts.base_model if on_hub else Path(facts.base_model).name or facts.base_model
-    values = facts.recipe.model_dump(mode="json") | {"base_model": base}
-    sources = sources_of(facts.recipe)
-    dropped = Counter(row.reason for row in facts.result.dropped)
+    base = base_model if on_hub else Path(base_model).name or base_model
+    values = recipe.model_dump(mode="json") | {"base_model": base}
+    sources = sources_of(recipe)
+    dropped = Counter(row.reason for row in result.dropped)
     made = ModelCard.from_template(
         data,
         template_str=TEMPLATE.read_text(encoding="utf-8"),
-        facts=facts,
-        result=facts.result,
+        result=result,
+        adapter=adapter,
+        name=name,
+        curated=curated,
+        strategy=strategy,
         base=base,
         dropped=", ".join(f"{count:,} {reason}" for reason, count in sorted(dropped.items())),
-        recipe=[(name, _value(value), sources[name]) for name, value in values.items()],
-        tools=", ".join(f"{name} {version}" for name, version in sorted(facts.tools.items())),
+        recipe=[(key, _value(value), sources[key]) for key, value in values.items()],
+        tools=", ".join(f"{name} {version}" for name, version in sorted(tools.items())),
         cell=_cell,
         code=_code,
         quote=shlex.quote,

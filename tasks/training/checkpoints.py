@@ -14,36 +14,29 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict
-
 from kernels_eval.errors import UsageError
-from kernels_eval.records import stable_hash
+from kernels_eval.records import Record, stable_hash
 from tasks.files import atomic_directory, atomic_write
+from tasks.training.formatting import Rows
 from tasks.training.recipe import TrainingRecipe
 
 if TYPE_CHECKING:
-    from transformers import TrainerCallback
     from trl.trainer.sft_trainer import SFTTrainer
 
 COMPLETE = "complete.json"
 KEPT = 2
 TOLD = 8
 """Differences from a checkpoint that an error lists."""
-HISTORY_FIELDS = ("step", "epoch", "loss", "learning_rate", "grad_norm", "num_tokens")
-WITHOUT_EFFECT = ("checkpoint_every_steps",)
+WITHOUT_EFFECT = {"checkpoint_every_steps"}
 """Keys of the recipe that change nothing in the adapter: a run may resume with another value."""
 
-OnLog = Callable[[dict[str, float]], None]
 
-
-class RunIdentity(BaseModel):
+class RunIdentity(Record):
     """What a run trains: a checkpoint belongs to the run whose identity it carries."""
-
-    model_config = ConfigDict(frozen=True)
 
     recipe: dict[str, Any]
     base_model: str
@@ -51,38 +44,27 @@ class RunIdentity(BaseModel):
     rows_hash: str
 
     @classmethod
-    def of(
-        cls,
-        recipe: TrainingRecipe,
-        base_model_dir: str | Path,
-        examples: Sequence[Mapping[str, Any]],
-    ) -> RunIdentity:
-        base = Path(base_model_dir)
+    def of(cls, recipe: TrainingRecipe, base_model_dir: str | Path, examples: Rows) -> RunIdentity:
+        base, texts = Path(base_model_dir), [[row["prompt"], row["completion"]] for row in examples]
         return cls(
-            recipe=recipe.model_dump(mode="json", exclude=set(WITHOUT_EFFECT)),
+            recipe=recipe.model_dump(mode="json", exclude=WITHOUT_EFFECT),
             # a directory may move with the snapshots that it lies among
-            base_model=(base.name if base.exists() else str(base_model_dir)),
+            base_model=base.name if base.exists() else str(base_model_dir),
             rows=len(examples),
-            rows_hash=stable_hash(
-                [[example["prompt"], example["completion"]] for example in examples]
-            ),
+            rows_hash=stable_hash(texts),
         )
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
         """One line for each thing in which a checkpoint's identity (`other`) differs from this one;
         empty where none does."""
         here, there = self.model_dump(mode="json"), dict(other)
-        recipe_here, recipe_there = here.pop("recipe"), there.pop("recipe", {})
+        sides = (there.pop("recipe", {}) | there, here.pop("recipe") | here)
         found = []
-        for left, right in ((recipe_there, recipe_here), (there, here)):
-            for name in dict.fromkeys([*right, *left]):
-                was, now = left.get(name, "not set"), right.get(name, "not set")
-                if was != now:
-                    found.append(
-                        "the rows themselves"
-                        if name == "rows_hash"
-                        else f"{name} {_short(was)}, now {_short(now)}"
-                    )
+        for name in dict.fromkeys(name for side in reversed(sides) for name in side):
+            was, now = (_short(side.get(name, "not set")) for side in sides)
+            if was != now:
+                hashed = name == "rows_hash"
+                found.append("the rows themselves" if hashed else f"{name} {was}, now {now}")
         return found
 
 
@@ -93,8 +75,8 @@ def newest_checkpoint(checkpoints: Path, identity: RunIdentity) -> Path | None:
     UsageError where a whole checkpoint of another run lies there: it says what differs, and nothing
     is removed.
     """
-    usable = {}
-    for directory in sorted(checkpoints.glob("checkpoint-*")):
+    newest = None
+    for directory in sorted(checkpoints.glob("checkpoint-*"), key=checkpoint_step):
         marker = _marker(directory)
         if marker is None:
             if int(os.environ.get("RANK", "0")) == 0:
@@ -108,8 +90,8 @@ def newest_checkpoint(checkpoints: Path, identity: RunIdentity) -> Path | None:
                 "train into another directory, or go back to what it was made with, or remove"
                 f" {checkpoints} to begin anew",
             )
-        usable[int(directory.name.removeprefix("checkpoint-"))] = directory
-    return usable[max(usable)] if usable else None
+        newest = directory
+    return newest
 
 
 def checkpoint_step(checkpoint: Path | None) -> int:
@@ -127,49 +109,6 @@ def agreed(checkpoint: Path | None) -> Path | None:
     chosen = [str(checkpoint) if checkpoint else None]
     distributed.broadcast_object_list(chosen, src=0)
     return Path(chosen[0]) if chosen[0] else None
-
-
-def watch(identity: RunIdentity, every_steps: int, on_log: OnLog | None) -> TrainerCallback:
-    """Asks for a checkpoint every so many steps and at the end of each epoch, marks it once it is
-    whole, hands each log entry on, and keeps the token count whole across a resume. `on_log` is
-    called in the first process only."""
-    from transformers import TrainerCallback
-
-    class Watch(TrainerCallback):
-        tokens_before = 0
-
-        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            # TRL counts tokens from zero in each process; what came before stands in the restored
-            # history
-            self.tokens_before = next(
-                (entry["num_tokens"] for entry in reversed(state.log_history) if "loss" in entry), 0
-            )
-
-        def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            entry = state.log_history[-1]
-            if "loss" not in entry:  # the summary at the end
-                return
-            entry["num_tokens"] += self.tokens_before
-            if on_log is not None and state.is_world_process_zero:
-                on_log({name: entry[name] for name in HISTORY_FIELDS})
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            # the last step of an epoch is saved with the epoch's end: after what is evaluated then,
-            # which a resumed run must not miss
-            if state.global_step % every_steps == 0 and not float(state.epoch).is_integer():
-                control.should_save = True
-
-        def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            control.should_save = True
-
-        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            # transformers writes a checkpoint file by file, and every process its own part: only
-            # this marker, after all of them, says that it is whole
-            args.distributed_state.wait_for_everyone()
-            if state.is_world_process_zero:
-                _mark(Path(args.output_dir, f"checkpoint-{state.global_step}"), identity)
-
-    return Watch()
 
 
 def save_adapter(trainer: SFTTrainer, adapter_dir: Path) -> Path:
@@ -203,11 +142,12 @@ def _gathered(model: Any) -> dict[str, Any]:
 def _sort_targets(path: Path) -> None:
     """PEFT keeps the projections as a set, whose order changes from process to process."""
     config = json.loads(path.read_text(encoding="utf-8"))
-    config["target_modules"] = sorted(config["target_modules"])
+    config["target_modules"].sort()
     path.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
 
 
-def _mark(directory: Path, identity: RunIdentity) -> None:
+def mark(directory: Path, identity: RunIdentity) -> None:
+    """Say that a checkpoint is whole, and whose it is."""
     atomic_write(directory / COMPLETE, identity.model_dump_json())
 
 
@@ -220,5 +160,5 @@ def _marker(directory: Path) -> dict[str, Any] | None:
 
 
 def _short(value: Any, longest: int = 60) -> str:
-    text = json.dumps(value) if not isinstance(value, str) else value
+    text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= longest else f"{text[:longest]}..."

@@ -9,25 +9,23 @@ never repaired. Does not guarantee anything of what the text says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
-
 from kernels_eval.errors import UsageError
+from kernels_eval.records import Record
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 IGNORED = -100  # what torch's cross-entropy leaves out
+Rows = Sequence[Mapping[str, Any]]
 DropReason = Literal["overlong", "empty_reasoning", "empty_answer", "control_token"]
 
 
-class Dropped(BaseModel):
+class Dropped(Record):
     """A row that is not trained on, and why. `tokens` counts prompt and completion."""
-
-    model_config = ConfigDict(frozen=True)
 
     candidate_id: str
     reason: DropReason
@@ -53,19 +51,15 @@ def tokens_of(example: Mapping[str, Any]) -> int:
     return int(example["prompt_tokens"] + example["completion_tokens"])
 
 
-def to_prompt_completion(
-    rows: Sequence[Mapping[str, Any]],
-    tokenizer: PreTrainedTokenizerBase,
-    render_prompt: Callable[[Mapping[str, Any]], str],
-) -> list[dict[str, Any]]:
+def to_prompt_completion(rows: Rows, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
     """One example per row of `tasks.tables.CURATED`, in order: candidate_id, prompt, completion,
     prompt_tokens, completion_tokens, body.
 
-    `render_prompt(row)` is the user's turn. `prompt` is the chat rendered up to the generation
-    prompt; `completion` the reasoning, `</think>`, the answer and the tokenizer's end token (`body`
-    is the pair (reasoning, answer) that it was made of). White space around reasoning and answer is
-    not kept: the newlines around `</think>` are QwQ's own. Raises UsageError where the tokenizer
-    has no chat template or no end token.
+    A row's `prompt` is the user's turn. `prompt` of the example is the chat rendered up to the
+    generation prompt; `completion` the reasoning, `</think>`, the answer and the tokenizer's end
+    token (`body` is the pair (reasoning, answer) that it was made of). White space around reasoning
+    and answer is not kept: the newlines around `</think>` are QwQ's own. Raises UsageError where
+    the tokenizer has no chat template or no end token.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise UsageError(
@@ -80,7 +74,7 @@ def to_prompt_completion(
         )
     examples = []
     for row in rows:
-        turn = [{"role": "user", "content": render_prompt(row)}]
+        turn = [{"role": "user", "content": row["prompt"]}]
         prompt = str(
             tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
         )
@@ -97,11 +91,12 @@ def to_prompt_completion(
                 "body": (reasoning, answer),
             }
         )
-    for side in ("prompt", "completion"):
-        for example, count in zip(
-            examples, _counts(tokenizer, [example[side] for example in examples]), strict=True
-        ):
-            example[f"{side}_tokens"] = count
+    for side in ("prompt", "completion") if examples else ():
+        # rows above the model's window are found here and listed: the tokenizer need not warn
+        texts = [example[side] for example in examples]
+        encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        for example, ids in zip(examples, encoded, strict=True):
+            example[f"{side}_tokens"] = len(ids)
     return examples
 
 
@@ -129,14 +124,11 @@ def select_examples(
     """
     kept, dropped = [], []
     for example in examples:
-        reason = _reason_to_drop(example, tokenizer, max_length)
-        if reason is None:
-            kept.append(example)
+        if reason := _reason_to_drop(example, tokenizer, max_length):
+            name, tokens = example["candidate_id"], tokens_of(example)
+            dropped.append(Dropped(candidate_id=name, reason=reason, tokens=tokens))
         else:
-            tokens = tokens_of(example)
-            dropped.append(
-                Dropped(candidate_id=example["candidate_id"], reason=reason, tokens=tokens)
-            )
+            kept.append(example)
     if dropped and overlong == "refuse":
         raise UsageError(
             f"{len(dropped)} of {len(examples)} rows cannot be trained on: {_listing(dropped)}",
@@ -183,13 +175,3 @@ def _way_out(dropped: Sequence[Dropped]) -> str:
         if dropped
         else "curate at least one row"
     )
-
-
-def _counts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[int]:
-    if not texts:
-        return []
-    # rows above the model's window are found here and listed: the tokenizer need not warn of them
-    return [
-        len(ids)
-        for ids in tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
-    ]

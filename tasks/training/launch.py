@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, NamedTuple, cast
 
 from kernels_eval.cluster.ray import interruptible, start_ray
 from kernels_eval.errors import EvalError, UsageError
-from tasks.training.checkpoints import OnLog
+from tasks.training.formatting import Rows
 from tasks.training.recipe import TrainingRecipe
-from tasks.training.trainer import RenderPrompt, TrainingResult, train
+from tasks.training.result import TrainingResult
 
 RESTARTS = 3
 """Times that a group of workers is started again in one call before the fault is raised."""
@@ -30,6 +32,7 @@ STARTS = 10
 """Minutes, about, that a group waits for devices which others hold, before the fault is raised."""
 ABORT_S = 120.0
 """How long the end of a group may take: one that is being started ends when it has started."""
+OnLog = Callable[[dict[str, float]], None]
 RESUMES = "run it again: it resumes from the last checkpoint"
 
 
@@ -37,29 +40,22 @@ class Job(NamedTuple):
     """What every worker needs, as it travels. Paths are absolute: a worker has a working directory
     of its own."""
 
-    rows: list[dict[str, Any]]
+    rows: Rows
     recipe: TrainingRecipe
     base_model_dir: str
-    out_dir: str
-    prompts: dict[str, str]
+    out_dir: Path
 
     def train(self, on_log: OnLog | None) -> TrainingResult:
-        return train(
-            self.rows,
-            self.recipe,
-            self.base_model_dir,
-            Path(self.out_dir),
-            lambda row: self.prompts[row["candidate_id"]],
-            on_log,
-        )
+        from tasks.training.trainer import train
+
+        return train(*self, on_log)
 
 
 def train_on_ray(
-    rows: Sequence[Mapping[str, Any]],
+    rows: Rows,
     recipe: TrainingRecipe,
     base_model_dir: str | Path,
     out_dir: Path,
-    render_prompt: RenderPrompt,
     on_log: OnLog | None = None,
 ) -> TrainingResult:
     """`train` on the cluster: each worker on a GPU where the cluster has any, else on a CPU core.
@@ -74,21 +70,16 @@ def train_on_ray(
     the worker processes die.
     """
     import ray
-    from ray.exceptions import RayError, RayTaskError
+    from ray.exceptions import RayError
 
     start_ray()
     gpu = _on_gpus(recipe, ray.cluster_resources())
     base = Path(base_model_dir).expanduser()
-    job = Job(
-        [dict(row) for row in rows],
-        recipe,
-        str(base.absolute()) if base.exists() else str(base_model_dir),  # a hub id stays as it is
-        str(Path(out_dir).absolute()),
-        # rendered here: the caller's function need not exist on the worker
-        {row["candidate_id"]: render_prompt(row) for row in rows},
-    )
+    # a hub id stays as it is
+    where = str(base.absolute()) if base.exists() else str(base_model_dir)
+    job = Job(rows, recipe, where, Path(out_dir).absolute())
     alone = recipe.workers == 1
-    task = ray.remote(_events if alone else _group_events).options(
+    task = ray.remote(_events).options(
         num_cpus=int(alone),  # several: this task only drives them
         num_gpus=int(alone and gpu),
         num_returns="streaming",
@@ -111,10 +102,6 @@ def train_on_ray(
                 controller = value
             elif on_log is not None:
                 on_log(value)
-    except RayTaskError as error:
-        if isinstance(error.cause, EvalError):
-            raise error.cause from None
-        raise EvalError(f"training failed on its Ray worker: {error.cause!r}", RESUMES) from error
     except RayError as error:
         raise EvalError(
             f"the Ray worker that trained is gone: {type(error).__name__}",
@@ -157,60 +144,41 @@ def _end(events: Any, controller: Any) -> None:
         ray.cancel(events, force=True)
 
 
-# -- one worker ------------------------------------------------------------------------------------
-
-
 def _events(job: Job, gpu: bool) -> Iterator[tuple[str, Any]]:
-    """On the worker: ("log", entry) as training goes, then ("result", TrainingResult). A generator,
-    so that Ray streams it."""
-    from concurrent.futures import ThreadPoolExecutor
-    from queue import SimpleQueue
+    """("log", entry) as training goes, then ("result", TrainingResult) or ("failure", error). A
+    generator, so that Ray streams it.
 
-    logs: SimpleQueue[dict[str, float] | None] = SimpleQueue()
-
-    def run() -> TrainingResult:
-        try:
-            return job.train(logs.put)
-        finally:
-            logs.put(None)
-
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        future = pool.submit(run)
-        while (entry := logs.get()) is not None:
-            yield "log", entry
-        yield "result", future.result()
-
-
-# -- several workers -------------------------------------------------------------------------------
-
-
-def _group_events(job: Job, gpu: bool) -> Iterator[tuple[str, Any]]:
-    """The same, of a group of workers that this task owns: when its process ends, however it does,
-    Ray ends theirs. A failure is an event too, after which the caller ends this process: the other
-    workers may wait for the one that failed, and would go on doing so.
+    It trains by itself, or owns the group of workers that does: when its process ends, however it
+    does, Ray ends theirs. A failure is an event, after which the caller ends this process: other
+    workers may wait for the one that failed, and would not end by themselves.
     """
-    from threading import Thread
-
     from ray.util.queue import Queue
 
-    news = Queue(actor_options={"num_cpus": 0})
-    Thread(target=_fit, args=(job, gpu, news), daemon=True).start()
+    alone = job.recipe.workers == 1
+    news: Any = SimpleQueue() if alone else Queue(actor_options={"num_cpus": 0})
+    run = _alone if alone else _fit
+    Thread(target=run, args=(job, gpu, news), daemon=True).start()
     failure: EvalError | None = None
     while True:
         kind, value = news.get()
         if kind == "failed" and not isinstance(value, UsageError):
             failure = value  # Ray Train starts the group again, and has the last word
-        elif kind == "failed":
-            yield "failure", value
-        elif kind == "end":
-            yield (
-                "failure",
-                failure or EvalError(f"the workers that trained are gone: {value}", RESUMES),
-            )
+        elif kind in ("failed", "end"):
+            gone = failure or EvalError(f"the workers that trained are gone: {value}", RESUMES)
+            yield "failure", value if kind == "failed" else gone
         else:
             yield kind, value
         if kind == "result":
             return
+
+
+def _alone(job: Job, gpu: bool, news: Any) -> None:
+    try:
+        news.put(("result", job.train(lambda entry: news.put(("log", entry)))))
+    except BaseException as error:
+        reason = EvalError(f"training failed on its Ray worker: {error!r}", RESUMES)
+        news.put(("failed", error if isinstance(error, EvalError) else reason))
+        news.put(("end", ""))
 
 
 def _fit(job: Job, gpu: bool, news: Any) -> None:
@@ -221,7 +189,7 @@ def _fit(job: Job, gpu: bool, news: Any) -> None:
     # it also takes what is printed into a file, which `datasets` hashes
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")
     # Ray Train's own notes: checkpoints are ours and lie beside it
-    scratch = Path(job.out_dir) / "ray_train"
+    scratch = job.out_dir / "ray_train"
     try:
         trainer = _trainer_class()(
             _worker,

@@ -10,54 +10,55 @@ it is packed with, as it does without packing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from tasks.training.batching import EpochPlan
-from tasks.training.formatting import IGNORED
+from tasks.training.batching import Plan, padded_length
+from tasks.training.formatting import IGNORED, Rows
 
 if TYPE_CHECKING:
     from transformers import Trainer
 
 
 def use_lines(
-    trainer: Trainer,
-    plans: Sequence[EpochPlan],
-    *,
-    token_budget: int,
-    multiple: int,
-    pad_token: int,
+    trainer: Trainer, plans: Sequence[Plan], *, token_budget: int, multiple: int, pad_token: int
 ) -> None:
     """Let a trainer (of batch size 1, not yet started) take its micro batches from `plans` over its
     own prepared rows.
 
     The plans' rows are the rows of `trainer.train_dataset`, in its order; epochs beyond the plans
-    begin with the first again. Evaluation keeps the collator it had. Raises ValueError where the
-    plans are of other rows.
+    begin with the first again. Lines are padded to a multiple of `multiple` tokens but never above
+    `token_budget`. Evaluation keeps the collator it had. Raises ValueError where the plans are of
+    other rows.
     """
-    examples = cast("Sequence[Mapping[str, Any]]", trainer.train_dataset)
-    rows = sorted(row for batch in plans[0].batches for row in batch.rows)
+    examples = cast("Rows", trainer.train_dataset)
+    rows = sorted(row for line in plans[0] for row in line)
     if rows != list(range(len(examples))):
         raise ValueError(f"the plans hold {len(rows)} rows, the trainer {len(examples)}")
     if trainer.args.per_device_train_batch_size != 1:
         raise ValueError(
             "lines are micro batches already: set the trainer's batch size to 1, the budget decides"
         )
+    of_rows = trainer.data_collator
+
+    def collate(batch: list[Any]) -> dict[str, Any]:
+        if isinstance(batch[0], Mapping):  # single rows: an evaluation set has no plan
+            return of_rows(batch)
+        tokens = sum(len(example["input_ids"]) for example in batch[0])
+        width = padded_length(tokens, token_budget, multiple)
+        return pack(batch[0], padded_tokens=width, pad_token=pad_token)
+
     patched: Any = trainer
-    patched.train_dataset = Lines(examples)
-    trainer.data_collator = LineCollator(
-        token_budget=token_budget,
-        multiple=multiple,
-        pad_token=pad_token,
-        of_rows=trainer.data_collator,
-    )
-    patched._get_train_sampler = lambda dataset=None: LineSampler(plans)
+    patched.train_dataset = Lines(examples, plans)
+    patched.data_collator = collate
+    trainer.args.train_sampling_strategy = "sequential"
 
 
 def pack(
-    examples: Sequence[Mapping[str, Any]], *, padded_tokens: int | None = None, pad_token: int = 0
+    examples: Rows, *, padded_tokens: int | None = None, pad_token: int = 0
 ) -> dict[str, torch.Tensor]:
     """One line of examples with `input_ids` and `labels`: tensors of shape (1, padded_tokens) and
     `cu_documents`.
@@ -70,92 +71,37 @@ def pack(
     lengths = [len(example["input_ids"]) for example in examples]
     total = sum(lengths)
     width = total if padded_tokens is None else padded_tokens
-    if not lengths or width < total:
+    if not 0 < total <= width:
         raise ValueError(f"{len(lengths)} rows of {total} tokens do not make a line of {width}")
-    ids = torch.full((1, width), pad_token, dtype=torch.long)
-    labels = torch.full((1, width), IGNORED, dtype=torch.long)
-    positions = torch.arange(width)
-    starts = []
-    begin = 0
-    for example, length in zip(examples, lengths, strict=True):
-        starts.append(begin)
-        ids[0, begin : begin + length] = torch.as_tensor(example["input_ids"])
-        labels[0, begin : begin + length] = torch.as_tensor(example["labels"])
-        labels[0, begin] = IGNORED  # what stands before it is another row
-        positions[begin : begin + length] = torch.arange(length)
-        begin += length
-    if begin < width:
-        positions[begin:] = torch.arange(width - begin)
-    line = {"input_ids": ids, "labels": labels, "position_ids": positions[None]}
+    padding = width - total
+    values = {
+        "input_ids": [i for row in examples for i in row["input_ids"]] + [pad_token] * padding,
+        # what stands before the first token of a row is another row
+        "labels": [i for row in examples for i in (IGNORED, *row["labels"][1:])]
+        + [IGNORED] * padding,
+        "position_ids": [i for length in (*lengths, padding) for i in range(length)],
+    }
+    line = {name: torch.tensor([each]) for name, each in values.items()}
     if len(lengths) > 1:
-        bounds = [*starts, begin, width] if begin < width else [*starts, width]
+        bounds = [*accumulate(lengths, initial=0), *([width] if padding else [])]
         bounds += [width] * (-len(bounds) % 8)
         line["cu_documents"] = torch.tensor(bounds, dtype=torch.int32)
     return line
 
 
 class Lines(torch.utils.data.Dataset[list[Mapping[str, Any]]]):
-    """The examples of a trainer as micro batches of `tasks.training.batching`: an item is asked for
-    by the rows it is made of."""
+    """The rows of each line of the current epoch, in the plan's order. A trainer calls
+    `set_epoch`; plans hold equally many lines."""
 
-    def __init__(self, examples: Sequence[Mapping[str, Any]]) -> None:
-        self._examples = examples
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    def __getitem__(self, rows: Any) -> list[Mapping[str, Any]]:
-        return [self._examples[int(row)] for row in rows]
-
-
-class LineSampler(torch.utils.data.Sampler[tuple[int, ...]]):
-    """Micro batches of the current epoch, in the plan's order. A trainer calls `set_epoch`; plans
-    hold equally many micro batches."""
-
-    def __init__(self, plans: Sequence[EpochPlan]) -> None:
-        self._plans = list(plans)
-        self._epoch = 0
+    def __init__(self, examples: Rows, plans: Sequence[Plan]) -> None:
+        self._examples, self._plans, self._epoch = examples, plans, 0
 
     def set_epoch(self, epoch: int) -> None:
         self._epoch = epoch
 
     def __len__(self) -> int:
-        return len(self._plans[0].batches)
+        return len(self._plans[0])
 
-    def __iter__(self) -> Iterator[tuple[int, ...]]:
-        return iter([batch.rows for batch in self._plans[self._epoch % len(self._plans)].batches])
-
-
-class LineCollator:
-    """Makes the line of one micro batch, padded to a multiple of `multiple` tokens but never above
-    `token_budget`.
-
-    Single rows (an evaluation set, which has no plan) go to the collator `of_rows`.
-    """
-
-    def __init__(
-        self,
-        *,
-        token_budget: int,
-        multiple: int,
-        pad_token: int,
-        of_rows: Callable[[list[Any]], dict[str, Any]] | None = None,
-    ) -> None:
-        self._budget, self._multiple, self._pad_token, self._of_rows = (
-            token_budget,
-            multiple,
-            pad_token,
-            of_rows,
-        )
-
-    def __call__(self, batch: list[Any]) -> dict[str, Any]:
-        if self._of_rows is not None and batch and isinstance(batch[0], Mapping):
-            return self._of_rows(batch)
-        if len(batch) != 1:
-            raise ValueError(
-                f"{len(batch)} micro batches at once: set the trainer's batch size to 1, the budget"
-                " decides"
-            )
-        total = sum(len(example["input_ids"]) for example in batch[0])
-        width = max(total, min(-(-total // self._multiple) * self._multiple, self._budget))
-        return pack(batch[0], padded_tokens=width, pad_token=self._pad_token)
+    def __getitem__(self, line: int) -> list[Mapping[str, Any]]:
+        plan = self._plans[self._epoch % len(self._plans)]
+        return [self._examples[row] for row in plan[line]]

@@ -10,8 +10,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
+from kernels_eval.records import Record
 from tasks.training.evaluation import EvaluationConfig
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -30,143 +38,75 @@ def without_fp8(given: Any) -> Any:
     return {name: value for name, value in given.items() if name != "base_precision"}
 
 
-class TrainingRecipe(BaseModel):
+class TrainingRecipe(Record):
     """How the curated set becomes a LoRA adapter. "Paper" is ConCuR, arXiv 2510.07356."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    base_model: str = Field(
-        default="small",
-        min_length=1,
-        description=(
-            "hub id, directory, or 'small' for the local demo model; the paper trains Qwen/QwQ-32B"
-        ),
-    )
-    lora_rank: int = Field(
-        default=32,
-        ge=1,
-        description="paper, training setup: r = 32 (a vLLM server needs --max-lora-rank 32)",
-    )
-    lora_alpha: int = Field(
-        default=32,
-        ge=1,
-        description="paper, training setup: alpha = 32, so the adapter is scaled by alpha / r = 1",
-    )
-    lora_dropout: float = Field(default=0.05, ge=0, lt=1, description="paper, training setup: 0.05")
-    target_modules: tuple[str, ...] = Field(
-        default=PROJECTIONS,
-        min_length=1,
-        description="all seven projections of a layer, named so that no default of PEFT decides",
-    )
-    num_epochs: int = Field(default=3, ge=1, description="paper, training setup: 3 epochs")
-    learning_rate: float = Field(
-        default=1e-4, gt=0, description="peak, 1e-4 as public reviews of the paper quote it"
-    )
-    lr_schedule: Literal["cosine", "linear", "constant_with_warmup"] = Field(
-        default="cosine", description="cosine, as public reviews of the paper quote it"
-    )
-    warmup_share: float = Field(
-        default=0.03,
-        ge=0,
-        lt=1,
-        description="share of all steps spent warming up; 3 % is ours, the paper gives none",
-    )
-    weight_decay: float = Field(
-        default=0.0, ge=0, description="AdamW's; 0 is ours, the paper gives none"
-    )
-    max_grad_norm: float = Field(
-        default=1.0,
-        ge=0,
-        description=(
-            "gradients are scaled down to this norm; 1 is transformers' default, the paper gives"
-            " none; 0: never"
-        ),
-    )
-    batch_size: int = Field(
-        default=1,
-        ge=1,
-        description="rows per forward pass; long rows make 1 the safe default (ours)",
-    )
-    gradient_accumulation: int = Field(
-        default=8,
-        ge=1,
-        description=(
-            "forward passes per optimiser step, those of all workers together (ours): a multiple of"
-            " workers, so that more workers take the same steps in less time"
-        ),
-    )
-    workers: int = Field(
-        default=1,
-        ge=1,
-        description=(
-            "processes that train together: one per GPU, or per CPU core where there is no GPU"
-        ),
-    )
-    parallelism: Literal["none", "ddp", "fsdp2"] = Field(
-        default="none",
-        description=(
-            "how several workers share the work. ddp: each holds the whole model; fsdp2: each holds"
-            " its share of it, for models that do not fit on one device; none: one worker"
-        ),
-    )
-    max_length: Annotated[int, Field(ge=16)] | Literal["data"] = Field(
-        default=16384,
-        description=(
-            "longest row trained on, prompt and completion, tokens; 'data': the longest of the set."
-            " Never more than the base model's window. A row above it is never truncated: a trace"
-            " without its end teaches not to end. One H200 holds 16,384 at batch size 1 for a"
-            " QwQ-32B-shaped model (92 GB measured)"
-        ),
-    )
-    overlong: Literal["drop", "refuse"] = Field(
-        default="drop",
-        description=(
-            "what happens to rows above max_length, and to rows without reasoning, answer or clean"
-            " text; either way listed"
-        ),
-    )
-    bf16: Literal["auto"] | bool = Field(
-        default="auto", description="bfloat16 weights and arithmetic: on with a GPU, off on a CPU"
-    )
-    gradient_checkpointing: Literal["auto"] | bool = Field(
-        default="auto",
-        description="recompute activations to save memory: on with a GPU, off on a CPU",
-    )
-    acceleration: Literal["auto", "off", "on"] = Field(
-        default="auto",
-        description=(
-            "compiled layers, dropout without state, and recomputation that spends the free memory"
-            " (tasks.training.acceleration): on for one worker with a GPU, 1.77 times TRL's"
-            " defaults at rows of 8,192 tokens and 1.57 times at 16,384 (measured, one H200); off"
-            " elsewhere: a CPU gains nothing, fsdp2 it cannot do, and with ddp, where on is"
-            " allowed, its gain is not measured"
-        ),
-    )
-    packing: bool = Field(
-        default=False,
-        description=(
-            "several rows in one line of up to max_length tokens, each as if it stood alone; needs"
-            " acceleration, whose attention keeps them apart. gradient_accumulation then counts"
-            " lines"
-        ),
-    )
-    seed: int = Field(default=0, ge=0, description="adapter initialisation, order of rows, dropout")
-    evaluation: EvaluationConfig = Field(
-        default=EvaluationConfig(), description="held-out tasks, whose loss is measured each epoch"
-    )
-    checkpoint_every_steps: int = Field(
-        default=20,
-        ge=1,
-        description=(
-            "optimiser steps between checkpoints; there is one at the end of each epoch too. For"
-            " QwQ-32B one is 3.2 GB, and 20 steps of 8 rows are about ten minutes of one H200"
-        ),
-    )
+    base_model: Annotated[str, Field(min_length=1)] = "small"
+    """hub id, directory, or 'small' for the local demo model; the paper trains Qwen/QwQ-32B"""
+    lora_rank: PositiveInt = 32
+    """paper, training setup: r = 32 (a vLLM server needs --max-lora-rank 32)"""
+    lora_alpha: PositiveInt = 32
+    """paper, training setup: alpha = 32, so the adapter is scaled by alpha / r = 1"""
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """paper, training setup: 0.05"""
+    target_modules: Annotated[tuple[str, ...], Field(min_length=1)] = PROJECTIONS
+    """all seven projections of a layer, named so that no default of PEFT decides"""
+    num_epochs: PositiveInt = 3
+    """paper, training setup: 3 epochs"""
+    learning_rate: PositiveFloat = 1e-4
+    """peak, 1e-4 as public reviews of the paper quote it"""
+    lr_schedule: Literal["cosine", "linear", "constant_with_warmup"] = "cosine"
+    """cosine, as public reviews of the paper quote it"""
+    warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.03
+    """share of all steps spent warming up; 3 % is ours, the paper gives none"""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW's; 0 is ours, the paper gives none"""
+    max_grad_norm: NonNegativeFloat = 1.0
+    """gradients are scaled down to this norm; 1 is transformers' default, the paper gives none;
+    0: never"""
+    batch_size: PositiveInt = 1
+    """rows per forward pass; long rows make 1 the safe default (ours)"""
+    gradient_accumulation: PositiveInt = 8
+    """forward passes per optimiser step, those of all workers together (ours): a multiple of
+    workers, so that more workers take the same steps in less time"""
+    workers: PositiveInt = 1
+    """processes that train together: one per GPU, or per CPU core where there is no GPU"""
+    parallelism: Literal["none", "ddp", "fsdp2"] = "none"
+    """how several workers share the work. ddp: each holds the whole model; fsdp2: each holds
+    its share of it, for models that do not fit on one device; none: one worker"""
+    max_length: Annotated[int, Field(ge=16)] | Literal["data"] = 16384
+    """longest row trained on, prompt and completion, tokens; 'data': the longest of the set.
+    Never more than the base model's window. A row above it is never truncated: a trace without
+    its end teaches not to end. One H200 holds 16,384 at batch size 1 for a QwQ-32B-shaped model
+    (92 GB measured)"""
+    overlong: Literal["drop", "refuse"] = "drop"
+    """what happens to rows above max_length, and to rows without reasoning, answer or clean
+    text; either way listed"""
+    bf16: Literal["auto"] | bool = "auto"
+    """bfloat16 weights and arithmetic: on with a GPU, off on a CPU"""
+    gradient_checkpointing: Literal["auto"] | bool = "auto"
+    """recompute activations to save memory: on with a GPU, off on a CPU"""
+    acceleration: Literal["auto", "off", "on"] = "auto"
+    """compiled layers, dropout without state, and recomputation that spends the free memory
+    (tasks.training.acceleration): on for one worker with a GPU, 1.77 times TRL's defaults at
+    rows of 8,192 tokens and 1.57 times at 16,384 (measured, one H200); off elsewhere: a CPU
+    gains nothing, fsdp2 it cannot do, and with ddp, where on is allowed, its gain is not
+    measured"""
+    packing: bool = False
+    """several rows in one line of up to max_length tokens, each as if it stood alone; needs
+    acceleration, whose attention keeps them apart. gradient_accumulation then counts lines"""
+    seed: NonNegativeInt = 0
+    """adapter initialisation, order of rows, dropout"""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """held-out tasks, whose loss is measured each epoch"""
+    checkpoint_every_steps: PositiveInt = 20
+    """optimiser steps between checkpoints; there is one at the end of each epoch too. For
+    QwQ-32B one is 3.2 GB, and 20 steps of 8 rows are about ten minutes of one H200"""
 
     _fp8_is_gone = model_validator(mode="before")(without_fp8)
 
     @model_validator(mode="after")
-    def _acceleration_fits(self) -> TrainingRecipe:
+    def _fits_together(self) -> TrainingRecipe:
         if self.acceleration == "on" and self.parallelism == "fsdp2":
             raise ValueError(
                 "acceleration on is for models that one device holds: switch it off, or set"
@@ -179,10 +119,6 @@ class TrainingRecipe(BaseModel):
                 "packing needs acceleration, batch_size 1 (a line of rows is the batch) and one"
                 " worker"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _workers_fit(self) -> TrainingRecipe:
         if (self.workers > 1) != (self.parallelism != "none"):
             raise ValueError(
                 f"workers {self.workers} with parallelism {self.parallelism}: several need ddp or"
@@ -207,13 +143,11 @@ class TrainingRecipe(BaseModel):
 
     def resolve(self, *, gpu: bool) -> TrainingRecipe:
         """The recipe with every `auto` decided for a machine with or without a GPU."""
-        decided: dict[str, Any] = {
-            name: gpu
-            for name in ("bf16", "gradient_checkpointing")
-            if getattr(self, name) == "auto"
+        accelerated = self.packing or (gpu and self.parallelism == "none")
+        for_auto = {
+            "bf16": gpu,
+            "gradient_checkpointing": gpu,
+            "acceleration": "on" if accelerated else "off",
         }
-        if self.acceleration == "auto":
-            decided["acceleration"] = (
-                "on" if self.packing or (gpu and self.parallelism == "none") else "off"
-            )
+        decided = {name: value for name, value in for_auto.items() if getattr(self, name) == "auto"}
         return self.model_copy(update=decided)

@@ -8,7 +8,7 @@ checkpoint and, on a CPU, ends with the same losses and the same bytes of the ad
 was never interrupted, wherever it was killed; every number that the recipe names is what TRL and
 PEFT get. Does not guarantee bit-equal adapters on a GPU or for another number of workers, nor that
 a better loss means better kernels: the benchmark says that. `launch` starts the processes,
-`checkpoints` keeps what a run resumes from, `faults` explains errors.
+`checkpoints` keeps what a run resumes from, `faults` explains errors. Importing it takes seconds.
 """
 
 from __future__ import annotations
@@ -17,104 +17,52 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from statistics import fmean
+from typing import Any, cast
 
-from pydantic import BaseModel, ConfigDict
+import psutil
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoConfig, PreTrainedTokenizerBase, PrinterCallback, TrainerState
+from transformers.trainer_utils import IntervalStrategy
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
 
 from kernels_eval.errors import EvalError, UsageError
 from tasks.sources.small_model import load_causal_model, load_tokenizer, quiet_progress
-from tasks.training import evaluation, telemetry
-from tasks.training.checkpoints import (
-    HISTORY_FIELDS,
-    KEPT,
-    OnLog,
-    RunIdentity,
-    agreed,
-    checkpoint_step,
-    newest_checkpoint,
-    save_adapter,
-    watch,
-)
+from tasks.training import checkpoints, telemetry
+from tasks.training.evaluation import split_by_task, stopped
 from tasks.training.faults import explain, require_projections
 from tasks.training.formatting import (
-    Dropped,
+    IGNORED,
+    Rows,
     label_mask,
     select_examples,
     to_prompt_completion,
     tokens_of,
 )
 from tasks.training.recipe import TrainingRecipe
-
-if TYPE_CHECKING:
-    from peft import LoraConfig
-    from torch import nn
-    from transformers import TrainerCallback
-    from trl.trainer.sft_config import SFTConfig
-    from trl.trainer.sft_trainer import SFTTrainer
+from tasks.training.result import HELD_OUT, LEARNED, TrainingResult, training_log
 
 CHECKED_ROWS = 8
 PADDED_TO = 128
 """A packed line's length is a multiple of so many tokens: lines of like length share compiled
 code."""
 
-RenderPrompt = Callable[[Mapping[str, Any]], str]
-
-
-class TrainingResult(BaseModel):
-    """What one training run did. Losses are mean cross-entropy per completion token, nats.
-
-    Attributes:
-        history: one entry per optimiser step: step, epoch, loss, learning_rate, grad_norm,
-            num_tokens (seen so far)
-        loss_first: mean loss over the steps of the first epoch
-        loss_last: mean loss over the steps of the last epoch: the same rows as the first, so the
-            two compare
-        tokens: tokens seen, prompts included, padding not, over all epochs
-        seconds: wall time of this call alone; a resumed run reports only its own share
-        rows: rows trained on
-        max_length: the longest row that was allowed, tokens
-        workers: processes that trained together
-        held_out: loss on held-out tasks, before the first step and each epoch
-        stopped_early: the held-out loss had not fallen for as many epochs as the recipe waits
-        telemetry: `step` and telemetry.COLUMNS of each step of this machine
-        batches: rows and real tokens of an optimiser step, and padding_waste, of the first epoch
-        resumed_from_step: 0 where training started from the beginning
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    adapter_dir: Path
-    history: tuple[dict[str, float], ...]
-    loss_first: float
-    loss_last: float
-    steps: int
-    tokens: int
-    seconds: float
-    rows: int
-    max_length: int = 0
-    workers: int = 1
-    held_out: tuple[evaluation.HeldOutLoss, ...] = ()
-    held_out_rows: int = 0
-    held_out_tasks: int = 0
-    stopped_early: bool = False
-    telemetry: tuple[dict[str, float | None], ...] = ()
-    batches: dict[str, float] = {}
-    resumed_from_step: int = 0
-    dropped: tuple[Dropped, ...] = ()
+OnLog = Callable[[dict[str, float]], None]
 
 
 def train(
-    rows: Sequence[Mapping[str, Any]],
+    rows: Rows,
     recipe: TrainingRecipe,
     base_model_dir: str | Path,
     out_dir: Path,
-    render_prompt: RenderPrompt,
     on_log: OnLog | None = None,
 ) -> TrainingResult:
-    """Train an adapter on rows of `tasks.tables.CURATED` and save it to `out_dir/adapter`;
-    checkpoints go to `out_dir/checkpoints`.
+    """Train an adapter on rows of `tasks.tables.CURATED`, each with its `prompt`, and save it to
+    `out_dir/adapter`; checkpoints go to `out_dir/checkpoints`.
 
     For a recipe with several workers each of them calls this, started by `launch.train_on_ray` (or
     torchrun). `on_log` gets one dict per optimiser step as it happens, in the first of them. Raises
@@ -122,21 +70,19 @@ def train(
     device that is too small (with the numbers), EvalError for anything that breaks while training:
     calling again resumes.
     """
-    started = time.monotonic()
+    started, out_dir = time.monotonic(), Path(out_dir)
     device = _device(recipe)
     recipe = recipe.resolve(gpu=device == "cuda")
     tokenizer = load_tokenizer(base_model_dir)
-    split = evaluation.split_by_task(rows, recipe.evaluation)
-    examples = to_prompt_completion(split.training, tokenizer, render_prompt)
-    max_length = _longest_allowed(recipe, examples, base_model_dir)
+    training, kept_out = split_by_task(rows, recipe.evaluation)
+    examples = to_prompt_completion(training, tokenizer)
+    max_length = longest_allowed(recipe, examples, base_model_dir)
     examples, dropped = select_examples(
         examples, tokenizer, max_length=max_length, overlong=recipe.overlong
     )
-    held_out = _held_out_examples(split.held_out, tokenizer, render_prompt, max_length)
-    run = Run(recipe, base_model_dir, Path(out_dir), device, tokenizer, examples, max_length)
-    identity = RunIdentity.of(recipe, base_model_dir, examples)
-    checkpoint = newest_checkpoint(run.checkpoints, identity)
-    patience = recipe.evaluation.patience_epochs
+    held_out = _held_out_examples(kept_out, tokenizer, max_length)
+    identity = checkpoints.RunIdentity.of(recipe, base_model_dir, examples)
+    checkpoint = checkpoints.newest_checkpoint(out_dir / "checkpoints", identity)
     try:
         with quiet_progress(), warnings.catch_warnings():
             # transformers renames the option; TRL and PEFT still read the old name, which holds
@@ -144,160 +90,155 @@ def train(
             warnings.filterwarnings(
                 "ignore", message=".*gradient_checkpointing.* is deprecated", category=FutureWarning
             )
-            trainer = run.build(watch(identity, recipe.checkpoint_every_steps, on_log))
-            run.check_labels(trainer)
-            batches = run.use_accelerations(trainer)
-            telemetry.attach(trainer)
-            evaluation.attach(trainer, held_out, tokenizer, patience_epochs=patience)
-            checkpoint = agreed(checkpoint)
-            if checkpoint and evaluation.stopped_at(checkpoint, patience):
-                # it had stopped there, and only its adapter was not saved
-                trainer.args.max_steps = checkpoint_step(checkpoint)
+            trainer = LoraTrainer(
+                recipe, base_model_dir, out_dir, tokenizer, examples, held_out, on_log
+            )
+            trainer.check_labels()
+            batches = trainer.use_accelerations(max_length)
+            checkpoint = checkpoints.agreed(checkpoint)
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-            adapter_dir = save_adapter(trainer, run.out_dir / "adapter")
+            adapter_dir = checkpoints.save_adapter(trainer, out_dir / "adapter")
     except EvalError:
         raise
     except Exception as error:
-        raise explain(error, recipe, examples, device, run.out_dir) from error
-    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
-    history = tuple({name: entry[name] for name in HISTORY_FIELDS} for entry in steps)
-    first, last = _epoch_losses(history)
-    losses = evaluation.losses_of(trainer.state.log_history)
+        raise explain(error, recipe, examples, device, out_dir) from error
+    log = training_log(trainer.state.log_history)
+    steps = [row for row in log if row["step"]]
     return TrainingResult(
         adapter_dir=adapter_dir,
-        history=history,
-        loss_first=first,
-        loss_last=last,
+        log=tuple(log),
+        # an entry's `epoch` is how many are done after its step, so the first ends at 1
+        loss_first=fmean(row["loss"] for row in steps if row["epoch"] <= 1),
+        loss_last=fmean(row["loss"] for row in steps if row["epoch"] > steps[-1]["epoch"] - 1),
         steps=trainer.state.global_step,
-        tokens=int(history[-1]["num_tokens"]),
+        tokens=int(steps[-1]["num_tokens"]),
         seconds=time.monotonic() - started,
         rows=len(examples),
         max_length=max_length,
         workers=recipe.workers,
-        held_out=losses,
         held_out_rows=len(held_out),
-        held_out_tasks=len({row["task_id"] for row in split.held_out}),
-        stopped_early=evaluation.stopped(losses, patience),
-        telemetry=tuple({"step": entry["step"], **telemetry.columns_of(entry)} for entry in steps),
+        held_out_tasks=len({row["task_id"] for row in kept_out}),
+        stopped_early=stopped(held_out_losses(log), recipe.evaluation.patience_epochs),
         batches=batches,
-        resumed_from_step=checkpoint_step(checkpoint),
+        resumed_from_step=checkpoints.checkpoint_step(checkpoint),
         dropped=tuple(dropped),
     )
-
-
-# -- one run ---------------------------------------------------------------------------------------
 
 
 def _device(recipe: TrainingRecipe) -> str:
     """ "cuda" or "cpu". Raises UsageError where this process is not one of as many as the recipe
     says, and where it is alone and sees several GPUs: transformers would spread each batch over
     them with nn.DataParallel."""
-    import torch
-
     together = int(os.environ.get("WORLD_SIZE", "1"))
     if together != recipe.workers:
         raise UsageError(
             f"the recipe trains with {recipe.workers} workers, and {together} were started",
             "call tasks.training.launch.train_on_ray, which starts them, or set workers",
         )
-    if not torch.cuda.is_available():
-        return "cpu"
-    if together == 1 and torch.cuda.device_count() > 1:
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if together == 1 and gpus > 1:
         raise UsageError(
-            f"{torch.cuda.device_count()} GPUs are visible and training uses one",
+            f"{gpus} GPUs are visible and training uses one",
             "call tasks.training.launch.train_on_ray, or set CUDA_VISIBLE_DEVICES to one GPU",
         )
-    return "cuda"
+    return "cuda" if gpus else "cpu"
 
 
-def _longest_allowed(
-    recipe: TrainingRecipe, examples: Sequence[Mapping[str, Any]], base_model_dir: str | Path
-) -> int:
+def longest_allowed(recipe: TrainingRecipe, examples: Rows, base_model_dir: str | Path) -> int:
     """Tokens. The recipe's limit, or the longest row for 'data'; never more than the positions that
     the base model was made for."""
-    from transformers import AutoConfig
-
     longest = max(map(tokens_of, examples), default=0)
     limit = longest if recipe.max_length == "data" else recipe.max_length
     try:
-        config = AutoConfig.from_pretrained(str(base_model_dir))
+        config = AutoConfig.from_pretrained(str(base_model_dir)).get_text_config()
     except (OSError, ValueError):  # a model without one is reported when it is loaded
         return limit
-    return min(limit, getattr(config.get_text_config(), "max_position_embeddings", None) or limit)
+    return min(limit, getattr(config, "max_position_embeddings", None) or limit)
 
 
 def _held_out_examples(
-    rows: Sequence[Mapping[str, Any]], tokenizer: Any, render_prompt: RenderPrompt, max_length: int
+    rows: Rows, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> list[dict[str, Any]]:
     """Held-out rows as examples; those that could not be trained on either are left out."""
-    if not rows:
-        return []
-    examples = to_prompt_completion(rows, tokenizer, render_prompt)
+    examples = to_prompt_completion(rows, tokenizer)
     try:
         return select_examples(examples, tokenizer, max_length=max_length, overlong="drop")[0]
     except UsageError:  # none is left
         return []
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run: what the recipe says, resolved for this machine, and the rows it trains on."""
+def held_out_losses(log: Rows) -> list[float]:
+    """The losses on held-out tasks in rows of a training log, in order."""
+    return [row[HELD_OUT] for row in log if row[HELD_OUT] is not None]
 
-    recipe: TrainingRecipe
-    base_model_dir: str | Path
-    out_dir: Path
-    device: str
-    tokenizer: Any
-    examples: Sequence[Mapping[str, Any]]
-    max_length: int
 
-    @property
-    def checkpoints(self) -> Path:
-        return self.out_dir / "checkpoints"
+class LoraTrainer(SFTTrainer):
+    """TRL's trainer with what the recipe says and the rows to train on (examples of `formatting`).
 
-    def build(self, callback: TrainerCallback) -> SFTTrainer:
-        """TRL's trainer with the base model, a new adapter and the rows."""
-        import torch
-        from datasets import Dataset
-        from transformers import PrinterCallback
-        from trl.trainer.sft_trainer import SFTTrainer
+    Its log holds what each step took; time is that of the steps alone. Held-out rows are evaluated
+    one at a time (they are few, and one row surely fits where training fits) before the first step
+    and after each epoch, each completion token counting once; this leaves no trace in training: the
+    random numbers after it are those that would have come without it. A resumed run measures what
+    its checkpoint lacks, and nothing twice. With patience it stops where `stopped` says so (one
+    step later where it was killed between the epoch's end and its evaluation); the adapter is that
+    of the last step, not of the best one. Checkpoints are marked when they are whole.
+    """
 
+    def __init__(
+        self,
+        recipe: TrainingRecipe,
+        base_model_dir: str | Path,
+        out_dir: Path,
+        tokenizer: PreTrainedTokenizerBase,
+        examples: Rows,
+        held_out: Rows = (),
+        on_log: OnLog | None = None,
+    ) -> None:
         # starts the process group, which loading for fsdp2 asks for its rank
-        args = _sft_config(self.recipe, self.checkpoints, self.device)
-        if self.recipe.parallelism == "fsdp2":
+        args = _sft_config(recipe, out_dir / "checkpoints")
+        if recipe.parallelism == "fsdp2":
             from accelerate.utils import enable_fsdp_ram_efficient_loading
 
             # the first process of a node reads the weights, the others none
             enable_fsdp_ram_efficient_loading()
-        dtype = torch.bfloat16 if self.recipe.bf16 else torch.float32
-        model = load_causal_model(self.base_model_dir, dtype=dtype)
-        require_projections(model, self.recipe)
-        sides = ("prompt", "completion")
-        trainer = SFTTrainer(
+        dtype = torch.bfloat16 if recipe.bf16 else torch.float32
+        model = load_causal_model(base_model_dir, dtype=dtype)
+        require_projections(model, recipe)
+        texts = [{side: row[side] for side in ("prompt", "completion")} for row in examples]
+        super().__init__(
             model=model,
             args=args,
-            train_dataset=Dataset.from_list(
-                [{side: example[side] for side in sides} for example in self.examples]
-            ),
-            processing_class=self.tokenizer,
-            peft_config=_lora_config(self.recipe),
-            callbacks=[callback],
+            train_dataset=Dataset.from_list(texts),
+            processing_class=tokenizer,
+            peft_config=_lora_config(recipe),
         )
         # it prints every log entry to stdout where progress bars are off
-        trainer.remove_callback(PrinterCallback)
-        return trainer
+        self.remove_callback(PrinterCallback)
+        self.recipe, self.examples, self.on_log = recipe, examples, on_log
+        self.identity = checkpoints.RunIdentity.of(recipe, base_model_dir, examples)
+        self.parameters = telemetry.multiplied_parameters(self.model)
+        self.began_s: float | None = None  # None: with the next pass
+        self.tokens_before = 0.0
+        masks = [label_mask(example, tokenizer) for example in held_out]
+        # transformers averages the losses of batches: weighed so, their mean is the mean over
+        # tokens. The first token of a row is predicted from nothing, so it never counts
+        self.weight_per_token = len(masks) / max(1, sum(sum(m.carries_loss[1:]) for m in masks))
+        if masks:
+            rows = [{"input_ids": mask.input_ids, "labels": mask.labels} for mask in masks]
+            self.eval_dataset = Dataset.from_list(rows)
+            self.args.eval_strategy = IntervalStrategy.EPOCH
 
-    def check_labels(self, trainer: SFTTrainer) -> None:
+    def check_labels(self) -> None:
         """TRL's own dataset must hold our tokens and labels. Raises UsageError where it does not.
 
         Guards against what silently ruins such a set: a template applied twice, a tokenizer that
         merges tokens across the end of the prompt or adds its own, truncation.
         """
-        rows = cast("Sequence[Mapping[str, Any]]", trainer.train_dataset)
+        rows = cast("Rows", self.train_dataset)
         for number, (example, row) in enumerate(zip(self.examples, rows, strict=True)):
             same = len(row["input_ids"]) == tokens_of(example)
             if same and number < CHECKED_ROWS:
-                mask = label_mask(example, self.tokenizer)
+                mask = label_mask(example, cast("PreTrainedTokenizerBase", self.processing_class))
                 same = (row["input_ids"], row["labels"]) == (mask.input_ids, mask.labels)
             if not same:
                 raise UsageError(
@@ -307,37 +248,113 @@ class Run:
                     " another base model, or fix its chat template",
                 )
 
-    def use_accelerations(self, trainer: SFTTrainer) -> dict[str, float]:
-        """Put what the recipe switches on into a trainer that is built and whose rows are checked.
-        Returns what an optimiser step holds."""
+    def use_accelerations(self, max_length: int) -> dict[str, float]:
+        """Use what the recipe switches on, once the rows are checked. Returns what an optimiser
+        step holds."""
         recipe, lengths = self.recipe, [tokens_of(example) for example in self.examples]
-        budget = self.max_length if recipe.packing else max(lengths) * recipe.batch_size
+        budget = max_length if recipe.packing else max(lengths) * recipe.batch_size
         if recipe.acceleration == "on":
             from tasks.training.acceleration import accelerate
 
-            acceleration = accelerate(
-                cast("nn.Module", trainer.model),
-                tokens=budget,
-                seed=recipe.seed,
-                rank=trainer.args.process_index,
+            rank = self.args.process_index
+            made = accelerate(
+                cast("torch.nn.Module", self.model), tokens=budget, seed=recipe.seed, rank=rank
             )
-            trainer.add_callback(acceleration.callback())
+            self.add_callback(made.callback())
         if not recipe.packing:
             rows = recipe.rows_per_step
-            return {"rows_mean": float(rows), "tokens_mean": rows * sum(lengths) / len(lengths)}
-        from tasks.training.batching import plan_epochs
+            return {"rows_mean": float(rows), "tokens_mean": rows * fmean(lengths)}
+        from tasks.training.batching import effective_batch, plan_epochs
         from tasks.training.packing import use_lines
 
-        width = {"token_budget": budget, "multiple": PADDED_TO}
-        plans = plan_epochs(lengths, epochs=recipe.num_epochs, seed=recipe.seed, **width)
-        use_lines(trainer, plans, pad_token=self.tokenizer.pad_token_id or 0, **width)
-        held = plans[0].effective_batch(recipe.gradient_accumulation)
-        return held | {"padding_waste": plans[0].padding_waste}
+        plans = plan_epochs(
+            lengths, token_budget=budget, epochs=recipe.num_epochs, seed=recipe.seed
+        )
+        pad_token = cast("PreTrainedTokenizerBase", self.processing_class).pad_token_id or 0
+        use_lines(self, plans, token_budget=budget, multiple=PADDED_TO, pad_token=pad_token)
+        return effective_batch(
+            plans[0], lengths, recipe.gradient_accumulation, budget=budget, multiple=PADDED_TO
+        )
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        state = TrainerState()
+        if resume_from_checkpoint:
+            state = TrainerState.load_from_json(f"{resume_from_checkpoint}/trainer_state.json")
+        log = training_log(state.log_history)
+        if resume_from_checkpoint and self._stopped(log):
+            # it had stopped there, and only its adapter was not saved
+            self.args.max_steps = state.global_step
+        # before the first step, and where a checkpoint was written after an epoch's last step and
+        # before its evaluation
+        measured = {row["step"] for row in log if row[HELD_OUT] is not None}
+        at_end = float(state.epoch or 0).is_integer() and state.global_step not in measured
+        self.args.eval_on_start = at_end and self.eval_dataset is not None
+        # TRL counts tokens from zero in each process
+        self.tokens_before = next((row["num_tokens"] for row in reversed(log) if row["loss"]), 0)
+        self._total_train_tokens = self.tokens_before
+        psutil.cpu_percent()  # the first call only begins the interval
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        if self.began_s is None:
+            self.began_s = time.perf_counter()
+        untyped: Any = super()
+        return untyped.training_step(*args, **kwargs)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        super().log(logs, start_time)
+        entry: dict[str, Any] = self.state.log_history[-1]
+        if "loss" not in entry:  # an evaluation, or the summary at the end
+            return
+        now, tokens = time.perf_counter(), entry["num_tokens"]
+        speed = (tokens - self.tokens_before) / (now - (self.began_s or 0.0))
+        peak = telemetry.peak_flops(telemetry.device_name())
+        used = telemetry.mfu(speed, self.parameters, peak, self.args.world_size)
+        entry |= {"tokens_per_s": speed, "mfu": used, **telemetry.readings()}
+        self.began_s, self.tokens_before = now, tokens
+        if self.on_log and self.is_world_process_zero():
+            self.on_log({name: entry[name] for name in LEARNED})
+
+    def prediction_step(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> Any:
+        tokens = (inputs["labels"][..., 1:] != IGNORED).sum()
+        loss, *rest = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        return loss * tokens.to(loss.device) * self.weight_per_token, *rest
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        # a data loader draws a seed from the generator that dropout draws from
+        with torch.random.fork_rng():
+            found = super().evaluate(*args, **kwargs)
+        self.began_s = None
+        if self.state.global_step and self._stopped(training_log(self.state.log_history)):
+            self.control.should_training_stop = True
+        return found
+
+    def _stopped(self, log: Sequence[Mapping[str, Any]]) -> bool:
+        return stopped(held_out_losses(log), self.recipe.evaluation.patience_epochs)
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        # an epoch's end is saved anyway: after what is evaluated then, which a resumed run must not
+        # miss
+        amid = not float(self.state.epoch or 0).is_integer()
+        if amid and self.state.global_step % self.recipe.checkpoint_every_steps == 0:
+            self.control.should_save = True
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        untyped: Any = super()
+        untyped._save_checkpoint(*args, **kwargs)
+        # transformers writes a checkpoint file by file, and every process its own part: only this
+        # marker, after all of them, says that it is whole
+        self.accelerator.wait_for_everyone()
+        if self.is_world_process_zero():
+            folder = Path(self.args.output_dir or "", f"checkpoint-{self.state.global_step}")
+            checkpoints.mark(folder, self.identity)
+        self.began_s = None
 
 
 def _lora_config(recipe: TrainingRecipe) -> LoraConfig:
-    from peft import LoraConfig
-
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=recipe.lora_rank,
@@ -348,13 +365,13 @@ def _lora_config(recipe: TrainingRecipe) -> LoraConfig:
     )
 
 
-def _sft_config(recipe: TrainingRecipe, checkpoints: Path, device: str) -> SFTConfig:
-    from trl.trainer.sft_config import SFTConfig
-
+def _sft_config(recipe: TrainingRecipe, out_dir: Path) -> SFTConfig:
+    gpu = torch.cuda.is_available()
     return SFTConfig(
-        output_dir=str(checkpoints),
+        output_dir=str(out_dir),
         num_train_epochs=recipe.num_epochs,
         per_device_train_batch_size=recipe.batch_size,
+        per_device_eval_batch_size=1,
         gradient_accumulation_steps=recipe.passes_per_worker,
         learning_rate=recipe.learning_rate,
         lr_scheduler_type=recipe.lr_schedule,
@@ -371,13 +388,13 @@ def _sft_config(recipe: TrainingRecipe, checkpoints: Path, device: str) -> SFTCo
         average_tokens_across_devices=True,
         logging_steps=1,
         logging_nan_inf_filter=False,  # a loss that is no number shall be seen
-        save_strategy="no",  # `checkpoints.watch` asks for them
-        save_total_limit=KEPT,
+        save_strategy="epoch",
+        save_total_limit=checkpoints.KEPT,
         seed=recipe.seed,
         report_to="none",
         disable_tqdm=True,
-        use_cpu=device == "cpu",
-        dataloader_pin_memory=device == "cuda",
+        use_cpu=not gpu,
+        dataloader_pin_memory=gpu,
         **_sharding(recipe),
     )
 
@@ -385,7 +402,7 @@ def _sft_config(recipe: TrainingRecipe, checkpoints: Path, device: str) -> SFTCo
 def _sharding(recipe: TrainingRecipe) -> dict[str, Any]:
     if recipe.parallelism != "fsdp2":
         # each pass uses every trained parameter: looking for others takes time, and with
-        # recomputation fails accelerated layers recompute by a plan of their own
+        # recomputation fails. Accelerated layers recompute by a plan of their own
         recomputed = bool(recipe.gradient_checkpointing) and recipe.acceleration == "off"
         return {"gradient_checkpointing": recomputed, "ddp_find_unused_parameters": False}
     return {
@@ -404,11 +421,3 @@ def _sharding(recipe: TrainingRecipe) -> dict[str, Any]:
             "state_dict_type": "SHARDED_STATE_DICT",
         },
     }
-
-
-def _epoch_losses(history: Sequence[Mapping[str, float]]) -> tuple[float, float]:
-    """Mean loss of the first and of the last epoch. An entry's `epoch` is how many are done after
-    its step, so the first ends at 1."""
-    first = [entry["loss"] for entry in history if entry["epoch"] <= 1]
-    last = [entry["loss"] for entry in history if entry["epoch"] > history[-1]["epoch"] - 1]
-    return sum(first) / len(first), sum(last) / len(last)

@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from queue import SimpleQueue
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
+import polars as pl
 from pydantic import ValidationError
 
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import KilledError, SandboxError
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
 from kernels_eval.records import KernelTask, Record
+from tasks.store import SnapshotRef
 from tasks.workload.config import ProfilingConfig, WorkloadConfig
-from tasks.workload.record import Workload
+from tasks.workload.record import Profile, Workload
 
 SERVER_TRIES = 3
 PROBLEM_CHARS = 500
@@ -42,17 +43,12 @@ class ReferenceProcess:
 
     role: str
 
-    def __init__(self, config: WorkloadConfig | ProfilingConfig) -> None:
-        self._timeout_s = config.timeout_s
+    def __init__(self, timeout_s: float, memory_gb: float, start: Callable[[], ForkServer]) -> None:
+        self._timeout_s, self._start = timeout_s, start
         # fewer seconds of processor time than the deadline would hide the deadline
-        cpu_s = int(config.timeout_s) + 60
-        self._limits = LimitsConfig(memory_gb=config.memory_gb, cpu_s=cpu_s)
+        self._limits = LimitsConfig(memory_gb=memory_gb, cpu_s=int(timeout_s) + 60)
         self._server: ForkServer | None = None
         self._closed = False
-
-    def start_server(self) -> ForkServer:
-        """A process that has imported what the children need."""
-        raise NotImplementedError
 
     def ask(self, question: str, task: KernelTask, **arguments: Any) -> dict[str, Any]:
         """What a fresh child answers about a task; a task that breaks it is an answer with "error"
@@ -67,7 +63,7 @@ class ReferenceProcess:
 
     def _ask(self, question: str, task: KernelTask, arguments: Mapping[str, Any]) -> dict[str, Any]:
         if self._server is None or not self._server.alive:
-            self._server = self.start_server()
+            self._server = self._start()
         if self._closed:  # while it was started: `close` could not close the server
             self._server.close()
             raise SandboxError("the measurements were ended")
@@ -115,14 +111,13 @@ def record_of(kind: type[Answer], task: KernelTask, answer: Mapping[str, Any]) -
     return kind.model_validate({"task_id": task.task_id, "problem": short})
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """A workload, and what it took to count: wall seconds, and the peak resident bytes of the
     process (torch's own included)."""
 
     workload: Workload
     seconds: float
-    peak_rss_bytes: int | None = None
+    peak_rss_bytes: int | None
 
 
 class Measurer(ReferenceProcess):
@@ -132,10 +127,8 @@ class Measurer(ReferenceProcess):
 
     def __init__(self, config: WorkloadConfig | None = None) -> None:
         self.config = config or WorkloadConfig()
-        super().__init__(self.config)
-
-    def start_server(self) -> ForkServer:
-        return ForkServer(readable=(), warm="workload")
+        start = partial(ForkServer, readable=(), warm="workload")
+        super().__init__(self.config.timeout_s, self.config.memory_gb, start)
 
     def measure(self, task: KernelTask) -> Measured:
         """One task. Whatever it does, it costs a `problem`; raises SandboxError as `ask` does."""
@@ -150,6 +143,23 @@ class Measurer(ReferenceProcess):
             found = Workload(task_id=task.task_id, problem=problem)
         seconds = time.monotonic() - started
         return Measured(found, seconds, peak if isinstance(peak, int) else None)
+
+
+class Profiler(ReferenceProcess):
+    """Profiles one task at a time on one device ("cpu", "cuda:0")."""
+
+    role = "profile"
+
+    def __init__(self, device: str, config: ProfilingConfig) -> None:
+        self.device, self.config = device, config
+        start = partial(ForkServer, threads=config.threads, readable=())
+        super().__init__(config.timeout_s, config.memory_gb, start)
+
+    def profile(self, task: KernelTask) -> Profile:
+        """One task. Whatever it does, it costs a `problem`; raises SandboxError as `ask` does."""
+        threads, budget_s = self.config.threads, self.config.budget_s
+        answer = self.ask("profile", task, device=self.device, threads=threads, budget_s=budget_s)
+        return record_of(Profile, task, answer)
 
 
 def workload_of(task: KernelTask, config: WorkloadConfig | None = None) -> Workload:
@@ -180,13 +190,8 @@ def measured(
 
     pool = ThreadPoolExecutor(jobs)
     try:
-        todo = iter(tasks)
-        running = {pool.submit(one, task) for task in islice(todo, jobs * 2)}
-        while running:
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            running |= {pool.submit(one, task) for task in islice(todo, len(done))}
-            for future in done:
-                yield future.result()
+        for future in as_completed([pool.submit(one, task) for task in tasks]):
+            yield future.result()
     finally:
         # before the pool: a run that is stopped does not wait for the deadline of a child
         for measurer in measurers:
@@ -194,11 +199,9 @@ def measured(
         pool.shutdown(cancel_futures=True)
 
 
-def tasks_of(rows: Sequence[Mapping[str, Any]]) -> list[KernelTask]:
+def tasks_of(tasks: SnapshotRef | pl.DataFrame) -> list[KernelTask]:
     """Tasks from rows of tasks.tables.TASKS; other columns are left aside. Raises pydantic's
     ValidationError for a row that is none."""
-    names = KernelTask.model_fields.keys()
-    return [
-        KernelTask.model_validate({name: row[name] for name in names if name in row})
-        for row in rows
-    ]
+    frame = tasks.open().read(unique="task_id") if isinstance(tasks, SnapshotRef) else tasks
+    columns = [name for name in KernelTask.model_fields if name in frame.columns]
+    return [KernelTask.model_validate(row) for row in frame.select(columns).to_dicts()]

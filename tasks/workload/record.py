@@ -11,35 +11,34 @@ from kernels_eval.records import Record
 from tasks.operators import OperatorKind, operator_kind
 from tasks.workload.families import families_of
 
+TEXT, NAMES = pa.string(), pa.list_(pa.string())
 WORKLOADS = pa.schema(
-    [
+    {
         # hash(code, entry point, init form, limits): tasks with the same program share a row
-        ("workload_key", pa.string()),
-        ("task_id", pa.string()),
-        ("operators", pa.list_(pa.string())),
-        ("operator_kind", pa.string()),
-        ("families", pa.list_(pa.string())),
-        ("flops", pa.int64()),
-        ("bytes_min", pa.int64()),
-        ("arithmetic_intensity", pa.float64()),
-        ("uncounted", pa.list_(pa.string())),
-        ("executed", pa.string()),
-        ("problem", pa.string()),
-    ]
+        "workload_key": TEXT,
+        "task_id": TEXT,
+        "operators": NAMES,
+        "operator_kind": TEXT,
+        "families": NAMES,
+        "flops": pa.int64(),
+        "bytes_min": pa.int64(),
+        "arithmetic_intensity": pa.float64(),
+        "uncounted": NAMES,
+        "executed": TEXT,
+        "problem": TEXT,
+    }
 )
-
-OPERATOR_TIME = pa.struct([("name", pa.string()), ("us", pa.float64()), ("calls", pa.int64())])
 PROFILES = pa.schema(
-    [
+    {
         # hash(program, limits, device, code): tasks with the same program share a row
-        ("profile_key", pa.string()),
-        ("task_id", pa.string()),
-        ("operators", pa.list_(OPERATOR_TIME)),
-        ("total_us", pa.float64()),
-        ("clock", pa.string()),
-        ("device", pa.string()),
-        ("problem", pa.string()),
-    ]
+        "profile_key": TEXT,
+        "task_id": TEXT,
+        "operators": pa.list_(pa.struct({"name": TEXT, "us": pa.float64(), "calls": pa.int64()})),
+        "total_us": pa.float64(),
+        "clock": TEXT,
+        "device": TEXT,
+        "problem": TEXT,
+    }
 )
 
 
@@ -59,9 +58,8 @@ class Workload(Record):
     flops: int | None = Field(default=None, ge=0, lt=1 << 63)
     bytes_min: int | None = Field(default=None, ge=0, lt=1 << 63)
     uncounted: tuple[str, ...] = ()
-    executed: Literal["meta", "declared inputs"] | None = Field(
-        default=None, description="without storage, or on real inputs (CPU)"
-    )
+    executed: Literal["meta", "declared inputs"] | None = None
+    """without storage, or on real inputs (CPU)"""
     problem: str | None = None
 
     @property
@@ -134,6 +132,5 @@ class Profile(Record):
     @property
     def shares(self) -> dict[str, float]:
         """Share of the time by operator, in [0, 1]; empty where there is none."""
-        return (
-            {each.name: each.us / self.total_us for each in self.operators} if self.total_us else {}
-        )
+        total = self.total_us
+        return {each.name: each.us / total for each in self.operators} if total else {}

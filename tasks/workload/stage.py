@@ -7,10 +7,13 @@ be counted has a row that says why, and never ends the stage.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 
 from kernels_eval.records import KernelTask, stable_hash
 from tasks.progress import report
@@ -21,7 +24,8 @@ from tasks.workload.measure import measured, tasks_of
 from tasks.workload.record import WORKLOADS
 
 STAGE = "workloads"
-COLUMNS = tuple(name for name in WORKLOADS.names if name not in ("workload_key", "task_id"))
+KEY, TASK, *COLUMNS = WORKLOADS.names
+Programs = Mapping[str, KernelTask]
 
 
 def workload_key(task: KernelTask, config: WorkloadConfig) -> str:
@@ -51,9 +55,9 @@ def run(tasks: SnapshotRef, config: WorkloadConfig) -> SnapshotRef:
     snapshot = planned(tasks, config)
     if snapshot.finished:
         return snapshot.ref
-    found = tasks_of(tasks.open().read(unique="task_id").to_dicts())
-    _fill(snapshot, [(workload_key(task, config), task) for task in found], config)
-    rows = snapshot.read(columns=["task_id", "operator_kind", "families"], unique="task_id")
+    found = tasks_of(tasks)
+    _count(snapshot, found, config)
+    rows = snapshot.read(columns=[TASK, "operator_kind", "families"], unique=TASK)
     kinds = rows["operator_kind"].fill_null("not counted").value_counts()
     families = rows["families"].list.explode(empty_as_null=False).drop_nulls().value_counts()
     extra = {
@@ -75,66 +79,63 @@ def annotate(
     """
     config = config or WorkloadConfig()
     if isinstance(tasks, SnapshotRef):
-        key, named = "task_id", tasks.open().read(unique="task_id")
-        counted = run(tasks, config).open().read(unique="task_id")
+        key, named = TASK, tasks.open().read(unique=TASK)
+        counted = run(tasks, config).open().read(unique=TASK)
     else:
-        key, found = "workload_key", tasks_of(tasks.to_dicts())
-        keys = pl.Series(key, [workload_key(task, config) for task in found], dtype=pl.String)
-        named = tasks.with_columns(keys)
-        counted = _counted(dict(zip(keys, found, strict=True)), config, root)
-    named = named.drop(COLUMNS, strict=False)
-    counted = counted.select(key, *COLUMNS)
-    joined = named.join(counted, on=key, how="left", maintain_order="left")
-    return joined.drop("workload_key", strict=False)
+        programs = [(workload_key(task, config), task) for task in tasks_of(tasks)]
+        keys = [name for name, _ in programs]
+        key, named = KEY, tasks.with_columns(pl.Series(KEY, keys, dtype=pl.String))
+        once = dict(programs)
+        with tempfile.TemporaryDirectory() as scratch:
+            snapshot = _snapshot(root or scratch, config, sorted(once))
+            if not snapshot.finished:
+                _count(snapshot, once.values(), config)
+                snapshot.publish(config=config.identity, rows=len(once))
+            counted = snapshot.read(unique=KEY)
+    named, counted = named.drop(COLUMNS, strict=False), counted.select(key, *COLUMNS)
+    return named.join(counted, on=key, how="left", maintain_order="left").drop(KEY, strict=False)
 
 
-def _counted(
-    programs: dict[str, KernelTask], config: WorkloadConfig, root: str | None
-) -> pl.DataFrame:
-    """Rows of WORKLOADS for these programs by key, kept under a root where there is one."""
-    if root is None:
-        rows = list(_measured(programs, config))
-        schema = pl.DataFrame(WORKLOADS.empty_table()).schema
-        return pl.DataFrame(rows, schema=schema, orient="row")
-    snapshot = _snapshot(root, config, sorted(programs))
-    if not snapshot.finished:
-        _fill(snapshot, list(programs.items()), config)
-        snapshot.publish(config=config.identity, rows=len(programs))
-    return snapshot.read(unique="workload_key")
+def _count(snapshot: Snapshot, tasks: Iterable[KernelTask], config: WorkloadConfig) -> None:
+    def counted(programs: Programs) -> Iterator[dict[str, Any]]:
+        for task, result in measured(programs.values(), config):
+            yield result.workload.row() | {KEY: workload_key(task, config)}
+
+    fill(snapshot, WORKLOADS, [(workload_key(task, config), task) for task in tasks], counted)
 
 
-def _fill(snapshot: Snapshot, wanted: list[tuple[str, KernelTask]], config: WorkloadConfig) -> None:
-    """A row for each of these tasks (with their keys) that has none yet; only programs that no
-    snapshot of the root knows are run."""
-    snapshot.recover(WORKLOADS)
-    done = snapshot.keys("task_id")
-    left: dict[str, list[KernelTask]] = {}
-    for key, task in wanted:
+def fill(
+    snapshot: Snapshot,
+    schema: pa.Schema,
+    wanted: Sequence[tuple[str, KernelTask]],
+    measure: Callable[[Programs], Iterator[dict[str, Any]]],
+) -> None:
+    """A row for each of these tasks (with the keys of their programs) that has none yet.
+
+    The first column of `schema` is the key. Only programs that no snapshot of the root knows go to
+    `measure`, which gives a row for each.
+    """
+    key = schema.names[0]
+    snapshot.recover(schema)
+    done = snapshot.keys(TASK)
+    left: dict[str, list[KernelTask]] = defaultdict(list)
+    for name, task in wanted:
         if task.task_id not in done:
-            left.setdefault(key, []).append(task)
+            left[name].append(task)
 
     def rows() -> Iterator[dict[str, Any]]:
         """From this snapshot, then from others, then measured: what is left when asked."""
-        yield from snapshot.read(unique="workload_key").to_dicts()
-        keys, own = list(left), snapshot.fingerprint
-        yield from known_rows(snapshot.root, STAGE, "workload_key", keys, WORKLOADS, exclude=own)
-        programs = {key: tasks[0] for key, tasks in left.items()}
-        yield from _measured(programs, config, done=len(dict(wanted)) - len(left))
+        yield from snapshot.read(unique=key).to_dicts()
+        own = snapshot.fingerprint
+        yield from known_rows(snapshot.root, snapshot.stage, key, list(left), schema, exclude=own)
+        yield from measure({name: tasks[0] for name, tasks in left.items()})
 
-    with snapshot.journal(WORKLOADS) as add:
+    problems = 0
+    with snapshot.journal(schema) as add:
         for row in rows():
-            for task in left.pop(row["workload_key"], []):
-                add(row | {"task_id": task.task_id})
-
-
-def _measured(
-    programs: dict[str, KernelTask], config: WorkloadConfig, done: int = 0
-) -> Iterator[dict[str, Any]]:
-    """A row of WORKLOADS for each program, as they are done."""
-    keys = {id(task): key for key, task in programs.items()}
-    total, problems = done + len(programs), 0
-    for task, result in measured(programs.values(), config):
-        done += 1
-        problems += result.workload.problem is not None
-        report(STAGE, done, total, f"{problems} could not be run" if problems else "")
-        yield {"workload_key": keys[id(task)]} | result.workload.row()
+            for task in left.pop(row[key], ()):
+                add(row | {TASK: task.task_id})
+                problems += row["problem"] is not None
+            now = len(wanted) - sum(map(len, left.values()))
+            note = f"{problems} could not be run" if problems else ""
+            report(snapshot.stage, now, len(wanted), note)

@@ -13,7 +13,7 @@ from flows.ablation.records import BranchRecord
 from flows.ablation.track import AblationTracker
 from flows.config import PipelineConfig
 from tasks.benchmark.comparison.records import Branch
-from tasks.tracking import ablation_sink, connection
+from tasks.tracking import connection, writing
 from tasks.tracking.ablation_sink import AblationSink
 from tasks.tracking.config import TrackingConfig
 from tasks.tracking.connection import Destination
@@ -90,7 +90,7 @@ def test_a_parent_that_was_left_half_written_gets_the_rest(
         raise ConnectionResetError("on its way")
 
     with monkeypatch.context() as broken:
-        broken.setattr(ablation_sink, "log_values", dies)
+        broken.setattr(writing.Runs, "values", dies)
         with pytest.raises(ConnectionResetError):
             first.open(record)
     run_id = again.open(record)

@@ -18,7 +18,7 @@ from tasks.sources.small_model import (
     load_tokenizer,
 )
 from tasks.training.recipe import PROJECTIONS, TrainingRecipe
-from tasks.training.trainer import TrainingResult
+from tasks.training.result import TrainingResult
 
 REASONING = (
     "The rows are independent, so walk over four at once.\n\n```cpp\nacc += x[j];\n```\n\nThat"
@@ -37,7 +37,6 @@ import json, os, signal, sys
 from trl import SFTTrainer
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.trainer import train
-from tests.support.training import render
 
 def die(): os.kill(os.getpid(), signal.SIGKILL)
 
@@ -58,8 +57,7 @@ for name, calls, out in job["deaths"]:
     if not child:
         try:
             killed_after(name, calls)
-            train(job["rows"], TrainingRecipe.model_validate(job["recipe"]), job["base"], out, \
-render)
+            train(job["rows"], TrainingRecipe.model_validate(job["recipe"]), job["base"], out)
         finally:
             os._exit(1)
     _, status = os.waitpid(child, 0)
@@ -68,25 +66,20 @@ render)
 
 
 def row(index: int, **changes: Any) -> dict[str, Any]:
-    """A row of the curated schema, as far as training reads it."""
+    """A row of the curated schema with its prompt, as far as training reads it."""
     return {
         "candidate_id": f"c{index}",
         "task_id": f"t{index}",
-        "task_code": f"class Model{index}(nn.Module): ...",
+        "prompt": f"Write a kernel for\nclass Model{index}(nn.Module): ...\n",
         "reasoning": REASONING.replace("four", f"{index + 2}"),
         "answer": ANSWER,
         **changes,
     }
 
 
-def render(row: Mapping[str, Any]) -> str:
-    return f"Write a kernel for\n{row['task_code']}\n"
-
-
 def tiny_model(directory: Path, **shape: int) -> Path:
-    return build_small_model(
-        directory, [REASONING, ANSWER, render(row(0))], SHAPE.model_copy(update=shape)
-    )
+    texts = [REASONING, ANSWER, row(0)["prompt"]]
+    return build_small_model(directory, texts, SHAPE.model_copy(update=shape))
 
 
 def exhaust_memory() -> None:
@@ -157,15 +150,14 @@ def adapter_changes_output(base_model_dir: str | Path, adapter_dir: Path, prompt
 def plain_trainer(
     model: Any, rows: Sequence[Mapping[str, Any]], out: Path, tokenizer: Any, **settings: Any
 ) -> Any:
-    """TRL's trainer of a small adapter on the CPU, as ours is built. `lora` in `settings` are those
-    of LoraConfig, `callbacks` and `eval_dataset` go to the trainer, the rest to SFTConfig."""
+    """TRL's trainer of a small adapter on the CPU, as somebody else builds it. `lora` in `settings`
+    are those of LoraConfig, the rest of SFTConfig."""
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import PrinterCallback
     from trl import SFTConfig, SFTTrainer
 
     lora = {"task_type": "CAUSAL_LM", "r": 4} | settings.pop("lora", {})
-    more = {name: settings.pop(name) for name in ("callbacks", "eval_dataset") if name in settings}
     plain = {
         "bf16": False,
         "gradient_checkpointing": False,
@@ -182,7 +174,6 @@ def plain_trainer(
         train_dataset=Dataset.from_list(list(rows)),
         processing_class=tokenizer,
         peft_config=LoraConfig(**lora),
-        **more,
     )
     trainer.remove_callback(PrinterCallback)
     return trainer

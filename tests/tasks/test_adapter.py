@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,10 @@ from tasks.training.adapter import (
     compare,
     merge_adapter,
 )
-from tasks.training.card import CardFacts, card, sources_of, write_card
-from tasks.training.evaluation import HeldOutLoss
+from tasks.training.card import card, sources_of, write_card
 from tasks.training.formatting import Dropped
 from tasks.training.recipe import PROJECTIONS, TrainingRecipe
-from tasks.training.trainer import TrainingResult
+from tasks.training.result import HISTORY, TrainingResult
 
 TEXT = "Write a kernel that adds one to every element of a tensor.\n" + "x = x + 1\n" * 40
 PROBES = [TEXT, "<think>\nFour at a time.\n</think>\n\nclass ModelNew: pass"]
@@ -237,7 +235,11 @@ def test_the_figures_are_those_of_the_logits() -> None:
 
 RESULT = TrainingResult(
     adapter_dir=Path("adapter"),
-    history=(),
+    log=tuple(
+        dict.fromkeys(HISTORY.names)
+        | {"step": 612 * epoch, "epoch": float(epoch), "held_out_loss": 0.71 - 0.05 * epoch}
+        for epoch in range(3)
+    ),
     loss_first=0.61234,
     loss_last=0.48768,
     steps=1836,
@@ -245,32 +247,27 @@ RESULT = TrainingResult(
     seconds=41_000,
     rows=4892,
     held_out_tasks=93,
-    held_out=tuple(
-        HeldOutLoss(step=612 * epoch, epoch=epoch, loss=0.71 - 0.05 * epoch) for epoch in range(3)
-    ),
     dropped=(
         *(Dropped(candidate_id="c", reason="overlong", tokens=9) for _ in range(12)),
         Dropped(candidate_id="c", reason="empty_answer", tokens=9),
     ),
 )
-FACTS = CardFacts(
-    name="night-12",
-    base_model="Qwen/QwQ-32B",
-    adapter=AdapterFacts(
-        base_model="x",
-        rank=32,
-        alpha=32,
-        target_modules=("q_proj", "v_proj"),
-        modules=128,
-        parameters=1_000_000,
-        size_bytes=4_200_000,
-    ),
-    recipe=TrainingRecipe(),
-    result=RESULT,
-    curated="c0ffee",
-    strategy="concur",
-    tools={"peft": "0.21.2"},
+ADAPTER = AdapterFacts(
+    base_model="x",
+    rank=32,
+    alpha=32,
+    target_modules=("q_proj", "v_proj"),
+    modules=128,
+    parameters=1_000_000,
+    size_bytes=4_200_000,
 )
+FACTS: dict[str, Any] = {
+    "name": "night-12",
+    "base_model": "Qwen/QwQ-32B",
+    "curated": "c0ffee",
+    "strategy": "concur",
+    "tools": {"peft": "0.21.2"},
+}
 
 
 def parts(text: str) -> tuple[dict[str, Any], str]:
@@ -280,7 +277,8 @@ def parts(text: str) -> tuple[dict[str, Any], str]:
 
 def test_a_card_tells_the_run(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("PEFT's empty form")
-    front, body = parts(write_card(tmp_path, FACTS).read_text())
+    result = RESULT.model_copy(update={"adapter_dir": tmp_path})
+    front, body = parts(write_card(result, TrainingRecipe(), ADAPTER, **FACTS).read_text())
     assert front["base_model"] == "Qwen/QwQ-32B" and front["library_name"] == "peft"
     (loss,) = front["model-index"][0]["results"]
     assert loss["metrics"] == [{"type": "loss", "value": 0.61}]
@@ -313,9 +311,9 @@ def test_a_value_that_is_not_the_default_is_not_told_as_the_papers() -> None:
 def test_a_card_leaves_out_what_is_not_known_and_tells_no_path(tmp_path: Path) -> None:
     base = tmp_path / "models" / "small-1a2b"
     base.mkdir(parents=True)
-    result = RESULT.model_copy(update={"held_out": (), "dropped": ()})
-    facts = replace(FACTS, base_model=str(base), result=result, strategy=None, tools={})
-    front, body = parts(card(facts))
+    result = RESULT.model_copy(update={"log": (), "dropped": ()})
+    facts = FACTS | {"base_model": str(base), "strategy": None, "tools": {}}
+    front, body = parts(card(result, TrainingRecipe(), ADAPTER, **facts))
     assert "base_model" not in front and str(tmp_path) not in body and "`small-1a2b`" in body
     assert (
         "No tasks were held out." in body
@@ -331,7 +329,9 @@ def test_a_card_leaves_out_what_is_not_known_and_tells_no_path(tmp_path: Path) -
 def test_a_name_breaks_neither_the_front_matter_nor_the_command(name: str) -> None:
     import shlex
 
-    front, body = parts(card(replace(FACTS, name=name, base_model=name)))
+    front, body = parts(
+        card(RESULT, TrainingRecipe(), ADAPTER, **FACTS | {"name": name, "base_model": name})
+    )
     assert "base_model" not in front
     command = (
         next(line for line in body.splitlines() if line.startswith("vllm serve"))

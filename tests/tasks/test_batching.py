@@ -10,41 +10,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels_eval.errors import UsageError
-from tasks.training.batching import plan_epochs
+from tasks.training.batching import effective_batch, padded_length, plan_epochs
 
 BUDGET = 1000
 lengths_of_rows = st.lists(st.integers(1, BUDGET), min_size=1, max_size=80)
 
 
-def plans(lengths, *, epochs=3, seed=0, budget=BUDGET, multiple=64, window_rows=32):
+def plans(lengths, *, epochs=3, seed=0, window_rows=32):
     return plan_epochs(
-        lengths,
-        token_budget=budget,
-        epochs=epochs,
-        seed=seed,
-        multiple=multiple,
-        window_rows=window_rows,
+        lengths, token_budget=BUDGET, epochs=epochs, seed=seed, window_rows=window_rows
     )
 
 
 @given(lengths_of_rows, st.integers(0, 3))
 def test_every_row_is_there_exactly_once_an_epoch_and_no_batch_is_above_the_budget(lengths, seed):
     for plan in plans(lengths, seed=seed):
-        assert sorted(row for batch in plan.batches for row in batch.rows) == list(
-            range(len(lengths))
-        )
-        for batch in plan.batches:
-            assert (
-                batch.tokens
-                == sum(lengths[row] for row in batch.rows)
-                <= batch.padded_tokens
-                <= BUDGET
-            )
+        assert sorted(row for line in plan for row in line) == list(range(len(lengths)))
+        for line in plan:
+            tokens = sum(lengths[row] for row in line)
+            assert tokens <= padded_length(tokens, BUDGET, 64) <= BUDGET
 
 
 @given(lengths_of_rows)
 def test_epochs_have_equally_many_batches(lengths):
-    assert len({len(plan.batches) for plan in plans(lengths, epochs=4)}) == 1
+    assert len({len(plan) for plan in plans(lengths, epochs=4)}) == 1
 
 
 @given(lengths_of_rows, st.integers(0, 5))
@@ -60,7 +49,7 @@ def test_coverage_does_not_depend_on_the_order_of_the_rows(lengths, generator):
 
     def filled(rows):
         plan = plans(rows, epochs=1, window_rows=64)[0]
-        return sorted(sorted(rows[row] for row in batch.rows) for batch in plan.batches)
+        return sorted(sorted(rows[row] for row in line) for line in plan)
 
     assert filled(lengths) == filled(shuffled)
 
@@ -72,15 +61,15 @@ def test_packing_is_within_first_fits_bound(lengths):
     plan = plans(lengths, epochs=1, window_rows=64)[0]
     least = max(-(-sum(lengths) // BUDGET), sum(length > BUDGET // 2 for length in lengths))
     assert (
-        len(plan.batches) <= 11 / 9 * least + least * 0.5 + 1
+        len(plan) <= 11 / 9 * least + least * 0.5 + 1
     )  # `least` is a lower bound of the optimum, which is at most 1.5 times it
 
 
 def test_seeds_and_epochs_give_other_orders():
     lengths = [100 + index for index in range(60)]
     first, second, _ = plans(lengths)
-    assert first.batches != second.batches
-    assert first.batches != plans(lengths, seed=1)[0].batches
+    assert first != second
+    assert first != plans(lengths, seed=1)[0]
 
 
 def test_real_lengths_waste_less_than_three_percent():
@@ -91,7 +80,8 @@ def test_real_lengths_waste_less_than_three_percent():
         min(24_865, max(1492, round(generator.lognormvariate(9.25, 0.42)))) for _ in range(1032)
     ]
     for plan in plan_epochs(lengths, token_budget=32_768, epochs=2, seed=0):
-        assert plan.padding_waste <= 0.03
+        told = effective_batch(plan, lengths, 1, budget=32_768, multiple=128)
+        assert told["padding_waste"] <= 0.03
     unplanned = 1 - sum(lengths) / sum(
         4 * max(lengths[start : start + 4]) for start in range(0, 1032, 4)
     )
@@ -99,10 +89,11 @@ def test_real_lengths_waste_less_than_three_percent():
 
 
 def test_the_effective_batch_is_told_in_rows_and_tokens():
-    plan = plans([500, 500, 400, 300, 300], epochs=1)[0]
-    told = plan.effective_batch(accumulation=2)
+    lengths = [500, 500, 400, 300, 300]
+    (plan,) = plans(lengths, epochs=1)
+    told, single = (effective_batch(plan, lengths, n, budget=1000, multiple=64) for n in (2, 1))
     assert (told["steps"], told["rows_mean"], told["tokens_mean"]) == (1.0, 5.0, 2000.0)
-    assert plan.effective_batch(accumulation=1)["tokens_max"] == 1000.0
+    assert single["tokens_max"] == 1000.0
 
 
 @pytest.mark.parametrize(

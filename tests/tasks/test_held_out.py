@@ -15,25 +15,12 @@ from hypothesis import strategies as st
 
 from kernels_eval.errors import UsageError
 from tasks.publishing.shards import TEST, split_of
-from tasks.sources.small_model import (
-    SmallModelConfig,
-    build_small_model,
-    load_causal_model,
-    load_tokenizer,
-)
-from tasks.training.evaluation import (
-    EvaluationConfig,
-    HeldOutLoss,
-    attach,
-    held_out_tasks,
-    losses_of,
-    split_by_task,
-    stopped,
-    stopped_at,
-    with_held_out,
-)
+from tasks.sources.small_model import load_causal_model, load_tokenizer
+from tasks.training.evaluation import EvaluationConfig, held_out_tasks, split_by_task, stopped
 from tasks.training.formatting import label_mask, to_prompt_completion
-from tests.support.training import plain_trainer
+from tasks.training.recipe import TrainingRecipe
+from tasks.training.result import HELD_OUT, HISTORY, training_log
+from tasks.training.trainer import LoraTrainer
 
 NAMES = st.lists(st.text(max_size=8), max_size=60)
 CONFIGS = st.builds(
@@ -136,6 +123,7 @@ def rows(count: int, offset: int = 0) -> list[dict[str, Any]]:
         {
             "candidate_id": f"c{n}",
             "task_id": f"t{n}",
+            "prompt": f"Task t{n}",
             "reasoning": " ".join(WORDS[: 2 + 3 * n % 11] * (1 + n % 3)),
             "answer": f"x += {n};",
         }
@@ -144,20 +132,9 @@ def rows(count: int, offset: int = 0) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = SmallModelConfig(
-        vocab_size=600, hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate_size=64
-    )
-    return build_small_model(
-        tmp_path_factory.mktemp("models") / "small", [" ".join(WORDS), "x += 1;", "Task t1"], config
-    )
-
-
-@pytest.fixture(scope="module")
 def examples(base: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """To train on, and held out."""
-    tokenizer = load_tokenizer(base)
-    found = to_prompt_completion(rows(9), tokenizer, lambda row: f"Task {row['task_id']}")
+    found = to_prompt_completion(rows(9), load_tokenizer(base))
     return found[:6], found[6:]
 
 
@@ -168,7 +145,6 @@ Train = Callable[..., Any]
 def evaluated(base: Path, examples: tuple[list[dict[str, Any]], list[dict[str, Any]]]) -> Train:
     """Train, with dropout and a checkpoint each epoch, and evaluate on the held-out examples.
     Returns the trainer."""
-    import torch
 
     def run(
         out: Path,
@@ -179,27 +155,38 @@ def evaluated(base: Path, examples: tuple[list[dict[str, Any]], list[dict[str, A
         patience: int | None = None,
         rate: float = 5e-3,
     ) -> Any:
-        tokenizer = load_tokenizer(base)
-        trainer = plain_trainer(
-            load_causal_model(base, dtype=torch.float32),
-            [{side: example[side] for side in ("prompt", "completion")} for example in examples[0]],
-            out,
-            tokenizer,
-            num_train_epochs=3,
-            per_device_train_batch_size=2,
+        recipe = TrainingRecipe(
+            batch_size=2,
+            gradient_accumulation=1,
             learning_rate=rate,
-            completion_only_loss=True,
-            save_strategy="epoch",
-            lora={"lora_dropout": 0.05, "target_modules": ["q_proj", "v_proj", "down_proj"]},
+            lr_schedule="linear",
+            warmup_share=0.0,
+            lora_rank=4,
+            lora_alpha=8,
+            target_modules=("q_proj", "v_proj", "down_proj"),
+            evaluation=EvaluationConfig(patience_epochs=patience),
         )
         chosen = examples[1] if held_out is None else held_out
-        attach(trainer, chosen, tokenizer, patience_epochs=patience)
+        trainer = LoraTrainer(
+            recipe.resolve(gpu=False), base, out, load_tokenizer(base), examples[0], chosen
+        )
+        trainer.args.save_total_limit = None
         for callback in callbacks:
             trainer.add_callback(callback)
-        trainer.train(resume_from_checkpoint=str(out / f"checkpoint-{resume}") if resume else None)
+        trainer.train(str(checkpoint(out, resume)) if resume else None)
         return trainer
 
     return run
+
+
+def checkpoint(out: Path, step: int) -> Path:
+    return out / "checkpoints" / f"checkpoint-{step}"
+
+
+def losses_of(trainer: Any) -> list[tuple[int, float, float]]:
+    """Step, epoch and held-out loss."""
+    log = training_log(trainer.state.log_history)
+    return [(row["step"], row["epoch"], row[HELD_OUT]) for row in log if row[HELD_OUT] is not None]
 
 
 def by_hand(model: Any, examples: list[dict[str, Any]], tokenizer: Any) -> float:
@@ -231,15 +218,15 @@ def test_the_loss_is_of_held_out_completion_tokens_before_the_first_step_and_aft
 
     held_out, tokenizer = examples[1], load_tokenizer(base)
     untrained = by_hand(load_causal_model(base, dtype=torch.float32), held_out, tokenizer)
-    losses = losses_of(evaluated(tmp_path).state.log_history)
-    assert [(entry.step, entry.epoch) for entry in losses] == [(3 * n, float(n)) for n in range(4)]
-    assert losses[0].loss == pytest.approx(untrained, rel=1e-5)
-    for entry in losses[1:]:
+    losses = losses_of(evaluated(tmp_path))
+    assert [entry[:2] for entry in losses] == [(3 * n, float(n)) for n in range(4)]
+    assert losses[0][2] == pytest.approx(untrained, rel=1e-5)
+    for step, _, loss in losses[1:]:
         model = PeftModel.from_pretrained(
-            load_causal_model(base, dtype=torch.float32), str(tmp_path / f"checkpoint-{entry.step}")
+            load_causal_model(base, dtype=torch.float32), str(checkpoint(tmp_path, step))
         ).eval()
-        assert entry.loss == pytest.approx(by_hand(model, held_out, tokenizer), rel=1e-4)
-    assert losses[-1].loss < losses[0].loss, "what it learns of some rows holds for the others"
+        assert loss == pytest.approx(by_hand(model, held_out, tokenizer), rel=1e-4)
+    assert losses[-1][2] < losses[0][2], "what it learns of some rows holds for the others"
     plain = load_causal_model(base, dtype=torch.float32)
     row_means = [by_hand(plain, [example], tokenizer) for example in held_out]
     mean = sum(row_means) / len(row_means)
@@ -261,14 +248,14 @@ def test_a_resumed_run_measures_what_an_uninterrupted_one_does_and_learns_the_sa
     with pytest.raises(ConnectionError):
         evaluated(tmp_path / "cut", callbacks=[PowerCut()])
     resumed = evaluated(tmp_path / "cut", resume=3)
-    assert losses_of(resumed.state.log_history) == losses_of(whole.state.log_history)
+    assert losses_of(resumed) == losses_of(whole)
     evaluations = [entry["step"] for entry in resumed.state.log_history if "eval_loss" in entry]
     assert evaluations == [0, 3, 6, 9], "what stands in the checkpoint is not measured again"
     mine, theirs = dict(resumed.model.named_parameters()), dict(whole.model.named_parameters())
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
     # an epoch whose checkpoint came before its evaluation is measured on resuming
-    written = tmp_path / "whole" / "checkpoint-6" / "trainer_state.json"
+    written = checkpoint(tmp_path / "whole", 6) / "trainer_state.json"
     state = json.loads(written.read_text())
     kept = [
         entry
@@ -278,22 +265,16 @@ def test_a_resumed_run_measures_what_an_uninterrupted_one_does_and_learns_the_sa
     assert len(kept) == len(state["log_history"]) - 1
     written.write_text(json.dumps(state | {"log_history": kept}))
     again = evaluated(tmp_path / "whole", resume=6)
-    assert losses_of(again.state.log_history) == losses_of(whole.state.log_history)
+    assert losses_of(again) == losses_of(whole)
 
     # evaluation changes nothing of the training
     unmeasured = evaluated(tmp_path / "unmeasured", held_out=[])
-    assert losses_of(unmeasured.state.log_history) == ()
+    assert losses_of(unmeasured) == []
     mine = dict(unmeasured.model.named_parameters())
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
 # -- early stopping --------------------------------------------------------------------------------
-
-
-def measured(*losses: float) -> list[HeldOutLoss]:
-    return [
-        HeldOutLoss(step=3 * epoch, epoch=epoch, loss=loss) for epoch, loss in enumerate(losses)
-    ]
 
 
 @pytest.mark.parametrize(
@@ -312,40 +293,39 @@ def measured(*losses: float) -> list[HeldOutLoss]:
 def test_patience_counts_epochs_without_a_new_lowest_loss(
     losses: tuple[float, ...], patience: int | None, stops: bool
 ) -> None:
-    assert stopped(measured(*losses), patience) is stops
+    assert stopped(losses, patience) is stops
 
 
 def test_training_stops_early_only_where_it_is_asked_to_and_its_checkpoint_says_so(
     base: Path, evaluated: Train, tmp_path: Path
 ) -> None:
     # what training makes likelier comes at the expense of signs that it never sees
-    row = {"candidate_id": "c", "task_id": "t", "reasoning": "%@! ?" * 40, "answer": "%@!"}
-    held_out = to_prompt_completion(
-        [row], load_tokenizer(base), lambda row: f"Task {row['task_id']}"
-    )
+    row = {"candidate_id": "c", "prompt": "Task t", "reasoning": "%@! ?" * 40, "answer": "%@!"}
+    held_out = to_prompt_completion([row], load_tokenizer(base))
     for patience, last in ((None, 9), (1, 3)):
         trainer = evaluated(tmp_path / str(patience), held_out, patience=patience, rate=3e-2)
-        losses = losses_of(trainer.state.log_history)
-        assert trainer.state.global_step == losses[-1].step == last
-        assert losses[1].loss > losses[0].loss
-    checkpoint = tmp_path / "1" / "checkpoint-3"
-    assert (
-        stopped_at(checkpoint, 1)
-        and not stopped_at(checkpoint, 2)
-        and not stopped_at(checkpoint, None)
-    )
-    assert not stopped_at(tmp_path / "nothing", 1)
+        losses = losses_of(trainer)
+        assert trainer.state.global_step == losses[-1][0] == last
+        assert losses[1][2] > losses[0][2]
+    ended = evaluated(tmp_path / "1", held_out, patience=1, resume=3)
+    assert ended.state.global_step == 3, "a run that had stopped trains no other step"
+    longer = evaluated(tmp_path / "1", held_out, patience=2, resume=3)
+    assert longer.state.global_step > 3
 
 
 # -- the log ---------------------------------------------------------------------------------------
 
 
 def test_the_log_has_the_loss_in_the_rows_of_its_steps_and_a_row_before_the_first_step() -> None:
-    history = [{"step": step, "epoch": step / 2, "loss": 3.0 - step} for step in (1, 2)]
-    assert with_held_out(history, ()) == [{**entry, "held_out_loss": None} for entry in history]
-    losses = [HeldOutLoss(step=0, epoch=0, loss=4.0), HeldOutLoss(step=2, epoch=1, loss=3.5)]
-    assert with_held_out(history, losses) == [
-        {"step": 0, "epoch": 0.0, "loss": None, "held_out_loss": 4.0},
-        {"step": 1, "epoch": 0.5, "loss": 2.0, "held_out_loss": None},
-        {"step": 2, "epoch": 1.0, "loss": 1.0, "held_out_loss": 3.5},
+    steps = [{"step": step, "epoch": step / 2, "loss": 3.0 - step} for step in (1, 2)]
+    measured = [{"step": 0, "epoch": 0, "eval_loss": 4.0}, {"step": 2, "epoch": 1, "eval_loss": 3}]
+    twice = {"step": 2, "epoch": 1, "eval_loss": 9.0}
+    summary = {"step": 2, "train_loss": 1.5}
+    empty = dict.fromkeys(HISTORY.names)
+    first, second = ({**empty, **entry} for entry in steps)
+    assert training_log([*steps, summary]) == [first, second]
+    assert training_log([measured[0], *steps, measured[1], twice, summary]) == [
+        empty | {"step": 0, "epoch": 0.0, HELD_OUT: 4.0},
+        first,
+        second | {HELD_OUT: 3},
     ]

@@ -13,12 +13,12 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from tasks.training.acceleration import AccelerationOptions, accelerate
-from tasks.training.batching import plan_epochs
-from tasks.training.packing import LineCollator, pack, use_lines
+from tasks.training.batching import Plan, plan_epochs
+from tasks.training.packing import pack, use_lines
+from tasks.training.recipe import PROJECTIONS
 from tests.support.training import plain_trainer
 
 BUDGET, VOCABULARY = 48, 64
-PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 def rows(count: int = 11) -> list[dict[str, list[int]]]:
@@ -28,6 +28,13 @@ def rows(count: int = 11) -> list[dict[str, list[int]]]:
         ids = torch.randint(2, VOCABULARY, (6 + 5 * index % 31,), generator=generator).tolist()
         made.append({"input_ids": ids, "labels": [-100] * 3 + ids[3:]})
     return made
+
+
+LENGTHS = [len(row["input_ids"]) for row in rows()]
+
+
+def plans(epochs: int) -> list[Plan]:
+    return plan_epochs(LENGTHS, token_budget=BUDGET, epochs=epochs, seed=0, window_rows=64)
 
 
 def trainer(
@@ -69,14 +76,10 @@ def trainer(
         save_steps=1,
         seed=0,
         optim="sgd",
-        lora={"lora_alpha": 4, "lora_dropout": dropout, "target_modules": PROJECTIONS},
+        lora={"lora_alpha": 4, "lora_dropout": dropout, "target_modules": list(PROJECTIONS)},
     )
     if packed:
-        lengths = [len(row["input_ids"]) for row in rows()]
-        plans = plan_epochs(
-            lengths, token_budget=BUDGET, epochs=epochs, seed=0, multiple=16, window_rows=64
-        )
-        use_lines(made, plans, token_budget=BUDGET, multiple=16, pad_token=0)
+        use_lines(made, plans(epochs), token_budget=BUDGET, multiple=16, pad_token=0)
     acceleration = accelerate(
         made.model, tokens=BUDGET, seed=0, options=AccelerationOptions(compile=False)
     )
@@ -130,11 +133,9 @@ def test_plans_are_followed_and_a_resumed_run_ends_as_an_uninterrupted_one(
     whole = trainer(tmp_path / "whole", accumulation=accumulation, dropout=0.2)
     lines = seen(whole)
     whole.train()
-    lengths = [len(row["input_ids"]) for row in rows()]
-    plans = plan_epochs(lengths, token_budget=BUDGET, epochs=2, seed=0, multiple=16, window_rows=64)
     half = len(lines) // 2
-    for plan, part in zip(plans, (lines[:half], lines[half:]), strict=True):
-        assert part == [[lengths[row] for row in batch.rows] for batch in plan.batches]
+    for plan, part in zip(plans(2), (lines[:half], lines[half:]), strict=True):
+        assert part == [[LENGTHS[row] for row in line] for line in plan]
     assert accumulation == 1 or half % accumulation, "an epoch's last step is short"
     stop = whole.state.global_step - 1  # in the second epoch
     resumed = trainer(tmp_path / "resumed", accumulation=accumulation, dropout=0.2)
@@ -175,14 +176,12 @@ def test_a_line_of_one_row_needs_no_bounds():
 def test_what_does_not_fit_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="3 tokens do not make a line of 2"):
         pack([{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}], padded_tokens=2)
-    with pytest.raises(ValueError, match="2 micro batches at once"):
-        LineCollator(token_budget=8, multiple=4, pad_token=0)([[], []])
     made = trainer(tmp_path, accumulation=1, packed=False)
-    with pytest.raises(ValueError, match="the plans hold 2 rows, the trainer 11"):
-        use_lines(
-            made,
-            plan_epochs([3, 4], token_budget=8, epochs=1, seed=0),
-            token_budget=8,
-            multiple=4,
-            pad_token=0,
-        )
+    other = plan_epochs([3, 4], token_budget=8, epochs=1, seed=0)
+    for given, batch_size, said in (
+        (other, 1, "the plans hold 2 rows, the trainer 11"),
+        (plans(1), 2, "set the trainer's batch size to 1"),
+    ):
+        made.args.per_device_train_batch_size = batch_size
+        with pytest.raises(ValueError, match=said):
+            use_lines(made, given, token_budget=BUDGET, multiple=4, pad_token=0)

@@ -13,7 +13,8 @@ from tasks.sources import bundled
 from tasks.sources.stage import keep
 from tasks.workload import operator_times as stage
 from tasks.workload.config import ProfilingConfig
-from tasks.workload.operator_times import Profiler, profiles_of
+from tasks.workload.measure import Profiler
+from tasks.workload.operator_times import profiles_of
 
 CONFIG = ProfilingConfig(budget_s=0.2, timeout_s=30)
 BUNDLED = {task.name: task for task in bundled.load()}

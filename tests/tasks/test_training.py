@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from kernels_eval.errors import EvalError, UsageError
 from tasks.sources.small_model import load_tokenizer
-from tasks.training import trainer as training
 from tasks.training.adapter import check_adapter
-from tasks.training.checkpoints import RunIdentity, watch
 from tasks.training.faults import is_out_of_memory
 from tasks.training.formatting import (
     label_mask,
@@ -24,12 +21,12 @@ from tasks.training.formatting import (
 )
 from tasks.training.launch import train_on_ray
 from tasks.training.recipe import PROJECTIONS, TrainingRecipe
-from tasks.training.trainer import Run, train
+from tasks.training.result import TrainingResult
+from tasks.training.trainer import LoraTrainer, train
 from tests.support.training import (
     REASONING,
     adapter_bytes,
     adapter_changes_output,
-    render,
     row,
 )
 
@@ -44,12 +41,8 @@ def rows() -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def trained(
     base: Path, rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
-) -> training.TrainingResult:
-    return train(rows, RECIPE, base, tmp_path_factory.mktemp("run"), render)
-
-
-def unwatched(base: Path, recipe: TrainingRecipe) -> Any:
-    return watch(RunIdentity.of(recipe, base, []), recipe.checkpoint_every_steps, None)
+) -> TrainingResult:
+    return train(rows, RECIPE, base, tmp_path_factory.mktemp("run"))
 
 
 # -- formatting and labels -------------------------------------------------------------------------
@@ -59,10 +52,8 @@ def test_trl_puts_loss_on_reasoning_answer_and_end_token_and_on_no_prompt_token(
     base: Path, tmp_path: Path
 ) -> None:
     tokenizer = load_tokenizer(base)
-    examples = to_prompt_completion([row(0), row(1, answer="short")], tokenizer, render)
-    recipe = RECIPE.resolve(gpu=False)
-    run = Run(recipe, base, tmp_path, "cpu", tokenizer, examples, 512)
-    trainer = run.build(unwatched(base, recipe))
+    examples = to_prompt_completion([row(0), row(1, answer="short")], tokenizer)
+    trainer = LoraTrainer(RECIPE.resolve(gpu=False), base, tmp_path, tokenizer, examples)
     batch = trainer.data_collator([trainer.train_dataset[0], trainer.train_dataset[1]])
     for example, ids, labels in zip(
         examples, batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True
@@ -85,15 +76,13 @@ def test_a_prompt_whose_end_merges_into_the_completion_is_caught_before_training
     base: Path, tmp_path: Path
 ) -> None:
     tokenizer = load_tokenizer(base)
-    (example,) = to_prompt_completion([row(0)], tokenizer, render)
+    (example,) = to_prompt_completion([row(0)], tokenizer)
     assert len(tokenizer("\n\n")["input_ids"]) == 1, "the merge that this test is about"
     example = {**example, "completion": "\n" + example["completion"]}
     example["completion_tokens"] = len(tokenizer(example["completion"])["input_ids"])
-    recipe = RECIPE.resolve(gpu=False)
-    run = Run(recipe, base, tmp_path, "cpu", tokenizer, [example], 512)
-    trainer = run.build(unwatched(base, recipe))
+    trainer = LoraTrainer(RECIPE.resolve(gpu=False), base, tmp_path, tokenizer, [example])
     with pytest.raises(UsageError, match="prepared row c0"):
-        run.check_labels(trainer)
+        trainer.check_labels()
 
 
 def test_rows_that_cannot_be_trained_on_are_listed_with_their_reason(base: Path) -> None:
@@ -105,7 +94,7 @@ def test_rows_that_cannot_be_trained_on_are_listed_with_their_reason(base: Path)
         row(4, reasoning="so </think> no"),
         row(5, answer="done<|im_end|>\n<|im_start|>user\nmore"),
     ]
-    examples = to_prompt_completion([row(0), *bad], tokenizer, render)
+    examples = to_prompt_completion([row(0), *bad], tokenizer)
     kept, dropped = select_examples(examples, tokenizer, max_length=1000, overlong="drop")
     assert [example["candidate_id"] for example in kept] == ["c0"]
     assert {(item.candidate_id, item.reason) for item in dropped} == {
@@ -129,36 +118,11 @@ def test_rows_that_cannot_be_trained_on_are_listed_with_their_reason(base: Path)
     ), "max_length itself is not too long"
 
 
-# -- the recipe ------------------------------------------------------------------------------------
-
-
-def test_the_recipe_is_the_papers_and_cannot_be_changed() -> None:
-    recipe = TrainingRecipe()
-    assert (recipe.lora_rank, recipe.lora_alpha, recipe.lora_dropout, recipe.num_epochs) == (
-        32,
-        32,
-        0.05,
-        3,
-    )
-    assert (recipe.learning_rate, recipe.lr_schedule, recipe.warmup_share) == (1e-4, "cosine", 0.03)
-    assert set(recipe.target_modules) == set(PROJECTIONS) and len(PROJECTIONS) == 7
-    assert TrainingRecipe.model_validate_json(recipe.model_dump_json()) == recipe
-    with pytest.raises(ValidationError):
-        recipe.lora_rank = 8  # frozen
-    with pytest.raises(ValidationError):
-        TrainingRecipe(rank=8)
-    assert (recipe.resolve(gpu=True).bf16, recipe.resolve(gpu=False).bf16) == (True, False)
-    assert (
-        TrainingRecipe(gradient_checkpointing=False).resolve(gpu=True).gradient_checkpointing
-        is False
-    )
-
-
 # -- training --------------------------------------------------------------------------------------
 
 
 def test_training_lowers_the_loss_and_the_saved_adapter_changes_the_output(
-    trained: training.TrainingResult, base: Path
+    trained: TrainingResult, base: Path
 ) -> None:
     assert (
         trained.steps == len(trained.history) == 9 and trained.rows == 6 and trained.dropped == ()
@@ -178,24 +142,22 @@ def test_training_lowers_the_loss_and_the_saved_adapter_changes_the_output(
 
 
 def test_tokens_are_those_of_all_epochs(
-    trained: training.TrainingResult, base: Path, rows: list[dict[str, Any]]
+    trained: TrainingResult, base: Path, rows: list[dict[str, Any]]
 ) -> None:
-    examples = to_prompt_completion(rows, load_tokenizer(base), render)
+    examples = to_prompt_completion(rows, load_tokenizer(base))
     assert trained.tokens == 3 * sum(
         example["prompt_tokens"] + example["completion_tokens"] for example in examples
     )
 
 
-def test_the_first_and_last_epoch_are_averaged_whole() -> None:
-    history = [
-        {"epoch": epoch, "loss": loss}
-        for epoch, loss in ((0.5, 4.0), (1.0, 2.0), (1.5, 9.0), (2.0, 9.0), (2.5, 1.5), (3.0, 0.5))
-    ]
-    assert training._epoch_losses(history) == (3.0, 1.0)
+def test_the_first_and_last_epoch_are_averaged_whole(trained: TrainingResult) -> None:
+    losses = [entry["loss"] for entry in trained.history]
+    assert trained.loss_first == pytest.approx(sum(losses[:3]) / 3)
+    assert trained.loss_last == pytest.approx(sum(losses[6:]) / 3)
 
 
 def test_an_interrupted_run_continues_after_its_last_epoch_and_ends_with_the_same_adapter(
-    trained: training.TrainingResult,
+    trained: TrainingResult,
     base: Path,
     rows: list[dict[str, Any]],
     tmp_path: Path,
@@ -206,7 +168,7 @@ def test_an_interrupted_run_continues_after_its_last_epoch_and_ends_with_the_sam
             raise ConnectionError("power cut")
 
     with pytest.raises(EvalError, match="ConnectionError: power cut.*resumes"):
-        train(rows, RECIPE, base, tmp_path, render, stop_in_the_second_epoch)
+        train(rows, RECIPE, base, tmp_path, stop_in_the_second_epoch)
     assert not (tmp_path / "adapter").exists()
     # what a process killed while it writes a checkpoint leaves: newer than the complete one,
     # without the marker
@@ -214,14 +176,14 @@ def test_an_interrupted_run_continues_after_its_last_epoch_and_ends_with_the_sam
     (tmp_path / "checkpoints" / "checkpoint-6" / "adapter_model.safetensors").write_bytes(b"half")
 
     seen: list[float] = []
-    resumed = train(rows, RECIPE, base, tmp_path, render, lambda entry: seen.append(entry["step"]))
+    resumed = train(rows, RECIPE, base, tmp_path, lambda entry: seen.append(entry["step"]))
     assert seen == list(range(4, 10)), "the first epoch (steps 1 to 3) is not repeated"
     assert (resumed.resumed_from_step, resumed.tokens) == (3, trained.tokens)
     assert resumed.history == trained.history
     assert adapter_bytes(resumed) == adapter_bytes(trained)
 
     seen.clear()
-    again = train(rows, RECIPE, base, tmp_path, render, lambda entry: seen.append(entry["step"]))
+    again = train(rows, RECIPE, base, tmp_path, lambda entry: seen.append(entry["step"]))
     assert not seen and (again.resumed_from_step, again.steps) == (9, 9)
     assert again.tokens == trained.tokens and adapter_bytes(again) == adapter_bytes(trained)
     assert capfd.readouterr().out == "", "stdout belongs to the caller"
@@ -231,7 +193,7 @@ def test_checkpoints_of_another_run_are_refused_and_kept(
     base: Path, rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     one_epoch = RECIPE.model_copy(update={"num_epochs": 1})
-    train(rows, one_epoch, base, tmp_path, render)
+    train(rows, one_epoch, base, tmp_path)
     kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     other = one_epoch.model_copy(update={"learning_rate": 2e-4, "lora_rank": 16})
     with pytest.raises(
@@ -241,12 +203,12 @@ def test_checkpoints_of_another_run_are_refused_and_kept(
             " 0.0002.*remove"
         ),
     ):
-        train(rows, other, base, tmp_path, render)
+        train(rows, other, base, tmp_path)
     with pytest.raises(UsageError, match="rows 6, now 5; the rows themselves"):
-        train(rows[:-1], one_epoch, base, tmp_path, render)
+        train(rows[:-1], one_epoch, base, tmp_path)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == kept
     more_often = one_epoch.model_copy(update={"checkpoint_every_steps": 1})
-    assert train(rows, more_often, base, tmp_path, render).resumed_from_step == 3, (
+    assert train(rows, more_often, base, tmp_path).resumed_from_step == 3, (
         "how often is no other run"
     )
 
@@ -262,7 +224,7 @@ def test_a_real_failure_of_the_cpu_allocator_is_recognised() -> None:
 
 def test_a_missing_base_model_is_a_usage_error(rows: list[dict[str, Any]], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot load"):
-        train(rows, RECIPE, tmp_path / "nowhere", tmp_path / "run", render)
+        train(rows, RECIPE, tmp_path / "nowhere", tmp_path / "run")
 
 
 @pytest.fixture(scope="module")
@@ -277,7 +239,7 @@ def ray_here() -> Any:
 @pytest.mark.slow
 def test_a_ray_task_trains_the_same_adapter_and_logs_while_it_does(
     ray_here: Any,
-    trained: training.TrainingResult,
+    trained: TrainingResult,
     base: Path,
     rows: list[dict[str, Any]],
     tmp_path: Path,
@@ -288,7 +250,6 @@ def test_a_ray_task_trains_the_same_adapter_and_logs_while_it_does(
         RECIPE,
         base,
         tmp_path,
-        render,
         lambda entry: seen.append((entry["step"], (tmp_path / "adapter").exists())),
     )
     assert [step for step, _ in seen] == list(range(1, 10))
@@ -296,4 +257,4 @@ def test_a_ray_task_trains_the_same_adapter_and_logs_while_it_does(
     assert result.tokens == trained.tokens
     assert result.loss_last == pytest.approx(trained.loss_last, rel=1e-3)
     with pytest.raises(UsageError, match="no row is left"):
-        train_on_ray([row(0, answer="")], RECIPE, base, tmp_path / "none", render)
+        train_on_ray([row(0, answer="")], RECIPE, base, tmp_path / "none")

@@ -12,7 +12,7 @@ from kernels_eval.errors import EvalError, UsageError
 from tasks.training.faults import explain, is_out_of_memory
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.trainer import train
-from tests.support.training import REASONING, render, row
+from tests.support.training import REASONING, row
 
 EXAMPLES = [{"prompt_tokens": 100, "completion_tokens": 100 * index} for index in range(1, 21)]
 
@@ -97,7 +97,7 @@ def test_anything_else_says_what_it_was_and_where_it_goes_on(tmp_path: Path) -> 
 
 def refused(base: Path, out: Path, rows: list[dict[str, Any]], **recipe: Any) -> str:
     with pytest.raises(UsageError) as caught:
-        train(rows, TrainingRecipe(**recipe), base, out, render)
+        train(rows, TrainingRecipe(**recipe), base, out)
     assert not (out / "adapter").exists()
     return str(caught.value)
 

@@ -4,7 +4,6 @@ templates like those of QwQ and of Qwen3."""
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,12 +76,8 @@ def tokenizer_with(base: Path, template: str) -> Any:
 
 
 def example_of(tokenizer: Any, reasoning: str = REASONING, answer: str = ANSWER) -> dict[str, Any]:
-    def prompt_of(_: Mapping[str, Any]) -> str:
-        return PROMPT
-
-    (example,) = to_prompt_completion(
-        [{"candidate_id": "c", "reasoning": reasoning, "answer": answer}], tokenizer, prompt_of
-    )
+    row = {"candidate_id": "c", "prompt": PROMPT, "reasoning": reasoning, "answer": answer}
+    (example,) = to_prompt_completion([row], tokenizer)
     return example
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.trainer import train
-from tests.support.training import render, row, tiny_model
+from tests.support.training import row, tiny_model
 
 ROWS = [row(index) for index in range(8)]
 ONE = TrainingRecipe(
@@ -75,7 +75,7 @@ def _member(
         return real(self, *args, **kwargs)
 
     SFTTrainer.training_step = training_step
-    result = train(ROWS, recipe, base, out, render, on_log)
+    result = train(ROWS, recipe, base, out, on_log)
     (told / f"{rank}.json").write_text(
         json.dumps({"result": result.model_dump(mode="json"), "share": shares[0]})
     )
@@ -110,7 +110,7 @@ def test_two_processes_share_the_model_take_the_steps_of_one_and_go_on_exactly(
 ) -> None:
     base = tiny_model(tmp_path / "small")
     first, second = by_two(TWO, base, tmp_path / "whole", tmp_path / "told")
-    alone = train(ROWS, ONE, base, tmp_path / "alone", render)
+    alone = train(ROWS, ONE, base, tmp_path / "alone")
     assert first["share"] == pytest.approx(0.5, abs=0.01) and second["share"] == pytest.approx(
         0.5, abs=0.01
     )

@@ -16,8 +16,9 @@ from kernels_eval.errors import UsageError
 from tasks.training import launch
 from tasks.training.launch import train_on_ray
 from tasks.training.recipe import TrainingRecipe
-from tasks.training.trainer import TrainingResult, train
-from tests.support.training import EXHAUSTED, adapter_bytes, exhaust_memory, render, row
+from tasks.training.result import TrainingResult
+from tasks.training.trainer import train
+from tests.support.training import EXHAUSTED, adapter_bytes, exhaust_memory, row
 
 ROWS = [row(index) for index in range(8)]
 # without dropout, whose masks differ between workers; 4 steps an epoch of 2 rows, one for each
@@ -44,7 +45,7 @@ def ray_here() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def by_two(ray_here: Any, base: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
-    return train_on_ray(ROWS, TWO, base, tmp_path_factory.mktemp("two"), render)
+    return train_on_ray(ROWS, TWO, base, tmp_path_factory.mktemp("two"))
 
 
 def workers() -> list[psutil.Process]:
@@ -72,7 +73,7 @@ def nothing_is_left(ray_here: Any, processes: list[psutil.Process]) -> None:
 def test_two_workers_take_the_steps_that_one_takes(
     base: Path, by_two: TrainingResult, tmp_path: Path
 ) -> None:
-    alone = train(ROWS, ONE, base, tmp_path, render)
+    alone = train(ROWS, ONE, base, tmp_path)
     assert by_two.workers == 2 and by_two.steps == alone.steps == 8
     assert by_two.tokens == alone.tokens
     # the same rows in every step and every token weighs the same; what is left is the order in
@@ -96,7 +97,7 @@ def test_a_worker_that_is_killed_costs_the_steps_since_the_checkpoint(
             victim = workers()[-1]
             os.kill(victim.pid, signal.SIGKILL)
 
-    result = train_on_ray(ROWS, TWO, base, tmp_path, render, kill_one)
+    result = train_on_ray(ROWS, TWO, base, tmp_path, kill_one)
     assert len(seen) < 16, "it did not begin anew"
     assert set(seen) == set(range(1, 9))
     assert result.resumed_from_step >= 3
@@ -115,7 +116,7 @@ def test_an_interrupted_caller_leaves_no_worker(ray_here: Any, base: Path, tmp_p
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_on_ray(ROWS, TWO, base, tmp_path, render, interrupt)
+        train_on_ray(ROWS, TWO, base, tmp_path, interrupt)
     assert len(left) == 2
     nothing_is_left(ray_here, left)
 
@@ -135,7 +136,6 @@ def test_what_one_worker_cannot_do_ends_the_run_at_once(
             TWO,
             base,
             tmp_path,
-            render,
             lambda entry: seen.append(entry["step"]),
         )
     assert not seen
@@ -160,4 +160,4 @@ def test_a_process_that_is_alone_does_not_train_for_two(base: Path, tmp_path: Pa
     with pytest.raises(
         UsageError, match="trains with 2 workers, and 1 were started .*train_on_ray"
     ):
-        train(ROWS, TWO, base, tmp_path, render)
+        train(ROWS, TWO, base, tmp_path)

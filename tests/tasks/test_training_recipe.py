@@ -15,11 +15,10 @@ from tasks.sources.small_model import load_tokenizer
 from tasks.store.snapshot import SnapshotRef
 from tasks.training import stage
 from tasks.training import trainer as training
-from tasks.training.checkpoints import RunIdentity, watch
 from tasks.training.evaluation import EvaluationConfig
 from tasks.training.formatting import to_prompt_completion
 from tasks.training.recipe import TrainingRecipe
-from tests.support.training import REASONING, render, row, tiny_model
+from tests.support.training import REASONING, row, tiny_model
 
 PAPER = Path(__file__).parents[2] / "deployments" / "profiles" / "paper.yaml"
 
@@ -36,13 +35,29 @@ def test_the_papers_profile_spells_out_every_value_and_is_the_papers() -> None:
     assert set(spelled["evaluation"]) == set(EvaluationConfig.model_fields)
     recipe = paper()
     assert recipe.base_model == "Qwen/QwQ-32B"
-    assert (recipe.lora_rank, recipe.lora_alpha, recipe.lora_dropout, recipe.num_epochs) == (
-        32,
-        32,
-        0.05,
-        3,
-    )
-    assert (recipe.learning_rate, recipe.lr_schedule, recipe.max_length) == (1e-4, "cosine", "data")
+    assert (recipe.lora_rank, recipe.lora_alpha, recipe.lora_dropout) == (32, 32, 0.05)
+    assert (recipe.num_epochs, recipe.warmup_share, recipe.max_length) == (3, 0.03, "data")
+    assert (recipe.learning_rate, recipe.lr_schedule) == (1e-4, "cosine")
+    defaults = TrainingRecipe(base_model=recipe.base_model, max_length="data")
+    differing = {
+        name
+        for name in TrainingRecipe.model_fields
+        if getattr(recipe, name) != getattr(defaults, name)
+    }
+    assert not differing & {"lora_rank", "lora_alpha", "lora_dropout", "num_epochs"}
+    assert not differing & {"learning_rate", "lr_schedule", "warmup_share", "target_modules"}
+
+
+def test_a_recipe_is_frozen_read_back_and_decided_by_the_device() -> None:
+    recipe = TrainingRecipe()
+    assert TrainingRecipe.model_validate_json(recipe.model_dump_json()) == recipe
+    with pytest.raises(ValidationError):
+        recipe.lora_rank = 8
+    with pytest.raises(ValidationError):
+        TrainingRecipe(rank=8)
+    assert (recipe.resolve(gpu=True).bf16, recipe.resolve(gpu=False).bf16) == (True, False)
+    plain = TrainingRecipe(gradient_checkpointing=False)
+    assert plain.resolve(gpu=True).gradient_checkpointing is False
 
 
 def test_every_value_has_its_source_beside_it() -> None:
@@ -54,13 +69,11 @@ def test_every_value_has_its_source_beside_it() -> None:
         assert lines[name].startswith(("paper", "reviews", "measured", "ours: ")), name
 
 
-def test_what_trl_and_peft_get_is_the_recipe(tmp_path: Path) -> None:
-    base = tiny_model(tmp_path / "small")
+def test_what_trl_and_peft_get_is_the_recipe(base: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(base)
     recipe = paper().model_copy(update={"workers": 1, "parallelism": "none"}).resolve(gpu=False)
-    examples = to_prompt_completion([row(0)], tokenizer, render)
-    callback = watch(RunIdentity.of(recipe, base, examples), recipe.checkpoint_every_steps, None)
-    trainer = training.Run(recipe, base, tmp_path, "cpu", tokenizer, examples, 512).build(callback)
+    examples = to_prompt_completion([row(0)], tokenizer)
+    trainer = training.LoraTrainer(recipe, base, tmp_path, tokenizer, examples)
 
     (lora,) = trainer.model.peft_config.values()
     got = {
@@ -116,14 +129,11 @@ def test_what_trl_and_peft_get_is_the_recipe(tmp_path: Path) -> None:
     assert {name: getattr(args, name) for name in expected} == expected
 
 
-def test_a_share_of_warm_up_is_a_share_of_all_steps(tmp_path: Path) -> None:
-    base = tiny_model(tmp_path / "small")
+def test_a_share_of_warm_up_is_a_share_of_all_steps(base: Path, tmp_path: Path) -> None:
     recipe = TrainingRecipe(
         gradient_accumulation=1, num_epochs=2, warmup_share=0.5, learning_rate=1e-3
     )
-    result = training.train(
-        [row(index) for index in range(4)], recipe, base, tmp_path / "run", render
-    )
+    result = training.train([row(index) for index in range(4)], recipe, base, tmp_path / "run")
     assert [entry["learning_rate"] for entry in result.history] == pytest.approx(
         [0.0, 2.5e-4, 5e-4, 7.5e-4, 1e-3, 8.5355e-4, 5e-4, 1.4645e-4], abs=1e-7
     )
@@ -195,16 +205,16 @@ def test_the_limit_may_come_from_the_data_and_never_leaves_the_models_window(
 ) -> None:
     base = tiny_model(tmp_path / "small", max_positions=512)
     rows = [row(0), row(1, reasoning=REASONING * 2), row(2, reasoning=REASONING * 40)]
-    examples = to_prompt_completion(rows, load_tokenizer(base), render)
+    examples = to_prompt_completion(rows, load_tokenizer(base))
     lengths = [example["prompt_tokens"] + example["completion_tokens"] for example in examples]
     assert lengths[0] < lengths[1] < 512 < lengths[2]
     recipe = TrainingRecipe(max_length="data")
-    assert training._longest_allowed(recipe, examples[:2], base) == lengths[1], (
+    assert training.longest_allowed(recipe, examples[:2], base) == lengths[1], (
         "the longest row: none is left out"
     )
-    assert training._longest_allowed(recipe, examples, base) == 512
-    assert training._longest_allowed(TrainingRecipe(max_length=100), examples, base) == 100
+    assert training.longest_allowed(recipe, examples, base) == 512
+    assert training.longest_allowed(TrainingRecipe(max_length=100), examples, base) == 100
     with pytest.raises(UsageError, match=f"c2 .overlong, {lengths[2]} tokens"):
         training.train(
-            rows, recipe.model_copy(update={"overlong": "refuse"}), base, tmp_path / "run", render
+            rows, recipe.model_copy(update={"overlong": "refuse"}), base, tmp_path / "run"
         )

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tasks.training.recipe import TrainingRecipe
-from tasks.training.trainer import TrainingResult, train
-from tests.support.training import adapter_bytes, die_while_training, render, row
+from tasks.training.result import TrainingResult
+from tasks.training.trainer import train
+from tests.support.training import adapter_bytes, die_while_training, row
 
 # 6 rows, 2 passes a step: 3 steps an epoch, 9 in all, 18 passes. Checkpoints after steps 2, 3, 4,
 # 6, 8 and 9.
@@ -35,12 +36,12 @@ def killed(
 def uninterrupted(
     base: Path, killed: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> TrainingResult:
-    return train(ROWS, RECIPE, base, tmp_path_factory.mktemp("whole"), render)
+    return train(ROWS, RECIPE, base, tmp_path_factory.mktemp("whole"))
 
 
 def goes_on_exactly(base: Path, out: Path, uninterrupted: TrainingResult, from_step: int) -> None:
     seen: list[float] = []
-    result = train(ROWS, RECIPE, base, out, render, lambda entry: seen.append(entry["step"]))
+    result = train(ROWS, RECIPE, base, out, lambda entry: seen.append(entry["step"]))
     assert result.resumed_from_step == from_step
     assert seen == list(range(from_step + 1, 10)), "nothing is done twice"
     assert result.history == uninterrupted.history, (

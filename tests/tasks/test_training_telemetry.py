@@ -8,24 +8,12 @@ from typing import Any
 
 import pytest
 
-from tasks.sources.small_model import (
-    SmallModelConfig,
-    build_small_model,
-    load_causal_model,
-    load_tokenizer,
-)
-from tasks.training import telemetry
-from tasks.training.telemetry import (
-    COLUMNS,
-    SYSTEM,
-    columns_of,
-    mfu,
-    multiplied_parameters,
-    peak_flops,
-)
-from tests.support.training import plain_trainer
-
-TEXT = "walk over the rows four at a time and keep the sum in a register"
+from tasks.sources.small_model import load_causal_model, load_tokenizer
+from tasks.training import telemetry, trainer
+from tasks.training.formatting import to_prompt_completion
+from tasks.training.recipe import TrainingRecipe
+from tasks.training.telemetry import COLUMNS, SYSTEM, mfu, multiplied_parameters, peak_flops
+from tests.support.training import row
 
 
 def test_a_32b_model_without_recomputation_at_the_issues_rate_is_fully_used() -> None:
@@ -40,14 +28,6 @@ def test_peaks_go_by_name() -> None:
     assert peak_flops("NVIDIA H200") == peak_flops("NVIDIA H100 80GB HBM3") == 9.89e14
     assert peak_flops("NVIDIA A100-SXM4-80GB") == 3.12e14
     assert peak_flops("a card of tomorrow") is None and peak_flops(None) is None
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = SmallModelConfig(
-        vocab_size=512, hidden_size=16, layers=1, heads=2, kv_heads=1, intermediate_size=16
-    )
-    return build_small_model(tmp_path_factory.mktemp("models") / "small", [TEXT], config)
 
 
 def test_the_table_of_embeddings_multiplies_nothing_unless_it_is_the_output(base: Path) -> None:
@@ -67,7 +47,6 @@ def test_a_training_writes_its_speed_without_evaluation_and_what_the_machine_did
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
-    from datasets import Dataset
     from transformers import TrainerCallback
 
     class Clock:
@@ -81,51 +60,35 @@ def test_a_training_writes_its_speed_without_evaluation_and_what_the_machine_did
     clock = Clock()
 
     class Passing(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        def on_step_end(self, *_: Any, **__: Any) -> None:
             clock.now += 2.0
 
-        def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        def on_prediction_step(self, *_: Any, **__: Any) -> None:
             clock.now += 86_400.0
 
-    monkeypatch.setattr(telemetry, "time", clock)
+    monkeypatch.setattr(trainer, "time", clock)
     monkeypatch.setattr(telemetry, "peak_flops", lambda name: 1e9)
-    rows = Dataset.from_list(
-        [{"prompt": "Go: ", "completion": TEXT[: 12 + 5 * number]} for number in range(6)]
+    tokenizer = load_tokenizer(base)
+    examples = to_prompt_completion([row(number) for number in range(8)], tokenizer)
+    recipe = TrainingRecipe(num_epochs=2, batch_size=2, gradient_accumulation=1, lora_rank=2)
+    made = trainer.LoraTrainer(
+        recipe.resolve(gpu=False), base, tmp_path, tokenizer, examples[:6], examples[6:]
     )
-    trainer = plain_trainer(
-        load_causal_model(base, dtype=torch.float32),
-        rows,
-        tmp_path,
-        load_tokenizer(base),
-        num_train_epochs=2,
-        per_device_train_batch_size=2,
-        save_strategy="no",
-        eval_strategy="epoch",
-        eval_dataset=rows,
-        lora={"r": 2, "target_modules": ["q_proj"]},
-        callbacks=[Passing()],
-    )
-    telemetry.attach(trainer)
-    trainer.train()
-    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+    made.add_callback(Passing())
+    made.train()
+    steps = [entry for entry in made.state.log_history if "loss" in entry]
     assert len(steps) == 6
     before = 0.0
     for entry in steps:
         assert entry["tokens_per_s"] == pytest.approx((entry["num_tokens"] - before) / 2.0)
-        assert entry["mfu"] == pytest.approx(
-            entry["tokens_per_s"] * 4 * multiplied_parameters(trainer.model) / 1e9
-        )
+        needed = entry["tokens_per_s"] * 4 * multiplied_parameters(made.model)
+        assert entry["mfu"] == pytest.approx(needed / 1e9)
         before = entry["num_tokens"]
-        assert set(columns_of(entry)) == set(COLUMNS) and entry["memory_gb"] > 0.05, (
-            "torch alone is more"
-        )
-        assert (
-            0 <= entry["system/cpu_utilization_percentage"] <= 100
-            and entry["system/system_memory_usage_megabytes"] > 100
-        )
+        assert entry.keys() >= set(COLUMNS) and entry["memory_gb"] > 0.05, "torch alone is more"
+        assert 0 <= entry["system/cpu_utilization_percentage"] <= 100
+        assert entry["system/system_memory_usage_megabytes"] > 100
         if not torch.cuda.is_available():
             assert all(entry[name] is None for name in SYSTEM[2:])
-    evaluations = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
-    assert len(evaluations) == 2 and not any(
-        name in entry for entry in evaluations for name in COLUMNS
-    )
+    evaluations = [entry for entry in made.state.log_history if "eval_loss" in entry]
+    assert len(evaluations) == 3
+    assert not any(name in entry for entry in evaluations for name in COLUMNS)

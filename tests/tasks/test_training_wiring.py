@@ -4,17 +4,19 @@ acceleration and packed lines."""
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from tasks.training.evaluation import COLUMN, EvaluationConfig
+from tasks.training import acceleration
+from tasks.training.acceleration import AccelerationOptions, accelerate
+from tasks.training.evaluation import EvaluationConfig
 from tasks.training.recipe import TrainingRecipe
-from tasks.training.stage import HISTORY, training_log
-from tasks.training.telemetry import COLUMNS
-from tasks.training.trainer import TrainingResult, train
-from tests.support.training import render, row
+from tasks.training.result import HELD_OUT, HISTORY, TrainingResult
+from tasks.training.trainer import train
+from tests.support.training import row
 
 RECIPE = TrainingRecipe(
     gradient_accumulation=2, num_epochs=2, learning_rate=5e-3, evaluation=EvaluationConfig(tasks=2)
@@ -24,34 +26,35 @@ ROWS = [row(index) for index in range(8)]
 
 @pytest.fixture(scope="module")
 def plain(base: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
-    return train(ROWS, RECIPE, base, tmp_path_factory.mktemp("plain"), render)
+    return train(ROWS, RECIPE, base, tmp_path_factory.mktemp("plain"))
 
 
 def test_held_out_tasks_are_not_trained_on_and_their_loss_falls(plain: TrainingResult) -> None:
     assert plain.rows == 6 and plain.held_out_rows == plain.held_out_tasks == 2
-    assert [entry.step for entry in plain.held_out] == [0, 3, 6]
-    assert plain.held_out[-1].loss < plain.held_out[0].loss
+    assert [entry["step"] for entry in plain.held_out] == [0, 3, 6]
+    assert plain.held_out[-1]["loss"] < plain.held_out[0]["loss"]
     assert not plain.stopped_early
 
 
 def test_the_log_holds_every_step_once_with_what_it_took(plain: TrainingResult) -> None:
-    log = training_log(plain)
+    log = plain.log
     assert [entry["step"] for entry in log] == [0, 1, 2, 3, 4, 5, 6]
     assert all(set(entry) == set(HISTORY.names) for entry in log)
-    assert [entry["step"] for entry in log if entry[COLUMN] is not None] == [0, 3, 6]
+    assert [entry["step"] for entry in log if entry[HELD_OUT] is not None] == [0, 3, 6]
     assert log[0]["loss"] is None and all(math.isfinite(entry["loss"]) for entry in log[1:])
     assert all(entry["tokens_per_s"] > 0 and entry["memory_gb"] > 0 for entry in log[1:])
-    assert {name for entry in plain.telemetry for name in entry} == {"step", *COLUMNS}
     assert plain.batches["rows_mean"] == 2 and plain.batches["tokens_mean"] > 2
 
 
 def test_packed_lines_with_acceleration_learn_what_rows_alone_learn(
-    base: Path, plain: TrainingResult, tmp_path: Path
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without dropout, whose masks differ. All six rows make one step here, however they are
-    packed: the losses of a step agree."""
+    """Without dropout, whose masks differ, and uncompiled (test_acceleration compiles). All six
+    rows make one step here, however they are packed: the losses of a step agree."""
+    uncompiled = partial(accelerate, options=AccelerationOptions(compile=False))
+    monkeypatch.setattr(acceleration, "accelerate", uncompiled)
     changes = {"lora_dropout": 0.0, "gradient_accumulation": 6}
-    alone = train(ROWS, RECIPE.model_copy(update=changes), base, tmp_path / "alone", render)
+    alone = train(ROWS, RECIPE.model_copy(update=changes), base, tmp_path / "alone")
     packed = RECIPE.model_copy(
         update=changes
         | {
@@ -61,15 +64,14 @@ def test_packed_lines_with_acceleration_learn_what_rows_alone_learn(
             "gradient_accumulation": 1,
         }
     )
-    together = train(ROWS, packed, base, tmp_path / "packed", render)
+    together = train(ROWS, packed, base, tmp_path / "packed")
     assert together.batches["rows_mean"] == 6 and together.batches["padding_waste"] < 0.15
     assert [entry["step"] for entry in together.history] == [1, 2]
     for ours, theirs in zip(together.history, alone.history, strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
-    assert together.held_out[-1].loss == pytest.approx(alone.held_out[-1].loss, rel=1e-3), (
-        "evaluated through the same attention"
-    )
+    measured = [run.held_out[-1]["loss"] for run in (together, alone)]
+    assert measured[0] == pytest.approx(measured[1], rel=1e-3), "through the same attention"
 
 
 def test_a_run_that_waits_for_no_epoch_without_progress_stops(base: Path, tmp_path: Path) -> None:
@@ -80,9 +82,9 @@ def test_a_run_that_waits_for_no_epoch_without_progress_stops(base: Path, tmp_pa
             "evaluation": EvaluationConfig(tasks=2, patience_epochs=1),
         }
     )
-    result = train(ROWS, diverging, base, tmp_path, render)
+    result = train(ROWS, diverging, base, tmp_path)
     assert result.stopped_early and result.steps < 15
-    again = train(ROWS, diverging, base, tmp_path, render)
+    again = train(ROWS, diverging, base, tmp_path)
     assert again.steps == result.steps and again.held_out == result.held_out, (
         "a run that had stopped does not go on, not by a step"
     )

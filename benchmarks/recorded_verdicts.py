@@ -27,8 +27,8 @@ from tasks.progress import observed_by
 from tasks.sources.config import TasksConfig
 from tasks.sources.stage import load_tasks
 from tasks.store import Snapshot, fingerprint
-from tasks.synthesis import stage as synthesis
 from tasks.synthesis.config import SynthesisConfig
+from tasks.synthesis.stage import Synthesis
 from tasks.tables import VERDICTS
 from tasks.verification import stage as verification
 from tasks.verification.config import VerificationConfig
@@ -108,7 +108,7 @@ def compare(arguments: argparse.Namespace) -> int:
     ref = _tasks_snapshot(root, tasks)
     samples = int(chosen["sample_id"].max()) + 1
     config = SynthesisConfig(sampler="recorded", responses=str(selected), samples_per_task=samples)
-    candidates = synthesis.run(ref, config, Language.CUDA)
+    candidates = Synthesis(ref, config, Language.CUDA).run()
     started = time.monotonic()
     protocol = EvalConfig(
         timing=TimingConfig(max_s=arguments.max_s), build=BuildConfig(timeout_s=240)

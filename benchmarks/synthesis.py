@@ -32,7 +32,7 @@ import psutil
 from kernels_eval.records import KernelTask, Language
 from tasks.store.snapshot import Snapshot
 from tasks.synthesis.config import SynthesisConfig
-from tasks.synthesis.stage import planned, run
+from tasks.synthesis.stage import Synthesis
 from tasks.tables import TASKS
 
 PER_TASK = 5
@@ -173,7 +173,9 @@ def answered(port: int) -> int:
 
 def work(arguments: argparse.Namespace) -> int:
     """The stage, in a process that can be killed. Prints its processor seconds."""
-    run(tasks_in(arguments.out).ref, config(arguments.work, arguments.concurrency), Language.CUDA)
+    Synthesis(
+        tasks_in(arguments.out).ref, config(arguments.work, arguments.concurrency), Language.CUDA
+    ).run()
     used = resource.getrusage(resource.RUSAGE_SELF)
     print(json.dumps({"processor_s": used.ru_utime + used.ru_stime}))
     return 0
@@ -194,7 +196,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "--concurrency",
         str(arguments.concurrency),
     ]
-    snapshot = planned(tasks_in(root).ref, config(port, arguments.concurrency), Language.CUDA)
+    snapshot = Synthesis(
+        tasks_in(root).ref, config(port, arguments.concurrency), Language.CUDA
+    ).snapshot
     server = subprocess.Popen([*base, "--serve", str(port)])
     try:
         deadline = time.monotonic() + 60

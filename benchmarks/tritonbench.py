@@ -32,10 +32,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.tritonbench_answers import load_answers
 from kernels_eval.errors import EvalError
 from kernels_eval.records import KernelTask, Language
-from tasks.sources.files import existing
-from tasks.sources.tritonbench import Survey, load_answers, survey, texts
+from tasks.sources.tritonbench import SOURCE, Survey, operator_rows, survey
 
 if TYPE_CHECKING:
     import polars as pl
@@ -150,7 +150,9 @@ def work(arguments: argparse.Namespace) -> int:
     tasks = found.tasks[: arguments.limit]
     lines = adaptation_table(found)
     if not arguments.no_run:
-        lines += run_table(tasks, found, dict(texts(existing(arguments.operators))))
+        rows = operator_rows(arguments.operators)
+        texts = {f"{SOURCE}/{row['name']}": row["code_with_tests"] for row in rows}
+        lines += run_table(tasks, found, texts)
     if arguments.open:
         lines += open_table(tasks, "cuda" if arguments.verify else "cpu")
     if arguments.answers:

@@ -30,12 +30,9 @@ def infrastructure_only(task: Any, task_run: Any, state: Any) -> bool:
     what only a person can correct."""
     try:
         state.result()
-    except (UsageError, DeviceError, DiskFullError):
-        return False
-    except (EvalError, ConnectionError, TimeoutError):
-        return True
-    except Exception:
-        return False
+    except Exception as error:
+        lasting = isinstance(error, UsageError | DeviceError | DiskFullError)
+        return not lasting and isinstance(error, EvalError | ConnectionError | TimeoutError)
     return False
 
 
@@ -45,9 +42,8 @@ def by_fingerprint(planned: Callable[..., Snapshot]) -> Callable[[Any, dict[str,
 
     def key(context: Any, parameters: dict[str, Any]) -> str:
         snapshot = planned(**parameters)
-        return (
-            f"concur-{snapshot.stage}-{snapshot.fingerprint}-{stable_hash(str(snapshot.path))[:8]}"
-        )
+        place = stable_hash(str(snapshot.path))[:8]
+        return f"concur-{snapshot.stage}-{snapshot.fingerprint}-{place}"
 
     return key
 
@@ -92,32 +88,26 @@ def secret(block: str) -> str:
         # too, may quote the value
         value = None
     except Exception as error:
-        fault = (
-            f"Prefect could not be asked for the secret block {block!r} ({type(error).__name__})"
-        )
+        kind = type(error).__name__
+        fault = f"Prefect could not be asked for the secret block {block!r} ({kind})"
         raise EvalError(fault, "check PREFECT_API_URL, and that the server runs") from None
     if not isinstance(value, str) or not value.strip():
-        name, where = _prefect_in_use()
+        from prefect.settings import get_current_settings
+
+        settings = get_current_settings()
+        name, where = "PREFECT_HOME", str(settings.home)
+        if settings.api.url:
+            name, where = "PREFECT_API_URL", str(settings.api.url)
         # asks for the secret, so that it is in no shell's history and in no list of processes
         store = (
             "from getpass import getpass; from prefect.blocks.system import Secret;"
             f" Secret(value=getpass()).save({block!r}, overwrite=True)"
         )
-        used = f"Prefect at {where}" if name == "PREFECT_API_URL" else f"Prefect in {name}={where}"
         raise UsageError(
-            f"{used} has no secret block {block!r} that holds a text",
+            f"Prefect ({name}={where}) has no secret block {block!r} that holds a text",
             f'store it there: {name}={where} {sys.executable} -c "{store}"',
         )
     return value.strip()
-
-
-def _prefect_in_use() -> tuple[str, str]:
-    """The setting that says which Prefect is used, and its value."""
-    from prefect.settings import get_current_settings
-
-    settings = get_current_settings()
-    url = settings.api.url
-    return ("PREFECT_API_URL", str(url)) if url else ("PREFECT_HOME", str(settings.home))
 
 
 class ProgressArtifact:

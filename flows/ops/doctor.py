@@ -36,7 +36,6 @@ PACKAGES = {
     "prefect": "pip install 'prefect>=3.8,<3.9' 'fastapi<0.151'",
     "trl": "pip install 'trl>=1.16'",
     "mlflow": "pip install 'mlflow>=3.17'",
-    "openai": "pip install openai",
 }
 
 
@@ -66,7 +65,6 @@ def examine(profile: str, overrides: tuple[str, ...] = ()) -> list[Check]:
         ("prefect", True, lambda: package("prefect")),
         ("trl", True, lambda: package("trl")),
         ("mlflow", config.tracking.enabled, lambda: package("mlflow")),
-        ("openai", config.synthesis.sampler == "openai", lambda: package("openai")),
         ("vLLM", config.synthesis.sampler == "vllm", lambda: vllm(config.synthesis)),
         ("disk", True, lambda: disk(config.root)),
         ("build cache", True, build_cache),

@@ -4,43 +4,32 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer
+
+from kernels_eval.records import Record
 
 LATER = {"revision": None, "code_column": "code"}
 """Keys that earlier versions did not have, and what they did."""
 
 
-class TasksConfig(BaseModel):
+class TasksConfig(Record):
     """A task source. `location` is a Parquet file, a folder or a hub id; the bundled tasks need
     none."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    source: Literal["bundled", "kernelbook", "kernelbench", "tritonbench", "files"] = Field(
-        default="bundled",
-        description=(
-            "where tasks come from: those that ship with concur, a public set, or files of your own"
-        ),
-    )
-    location: str | None = Field(
-        default=None,
-        description="a file, folder or hub id; null: bundled with concur, or the set's own hub id",
-    )
-    split: Literal["all", "train", "heldout"] = Field(
-        default="train", description="bundled tasks only"
-    )
-    levels: tuple[int, ...] | None = Field(default=None, description="KernelBench levels")
-    revision: str | None = Field(
-        default=None,
-        min_length=1,
-        description="commit of the hub's data set; null: kernelbook's pinned one",
-    )
-    code_column: str = Field(
-        default="code",
-        min_length=1,
-        description="files: the column of a table that holds the programs",
-    )
-    limit: int | None = Field(default=None, ge=1, description="take the first N tasks")
+    source: Literal["bundled", "kernelbook", "kernelbench", "tritonbench", "files"] = "bundled"
+    """where tasks come from: those that ship with concur, a public set, or files of your own"""
+    location: str | None = None
+    """a file, folder or hub id; null: bundled with concur, or the set's own hub id"""
+    split: Literal["all", "train", "heldout"] = "train"
+    """bundled tasks only"""
+    levels: tuple[int, ...] | None = None
+    """KernelBench levels"""
+    revision: str | None = Field(default=None, min_length=1)
+    """commit of the hub's data set; null: kernelbook's pinned one"""
+    code_column: str = Field(default="code", min_length=1)
+    """files: the column of a table that holds the programs"""
+    limit: PositiveInt | None = None
+    """take the first N tasks"""
 
     @model_serializer(mode="wrap")
     def _what_was_said(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -11,60 +11,19 @@ for scoring with and without the same tasks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
+import tomllib
+from pathlib import Path
 
-_PAGE = "benchmarks/results/2026-11-21-degenerate-tasks-h200.md"
-_EARLIER = "benchmarks/results/2026-11-21-recorded-verdicts-h200-x4.md"
-
-DEGENERATE: Mapping[str, str] = MappingProxyType(
-    {
-        "kernelbench/L2/66": (
-            f"random: dropout, so two runs of the reference on the same inputs differ ({_PAGE})"
-        ),
-        "kernelbench/L2/80": (
-            f"constant: the reference's output is the same for all inputs, zero ({_PAGE})"
-        ),
-        "kernelbench/L2/83": (
-            f"constant: the reference's output is the same for all inputs, zero ({_PAGE})"
-        ),
-        "kernelbench/L2/93": (
-            "not repeatable: two runs of the reference on the same inputs differ by more than 0.1"
-            f" % of its RMS, cause not known ({_PAGE})"
-        ),
-        "kernelbench/L3/35": (
-            "random: the initial state is drawn in forward, so two runs of the reference differ"
-            f" ({_PAGE})"
-        ),
-    }
-)
-"""No candidate can be judged on these: the verifier answers `task_error/degenerate_task`."""
-
-WEAK: Mapping[str, str] = MappingProxyType(
-    {
-        "kernelbench/L2/9": (
-            f"an output of zeros passes on the task's own weights, not on others ({_EARLIER})"
-        ),
-        "kernelbench/L2/23": (
-            f"an output of zeros passes on the task's own weights, not on others ({_EARLIER})"
-        ),
-        "kernelbench/L2/36": f"the output does not depend on the first input ({_PAGE})",
-        "kernelbench/L3/24": (
-            f"an output of zeros passes on the task's own weights, not on others ({_PAGE})"
-        ),
-        "kernelbench/L3/28": f"the output does not depend on the first input ({_PAGE})",
-    }
-)
-"""A harness that tries a task's own inputs and weights only can be fooled on these; the verifier
-tries others and judges them."""
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def degenerate_tasks() -> dict[str, str]:
-    """task_id -> why no candidate can be judged on it, and where that was measured."""
-    return dict(DEGENERATE)
+    """task_id -> why no candidate can be judged on it (the verifier answers
+    `task_error/degenerate_task`), and where that was measured."""
+    return dict(_TABLES["degenerate"])
 
 
 def weak_tasks() -> dict[str, str]:
     """task_id -> what lets a wrong kernel pass there where only the task's own inputs and weights
-    are tried."""
-    return dict(WEAK)
+    are tried. The verifier tries others and judges them."""
+    return dict(_TABLES["weak"])

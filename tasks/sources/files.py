@@ -35,7 +35,6 @@ SHOWN_ROWS = 3
 BATCH_ROWS = 256
 COLUMNS = ("name", "code")
 OPTIONAL_COLUMNS = ("name", "task_id", "entry_point", "init_form", "source", "level")
-JSON_LINES = (".jsonl", ".ndjson")
 
 
 def load(location: str | Path, code_column: str = "code") -> list[KernelTask]:
@@ -48,21 +47,54 @@ def load(location: str | Path, code_column: str = "code") -> list[KernelTask]:
     how it should look.
     """
     path = existing(location)
-    if path.is_dir():
-        files = sorted(file for file in path.glob("*.py") if not file.name.startswith("_"))
+    others = [name for name in OPTIONAL_COLUMNS if name != code_column]
+    tasks: dict[str, KernelTask] = {}
+    for number, (where, row) in enumerate(read_rows(path, [code_column], others)):
+        if code_column not in row:
+            raise UsageError(
+                f"{where} has no {code_column}", f"it has {', '.join(row) or 'nothing'}"
+            )
+        given = {key: row[key] for key in others if row.get(key) is not None}
+        if "name" not in row:
+            given["name"] = given.get("task_id", f"{path.stem}_{number}")
+        given = {"task_id": f"user/{given.get('name')}", **given, "code": row[code_column]}
+        task = checked_task(given, where)
+        if task.task_id in tasks:
+            raise UsageError(
+                f"{where}: task_id {task.task_id} is there already",
+                "give every row a task_id of its own",
+            )
+        tasks[task.task_id] = task
+    if not tasks:
+        raise UsageError(f"{path} holds no row", "a row is a task")
+    return list(tasks.values())
+
+
+def read_rows(
+    path: Path, columns: Sequence[str], optional: Sequence[str] = ()
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows, and the place of each in words: of a folder of .py files or one of them (`name` and the
+    text, in the last of `columns`), of JSON lines, or of a Parquet file.
+
+    Raises UsageError for what cannot be read, and for a folder or a Parquet file without such
+    files or columns.
+    """
+    if path.is_dir() or path.suffix == ".py":
+        files = [path] if path.suffix == ".py" else sorted(path.glob("[!_]*.py"))
         if not files:
             raise UsageError(
-                f"{path} holds no .py file", "give a folder that holds task files, one task a file"
+                f"{path} holds no .py file",
+                "give a folder of .py files, one task a file, or a Parquet or JSON lines file",
             )
-        return [_from_file(file) for file in files]
-    if path.suffix == ".py":
-        return [_from_file(path)]
-    if path.suffix in JSON_LINES:
-        return _from_rows(path, read_lines(path), code_column)
-    others = [name for name in OPTIONAL_COLUMNS if name != code_column]
-    return _from_rows(
-        path, read_parquet(path, [code_column], others).iter_rows(named=True), code_column
-    )
+        for file in files:
+            yield str(file), {"name": file.stem, columns[-1]: read_text(file)}
+        return
+    if path.suffix in (".jsonl", ".ndjson"):
+        rows: Iterable[dict[str, Any]] = read_lines(path)
+    else:
+        rows = read_parquet(path, columns, optional).iter_rows(named=True)
+    for number, row in enumerate(rows):
+        yield f"{path} row {number}", row
 
 
 def check_task_source(code: str, entry_point: str, name: str) -> None:
@@ -120,20 +152,16 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a file of JSON lines; empty lines are skipped. Raises UsageError naming the
     line that is none."""
     for number, line in enumerate(read_text(path).splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UsageError(
-                f"{path} line {number} is not JSON: {error}",
-                "give a file with one JSON object a line",
-            ) from error
-        if not isinstance(row, dict):
-            raise UsageError(
-                f"{path} line {number} is no JSON object", "give a file with one JSON object a line"
-            )
-        yield row
+        if line.strip():
+            try:
+                row, fault = json.loads(line), "is no JSON object"
+            except (ValueError, RecursionError) as error:
+                row, fault = None, f"is not JSON: {error}"
+            if not isinstance(row, dict):
+                raise UsageError(
+                    f"{path} line {number} {fault}", "give a file with one JSON object a line"
+                )
+            yield row
 
 
 @contextmanager
@@ -168,10 +196,9 @@ def read_parquet(path: Path, columns: Sequence[str], optional: Sequence[str] = (
         raise UsageError(
             f"{path} has no column {', '.join(missing)}", f"its columns are {', '.join(present)}"
         )
+    wanted = [*columns, *(column for column in optional if column in present)]
     with reading_parquet(path):
-        return pl.read_parquet(
-            path, columns=[*columns, *(column for column in optional if column in present)]
-        )
+        return pl.read_parquet(path, columns=wanted)
 
 
 def rows_of(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -231,36 +258,3 @@ def first_line(error: Exception) -> str:
             f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()
         )
     return str(error.args[0]).splitlines()[0]
-
-
-def _from_file(path: Path) -> KernelTask:
-    code = read_text(path)
-    check_task_source(code, "Model", str(path))
-    return KernelTask(task_id=f"user/{path.stem}", name=path.stem, code=code, source="user")
-
-
-def _from_rows(path: Path, rows: Iterable[dict[str, Any]], code_column: str) -> list[KernelTask]:
-    tasks: dict[str, KernelTask] = {}
-    for number, row in enumerate(rows):
-        given = {
-            key: row[key]
-            for key in OPTIONAL_COLUMNS
-            if key != code_column and row.get(key) is not None
-        }
-        if "name" not in row:
-            given["name"] = given.get("task_id", f"{path.stem}_{number}")
-        if code_column not in row:
-            raise UsageError(
-                f"{path} row {number} has no {code_column}", f"it has {', '.join(row) or 'nothing'}"
-            )
-        given = {"task_id": f"user/{given.get('name')}", **given, "code": row[code_column]}
-        task = checked_task(given, f"{path} row {number}")
-        if task.task_id in tasks:
-            raise UsageError(
-                f"{path} row {number}: task_id {task.task_id} is there already",
-                "give every row a task_id of its own",
-            )
-        tasks[task.task_id] = task
-    if not tasks:
-        raise UsageError(f"{path} holds no row", "a row is a task")
-    return list(tasks.values())

@@ -30,7 +30,6 @@ from tasks.sources.syntax import (
     UNPARSABLE,
     calls,
     cuda_as,
-    defined_names,
     draws,
     is_factory,
     last_name,
@@ -110,35 +109,6 @@ def adapt(name: str, text: str, without: Mapping[str, str] = MappingProxyType({}
     except UNPARSABLE as error:
         raise Refused(f"is not Python: {str(error) or type(error).__name__}") from None
     return _Reader(_operator(reference, name), tests, without).task(parts[0].strip(), name)
-
-
-def with_model_new(candidate: str, task_code: str) -> str | None:
-    """The candidate's text with a `ModelNew` after it that makes the task's calls of the
-    candidate's function; None where it has no such function. `task_code` is the code of an adapted
-    task. Text that is no Python comes back as it is: that is for the verdict to say.
-    """
-    try:
-        there = parse(candidate)
-    except UNPARSABLE:
-        return candidate
-    if operator_of(task_code) not in defined_names(there.body):
-        return None
-    # in a function of its own, so that the task's imports change nothing of the candidate's
-    factory = parse("def _model_new():\n    return ModelNew").body[0]
-    assert isinstance(factory, ast.FunctionDef)
-    model = next(node for node in parse(task_code).body if isinstance(node, ast.ClassDef))
-    model.name = "ModelNew"
-    imports = [node for node in parse(task_code).body if _modules(node)]
-    factory.body[:0] = [*imports, model]
-    return f"{candidate.rstrip()}\n\n\n{text_of(factory)}\n\n\nModelNew = _model_new()\n"
-
-
-def operator_of(task_code: str) -> str:
-    """The name of the function that an adapted task calls."""
-    for node in parse(task_code).body:
-        if isinstance(node, ast.Assign) and names(*node.targets) == {"OPERATOR"}:
-            return str(ast.literal_eval(node.value))
-    raise ValueError("not the code of an adapted task")
 
 
 @dataclass

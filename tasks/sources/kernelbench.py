@@ -47,13 +47,12 @@ def load(
     the hub gives with other programs than `CONTENT` says brings a warning. Raises UsageError naming
     what cannot be read.
     """
-    unknown = sorted(set(levels or ()) - set(LEVELS))
-    if unknown:
+    wanted = sorted(set(LEVELS if levels is None else levels))
+    if unknown := [str(level) for level in wanted if level not in LEVELS]:
         raise UsageError(
-            f"KernelBench has no level {', '.join(map(str, unknown))}",
+            f"KernelBench has no level {', '.join(unknown)}",
             f"its levels are {', '.join(map(str, LEVELS))}",
         )
-    wanted = sorted(set(LEVELS if levels is None else levels))
     path = Path(location).expanduser()
     if path.is_dir():
         rows = list(_folder_rows(path))
@@ -70,8 +69,11 @@ def load(
             f"{path} does not exist",
             f"give a Parquet file, a folder that holds level1, level2, ..., or the hub id {HUB_ID}",
         )
-    chosen = [row for row in rows if row["level"] in wanted or row["level"] is None]
-    return sorted(tasks_of_rows(chosen, _task, str(location)), key=_order)
+    chosen = [row for row in rows if row["level"] in (*wanted, None)]
+    return sorted(
+        tasks_of_rows(chosen, _task, str(location)),
+        key=lambda task: (task.level, int(task.task_id.rpartition("/")[2])),
+    )
 
 
 def content_of(rows: Collection[dict[str, Any]]) -> str:
@@ -106,29 +108,30 @@ def _task(row: dict[str, Any]) -> KernelTask:
     )
 
 
-def _order(task: KernelTask) -> tuple[int, int]:
-    _, level, problem = task.task_id.split("/")
-    return int(level.removeprefix("L")), int(problem)
-
-
 def _folder_rows(root: Path) -> Iterator[dict[str, Any]]:
     """Rows of `level{n}/{problem_id}_{name}.py`, as the repository lays them out."""
-    folders = {
-        int(match[1]): path
-        for path in root.iterdir()
-        if path.is_dir() and (match := re.fullmatch(r"level_?(\d+)", path.name))
-    }
+    folders = [path for path in root.glob("level*") if path.is_dir() and _level_of(path)]
     if not folders:
         raise UsageError(
             f"{root} holds no level folder",
             "give the folder that holds level1, level2, ... (KernelBench in the repository)",
         )
-    for level, folder in folders.items():
-        for file in folder.glob("*.py"):
-            if match := re.match(r"(\d+)_", file.name):
-                yield {
-                    "code": read_text(file),
-                    "level": level,
-                    "name": file.stem,
-                    "problem_id": int(match[1]),
-                }
+    for file in (file for folder in folders for file in folder.glob("*.py")):
+        if number := re.match(r"\d+(?=_)", file.name):
+            yield {
+                "code": read_text(file),
+                "level": _level_of(file.parent),
+                "name": file.stem,
+                "problem_id": int(number[0]),
+            }
+
+
+def _level_of(folder: Path) -> int:
+    """The level that a folder's name says; 0 for other names."""
+    found = re.fullmatch(r"level_?(\d+)", folder.name)
+    return int(found[1]) if found else 0
+
+
+def is_checkout(path: Path) -> bool:
+    """Whether this is a folder that holds level1, level2, ..."""
+    return path.is_dir() and any(map(_level_of, path.iterdir()))

@@ -19,10 +19,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import stable_hash
+from kernels_eval.records import Record, stable_hash
 from tasks.files import atomic_directory
 from tasks.sources import bundled
 
@@ -51,27 +51,22 @@ CHAT_TEMPLATE = """\
 """
 
 
-class SmallModelConfig(BaseModel):
+class SmallModelConfig(Record):
     """Shape of the small model: Qwen2's architecture, so that everything that serves Qwen2 serves
     it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    vocab_size: int = Field(
-        default=2048,
-        ge=512,
-        description="tokens, the five added ones included; fewer where the texts are few",
-    )
+    vocab_size: int = Field(default=2048, ge=512)
+    """tokens, the five added ones included; fewer where the texts are few"""
     hidden_size: int = Field(default=128, ge=16)
-    layers: int = Field(default=2, ge=1)
-    heads: int = Field(default=4, ge=1, description="attention heads")
-    kv_heads: int = Field(
-        default=2, ge=1, description="key and value heads, shared by groups of attention heads"
-    )
-    intermediate_size: int = Field(default=384, ge=16, description="width of the gated MLP")
-    max_positions: int = Field(
-        default=32768, ge=512, description="longest prompt and response together, tokens"
-    )
+    layers: PositiveInt = 2
+    heads: PositiveInt = 4
+    """attention heads"""
+    kv_heads: PositiveInt = 2
+    """key and value heads, shared by groups of attention heads"""
+    intermediate_size: int = Field(default=384, ge=16)
+    """width of the gated MLP"""
+    max_positions: int = Field(default=32768, ge=512)
+    """longest prompt and response together, tokens"""
     seed: int = 0
 
     @model_validator(mode="after")

@@ -16,48 +16,32 @@ STAGE = "tasks"
 
 def load_tasks(config: TasksConfig) -> list[KernelTask]:
     """Tasks of the configured source. Raises UsageError naming what cannot be read."""
-    if config.source == "bundled":
-        from tasks.sources import bundled
+    from tasks.sources import bundled, files, kernelbench, kernelbook, tritonbench
 
-        found = bundled.load(config.split)
-    elif config.source == "kernelbench":
-        from tasks.sources import kernelbench
-
-        found = kernelbench.load(
-            config.location or kernelbench.HUB_ID, config.levels, config.revision
-        )
-    elif config.source == "kernelbook":
-        from tasks.sources import kernelbook
-
-        found = kernelbook.load(
-            config.location or kernelbook.HUB_ID,
-            config.revision or kernelbook.PINNED,
-            limit=config.limit,
-        )
-    elif config.source == "tritonbench":
-        from tasks.sources import tritonbench
-
-        if not config.location:
+    match config.source, config.location:
+        case "bundled", _:
+            found = bundled.load(config.split)
+        case "kernelbench", location:
+            hub = location or kernelbench.HUB_ID
+            found = kernelbench.load(hub, config.levels, config.revision)
+        case "kernelbook", location:
+            hub, revision = location or kernelbook.HUB_ID, config.revision or kernelbook.PINNED
+            found = kernelbook.load(hub, revision, limit=config.limit)
+        case source, None | "":
             raise UsageError(
-                "tasks.source is 'tritonbench' but tasks.location is not set",
+                f"tasks.source is {source!r} but tasks.location is not set",
                 "--set tasks.location=PATH",
             )
-        found = tritonbench.load(config.location)
-    else:
-        from tasks.sources import files
-
-        if not config.location:
-            raise UsageError(
-                "tasks.source is 'files' but tasks.location is not set", "--set tasks.location=PATH"
-            )
-        found = files.load(config.location, config.code_column)
-    found = found[: config.limit] if config.limit else found
+        case "tritonbench", location:
+            found = tritonbench.load(location)
+        case _, location:
+            found = files.load(location, config.code_column)
     if not found:
         raise UsageError(
             f"the task source {config.source} holds no task",
             "check tasks.location, tasks.levels and tasks.split",
         )
-    return found
+    return found[: config.limit]
 
 
 def run(config: TasksConfig, root: str) -> SnapshotRef:

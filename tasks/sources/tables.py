@@ -9,8 +9,7 @@ order of a folder's rows beyond the names of its files.
 from __future__ import annotations
 
 import glob
-import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from kernels_eval.errors import UsageError
@@ -18,8 +17,14 @@ from kernels_eval.records import KernelTask
 from tasks.sources import files, kernelbench, tritonbench
 from tasks.sources.files import columns_of, rows_of, shown
 
-TASK_FORMS = (("task_id", "code"), kernelbench.COLUMNS, tritonbench.COLUMNS, files.COLUMNS)
-"""Columns that make a table of tasks. The first that fits is taken."""
+TASK_FORMS: dict[tuple[str, ...], Callable[[Path], list[KernelTask]] | None] = {
+    ("task_id", "code"): None,
+    kernelbench.COLUMNS: kernelbench.load,
+    tritonbench.COLUMNS: tritonbench.load,
+    files.COLUMNS: files.load,
+}
+"""Columns that make a table of tasks, and what loads such a table where not `load` itself. The
+first that fits is taken."""
 
 
 def part_files(location: str | Path) -> list[Path]:
@@ -31,26 +36,18 @@ def part_files(location: str | Path) -> list[Path]:
     path = Path(location).expanduser()
     if path.is_file():
         return [path]
-    if path.is_dir():
-        found = sorted(part for part in path.glob("*.parquet") if not part.name.startswith("."))
-    else:
-        found = sorted(
-            Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file()
-        )
-    if not found:
-        raise UsageError(
-            (
-                f"{shown(location)} holds no Parquet file"
-                if path.is_dir()
-                else f"{shown(location)} does not exist"
-            ),
-            "give a Parquet file, a folder of them, or a quoted glob such as 'DIR/part-*.parquet'",
-        )
-    return found
+    names = glob.glob(str(path / "*.parquet" if path.is_dir() else path), recursive=True)
+    if found := [Path(name) for name in sorted(names) if Path(name).is_file()]:
+        return found
+    missing = "holds no Parquet file" if path.is_dir() else "does not exist"
+    raise UsageError(
+        f"{shown(location)} {missing}",
+        "give a Parquet file, a folder of them, or a quoted glob such as 'DIR/part-*.parquet'",
+    )
 
 
 def unusable(
-    path: Path, columns: Sequence[str], kind: str, forms: Sequence[Sequence[str]]
+    path: Path, columns: Sequence[str], kind: str, forms: Iterable[Sequence[str]]
 ) -> UsageError:
     """What is said of a table that has none of the wanted sets of columns."""
     wanted = "; or ".join(", ".join(form) for form in forms)
@@ -71,10 +68,7 @@ def load(location: str | Path, wanted: Collection[str] | None = None) -> list[Ke
     """
     path = Path(location).expanduser()
     if path.suffix == ".py" or (path.is_dir() and not any(path.glob("*.parquet"))):
-        is_kernelbench = path.is_dir() and any(
-            re.fullmatch(r"level_?\d+", entry.name) for entry in path.iterdir()
-        )
-        found = kernelbench.load(path) if is_kernelbench else files.load(path)
+        found = kernelbench.load(path) if kernelbench.is_checkout(path) else files.load(path)
         return [task for task in found if wanted is None or task.task_id in wanted]
     tasks: dict[str, KernelTask] = {}
     for part in part_files(location):
@@ -92,19 +86,14 @@ def _of_part(path: Path, wanted: Collection[str] | None) -> Iterator[KernelTask]
     form = next((form for form in TASK_FORMS if set(form) <= set(columns)), None)
     if form is None:
         raise unusable(path, columns, "tasks", TASK_FORMS)
-    if form is not TASK_FORMS[0]:
-        loaded = {kernelbench.COLUMNS: kernelbench.load, tritonbench.COLUMNS: tritonbench.load}.get(
-            form, files.load
-        )(path)
-        yield from (task for task in loaded if wanted is None or task.task_id in wanted)
+    if loader := TASK_FORMS[form]:
+        yield from (task for task in loader(path) if wanted is None or task.task_id in wanted)
         return
-    for number, row in enumerate(
-        rows_of(path, [name for name in KernelTask.model_fields if name in columns])
-    ):
+    fields = [name for name in KernelTask.model_fields if name in columns]
+    for number, row in enumerate(rows_of(path, fields)):
         given = {key: value for key, value in row.items() if value is not None}
-        given |= {"task_id": str(given["task_id"])} if "task_id" in given else {}
-        if wanted is not None and given.get("task_id") not in wanted:
-            continue
-        yield files.checked_task(
-            {"name": given.get("task_id"), **given}, f"{shown(path)} row {number}"
-        )
+        if "task_id" in given:
+            given["task_id"] = str(given["task_id"])
+        if wanted is None or given.get("task_id") in wanted:
+            named = {"name": given.get("task_id"), **given}
+            yield files.checked_task(named, f"{shown(path)} row {number}")

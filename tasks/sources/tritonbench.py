@@ -1,5 +1,4 @@
-"""TritonBench-T's operators (https://github.com/thunlp/TritonBench) as tasks, and recorded answers
-to them as candidates.
+"""TritonBench-T's operators (https://github.com/thunlp/TritonBench) as tasks.
 
 Guarantees: one task an operator, `task_id` = `tritonbench/{name}`, `level` its difficulty where
 that is known; its one forward call makes all of the operator's test calls
@@ -10,43 +9,24 @@ of TritonBench's own scripts: inputs are drawn anew for every seed here, and com
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Candidate, KernelTask, Language, candidate_id
-from tasks.sources.files import JSON_LINES, existing, read_lines, read_parquet, read_text
-from tasks.sources.functions import Adapted, Refused, adapt, operator_of, with_model_new
+from kernels_eval.records import KernelTask
+from tasks.sources.files import existing, read_rows
+from tasks.sources.functions import Adapted, Refused, adapt
 
 COLUMNS = ("name", "code_with_tests")
 OPTIONAL_COLUMNS = ("difficulty",)
-ANSWERS = ("model", "name", "response")
 SOURCE = "tritonbench"
-NOT_FINITE = "has no finite number in its answer, so there is nothing to compare"
-ROUNDING = (
-    "has an answer that is rounding alone (the matrix is singular), and would loosen the tolerance"
-    " of the others"
+NOT_JUDGED: dict[str, dict[str, str]] = tomllib.loads(
+    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
 )
-NOT_JUDGED: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        "determinant_via_qr": {"test_case_2": ROUNDING},
-        "erfc_sqrt": {"test_case_2": NOT_FINITE},
-        "matrix_power_eig": {"test_case_2": NOT_FINITE},
-        "pseudoinverse_svd": {"test_case_4": ROUNDING},
-        "rad2deg_sqrt": {"test_case_3": NOT_FINITE},
-        "sqrt_tanh": {"test_case_2": NOT_FINITE},
-        "torch.asin": {"test_case_2": NOT_FINITE},
-        "torch.log": {"test_case_3": NOT_FINITE},
-        "torch.rsqrt": {"test_case_3": NOT_FINITE, "test_case_4": NOT_FINITE},
-        "torch.special.digamma": {"test_case_2": NOT_FINITE},
-        "torch.special.zeta": {"test_case_4": NOT_FINITE},
-    }
-)
-"""Test calls of TritonBench-T that were run on a CPU and cannot be judged: with one of them, its
-whole operator could not be."""
+"""Test calls that were run on a CPU and cannot be judged, and why."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +60,7 @@ def survey(location: str | Path) -> Survey:
     Raises UsageError naming what cannot be read, and a name that is there twice.
     """
     found = Survey()
-    for row in _rows(existing(location)):
+    for row in operator_rows(location):
         name = row["name"]
         task_id = f"{SOURCE}/{name}"
         if task_id in found.adapted or name in found.refused:
@@ -104,63 +84,6 @@ def survey(location: str | Path) -> Survey:
     return found
 
 
-def texts(location: str | Path) -> Iterator[tuple[str, str]]:
-    """task_id and the file's own text, of every operator. Raises UsageError as `survey` does."""
-    for row in _rows(existing(location)):
-        yield f"{SOURCE}/{row['name']}", row["code_with_tests"]
-
-
-def load_answers(location: str | Path, tasks: Sequence[KernelTask]) -> list[Candidate]:
-    """Recorded answers (Parquet: model, name, response) to these tasks as candidates, `generator`
-    the model. Others are left out.
-
-    An answer is a module that defines the operator's function: it gets a `ModelNew` that calls it.
-    One that does not define it has no code (`missing_model_new`). Of a model's several answers to
-    an operator the order is the sample index. Raises UsageError for a file that cannot be read, or
-    holds a row without one of these.
-    """
-    path, known = existing(location), {task.task_id: task for task in tasks}
-    seen: dict[tuple[str, str], int] = {}
-    found = []
-    for number, row in enumerate(read_parquet(path, ANSWERS).iter_rows(named=True)):
-        if missing := [name for name in ANSWERS if not isinstance(row[name], str)]:
-            raise UsageError(
-                f"{path} row {number} has no {', '.join(missing)}",
-                "a row is an answer: model, name and response, as text",
-            )
-        if (task := known.get(f"{SOURCE}/{row['name']}")) is not None:
-            key = (row["model"], task.task_id)
-            seen[key] = seen.get(key, -1) + 1
-            found.append(answer_to(task, row["response"], row["model"], seen[key]))
-    return found
-
-
-def answer_to(task: KernelTask, response: str, generator: str, sample_index: int = 0) -> Candidate:
-    """A module that defines the operator's function, as a candidate for its task."""
-    code = with_model_new(response, task.code)
-    base = Candidate(
-        candidate_id="-",
-        task_id=task.task_id,
-        language=Language.TRITON,
-        generator=generator,
-        sample_index=sample_index,
-        response=response,
-        answer=response,
-        code=code,
-        parse_reason=None if code is not None else "missing_model_new",
-    )
-    return base.model_copy(
-        update={
-            "candidate_id": candidate_id(task, generator, base.sampling, sample_index, response)
-        }
-    )
-
-
-def operator_name(task: KernelTask) -> str:
-    """The name of the function that a task's calls go to."""
-    return operator_of(task.code)
-
-
 # -- reading ---------------------------------------------------------------------------------------
 
 _FORM = (
@@ -169,32 +92,19 @@ _FORM = (
 )
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    if path.is_dir():
-        files = sorted(file for file in path.glob("*.py") if not file.name.startswith("_"))
-        if not files:
+def operator_rows(location: str | Path) -> Iterator[dict[str, Any]]:
+    """Rows with the columns name and code_with_tests. Raises UsageError as `survey` does."""
+    for where, row in read_rows(existing(location), COLUMNS, OPTIONAL_COLUMNS):
+        if missing := [name for name in COLUMNS if not _is_text(row.get(name))]:
             raise UsageError(
-                f"{path} holds no .py file",
-                "give a folder of operator files, or a Parquet or JSONL file",
-            )
-        rows: Iterator[dict[str, Any]] = (
-            {"name": file.stem, "code_with_tests": read_text(file)} for file in files
-        )
-    elif path.suffix == ".py":
-        rows = iter([{"name": path.stem, "code_with_tests": read_text(path)}])
-    elif path.suffix in JSON_LINES:
-        rows = read_lines(path)
-    else:
-        rows = read_parquet(path, COLUMNS, OPTIONAL_COLUMNS).iter_rows(named=True)
-    for number, row in enumerate(rows):
-        if missing := [
-            name for name in COLUMNS if not isinstance(row.get(name), str) or not row[name].strip()
-        ]:
-            raise UsageError(
-                f"{path} row {number} has no {', '.join(missing)}",
+                f"{where} has no {', '.join(missing)}",
                 f"a row has {' and '.join(COLUMNS)}, as text",
             )
         yield row
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
 
 
 def _difficulty(value: object) -> int | None:

@@ -4,104 +4,69 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+)
 
-from kernels_eval.records import SamplingParams
+from kernels_eval.records import Record, SamplingParams
 from tasks.synthesis.known_models import sampling_for
 
 
-class ServerConfig(BaseModel):
+class ServerConfig(Record, coerce_numbers_to_str=True):
     """The vLLM servers that concur starts for `sampler: vllm`: what they are and where they run.
     Where a default is null, it is derived.
 
-    Of these, `identity` alone decides what is generated; the others may change without a response
-    being asked for again.
+    `args` and `env` hold numbers in YAML. Of all settings `identity` alone decides what is
+    generated; the others may change without a response being asked for again.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", coerce_numbers_to_str=True
-    )  # args and env hold numbers in YAML
-
-    python: str | None = Field(
-        default=None,
-        description="an interpreter that has vLLM; null: $CONCUR_VLLM_PYTHON, else vllm on PATH",
-    )
-    command: str | None = Field(
-        default=None,
-        description=(
-            "a command line instead, such as 'vllm serve'; the model and its options follow"
-        ),
-    )
-    adapters: dict[str, str] = Field(
-        default={},
-        description="LoRA adapters by name: directories; synthesis.adapter says which is asked",
-    )
-    tensor_parallel: int = Field(default=1, ge=1, description="GPUs of one replica")
-    replicas: int | None = Field(
-        default=None,
-        ge=1,
-        description="servers; null: as many as the GPUs of the cluster hold, 1 without GPUs",
-    )
-    listen: Literal["loopback", "node"] = Field(
-        default="loopback",
-        description=(
-            "loopback: replicas on this machine; node: at the addresses of a cluster's nodes,"
-            " behind a key"
-        ),
-    )
-    max_model_len: int | None = Field(
-        default=None,
-        ge=1,
-        description="prompt and response, tokens; null: longest prompt and max_tokens",
-    )
-    max_num_seqs: int | None = Field(
-        default=None,
-        ge=1,
-        description="responses written at once by a replica; null: what memory holds",
-    )
-    gpu_memory_utilization: float = Field(
-        default=0.9, gt=0, le=1, description="share of a GPU's memory (vLLM's default)"
-    )
-    cpu_kv_cache_gib: int = Field(
-        default=1, ge=1, description="without GPUs: memory for keys and values, GiB"
-    )
-    prefix_caching: bool = Field(
-        default=True, description="the samples of a task share the work of their prompt"
-    )
-    ngram_tokens: int = Field(
-        default=0,
-        ge=0,
-        description="speculative decoding: tokens guessed from the text so far; 0 is off",
-    )
-    args: tuple[str, ...] = Field(
-        default=(), description="further arguments of vllm serve, passed on as they are"
-    )
-    env: dict[str, str] = Field(
-        default={},
-        description="further environment of the servers, such as VLLM_USE_FLASHINFER_SAMPLER=0",
-    )
-    start_timeout_s: float = Field(
-        default=1800.0, gt=0, description="from a server's start until it is healthy"
-    )
-    restarts: int = Field(
-        default=5,
-        ge=0,
-        description="restarts of a crashed replica; ten quiet minutes reset the count",
-    )
-    restart_pause_s: float = Field(
-        default=1.0, gt=0, description="before the first restart; doubles up to a minute"
-    )
-    lease_s: float = Field(
-        default=60.0,
-        gt=0,
-        description="a server that concur has not renewed for so long stops itself",
-    )
-    drain_s: float = Field(
-        default=30.0, ge=0, description="for answers in flight when a server is stopped"
-    )
-    log_mib: int = Field(
-        default=16, ge=1, description="log of a replica, kept under root/logs/vllm"
-    )
+    python: str | None = None
+    """an interpreter that has vLLM; null: $CONCUR_VLLM_PYTHON, else vllm on PATH"""
+    command: str | None = None
+    """a command line instead, such as 'vllm serve'; the model and its options follow"""
+    adapters: dict[str, str] = {}
+    """LoRA adapters by name: directories; synthesis.adapter says which is asked"""
+    tensor_parallel: PositiveInt = 1
+    """GPUs of one replica"""
+    replicas: PositiveInt | None = None
+    """servers; null: as many as the GPUs of the cluster hold, 1 without GPUs"""
+    listen: Literal["loopback", "node"] = "loopback"
+    """loopback: replicas on this machine; node: at the addresses of a cluster's nodes, behind a
+    key"""
+    max_model_len: PositiveInt | None = None
+    """prompt and response, tokens; null: longest prompt and max_tokens"""
+    max_num_seqs: PositiveInt | None = None
+    """responses written at once by a replica; null: what memory holds"""
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    """share of a GPU's memory (vLLM's default)"""
+    cpu_kv_cache_gib: PositiveInt = 1
+    """without GPUs: memory for keys and values, GiB"""
+    prefix_caching: bool = True
+    """the samples of a task share the work of their prompt"""
+    ngram_tokens: NonNegativeInt = 0
+    """speculative decoding: tokens guessed from the text so far; 0 is off"""
+    args: tuple[str, ...] = ()
+    """further arguments of vllm serve, passed on as they are"""
+    env: dict[str, str] = {}
+    """further environment of the servers, such as VLLM_USE_FLASHINFER_SAMPLER=0"""
+    start_timeout_s: PositiveFloat = 1800.0
+    """from a server's start until it is healthy"""
+    restarts: NonNegativeInt = 5
+    """restarts of a crashed replica; ten quiet minutes reset the count"""
+    restart_pause_s: PositiveFloat = 1.0
+    """before the first restart; doubles up to a minute"""
+    lease_s: PositiveFloat = 60.0
+    """a server that concur has not renewed for so long stops itself"""
+    drain_s: NonNegativeFloat = 30.0
+    """for answers in flight when a server is stopped"""
+    log_mib: PositiveInt = 16
+    """log of a replica, kept under root/logs/vllm"""
 
     @property
     def identity(self) -> list[Any]:
@@ -110,82 +75,41 @@ class ServerConfig(BaseModel):
         return [list(self.args), self.max_model_len] if self.args or self.max_model_len else []
 
 
-class SynthesisConfig(BaseModel):
-    """The generator and how it is asked. Defaults: the recorded responses that ship with concur.
-
-    Attributes:
-        sampler: recorded responses, a model in this process, an OpenAI-compatible endpoint, or vLLM
-            servers that concur starts
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class SynthesisConfig(Record):
+    """The generator and how it is asked. Defaults: the recorded responses that ship with concur."""
 
     sampler: Literal["recorded", "transformers", "openai", "vllm"] = "recorded"
-    model: str | None = Field(
-        default=None,
-        description=(
-            "model name at the endpoint, hub id or directory; 'small' is the local demo model"
-        ),
-    )
-    responses: str | None = Field(
-        default=None,
-        description="recorded: a Parquet file of responses instead of the bundled ones",
-    )
-    base_url: str | tuple[str, ...] | None = Field(
-        default=None,
-        description=(
-            "openai: the endpoint, such as http://127.0.0.1:8000/v1, or several that serve the same"
-            " model"
-        ),
-    )
-    api_key_env: str = Field(
-        default="OPENAI_API_KEY",
-        description="environment variable that holds the key; never logged",
-    )
-    api_key_block: str | None = Field(
-        default=None,
-        min_length=1,
-        description=(
-            "openai: name of a Prefect secret block that holds the key instead; never logged"
-        ),
-    )
-    tokenizer: str | None = Field(
-        default=None,
-        description=(
-            "the generator's tokenizer (directory or hub id), for reasoning lengths; 'small' for"
-            " the demo's"
-        ),
-    )
-    samples_per_task: int = Field(
-        default=5, ge=1, description="paper section 3: five candidates a task"
-    )
-    sampling: SamplingParams = Field(
-        default=SamplingParams(),
-        validate_default=True,
-        description="how responses are drawn; what is not set is the model's own, if known",
-    )
-    hardware: str | None = Field(
-        default=None, description="one line on the target hardware for the prompt"
-    )
-    concurrency: int = Field(default=64, ge=1, description="openai: requests in flight")
-    turns: int = Field(
-        default=1,
-        ge=1,
-        le=8,
-        description="answers of a sample: above 1, what verification failed is asked for again",
-    )
-    refine_below_speedup: float = Field(
-        default=1.0,
-        ge=0,
-        description=(
-            "turns: correct kernels too, whose speedup has its lower bound (95 %) at this or below;"
-            " 0: never"
-        ),
-    )
-    adapter: str | None = Field(
-        default=None,
-        description="vllm: the adapter of server.adapters that is asked instead of the model",
-    )
+    """recorded responses, a model in this process, an OpenAI-compatible endpoint, or vLLM servers
+    that concur starts"""
+    model: str | None = None
+    """model name at the endpoint, hub id or directory; 'small' is the local demo model"""
+    responses: str | None = None
+    """recorded: a Parquet file of responses instead of the bundled ones"""
+    base_url: str | tuple[str, ...] | None = None
+    """openai: the endpoint, such as http://127.0.0.1:8000/v1, or several that serve the same
+    model"""
+    api_key_env: str = "OPENAI_API_KEY"
+    """environment variable that holds the key; never logged"""
+    api_key_block: str | None = Field(default=None, min_length=1)
+    """openai: name of a Prefect secret block that holds the key instead; never logged"""
+    tokenizer: str | None = None
+    """the generator's tokenizer (directory or hub id), for reasoning lengths; 'small' for the
+    demo's"""
+    samples_per_task: PositiveInt = 5
+    """paper section 3: five candidates a task"""
+    sampling: SamplingParams = Field(default=SamplingParams(), validate_default=True)
+    """how responses are drawn; what is not set is the model's own, if known"""
+    hardware: str | None = None
+    """one line on the target hardware for the prompt"""
+    concurrency: PositiveInt = 64
+    """openai: requests in flight"""
+    turns: int = Field(default=1, ge=1, le=8)
+    """answers of a sample: above 1, what verification failed is asked for again"""
+    refine_below_speedup: NonNegativeFloat = 1.0
+    """turns: correct kernels too, whose speedup has its lower bound (95 %) at this or below; 0:
+    never"""
+    adapter: str | None = None
+    """vllm: the adapter of server.adapters that is asked instead of the model"""
     server: ServerConfig = ServerConfig()
 
     @field_validator("sampling")

@@ -12,19 +12,22 @@ same text. Does not refill a batch while it runs: for throughput use a vLLM serv
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import stable_hash
-from tasks.sources.small_model import count_tokens, load_causal_model, load_tokenizer
-from tasks.synthesis.sampler import Request, Requests, Response
+from tasks.sources.small_model import load_causal_model, load_tokenizer
+from tasks.synthesis.sampler import Request, Requests, Response, Sampler
 
 if TYPE_CHECKING:
     import torch
 
+NO_CHAT = "sample from an instruct or reasoning model"
 
-class TransformersSampler:
+
+class TransformersSampler(Sampler):
     """A `Sampler` over a causal model directory or hub id, with or without a LoRA adapter (merged
     once, so it costs nothing).
 
@@ -45,62 +48,41 @@ class TransformersSampler:
     ) -> None:
         if batch_size < 1:
             raise UsageError(f"batch_size is {batch_size}", "give 1 or more")
+        super().__init__(tokenizer=model)
         self.generator = name
         self._location, self._adapter, self._device = model, adapter, device
         self._batch_size = batch_size
-        self._loaded: _Loaded | None = None
 
     def sample(self, requests: Requests) -> Iterator[Response]:
         """One response per request, in the order in which they finish."""
-        requests = list(requests)
-        if not requests:
-            return
-        loaded = self._load()
-        prompts = [loaded.encode(request) for request in requests]
-        # neighbours in length share a batch: less padding, and requests of one prompt stay together
-        order = sorted(
-            range(len(requests)),
-            key=lambda index: (len(prompts[index]), prompts[index], requests[index].request_key),
-        )
-        for start in range(0, len(order), self._batch_size):
-            batch = order[start : start + self._batch_size]
-            yield from self._sample_batch(
-                loaded, [requests[index] for index in batch], [prompts[index] for index in batch]
-            )
+        import torch
 
-    def count_tokens(self, texts: Sequence[str]) -> list[int] | None:
-        return count_tokens(self._location, texts)
+        # neighbours in length share a batch: less padding, and requests of one prompt stay together
+        rows = [Row(request, *self.loaded.encode(request)) for request in requests]
+        rows.sort(key=lambda row: (len(row.prompt), row.prompt, row.request.request_key))
+        for start in range(0, len(rows), self._batch_size):
+            batch = rows[start : start + self._batch_size]
+            try:
+                yield from self.loaded.respond(batch)
+            except torch.OutOfMemoryError as error:
+                longest = max(len(row.prompt) + row.request.sampling.max_tokens for row in batch)
+                raise UsageError(
+                    f"out of memory while sampling {len(batch)} responses of up to {longest}"
+                    " tokens at once",
+                    f"lower batch_size (now {self._batch_size}), lower max_tokens, or serve the"
+                    " model with vLLM",
+                ) from error
 
     def close(self) -> None:
         """Lets the model go. Sampling again loads it again."""
-        self._loaded = None
+        vars(self).pop("loaded", None)
 
-    def _load(self) -> _Loaded:
-        if self._loaded is None:
-            self._loaded = _Loaded(self._location, self._adapter, self._device)
-        return self._loaded
-
-    def _sample_batch(
-        self, loaded: _Loaded, requests: Sequence[Request], prompts: Sequence[list[int]]
-    ) -> Iterator[Response]:
-        import torch
-
-        try:
-            yield from _generate(loaded, requests, prompts)
-        except torch.OutOfMemoryError as error:
-            longest = max(
-                len(prompt) + request.sampling.max_tokens
-                for request, prompt in zip(requests, prompts, strict=True)
-            )
-            raise UsageError(
-                f"out of memory while sampling {len(requests)} responses of up to {longest} tokens"
-                " at once",
-                f"lower batch_size (now {self._batch_size}), lower max_tokens, or serve the model"
-                " with vLLM",
-            ) from error
+    @cached_property
+    def loaded(self) -> Loaded:
+        return Loaded(self._location, self._adapter, self._device)
 
 
-class _Loaded:
+class Loaded:
     """Tokenizer and model on their device."""
 
     def __init__(self, location: str | Path, adapter: Path | None, device: str) -> None:
@@ -108,24 +90,24 @@ class _Loaded:
 
         self.tokenizer: Any = load_tokenizer(location)
         if not getattr(self.tokenizer, "chat_template", None):
-            raise UsageError(
-                f"the tokenizer of {location} has no chat template",
-                "sample from an instruct or reasoning model",
-            )
+            raise UsageError(f"the tokenizer of {location} has no chat template", NO_CHAT)
         gpu = torch.cuda.is_available() if device == "auto" else device == "cuda"
         if gpu and not torch.cuda.is_available():
             raise UsageError("no CUDA device is here", "set device to auto or cpu")
-        model: Any = load_causal_model(
-            location, dtype=torch.bfloat16 if gpu else torch.float32, adapter=adapter
-        )
+        dtype = torch.bfloat16 if gpu else torch.float32
+        model: Any = load_causal_model(location, dtype=dtype, adapter=adapter)
         self.model: Any = model.to("cuda" if gpu else "cpu")
-        self.ends = _end_ids(self.model, self.tokenizer)
+        configured = model.generation_config.eos_token_id
+        configured = configured if isinstance(configured, list) else [configured]
+        self.ends = {self.tokenizer.eos_token_id, *configured} - {None}
+        if not self.ends:
+            raise UsageError("the model has no end token", NO_CHAT)
         self.window = int(getattr(self.model.config, "max_position_embeddings", 0) or 1 << 30)
         pad = self.tokenizer.pad_token_id
         self.pad = min(self.ends) if pad is None else pad
 
-    def encode(self, request: Request) -> list[int]:
-        """Token ids of the chat up to the generation prompt."""
+    def encode(self, request: Request) -> tuple[list[int], int]:
+        """Token ids of the chat up to the generation prompt, and the model's window."""
         text = self.tokenizer.apply_chat_template(
             [{"role": "user", "content": request.prompt}],
             tokenize=False,
@@ -138,170 +120,125 @@ class _Loaded:
                 f" window is {self.window}",
                 "use a model with a longer window, or leave the task out",
             )
-        return ids
+        return ids, self.window
 
-    def respond(self, request: Request, tokens: list[int], finish_reason: str) -> Response:
-        """Special tokens are left out of the text; `<think>` and `</think>` are no special tokens
-        and stay."""
-        text = self.tokenizer.decode(
-            tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return Response(
-            request_key=request.request_key,
-            text=text,
-            completion_tokens=len(tokens),
-            finish_reason=finish_reason,
-        )
-
-
-def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    configured = model.generation_config.eos_token_id
-    found = {
-        tokenizer.eos_token_id,
-        *(configured if isinstance(configured, list) else [configured]),
-    } - {None}
-    if not found:
-        raise UsageError("the model has no end token", "sample from an instruct or reasoning model")
-    return frozenset(found)
-
-
-def _generate(
-    loaded: _Loaded, requests: Sequence[Request], prompts: Sequence[list[int]]
-) -> Iterator[Response]:
-    """Token by token for one batch, left-padded; a finished row leaves the batch, so a long one
-    does not drag the others along."""
-    import torch
-
-    device = loaded.model.device
-    ids, mask = _left_pad(prompts, loaded.pad, device)
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    rows = [
-        _Row(request, prompt, loaded.window)
-        for request, prompt in zip(requests, prompts, strict=True)
-    ]
-    cache = None
-    while rows:
-        with torch.inference_mode():
-            out = loaded.model(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
+    def text_of(self, tokens: list[int]) -> str:
+        """Special tokens are left out; `<think>` and `</think>` are no special tokens and stay."""
+        return str(
+            self.tokenizer.decode(
+                tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
             )
-            cache = out.past_key_values
-            tokens = _draw(out.logits[:, -1], rows)
-        for row, token in zip(rows, tokens.tolist(), strict=True):
-            row.take(token, loaded.ends)
-        going = [index for index, row in enumerate(rows) if row.finish_reason is None]
-        finished = [row for row in rows if row.finish_reason is not None]
-        if finished and going:
-            keep = torch.tensor(going, device=device)
-            cache.batch_select_indices(keep)
-            tokens, mask, positions = tokens[keep], mask[keep], positions[keep]
-        rows = [rows[index] for index in going]
-        ids, positions = tokens[:, None], positions[:, -1:] + 1
-        mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
-        for row in finished:
-            yield loaded.respond(row.request, row.tokens, row.finish_reason or "length")
+        )
+
+    def respond(self, rows: list[Row]) -> Iterator[Response]:
+        """Token by token for one batch, left-padded; a finished row leaves the batch, so a long one
+        does not drag the others along."""
+        import torch
+
+        device, longest = self.model.device, max(len(row.prompt) for row in rows)
+        padding = [longest - len(row.prompt) for row in rows]
+        padded = [[self.pad] * n + row.prompt for n, row in zip(padding, rows, strict=True)]
+        ids = torch.tensor(padded, device=device)
+        mask = torch.arange(longest, device=device) >= torch.tensor(padding, device=device)[:, None]
+        mask = mask.long()
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        cache = None
+        while rows:
+            with torch.inference_mode():
+                out = self.model(
+                    input_ids=ids,
+                    attention_mask=mask,
+                    position_ids=positions,
+                    past_key_values=cache,
+                    use_cache=True,
+                    logits_to_keep=1,
+                )
+                cache = out.past_key_values
+                tokens = draw(out.logits[:, -1], rows)
+            for row, token in zip(rows, tokens.tolist(), strict=True):
+                row.take(token, self.ends)
+            finished = [row for row in rows if row.finish_reason]
+            going = [index for index, row in enumerate(rows) if not row.finish_reason]
+            if finished and going:
+                keep = torch.tensor(going, device=device)
+                cache.batch_select_indices(keep)
+                tokens, mask, positions = tokens[keep], mask[keep], positions[keep]
+            rows = [rows[index] for index in going]
+            ids, positions = tokens[:, None], positions[:, -1:] + 1
+            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+            for row in finished:
+                yield Response(
+                    request_key=row.request.request_key,
+                    text=self.text_of(row.tokens),
+                    completion_tokens=len(row.tokens),
+                    finish_reason=row.finish_reason,
+                )
 
 
-class _Row:
+class Row:
     """One response being written: its tokens so far and the random draws that decide the rest."""
 
-    def __init__(self, request: Request, prompt: Sequence[int], window: int) -> None:
+    def __init__(self, request: Request, prompt: list[int], window: int) -> None:
         import numpy as np
 
-        self.request = request
+        self.request, self.prompt = request, prompt
         self.tokens: list[int] = []
-        self.seen = set(prompt)
         self.finish_reason: str | None = None
         self.limit = min(request.sampling.max_tokens, window - len(prompt))
         # the same draws whatever the batch: a function of request key and seed alone
-        self.random = np.random.default_rng(
-            int(stable_hash([request.request_key, request.sampling.seed]), 16)
-        )
+        seed = stable_hash([request.request_key, request.sampling.seed])
+        self.random = np.random.default_rng(int(seed, 16))
 
-    def take(self, token: int, ends: frozenset[int]) -> None:
+    def take(self, token: int, ends: set[int]) -> None:
         self.tokens.append(token)
-        self.seen.add(token)
         if token in ends:
             self.finish_reason = "stop"
         elif len(self.tokens) >= self.limit:
             self.finish_reason = "length"
 
+    def draw(self, logits: torch.Tensor) -> torch.Tensor:
+        """The next token, from logits (vocabulary,): repetition penalty, temperature, min-p, top-k,
+        nucleus (the order in which vLLM has them; what a request leaves open does nothing), then
+        the Gumbel-max trick.
 
-def _left_pad(
-    prompts: Sequence[list[int]], pad: int, device: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and attention mask, both (rows, longest prompt)."""
+        The penalty divides logits of tokens that were there already where they are positive, and
+        multiplies negative ones (Keskar et al. 2019, section 4.1, as transformers and vLLM have
+        it). The nucleus is the fewest most likely tokens whose probabilities reach top_p (Holtzman
+        et al. 2020, section 3.1); temperature 0 takes the most likely token. Gumbel-max (argmax of
+        logit - log of an exponential draw per token, Maddison et al. 2014, section 2) rather than
+        inverting the cumulative distribution: where many tokens are about equally likely the latter
+        changes its mind with the rounding of the logits, a thousand times as often.
+        """
+        import torch
+
+        asked, count = self.request.sampling, len(logits)
+        if asked.repetition_penalty is not None:
+            seen = torch.tensor(sorted({*self.prompt, *self.tokens}), dtype=torch.long)
+            before, penalty = logits[seen], asked.repetition_penalty
+            logits[seen] = torch.where(before > 0, before / penalty, before * penalty)
+        if asked.temperature == 0:
+            return logits.argmax()
+        logits = logits / max(asked.temperature, 1e-6)
+        if asked.top_k or asked.min_p:
+            ordered = logits.sort(descending=True).values
+            least = ordered[min(asked.top_k or count, count) - 1]
+            if asked.min_p:
+                least = torch.maximum(least, ordered[0] + torch.tensor(asked.min_p).double().log())
+            logits = logits.masked_fill(logits < least, -torch.inf)
+        ordered, tokens = logits.softmax(-1).sort(descending=True)
+        # never the first, which has nothing before it
+        logits[tokens[ordered.cumsum(-1) - ordered >= asked.top_p]] = -torch.inf
+        noise = torch.from_numpy(self.random.standard_exponential(count))
+        return (logits - noise.to(logits.device).log()).argmax()
+
+
+def draw(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    """Next tokens, shape (rows,), from logits (rows, vocabulary)."""
     import torch
 
-    longest = max(map(len, prompts))
-    ids = [[pad] * (longest - len(prompt)) + prompt for prompt in prompts]
-    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
-
-
-def _penalised(logits: torch.Tensor, rows: Sequence[_Row]) -> torch.Tensor:
-    """Logits of tokens that are in the prompt or the response already, divided by the penalty where
-    positive and multiplied by it where negative (Keskar et al. 2019, section 4.1, as transformers
-    and vLLM have it)."""
-    import torch
-
-    for number, row in enumerate(rows):
-        penalty = row.request.sampling.repetition_penalty
-        if penalty is not None and penalty != 1:
-            seen = torch.tensor(sorted(row.seen), dtype=torch.long, device=logits.device)
-            before = logits[number, seen]
-            logits[number, seen] = torch.where(before > 0, before / penalty, before * penalty)
-    return logits
-
-
-def _draw(logits: torch.Tensor, rows: Sequence[_Row]) -> torch.Tensor:
-    """Next tokens, shape (rows,), from logits (rows, vocabulary): repetition penalty, temperature,
-    min-p, top-k, nucleus (the order in which vLLM has them; what a request leaves open does
-    nothing), then the Gumbel-max trick.
-
-    The nucleus is the fewest most likely tokens whose probabilities reach top_p (Holtzman et al.
-    2020, section 3.1); temperature 0 takes the most likely token. Gumbel-max (argmax of logit - log
-    of an exponential draw per token, Maddison et al. 2014, section 2) rather than inverting the
-    cumulative distribution: where many tokens are about equally likely the latter changes its mind
-    with the rounding of the logits, a thousand times as often.
-    """
-    import numpy as np
-    import torch
-
-    def column(values: list[float]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=logits.device)[:, None]
-
-    sampling = [row.request.sampling for row in rows]
-    temperature = column([item.temperature for item in sampling])
-    top_p = column([item.top_p for item in sampling])
-    scaled = _penalised(logits.double(), rows) / temperature.clamp(min=1e-6)
-    if not bool(torch.isfinite(scaled).all()):
+    if not bool(torch.isfinite(logits).all()):
         raise EvalError(
             "the model's logits are not finite",
             "check the adapter, or sample in float32 with device cpu",
         )
-    if any(item.top_k or item.min_p for item in sampling):
-        top_k = torch.tensor(
-            [min(item.top_k or scaled.shape[-1], scaled.shape[-1]) for item in sampling],
-            device=logits.device,
-        )[:, None]
-        ordered = scaled.sort(dim=-1, descending=True).values
-        least = torch.maximum(
-            ordered.gather(-1, top_k - 1),
-            ordered[:, :1] + column([item.min_p or 0.0 for item in sampling]).log(),
-        )
-        # never the first, whatever rounding says of min-p 1
-        scaled = scaled.masked_fill(scaled < least, -torch.inf)
-    ordered, tokens = scaled.softmax(-1).sort(dim=-1, descending=True)
-    # never the first, which has nothing before it
-    outside = (ordered.cumsum(-1) - ordered) >= top_p
-    outside = torch.zeros_like(outside).scatter(-1, tokens, outside)
-    noise = np.stack([row.random.standard_exponential(logits.shape[-1]) for row in rows])
-    raced = scaled - torch.from_numpy(noise).to(logits.device).log()
-    raced = torch.where(temperature == 0, scaled, raced)
-    return raced.masked_fill(outside, -torch.inf).argmax(-1)
+    return torch.stack([row.draw(each) for row, each in zip(rows, logits.double(), strict=True)])

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kernels_eval.records import Reason, Record
+from tasks.sources.syntax import UNPARSABLE, parse
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
@@ -36,12 +36,10 @@ _PYTHON_TAGS = frozenset({"", "python", "python3", "py", "{python}", "{.python}"
 _OTHER_TAGS = frozenset(
     "c c++ cpp cu cuda triton markdown md bash sh shell text txt json diff".split()
 )
-_OPENING_TAGS = (
-    _PYTHON_TAGS - {""} | _OTHER_TAGS
-)  # these open a block even where one is open already
-_AST_LIMIT = (
-    500_000  # longer code is searched as text: ast takes about 400 bytes of memory a character
-)
+# these open a block even where one is open already
+_OPENING_TAGS = _PYTHON_TAGS - {""} | _OTHER_TAGS
+# longer code is searched as text: ast takes about 400 bytes of memory a character
+_AST_LIMIT = 500_000
 # a fence in a fence (a Markdown answer, a docstring's example); bounds the text that blocks share
 _DEEPEST = 2
 
@@ -53,7 +51,7 @@ class Parsed(Record):
     reasoning: str
     answer: str
     code: str | None = None
-    parse_reason: str | None = None
+    parse_reason: Reason | None = None
 
 
 def parse_response(
@@ -71,42 +69,36 @@ def parse_response(
     the reasoning: then the tag came a block too late, and the answer begins with the module.
     """
     text = clean_text(text)
-    thought, answer = (
-        (_untagged(clean_text(reasoning)), text)
-        if reasoning and reasoning.strip()
-        else _split(text)
+    thought, answer = _split(text)
+    if reasoning and reasoning.strip():
+        thought, answer = _untagged(clean_text(reasoning)), text
+    if answer is None or not _WORD.search(answer):
+        return _without_answer(thought, closed=answer is not None, finish_reason=finish_reason)
+    found = _find_code(answer, finish_reason)
+    if found.reason == Reason.NO_CODE_BLOCK:
+        # reasoning that ends with its module, and an answer that only speaks of it: QwQ-32B writes
+        # one in eighteen responses so
+        moved = _find_code(thought, None)
+        after = thought[moved.end :].replace(THINK_CLOSE, "")
+        if moved.code is not None and not _WORD.search(after):
+            return _moved(thought, moved, f"\n\n{answer.strip()}")
+    return Parsed(
+        reasoning=_untagged(thought),
+        answer=answer.strip(),
+        code=found.code,
+        parse_reason=found.reason,
     )
-    if answer is not None and _WORD.search(answer):
-        found = _find_code(answer, finish_reason)
-        if found.reason == Reason.NO_CODE_BLOCK and (moved := _ending_in_code(thought, answer)):
-            return moved
-        return Parsed(
-            reasoning=_untagged(thought),
-            answer=answer.strip(),
-            code=found.code,
-            parse_reason=found.reason,
-        )
-    return _without_answer(thought, closed=answer is not None, finish_reason=finish_reason)
 
 
-def _ending_in_code(thought: str, answer: str) -> Parsed | None:
-    """Reasoning that ends with its module, and an answer that only speaks of it. QwQ-32B writes one
-    in eighteen responses so."""
-    found = _find_code(thought, None)
-    if found.code is None or _WORD.search(thought[found.end :].replace(THINK_CLOSE, "")):
-        return None
+def _moved(thought: str, found: _Found, answer: str = "") -> Parsed:
+    """A module in the reasoning begins the answer, with what follows it there. Closing tags go:
+    some models close twice."""
+    rest = thought[found.end :].replace(THINK_CLOSE, "")
     return Parsed(
         reasoning=_untagged(thought[: found.start]),
-        answer=f"{_from(thought, found)}\n\n{answer.strip()}",
+        answer=(thought[found.start : found.end] + rest).strip() + answer,
         code=found.code,
     )
-
-
-def _from(thought: str, found: _Found) -> str:
-    """The module and what follows it, without a tag: some models close twice."""
-    return (
-        thought[found.start : found.end] + thought[found.end :].replace(THINK_CLOSE, "")
-    ).strip()
 
 
 def _without_answer(thought: str, *, closed: bool, finish_reason: str | None) -> Parsed:
@@ -115,17 +107,14 @@ def _without_answer(thought: str, *, closed: bool, finish_reason: str | None) ->
     found = _find_code(thought, finish_reason)
     draft = (closed and finish_reason == "length") or (opened and finish_reason != "stop")
     if found.code is not None and not draft:
-        return Parsed(
-            reasoning=_untagged(thought[: found.start]),
-            answer=_from(thought, found),
-            code=found.code,
-        )
+        return _moved(thought, found)
     if closed or opened:
-        reason = "truncated" if opened or finish_reason == "length" else "no_code_block"
+        cut_off = opened or finish_reason == "length"
+        reason = Reason.TRUNCATED if cut_off else Reason.NO_CODE_BLOCK
         return Parsed(reasoning=_untagged(thought), answer="", parse_reason=reason)
-    if found.reason == Reason.TRUNCATED:
-        return Parsed(reasoning=thought.strip(), answer="", parse_reason="truncated")
-    return Parsed(reasoning="", answer=thought.strip(), parse_reason=found.reason)
+    thought, cut_off = thought.strip(), found.reason == Reason.TRUNCATED
+    parts = (thought, "") if cut_off else ("", thought)
+    return Parsed(reasoning=parts[0], answer=parts[1], parse_reason=found.reason)
 
 
 def is_unfinished(text: str) -> bool:
@@ -158,7 +147,7 @@ def _untagged(thought: str) -> str:
 
 class _Found(NamedTuple):
     code: str | None
-    reason: str | None
+    reason: Reason | None
     start: int = 0
     end: int = 0
 
@@ -172,12 +161,12 @@ def _find_code(text: str, finish_reason: str | None) -> _Found:
         if _defines_model(code, strict=block.nests or block.tag not in _PYTHON_TAGS):
             return _Found(code, None, block.opening, block.end)
     if scan.unclosed or finish_reason == "length":
-        return _Found(None, "truncated")
+        return _Found(None, Reason.TRUNCATED)
     if any(text[block.start : block.end].strip() for block in scan.blocks):
-        return _Found(None, "missing_model_new")
+        return _Found(None, Reason.MISSING_MODEL_NEW)
     if _CLASS.search(text) and _defines_model(text.strip(), strict=True):
         return _Found(text.strip() + "\n", None, 0, len(text))
-    return _Found(None, "no_code_block")
+    return _Found(None, Reason.NO_CODE_BLOCK)
 
 
 def _defines_model(code: str, *, strict: bool) -> bool:
@@ -186,21 +175,11 @@ def _defines_model(code: str, *, strict: bool) -> bool:
     if len(code) > _AST_LIMIT:
         return not strict
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # an invalid escape in a candidate's string is not our warning
-            tree = ast.parse(code)
-    except (
-        SyntaxError,
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ):  # ValueError: NUL bytes; the others: absurd nesting
+        tree = parse(code)
+    except UNPARSABLE:
         return not strict
-    return any(
-        isinstance(node, ast.ClassDef) and node.name == "ModelNew" for node in ast.walk(tree)
-    )
+    classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    return any(node.name == "ModelNew" for node in classes)
 
 
 @dataclass(slots=True)
@@ -246,25 +225,17 @@ def _scan(text: str) -> _Scan:
         top = scan.open[-1] if scan.open else None
         if match["late"]:
             if top is None:
-                scan.open.append(
-                    _Block(match.start("late"), match.end() + 1, "`", 3, 0, match["tag"])
-                )
+                start, end = match.start("late"), match.end() + 1
+                scan.open.append(_Block(start, end, "`", 3, 0, match["tag"]))
             continue
         run, rest = match["run"], match["rest"].strip()
         if "```" in rest:
             continue  # inline code that happens to begin a line
         indent = match.start("run") - match.start()
         word = rest.split(maxsplit=1)[0].lower() if rest else ""
-        if word in _OPENING_TAGS or (
-            top is None and (not rest or (rest == rest.split()[0] and _TAG.fullmatch(rest)))
-        ):
+        if word in _OPENING_TAGS or (top is None and (not rest or _TAG.fullmatch(rest))):
             _push(scan, _Block(match.start(), match.end() + 1, run[0], len(run), indent, word))
-        elif (
-            top is not None
-            and run[0] == top.char
-            and len(run) >= top.length
-            and indent <= top.indent + 3
-        ):
+        elif top and run.startswith(top.char * top.length) and indent <= top.indent + 3:
             top.end = match.start()
             scan.blocks.append(scan.open.pop())
     return scan

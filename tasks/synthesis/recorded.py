@@ -17,13 +17,12 @@ from kernels_eval.records import Language
 from tasks.sources import bundled
 from tasks.sources.files import existing, read_parquet
 from tasks.synthesis.parsing import is_unfinished
-from tasks.synthesis.sampler import Request, Requests, Response, TokenCounter
+from tasks.synthesis.sampler import Request, Requests, Response, Sampler
 
 COLUMNS = ("level", "problem_id", "sample_id", "model", "response")
-OPTIONAL_COLUMNS = ("language",)
 
 
-class RecordedSampler(TokenCounter):
+class RecordedSampler(Sampler):
     """The bundled responses: sample i of a bundled task is its i-th recording in the language asked
     for."""
 
@@ -31,16 +30,23 @@ class RecordedSampler(TokenCounter):
 
     def sample(self, requests: Requests) -> Iterator[Response]:
         """Responses in the order of the requests, fewer where a recording is missing."""
-        known = {task.task_id: task.name for task in bundled.load("all")}
         for request in requests:
-            if request.task.task_id not in known or request.turn > 1:
-                continue
-            texts = bundled.responses(known[request.task.task_id], request.language.value)
-            if request.sample_index < len(texts):
-                yield _response(request, texts[request.sample_index])
+            text = self._text(request) if request.turn == 1 else None
+            if text is not None:
+                yield Response(
+                    request_key=request.request_key,
+                    text=text,
+                    finish_reason="length" if is_unfinished(text) else "stop",
+                )
+
+    def _text(self, request: Request) -> str | None:
+        names = {task.task_id: task.name for task in bundled.load("all")}
+        name = names.get(request.task.task_id)
+        texts = bundled.responses(name, request.language.value) if name else []
+        return dict(enumerate(texts)).get(request.sample_index)
 
 
-class ResponsesFile(TokenCounter):
+class ResponsesFile(RecordedSampler):
     """Recorded responses to KernelBench: columns level, problem_id, sample_id, model, response, and
     language where it is not CUDA.
 
@@ -51,7 +57,7 @@ class ResponsesFile(TokenCounter):
     def __init__(self, path: str | Path, tokenizer: str | Path | None = None) -> None:
         super().__init__(tokenizer)
         file = existing(path)
-        rows = read_parquet(file, COLUMNS, OPTIONAL_COLUMNS).to_dicts()
+        rows = read_parquet(file, COLUMNS, ["language"]).to_dicts()
         models = {row["model"] for row in rows}
         if len(models) != 1 or None in models:
             named = ", ".join(sorted(map(str, models))) or "none"
@@ -60,34 +66,17 @@ class ResponsesFile(TokenCounter):
                 "give a file whose rows all name one model",
             )
         self.generator = str(models.pop())
-        self._texts: dict[tuple[str, str, int], str] = {}
+        self._texts: dict[tuple[str, str, int], str | None] = {}
         for row in rows:
-            key = (
-                f"kernelbench/L{row['level']}/{row['problem_id']}",
-                row.get("language") or Language.CUDA.value,
-                row["sample_id"],
-            )
+            task_id = f"kernelbench/L{row['level']}/{row['problem_id']}"
+            key = (task_id, row.get("language") or Language.CUDA.value, row["sample_id"])
             if key in self._texts:
                 raise UsageError(
-                    f"{file} holds two responses for {key[0]}, sample {key[2]}",
+                    f"{file} holds two responses for {task_id}, sample {row['sample_id']}",
                     "keep one row for each sample_id of a task",
                 )
-            if row["response"] is not None:
-                self._texts[key] = row["response"]
+            self._texts[key] = row["response"]
 
-    def sample(self, requests: Requests) -> Iterator[Response]:
-        """Responses in the order of the requests, fewer where a recording is missing."""
-        for request in requests:
-            text = self._texts.get(
-                (request.task.task_id, request.language.value, request.sample_index)
-            )
-            if text is not None and request.turn == 1:
-                yield _response(request, text)
-
-
-def _response(request: Request, text: str) -> Response:
-    return Response(
-        request_key=request.request_key,
-        text=text,
-        finish_reason="length" if is_unfinished(text) else "stop",
-    )
+    def _text(self, request: Request) -> str | None:
+        key = (request.task.task_id, request.language.value, request.sample_index)
+        return self._texts.get(key)

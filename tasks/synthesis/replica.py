@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Literal
+from typing import Any, Literal
+
+import httpx
+from pydantic import Field
 
 from kernels_eval.records import Record
 from tasks.synthesis.config import ServerConfig
-from tasks.synthesis.supervised import Supervised, free_port, unhealthy
+from tasks.synthesis.supervisor import Command, Supervised
 
 log = logging.getLogger(__name__)
 
@@ -38,23 +41,18 @@ PORT_TAKEN = "address already in use"
 
 class ReplicaSpec(Record):
     """What one replica runs. `command` lacks the address, `env` is added to the environment of the
-    actor."""
+    actor. Only the command is printed: there is a key in the other fields."""
 
-    config: ServerConfig
+    config: ServerConfig = Field(repr=False)
     command: tuple[str, ...]
-    names: tuple[str, ...]
+    names: tuple[str, ...] = Field(repr=False)
     """Models and adapters that it must serve to be healthy."""
-    env: dict[str, str] = {}
-    threads: str | None = None
+    env: dict[str, str] = Field(default={}, repr=False)
+    threads: str | None = Field(default=None, repr=False)
     """OMP_NUM_THREADS as the user has set it: Ray sets its own for actors, and a model on the CPU
     would run on one core."""
-    api_key: str
-    log_dir: str
-
-    def __repr__(self) -> str:
-        return f"ReplicaSpec(command={self.command!r})"  # a key is in the other fields
-
-    __str__ = __repr__
+    api_key: str = Field(repr=False)
+    log_dir: str = Field(repr=False)
 
 
 class ReplicaStatus(Record):
@@ -74,12 +72,13 @@ class Replica:
     crash of its first start is no verdict."""
 
     def __init__(self, spec: ReplicaSpec, index: int, veteran: bool = False) -> None:
-        self._spec, self._index = spec, index
+        self._spec, self._name = spec, f"vLLM replica {index}"
+        self._log_name = f"replica-{index}"
         self._host = "127.0.0.1" if spec.config.listen == "loopback" else _node_address()
         self._status = ReplicaStatus(state="starting", served=veteran)
         self._server: Supervised | None = None
         self._stopping = threading.Event()
-        self._port: int | None = None
+        self._port = 0
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._keep_or_say, name="replica", daemon=True)
         self._thread.start()
@@ -102,72 +101,61 @@ class Replica:
 
     def _keep_or_say(self) -> None:
         try:
-            self._keep()
-        except Exception as error:  # callers must not wait for a replica without a keeper
+            error = self._keep()
+        except Exception as fault:  # callers must not wait for a replica without a keeper
             if self._server is not None:
                 self._server.stop()
-            self._set(
-                state="failed",
-                error=f"vLLM replica {self._index} cannot be kept: {error!r}",
-                base_url=None,
-            )
+            error = f"cannot be kept: {fault!r}"
+        if error:
+            self._set(state="failed", error=f"{self._name} {error}", base_url=None)
 
-    def _keep(self) -> None:
+    def _keep(self) -> str | None:
+        """Serve until it is stopped (None), or serving has no sense. Returns why."""
         crashes = retried = 0
+        config = self._spec.config
         while True:
             since = time.monotonic()
             fault = self._serve()
             if self._stopping.is_set():
-                return
+                return None
             served = self._status.served
             if not served and PORT_TAKEN in fault.lower() and not retried:
                 # another program took it between our look and the server's
-                retried, self._port = 1, None
+                retried, self._port = 1, 0
                 continue
             crashes = 1 if time.monotonic() - since > STABLE_S else crashes + 1
-            if not served or crashes > self._spec.config.restarts:
-                what = (
-                    f"crashed {crashes} times, the last time"
-                    if served
-                    else "did not become healthy"
-                )
-                self._set(
-                    state="failed",
-                    error=f"vLLM replica {self._index} {what}: {fault}",
-                    base_url=None,
-                )
-                return
-            log.warning("vLLM replica %s: %s", self._index, fault)
+            if not served:
+                return f"did not become healthy: {fault}"
+            if crashes > config.restarts:
+                return f"crashed {crashes} times, the last time: {fault}"
+            log.warning("%s: %s", self._name, fault)
             self._set(state="restarting", error=fault, base_url=None)
-            if self._stopping.wait(
-                min(self._spec.config.restart_pause_s * 2 ** (crashes - 1), LONGEST_PAUSE_S)
-            ):
-                return
+            pause_s = min(config.restart_pause_s * 2 ** (crashes - 1), LONGEST_PAUSE_S)
+            if self._stopping.wait(pause_s):
+                return None
 
     def _serve(self) -> str:
         """One server from its start to its end. Returns why it ended."""
-        spec = self._spec
+        spec, config = self._spec, self._spec.config
         try:
             self._port = free_port(self._host, self._port)
-            server = Supervised(
-                [*spec.command, "--host", self._host, "--port", str(self._port)],
-                self._environment(),
-                spec.log_dir,
-                f"replica-{self._index}",
-                spec.config.log_mib << 20,
-                spec.config.lease_s,
-                spec.config.drain_s,
+            command = Command(
+                command=[*spec.command, "--host", self._host, "--port", str(self._port)],
+                log_dir=spec.log_dir,
+                log_name=self._log_name,
+                log_bytes=config.log_mib << 20,
+                lease_s=config.lease_s,
+                grace_s=config.drain_s,
             )
+            server = Supervised(command, self._environment())
         except OSError as error:
             return f"cannot be started: {error}"
         with self._lock:
             self._server = server
             if self._stopping.is_set():
                 server.stop()
-        self._set(
-            state="restarting" if self._status.served else "starting",
-            starts=self._status.starts + 1,
-        )
+        state = "restarting" if self._status.served else "starting"
+        self._set(state=state, starts=self._status.starts + 1)
         gave_up = self._watch(server, f"http://{self._host}:{self._port}")
         if gave_up:
             server.stop()
@@ -180,49 +168,38 @@ class Replica:
         """Until the server ends by itself (None), or something is wrong with it that only its end
         can correct."""
         started = answered = time.monotonic()
-        healthy, fault = False, None
+        start_timeout_s, healthy = self._spec.config.start_timeout_s, False
         while not server.ended.wait(HEALTH_EVERY_S if healthy else HEALTH_EVERY_S / 4):
             if self._stopping.is_set():
                 continue
-            fault = unhealthy(
-                address,
-                self._spec.names,
-                self._spec.api_key,
-                HEALTH_TIMEOUT_S if healthy else STARTING_TIMEOUT_S,
-            )
+            timeout_s = HEALTH_TIMEOUT_S if healthy else STARTING_TIMEOUT_S
+            fault = unhealthy(address, self._spec.names, self._spec.api_key, timeout_s)
             now = time.monotonic()
             if fault is None:
                 answered = now
                 if not healthy:
-                    healthy = True
+                    url, healthy = f"{address}/v1", True
                     self._set(
-                        state="healthy",
-                        base_url=f"{address}/v1",
-                        pid=server.pid,
-                        served=True,
-                        error=None,
+                        state="healthy", base_url=url, pid=server.pid, served=True, error=None
                     )
             elif healthy and now - answered > UNRESPONSIVE_S:
                 return f"it has not answered for {UNRESPONSIVE_S:.0f} s ({fault})"
-            elif not healthy and now - started > self._spec.config.start_timeout_s:
-                return (
-                    f"it was not healthy {self._spec.config.start_timeout_s:.0f} s after its start"
-                    f" ({fault})"
-                )
+            elif not healthy and now - started > start_timeout_s:
+                return f"it was not healthy {start_timeout_s:.0f} s after its start ({fault})"
         return None
 
     def _environment(self) -> dict[str, str]:
         """The actor's (CUDA_VISIBLE_DEVICES is Ray's word), without what belongs to this
         interpreter and to Ray."""
+        left_out = {*NOT_INHERITED, "OMP_NUM_THREADS"}
         kept = {
             name: value
             for name, value in os.environ.items()
-            if name not in NOT_INHERITED and not name.startswith("RAY_")
+            if name not in left_out and not name.startswith("RAY_")
         }
-        kept.pop("OMP_NUM_THREADS", None)
-        if self._spec.threads:
-            kept["OMP_NUM_THREADS"] = self._spec.threads
-        return kept | {"PYTHONUNBUFFERED": "1", "VLLM_API_KEY": self._spec.api_key} | self._spec.env
+        threads = {"OMP_NUM_THREADS": self._spec.threads} if self._spec.threads else {}
+        added = {"PYTHONUNBUFFERED": "1", "VLLM_API_KEY": self._spec.api_key}
+        return kept | threads | added | self._spec.env
 
     def _set(self, **changes: object) -> None:
         with self._lock:
@@ -237,8 +214,36 @@ def _how(status: int | None) -> str:
 
 def _node_address() -> str:
     with suppress(Exception):  # outside Ray
-        from ray.util import get_node_ip_address as untyped
+        from ray import util
 
-        address_of: Callable[[], str] = untyped
-        return address_of()
+        untyped: Any = util
+        return str(untyped.get_node_ip_address())
     return "127.0.0.1"
+
+
+def free_port(host: str, wanted: int = 0) -> int:
+    """A port that is free: the wanted one if possible. Another program may take it before
+    the server does."""
+    for port in (wanted, 0):
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            return int(probe.getsockname()[1])
+    raise OSError(f"no port is free at {host}")
+
+
+def unhealthy(address: str, names: tuple[str, ...], api_key: str, timeout_s: float) -> str | None:
+    """What keeps the server at http://HOST:PORT from serving these models; None where it does.
+    Asks without proxies."""
+    headers = {"Authorization": f"Bearer {api_key}"}
+    try:
+        with httpx.Client(trust_env=False, timeout=timeout_s, headers=headers) as client:
+            client.get(f"{address}/health").raise_for_status()
+            models = client.get(f"{address}/v1/models").raise_for_status().json()["data"]
+        served = {model["id"] for model in models}
+    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+        return str(error).partition("\n")[0] or type(error).__name__
+    missing = [name for name in names if name not in served]
+    return (
+        f"it serves {', '.join(sorted(served))} and not {', '.join(missing)}" if missing else None
+    )

@@ -20,11 +20,12 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import KernelTask, Language, SamplingParams, Status, Verdict, stable_hash
+from kernels_eval.records import KernelTask, Language, Status, Verdict, stable_hash
 from tasks.progress import duration
 from tasks.sources import bundled
 from tasks.store import Snapshot
@@ -46,14 +47,13 @@ SAID = (
     *("candidate_id", "task_id", "language", "status", "reason", "detail", "timing"),
     *("correctness", "log_tail"),
 )
-Place = TypeVar("Place")
 
 
-class RequestSet(Generic[Place]):
+class RequestSet:
     """Requests by their keys, each made by `make` when it is read; `places` says of each key what
     it is made from, in the order of asking."""
 
-    def __init__(self, places: Mapping[str, Place], make: Callable[[str, Place], Request]) -> None:
+    def __init__(self, places: Mapping[str, Any], make: Callable[[Any], Request]) -> None:
         self._places, self._make = places, make
 
     @property
@@ -64,12 +64,12 @@ class RequestSet(Generic[Place]):
         return len(self._places)
 
     def __iter__(self) -> Iterator[Request]:
-        return (self[key] for key in self._places)
+        return map(self._make, self._places.values())
 
     def __getitem__(self, key: str) -> Request:
-        return self._make(key, self._places[key])
+        return self._make(self._places[key])
 
-    def without(self, done: Set[str]) -> RequestSet[Place]:
+    def without(self, done: Set[str]) -> RequestSet:
         """Those whose keys are not among these."""
         left = {key: place for key, place in self._places.items() if key not in done}
         return RequestSet(left, self._make)
@@ -92,61 +92,39 @@ class Questions:
         return render(task, self.language, self.config.hardware)
 
     def request(
-        self,
-        task: KernelTask,
-        prompt: str,
-        sample_index: int,
-        turn: int = 1,
-        parent: str | None = None,
+        self, task: KernelTask, prompt: str, sample_index: int, *follow_up: int | str
     ) -> Request:
-        """The seed of a sample's later turn is `SEED_STEP` further on than that of its last one."""
-        seed = self.config.sampling.seed + sample_index + (turn - 1) * SEED_STEP
+        """One request; `follow_up` is the turn and the parent where it is not the first. The seed
+        of a sample's later turn is `SEED_STEP` further on than that of its last one."""
+        turn, parent = follow_up or (1, None)
+        seed = self.config.sampling.seed + sample_index + (int(turn) - 1) * SEED_STEP
         sampling = self.config.sampling.model_copy(update={"seed": seed})
-        later = () if turn == 1 else (turn, parent)
-        return Request(
-            request_key=request_key(
-                task, prompt, self.generator, sampling, sample_index, self._data, *later
-            ),
-            task=task,
-            language=self.language,
-            prompt=prompt,
-            sample_index=sample_index,
-            sampling=sampling,
-            turn=turn,
-            parent=parent,
+        asked = [task.code, prompt, self.generator, sampling.identity, sample_index, self._data]
+        return Request.model_validate(
+            {
+                "request_key": stable_hash([*asked, *follow_up]),
+                "task": task,
+                "language": self.language,
+                "prompt": prompt,
+                "sample_index": sample_index,
+                "sampling": sampling,
+                "turn": turn,
+                "parent": parent,
+            }
         )
 
 
-def request_key(
-    task: KernelTask,
-    prompt: str,
-    generator: str,
-    sampling: SamplingParams,
-    sample_index: int,
-    data: str,
-    *later: Any,
-) -> str:
-    """Identity of a request. `data` is `data_version`; `later` the turn and the parent where they
-    are not the first."""
-    return stable_hash(
-        [task.code, prompt, generator, sampling.identity, sample_index, data, *later]
-    )
-
-
-def first_requests(asked: Questions) -> RequestSet[tuple[int, int]]:
+def first_requests(asked: Questions) -> RequestSet:
     """All requests of a first turn, in the order of the tasks; those of one task one after the
     other, so that they share a prefix."""
 
-    def make(number: int, index: int) -> Request:
+    def make(place: tuple[int, int]) -> Request:
+        number, index = place
         return asked.request(asked.tasks[number], prompts[number], index)
 
     prompts = [asked.prompt(task) for task in asked.tasks]
-    places = {
-        make(number, index).request_key: (number, index)
-        for number in range(len(asked.tasks))
-        for index in range(asked.config.samples_per_task)
-    }
-    return RequestSet(places, lambda key, place: make(*place))
+    places = product(range(len(asked.tasks)), range(asked.config.samples_per_task))
+    return RequestSet({make(place).request_key: place for place in places}, make)
 
 
 class _FollowUp(NamedTuple):
@@ -161,7 +139,7 @@ class _FollowUp(NamedTuple):
 @contextmanager
 def follow_up_requests(
     asked: Questions, candidates: Snapshot, verdicts: Snapshot, turn: int, directory: Path
-) -> Iterator[RequestSet[_FollowUp]]:
+) -> Iterator[RequestSet]:
     """All requests of turn `turn` (2 or later), by task as in the first one, so that those of one
     task share a prefix.
 
@@ -179,13 +157,11 @@ def follow_up_requests(
         attempts = _attempts(candidates, turn - 1)
         verdict_of = _verdicts(asked, verdicts, set(attempts["candidate_id"]), said)
 
-        def make(key: str, place: _FollowUp) -> Request:
-            prompt = prompts.read(place.prompt)
-            return asked.request(
-                asked.tasks[place.task], prompt, place.sample_index, turn, place.parent
-            )
+        def make(place: _FollowUp) -> Request:
+            task, prompt = asked.tasks[place.task], prompts.read(place.prompt)
+            return asked.request(task, prompt, place.sample_index, turn, place.parent)
 
-        places: dict[_FollowUp, str] = {}
+        places = []
         wanted = attempts.filter(attempts["candidate_id"].is_in(list(verdict_of)))
         for row in candidates.rows_of(wanted, ATTEMPT):
             parent, number = row["candidate_id"], numbers.get(row["task_id"])
@@ -197,10 +173,8 @@ def follow_up_requests(
             place, correct = verdict_of[parent]
             first = asked.prompt(asked.tasks[number])
             prompt = follow_up_prompt(first, row["code"], said.read(place), correct)
-            index = row["sample_index"]
-            key = asked.request(asked.tasks[number], prompt, index, turn, parent).request_key
-            places[_FollowUp(number, index, parent, prompts.add(prompt))] = key
-        yield RequestSet({places[place]: place for place in sorted(places)}, make)
+            places.append(_FollowUp(number, row["sample_index"], parent, prompts.add(prompt)))
+        yield RequestSet({make(place).request_key: place for place in sorted(places)}, make)
 
 
 def _verdicts(

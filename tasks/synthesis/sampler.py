@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from pydantic import Field
+from pydantic import NonNegativeInt, PositiveInt
 
 from kernels_eval.records import KernelTask, Language, Record, SamplingParams
 from tasks.sources.small_model import count_tokens
@@ -25,9 +25,9 @@ class Request(Record):
     task: KernelTask
     language: Language
     prompt: str
-    sample_index: int = Field(ge=0)
+    sample_index: NonNegativeInt
     sampling: SamplingParams
-    turn: int = Field(default=1, ge=1)
+    turn: PositiveInt = 1
     parent: str | None = None
 
 
@@ -51,34 +51,27 @@ class Response(Record):
     finish_reason: str | None = None
 
 
-class Sampler(Protocol):
+class Sampler:
     """A generator of responses.
 
-    `generator` is its identity, recorded in every candidate. `sample` yields in any order, at most
-    one response a request, and raises an EvalError only for infrastructure faults; `count_tokens`
-    uses the generator's own tokenizer and returns None where it has none.
+    `generator` is its identity, recorded in every candidate; `tokenizer` a directory, a hub id, or
+    None where tokens are not counted.
     """
 
     generator: str
 
-    def sample(self, requests: Requests) -> Iterator[Response]: ...
-
-    def count_tokens(self, texts: Sequence[str]) -> list[int] | None: ...
-
-    def close(self) -> None: ...
-
-
-class TokenCounter:
-    """What samplers share that count with a tokenizer of their own: a directory, a hub id, or None
-    where tokens are not counted."""
-
     def __init__(self, tokenizer: str | Path | None = None) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
+
+    def sample(self, requests: Requests) -> Iterator[Response]:
+        """Responses in any order, at most one a request. Raises an EvalError only for
+        infrastructure faults."""
+        raise NotImplementedError
 
     def count_tokens(self, texts: Sequence[str]) -> list[int] | None:
         """Tokens of each text; None without a tokenizer. Raises UsageError where the tokenizer
         cannot be loaded."""
-        return None if self._tokenizer is None else count_tokens(self._tokenizer, texts)
+        return None if self.tokenizer is None else count_tokens(self.tokenizer, texts)
 
     def close(self) -> None:
         """Nothing is held between calls of `sample`."""

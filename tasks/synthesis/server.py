@@ -35,7 +35,7 @@ from tasks.synthesis.addresses import Addresses
 from tasks.synthesis.client import OpenAISampler
 from tasks.synthesis.config import ServerConfig
 from tasks.synthesis.replica import Replica, ReplicaSpec, ReplicaStatus
-from tasks.synthesis.sampler import Requests, Response, TokenCounter
+from tasks.synthesis.sampler import Requests, Response, Sampler
 
 log = logging.getLogger(__name__)
 
@@ -53,37 +53,37 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json",
 PLACED_NOWHERE = (
     "`ray status` shows what the cluster lacks; lower synthesis.server.replicas or tensor_parallel"
 )
+FAILED = (
+    "fix the cause in its log, such as a wrong synthesis.server setting; answers so far are kept"
+)
 
 
 def serve_command(config: ServerConfig) -> list[str]:
     """What starts vLLM, up to the model's name. Raises UsageError where nothing does."""
     if config.command:
         words = shlex.split(config.command)
-        if not words or not shutil.which(words[0]):
-            raise UsageError(
-                f"synthesis.server.command {config.command!r} does not start with a program",
-                "give one like 'vllm serve'",
-            )
-        return words
-    python = config.python or os.environ.get("CONCUR_VLLM_PYTHON")
-    if python:
-        if not shutil.which(Path(python).expanduser()):
-            named = "synthesis.server.python" if config.python else "CONCUR_VLLM_PYTHON"
-            raise UsageError(
-                f"{named} names {python}, which cannot be run",
-                f"set {named} to the bin/python of an environment with vLLM",
-            )
-        # not resolved: an environment's interpreter is a link, known by the place of the link
-        found = os.path.abspath(shutil.which(Path(python).expanduser()) or python)
-        return [found, *"-m vllm.entrypoints.cli.main serve".split()]
-    installed = shutil.which("vllm")
-    if not installed:
+        if words and shutil.which(words[0]):
+            return words
         raise UsageError(
-            "no vLLM was found",
-            "python -m venv VENV && VENV/bin/pip install vllm, then export"
-            " CONCUR_VLLM_PYTHON=VENV/bin/python",
+            f"synthesis.server.command {config.command!r} does not start with a program",
+            "give one like 'vllm serve'",
         )
-    return [installed, "serve"]
+    if python := config.python or os.environ.get("CONCUR_VLLM_PYTHON"):
+        if found := shutil.which(Path(python).expanduser()):
+            # not resolved: an environment's interpreter is a link, known by the place of the link
+            return [str(Path(found).absolute()), *"-m vllm.entrypoints.cli.main serve".split()]
+        named = "synthesis.server.python" if config.python else "CONCUR_VLLM_PYTHON"
+        raise UsageError(
+            f"{named} names {python}, which cannot be run",
+            f"set {named} to the bin/python of an environment with vLLM",
+        )
+    if installed := shutil.which("vllm"):
+        return [installed, "serve"]
+    raise UsageError(
+        "no vLLM was found",
+        "python -m venv VENV && VENV/bin/pip install vllm, then export"
+        " CONCUR_VLLM_PYTHON=VENV/bin/python",
+    )
 
 
 def options(
@@ -95,34 +95,23 @@ def options(
     max_num_seqs: int,
 ) -> list[str]:
     """Arguments of vllm serve besides the model and the address. `args` come last, so they win."""
-    guess = {
-        "method": "ngram",
-        "num_speculative_tokens": config.ngram_tokens,
-        "prompt_lookup_max": 4,
-        "prompt_lookup_min": 2,
-    }
-    rank = sizing.lora_rank(adapters.values())
-    named = [f"{key}={path}" for key, path in adapters.items()]
+    guess = {"method": "ngram", "num_speculative_tokens": config.ngram_tokens}
+    guess |= {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    prefix = "--enable-prefix-caching" if config.prefix_caching else "--no-enable-prefix-caching"
     # the access log has a line for every health check: soon they would be all that the log holds
-    flags: dict[str, Sequence[object] | None] = {
-        "--served-model-name": [name],
-        "--max-model-len": [max_model_len],
-        "--max-num-seqs": [max_num_seqs],
-        "--enable-prefix-caching": [] if config.prefix_caching else None,
-        "--no-enable-prefix-caching": None if config.prefix_caching else [],
-        "--disable-uvicorn-access-log": [],
-        "--tensor-parallel-size": [config.tensor_parallel] if config.tensor_parallel > 1 else None,
-        "--gpu-memory-utilization": [config.gpu_memory_utilization] if gpus else None,
-        "--enforce-eager": None if gpus else [],
-        "--enable-lora": [] if adapters else None,
-        "--max-loras": [len(adapters)] if adapters else None,
-        "--max-lora-rank": [rank] if adapters else None,
-        "--lora-modules": named or None,
-        "--speculative-config": [json.dumps(guess)] if config.ngram_tokens else None,
-    }
-    given = {flag: values for flag, values in flags.items() if values is not None}
-    words = [str(word) for flag, values in given.items() for word in (flag, *values)]
-    return [*words, *config.args]
+    words: list[object] = ["--served-model-name", name, prefix, "--disable-uvicorn-access-log"]
+    words += ["--max-model-len", max_model_len, "--max-num-seqs", max_num_seqs]
+    if config.tensor_parallel > 1:
+        words += ["--tensor-parallel-size", config.tensor_parallel]
+    words += ["--gpu-memory-utilization", config.gpu_memory_utilization] * gpus
+    words += ["--enforce-eager"] * (not gpus)
+    if adapters:
+        words += ["--enable-lora", "--max-loras", len(adapters)]
+        words += ["--max-lora-rank", sizing.lora_rank(adapters.values())]
+        words += ["--lora-modules", *(f"{key}={path}" for key, path in adapters.items())]
+    if config.ngram_tokens:
+        words += ["--speculative-config", json.dumps(guess)]
+    return [*map(str, words), *config.args]
 
 
 def served_tokenizer(model: str, args: Sequence[str] = ()) -> Path | None:
@@ -137,7 +126,7 @@ def served_tokenizer(model: str, args: Sequence[str] = ()) -> Path | None:
 
 @dataclass
 class _Slot:
-    """One replica as this process sees it."""
+    """One replica as this process sees it; `asked` is when its answer `pending` was asked for."""
 
     index: int
     actor: Any = None
@@ -147,26 +136,28 @@ class _Slot:
     losses: int = 0
     status: ReplicaStatus = field(default_factory=lambda: ReplicaStatus(state="starting"))
 
+    def ask(self) -> None:
+        self.pending, self.asked = self.actor.renew.remote(), time.monotonic()
+
 
 class Servers:
     """`replicas` servers of one `spec`, each an actor with `gpus` GPUs. `addresses` are those that
     are healthy."""
 
     def __init__(self, spec: ReplicaSpec, replicas: int, gpus: int) -> None:
-        self.addresses = Addresses()
-        self._spec, self._gpus = spec, gpus
-        self._slots = [_Slot(index) for index in range(replicas)]
+        self.spec, self.addresses = spec, Addresses()
+        self._gpus = gpus
+        self.slots = [_Slot(index) for index in range(replicas)]
         self._changed, self._stopping = threading.Event(), threading.Event()
         self._fault: EvalError | None = None
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._watch, name="vllm servers", daemon=True)
 
     def start(self) -> None:
         """Returns when one replica is healthy. Raises what waiting cannot correct; nothing is left
         running then."""
         try:
-            for slot in self._slots:
+            for slot in self.slots:
                 self._place(slot)
-            self._thread = threading.Thread(target=self._watch, name="vllm servers", daemon=True)
             self._thread.start()
             while not self._changed.wait(timeout=0.5):
                 pass  # a Ctrl-C that comes just before the wait begins does not wake it
@@ -182,112 +173,92 @@ class Servers:
         import ray
 
         self._stopping.set()
-        if self._thread is not None:
+        if self._thread.ident is not None:
             self._thread.join()
-        actors = [slot.actor for slot in self._slots if slot.actor is not None]
+        actors = [slot.actor for slot in self.slots if slot.actor is not None]
+        self.slots = []
         try:
             if ray.is_initialized() and actors:
-                ray.wait(
-                    [actor.stop.remote(at_once) for actor in actors],
-                    num_returns=len(actors),
-                    timeout=self._spec.config.drain_s + 90,
-                )
+                stopping = [actor.stop.remote(at_once) for actor in actors]
+                patience_s = self.spec.config.drain_s + 90
+                ray.wait(stopping, num_returns=len(stopping), timeout=patience_s)
         finally:
             for actor in actors:
-                with suppress(Exception):  # of a Ray that has gone
-                    ray.kill(actor)
-            self._slots = []
+                _kill(actor)
 
     @property
     def statuses(self) -> list[ReplicaStatus]:
-        return [slot.status for slot in self._slots]
+        return [slot.status for slot in self.slots]
 
     def _place(self, slot: _Slot) -> None:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         wishes: dict[str, Any] = {"num_gpus": self._gpus, "num_cpus": 0, "max_concurrency": 4}
-        if self._spec.config.listen == "loopback":  # another node's loopback is out of reach
-            wishes["scheduling_strategy"] = NodeAffinitySchedulingStrategy(
-                ray.get_runtime_context().get_node_id(), soft=False
-            )
-        slot.actor = (
-            ray.remote(Replica).options(**wishes).remote(self._spec, slot.index, slot.status.served)
-        )
-        slot.pending, slot.asked, slot.placed = slot.actor.renew.remote(), time.monotonic(), False
+        if self.spec.config.listen == "loopback":  # another node's loopback is out of reach
+            here = ray.get_runtime_context().get_node_id()
+            wishes["scheduling_strategy"] = NodeAffinitySchedulingStrategy(here, soft=False)
+        actors = ray.remote(Replica).options(**wishes)
+        slot.actor = actors.remote(self.spec, slot.index, slot.status.served)
+        slot.placed = False
+        slot.ask()
 
     def _watch(self) -> None:
         """Renews the leases and keeps `addresses` right, until it is told to stop."""
         try:
             while not self._stopping.wait(RENEW_S):
-                for slot in self._slots:
+                for slot in self.slots:
                     if slot.status.state != "failed":
                         self._look_at(slot)
         except Exception as error:  # Ray itself: the servers are not watched any more
-            self._give_up(
-                ClusterError(
-                    f"Ray does not answer for the vLLM servers: {error}",
-                    "run the same again: answers so far are kept",
-                )
-            )
+            fault = f"Ray does not answer for the vLLM servers: {error}"
+            self._give_up(ClusterError(fault, "run the same again: answers so far are kept"))
 
     def _look_at(self, slot: _Slot) -> None:
         import ray
 
-        done, _ = ray.wait([slot.pending], timeout=0)
-        if not done:
+        if not ray.wait([slot.pending], timeout=0)[0]:
             if not slot.placed and time.monotonic() - slot.asked > PLACE_S:
-                self._give_up(
-                    DeviceError(
-                        f"Ray has found no place for a vLLM replica with {self._gpus} GPUs",
-                        PLACED_NOWHERE,
-                    )
-                )
+                fault = f"Ray has found no place for a vLLM replica with {self._gpus} GPUs"
+                self._give_up(DeviceError(fault, PLACED_NOWHERE))
             return
+        before = slot.status
         try:
-            before, slot.status, slot.placed = slot.status, ray.get(slot.pending), True
+            slot.status, slot.placed = ray.get(slot.pending), True
         except ray.exceptions.RayActorError as error:
-            slot.losses += 1
-            self.addresses.park(slot.index)
-            log.warning("vLLM replica %s: its actor died: %s", slot.index, error)
-            with suppress(Exception):
-                ray.kill(
-                    slot.actor
-                )  # it may be out of reach only, and would keep its GPUs and its server
-            if slot.losses > self._spec.config.restarts:
-                self._left_out(
-                    slot, f"vLLM replica {slot.index}: its actor died {slot.losses} times: {error}"
-                )
-            else:
-                self._place(slot)
+            self._replace(slot, error)
             return
-        slot.pending, slot.asked = slot.actor.renew.remote(), time.monotonic()
-        if slot.status.state == "healthy" and slot.status.base_url:
-            if before.starts != slot.status.starts:
-                self.addresses.park(
-                    slot.index
-                )  # the crash in between went by unseen: what was known of it is no longer true
-            self.addresses.put(slot.index, slot.status.base_url)
+        slot.ask()
+        now = slot.status
+        healthy = now.state == "healthy" and now.base_url
+        if not healthy or before.starts != now.starts:
+            self.addresses.park(slot.index)  # also after a crash in between that went by unseen
+        if healthy and now.base_url:
+            self.addresses.put(slot.index, now.base_url)
             self._changed.set()
-            return
+        elif now.state == "restarting" and before.state == "healthy":
+            log.warning("vLLM replica %s is started again: %s", slot.index, now.error)
+        elif now.state == "failed":
+            self._left_out(slot, now.error or "")
+
+    def _replace(self, slot: _Slot, error: Exception) -> None:
+        """Start another actor for one that died, unless it has died too often."""
+        slot.losses += 1
         self.addresses.park(slot.index)
-        if slot.status.state == "restarting" and before.state == "healthy":
-            log.warning("vLLM replica %s is started again: %s", slot.index, slot.status.error)
-        if slot.status.state == "failed":
-            self._left_out(slot, slot.status.error or "")
+        log.warning("vLLM replica %s: its actor died: %s", slot.index, error)
+        _kill(slot.actor)  # it may be out of reach only, and would keep its GPUs and its server
+        if slot.losses > self.spec.config.restarts:
+            died = f"vLLM replica {slot.index}: its actor died {slot.losses} times: {error}"
+            self._left_out(slot, died)
+        else:
+            self._place(slot)
 
     def _left_out(self, slot: _Slot, why: str) -> None:
         slot.status = slot.status.model_copy(update={"state": "failed"})
-        if slot.status.served and any(other.status.state != "failed" for other in self._slots):
+        if slot.status.served and any(other.state != "failed" for other in self.statuses):
             log.error("%s; the other replicas continue", why)
-            return
-        self._give_up(
-            EvalError(
-                why,
-                "fix the cause in its log, such as a wrong synthesis.server setting; answers so far"
-                " are kept",
-            )
-        )
+        else:
+            self._give_up(EvalError(why, FAILED))
 
     def _give_up(self, fault: EvalError) -> None:
         self._fault = self._fault or fault
@@ -295,13 +266,20 @@ class Servers:
         self._changed.set()
 
 
-class VllmSampler(TokenCounter):
+def _kill(actor: Any) -> None:
+    import ray
+
+    with suppress(Exception):  # of a Ray that has gone
+        ray.kill(actor)
+
+
+class VllmSampler(Sampler):
     """Chat completions of servers that are started at the first request and stopped by `close`.
 
     `model` is a directory or a hub id, served as `name`; `adapters` are LoRA directories by name,
-    and `asked` is what is asked: `name` or one of them. `generator` is the identity in every
-    candidate. Logs go to `logs`. Raises UsageError where vLLM or an adapter is missing, DeviceError
-    where the GPUs are too few, EvalError where a server does not start.
+    and `asked` is what is asked: `name` or one of them. `generator` is the name, and the adapter
+    where one is asked. Logs go to `logs`. Raises UsageError where vLLM or an adapter is missing,
+    DeviceError where the GPUs are too few, EvalError where a server does not start.
     """
 
     def __init__(
@@ -309,13 +287,12 @@ class VllmSampler(TokenCounter):
         model: str,
         name: str,
         config: ServerConfig,
-        generator: str | None = None,
         adapters: Mapping[str, str | Path] | None = None,
         asked: str | None = None,
         logs: str | Path | None = None,
         tokenizer: str | Path | None = None,
-        address: str | None = None,
     ) -> None:
+        super().__init__(tokenizer)
         self._config, self._command = config, serve_command(config)
         self._model, self._name, self._asked = model, name, asked or name
         self._adapters = {
@@ -327,37 +304,30 @@ class VllmSampler(TokenCounter):
                     f"adapter {key!r}: {path} holds no adapter_config.json",
                     "give the directory of a LoRA adapter",
                 )
-        if self._asked != name and self._asked not in self._adapters:
+        if self._asked not in (name, *self._adapters):
             raise UsageError(
                 f"there is no adapter {self._asked!r}",
                 f"name one of synthesis.server.adapters: {', '.join(self._adapters)}",
             )
-        self.generator = generator or (name if self._asked == name else f"{name}+{self._asked}")
-        self._logs = (
-            str(Path(logs).absolute())
-            if logs
-            else str(Path(tempfile.gettempdir()) / "concur-vllm-logs")
-        )
-        super().__init__(tokenizer)
-        self._address, self._uncounted = address, False
+        self.generator = name if self._asked == name else f"{name}+{self._asked}"
+        self._logs = Path(logs or Path(tempfile.gettempdir()) / "concur-vllm-logs").absolute()
+        self._uncounted = False
         self.servers: Servers | None = None
-        self._key = ""
-        self._length = self._seqs = self._replicas = 0
+        self._length = self._concurrency = 0
 
     def sample(self, requests: Requests) -> Iterator[Response]:
         """Responses as they finish. An exception, in here or at the caller's, stops the servers."""
         if not requests:
             return
         try:
-            servers, key = self._serve(requests)
+            servers = self._serve(requests)
             client = OpenAISampler(
                 servers.addresses,
                 self._asked,
-                concurrency=max(1, int(self._replicas * self._seqs * ASK_AHEAD)),
+                concurrency=self._concurrency,
                 timeout_s=ANSWER_TIMEOUT_S,
                 retries=ATTEMPTS_A_CRASH * (self._config.restarts + 2),
-                name=self.generator,
-                api_key=key,
+                api_key=servers.spec.api_key,
                 direct=True,
             )
             yield from client.sample(requests)
@@ -368,9 +338,9 @@ class VllmSampler(TokenCounter):
     def count_tokens(self, texts: Sequence[str]) -> list[int] | None:
         """Tokens of each text under the tokenizer given, else the one served; None, with a warning,
         where this machine has neither."""
-        if self._tokenizer is None:
-            self._tokenizer = served_tokenizer(self._model, self._config.args)
-            if self._tokenizer is None and not self._uncounted:
+        if self.tokenizer is None:
+            self.tokenizer = served_tokenizer(self._model, self._config.args)
+            if self.tokenizer is None and not self._uncounted:
                 self._uncounted = True
                 log.warning(
                     "no tokenizer of %s is on this machine: tokens are not counted; set"
@@ -385,66 +355,63 @@ class VllmSampler(TokenCounter):
         if servers is not None:
             servers.stop(at_once)
 
-    def _serve(self, requests: Requests) -> tuple[Servers, str]:
-        """The servers, running, with room for these requests, and their key."""
+    def _serve(self, requests: Requests) -> Servers:
+        """The servers, running, with room for these requests."""
+        config, shape = self._config, sizing.read_shape(self._model)
         prompt = sizing.prompt_tokens(request.prompt for request in requests)
         most = max(request.sampling.max_tokens for request in requests)
-        shape = sizing.read_shape(self._model)
-        length = self._config.max_model_len or sizing.model_len(
-            prompt, most, shape.window if shape else None
-        )
+        window = shape.window if shape else None
+        length = config.max_model_len or sizing.model_len(prompt, most, window)
         if self.servers is not None and length > self._length:
             self.close()
         if self.servers is None:
-            gpus = self._plan()
+            replicas, gpus = self._plan()
+            memory: int | None = config.cpu_kv_cache_gib << 30
             if gpus:
-                memory = sizing.kv_cache_bytes(
-                    shape, _gpu_bytes(), gpus, self._config.gpu_memory_utilization
-                )
-            else:
-                memory = self._config.cpu_kv_cache_gib << 30
-            self._seqs = self._config.max_num_seqs or sizing.num_seqs(shape, memory, prompt, most)
-            self._length, self._key = length, secrets.token_urlsafe(24)
-            self.servers = Servers(self._spec(gpus), self._replicas, gpus)
+                share = config.gpu_memory_utilization
+                memory = sizing.kv_cache_bytes(shape, _gpu_bytes(), gpus, share)
+            seqs = config.max_num_seqs or sizing.num_seqs(shape, memory, prompt, most)
+            self._length, self._concurrency = length, max(1, int(replicas * seqs * ASK_AHEAD))
+            servers = Servers(self._spec(gpus, seqs), replicas, gpus)
+            self.servers = servers
             try:
-                self.servers.start()
+                servers.start()
             except BaseException:
                 self.servers = None  # nothing of it is left
                 raise
-        return self.servers, self._key
+        return self.servers
 
-    def _plan(self) -> int:
-        """GPUs of each replica (0 where the cluster has none), with `_replicas` decided."""
+    def _plan(self) -> tuple[int, int]:
+        """Replicas, and GPUs of each (0 where the cluster has none)."""
         from kernels_eval.cluster.ray import start_ray
 
-        start_ray(self._address)
+        start_ray(None)
         import ray
 
-        mine, anywhere = ray.get_runtime_context().get_node_id(), self._config.listen == "node"
+        here, anywhere = ray.get_runtime_context().get_node_id(), self._config.listen == "node"
         list_nodes: Callable[[], list[dict[str, Any]]] = ray.nodes
         nodes = [
             int(node["Resources"].get("GPU", 0))
             for node in list_nodes()
-            if node["Alive"] and (anywhere or node["NodeID"] == mine)
+            if node["Alive"] and (anywhere or node["NodeID"] == here)
         ]
         each = self._config.tensor_parallel if any(nodes) else 0
         fit = sum(gpus // each for gpus in nodes) if each else 1
-        self._replicas = self._config.replicas or max(1, fit)
-        if each and self._replicas > fit:
+        replicas = self._config.replicas or max(1, fit)
+        if each and replicas > fit:
             where = "of the cluster" if anywhere else "of this machine"
             raise DeviceError(
-                f"{self._replicas} vLLM replicas of {each} GPUs do not fit onto the {sum(nodes)}"
+                f"{replicas} vLLM replicas of {each} GPUs do not fit onto the {sum(nodes)}"
                 f" GPUs {where}",
                 "lower synthesis.server.replicas or tensor_parallel, or set"
                 " synthesis.server.listen=node on a cluster",
             )
-        return each
+        return replicas, each
 
-    def _spec(self, gpus: int) -> ReplicaSpec:
-        config = self._config
-        words = options(config, self._name, self._adapters, bool(gpus), self._length, self._seqs)
-        directory = Path(self._model).expanduser()
+    def _spec(self, gpus: int, seqs: int) -> ReplicaSpec:
+        config, directory = self._config, Path(self._model).expanduser()
         model = str(directory.absolute()) if directory.is_dir() else self._model
+        words = options(config, self._name, self._adapters, bool(gpus), self._length, seqs)
         memory = {} if gpus else {"VLLM_CPU_KVCACHE_SPACE": str(config.cpu_kv_cache_gib)}
         return ReplicaSpec(
             config=config,
@@ -452,8 +419,8 @@ class VllmSampler(TokenCounter):
             names=(self._name, *self._adapters),
             env=memory | config.env,
             threads=os.environ.get("OMP_NUM_THREADS"),
-            api_key=self._key,
-            log_dir=self._logs,
+            api_key=secrets.token_urlsafe(24),
+            log_dir=str(self._logs),
         )
 
 

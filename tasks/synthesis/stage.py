@@ -37,7 +37,7 @@ from tasks.tables import CANDIDATES
 from tasks.versions import PARSER_VERSION, SYNTHESIS_VERSION
 
 STAGE = "synthesis"
-OF_NO_TURN = frozenset({"concurrency", "api_key_env", "api_key_block", "server", "turns"})
+UNDECISIVE = frozenset({"concurrency", "api_key_env", "api_key_block", "server", "turns"})
 """Settings that decide nothing of a turn's answers. `turns` says only how often there is one
 more."""
 OF_LATER_TURNS = frozenset({"refine_below_speedup"})
@@ -53,28 +53,33 @@ def make_sampler(config: SynthesisConfig, root: str, adapter: Path | None = None
             return ResponsesFile(config.responses, tokenizer)
         return RecordedSampler(tokenizer)
     if config.model is None:
-        raise UsageError(
-            f"synthesis.sampler is {config.sampler!r} but synthesis.model is not set",
-            "--set synthesis.model=NAME",
-        )
+        raise _missing(config, "model=NAME")
+    if config.sampler == "openai":
+        return _client(config, config.model, tokenizer)
+    model = resolve_model(config.model, root)
     if config.sampler == "transformers":
         from tasks.synthesis.local import TransformersSampler
 
-        name = model_name(config, adapter)
-        return TransformersSampler(resolve_model(config.model, root), adapter, name=name)
-    if config.sampler == "vllm":
-        return _vllm_sampler(config, config.model, root, adapter, tokenizer)
+        return TransformersSampler(model, adapter, name=model_name(config, adapter))
+    from tasks.synthesis.server import VllmSampler
+
+    adapters, asked = config.server.adapters, config.adapter
+    if adapter is not None:
+        asked = adapter.parent.name[:12]
+        adapters = adapters | {asked: str(adapter)}
+    logs = None if "://" in root else Path(root) / "logs" / "vllm"
+    return VllmSampler(model, config.model, config.server, adapters, asked, logs, tokenizer)
+
+
+def _client(config: SynthesisConfig, model: str, tokenizer: str | None) -> Sampler:
     from tasks.synthesis.client import OpenAISampler
 
     if config.base_url is None:
-        raise UsageError(
-            "synthesis.sampler is 'openai' but synthesis.base_url is not set",
-            "--set synthesis.base_url=http://HOST:PORT/v1",
-        )
+        raise _missing(config, "base_url=http://HOST:PORT/v1")
     block = config.api_key_block
     return OpenAISampler(
-        base_url=config.base_url,
-        model=config.model,
+        config.base_url,
+        model,
         api_key_env=config.api_key_env,
         api_key=secret(block) if block else None,
         key_place=f"the Prefect secret block {block}" if block else None,
@@ -83,24 +88,11 @@ def make_sampler(config: SynthesisConfig, root: str, adapter: Path | None = None
     )
 
 
-def _vllm_sampler(
-    config: SynthesisConfig, model: str, root: str, adapter: Path | None, tokenizer: str | None
-) -> Sampler:
-    from tasks.synthesis.server import VllmSampler
-
-    adapters, asked = dict(config.server.adapters), config.adapter
-    if adapter is not None:
-        asked = adapter.parent.name[:12]
-        adapters[asked] = str(adapter)
-    return VllmSampler(
-        resolve_model(model, root),
-        model,
-        config.server,
-        generator=model_name(config, adapter),
-        adapters=adapters,
-        asked=asked,
-        logs=None if "://" in root else Path(root) / "logs" / "vllm",
-        tokenizer=tokenizer,
+def _missing(config: SynthesisConfig, setting: str) -> UsageError:
+    name = setting.partition("=")[0]
+    return UsageError(
+        f"synthesis.sampler is {config.sampler!r} but synthesis.{name} is not set",
+        f"--set synthesis.{setting}",
     )
 
 
@@ -113,9 +105,12 @@ def model_name(config: SynthesisConfig, adapter: Path | None) -> str:
 
 
 class Synthesis:
-    """The synthesis of one tasks snapshot by one generator: the first turn."""
+    """One turn of one generator over a snapshot of tasks; `snapshot` is what `run` fills.
 
-    _title = ""
+    The first turn asks for every task. A later `turn` holds all rows of `candidates`, and one
+    answer more for those of them, of the turn before, whose verdict asks for it. Raises UsageError
+    for a later turn of recorded responses, which cannot answer.
+    """
 
     def __init__(
         self,
@@ -123,28 +118,33 @@ class Synthesis:
         config: SynthesisConfig,
         language: Language,
         adapter: Path | None = None,
+        *,
+        candidates: SnapshotRef | None = None,
+        verdicts: SnapshotRef | None = None,
+        turn: int = 1,
     ) -> None:
+        self._before = (candidates, verdicts) if candidates and verdicts else None
+        if (turn > 1) != (self._before is not None):
+            raise ValueError(f"turn {turn} follows nothing up")
+        if turn > 1 and config.sampler == "recorded":
+            raise UsageError(
+                "recorded responses hold no answer to a follow-up",
+                "set synthesis.sampler to a model, or synthesis.turns to 1",
+            )
         self.config, self.language, self.adapter = config, language, adapter
-        self._tasks = tasks
-        self.snapshot = self._planned(OF_NO_TURN | OF_LATER_TURNS, [tasks])
-
-    def _planned(
-        self, without: frozenset[str], upstream: list[SnapshotRef], *more: Any
-    ) -> Snapshot:
-        """The snapshot to fill: identified by the configuration (`without` what decides nothing
-        here), and by what is read."""
-        self._upstream = [ref.fingerprint for ref in upstream]
+        self._tasks, self._turn = tasks, turn
+        self._upstream = [ref.fingerprint for ref in (tasks, *(self._before or ()))]
+        unused = UNDECISIVE if turn > 1 else UNDECISIVE | OF_LATER_TURNS
         identity = [
-            self.config.model_dump(mode="json", exclude=set(without)),
-            self.language.value,
-            model_name(self.config, self.adapter),
-            data_version(self.config),
-            *more,
+            config.model_dump(mode="json", exclude=set(unused)),
+            language.value,
+            model_name(config, adapter),
+            data_version(config),
+            *([turn] if turn > 1 else []),
         ]
-        return Snapshot(
-            self._tasks.root,
-            STAGE,
-            fingerprint(STAGE, identity, self._upstream, (SYNTHESIS_VERSION, PARSER_VERSION)),
+        versions = (SYNTHESIS_VERSION, PARSER_VERSION)
+        self.snapshot = Snapshot(
+            tasks.root, STAGE, fingerprint(STAGE, identity, self._upstream, versions)
         )
 
     def run(self) -> SnapshotRef:
@@ -159,20 +159,50 @@ class Synthesis:
             self._bring_along()
             with self._requests(sampler.generator) as requests:
                 counts = self._ask(requests, sampler)
-            rows = len(snapshot.read(columns=["candidate_id"], unique="candidate_id"))
         finally:
             sampler.close()
-        if not rows:
+        turns = snapshot.read(columns=["candidate_id", "turn"], unique="candidate_id")["turn"]
+        if turns.is_empty():
             raise UsageError(
                 f"{sampler.generator} gave no response to any of {counts['requests']} requests",
                 "check synthesis.sampler and the language",
             )
-        extra = {"generator": sampler.generator, **self._facts(counts)}
+        extra: dict[str, Any] = {"generator": sampler.generator, **counts}
+        if self._before:  # counted over all turns, as the rows are
+            earlier = self._before[0].open().manifest
+            rows = sorted(turns.value_counts().iter_rows())
+            extra |= {name: earlier.get(name, 0) + count for name, count in counts.items()}
+            extra |= {"turn": self._turn, "followed_up": counts["requests"]}
+            extra["turn_counts"] = {f"turn {turn}": count for turn, count in rows}
         return snapshot.publish(
-            config=self.config, upstream=self._upstream, rows=rows, extra=extra
+            config=self.config, upstream=self._upstream, rows=len(turns), extra=extra
         ).ref
 
-    def _ask(self, requests: RequestSet[Any], sampler: Sampler) -> dict[str, int]:
+    def _bring_along(self) -> None:
+        """Take the rows of the turns before into the snapshot."""
+        if self._before:
+            before, snapshot = self._before[0].open(), self.snapshot
+            every = before.index(["candidate_id"]).unique(
+                "candidate_id", keep="first", maintain_order=True
+            )
+            there = snapshot.index(["candidate_id"])
+            left = every.join(there, on="candidate_id", how="anti", maintain_order="left")
+            snapshot.append(map(in_turn, before.rows_of(left)), CANDIDATES)
+
+    @contextmanager
+    def _requests(self, generator: str) -> Iterator[RequestSet]:
+        asked = Questions(read_tasks(self._tasks), self.config, self.language, generator)
+        if self._before is None:
+            yield first_requests(asked)
+            return
+        candidates, verdicts = (ref.open() for ref in self._before)
+        with (
+            self.snapshot.scratch() as folder,
+            follow_up_requests(asked, candidates, verdicts, self._turn, folder) as requests,
+        ):
+            yield requests
+
+    def _ask(self, requests: RequestSet, sampler: Sampler) -> dict[str, int]:
         """Take what earlier snapshots know, ask for the rest. Returns how many `requests` there
         are, and how many stay `unanswered`."""
         snapshot, missing = self.snapshot, requests.without(self.snapshot.keys("request_key"))
@@ -186,7 +216,7 @@ class Synthesis:
         )
         snapshot.append((parsed_again(row, sampler.count_tokens) for row in kept), CANDIDATES)
         total, left = len(requests), requests.without(snapshot.keys("request_key"))
-        asked = f"{sampler.generator}{self._title}"
+        asked = sampler.generator if self._turn == 1 else f"{sampler.generator}, turn {self._turn}"
         answered = total - len(left)
         if len(left) and self.config.sampler == "vllm":  # for minutes, where the model is large
             report(STAGE, answered, total, f"{asked}: starting servers")
@@ -203,120 +233,7 @@ class Synthesis:
         unanswered = len(requests.without(snapshot.keys("request_key")))
         return {"requests": total, "unanswered": unanswered}
 
-    def _bring_along(self) -> None:
-        """Rows that the snapshot holds before anything is asked: none in a first turn."""
 
-    def _questions(self, generator: str) -> Questions:
-        return Questions(read_tasks(self._tasks), self.config, self.language, generator)
-
-    @contextmanager
-    def _requests(self, generator: str) -> Iterator[RequestSet[Any]]:
-        yield first_requests(self._questions(generator))
-
-    def _facts(self, counts: dict[str, int]) -> dict[str, Any]:
-        """What the manifest says of the requests."""
-        return counts
-
-
-class Refinement(Synthesis):
-    """A later turn: the candidates of the turns before and, for those of the last one whose verdict
-    asks for it, one answer more."""
-
-    def __init__(
-        self,
-        tasks: SnapshotRef,
-        candidates: SnapshotRef,
-        verdicts: SnapshotRef,
-        config: SynthesisConfig,
-        language: Language,
-        turn: int,
-        adapter: Path | None = None,
-    ) -> None:
-        if turn < 2:
-            raise ValueError(f"turn {turn} follows nothing up")
-        if config.sampler == "recorded":
-            raise UsageError(
-                "recorded responses hold no answer to a follow-up",
-                "set synthesis.sampler to a model, or synthesis.turns to 1",
-            )
-        self.config, self.language, self.adapter = config, language, adapter
-        self._tasks, self._candidates, self._verdicts = tasks, candidates, verdicts
-        self._turn, self._title = turn, f", turn {turn}"
-        self.snapshot = self._planned(OF_NO_TURN, [tasks, candidates, verdicts], turn)
-
-    def _bring_along(self) -> None:
-        before, snapshot = self._candidates.open(), self.snapshot
-        every = before.index(["candidate_id"]).unique(
-            "candidate_id", keep="first", maintain_order=True
-        )
-        left = every.join(
-            snapshot.index(["candidate_id"]), on="candidate_id", how="anti", maintain_order="left"
-        )
-        snapshot.append(map(in_turn, before.rows_of(left)), CANDIDATES)
-
-    @contextmanager
-    def _requests(self, generator: str) -> Iterator[RequestSet[Any]]:
-        asked, turn = self._questions(generator), self._turn
-        candidates, verdicts = self._candidates.open(), self._verdicts.open()
-        with (
-            self.snapshot.scratch() as directory,
-            follow_up_requests(asked, candidates, verdicts, turn, directory) as requests,
-        ):
-            yield requests
-
-    def _facts(self, counts: dict[str, int]) -> dict[str, Any]:
-        """Requests and those without an answer are counted over all turns, as the rows are."""
-        before = self._candidates.open().manifest
-        over_all = {name: before.get(name, 0) + count for name, count in counts.items()}
-        found = self.snapshot.read(columns=["candidate_id", "turn"], unique="candidate_id")
-        turns = sorted(found["turn"].value_counts().iter_rows())
-        rows = {f"turn {turn}": count for turn, count in turns}
-        return {
-            **over_all,
-            "turn": self._turn,
-            "followed_up": counts["requests"],
-            "turn_counts": rows,
-        }
-
-
-def planned(
-    tasks: SnapshotRef, config: SynthesisConfig, language: Language, adapter: Path | None = None
-) -> Snapshot:
-    """The snapshot that `run` with the same arguments fills."""
-    return Synthesis(tasks, config, language, adapter).snapshot
-
-
-def run(
-    tasks: SnapshotRef, config: SynthesisConfig, language: Language, adapter: Path | None = None
-) -> SnapshotRef:
-    """The whole stage as a plain call: the first turn."""
-    return Synthesis(tasks, config, language, adapter).run()
-
-
-def planned_turn(
-    tasks: SnapshotRef,
-    candidates: SnapshotRef,
-    verdicts: SnapshotRef,
-    config: SynthesisConfig,
-    language: Language,
-    turn: int,
-    adapter: Path | None = None,
-) -> Snapshot:
-    """The snapshot that `refine` with the same arguments fills."""
-    return Refinement(tasks, candidates, verdicts, config, language, turn, adapter).snapshot
-
-
-def refine(
-    tasks: SnapshotRef,
-    candidates: SnapshotRef,
-    verdicts: SnapshotRef,
-    config: SynthesisConfig,
-    language: Language,
-    turn: int,
-    adapter: Path | None = None,
-) -> SnapshotRef:
-    """Turn `turn` (2 or later) as a plain call: a finished snapshot of all rows of `candidates` and
-    of the answers to this turn's follow-ups. Verifying it reuses every verdict of `verdicts`.
-    Raises UsageError for recorded responses, which cannot answer.
-    """
-    return Refinement(tasks, candidates, verdicts, config, language, turn, adapter).run()
+def planned(**arguments: Any) -> Snapshot:
+    """The snapshot of a synthesis with these arguments."""
+    return Synthesis(**arguments).snapshot

@@ -9,37 +9,35 @@ from prefect import task
 from kernels_eval.records import Language
 from tasks.policy import rows_of, sentence, stage_options
 from tasks.store.snapshot import SnapshotRef
-from tasks.synthesis import stage
 from tasks.synthesis.config import SynthesisConfig
+from tasks.synthesis.stage import Synthesis, planned
 
 
 def _synthesise_candidates(
     tasks: SnapshotRef, config: SynthesisConfig, language: Language, **_: object
 ) -> str:
-    samples = f"{config.samples_per_task} {language} " + (
-        "kernel" if config.samples_per_task == 1 else "kernels"
-    )
+    kernels = "kernel" if config.samples_per_task == 1 else "kernels"
     return (
-        f"ask {config.model or 'the ' + config.sampler + ' responses'} for {samples} for each of"
-        f" {rows_of(tasks)} tasks"
+        f"ask {config.model or 'the ' + config.sampler + ' responses'} for"
+        f" {config.samples_per_task} {language} {kernels} for each of {rows_of(tasks)} tasks"
     )
 
 
 @task(
     name="synthesise candidates",
     task_run_name=sentence(_synthesise_candidates),
-    **stage_options(stage.planned),
+    **stage_options(planned),
 )
 def synthesise(
     tasks: SnapshotRef, config: SynthesisConfig, language: Language, adapter: Path | None = None
 ) -> SnapshotRef:
-    return stage.run(tasks, config, language, adapter)
+    return Synthesis(tasks, config, language, adapter).run()
 
 
 @task(
     name="refine candidates",
     task_run_name="refine {language} candidates, turn {turn}",
-    **stage_options(stage.planned_turn),
+    **stage_options(planned),
 )
 def refine(
     tasks: SnapshotRef,
@@ -48,6 +46,6 @@ def refine(
     config: SynthesisConfig,
     language: Language,
     turn: int,
-    adapter: Path | None = None,
 ) -> SnapshotRef:
-    return stage.refine(tasks, candidates, verdicts, config, language, turn, adapter)
+    earlier = {"candidates": candidates, "verdicts": verdicts}
+    return Synthesis(tasks, config, language, turn=turn, **earlier).run()

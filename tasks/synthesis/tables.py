@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,14 @@ import pyarrow as pa
 from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Candidate, KernelTask, Language, SamplingParams, stable_hash
+from kernels_eval.records import (
+    Candidate,
+    KernelTask,
+    Language,
+    Reason,
+    SamplingParams,
+    stable_hash,
+)
 from tasks.progress import report
 from tasks.sources.files import columns_of, first_line, rows_of, shown
 from tasks.sources.tables import part_files, unusable
@@ -46,28 +53,16 @@ SCHEMA = CANDIDATES.append(pa.field("given_id", pa.string())).append(pa.field("r
 """`given_id`: the candidate_id of the table, null where it has none. `row`: the row of the table,
 from 0, over all its files."""
 
+Row = tuple[int, str, dict[str, Any]]
+"""The number of a row in all files, its place in words, and some of its columns."""
+
 _KEPT = (
-    "prompt_hash",
-    "response",
-    "reasoning",
-    "answer",
-    "reasoning_tokens",
-    "completion_tokens",
+    *("prompt_hash", "response", "reasoning", "answer", "reasoning_tokens", "completion_tokens"),
     "finish_reason",
 )
+_KEYS = ("task_id", "level", "problem_id", "language")
 _READ = (
-    *(
-        "candidate_id",
-        "task_id",
-        "level",
-        "problem_id",
-        "language",
-        "generator",
-        "model",
-        "sampling",
-        "sample_index",
-        "sample_id",
-    ),
+    *(*_KEYS, "candidate_id", "generator", "model", "sampling", "sample_index", "sample_id"),
     *("code", "parse_reason", *_KEPT),
 )
 
@@ -83,7 +78,7 @@ class CandidateTable:
             columns = columns_of(path)
             if not any(set(form) <= set(columns) for form in FORMS):
                 raise unusable(path, columns, "candidates", FORMS)
-            self._columns.append([name for name in _READ if name in columns])
+            self._columns.append(columns)
 
     def language(self, asked: Language | None) -> Language:
         """What to verify: what is asked for, else the one language of the table, else C++.
@@ -91,29 +86,26 @@ class CandidateTable:
         Raises UsageError where the table holds several, or not the one that is asked for, or
         nothing.
         """
-        found = Counter(language for _, _, language in self._keys(asked or Language.CPP))
+        found = Counter(_language(row, asked, where) for _, where, row in self._rows(_KEYS))
         if not found:
             raise UsageError(f"{self.location} holds no row", "give a table of candidates")
         if asked is None and len(found) > 1:
-            counts = ", ".join(
-                f"{language.value} ({count})" for language, count in sorted(found.items())
-            )
+            counts = ", ".join(f"{name.value} ({count})" for name, count in sorted(found.items()))
             raise UsageError(
                 f"{self.location} holds candidates in {len(found)} languages: {counts}",
                 "choose one with --language",
             )
         chosen = asked or next(iter(found))
         if chosen not in found:
-            names = ", ".join(sorted(found))
             raise UsageError(
                 f"{self.location} holds no {chosen.value} candidate",
-                f"its language is {names}: leave out --language",
+                f"its language is {', '.join(sorted(found))}: leave out --language",
             )
         return chosen
 
     def asked_tasks(self, language: Language) -> Counter[str]:
         """How many candidates answer each task, in the order of the rows."""
-        return Counter(task_id for _, task_id, found in self._keys(language) if found is language)
+        return Counter(_task_id(row, where) for _, where, row in self._rows_in(language, _KEYS))
 
     def write(
         self, root: str, tasks: Mapping[str, KernelTask], upstream: SnapshotRef, language: Language
@@ -125,12 +117,9 @@ class CandidateTable:
         for two different candidates.
         """
         digests = [_digest(path) for path in self._parts]
-        versions = (CANDIDATE_TABLE_VERSION, PARSER_VERSION)
-        snapshot = Snapshot(
-            root,
-            STAGE,
-            fingerprint(STAGE, [digests, language.value], [upstream.fingerprint], versions),
-        )
+        versions, above = (CANDIDATE_TABLE_VERSION, PARSER_VERSION), [upstream.fingerprint]
+        identity = fingerprint(STAGE, [digests, language.value], above, versions)
+        snapshot = Snapshot(root, STAGE, identity)
         if snapshot.finished:
             return snapshot.ref
         total = self.asked_tasks(language).total()
@@ -143,9 +132,7 @@ class CandidateTable:
                     yield row
 
         snapshot.append(rows(), SCHEMA)
-        return snapshot.publish(
-            config={"language": language.value}, upstream=[upstream.fingerprint]
-        ).ref
+        return snapshot.publish(config={"language": language.value}, upstream=above).ref
 
     def _candidates(
         self, tasks: Mapping[str, KernelTask], language: Language
@@ -154,26 +141,16 @@ class CandidateTable:
         named: dict[str, str] = {}
         repeats: Counter[str] = Counter()
         samples: Counter[str] = Counter()
-        for number, where, row in self._rows(_READ):
-            if _language(row, language, where) is not language:
-                continue
-            given_id = None if row.get("candidate_id") is None else str(row["candidate_id"])
-            content = _content(row)
-            task = tasks[_task_id(row, where)]
+        for number, where, row in self._rows_in(language, _READ):
+            task, content = tasks[_task_id(row, where)], _content(row)
+            given_id = _first(row, "candidate_id")
+            given_id = None if given_id is None else str(given_id)
+            index = _first(row, "sample_index", "sample_id")
             program = [task.task_id, task.code, task.entry_point, task.init_form]
-            number_given = _first(row, "sample_index", "sample_id")
-            identity = stable_hash(
-                [
-                    program,
-                    language.value,
-                    content["code"],
-                    content["parse_reason"],
-                    given_id,
-                    number_given,
-                ]
-            )
-            repeats[identity] += given_id is None
+            answer = [language.value, content["code"], content["parse_reason"]]
+            identity = stable_hash([program, *answer, given_id, index])
             if given_id is None:  # rows that differ in nothing are samples of their own
+                repeats[identity] += 1
                 identity = stable_hash([identity, repeats[identity]])
             elif named.setdefault(given_id, identity) != identity:
                 raise UsageError(
@@ -187,32 +164,27 @@ class CandidateTable:
                     task_id=task.task_id,
                     language=language,
                     generator=str(_first(row, "generator", "model") or "table"),
-                    sampling=SamplingParams(
-                        **{k: v for k, v in (row.get("sampling") or {}).items() if v is not None}
-                    ),
-                    sample_index=samples[task.task_id] if number_given is None else number_given,
-                    **{name: row[name] for name in _KEPT if row.get(name) is not None} | content,
+                    sampling=SamplingParams(**_given(row.get("sampling") or {})),
+                    sample_index=samples[task.task_id] if index is None else index,
+                    **_given({name: row.get(name) for name in _KEPT}) | content,
                 )
             except ValidationError as error:
-                raise UsageError(
-                    f"{where}: {shown(first_line(error))}", "correct the row"
-                ) from error
+                fault = f"{where}: {shown(first_line(error))}"
+                raise UsageError(fault, "correct the row") from error
             samples[task.task_id] += 1
-            yield candidate.model_dump(mode="json") | {
-                "request_key": None,
-                "given_id": given_id,
-                "row": number,
-            }
+            added = {"request_key": None, "given_id": given_id, "row": number}
+            yield candidate.model_dump(mode="json") | added
 
-    def _keys(self, default: Language) -> Iterator[tuple[int, str, Language]]:
-        for number, where, row in self._rows(("task_id", "level", "problem_id", "language")):
-            yield number, _task_id(row, where), _language(row, default, where)
+    def _rows_in(self, language: Language, names: Sequence[str]) -> Iterator[Row]:
+        """Rows of one language; those that name none are of it."""
+        return (
+            each for each in self._rows(names) if _language(each[2], language, each[1]) is language
+        )
 
-    def _rows(self, names: tuple[str, ...]) -> Iterator[tuple[int, str, dict[str, Any]]]:
-        """The number of the row in all, its place in words, and what these columns hold."""
+    def _rows(self, names: Sequence[str]) -> Iterator[Row]:
         number = 0
         for path, columns in zip(self._parts, self._columns, strict=True):
-            for index, row in enumerate(rows_of(path, [name for name in columns if name in names])):
+            for index, row in enumerate(rows_of(path, [name for name in names if name in columns])):
                 yield number, f"{shown(path)} row {index}", row
                 number += 1
 
@@ -228,15 +200,14 @@ def _task_id(row: Mapping[str, Any], where: str) -> str:
     return f"kernelbench/L{row['level']}/{row['problem_id']}"
 
 
-def _language(row: Mapping[str, Any], default: Language, where: str) -> Language:
+def _language(row: Mapping[str, Any], default: Language | None, where: str) -> Language:
     given = row.get("language")
     try:
-        return default if given is None else Language(str(given).lower())
+        return (default or Language.CPP) if given is None else Language(str(given).lower())
     except ValueError:
         names = ", ".join(language.value for language in Language)
-        raise UsageError(
-            f"{where}: there is no language {shown(given, 40)!r}", f"languages are {names}"
-        ) from None
+        fault = f"{where}: there is no language {shown(given, 40)!r}"
+        raise UsageError(fault, f"languages are {names}") from None
 
 
 def _content(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,14 +216,15 @@ def _content(row: Mapping[str, Any]) -> dict[str, Any]:
     code, reason, response = row.get("code"), row.get("parse_reason"), row.get("response")
     if code is not None and code.strip():
         return {"code": code, "parse_reason": None}
-    if reason is not None:
-        return {"code": None, "parse_reason": reason}
-    if response is None:
-        return {"code": None, "parse_reason": "no_code_block"}
+    if reason is not None or response is None:
+        return {"code": None, "parse_reason": reason or Reason.NO_CODE_BLOCK}
     finish = row.get("finish_reason") or ("length" if is_unfinished(response) else "stop")
-    return parse_response(
-        response, reasoning=row.get("reasoning"), finish_reason=finish
-    ).model_dump()
+    parsed = parse_response(response, reasoning=row.get("reasoning"), finish_reason=finish)
+    return parsed.model_dump()
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _first(row: Mapping[str, Any], *names: str) -> Any:
@@ -260,5 +232,5 @@ def _first(row: Mapping[str, Any], *names: str) -> Any:
 
 
 def _digest(path: Path) -> str:
-    with open(path, "rb") as handle:
+    with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -61,11 +61,11 @@ def test_what_is_required_follows_the_profile(quick: None, tmp_path: Path) -> No
         )
         == ["required"] * 8
     )
-    assert needs(local, "nvcc", "GPUs", "openai", "vLLM", "isolation") == ["optional"] * 5
+    assert needs(local, "nvcc", "GPUs", "vLLM", "isolation") == ["optional"] * 4
     assert needs(local, "mlflow") == ["required"]
     assert needs(examine("local", ("tracking.enabled=false",)), "mlflow") == ["optional"]
-    assert needs(examine("cuda"), "nvcc", "GPUs", "openai") == ["required", "required", "optional"]
-    assert needs(examine("paper"), "nvcc", "GPUs", "openai") == ["required", "required", "required"]
+    assert needs(examine("cuda"), "nvcc", "GPUs") == ["required", "required"]
+    assert needs(examine("paper"), "nvcc", "GPUs") == ["required", "required"]
 
 
 def test_a_gpu_that_is_hidden_is_missing_and_stops_only_who_needs_it(quick: None) -> None:

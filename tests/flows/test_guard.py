@@ -31,8 +31,7 @@ from tasks.sources.config import TasksConfig
 from tasks.sources.stage import run as load_tasks
 from tasks.store.snapshot import Snapshot
 from tasks.synthesis.config import SynthesisConfig
-from tasks.synthesis.stage import planned
-from tasks.synthesis.stage import run as synthesise
+from tasks.synthesis.stage import Synthesis
 from tasks.tables import CANDIDATES
 from tests.support.chat_server import completion, serving
 
@@ -152,7 +151,7 @@ def test_a_run_stops_below_the_reserve_with_one_error_and_goes_on_later(
             sampler="openai", model="m", base_url=server.url, samples_per_task=3, concurrency=1
         )
         with pytest.raises(DiskFullError) as caught, observed_by(DiskWatch(settings)):
-            synthesise(tasks, asked, Language.CPP)
+            Synthesis(tasks, asked, Language.CPP).run()
         said = str(caught.value)
         assert (
             f"root {small}" in said
@@ -160,15 +159,17 @@ def test_a_run_stops_below_the_reserve_with_one_error_and_goes_on_later(
             and "of 24" in said
             and "concur gc" in said
         )
-        snapshot = planned(tasks, asked, Language.CPP)
+        snapshot = Synthesis(tasks, asked, Language.CPP).snapshot
         kept = len(snapshot.read(columns=["request_key"]))
         assert (
             not snapshot.finished and 9 <= kept <= 12 and not list(Path(snapshot.path).glob(".*"))
         )
         other.unlink()
         with observed_by(DiskWatch(settings)):
-            assert synthesise(tasks, asked, Language.CPP).open().manifest["rows"] == 24
-        keys = planned(tasks, asked, Language.CPP).read(columns=["request_key"])["request_key"]
+            assert Synthesis(tasks, asked, Language.CPP).run().open().manifest["rows"] == 24
+        keys = Synthesis(tasks, asked, Language.CPP).snapshot.read(columns=["request_key"])[
+            "request_key"
+        ]
         assert keys.n_unique() == len(keys) == 24
         assert len(server.bodies) <= 24 + 2, "only what was in flight is asked for again"
 
@@ -189,13 +190,13 @@ def test_a_disk_that_fills_in_the_middle_of_a_shard_leaves_a_snapshot_that_goes_
             sampler="openai", model="m", base_url=server.url, samples_per_task=3, concurrency=1
         )
         with pytest.raises(EvalError, match="No space left"):
-            synthesise(tasks, asked, Language.CPP)
+            Synthesis(tasks, asked, Language.CPP).run()
         answered = len(server.bodies)
         assert 2 < answered < 24
-        snapshot = planned(tasks, asked, Language.CPP)
+        snapshot = Synthesis(tasks, asked, Language.CPP).snapshot
         assert not snapshot.finished
         assert subprocess.run(["mount", "-o", "remount,size=64m", str(small)]).returncode == 0
-        synthesise(tasks, asked, Language.CPP)
+        Synthesis(tasks, asked, Language.CPP).run()
         assert snapshot.manifest["rows"] == 24 and len(server.bodies) <= 24 + 3
         assert (
             snapshot.read(unique="request_key").height

@@ -64,6 +64,8 @@ def hashes_of(constant: str) -> dict[str, str]:
     """Hash by path from the root of the repository."""
     sources = {path for module in LOGIC[constant] for path in source_files(module)}
     found = {path: logic_digest(path) for path in sources}
+    data = [path.with_suffix(".toml") for path in sources]
+    found |= {path: _bytes_digest(path) for path in data if path.is_file()}
     headers = HEADERS[constant].rglob("*") if constant in HEADERS else ()
     found |= {path: _bytes_digest(path) for path in headers if path.is_file()}
     return {str(path.relative_to(ROOT)): digest[:12] for path, digest in sorted(found.items())}

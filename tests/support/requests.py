@@ -10,8 +10,11 @@ import pytest
 from kernels_eval.records import KernelTask, Language, SamplingParams
 from tasks.sources.stage import keep
 from tasks.store import SnapshotRef
-from tasks.synthesis.sampler import Request
+from tasks.synthesis.client import OpenAISampler
+from tasks.synthesis.sampler import Request, Response
+from tests.support.chat_server import Server
 
+KEY, KEY_ENV = "sk-very-secret-0123456789", "CONCUR_TEST_KEY"
 MINE = KernelTask(task_id="user/mine", name="mine", code="class Model: pass")
 
 
@@ -44,3 +47,15 @@ def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Local servers are asked directly, whatever the environment says."""
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
+
+
+def client(url: str | list[str], **options: object) -> OpenAISampler:
+    """A client that tries again without delay."""
+    given = {"backoff_s": 0.001, "retries": 2} | options
+    return OpenAISampler(url, "org/model", KEY_ENV, **given)
+
+
+def ask(server: Server, count: int = 1, **options: object) -> list[Response]:
+    """The answers to requests with the prompts "prompt 0", "prompt 1", ..."""
+    requests = [make_request(n, prompt=f"prompt {n}") for n in range(count)]
+    return list(client(server.url, **options).sample(requests))

@@ -11,7 +11,8 @@ import pytest
 
 from kernels_eval.errors import EvalError, UsageError
 from tasks.synthesis.addresses import Address, Addresses
-from tests.tasks.test_samplers import Answer, client, completion, request, serving, user_task
+from tests.support.chat_server import Answer, completion, serving
+from tests.support.requests import client, make_request
 
 
 class Clock:
@@ -26,7 +27,7 @@ def take(addresses: Addresses) -> Address:
     return asyncio.run(asyncio.wait_for(addresses.take(), timeout=5))
 
 
-def test_the_least_busy_is_next_and_equals_take_turns() -> None:
+def test_the_least_busy_is_next_and_equals_take_turns():
     addresses = Addresses(["a", "b", "c"])
     first = [take(addresses) for _ in range(6)]
     assert Counter(address.url for address in first) == {"a": 2, "b": 2, "c": 2}
@@ -36,7 +37,7 @@ def test_the_least_busy_is_next_and_equals_take_turns() -> None:
     assert take(addresses).url == "b"
 
 
-def test_one_that_failed_rests_for_longer_each_time_and_comes_back_on_trial() -> None:
+def test_one_that_failed_rests_for_longer_each_time_and_comes_back_on_trial():
     clock = Clock()
     addresses = Addresses(["a", "b"], clock)
     together = [take(addresses) for _ in range(4)]
@@ -63,7 +64,7 @@ def test_one_that_failed_rests_for_longer_each_time_and_comes_back_on_trial() ->
     )
 
 
-def test_where_all_rest_the_first_to_wake_is_given() -> None:
+def test_where_all_rest_the_first_to_wake_is_given():
     clock = Clock()
     addresses = Addresses(["a", "b"], clock)
     for url in ("a", "b"):
@@ -74,7 +75,7 @@ def test_where_all_rest_the_first_to_wake_is_given() -> None:
     assert take(addresses).url == "a"
 
 
-def test_parked_addresses_are_waited_for_and_a_fault_reaches_everybody() -> None:
+def test_parked_addresses_are_waited_for_and_a_fault_reaches_everybody():
     addresses = Addresses()
 
     async def wait() -> list[str]:
@@ -101,7 +102,7 @@ def test_parked_addresses_are_waited_for_and_a_fault_reaches_everybody() -> None
         take(addresses)
 
 
-def test_an_address_keeps_its_count_until_it_is_parked() -> None:
+def test_an_address_keeps_its_count_until_it_is_parked():
     addresses = Addresses()
     addresses.put("r", "a")
     taken = take(addresses)
@@ -119,20 +120,15 @@ def test_an_address_keeps_its_count_until_it_is_parked() -> None:
 
 
 def ask_several(urls: list[str], count: int, **options: object) -> list[str]:
-    sampler = client(urls, **options)
-    return sorted(
-        response.text
-        for response in sampler.sample(
-            [request(user_task(), index, prompt=f"{index}") for index in range(count)]
-        )
-    )
+    asked = [make_request(index, prompt=f"{index}") for index in range(count)]
+    return sorted(response.text for response in client(urls, **options).sample(asked))
 
 
 def echo(number: int, body: dict) -> Answer:
     return 200, completion(body["messages"][0]["content"])
 
 
-def test_work_is_spread_by_what_is_in_flight() -> None:
+def test_work_is_spread_by_what_is_in_flight():
     free = threading.Event()
 
     def slow(number: int, body: dict) -> Answer:
@@ -149,7 +145,7 @@ def test_work_is_spread_by_what_is_in_flight() -> None:
     assert (len(one.bodies), len(other.bodies)) == (2, 18)
 
 
-def test_a_dead_address_costs_no_request_and_no_pause() -> None:
+def test_a_dead_address_costs_no_request_and_no_pause():
     with serving(echo) as gone:
         dead = gone.url
     with serving(echo) as alive:
@@ -157,7 +153,7 @@ def test_a_dead_address_costs_no_request_and_no_pause() -> None:
     assert got == sorted(str(index) for index in range(30))
 
 
-def test_a_server_that_drops_what_it_holds_loses_nothing() -> None:
+def test_a_server_that_drops_what_it_holds_loses_nothing():
     """Ten requests are lost with the connections that carried them; each gets its answer from the
     other one."""
     together = threading.Barrier(10)
@@ -172,7 +168,7 @@ def test_a_server_that_drops_what_it_holds_loses_nothing() -> None:
     assert got == sorted(str(index) for index in range(20))
 
 
-def test_where_all_are_dead_the_attempts_end() -> None:
+def test_where_all_are_dead_the_attempts_end():
     with serving(echo) as one, serving(echo) as other:
         urls = [one.url, other.url]
     with pytest.raises(EvalError, match="in 4 attempts") as caught:
@@ -180,7 +176,7 @@ def test_where_all_are_dead_the_attempts_end() -> None:
     assert all(url in str(caught.value) for url in urls)
 
 
-def test_a_refusal_names_the_address_that_refused() -> None:
+def test_a_refusal_names_the_address_that_refused():
     with (
         serving(echo) as fine,
         serving(lambda number, body: (404, {"error": {"message": "no"}})) as strange,
@@ -190,6 +186,6 @@ def test_a_refusal_names_the_address_that_refused() -> None:
     assert strange.url in str(caught.value) and fine.url not in str(caught.value)
 
 
-def test_an_empty_list_of_addresses_is_refused() -> None:
+def test_an_empty_list_of_addresses_is_refused():
     with pytest.raises(UsageError, match="holds no address"):
         client([])

@@ -16,8 +16,8 @@ from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import KernelTask, Language
 from tasks.policy import secret
 from tasks.store.snapshot import Snapshot, SnapshotRef
-from tasks.synthesis import stage
 from tasks.synthesis.config import SynthesisConfig
+from tasks.synthesis.stage import Synthesis
 from tasks.tables import TASKS
 from tests.support.chat_server import Answer, Server, completion, serving
 from tests.support.requests import tasks_snapshot, without_proxies
@@ -104,13 +104,13 @@ def config(endpoint: Endpoint, block: str | None = "endpoint") -> SynthesisConfi
 
 
 def test_the_whole_stage_as_a_plain_call_and_as_a_prefect_task(
-    endpoint: Endpoint,
-    tasks: SnapshotRef,
-    tmp_path: Path,
-    prefect_home: Path,
-    said: list[str],
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    endpoint,
+    tasks,
+    tmp_path,
+    prefect_home,
+    said,
+    capfd,
+):
     from prefect import flow
 
     from tasks.synthesis.step import synthesise
@@ -122,7 +122,7 @@ def test_the_whole_stage_as_a_plain_call_and_as_a_prefect_task(
     def line() -> SnapshotRef:
         return synthesise(other.publish(config={}, rows=1).ref, config(endpoint), Language.CUDA)
 
-    plain, by_prefect = stage.run(tasks, config(endpoint), Language.CUDA), line()
+    plain, by_prefect = Synthesis(tasks, config(endpoint), Language.CUDA).run(), line()
     assert endpoint.shown == [f"Bearer {KEY}"] * 2
     assert plain.open().manifest["rows"] == by_prefect.open().manifest["rows"] == 1
     assert plain.open().manifest["config"]["api_key_block"] == "endpoint"
@@ -139,47 +139,41 @@ def test_the_whole_stage_as_a_plain_call_and_as_a_prefect_task(
     assert [path for path in written if KEY.encode() in path.read_bytes()] == []
 
 
-def test_where_the_key_lies_does_not_matter_to_the_snapshot(
-    endpoint: Endpoint, tasks: SnapshotRef
-) -> None:
+def test_where_the_key_lies_does_not_matter_to_the_snapshot(endpoint, tasks):
     found = {
-        stage.planned(tasks, config(endpoint, block), Language.CUDA).fingerprint
+        Synthesis(tasks, config(endpoint, block), Language.CUDA).snapshot.fingerprint
         for block in (None, "endpoint", "elsewhere")
     }
     assert len(found) == 1
 
 
-def test_a_key_that_the_endpoint_refuses_is_put_right_in_the_block(
-    endpoint: Endpoint, tasks: SnapshotRef
-) -> None:
+def test_a_key_that_the_endpoint_refuses_is_put_right_in_the_block(endpoint, tasks):
     from prefect.blocks.system import Secret
 
     Secret(value="sk-expired-0123456789").save("expired", _sync=True)
     with pytest.raises(UsageError, match="refused the API key") as caught:
-        stage.run(tasks, config(endpoint, "expired"), Language.CUDA)
+        Synthesis(tasks, config(endpoint, "expired"), Language.CUDA).run()
     assert "the Prefect secret block expired" in caught.value.hint
     assert "sk-expired" not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize("block", ["nowhere", "a-mapping", "blank", "no such name!"])
-def test_a_block_that_holds_no_key_is_one_line_with_the_fix(
-    endpoint: Endpoint, tasks: SnapshotRef, block: str
-) -> None:
+def test_a_block_that_holds_no_key_is_one_line_with_the_fix(endpoint, tasks, block):
     with pytest.raises(UsageError) as caught:
-        stage.run(tasks, config(endpoint, block), Language.CUDA)
+        Synthesis(tasks, config(endpoint, block), Language.CUDA).run()
     assert f"no secret block {block!r}" in str(caught.value) and "\n" not in str(caught.value)
     assert "Secret(value=getpass()).save" in caught.value.hint and "PREFECT_" in caught.value.hint
     assert KEY not in "".join(traceback.format_exception(caught.value)) and endpoint.shown == []
 
 
-def test_a_caller_with_an_event_loop_gets_the_text_too() -> None:
+def test_a_caller_with_an_event_loop_gets_the_text_too():
     async def work() -> str:
         return secret("endpoint")
 
     assert asyncio.run(work()) == KEY
 
 
-def test_a_prefect_that_does_not_answer_is_a_fault_that_may_be_tried_again() -> None:
+def test_a_prefect_that_does_not_answer_is_a_fault_that_may_be_tried_again():
     from prefect import settings
 
     with (

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from kernels_eval.errors import EvalError, UsageError
@@ -24,12 +25,18 @@ from tasks.synthesis import client as client_module
 from tasks.synthesis.client import OpenAISampler
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.prompts import prompt_hash
-from tasks.synthesis.sampler import Response
-from tasks.synthesis.stage import planned, run
+from tasks.synthesis.stage import Synthesis
 from tests.support.chat_server import Answer, Server, completion, serving
-from tests.support.requests import make_request, tasks_snapshot, without_proxies
+from tests.support.requests import (
+    KEY,
+    KEY_ENV,
+    ask,
+    client,
+    make_request,
+    tasks_snapshot,
+    without_proxies,
+)
 
-KEY, KEY_ENV = "sk-very-secret-0123456789", "CONCUR_TEST_KEY"
 LONG_TOKENS = 200_000
 MODULE = (
     "import torch\n\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x"
@@ -41,23 +48,6 @@ MODULE = (
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_ENV, KEY)
     without_proxies(monkeypatch)
-
-
-def sampler(url: str, **options: object) -> OpenAISampler:
-    return OpenAISampler(
-        url,
-        model="org/model",
-        api_key_env=KEY_ENV,
-        **({"backoff_s": 0.001, "retries": 2} | options),
-    )
-
-
-def ask(server: Server, count: int = 1, **options: object) -> list[Response]:
-    return list(
-        sampler(server.url, **options).sample(
-            [make_request(n, prompt=f"prompt {n}") for n in range(count)]
-        )
-    )
 
 
 def written(
@@ -96,9 +86,7 @@ def written(
         (429, "-3", [2.0, 4.0, 8.0]),
     ],
 )
-def test_pauses_are_the_servers_wish_or_double(
-    status: int, header: str | None, pauses_s: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pauses_are_the_servers_wish_or_double(status, header, pauses_s, monkeypatch):
     decided, pause_s = [], OpenAISampler._pause_s
 
     def pause(self: OpenAISampler, fault: Exception, attempt: int) -> float:
@@ -115,7 +103,7 @@ def test_pauses_are_the_servers_wish_or_double(
 
 
 @pytest.mark.parametrize("status", [402, 405, 409, 415, 451])
-def test_what_no_attempt_mends_is_asked_once(status: int) -> None:
+def test_what_no_attempt_mends_is_asked_once(status):
     with serving(lambda number, body: (status, {"error": {"message": "never"}})) as server:
         with pytest.raises(UsageError, match="never") as caught:
             ask(server)
@@ -126,14 +114,14 @@ def test_what_no_attempt_mends_is_asked_once(status: int) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_a_body_in_pieces_is_read_whole() -> None:
+def test_a_body_in_pieces_is_read_whole():
     text = "long " * 5_000
     with serving(lambda number, body: written(completion(text), pieces=500)) as server:
         assert [response.text for response in ask(server)] == [text]
     assert len(server.bodies) == 1
 
 
-def test_a_body_that_trickles_for_ever_times_out() -> None:
+def test_a_body_that_trickles_for_ever_times_out():
     over = threading.Event()
 
     def trickle(handler: BaseHTTPRequestHandler) -> None:
@@ -157,28 +145,45 @@ def test_a_body_that_trickles_for_ever_times_out() -> None:
     assert not isinstance(caught.value, UsageError)
 
 
-CUTS = {
-    "before the headers": (0, b""),
-    "in the headers": lambda handler: handler.wfile.write(b"HTTP/1.1 200 OK\r\ncontent-ty"),
+FAULTS = {
+    "429": (429, {"error": {"message": "slow down"}}),
+    "429 with a wish": (429, {"error": {"message": "slow down"}}, {"retry-after": "0"}),
+    "500": (500, {"error": {"message": "oops"}}),
+    "503": (503, b"<html>unavailable</html>"),
+    "half of JSON": (200, b'{"choices": [{"mess'),
+    "no text": (200, b"\xff\xfe not text"),
+    "a page": (200, b"<html>a proxy's page</html>", {"content-type": "text/html"}),
+    "an error with status 200": (200, {"error": {"message": "overloaded"}}),
+    "cut before the headers": (0, b""),
+    "cut in the headers": lambda handler: handler.wfile.write(b"HTTP/1.1 200 OK\r\ncontent-ty"),
     "no HTTP": lambda handler: handler.wfile.write(b"\x00\x01 what is this\r\n\r\n"),
-    "before the body": written(completion(), share=0.0),
-    "in the body": written(completion("half of it"), share=0.5),
-    "in the body, no length": written(completion("half of it"), share=0.5, length=False),
+    "cut before the body": written(completion(), share=0.0),
+    "cut in the body": written(completion("half of it"), share=0.5),
+    "cut in the body, no length": written(completion("half of it"), share=0.5, length=False),
 }
+NO_MESSAGE = [
+    *({"choices": choices} for choices in ([], None, [None], [{}], [{"message": "none"}])),
+    {"choices": [{"index": 0, "finish_reason": "stop", "message": None}]},
+    *({}, [], "a string", None),
+]
+FAULTS |= {json.dumps(body): (200, json.dumps(body).encode()) for body in NO_MESSAGE}
 
 
-@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
-def test_a_cut_connection_is_tried_again_and_half_an_answer_is_none(cut: Answer) -> None:
-    with serving(lambda number, body: cut if number < 2 else (200, completion("whole"))) as server:
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_fault_is_tried_again_and_one_of_the_infrastructure_in_the_end(fault):
+    with serving(
+        lambda number, body: fault if number < 2 else (200, completion("whole"))
+    ) as server:
         assert [response.text for response in ask(server)] == ["whole"]
     assert len(server.bodies) == 3
-    with serving(lambda number, body: cut) as server:
+    with serving(lambda number, body: fault) as server:
         with pytest.raises(EvalError, match="no answer for user/mine in 3 attempts") as caught:
             ask(server)
-    assert not isinstance(caught.value, UsageError) and len(server.bodies) == 3
+    assert not isinstance(caught.value, UsageError) and caught.value.hint
+    assert len(server.bodies) == 3
 
 
-def test_a_long_answer_is_kept_whole_in_time_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_answer_is_kept_whole_in_time_and_memory(monkeypatch):
     """200,000 tokens are about 800 KB. Two in flight and two unread are held, never all that were
     asked for."""
     monkeypatch.setattr(client_module, "UNREAD", 2)
@@ -190,7 +195,7 @@ def test_a_long_answer_is_kept_whole_in_time_and_memory(monkeypatch: pytest.Monk
         began = time.process_time()
         tracemalloc.start()
         try:
-            for response in sampler(server.url, concurrency=2).sample(
+            for response in client(server.url, concurrency=2).sample(
                 [make_request(n, prompt=f"prompt {n}") for n in range(count)]
             ):
                 assert response.text == text
@@ -212,7 +217,7 @@ def test_a_long_answer_is_kept_whole_in_time_and_memory(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("status", [307, 308])
-def test_a_redirect_is_followed_and_the_key_does_not_go_to_another_host(status: int) -> None:
+def test_a_redirect_is_followed_and_the_key_does_not_go_to_another_host(status):
     with serving(lambda number, body: (200, completion("from there"))) as there:
         moved = {"location": f"{there.url}/chat/completions"}
         with serving(lambda number, body: (status, b"", moved)) as here:
@@ -223,7 +228,7 @@ def test_a_redirect_is_followed_and_the_key_does_not_go_to_another_host(status: 
 
 
 @pytest.mark.parametrize("status", [301, 302, 303])
-def test_a_redirect_that_loses_the_question_is_the_callers_mistake(status: int) -> None:
+def test_a_redirect_that_loses_the_question_is_the_callers_mistake(status):
     """As HTTP has it, the client asks again with GET, which no such endpoint takes: an http address
     of an https server, say."""
     with serving(
@@ -235,7 +240,7 @@ def test_a_redirect_that_loses_the_question_is_the_callers_mistake(status: int) 
     assert "base_url" in (caught.value.hint or "")
 
 
-def test_a_circle_of_redirects_ends() -> None:
+def test_a_circle_of_redirects_ends():
     with serving(lambda number, body: (307, b"", {"location": "/v1/chat/completions"})) as server:
         with pytest.raises(EvalError, match="no answer for user/mine in 1 attempts"):
             ask(server, retries=0)
@@ -249,7 +254,7 @@ def test_a_circle_of_redirects_ends() -> None:
 @pytest.mark.parametrize(
     "finish", ["stop", "length", "content_filter", None, "a reason of tomorrow"]
 )
-def test_the_finish_reason_is_kept_as_it_was_said(finish: str | None) -> None:
+def test_the_finish_reason_is_kept_as_it_was_said(finish):
     with serving(lambda number, body: (200, completion("text", finish))) as server:
         (response,) = ask(server)
     assert (response.text, response.finish_reason) == ("text", finish)
@@ -266,20 +271,10 @@ def test_the_finish_reason_is_kept_as_it_was_said(finish: str | None) -> None:
         "much",
     ],
 )
-def test_unknown_usage_is_unknown(usage: object) -> None:
+def test_unknown_usage_is_unknown(usage):
     with serving(lambda number, body: (200, completion(tokens=None) | {"usage": usage})) as server:
         (response,) = ask(server)
     assert (response.text, response.completion_tokens) == ("an answer", None)
-
-
-@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
-def test_reasoning_without_an_answer_is_kept(field: str) -> None:
-    """What vLLM says where the limit is met before `</think>`."""
-    with serving(
-        lambda number, body: (200, completion(None, "length", **{field: "thoughts"}))
-    ) as server:
-        (response,) = ask(server)
-    assert (response.text, response.reasoning, response.finish_reason) == ("", "thoughts", "length")
 
 
 @pytest.mark.parametrize(
@@ -293,39 +288,11 @@ def test_reasoning_without_an_answer_is_kept(field: str) -> None:
         ({}, None),
     ],
 )
-def test_either_field_holds_the_reasoning(message: dict, reasoning: str | None) -> None:
-    with serving(lambda number, body: (200, completion("answer", **message))) as server:
+@pytest.mark.parametrize("content", ["answer", None])  # None: the limit came before `</think>`
+def test_either_field_holds_the_reasoning(message, reasoning, content):
+    with serving(lambda number, body: (200, completion(content, **message))) as server:
         (response,) = ask(server)
-    assert (response.text, response.reasoning) == ("answer", reasoning)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        {
-            "id": "x",
-            "object": "chat.completion",
-            "choices": [{"index": 0, "finish_reason": "stop", "message": None}],
-        },
-        {
-            "id": "x",
-            "object": "chat.completion",
-            "choices": [{"index": 0, "finish_reason": "stop"}],
-        },
-        {"id": "x", "object": "chat.completion"},
-        {"error": {"message": "overloaded"}},
-        "a string",
-        None,
-    ],
-    ids=lambda answer: json.dumps(answer)[:60],
-)
-def test_an_answer_without_a_message_is_tried_again(answer: object) -> None:
-    raw = json.dumps(answer).encode()
-    with serving(
-        lambda number, body: (200, raw) if number < 2 else (200, completion("whole"))
-    ) as server:
-        assert [response.text for response in ask(server)] == ["whole"]
-    assert len(server.bodies) == 3
+    assert (response.text, response.reasoning) == (content or "", reasoning)
 
 
 # --- the stage
@@ -349,13 +316,16 @@ def synthesis(server: Server) -> SynthesisConfig:
     )
 
 
+def answered(tasks: SnapshotRef, server: Server) -> pl.DataFrame:
+    ref = Synthesis(tasks, synthesis(server), Language.CPP).run()
+    return ref.open().read(unique="candidate_id")
+
+
 def module(number: int) -> dict:
     return completion(f"Add one.\n</think>\n```python\n# {number}\n{MODULE}```")
 
 
-def test_a_server_that_dies_for_good_costs_what_it_had_not_answered(
-    tasks: SnapshotRef, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_dies_for_good_costs_what_it_had_not_answered(tasks, monkeypatch):
     monkeypatch.setattr(client_module, "LONGEST_PAUSE_S", 0.001)
     asked: list[tuple[str, int]] = []
     both, once = threading.Barrier(2), threading.Lock()
@@ -372,12 +342,12 @@ def test_a_server_that_dies_for_good_costs_what_it_had_not_answered(
     with serving(mortal) as server:
         config = synthesis(server)
         with pytest.raises(EvalError, match="no answer for t/1 in 7 attempts") as caught:
-            run(tasks, config, Language.CPP)
+            Synthesis(tasks, config, Language.CPP).run()
     assert server.url in str(caught.value) and "answers so far are kept" in (
         caught.value.hint or ""
     )
     assert not isinstance(caught.value, UsageError)
-    left = planned(tasks, config, Language.CPP)
+    left = Synthesis(tasks, config, Language.CPP).snapshot
     assert not left.finished
 
     def steady(number: int, body: dict) -> Answer:
@@ -385,7 +355,7 @@ def test_a_server_that_dies_for_good_costs_what_it_had_not_answered(
         return 200, module(100 + number)
 
     with serving(steady, server.port) as again:
-        frame = run(tasks, config, Language.CPP).open().read(unique="candidate_id")
+        frame = Synthesis(tasks, config, Language.CPP).run().open().read(unique="candidate_id")
     assert len(asked) == len(set(asked)) == len(frame) == 12, "each is asked once over both runs"
     assert len(again.bodies) == 7
     assert sum(code.startswith("# 10") for code in frame["code"]) == 7, (
@@ -398,7 +368,7 @@ def test_a_server_that_dies_for_good_costs_what_it_had_not_answered(
     )
 
 
-def test_a_long_answer_goes_through_the_stage_whole(tasks: SnapshotRef) -> None:
+def test_a_long_answer_goes_through_the_stage_whole(tasks):
     thoughts = "".join(f"{number} so " for number in range(LONG_TOKENS))[: 4 * LONG_TOKENS].strip()
     with serving(
         lambda number, body: (
@@ -407,7 +377,7 @@ def test_a_long_answer_goes_through_the_stage_whole(tasks: SnapshotRef) -> None:
         )
     ) as server:
         began = time.process_time()
-        frame = run(tasks, synthesis(server), Language.CPP).open().read(unique="candidate_id")
+        frame = answered(tasks, server)
     assert time.process_time() - began < 30
     assert len(frame) == 12
     assert (
@@ -434,11 +404,9 @@ def test_a_long_answer_goes_through_the_stage_whole(tasks: SnapshotRef) -> None:
         ),
     ],
 )
-def test_an_answer_without_code_is_a_candidate_with_the_reason(
-    tasks: SnapshotRef, answer: dict, reasoning: str, reason: str
-) -> None:
+def test_an_answer_without_code_is_a_candidate_with_the_reason(tasks, answer, reasoning, reason):
     with serving(lambda number, body: (200, answer)) as server:
-        frame = run(tasks, synthesis(server), Language.CPP).open().read(unique="candidate_id")
+        frame = answered(tasks, server)
     assert set(zip(frame["code"], frame["parse_reason"], frame["reasoning"], strict=True)) == {
         (None, reason, reasoning)
     }
@@ -456,10 +424,8 @@ def test_an_answer_without_code_is_a_candidate_with_the_reason(
         {"content": "The code above.", "reasoning": f"Add one.\n```python\n{MODULE}```"},
     ],
 )
-def test_reasoning_and_code_are_apart_whatever_the_server_returns(
-    tasks: SnapshotRef, message: dict
-) -> None:
+def test_reasoning_and_code_are_apart_whatever_the_server_returns(tasks, message):
     with serving(lambda number, body: (200, completion(**message))) as server:
-        frame = run(tasks, synthesis(server), Language.CPP).open().read(unique="candidate_id")
+        frame = answered(tasks, server)
     assert set(frame["reasoning"]) == {"Add one."} and set(frame["code"]) == {MODULE}
     assert frame["answer"].str.contains("ModelNew", literal=True).all()

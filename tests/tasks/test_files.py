@@ -11,11 +11,11 @@ import pytest
 
 from kernels_eval.errors import UsageError
 from tasks import files
-from tasks.files import AtomicFiles, Content, atomic_directory, atomic_write, atomic_write_at
+from tasks.files import AtomicFiles, atomic_directory, atomic_write, atomic_write_at
 
 
 @pytest.mark.parametrize("content", ["né", "né".encode(), lambda path: path.write_text("né")])
-def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path, content: Content) -> None:
+def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path, content):
     target = tmp_path / "new" / "file.txt"
     for _ in range(2):
         assert atomic_write(target, content) == target
@@ -23,7 +23,7 @@ def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path, conten
     assert list(target.parent.iterdir()) == [target]
 
 
-def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_writer_that_fails_leaves_the_old_file(tmp_path):
     target = atomic_write(tmp_path / "file", "old")
 
     def fail(path: Path) -> NoReturn:
@@ -35,19 +35,19 @@ def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
 
 
-def test_a_secret_is_never_readable_by_others(tmp_path: Path) -> None:
+def test_a_secret_is_never_readable_by_others(tmp_path):
     target = atomic_write(tmp_path / "file", "old")
     atomic_write(target, "secret", mode=0o600)
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
 
 
-def test_threads_and_processes_write_under_different_names() -> None:
+def test_threads_and_processes_write_under_different_names():
     name = files.temporary_name(Path("dir/file")).name
     assert name.startswith(".file.") and name.endswith(".tmp")
     assert len(name.split(".")) == 5  # .NAME.THREAD.PID.tmp, which garbage collection knows
 
 
-def test_a_directory_appears_whole(tmp_path: Path) -> None:
+def test_a_directory_appears_whole(tmp_path):
     target = tmp_path / "model"
     with pytest.raises(ValueError, match="stop"), atomic_directory(target) as folder:
         (folder / "half").touch()
@@ -62,7 +62,7 @@ def test_a_directory_appears_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_files_are_replaced_together_or_not_at_all(tmp_path: Path) -> None:
+def test_files_are_replaced_together_or_not_at_all(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     one.write_text("old")
     with pytest.raises(ValueError, match="stop"), AtomicFiles("free some disk") as waiting:
@@ -79,7 +79,7 @@ def test_files_are_replaced_together_or_not_at_all(tmp_path: Path) -> None:
             waiting.add(one / "file", lambda path: path.write_text("new"))
 
 
-def test_a_remote_file_is_replaced() -> None:
+def test_a_remote_file_is_replaced():
     fs, path = fsspec.core.url_to_fs("memory://files/name")
     for text in (b"old", b"new"):
         atomic_write_at(fs, path, lambda handle, text=text: handle.write(text))

@@ -16,7 +16,7 @@ from tasks.store import snapshot as store
 from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.known_models import KNOWN_MODELS, sampling_for
-from tasks.synthesis.stage import planned
+from tasks.synthesis.stage import Synthesis
 
 ROOT = Path(store.__file__).parents[2]
 KEVIN, QWQ, KERNEL_CODER = "cognition-ai/Kevin-32B", "Qwen/QwQ-32B", "lkongam/KernelCoder"
@@ -41,12 +41,12 @@ def asked(model: str | None, **sampling: object) -> SamplingParams:
 
 
 @pytest.mark.parametrize("model", CARDS)
-def test_a_known_model_is_asked_as_its_card_says(model: str) -> None:
+def test_a_known_model_is_asked_as_its_card_says(model):
     assert asked(model).identity == CARDS[model] | {"seed": 0}
     assert asked(model.lower()) == asked(model), "the hub does not tell upper case from lower"
 
 
-def test_the_table_holds_these_models_and_only_settings_that_exist() -> None:
+def test_the_table_holds_these_models_and_only_settings_that_exist():
     assert set(KNOWN_MODELS) == set(CARDS)
     for settings in KNOWN_MODELS.values():
         assert SamplingParams(**settings).identity.items() >= settings.items()
@@ -63,7 +63,7 @@ def test_the_table_holds_these_models_and_only_settings_that_exist() -> None:
         "Qwen/QwQ-32B-AWQ",
     ],
 )
-def test_any_other_model_has_the_defaults_of_before(model: str | None) -> None:
+def test_any_other_model_has_the_defaults_of_before(model):
     assert asked(model).identity == {
         "temperature": 1.0,
         "top_p": 1.0,
@@ -72,7 +72,7 @@ def test_any_other_model_has_the_defaults_of_before(model: str | None) -> None:
     }
 
 
-def test_what_is_set_wins_even_where_it_is_the_default() -> None:
+def test_what_is_set_wins_even_where_it_is_the_default():
     assert asked(QWQ, temperature=1.0, max_tokens=100).identity == CARDS[QWQ] | {
         "temperature": 1.0,
         "max_tokens": 100,
@@ -85,11 +85,11 @@ def test_what_is_set_wins_even_where_it_is_the_default() -> None:
     assert asked(KEVIN, repetition_penalty=1.05).repetition_penalty == 1.05
 
 
-def test_recorded_responses_were_drawn_long_ago() -> None:
+def test_recorded_responses_were_drawn_long_ago():
     assert SynthesisConfig(sampler="recorded", model=QWQ).sampling == SamplingParams()
 
 
-def test_resolving_changes_neither_its_argument_nor_the_table() -> None:
+def test_resolving_changes_neither_its_argument_nor_the_table():
     sampling = SamplingParams(seed=3)
     assert sampling_for(QWQ, sampling).identity == CARDS[QWQ] | {"seed": 3}
     assert sampling == SamplingParams(seed=3)
@@ -106,7 +106,7 @@ def line(base_model: str, **benchmark: object) -> PipelineConfig:
     )
 
 
-def test_base_and_tuned_are_asked_as_the_base_models_card_says() -> None:
+def test_base_and_tuned_are_asked_as_the_base_models_card_says():
     for config in (line(QWQ), line(QWQ, samples_per_task=10)):
         assert config.benchmark.sampling.identity == CARDS[QWQ] | {"seed": 0}, (
             "4,096 tokens are the default for models that are not known"
@@ -117,7 +117,7 @@ def test_base_and_tuned_are_asked_as_the_base_models_card_says() -> None:
         assert synthesis_for(config, model).sampling == config.benchmark.sampling
 
 
-def test_the_benchmark_of_any_other_model_is_what_it_was() -> None:
+def test_the_benchmark_of_any_other_model_is_what_it_was():
     assert line("small").benchmark == line("/models/QwQ-32B").benchmark == BenchmarkConfig()
     assert PipelineConfig().benchmark.sampling == SamplingParams(max_tokens=4096)
     assert line("small", sampling={"temperature": 0.8}).benchmark.sampling == SamplingParams(
@@ -125,7 +125,7 @@ def test_the_benchmark_of_any_other_model_is_what_it_was() -> None:
     )
 
 
-def test_a_fault_in_the_training_section_is_told_as_that() -> None:
+def test_a_fault_in_the_training_section_is_told_as_that():
     with pytest.raises(ValueError, match="training.lora_rank"):
         PipelineConfig.model_validate({"training": {"base_model": QWQ, "lora_rank": 0}})
 
@@ -133,7 +133,7 @@ def test_a_fault_in_the_training_section_is_told_as_that() -> None:
 # -- one effective value everywhere ----------------------------------------------------------------
 
 
-def test_the_paper_profile_asks_as_the_paper_did() -> None:
+def test_the_paper_profile_asks_as_the_paper_did():
     config = load_profile("paper")
     assert config.synthesis.sampling.identity == CARDS[KEVIN] | {"seed": 0}
     assert config.benchmark.sampling.identity == CARDS[QWQ] | {"max_tokens": 16384, "seed": 0}
@@ -144,7 +144,7 @@ def test_the_paper_profile_asks_as_the_paper_did() -> None:
 
 
 @pytest.mark.parametrize("sampling", [{}, {"top_k": None}, {"temperature": 1.0, "min_p": 0.1}])
-def test_a_configuration_survives_json_with_its_effective_values(sampling: dict) -> None:
+def test_a_configuration_survives_json_with_its_effective_values(sampling):
     config = line(QWQ, sampling=sampling).model_copy(
         update={
             "synthesis": SynthesisConfig(
@@ -161,7 +161,7 @@ def test_a_configuration_survives_json_with_its_effective_values(sampling: dict)
     )
 
 
-def test_a_default_and_the_same_value_spelled_out_are_one_snapshot(tmp_path: Path) -> None:
+def test_a_default_and_the_same_value_spelled_out_are_one_snapshot(tmp_path):
     tasks = SnapshotRef(root=str(tmp_path), stage="tasks", fingerprint="t")
 
     def fingerprint(model: str, **sampling: object) -> str:
@@ -171,14 +171,14 @@ def test_a_default_and_the_same_value_spelled_out_are_one_snapshot(tmp_path: Pat
             base_url="http://h/v1",
             sampling=SamplingParams(**sampling),
         )
-        return planned(tasks, config, Language.CUDA).fingerprint
+        return Synthesis(tasks, config, Language.CUDA).snapshot.fingerprint
 
     assert fingerprint(QWQ) == fingerprint(QWQ, **CARDS[QWQ])
     others = [{"temperature": 0.5}, {"top_k": 20}, {"min_p": 0.1}, {"repetition_penalty": 1.1}]
     assert len({fingerprint(QWQ, **other) for other in [{}, *others]}) == 5
 
 
-def test_the_documentation_shows_the_same_table() -> None:
+def test_the_documentation_shows_the_same_table():
     rows = re.findall(
         r"^\| `(\S+/\S+)` \|(.*)\|$",
         (ROOT / "docs" / "how-to" / "sample-with-vllm.md").read_text(encoding="utf-8"),

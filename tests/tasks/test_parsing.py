@@ -37,11 +37,11 @@ def parts(parsed: Parsed) -> tuple[str, str, str | None]:
         f"<think>Add one.</think>{fenced(MODULE)}",
     ],
 )
-def test_reasoning_stands_before_the_closing_tag(text: str) -> None:
+def test_reasoning_stands_before_the_closing_tag(text):
     assert parts(parse_response(text)) == ("Add one.", MODULE, None)
 
 
-def test_reasoning_that_the_server_separated_is_kept_and_its_drafts_do_not_count() -> None:
+def test_reasoning_that_the_server_separated_is_kept_and_its_drafts_do_not_count():
     parsed = parse_response(
         "No kernel is needed.", reasoning=f"Add two.\n{fenced(DRAFT)}\nNo.", finish_reason="stop"
     )
@@ -53,7 +53,7 @@ def test_reasoning_that_the_server_separated_is_kept_and_its_drafts_do_not_count
     )
 
 
-def test_drafts_in_the_reasoning_never_count_beside_an_answer() -> None:
+def test_drafts_in_the_reasoning_never_count_beside_an_answer():
     parsed = parse_response(f"<think>\n{fenced(DRAFT)}\n</think>\n{fenced(MODULE)}")
     assert parsed.code == MODULE
     assert (
@@ -67,8 +67,8 @@ def test_drafts_in_the_reasoning_never_count_beside_an_answer() -> None:
 @pytest.mark.parametrize("tail", ["", "\n\n", "\n</think>\n"])
 @pytest.mark.parametrize("finish_reason", [None, "stop"])
 def test_a_module_that_the_reasoning_ends_with_is_the_answers_where_that_only_speaks_of_it(
-    tail: str, finish_reason: str | None
-) -> None:
+    tail, finish_reason
+):
     expected = ("Add one.", f"{fenced(MODULE)}\n\nThe code above adds `one`.", MODULE)
     thought, answer = f"Add one.\n\n{fenced(MODULE)}{tail}", "\n\nThe code above adds `one`."
     for parsed in (
@@ -91,8 +91,8 @@ def test_a_module_that_the_reasoning_ends_with_is_the_answers_where_that_only_sp
     ],
 )
 def test_a_draft_stays_one_where_the_answer_holds_code_or_breaks_off(
-    thought: str, answer: str, finish_reason: str, reason: str
-) -> None:
+    thought, answer, finish_reason, reason
+):
     assert (
         parse_response(
             f"<think>{thought}</think>{answer}", finish_reason=finish_reason
@@ -105,17 +105,9 @@ def test_a_draft_stays_one_where_the_answer_holds_code_or_breaks_off(
     )
 
 
-def test_a_response_that_ends_with_its_reasoning_has_its_answer_there() -> None:
-    text = f"Add one.\n{fenced(MODULE)}\n</think>\n"
-    assert parse_response(text).code == MODULE
-    assert parse_response(text, finish_reason="length").parse_reason == "truncated"
-
-
 @pytest.mark.parametrize("preamble", ["", "The kernel must be fast.\n\n"])
 @pytest.mark.parametrize("finish_reason", [None, "length"])
-def test_reasoning_never_closed_is_truncated_whatever_it_drafts(
-    preamble: str, finish_reason: str | None
-) -> None:
+def test_reasoning_never_closed_is_truncated_whatever_it_drafts(preamble, finish_reason):
     parsed = parse_response(
         f"{preamble}<think>\nPerhaps\n{fenced(DRAFT)}\nWait,", finish_reason=finish_reason
     )
@@ -123,7 +115,7 @@ def test_reasoning_never_closed_is_truncated_whatever_it_drafts(
     assert parsed.reasoning.startswith("Perhaps") and DRAFT in parsed.reasoning
 
 
-def test_without_tags_the_last_module_is_taken_and_the_reasoning_ends_where_it_begins() -> None:
+def test_without_tags_the_last_module_is_taken_and_the_reasoning_ends_where_it_begins():
     thought, answer = (
         f"First try:\n{fenced(DRAFT)}\nBetter:",
         f"{fenced(MODULE)}\nUsage:\n{fenced('ModelNew()')}",
@@ -132,89 +124,67 @@ def test_without_tags_the_last_module_is_taken_and_the_reasoning_ends_where_it_b
     assert (parsed.reasoning, parsed.answer, parsed.code) == (thought, answer, MODULE)
 
 
-def test_what_stopped_at_the_limit_before_any_tag_is_all_reasoning() -> None:
-    parsed = parse_response("Let me think about tiles.", finish_reason="length")
-    assert (parsed.reasoning, parsed.answer, parsed.parse_reason) == (
-        "Let me think about tiles.",
-        "",
-        "truncated",
-    )
+QUOTING = MODULE + '\nNOTE = """\n    ```cpp\n    int x;\n    ```\n"""\n'
+BROKEN = MODULE + "    def (\n"  # a syntax error is for the verifier to find
+CUT_BEHIND = f"x</think>{fenced(MODULE)}\n```python\nimport"
+ENDS_WITH_REASONING = f"Add one.\n{fenced(MODULE)}\n</think>\n"
+NEVER_CLOSED = f"x</think>```python\n{MODULE}"
+CPP_CLASS = fenced("class ModelNew { int x; };", "cpp")
 
 
 @pytest.mark.parametrize("finish_reason", [None, "stop", "length"])
-def test_a_complete_module_counts_even_where_the_text_was_cut_behind_it(
-    finish_reason: str | None,
-) -> None:
-    assert (
-        parse_response(
-            f"x</think>{fenced(MODULE)}\n```python\nimport", finish_reason=finish_reason
-        ).code
-        == MODULE
-    )
-
-
-def test_a_fence_never_closed_is_truncated() -> None:
-    for finish_reason in (None, "stop", "length"):
-        assert (
-            parse_response(
-                f"x</think>```python\n{MODULE}", finish_reason=finish_reason
-            ).parse_reason
-            == "truncated"
-        )
-
-
 @pytest.mark.parametrize(
-    "text",
+    ("text", "code"),
     [
-        fenced(MODULE, ""),
-        fenced(MODULE, " Python"),
-        fenced(MODULE, "py", "````"),
-        fenced(MODULE, "python", "~~~"),
-        fenced(MODULE).replace("\n", "\r\n"),
-        "1. Here:\n" + "\n".join(f"   {line}" for line in fenced(MODULE).split("\n")),
-        f"The code is as follows.{fenced(MODULE)}",
-        fenced(MODULE) + " The kernel is fused.",
-        f"```python\nimport torch  # never closed\n{fenced(MODULE)}",
-        fenced(MODULE, "cuda"),
-        (
-            f"{fenced('class ModelNew { int x; };', 'cpp')}\n{fenced(MODULE)}\n"
-            f"{fenced('class ModelNew { int y; };', 'cpp')}"
-        ),
-        f"{fenced(MODULE)}\n{fenced(HELPER)}",
-        MODULE,
-        f"\n\n{MODULE}\n",
+        (CUT_BEHIND, MODULE),
+        (fenced(MODULE, ""), MODULE),
+        (fenced(MODULE, " Python"), MODULE),
+        (fenced(MODULE, "py", "````"), MODULE),
+        (fenced(MODULE, "python", "~~~"), MODULE),
+        (fenced(MODULE).replace("\n", "\r\n"), MODULE),
+        ("1. Here:\n" + "\n".join(f"   {line}" for line in fenced(MODULE).split("\n")), MODULE),
+        (f"The code is as follows.{fenced(MODULE)}", MODULE),
+        (fenced(MODULE) + " The kernel is fused.", MODULE),
+        (f"```python\nimport torch  # never closed\n{fenced(MODULE)}", MODULE),
+        (fenced(MODULE, "cuda"), MODULE),
+        (f"{CPP_CLASS}\n{fenced(MODULE)}\n{CPP_CLASS}", MODULE),
+        (f"{fenced(MODULE)}\n{fenced(HELPER)}", MODULE),
+        (fenced(QUOTING), QUOTING),
+        (fenced(QUOTING, fence="````"), QUOTING),
+        (fenced(BROKEN), BROKEN),
     ],
 )
-def test_fences_as_models_write_them(text: str) -> None:
+def test_fences_as_models_write_them(text, code, finish_reason):
+    assert parse_response(text, finish_reason=finish_reason).code == code
+
+
+@pytest.mark.parametrize("text", [MODULE, f"\n\n{MODULE}\n", ENDS_WITH_REASONING])
+def test_a_module_without_a_fence_or_an_answer_counts_unless_it_was_cut_off(text):
     assert parse_response(text).code == MODULE
-
-
-def test_a_fence_in_a_docstring_does_not_end_the_block() -> None:
-    module = MODULE + '\nNOTE = """\n    ```cpp\n    int x;\n    ```\n"""\n'
-    assert parse_response(fenced(module)).code == module
-    assert parse_response(fenced(module, fence="````")).code == module
+    assert parse_response(text, finish_reason="length").parse_reason == "truncated"
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("text", "finish_reason", "reason"),
     [
-        ("", "no_code_block"),
-        ("I cannot do that.", "no_code_block"),
-        ("Define class ModelNew as you like.", "no_code_block"),
-        (f"Write ```{MODULE.splitlines()[0]}``` first.", "no_code_block"),
-        (fenced(HELPER), "missing_model_new"),
-        (fenced("class ModelNewer:\n    pass"), "missing_model_new"),
-        (fenced('TEXT = """\nclass ModelNew:\n"""'), "missing_model_new"),
-        (fenced("class ModelNew { int x; };", "cpp"), "missing_model_new"),
+        *((NEVER_CLOSED, finish_reason, "truncated") for finish_reason in (None, "stop", "length")),
+        ("", None, "no_code_block"),
+        ("I cannot do that.", None, "no_code_block"),
+        ("Define class ModelNew as you like.", None, "no_code_block"),
+        (f"Write ```{MODULE.splitlines()[0]}``` first.", None, "no_code_block"),
+        (fenced(HELPER), None, "missing_model_new"),
+        (fenced("class ModelNewer:\n    pass"), None, "missing_model_new"),
+        (fenced('TEXT = """\nclass ModelNew:\n"""'), None, "missing_model_new"),
+        (CPP_CLASS, None, "missing_model_new"),
     ],
 )
-def test_why_there_is_no_code(text: str, reason: str) -> None:
-    assert parse_response(text).parse_reason == reason
+def test_why_there_is_no_code(text, finish_reason, reason):
+    assert parse_response(text, finish_reason=finish_reason).parse_reason == reason
 
 
-def test_a_syntax_error_is_for_the_verifier_to_find() -> None:
-    broken = MODULE + "    def (\n"
-    assert parse_response(fenced(broken)).code == broken
+def test_what_stopped_at_the_limit_before_any_tag_is_all_reasoning():
+    parsed = parse_response("Let me think about tiles.", finish_reason="length")
+    assert parts(parsed) == ("Let me think about tiles.", "", "truncated") and not parsed.answer
 
 
 @pytest.mark.parametrize(
@@ -236,11 +206,11 @@ def test_a_syntax_error_is_for_the_verifier_to_find() -> None:
         ("", False),
     ],
 )
-def test_a_recorded_response_that_breaks_off_is_noticed(text: str, unfinished: bool) -> None:
+def test_a_recorded_response_that_breaks_off_is_noticed(text, unfinished):
     assert is_unfinished(text) is unfinished
 
 
-def test_what_cannot_be_stored_is_replaced() -> None:
+def test_what_cannot_be_stored_is_replaced():
     parsed = parse_response(f"\ud800 think</think>{fenced(MODULE + '# ' + chr(0) + chr(0xDFFF))}")
     assert parsed.code is not None and parsed.code.startswith(MODULE)
     (parsed.reasoning + parsed.answer + parsed.code).encode("utf-8")
@@ -290,23 +260,19 @@ PIECES = st.sampled_from(
 
 
 @given(ANY_TEXT, st.none() | ANY_TEXT, FINISH)
-def test_any_text_is_parsed(text: str, reasoning: str | None, finish_reason: str | None) -> None:
+def test_any_text_is_parsed(text, reasoning, finish_reason):
     check_invariants(text, reasoning, finish_reason)
 
 
 @given(st.lists(PIECES, max_size=40), st.none() | st.lists(PIECES, max_size=6).map("".join), FINISH)
 @settings(max_examples=400)
-def test_fence_soup_is_parsed(
-    pieces: list[str], reasoning: str | None, finish_reason: str | None
-) -> None:
+def test_fence_soup_is_parsed(pieces, reasoning, finish_reason):
     check_invariants("".join(pieces), reasoning, finish_reason)
 
 
 @given(st.lists(PIECES, max_size=20).map("".join), st.sampled_from(["stop", "length", None]))
 @settings(max_examples=200)
-def test_a_clean_answer_behind_any_closed_reasoning_is_found(
-    soup: str, finish_reason: str | None
-) -> None:
+def test_a_clean_answer_behind_any_closed_reasoning_is_found(soup, finish_reason):
     assert (
         parse_response(f"{soup}</think>\n{fenced(MODULE)}\n", finish_reason=finish_reason).code
         == MODULE
@@ -318,9 +284,7 @@ UNTAGGED = st.lists(PIECES.filter(lambda piece: "think>" not in piece), max_size
 
 @given(UNTAGGED.filter(str.strip), UNTAGGED, FINISH)
 @settings(max_examples=200)
-def test_it_does_not_matter_who_separates_the_reasoning(
-    reasoning: str, answer: str, finish_reason: str | None
-) -> None:
+def test_it_does_not_matter_who_separates_the_reasoning(reasoning, answer, finish_reason):
     separated = parse_response(answer, reasoning=reasoning, finish_reason=finish_reason)
     for raw in (f"<think>\n{reasoning}\n</think>\n{answer}", f"{reasoning}\n</think>\n{answer}"):
         assert parse_response(raw, finish_reason=finish_reason) == separated
@@ -348,7 +312,7 @@ def test_it_does_not_matter_who_separates_the_reasoning(
         " long-module late-tags late-lines".split()
     ),
 )
-def test_hostile_sizes_take_seconds_at_most(text: str) -> None:
+def test_hostile_sizes_take_seconds_at_most(text):
     start = time.process_time()
     check_invariants(text, None, None)
     assert time.process_time() - start < 10  # quadratic time on any of these would take minutes

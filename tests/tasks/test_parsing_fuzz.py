@@ -47,7 +47,7 @@ def arbitrary(rng: random.Random) -> bytes:
 
 
 @pytest.mark.slow
-def test_a_minute_of_arbitrary_bytes() -> None:
+def test_a_minute_of_arbitrary_bytes():
     seed = random.randrange(1 << 32)
     rng = random.Random(seed)
     deadline, count = time.monotonic() + 60, 0

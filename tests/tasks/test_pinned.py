@@ -94,9 +94,7 @@ DOWN = [
 
 
 @pytest.mark.parametrize("fault", DOWN, ids=lambda fault: type(fault).__name__)
-def test_a_hub_that_is_down_costs_the_night_nothing_but_a_caution(
-    answers: Hub, fault: Exception
-) -> None:
+def test_a_hub_that_is_down_costs_the_night_nothing_but_a_caution(answers, fault):
     assert load() == (ROWS, [])
     answers.fault = fault
     rows, cautions = load()
@@ -110,8 +108,8 @@ def test_a_hub_that_is_down_costs_the_night_nothing_but_a_caution(
 
 
 def test_the_newest_copy_stands_in_for_a_branch_and_the_right_one_for_a_commit(
-    answers: Hub,
-) -> None:
+    answers,
+):
     load(None)
     answers.commit, answers.rows = OTHER, ROWS[:2]
     assert load(None) == (ROWS[:2], [])
@@ -125,7 +123,7 @@ def test_the_newest_copy_stands_in_for_a_branch_and_the_right_one_for_a_commit(
         load("c" * 40)
 
 
-def test_without_a_copy_there_is_one_error_that_says_how_to_go_on(answers: Hub) -> None:
+def test_without_a_copy_there_is_one_error_that_says_how_to_go_on(answers):
     answers.fault = ConnectionError("no route")
     with pytest.raises(
         UsageError,
@@ -135,7 +133,7 @@ def test_without_a_copy_there_is_one_error_that_says_how_to_go_on(answers: Hub) 
     assert len(answers.loads) > 1, "it was asked again"
 
 
-def test_a_hub_that_says_no_is_believed_at_once_and_no_copy_stands_in(answers: Hub) -> None:
+def test_a_hub_that_says_no_is_believed_at_once_and_no_copy_stands_in(answers):
     load()
     answers.fault = datasets.exceptions.DatasetNotFoundError("it is gone")
     with pytest.raises(UsageError, match="it is gone"):
@@ -143,7 +141,7 @@ def test_a_hub_that_says_no_is_believed_at_once_and_no_copy_stands_in(answers: H
     assert len(answers.loads) == 2
 
 
-def test_a_damaged_copy_is_passed_over(answers: Hub, cache: Path) -> None:
+def test_a_damaged_copy_is_passed_over(answers, cache):
     load(None)
     answers.commit = OTHER
     load(None)
@@ -154,9 +152,7 @@ def test_a_damaged_copy_is_passed_over(answers: Hub, cache: Path) -> None:
     assert rows == ROWS and COMMIT in cautions[0]
 
 
-def test_a_few_copies_are_kept_and_the_note_has_what_a_person_asks_for(
-    answers: Hub, cache: Path
-) -> None:
+def test_a_few_copies_are_kept_and_the_note_has_what_a_person_asks_for(answers, cache):
     for number in range(hub.KEPT + 2):
         answers.commit = f"{number:040x}"
         load(None)
@@ -167,12 +163,12 @@ def test_a_few_copies_are_kept_and_the_note_has_what_a_person_asks_for(
     assert not list(cache.glob("hub/*/train/.*"))
 
 
-def test_a_disk_that_takes_no_copy_costs_nothing(answers: Hub, cache: Path) -> None:
+def test_a_disk_that_takes_no_copy_costs_nothing(answers, cache):
     cache.write_text("a file where a folder should be")
     assert load() == (ROWS, [])
 
 
-def test_the_source_uses_the_copy(answers: Hub) -> None:
+def test_the_source_uses_the_copy(answers):
     config = TasksConfig(source="kernelbook")
     tasks = load_tasks(config)
     answers.fault = ConnectionError("no route")
@@ -214,9 +210,7 @@ def broken_hub(status: int) -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize(("status", "down"), [(503, True), (404, False), (401, False)])
-def test_what_the_hubs_own_client_raises_is_told_apart(
-    monkeypatch: pytest.MonkeyPatch, status: int, down: bool
-) -> None:
+def test_what_the_hubs_own_client_raises_is_told_apart(monkeypatch, status, down):
     from huggingface_hub import HfApi
 
     with broken_hub(status) as (url, asked):
@@ -227,8 +221,8 @@ def test_what_the_hubs_own_client_raises_is_told_apart(
 
 
 def test_an_address_where_nobody_listens_is_a_hub_that_is_down(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     from huggingface_hub import HfApi
 
     with broken_hub(200) as (url, _):

@@ -96,21 +96,21 @@ def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-def test_a_machines_fault_is_retried_and_nothing_else(error: Exception, again: bool) -> None:
+def test_a_machines_fault_is_retried_and_nothing_else(error, again):
     from prefect.states import Completed, Failed
 
     assert infrastructure_only(None, None, Failed(message=str(error), data=error)) is again
     assert infrastructure_only(None, None, Completed(data=1)) is False
 
 
-def test_a_stage_is_retried_twice_with_growing_pauses() -> None:
+def test_a_stage_is_retried_twice_with_growing_pauses():
     options = stage_options(planned)
     assert (options["retries"], options["retry_delay_seconds"]) == (2, [5, 30])
     assert options["retry_condition_fn"] is infrastructure_only
     assert options["persist_result"] is True
 
 
-def test_every_step_is_made_with_this_policy() -> None:
+def test_every_step_is_made_with_this_policy():
     from tasks.benchmark.step import score_benchmark
     from tasks.curation.step import curate
     from tasks.sources.step import load_tasks
@@ -136,9 +136,7 @@ def test_every_step_is_made_with_this_policy() -> None:
 
 
 @pytest.mark.slow
-def test_a_lost_gpu_is_tried_again_and_an_unreadable_input_is_not(
-    prefect_home: Path, tmp_path: Path
-) -> None:
+def test_a_lost_gpu_is_tried_again_and_an_unreadable_input_is_not(prefect_home, tmp_path):
     from prefect import flow, task
 
     step = task(**{**stage_options(planned), "retry_delay_seconds": 0})(fill)
@@ -168,7 +166,7 @@ def test_a_lost_gpu_is_tried_again_and_an_unreadable_input_is_not(
 # -- what is cached --------------------------------------------------------------------------------
 
 
-def test_the_cache_key_is_the_snapshot_and_its_place(tmp_path: Path) -> None:
+def test_the_cache_key_is_the_snapshot_and_its_place(tmp_path):
     key = by_fingerprint(planned)
 
     def of(root: str, value: int) -> str:
@@ -182,9 +180,7 @@ def test_the_cache_key_is_the_snapshot_and_its_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_cached_snapshot_that_was_deleted_is_made_again(
-    prefect_home: Path, tmp_path: Path
-) -> None:
+def test_a_cached_snapshot_that_was_deleted_is_made_again(prefect_home, tmp_path):
     from prefect import flow, task
 
     step = task(**stage_options(planned))(fill)
@@ -208,9 +204,7 @@ def test_a_cached_snapshot_that_was_deleted_is_made_again(
 
 
 @pytest.mark.slow
-def test_a_snapshot_whose_manifest_is_gone_is_resumed_not_believed(
-    prefect_home: Path, tmp_path: Path
-) -> None:
+def test_a_snapshot_whose_manifest_is_gone_is_resumed_not_believed(prefect_home, tmp_path):
     from prefect import flow, task
 
     step = task(**stage_options(planned))(fill)
@@ -229,9 +223,7 @@ def test_a_snapshot_whose_manifest_is_gone_is_resumed_not_believed(
 
 
 @pytest.mark.slow
-def test_the_progress_artifact_follows_the_stage_and_ends_full(
-    prefect_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_progress_artifact_follows_the_stage_and_ends_full(prefect_home, monkeypatch):
     import prefect.artifacts
     from prefect import flow
     from prefect.artifacts import Artifact
@@ -263,9 +255,7 @@ def test_the_progress_artifact_follows_the_stage_and_ends_full(
     assert stored is not None and (stored.type, stored.data) == ("progress", 100.0)
 
 
-def test_progress_that_cannot_be_shown_stops_nothing_and_is_said_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_progress_that_cannot_be_shown_stops_nothing_and_is_said_once(monkeypatch, caplog):
     import prefect.artifacts
 
     def gone(*_: object, **__: object) -> None:
@@ -290,11 +280,11 @@ def test_progress_that_cannot_be_shown_stops_nothing_and_is_said_once(
         (5, 600.0, "s: 5 of 100, 30 an hour, about 3 h 10 min left"),
     ],
 )
-def test_a_rate_is_said_once_there_is_one(counted: int, seconds: float, said: str) -> None:
+def test_a_rate_is_said_once_there_is_one(counted, seconds, said):
     assert policy.pace("s", 5, 100, counted, seconds) == said
 
 
-def test_a_name_that_cannot_be_made_is_the_words_own() -> None:
+def test_a_name_that_cannot_be_made_is_the_words_own():
     def _count_tasks(tasks: list[int]) -> str:
         return f"count {len(tasks)} tasks"
 
@@ -302,7 +292,7 @@ def test_a_name_that_cannot_be_made_is_the_words_own() -> None:
     assert policy.sentence(_count_tasks)(parameters={"tasks": None}) == "count tasks"
 
 
-def test_an_observer_hears_nothing_after_it_left() -> None:
+def test_an_observer_hears_nothing_after_it_left():
     heard: list[tuple[str, int, int, str]] = []
     with pytest.raises(RuntimeError), observed_by(lambda *args: heard.append(args)):
         report("a", 1, 2, "note")

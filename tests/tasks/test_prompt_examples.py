@@ -38,7 +38,7 @@ def assert_correct(verdict: Verdict) -> None:
 
 
 @pytest.mark.slow
-def test_the_cpp_example_is_verified_correct() -> None:
+def test_the_cpp_example_is_verified_correct():
     evaluator = Evaluator(Language.CPP, QUICK)
     try:
         verdict = evaluator(TASK, answer(Language.CPP))
@@ -49,7 +49,7 @@ def test_the_cpp_example_is_verified_correct() -> None:
 
 
 @pytest.mark.slow
-def test_the_cuda_example_builds_without_a_gpu() -> None:
+def test_the_cuda_example_builds_without_a_gpu():
     preparer = Preparer(QUICK, cuda_arch="9.0")
     try:
         if preparer.builder.tools.nvcc is None:
@@ -61,7 +61,7 @@ def test_the_cuda_example_builds_without_a_gpu() -> None:
     assert len(prepared.libraries) == 1 and prepared.tier == "lite" and prepared.flags == ()
 
 
-def test_the_triton_example_passes_the_screening() -> None:
+def test_the_triton_example_passes_the_screening():
     preparer = Preparer(QUICK)
     try:
         prepared = preparer.prepare(answer(Language.TRITON), TASK)
@@ -73,7 +73,7 @@ def test_the_triton_example_passes_the_screening() -> None:
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.parametrize("language", [Language.CUDA, Language.TRITON])
-def test_the_gpu_examples_are_verified_correct(language: Language) -> None:
+def test_the_gpu_examples_are_verified_correct(language):
     if gpu_arch() is None:
         pytest.skip("needs an NVIDIA GPU")
     evaluator = Evaluator(language, ON_GPU)

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 
 from kernels_eval.errors import EvalError
-from tasks.synthesis import pulse
+from tasks.synthesis import addresses as pulse
 from tasks.synthesis.client import OpenAISampler
 from tests.support.chat_server import Answer, completion, serving
 from tests.support.requests import make_request
@@ -53,15 +53,15 @@ def sampler(url: str | list[str], **more: object) -> OpenAISampler:
 
 
 def test_a_server_that_hangs_is_a_fault_of_transport_within_minutes_and_not_an_hour(
-    black_hole: str,
-) -> None:
+    black_hole,
+):
     began = time.monotonic()
     with pytest.raises(EvalError, match="gave no answer for .* in 2 attempts"):
         list(sampler(black_hole, retries=1).sample([make_request(n) for n in range(1)]))
     assert time.monotonic() - began < 30
 
 
-def test_another_address_takes_what_a_hanging_one_had(black_hole: str) -> None:
+def test_another_address_takes_what_a_hanging_one_had(black_hole):
     with serving(lambda number, body: (200, completion(f"answer {number}"))) as server:
         answers = list(
             sampler([black_hole, server.url], retries=4, concurrency=2).sample(
@@ -71,7 +71,7 @@ def test_another_address_takes_what_a_hanging_one_had(black_hole: str) -> None:
     assert len(answers) == 6
 
 
-def test_an_answer_that_takes_long_is_waited_for_while_its_server_lives() -> None:
+def test_an_answer_that_takes_long_is_waited_for_while_its_server_lives():
     """It is asked for its models a dozen times meanwhile, and answers with an error: it is
     there."""
     asked = threading.Event()

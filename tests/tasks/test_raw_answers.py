@@ -15,6 +15,7 @@ from tasks.synthesis import answers, stage
 from tasks.synthesis.answers import parsed_again
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.parsing import Parsed, parse_response
+from tasks.synthesis.stage import Synthesis
 from tasks.tables import CANDIDATES
 from tests.support.chat_server import completion, serving
 from tests.support.requests import tasks_snapshot
@@ -36,12 +37,10 @@ def better(text: str, **given: Any) -> Parsed:
 
 def sampled(tasks: SnapshotRef, url: str) -> pl.DataFrame:
     config = SynthesisConfig(sampler="openai", model="m", base_url=url, samples_per_task=2)
-    return stage.run(tasks, config, Language.CPP).open().read()
+    return Synthesis(tasks, config, Language.CPP).run().open().read()
 
 
-def test_a_better_parser_reaches_kept_answers_without_a_request(
-    tasks: SnapshotRef, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_better_parser_reaches_kept_answers_without_a_request(tasks, monkeypatch):
     with serving(lambda *_: (200, completion("no fence", reasoning_content="hm"))) as server:
         before = sampled(tasks, server.url)
         assert len(server.bodies) == 2 and before["code"].null_count() == 2
@@ -73,7 +72,7 @@ RESPONSES = [
 
 @pytest.mark.parametrize(("response", "reasoning"), RESPONSES)
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "from before it was kept"])
-def test_parsing_again_gives_the_same_row(response: str, reasoning: str | None, kept: bool) -> None:
+def test_parsing_again_gives_the_same_row(response, reasoning, kept):
     parsed = parse_response(response, reasoning=reasoning, finish_reason="stop")
     row = {"response": response, "finish_reason": "stop", **parsed.model_dump()}
     row |= {"reasoning_tokens": 9, "turn": None}
@@ -84,13 +83,13 @@ def test_parsing_again_gives_the_same_row(response: str, reasoning: str | None, 
     assert again["separated_reasoning"] == reasoning and again["turn"] == 1
 
 
-def test_tokens_are_counted_again_where_the_reasoning_changes() -> None:
+def test_tokens_are_counted_again_where_the_reasoning_changes():
     row = {"response": f"<think>hm</think>{BLOCK}", "reasoning": "", "reasoning_tokens": 0}
     assert parsed_again(row, lambda texts: [len(text) for text in texts])["reasoning_tokens"] == 2
     assert parsed_again(row, lambda texts: None)["reasoning_tokens"] is None
 
 
-def test_rows_from_before_the_column_are_reused(tasks: SnapshotRef) -> None:
+def test_rows_from_before_the_column_are_reused(tasks):
     with serving(lambda *_: (200, completion(BLOCK, reasoning_content="hm"))) as server:
         rows = sampled(tasks, server.url)
         url = server.url

@@ -44,12 +44,14 @@ from tasks.synthesis.refine import (
     MOST_CODE,
     MOST_ERROR,
     bounded,
+    follow_up_prompt,
     followed_up,
     inert,
-    render_follow_up,
+    said_of,
 )
 from tasks.synthesis.requests import Questions, first_requests
 from tasks.synthesis.sampler import Request, Requests, Response
+from tasks.synthesis.stage import Synthesis
 from tasks.tables import CANDIDATES, TASKS, VERDICTS
 
 ROOT = Path(flows.__file__).parent.parent
@@ -83,7 +85,8 @@ def verdict(reason: str, number: int | str = 0, **fields: Any) -> Verdict:
 
 
 def prompt_for(said: Verdict, code: str | None = CODE) -> str:
-    return render_follow_up(TASK, Language.CPP, "a machine", code, said)
+    first = render(TASK, Language.CPP, "a machine")
+    return follow_up_prompt(first, code, said_of(said), said.status is Status.CORRECT)
 
 
 def block_after(prompt: str, label: str) -> tuple[str, str]:
@@ -108,7 +111,7 @@ AFTER = "\n\nWrite the module again so that this is mended."
 
 
 @pytest.mark.parametrize("reason", REASON_LIST)
-def test_every_failure_of_an_answer_is_followed_up_and_none_of_a_task(reason: str) -> None:
+def test_every_failure_of_an_answer_is_followed_up_and_none_of_a_task(reason):
     status = STATUS_OF[reason]
     expected = status not in (Status.CORRECT, Status.TASK_ERROR)
     assert followed_up(verdict(reason)) is expected
@@ -125,9 +128,7 @@ def test_every_failure_of_an_answer_is_followed_up_and_none_of_a_task(reason: st
         (None, 1.0, False),
     ],
 )
-def test_a_correct_kernel_is_followed_up_where_it_is_not_faster_for_certain(
-    lower: float | None, below: float, expected: bool
-) -> None:
+def test_a_correct_kernel_is_followed_up_where_it_is_not_faster_for_certain(lower, below, expected):
     assert followed_up(verdict("ok", timing=timing(lower) if lower else None), below) is expected
 
 
@@ -137,34 +138,26 @@ def test_a_correct_kernel_is_followed_up_where_it_is_not_faster_for_certain(
 @pytest.mark.parametrize(
     "reason", [reason for reason in REASON_LIST if STATUS_OF[reason] is not Status.TASK_ERROR]
 )
-def test_every_reason_has_its_words_after_the_first_prompt(reason: str) -> None:
-    words = {"ok": "It is right."} | refine.RULES | refine.WRONG | refine.BROKEN | refine.EMPTY
+def test_every_reason_has_its_words_after_the_first_prompt(reason):
+    words = {"ok": "It is right."} | refine.WORDS
+    rejected = STATUS_OF[reason] is Status.REJECTED
     said = verdict(reason, timing=timing(0.8) if reason == "ok" else None)
     prompt = prompt_for(said)
     assert prompt.startswith(render(TASK, Language.CPP, "a machine"))
-    named = STATUS_OF[reason].value + (
-        "" if STATUS_OF[reason] is Status.REJECTED else f" ({reason})"
-    )
-    assert (
-        f"Verdict on it: {named}."
-        f" {'It breaks this rule: ' if reason in refine.RULES else ''}{words[reason]}" in prompt
-    )
+    named = STATUS_OF[reason].value + ("" if rejected else f" ({reason})")
+    rule = "It breaks this rule: " if rejected else ""
+    assert f"Verdict on it: {named}. {rule}{words[reason]}" in prompt
     assert prompt.count(CODE.rstrip()) == 1
 
 
-def test_the_words_are_those_of_the_vocabulary() -> None:
-    assert set(refine.RULES) == REASONS[Status.REJECTED]
-    assert set(refine.WRONG) == REASONS[Status.INCORRECT]
-    assert (
-        set(refine.BROKEN)
-        == REASONS[Status.COMPILE_ERROR] | REASONS[Status.RUNTIME_ERROR] | REASONS[Status.TIMEOUT]
-    )
-    assert set(refine.EMPTY) == REASONS[Status.NO_CODE]
+def test_the_words_are_those_of_the_vocabulary():
+    unsaid = {reason for reason, status in STATUS_OF.items() if status is Status.TASK_ERROR}
+    assert set(refine.WORDS) == set(STATUS_OF) - unsaid - {"ok"}
     with pytest.raises(ValueError, match="fault of the task"):
         prompt_for(verdict("degenerate_task"))
 
 
-def test_a_slow_kernel_is_told_the_times() -> None:
+def test_a_slow_kernel_is_told_the_times():
     prompt = prompt_for(verdict("ok", timing=timing(0.8), detail="PRIVATE", log_tail="PRIVATE"))
     assert (
         "The original takes 1.23 ms, yours 1.5 ms" in prompt
@@ -173,7 +166,7 @@ def test_a_slow_kernel_is_told_the_times() -> None:
     assert "so that it stays right and takes less time." in prompt and "PRIVATE" not in prompt
 
 
-def test_a_wrong_kernel_is_told_the_numbers_and_not_what_it_printed() -> None:
+def test_a_wrong_kernel_is_told_the_numbers_and_not_what_it_printed():
     numbers = Correctness(trials=3, rms_error=0.1234567, reference_rms_error=3e-7, max_error=2.5)
     prompt = prompt_for(
         verdict(
@@ -188,7 +181,7 @@ def test_a_wrong_kernel_is_told_the_numbers_and_not_what_it_printed() -> None:
 
 
 @pytest.mark.parametrize("reason", sorted(REASONS[Status.REJECTED]))
-def test_a_rejected_kernel_is_told_the_rule_and_nothing_of_what_was_seen(reason: str) -> None:
+def test_a_rejected_kernel_is_told_the_rule_and_nothing_of_what_was_seen(reason):
     seen = verdict(
         reason,
         detail="line 7 calls ctypes",
@@ -200,7 +193,7 @@ def test_a_rejected_kernel_is_told_the_rule_and_nothing_of_what_was_seen(reason:
     assert reason not in prompt_for(seen)
 
 
-def test_an_answer_without_code_is_asked_for_anew_with_the_reason() -> None:
+def test_an_answer_without_code_is_asked_for_anew_with_the_reason():
     prompt = prompt_for(verdict("truncated"), None)
     assert (
         "You have answered this before.\n\nVerdict on it: no_code (truncated). It reached the limit"
@@ -209,7 +202,7 @@ def test_an_answer_without_code_is_asked_for_anew_with_the_reason() -> None:
     assert prompt.count("```") == render(TASK, Language.CPP, "a machine").count("```")
 
 
-def test_an_error_is_quoted_once_with_the_line_that_names_it() -> None:
+def test_an_error_is_quoted_once_with_the_line_that_names_it():
     assert (
         block_after(
             prompt_for(
@@ -226,7 +219,7 @@ def test_an_error_is_quoted_once_with_the_line_that_names_it() -> None:
     assert TOOLS not in prompt_for(verdict("run"))
 
 
-def test_wording_changes_only_with_the_version() -> None:
+def test_wording_changes_only_with_the_version():
     """Where this fails after a change of the wording: raise FOLLOW_UP_VERSION, then record the new
     hash."""
     said = [
@@ -273,7 +266,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("reason", ["build_failed", "exception", "wrong_output"])
-def test_hostile_output_stays_inside_its_block_and_small(name: str, reason: str) -> None:
+def test_hostile_output_stays_inside_its_block_and_small(name, reason):
     prompt = prompt_for(verdict(reason, detail=HOSTILE[name], log_tail=HOSTILE[name]))
     plain = prompt_for(verdict(reason))
     before, after = plain.split(AFTER)
@@ -314,7 +307,7 @@ def test_hostile_output_stays_inside_its_block_and_small(name: str, reason: str)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_module_stays_inside_its_block(name: str) -> None:
+def test_a_hostile_module_stays_inside_its_block(name):
     prompt = prompt_for(verdict("run"), HOSTILE[name])
     label = "with this module:"
     fence, inside = block_after(prompt, label)
@@ -330,7 +323,7 @@ def test_a_hostile_module_stays_inside_its_block(name: str) -> None:
 AFTER_RUN = prompt_for(verdict("run")).rpartition("```\n\n")[2]
 
 
-def test_a_long_error_keeps_its_beginning_and_its_end() -> None:
+def test_a_long_error_keeps_its_beginning_and_its_end():
     for length in (MOST_ERROR + 1, 50_000, 10_000_000):
         text = bounded("BEGIN " + "x " * (length // 2) + "END", MOST_ERROR)
         assert (
@@ -359,11 +352,11 @@ def test_a_long_error_keeps_its_beginning_and_its_end() -> None:
         ("\x1b[1m/home/\x1b[0mme/k.cu", "k.cu"),
     ],
 )
-def test_directories_of_this_machine_are_not_told(text: str, expected: str) -> None:
+def test_directories_of_this_machine_are_not_told(text, expected):
     assert bounded(text, MOST_ERROR) == expected
 
 
-def test_a_module_keeps_its_text() -> None:
+def test_a_module_keeps_its_text():
     code = (
         "#include </usr/include/x/y.h>\nint a = b /c/d; auto k<s> = f<<<g, b>>>(x); #"
         " \u00e9\n\treturn a<b || c>d;"
@@ -371,7 +364,7 @@ def test_a_module_keeps_its_text() -> None:
     assert bounded(code, MOST_CODE, paths=True) == inert(code) == code.replace("k<s>", "k< s>")
 
 
-def test_any_text_comes_out_bounded_and_printable() -> None:
+def test_any_text_comes_out_bounded_and_printable():
     draw = random.Random(7)
     alphabet = [
         "/",
@@ -474,6 +467,18 @@ def config(**changes: Any) -> SynthesisConfig:
     )
 
 
+def refined(
+    tasks: SnapshotRef,
+    first: SnapshotRef,
+    verdicts: SnapshotRef,
+    turn: int = 2,
+    asked: SynthesisConfig | None = None,
+) -> Synthesis:
+    """A later turn over the answers `first` and their verdicts."""
+    earlier = {"candidates": first, "verdicts": verdicts}
+    return Synthesis(tasks, asked or config(), Language.CPP, turn=turn, **earlier)
+
+
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> FakeModel:
     fake = FakeModel(first_answer)
@@ -531,8 +536,8 @@ def rows_of(ref: SnapshotRef) -> dict[str, dict[str, Any]]:
 
 
 def test_what_the_first_turn_asks_and_who_its_candidates_are_stays_as_it_was(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     """Literals of the release before there were turns: with others, every stored response would be
     asked for again."""
     snapshot = Snapshot(str(tmp_path), "tasks", "t")
@@ -558,19 +563,19 @@ def test_what_the_first_turn_asks_and_who_its_candidates_are_stays_as_it_was(
     assert len({*later, "e8c3e01d5cccd8686a2c537092846336"}) == 5
 
 
-def test_turns_are_no_part_of_the_first_snapshot(tmp_path: Path) -> None:
+def test_turns_are_no_part_of_the_first_snapshot(tmp_path):
     tasks = tasks_snapshot(tmp_path)
     plans = {
-        stage.planned(tasks, config(**changes), Language.CPP).fingerprint
+        Synthesis(tasks, config(**changes), Language.CPP).snapshot.fingerprint
         for changes in ({"turns": 1}, {"refine_below_speedup": 3.0})
     }
-    assert plans == {stage.planned(tasks, config(), Language.CPP).fingerprint}
+    assert plans == {Synthesis(tasks, config(), Language.CPP).snapshot.fingerprint}
 
 
-def test_a_turn_answers_what_failed_and_keeps_the_rest(tmp_path: Path, model: FakeModel) -> None:
+def test_a_turn_answers_what_failed_and_keeps_the_rest(tmp_path, model):
     tasks = tasks_snapshot(tmp_path)
     model.last_first = True  # so that candidates were not written in the order of tasks
-    first = stage.run(tasks, config(), Language.CPP)
+    first = Synthesis(tasks, config(), Language.CPP).run()
     model.last_first = False
     before, verdicts = rows_of(first), judge(first)
     assert {row["turn"] for row in before.values()} == {1} and {
@@ -580,7 +585,7 @@ def test_a_turn_answers_what_failed_and_keeps_the_rest(tmp_path: Path, model: Fa
     model.asked.clear()
     model.answers = lambda request: "bad" if request.sample_index == 0 else "better"
 
-    second = stage.refine(tasks, first, verdicts, config(), Language.CPP, 2)
+    second = refined(tasks, first, verdicts).run()
     after = rows_of(second)
     assert {name: after[name] for name in before} == before, (
         "every row of the turn before is there, unchanged"
@@ -633,7 +638,7 @@ def test_a_turn_answers_what_failed_and_keeps_the_rest(tmp_path: Path, model: Fa
 
     # the third turn goes on from the second's answers only
     model.asked.clear()
-    third = stage.refine(tasks, second, judge(second), config(), Language.CPP, 3)
+    third = refined(tasks, second, judge(second), 3).run()
     assert {request.parent for request in model.asked} == {
         name for name, row in added.items() if "'bad'" in (row["code"] or "")
     }
@@ -643,36 +648,31 @@ def test_a_turn_answers_what_failed_and_keeps_the_rest(tmp_path: Path, model: Fa
     )
     model.asked.clear()
     assert (
-        stage.refine(tasks, second, judge(second), config(turns=2), Language.CPP, 3) == third
-        and not model.asked
+        refined(tasks, second, judge(second), 3, config(turns=2)).run() == third and not model.asked
     )
 
 
-def test_where_nothing_is_to_be_mended_the_rows_stay_what_they_are(
-    tmp_path: Path, model: FakeModel
-) -> None:
+def test_where_nothing_is_to_be_mended_the_rows_stay_what_they_are(tmp_path, model):
     model.answers = lambda request: "fast"
     tasks = tasks_snapshot(tmp_path)
-    first = stage.run(tasks, config(), Language.CPP)
+    first = Synthesis(tasks, config(), Language.CPP).run()
     model.asked.clear()
-    second = stage.refine(tasks, first, judge(first), config(), Language.CPP, 2)
+    second = refined(tasks, first, judge(first)).run()
     assert rows_of(second) == rows_of(first) and not model.asked
     assert second.open().manifest["followed_up"] == 0 and second.open().manifest["requests"] == 15
 
 
-def test_answers_of_an_earlier_turn_are_reused(tmp_path: Path, model: FakeModel) -> None:
+def test_answers_of_an_earlier_turn_are_reused(tmp_path, model):
     """A night with one task more: what the last night's second turn answered is not asked for
     again."""
-    first = stage.run(tasks_snapshot(tmp_path), config(), Language.CPP)
-    last_night = rows_of(
-        stage.refine(tasks_snapshot(tmp_path), first, judge(first), config(), Language.CPP, 2)
-    )
+    first = Synthesis(tasks_snapshot(tmp_path), config(), Language.CPP).run()
+    last_night = rows_of(refined(tasks_snapshot(tmp_path), first, judge(first)).run())
     model.asked.clear()
     more = tasks_snapshot(tmp_path, 4)
-    wider = stage.run(more, config(), Language.CPP)
+    wider = Synthesis(more, config(), Language.CPP).run()
     assert {request.task.task_id for request in model.asked} == {"t/3"}
     model.asked.clear()
-    tonight = rows_of(stage.refine(more, wider, judge(wider), config(), Language.CPP, 2))
+    tonight = rows_of(refined(more, wider, judge(wider)).run())
     assert {request.task.task_id for request in model.asked} == {"t/3"}
     assert {name: tonight[name] for name in last_night} == last_night
 
@@ -687,15 +687,15 @@ from tasks.store.snapshot import SnapshotRef
 tasks, first, verdicts = (SnapshotRef(root={root!r}, stage=stage, fingerprint=name) for stage, \
 name in {refs!r})
 t.stage.make_sampler = lambda *_: t.FakeModel(lambda request: "better", Path({log!r}), {dies_at!r})
-t.stage.refine(tasks, first, verdicts, t.config(), t.Language.CPP, 2)
+t.refined(tasks, first, verdicts).run()
 """
 
 
-def test_a_turn_that_was_killed_asks_nothing_twice(tmp_path: Path, model: FakeModel) -> None:
+def test_a_turn_that_was_killed_asks_nothing_twice(tmp_path, model):
     """SIGKILL at the fifth request: the four answers before it are kept; what was in flight, and no
     more, is asked for again."""
     tasks = tasks_snapshot(tmp_path)
-    first = stage.run(tasks, config(), Language.CPP)
+    first = Synthesis(tasks, config(), Language.CPP).run()
     verdicts, log = judge(first), tmp_path / "asked.log"
     refs = [(ref.stage, ref.fingerprint) for ref in (tasks, first, verdicts)]
     for dies_at, status in ((5, -signal.SIGKILL), (None, 0)):
@@ -716,7 +716,7 @@ def test_a_turn_that_was_killed_asks_nothing_twice(tmp_path: Path, model: FakeMo
     asked = log.read_text().split()
     assert len(asked) == 5 + 5 and len(set(asked)) == 9
     assert [key for key in asked if asked.count(key) == 2] == [asked[4], asked[5]]
-    second = stage.planned_turn(tasks, first, verdicts, config(), Language.CPP, 2)
+    second = refined(tasks, first, verdicts).snapshot
     assert (
         second.finished
         and len(rows_of(second.ref)) == 24
@@ -724,13 +724,11 @@ def test_a_turn_that_was_killed_asks_nothing_twice(tmp_path: Path, model: FakeMo
     )
 
 
-def test_candidates_of_an_older_version_are_the_first_turn(
-    tmp_path: Path, model: FakeModel
-) -> None:
+def test_candidates_of_an_older_version_are_the_first_turn(tmp_path, model):
     """Snapshots without the columns `turn` and `parent` still read, are followed up, and their rows
     go on as first turns."""
     tasks = tasks_snapshot(tmp_path)
-    rows = list(rows_of(stage.run(tasks, config(), Language.CPP)).values())
+    rows = list(rows_of(Synthesis(tasks, config(), Language.CPP).run()).values())
     old = Snapshot(str(tmp_path / "old"), "synthesis", "old")
     old.append(
         rows[:8], pa.schema([field for field in CANDIDATES if field.name not in ("turn", "parent")])
@@ -749,22 +747,24 @@ def test_candidates_of_an_older_version_are_the_first_turn(
     first = old.publish(config={}, rows=len(rows)).ref
     kept = tasks_snapshot(tmp_path / "older")
     model.asked.clear()
-    again = rows_of(stage.run(kept, config(), Language.CPP))  # by request_key, from the old rows
+    again = rows_of(
+        Synthesis(kept, config(), Language.CPP).run()
+    )  # by request_key, from the old rows
     assert list(again.values()) == rows and not model.asked
-    after = rows_of(stage.refine(kept, first, judge(first), config(), Language.CPP, 2))
+    after = rows_of(refined(kept, first, judge(first)).run())
     assert [after[row["candidate_id"]] for row in rows] == rows and len(after) == 24
 
 
-def test_a_candidate_of_no_task_is_named(tmp_path: Path, model: FakeModel) -> None:
-    first = stage.run(tasks_snapshot(tmp_path), config(), Language.CPP)
+def test_a_candidate_of_no_task_is_named(tmp_path, model):
+    first = Synthesis(tasks_snapshot(tmp_path), config(), Language.CPP).run()
     with pytest.raises(UsageError, match="task t/2 of a candidate is not among the tasks"):
-        stage.refine(tasks_snapshot(tmp_path, 2), first, judge(first), config(), Language.CPP, 2)
+        refined(tasks_snapshot(tmp_path, 2), first, judge(first)).run()
 
 
 # -- configuration ---------------------------------------------------------------------------------
 
 
-def test_recorded_responses_have_one_turn(tmp_path: Path) -> None:
+def test_recorded_responses_have_one_turn(tmp_path):
     with pytest.raises(
         UsageError, match=r"synthesis.turns = 2: .*recorded responses hold no answer to a follow-up"
     ):
@@ -772,7 +772,7 @@ def test_recorded_responses_have_one_turn(tmp_path: Path) -> None:
     recorded = SynthesisConfig().model_copy(update={"turns": 2})
     ref = tasks_snapshot(tmp_path)
     with pytest.raises(UsageError, match="recorded responses hold no answer"):
-        stage.planned_turn(ref, ref, ref, recorded, Language.CPP, 2)
+        refined(ref, ref, ref, asked=recorded)
     from tasks.sources import bundled
 
     task = next(task for task in bundled.load() if task.name == "softmax_rows")
@@ -788,7 +788,7 @@ def test_recorded_responses_have_one_turn(tmp_path: Path) -> None:
     assert not list(RecordedSampler().sample([asked.model_copy(update={"turn": 2, "parent": "c"})]))
 
 
-def test_turns_are_off_unless_asked_for_and_never_in_the_benchmark() -> None:
+def test_turns_are_off_unless_asked_for_and_never_in_the_benchmark():
     assert SynthesisConfig().turns == 1
     line = PipelineConfig(synthesis=config(turns=4))
     assert {synthesis_for(line, model).turns for model in ("recorded", "base", "tuned")} == {1}
@@ -797,7 +797,7 @@ def test_turns_are_off_unless_asked_for_and_never_in_the_benchmark() -> None:
             config(**wrong)
 
 
-def test_a_later_turn_has_a_parent_and_the_first_has_none() -> None:
+def test_a_later_turn_has_a_parent_and_the_first_has_none():
     fields = {
         "candidate_id": "c",
         "task_id": "t",

@@ -29,7 +29,7 @@ def asked(tasks: SnapshotRef, **changes: object) -> RequestSet:
     return first_requests(Questions(read_tasks(tasks), config, Language.CUDA, "m"))
 
 
-def test_each_reading_gives_the_same_requests_in_the_order_of_tasks(tasks: SnapshotRef) -> None:
+def test_each_reading_gives_the_same_requests_in_the_order_of_tasks(tasks):
     requests = asked(tasks)
     first = list(requests)
     assert first == list(requests) == [requests[request.request_key] for request in first]
@@ -40,7 +40,7 @@ def test_each_reading_gives_the_same_requests_in_the_order_of_tasks(tasks: Snaps
     ]
 
 
-def test_what_is_done_is_left_out_and_a_key_names_what_was_asked(tasks: SnapshotRef) -> None:
+def test_what_is_done_is_left_out_and_a_key_names_what_was_asked(tasks):
     requests = asked(tasks)
     done = {request.request_key for request in list(requests)[2:9]}
     left = requests.without(done)
@@ -50,8 +50,8 @@ def test_what_is_done_is_left_out_and_a_key_names_what_was_asked(tasks: Snapshot
 
 
 def test_a_progress_line_tells_tokens_and_time_once_there_is_a_rate(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     now = [100.0]
     monkeypatch.setattr(requests_module.time, "monotonic", lambda: now[0])
     speed = Speed()

@@ -36,21 +36,21 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "INTERVAL_S", 0.0)
 
 
-def test_an_absence_is_logged_once_and_the_answer_returned() -> None:
+def test_an_absence_is_logged_once_and_the_answer_returned():
     log: list[str] = []
     assert asked(Service(), log) == "answer" and log == []
     assert asked(Service(ConnectionError(), ConnectionResetError()), log) == "answer"
     assert log == ["MLflow at http://localhost:1 does not answer; retrying for up to 600 s"]
 
 
-def test_a_refusal_is_raised_at_once_even_after_an_absence() -> None:
+def test_a_refusal_is_raised_at_once_even_after_an_absence():
     service = Service(ConnectionError(), ValueError("refused"), ValueError("never asked"))
     with pytest.raises(ValueError, match="refused"):
         asked(service, [])
     assert service.calls == 2
 
 
-def test_after_the_deadline_the_last_error_is_raised() -> None:
+def test_after_the_deadline_the_last_error_is_raised():
     service, log = Service(ConnectionError("away"), ConnectionError("never asked")), []
     with pytest.raises(ConnectionError, match="away"):
         asked(service, log, deadline_s=0)

@@ -16,14 +16,11 @@ from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import KernelTask, Language, SamplingParams
 from tasks.sources import bundled
 from tasks.synthesis import client as client_module
-from tasks.synthesis.client import REFUSALS_BEFORE_GIVING_UP, OpenAISampler
+from tasks.synthesis.client import REFUSALS_BEFORE_GIVING_UP
 from tasks.synthesis.recorded import RecordedSampler, ResponsesFile
 from tasks.synthesis.sampler import Request, Response
 from tests.support.chat_server import Answer, Server, completion, serving
-from tests.support.requests import make_request, without_proxies
-
-KEY = "sk-very-secret-0123456789"
-KEY_ENV = "CONCUR_TEST_KEY"
+from tests.support.requests import KEY, KEY_ENV, ask, client, make_request, without_proxies
 
 
 def request(
@@ -32,15 +29,11 @@ def request(
     return make_request(index, task, prompt, f"{task.task_id}#{language.value}#{index}", language)
 
 
-def user_task(name: str = "mine") -> KernelTask:
-    return KernelTask(task_id=f"user/{name}", name=name, code="class Model: pass")
-
-
 # --- recorded
 # --------------------------------------------------------------------------------------------------
 
 
-def test_recorded_serves_each_recording_under_its_own_request() -> None:
+def test_recorded_serves_each_recording_under_its_own_request():
     task = next(task for task in bundled.load() if task.name == "softmax_rows")
     wanted = [
         request(task, index, language)
@@ -53,7 +46,7 @@ def test_recorded_serves_each_recording_under_its_own_request() -> None:
     assert RecordedSampler().generator == "recorded"
 
 
-def test_recorded_passes_over_what_it_does_not_have() -> None:
+def test_recorded_passes_over_what_it_does_not_have():
     task = next(task for task in bundled.load() if task.name == "softmax_rows")
     namesake = KernelTask(
         task_id="user/softmax_rows", name="softmax_rows", code="class Model: pass"
@@ -69,7 +62,7 @@ def test_recorded_passes_over_what_it_does_not_have() -> None:
     ]
 
 
-def test_counts_tokens_only_with_a_tokenizer(tmp_path: Path) -> None:
+def test_counts_tokens_only_with_a_tokenizer(tmp_path):
     from tasks.sources.small_model import build_small_model
 
     directory = build_small_model(
@@ -102,7 +95,7 @@ def kernelbench_task(level: int, problem: int) -> KernelTask:
     )
 
 
-def test_responses_file_answers_by_level_problem_and_sample(tmp_path: Path) -> None:
+def test_responses_file_answers_by_level_problem_and_sample(tmp_path):
     sampler = ResponsesFile(responses_file(tmp_path / "r.parquet"))
     wanted = [
         request(kernelbench_task(level, 3), index, Language.CUDA)
@@ -124,7 +117,7 @@ def test_responses_file_answers_by_level_problem_and_sample(tmp_path: Path) -> N
     )
 
 
-def test_responses_file_may_name_its_language(tmp_path: Path) -> None:
+def test_responses_file_may_name_its_language(tmp_path):
     sampler = ResponsesFile(
         responses_file(tmp_path / "r.parquet", language=["cpp", "triton", None])
     )
@@ -147,14 +140,12 @@ def test_responses_file_may_name_its_language(tmp_path: Path) -> None:
         ({"sample_id": [0, 0, 0]}, "two responses for kernelbench/L1/3"),
     ],
 )
-def test_responses_file_refuses_what_is_ambiguous(
-    tmp_path: Path, changes: dict, message: str
-) -> None:
+def test_responses_file_refuses_what_is_ambiguous(tmp_path, changes, message):
     with pytest.raises(UsageError, match=message):
         ResponsesFile(responses_file(tmp_path / "r.parquet", **changes))
 
 
-def test_responses_file_names_what_is_wrong_with_the_file(tmp_path: Path) -> None:
+def test_responses_file_names_what_is_wrong_with_the_file(tmp_path):
     pl.DataFrame({"level": [1]}).write_parquet(tmp_path / "short.parquet")
     with pytest.raises(UsageError, match="no column problem_id, sample_id, model, response"):
         ResponsesFile(tmp_path / "short.parquet")
@@ -166,34 +157,17 @@ def test_responses_file_names_what_is_wrong_with_the_file(tmp_path: Path) -> Non
 # --------------------------------------------------------------------------------------------------
 
 
-def client(url: str, **options: object) -> OpenAISampler:
-    return OpenAISampler(
-        base_url=url,
-        model="org/model",
-        api_key_env=KEY_ENV,
-        **({"backoff_s": 0.001, "retries": 3} | options),
-    )
-
-
-def ask(server: Server, count: int = 1, **options: object) -> list[Response]:
-    return list(
-        client(server.url, **options).sample(
-            [request(user_task(), index, prompt=f"prompt {index}") for index in range(count)]
-        )
-    )
-
-
 @pytest.fixture(autouse=True)
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_ENV, KEY)
     without_proxies(monkeypatch)
 
 
-def test_sends_what_was_asked_and_returns_what_was_said() -> None:
+def test_sends_what_was_asked_and_returns_what_was_said():
     with serving(lambda number, body: (200, completion("text", "length", 12))) as server:
         (response,) = ask(server)
     assert response == Response(
-        request_key="user/mine#cpp#0", text="text", completion_tokens=12, finish_reason="length"
+        request_key="0", text="text", completion_tokens=12, finish_reason="length"
     )
     (body,) = server.bodies
     assert body["path"] == "/v1/chat/completions" and body["model"] == "org/model"
@@ -204,9 +178,9 @@ def test_sends_what_was_asked_and_returns_what_was_said() -> None:
     assert server.headers[0]["authorization"] == f"Bearer {KEY}"
 
 
-def test_nobody_asks_further_ahead_than_answers_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_asks_further_ahead_than_answers_are_taken(monkeypatch):
     monkeypatch.setattr(client_module, "UNREAD", 5)
-    asked = [request(user_task(), index, prompt=f"prompt {index}") for index in range(60)]
+    asked = [make_request(index, prompt=f"prompt {index}") for index in range(60)]
     full = threading.Event()
 
     def answer(number: int, body: dict) -> Answer:
@@ -227,12 +201,12 @@ def test_nobody_asks_further_ahead_than_answers_are_taken(monkeypatch: pytest.Mo
         assert len([first, *stream]) == len(server.bodies) - len(others) == 60
 
 
-def test_no_request_makes_no_call() -> None:
+def test_no_request_makes_no_call():
     with serving(lambda number, body: (200, completion())) as server:
         assert ask(server, count=0) == [] == server.bodies
 
 
-def test_answers_come_as_they_finish_and_concurrency_is_bounded() -> None:
+def test_answers_come_as_they_finish_and_concurrency_is_bounded():
     first_may_go, together = threading.Event(), threading.Barrier(3)
 
     def answer(number: int, body: dict) -> Answer:
@@ -244,62 +218,25 @@ def test_answers_come_as_they_finish_and_concurrency_is_bounded() -> None:
 
     with serving(answer) as server:
         stream = client(server.url, concurrency=3).sample(
-            [request(user_task(), index, prompt=f"prompt {index}") for index in range(8)]
+            [make_request(index, prompt=f"prompt {index}") for index in range(8)]
         )
         early = [next(stream) for _ in range(7)]
         first_may_go.set()
         late = list(stream)
     assert {response.text for response in early} == {f"prompt {index}" for index in range(1, 8)}
-    assert [(response.text, response.request_key) for response in late] == [
-        ("prompt 0", "user/mine#cpp#0")
-    ]
+    assert [(response.text, response.request_key) for response in late] == [("prompt 0", "0")]
     assert server.most_in_flight == 3
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        (429, {"error": {"message": "slow down"}}),
-        (429, {"error": {"message": "slow down"}}, {"retry-after": "0"}),
-        (500, {"error": {"message": "oops"}}),
-        (503, b"<html>unavailable</html>"),
-        (0, b""),
-        (200, b'{"choices": [{"mess'),
-        (200, b"\xff\xfe not text"),
-        (200, b"<html>a proxy's page</html>", {"content-type": "text/html"}),
-        (200, {"choices": []}),
-        (200, {"choices": None}),
-        (200, {"choices": [{"message": "not a message"}]}),
-        (200, {"choices": [None]}),
-        (200, []),
-    ],
-    ids=lambda fault: f"{fault[0]}-{str(fault[1])[:24]}",
-)
-class TestFaults:
-    def test_is_tried_again(self, fault: Answer) -> None:
-        with serving(
-            lambda number, body: fault if number < 2 else (200, completion("at last"))
-        ) as server:
-            (response,) = ask(server)
-        assert response.text == "at last" and len(server.bodies) == 3
-
-    def test_is_an_infrastructure_fault_in_the_end(self, fault: Answer) -> None:
-        with serving(lambda number, body: fault) as server:
-            with pytest.raises(EvalError, match=r"no answer for user/mine in 3 attempts") as caught:
-                ask(server, retries=2)
-        assert not isinstance(caught.value, UsageError) and caught.value.hint
-        assert len(server.bodies) == 3
-
-
-def test_nobody_listening_is_an_infrastructure_fault() -> None:
+def test_nobody_listening_is_an_infrastructure_fault():
     with serving(lambda number, body: (200, completion())) as server:
         url = server.url
     with pytest.raises(EvalError, match="attempts") as caught:
-        list(client(url, retries=1).sample([request(user_task())]))
+        list(client(url, retries=1).sample([make_request()]))
     assert url in str(caught.value)
 
 
-def test_an_answer_that_never_comes_times_out() -> None:
+def test_an_answer_that_never_comes_times_out():
     over = threading.Event()
 
     def answer(number: int, body: dict) -> Answer:
@@ -312,22 +249,13 @@ def test_an_answer_that_never_comes_times_out() -> None:
         over.set()
 
 
-@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
-def test_reasoning_that_the_server_separates_is_kept_apart(field: str) -> None:
-    with serving(lambda number, body: (200, completion("answer", **{field: "thoughts"}))) as server:
-        (response,) = ask(server)
-    assert (response.text, response.reasoning) == ("answer", "thoughts")
-
-
-def test_missing_parts_are_unknown_not_invented() -> None:
+def test_missing_parts_are_unknown_not_invented():
     with serving(lambda number, body: (200, completion(None, "content_filter", None))) as server:
         (response,) = ask(server)
-    assert response == Response(
-        request_key="user/mine#cpp#0", text="", finish_reason="content_filter"
-    )
+    assert response == Response(request_key="0", text="", finish_reason="content_filter")
 
 
-def test_lone_surrogates_do_not_stop_the_run() -> None:
+def test_lone_surrogates_do_not_stop_the_run():
     with serving(lambda number, body: (200, completion("a\ud800b"))) as server:
         (response,) = ask(server)
     assert response.text == "a?b"
@@ -341,7 +269,7 @@ def test_lone_surrogates_do_not_stop_the_run() -> None:
         (404, r"org/model.*synthesis\.model"),
     ],
 )
-def test_a_wrong_key_or_address_stops_at_once(status: int, message: str) -> None:
+def test_a_wrong_key_or_address_stops_at_once(status, message):
     with serving(lambda number, body: (status, {"error": {"message": "no"}})) as server:
         with pytest.raises(UsageError, match=message) as caught:
             ask(server, count=20, concurrency=1)
@@ -349,7 +277,7 @@ def test_a_wrong_key_or_address_stops_at_once(status: int, message: str) -> None
     assert len(server.bodies) == 1
 
 
-def test_the_key_appears_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_key_appears_nowhere(caplog):
     echo = {"error": {"message": f"Incorrect API key provided: {KEY}"}}
     caplog.set_level(logging.DEBUG)
     for status in (400, 401, 405, 500):
@@ -363,22 +291,20 @@ def test_the_key_appears_nowhere(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_refused_request_stays_unanswered_and_the_others_are_answered(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    caplog,
+):
     too_long = (400, {"error": {"message": "maximum context length is 4096 tokens"}})
     with serving(
         lambda number, body: too_long if body["seed"] % 2 else (200, completion())
     ) as server:
         got = ask(server, count=6, concurrency=1)
-    assert [response.request_key for response in got] == [
-        f"user/mine#cpp#{index}" for index in (0, 2, 4)
-    ]
+    assert [response.request_key for response in got] == [str(index) for index in (0, 2, 4)]
     assert caplog.text.count("maximum context length") == 3
     assert len(server.bodies) == 6
 
 
 @pytest.mark.parametrize("count", [1, 50])
-def test_an_endpoint_that_refuses_everything_is_the_callers_mistake(count: int) -> None:
+def test_an_endpoint_that_refuses_everything_is_the_callers_mistake(count):
     with serving(
         lambda number, body: (400, {"error": {"message": "max_tokens is too large"}})
     ) as server:
@@ -388,7 +314,7 @@ def test_an_endpoint_that_refuses_everything_is_the_callers_mistake(count: int) 
 
 
 @pytest.mark.parametrize("leave", ["close", "interrupt"])
-def test_leaving_early_cancels_what_is_in_flight(leave: str) -> None:
+def test_leaving_early_cancels_what_is_in_flight(leave):
     hold, one_taken = threading.Event(), threading.Event()
 
     def answer(number: int, body: dict) -> Answer:
@@ -404,7 +330,7 @@ def test_leaving_early_cancels_what_is_in_flight(leave: str) -> None:
 
     with serving(answer) as server:
         stream = client(server.url, concurrency=2).sample(
-            [request(user_task(), index) for index in range(10)]
+            [make_request(index) for index in range(10)]
         )
         try:
             assert next(stream).text == "an answer"
@@ -420,7 +346,7 @@ def test_leaving_early_cancels_what_is_in_flight(leave: str) -> None:
             hold.set()
 
 
-def test_works_where_an_event_loop_runs_already() -> None:
+def test_works_where_an_event_loop_runs_already():
     import asyncio
 
     async def main(server: Server) -> list[Response]:
@@ -431,6 +357,6 @@ def test_works_where_an_event_loop_runs_already() -> None:
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000/v1", "ftp://host/v1", "", "http://"])
-def test_an_address_that_is_not_http_is_refused(url: str) -> None:
+def test_an_address_that_is_not_http_is_refused(url):
     with pytest.raises(UsageError, match="http://127.0.0.1:8000/v1"):
         client(url)

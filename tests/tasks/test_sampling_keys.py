@@ -14,9 +14,9 @@ from tasks.benchmark.config import BenchmarkConfig
 from tasks.sources.stage import read_tasks
 from tasks.store import Snapshot, SnapshotRef, fingerprint, known_rows
 from tasks.synthesis import requests as requests_module
-from tasks.synthesis import stage
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.requests import Questions, first_requests
+from tasks.synthesis.stage import STAGE, Synthesis
 from tasks.tables import CANDIDATES, SAMPLING, TASKS
 
 TASK = KernelTask(task_id="t/0", name="t0", code="# 0")
@@ -69,7 +69,7 @@ def request_keys(tasks: SnapshotRef, sampling: SamplingParams) -> tuple[str, ...
     )
 
 
-def test_a_candidate_keeps_its_identity_and_a_setting_that_is_sent_gives_another() -> None:
+def test_a_candidate_keeps_its_identity_and_a_setting_that_is_sent_gives_another():
     for identity, (sampling, index) in CANDIDATE_IDS.items():
         assert candidate_id(TASK, "g", sampling, index, "text") == identity
         unsaid = sampling.model_copy(
@@ -82,9 +82,7 @@ def test_a_candidate_keeps_its_identity_and_a_setting_that_is_sent_gives_another
     assert len(identities) == 1 + len(LATER), "0 is sent too: a server may have other defaults"
 
 
-def test_a_request_keeps_its_key_and_a_setting_that_is_sent_gives_another(
-    tasks: SnapshotRef, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_keeps_its_key_and_a_setting_that_is_sent_gives_another(tasks, monkeypatch):
     monkeypatch.setattr(
         requests_module, "render", lambda *arguments, **named: "a prompt"
     )  # the keys are not about what prompts say
@@ -95,7 +93,7 @@ def test_a_request_keeps_its_key_and_a_setting_that_is_sent_gives_another(
     assert len(set(found)) == len(found)
 
 
-def test_the_fingerprint_of_a_configuration_stays(tasks: SnapshotRef) -> None:
+def test_the_fingerprint_of_a_configuration_stays(tasks):
     metrics = {
         "ks": (1, 5),
         "ps": (0.0, 0.5, 1.0, 1.5, 2.0),
@@ -118,13 +116,13 @@ def old_row(request_key: str, index: int) -> dict:
     return row | {"response": f"text {index}", "request_key": request_key}
 
 
-def test_an_older_snapshot_answers_what_is_asked_now(tasks: SnapshotRef) -> None:
+def test_an_older_snapshot_answers_what_is_asked_now(tasks):
     """Through the whole stage, at an address where nobody listens."""
     keys = request_keys(tasks, SamplingParams())
-    old = Snapshot(tasks.root, stage.STAGE, "0ld")
+    old = Snapshot(tasks.root, STAGE, "0ld")
     old.append([old_row(key, index) for index, key in enumerate(keys)], OLD_CANDIDATES)
     old.publish(config={})
-    made = stage.run(tasks, config(SamplingParams()), Language.CUDA).open()
+    made = Synthesis(tasks, config(SamplingParams()), Language.CUDA).run().open()
     assert made.fingerprint != "0ld" and made.manifest["rows"] == 2
     frame = made.read()
     assert frame["response"].to_list() == ["text 0", "text 1"]
@@ -142,7 +140,7 @@ def test_an_older_snapshot_answers_what_is_asked_now(tasks: SnapshotRef) -> None
     ]
 
 
-def test_parts_of_both_forms_read_as_one_table_whichever_is_first(tmp_path: Path) -> None:
+def test_parts_of_both_forms_read_as_one_table_whichever_is_first(tmp_path):
     new_row = old_row("k1", 1)
     new_row["sampling"] |= {"top_k": 40, "min_p": 0.0, "repetition_penalty": 1.1}
     both = [(OLD_CANDIDATES, old_row("k0", 0)), (CANDIDATES, new_row)]
@@ -166,7 +164,7 @@ def test_parts_of_both_forms_read_as_one_table_whichever_is_first(tmp_path: Path
         }
 
 
-def test_rows_of_an_older_journal_are_recovered(tmp_path: Path) -> None:
+def test_rows_of_an_older_journal_are_recovered(tmp_path):
     """A run of before that was killed left a journal, whose rows are without the settings that came
     later."""
     snapshot = Snapshot(str(tmp_path), "synthesis", "killed")

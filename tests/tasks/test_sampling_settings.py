@@ -61,7 +61,7 @@ def ask(endpoint: Endpoint, tmp_path: Path, **settings: object) -> list[Response
 # -- over the wire ---------------------------------------------------------------------------------
 
 
-def test_a_body_holds_what_is_set_and_nothing_else(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_a_body_holds_what_is_set_and_nothing_else(endpoint, tmp_path):
     ask(endpoint, tmp_path, model="m")
     ask(endpoint, tmp_path, model="m", sampling={"top_k": 0, "repetition_penalty": 1.05})
     ask(endpoint, tmp_path, model="Qwen/QwQ-32B")
@@ -86,9 +86,7 @@ def test_a_body_holds_what_is_set_and_nothing_else(endpoint: Endpoint, tmp_path:
     }
 
 
-def test_an_endpoint_that_knows_no_such_setting_says_so_and_we_say_what_to_do(
-    endpoint: Endpoint, tmp_path: Path
-) -> None:
+def test_an_endpoint_that_knows_no_such_setting_says_so_and_we_say_what_to_do(endpoint, tmp_path):
     endpoint.refused = {"top_k"}
     with pytest.raises(UsageError, match="unknown field top_k") as caught:
         ask(endpoint, tmp_path, model="Qwen/QwQ-32B")
@@ -102,12 +100,12 @@ def test_an_endpoint_that_knows_no_such_setting_says_so_and_we_say_what_to_do(
     "wrong",
     [{"top_k": -1}, {"min_p": 1.5}, {"min_p": -0.1}, {"repetition_penalty": 0.0}, {"top_k": 0.5}],
 )
-def test_values_out_of_range_are_refused(wrong: dict) -> None:
+def test_values_out_of_range_are_refused(wrong):
     with pytest.raises(ValidationError, match=next(iter(wrong))):
         SamplingParams(**wrong)
 
 
-def test_recordings_do_not_look_at_settings() -> None:
+def test_recordings_do_not_look_at_settings():
     task = next(task for task in bundled.load() if task.name == "softmax_rows")
     given = [
         next(iter(RecordedSampler().sample([request(sampling, task)]))).text
@@ -127,13 +125,13 @@ CLOSE = 4 * (0.25 / DRAWS) ** 0.5
 """Four standard errors of a share of so many draws."""
 
 
-def shares(sampling: SamplingParams, *, seen: tuple[int, ...] = ()) -> list[float]:
+def shares(sampling: SamplingParams, *, seen: list[int] | None = None) -> list[float]:
     import torch
 
-    from tasks.synthesis.local import _draw, _Row
+    from tasks.synthesis.local import Row, draw
 
-    rows = [_Row(request(sampling, key=str(number)), seen, 100) for number in range(DRAWS)]
-    tokens = _draw(torch.tensor(LOGITS).repeat(DRAWS, 1), rows)
+    rows = [Row(request(sampling, key=str(number)), seen or [], 100) for number in range(DRAWS)]
+    tokens = draw(torch.tensor(LOGITS).repeat(DRAWS, 1), rows)
     return (torch.bincount(tokens, minlength=len(LOGITS)) / DRAWS).tolist()
 
 
@@ -163,26 +161,26 @@ def softmax(logits: dict[int, float]) -> dict[int, float]:
         ({"top_k": 4, "temperature": 0.0}, {2}),
     ],
 )
-def test_draws_follow_the_settings(settings: dict, left: set[int]) -> None:
+def test_draws_follow_the_settings(settings, left):
     found = shares(SamplingParams(**settings))
     expected = softmax({token: LOGITS[token] for token in left})
     assert {token for token, share in enumerate(found) if share} == left
     assert all(abs(found[token] - expected[token]) < CLOSE for token in left)
 
 
-def test_a_penalty_makes_tokens_that_were_there_less_likely_whichever_sign_they_have() -> None:
-    found = shares(SamplingParams(repetition_penalty=2.0), seen=(2, 3))
+def test_a_penalty_makes_tokens_that_were_there_less_likely_whichever_sign_they_have():
+    found = shares(SamplingParams(repetition_penalty=2.0), seen=[2, 3])
     expected = softmax({0: 1.0, 1: 0.0, 2: 1.0, 3: -2.0, 4: 1.5})
     assert all(abs(found[token] - share) < CLOSE for token, share in expected.items())
-    assert shares(SamplingParams(repetition_penalty=1.0), seen=(2, 3)) == shares(
+    assert shares(SamplingParams(repetition_penalty=1.0), seen=[2, 3]) == shares(
         SamplingParams()
     ), "1 does nothing"
 
 
-def test_rows_of_one_batch_have_their_own_settings_and_each_token_counts_as_seen() -> None:
+def test_rows_of_one_batch_have_their_own_settings_and_each_token_counts_as_seen():
     import torch
 
-    from tasks.synthesis.local import _draw, _Row
+    from tasks.synthesis.local import Row, draw
 
     settings = [
         SamplingParams(top_k=1),
@@ -190,12 +188,11 @@ def test_rows_of_one_batch_have_their_own_settings_and_each_token_counts_as_seen
         SamplingParams(min_p=1.0),
     ]
     rows = [
-        _Row(request(sampling, key=str(number)), [], 100)
-        for number, sampling in enumerate(settings)
+        Row(request(sampling, key=str(number)), [], 100) for number, sampling in enumerate(settings)
     ]
     written: list[list[int]] = []
     for _ in range(2):
-        written.append(_draw(torch.tensor(LOGITS).repeat(3, 1), rows).tolist())
+        written.append(draw(torch.tensor(LOGITS).repeat(3, 1), rows).tolist())
         for row, token in zip(rows, written[-1], strict=True):
-            row.take(token, frozenset())
+            row.take(token, set())
     assert written == [[2, 2, 2], [2, 4, 2]]

@@ -17,7 +17,7 @@ from tasks.sources.small_model import SmallModelConfig, build_small_model, count
 from tasks.synthesis.config import ServerConfig, SynthesisConfig
 from tasks.synthesis.sampler import Requests, Response
 from tasks.synthesis.server import VllmSampler, served_tokenizer
-from tasks.synthesis.stage import make_sampler, run
+from tasks.synthesis.stage import Synthesis, make_sampler
 from tests.support.chat_server import completion, serving
 from tests.support.requests import tasks_snapshot
 
@@ -57,30 +57,24 @@ def config(model: Path | str, **changes: object) -> SynthesisConfig:
     )
 
 
-def test_the_two_count_differently(models: dict[str, Path]) -> None:
+def test_the_two_count_differently(models):
     assert count_tokens(models["tiles"], TEXTS) != count_tokens(models["other"], TEXTS)
 
 
-def test_a_model_directory_is_counted_with_its_own_tokenizer(
-    models: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_model_directory_is_counted_with_its_own_tokenizer(models, tmp_path):
     assert make_sampler(config(models["tiles"]), str(tmp_path)).count_tokens(TEXTS) == count_tokens(
         models["tiles"], TEXTS
     )
 
 
-def test_a_hub_id_is_counted_with_its_snapshot_on_this_machine(
-    cached: Path, models: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_hub_id_is_counted_with_its_snapshot_on_this_machine(cached, models, tmp_path):
     assert served_tokenizer("org/tiles") == cached
     assert make_sampler(config("org/tiles"), str(tmp_path)).count_tokens(TEXTS) == count_tokens(
         models["tiles"], TEXTS
     )
 
 
-def test_a_snapshot_that_the_server_fetches_is_found_when_it_is_there(
-    cached: Path, tmp_path: Path
-) -> None:
+def test_a_snapshot_that_the_server_fetches_is_found_when_it_is_there(cached, tmp_path):
     hidden = cached.rename(tmp_path / "not yet")
     sampler = make_sampler(config("org/tiles"), str(tmp_path))
     assert sampler.count_tokens(TEXTS) is None
@@ -96,28 +90,26 @@ def test_a_snapshot_that_the_server_fetches_is_found_when_it_is_there(
         ("--tokenizer", "nowhere", "--tokenizer={other}"),
     ],
 )
-def test_a_tokenizer_among_the_servers_arguments_is_the_one_served(
-    args: tuple[str, ...], models: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_tokenizer_among_the_servers_arguments_is_the_one_served(args, models, tmp_path):
     server = SERVER.model_copy(update={"args": tuple(arg.format(**models) for arg in args)})
     assert make_sampler(config(models["tiles"], server=server), str(tmp_path)).count_tokens(
         TEXTS
     ) == count_tokens(models["other"], TEXTS)
 
 
-def test_the_one_that_is_configured_wins(models: dict[str, Path], tmp_path: Path) -> None:
+def test_the_one_that_is_configured_wins(models, tmp_path):
     sampler = make_sampler(config(models["tiles"], tokenizer=str(models["other"])), str(tmp_path))
     assert sampler.count_tokens(TEXTS) == count_tokens(models["other"], TEXTS)
 
 
 @pytest.mark.parametrize("model", ["directory", "org/absent"])
 def test_without_one_nothing_is_counted_and_one_warning_says_so(
-    model: str,
-    cached: Path,
-    models: dict[str, Path],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    model,
+    cached,
+    models,
+    tmp_path,
+    caplog,
+):
     if model == "directory":  # weights, and a config.json that names no tokenizer
         shutil.copytree(
             models["tiles"], tmp_path / "bare", ignore=shutil.ignore_patterns("*token*")
@@ -130,9 +122,7 @@ def test_without_one_nothing_is_counted_and_one_warning_says_so(
     assert caplog.text.count("synthesis.tokenizer") == 1 and model in caplog.text
 
 
-def test_candidates_of_a_served_model_have_their_reasoning_counted(
-    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_candidates_of_a_served_model_have_their_reasoning_counted(models, tmp_path, monkeypatch):
     def canned(self: VllmSampler, requests: Requests) -> Iterator[Response]:
         for request in requests:
             thoughts = "think of tiles " * (1 + request.sample_index)
@@ -145,7 +135,8 @@ def test_candidates_of_a_served_model_have_their_reasoning_counted(
 
     monkeypatch.setattr(VllmSampler, "sample", canned)
     frame = (
-        run(tasks_snapshot(tmp_path), config(models["tiles"]), Language.CPP)
+        Synthesis(tasks_snapshot(tmp_path), config(models["tiles"]), Language.CPP)
+        .run()
         .open()
         .read(unique="candidate_id")
         .sort("sample_index")
@@ -156,12 +147,12 @@ def test_candidates_of_a_served_model_have_their_reasoning_counted(
     assert 0 < frame["reasoning_tokens"][0] < frame["reasoning_tokens"][1]
 
 
-def test_a_tokenizer_is_loaded_before_anything_is_asked_for(tmp_path: Path) -> None:
+def test_a_tokenizer_is_loaded_before_anything_is_asked_for(tmp_path):
     """Answers would wait for it, and be lost where the run is stopped meanwhile; one that cannot be
     loaded would cost them all."""
     (tmp_path / "none").mkdir()
     with serving(lambda number, body: (200, completion("An answer."))) as server:
         asked = config("m", sampler="openai", base_url=server.url, tokenizer=str(tmp_path / "none"))
         with pytest.raises(UsageError, match="tokenizer"):
-            run(tasks_snapshot(tmp_path), asked, Language.CPP)
+            Synthesis(tasks_snapshot(tmp_path), asked, Language.CPP).run()
         assert server.bodies == []

@@ -11,11 +11,11 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -30,21 +30,15 @@ from tasks.synthesis.config import ServerConfig, SynthesisConfig
 from tasks.synthesis.replica import Replica, ReplicaSpec
 from tasks.synthesis.sampler import Request, Response
 from tasks.synthesis.server import VllmSampler, options, serve_command
-from tasks.synthesis.stage import make_sampler, planned, run
-from tasks.synthesis.supervised import Supervised
+from tasks.synthesis.stage import Synthesis, make_sampler
+from tasks.synthesis.supervisor import Command, Supervised
 from tests.support.requests import make_request
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 FAKE = f"{sys.executable} {ROOT / 'tests' / 'support' / 'fake_vllm.py'} serve"
 WAIT_S = 120.0
 """For what takes seconds, on a machine under any load."""
-
-
-def until(true: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < deadline, f"waited for {what} in vain"
-        time.sleep(0.02)
 
 
 class Fake:
@@ -168,9 +162,7 @@ class Asking(threading.Thread):
 # ------------------------------------------------------------------------------------------------
 
 
-def test_starts_at_the_first_request_answers_and_leaves_nothing(
-    four_gpus: None, fake: Fake, tmp_path: Path
-) -> None:
+def test_starts_at_the_first_request_answers_and_leaves_nothing(four_gpus, fake, tmp_path):
     for rank, name in ((16, "tuned"), (24, "other")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "adapter_config.json").write_text(json.dumps({"r": rank}))
@@ -217,9 +209,7 @@ def test_starts_at_the_first_request_answers_and_leaves_nothing(
     served.close()
 
 
-def test_replicas_are_pinned_to_gpus_of_their_own_and_share_the_work(
-    four_gpus: None, fake: Fake
-) -> None:
+def test_replicas_are_pinned_to_gpus_of_their_own_and_share_the_work(four_gpus, fake):
     served = sampler(fake, replicas=None, tensor_parallel=2, max_num_seqs=4)
     fake.set("hold")
     asking = Asking(served, requests(30))
@@ -240,9 +230,7 @@ def test_replicas_are_pinned_to_gpus_of_their_own_and_share_the_work(
 
 
 @pytest.mark.parametrize(("replicas", "each"), [(3, 2), (None, 8)])
-def test_more_gpus_than_there_are_is_said_before_anything_starts(
-    four_gpus: None, fake: Fake, replicas: int | None, each: int
-) -> None:
+def test_more_gpus_than_there_are_is_said_before_anything_starts(four_gpus, fake, replicas, each):
     with pytest.raises(
         DeviceError,
         match=(
@@ -254,14 +242,12 @@ def test_more_gpus_than_there_are_is_said_before_anything_starts(
     assert fake.starts == []
 
 
-def test_the_stage_starts_servers_only_for_what_no_snapshot_answers(
-    four_gpus: None, fake: Fake, tmp_path: Path
-) -> None:
+def test_the_stage_starts_servers_only_for_what_no_snapshot_answers(four_gpus, fake, tmp_path):
     root = str(tmp_path / "root")
     tasks = sources.run(TasksConfig(source="bundled", split="heldout"), root)
     server = {"command": FAKE, "env": {"FAKE_VLLM_DIR": str(fake.home)}, "replicas": 1}
     config = SynthesisConfig(sampler="vllm", model="org/model", samples_per_task=2, server=server)
-    made = run(tasks, config, Language.CPP)
+    made = Synthesis(tasks, config, Language.CPP).run()
     rows = made.open().read()
     assert len(rows) == 2 * tasks.open().manifest["rows"] == len(fake.answers) and set(
         rows["generator"]
@@ -270,14 +256,14 @@ def test_the_stage_starts_servers_only_for_what_no_snapshot_answers(
         path.name for path in (tmp_path / "root" / "logs" / "vllm").glob("*.log")
     ] == ["replica-0.log"]
     assert (
-        run(
+        Synthesis(
             tasks,
             config.model_copy(update={"server": ServerConfig(command="nothing at all")}),
             Language.CPP,
-        )
+        ).run()
         == made
     )
-    more = run(tasks, config.model_copy(update={"samples_per_task": 1}), Language.CPP)
+    more = Synthesis(tasks, config.model_copy(update={"samples_per_task": 1}), Language.CPP).run()
     assert more != made and len(more.open().read()) == tasks.open().manifest["rows"]
     assert len(fake.starts) == 1, "all of it was known"
 
@@ -286,9 +272,7 @@ def test_the_stage_starts_servers_only_for_what_no_snapshot_answers(
 # --------------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_is_killed_comes_back_and_no_request_is_lost(
-    four_gpus: None, fake: Fake
-) -> None:
+def test_a_server_that_is_killed_comes_back_and_no_request_is_lost(four_gpus, fake):
     served = sampler(fake)
     fake.set("hold")
     asking = Asking(served, requests(20))
@@ -304,7 +288,7 @@ def test_a_server_that_is_killed_comes_back_and_no_request_is_lost(
     served.close()
 
 
-def test_the_other_replica_answers_while_one_is_down(four_gpus: None, fake: Fake) -> None:
+def test_the_other_replica_answers_while_one_is_down(four_gpus, fake):
     served = sampler(fake, replicas=2, restart_pause_s=3600)
     fake.set("hold")
     asking = Asking(served, requests(16))
@@ -318,19 +302,19 @@ def test_the_other_replica_answers_while_one_is_down(four_gpus: None, fake: Fake
     served.close()
 
 
-def test_an_actor_that_dies_is_replaced_and_its_server_with_it(four_gpus: None, fake: Fake) -> None:
+def test_an_actor_that_dies_is_replaced_and_its_server_with_it(four_gpus, fake):
     import ray
 
     served = sampler(fake)
     assert len(list(served.sample(requests(1)))) == 1
-    ray.kill(served.servers._slots[0].actor)
+    ray.kill(served.servers.slots[0].actor)
     until(lambda: len(fake.starts) == 2, "another actor's server")
     assert len(list(served.sample(requests(3, "then")))) == 3
     until(lambda: not psutil.pid_exists(fake.starts[0]["pid"]), "the end of the first server")
     served.close()
 
 
-def test_a_request_that_kills_every_server_ends_the_run(four_gpus: None, fake: Fake) -> None:
+def test_a_request_that_kills_every_server_ends_the_run(four_gpus, fake):
     fake.set("poison")
     served = sampler(fake, restarts=1)
     with pytest.raises(
@@ -353,15 +337,13 @@ def test_a_request_that_kills_every_server_ends_the_run(four_gpus: None, fake: F
         (
             "never_healthy",
             (
-                r"did not become healthy: it was not healthy 2 s after its start \(HTTP Error"
-                r" 503.*\n(.*\n)*.*startup complete"
+                r"did not become healthy: it was not healthy 2 s after its start \(Server"
+                r" error '503.*\n(.*\n)*.*startup complete"
             ),
         ),
     ],
 )
-def test_a_server_that_never_serves_is_one_clear_error(
-    four_gpus: None, fake: Fake, trouble: str, message: str
-) -> None:
+def test_a_server_that_never_serves_is_one_clear_error(four_gpus, fake, trouble, message):
     fake.set(trouble)
     with pytest.raises(EvalError, match=message) as caught:
         list(sampler(fake, start_timeout_s=2).sample(requests(3)))
@@ -395,14 +377,12 @@ def healthy(replica: Replica, starts: int = 1) -> str:
 
 def ask(url: str) -> dict:
     body = {"model": "m", "messages": [{"role": "user", "content": "prompt"}], "seed": 0}
-    headers = {"content-type": "application/json", "authorization": "Bearer k"}
-    with urllib.request.urlopen(
-        urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode(), headers)
-    ) as answer:
-        return json.load(answer)
+    headers = {"authorization": "Bearer k"}
+    answer = httpx.post(f"{url}/chat/completions", json=body, headers=headers, timeout=WAIT_S)
+    return answer.json()
 
 
-def test_what_is_in_flight_is_answered_before_a_server_stops(fake: Fake) -> None:
+def test_what_is_in_flight_is_answered_before_a_server_stops(fake):
     fake.set("hold")
     replica = Replica(spec(fake, drain_s=WAIT_S), 0)
     url, answers = healthy(replica), []
@@ -422,7 +402,7 @@ def test_what_is_in_flight_is_answered_before_a_server_stops(fake: Fake) -> None
     assert answers and answers[0]["choices"] and fake.alive() == []
 
 
-def test_a_server_that_ignores_the_order_to_stop_is_killed(fake: Fake) -> None:
+def test_a_server_that_ignores_the_order_to_stop_is_killed(fake):
     fake.set("stubborn")
     replica = Replica(spec(fake, drain_s=0.3), 0)
     healthy(replica)
@@ -430,9 +410,7 @@ def test_a_server_that_ignores_the_order_to_stop_is_killed(fake: Fake) -> None:
     assert fake.alive() == []
 
 
-def test_a_server_that_answers_no_more_is_started_again(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_answers_no_more_is_started_again(fake, monkeypatch):
     monkeypatch.setattr(replica_module, "UNRESPONSIVE_S", 1.0)
     monkeypatch.setattr(replica_module, "HEALTH_TIMEOUT_S", 0.4)
     monkeypatch.setattr(replica_module, "HEALTH_EVERY_S", 0.1)
@@ -446,7 +424,7 @@ def test_a_server_that_answers_no_more_is_started_again(
     replica.stop()
 
 
-def test_pauses_grow_and_restarts_are_bounded(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_grow_and_restarts_are_bounded(fake, monkeypatch):
     replica = Replica(spec(fake, restarts=2, restart_pause_s=0.2), 0)
     pauses = []
     wait = replica._stopping.wait
@@ -461,7 +439,7 @@ def test_pauses_grow_and_restarts_are_bounded(fake: Fake, monkeypatch: pytest.Mo
     replica.stop()
 
 
-def test_a_taken_port_is_left_to_who_has_it(fake: Fake) -> None:
+def test_a_taken_port_is_left_to_who_has_it(fake):
     replica = Replica(spec(fake, restart_pause_s=0.5), 0)
     first = healthy(replica)
     os.kill(fake.starts[0]["pid"], signal.SIGKILL)
@@ -477,9 +455,7 @@ def test_a_taken_port_is_left_to_who_has_it(fake: Fake) -> None:
     replica.stop()
 
 
-def test_a_port_that_is_lost_between_the_look_and_the_start_is_no_failure(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_port_that_is_lost_between_the_look_and_the_start_is_no_failure(fake, monkeypatch):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -504,7 +480,7 @@ def _binds(listener: socket.socket, port: int) -> bool:
     return True
 
 
-def test_the_log_is_bounded_and_keeps_the_end(fake: Fake) -> None:
+def test_the_log_is_bounded_and_keeps_the_end(fake):
     fake.set("chatty")  # three times the bound
     replica = Replica(spec(fake), 0)
     healthy(replica)
@@ -515,7 +491,7 @@ def test_the_log_is_bounded_and_keeps_the_end(fake: Fake) -> None:
     replica.stop()
 
 
-def test_two_runs_under_one_root_do_not_share_a_log(fake: Fake) -> None:
+def test_two_runs_under_one_root_do_not_share_a_log(fake):
     replicas = [Replica(spec(fake), 0) for _ in range(2)]
     for replica in replicas:
         healthy(replica)
@@ -531,34 +507,27 @@ def test_two_runs_under_one_root_do_not_share_a_log(fake: Fake) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def supervised(fake: Fake, **changes: object) -> Supervised:
-    arguments = {
-        "log_dir": str(fake.home / "logs"),
-        "log_name": "server",
-        "log_bytes": 1 << 20,
-        "lease_s": 60.0,
-        "grace_s": 0.5,
-    } | changes
-    command = [*FAKE.split(), "m", "--served-model-name", "m", "--host", "127.0.0.1", "--port", "0"]
-    server = Supervised(
-        command, {**os.environ, "FAKE_VLLM_DIR": str(fake.home), "VLLM_API_KEY": "k"}, **arguments
-    )
-    until(lambda: fake.starts, "the server")
-    return server
+def supervised(fake: Fake, *command: str, **changes: object) -> Supervised:
+    serve = [*FAKE.split(), "m", "--served-model-name", "m", "--host", "127.0.0.1", "--port", "0"]
+    settings = {"log_bytes": 1 << 20, "lease_s": 60.0, "grace_s": 0.5} | changes
+    told = Command([*command] or serve, str(fake.home / "logs"), "server", **settings)
+    return Supervised(told, {**os.environ, "FAKE_VLLM_DIR": str(fake.home), "VLLM_API_KEY": "k"})
 
 
-def test_a_lease_that_nobody_renews_runs_out(fake: Fake) -> None:
+def test_a_lease_that_nobody_renews_runs_out(fake):
     server = supervised(fake, lease_s=1.5)
+    until(lambda: fake.starts, "the server")
     renewing = time.monotonic() + 2.0
     while time.monotonic() < renewing:
         server.renew()
         assert not server.ended.wait(0.1)
     assert server.ended.wait(WAIT_S) and server.status == 0
-    assert fake.alive() == [] and "nobody has renewed the lease" in server.log.read_text()
+    assert fake.alive() == [] and "nobody has renewed the lease" in Path(server.log).read_text()
 
 
-def test_where_the_supervisor_is_killed_the_server_ends_all_the_same(fake: Fake) -> None:
+def test_where_the_supervisor_is_killed_the_server_ends_all_the_same(fake):
     server = supervised(fake)
+    until(lambda: fake.starts, "the server")
     (supervisor,) = [
         process for process in fake.alive() if "synthesis.supervisor" in " ".join(process.cmdline())
     ]
@@ -571,19 +540,10 @@ def test_where_the_supervisor_is_killed_the_server_ends_all_the_same(fake: Fake)
     until(lambda: not fake.alive(), "the end of the engine")
 
 
-def test_a_command_that_cannot_be_run_is_said(fake: Fake) -> None:
-    server = Supervised(
-        ["/no/such/program"],
-        dict(os.environ),
-        str(fake.home / "logs"),
-        "server",
-        1 << 20,
-        60.0,
-        0.5,
-    )
-    assert (
-        server.ended.wait(WAIT_S) and server.fault == "/no/such/program: No such file or directory"
-    )
+def test_a_command_that_cannot_be_run_is_said(fake):
+    server = supervised(fake, "/no/such/program")
+    assert server.ended.wait(WAIT_S)
+    assert server.fault == "/no/such/program: No such file or directory"
 
 
 DRIVER = """
@@ -627,16 +587,14 @@ def stopped_driver(fake: Fake, how: signal.Signals, **environment: str) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "SIGKILL"])
-def test_a_driver_that_is_stopped_leaves_nothing_on_a_cluster_that_goes_on(
-    four_gpus: None, fake: Fake, how: signal.Signals
-) -> None:
+def test_a_driver_that_is_stopped_leaves_nothing_on_a_cluster_that_goes_on(four_gpus, fake, how):
     import ray
 
     stopped_driver(fake, how, RAY_ADDRESS=ray.get_runtime_context().gcs_address)
 
 
 @pytest.mark.slow
-def test_a_driver_that_is_killed_with_a_ray_of_its_own_leaves_nothing(fake: Fake) -> None:
+def test_a_driver_that_is_killed_with_a_ray_of_its_own_leaves_nothing(fake):
     """On the CPU: this Ray knows of no GPUs."""
     stopped_driver(fake, signal.SIGKILL, CUDA_VISIBLE_DEVICES="")
     assert all(
@@ -650,7 +608,17 @@ def test_a_driver_that_is_killed_with_a_ray_of_its_own_leaves_nothing(fake: Fake
 # --------------------------------------------------------------------------------------------------
 
 
-def test_only_what_changes_the_responses_is_part_of_the_fingerprint(tmp_path: Path) -> None:
+UNIMPORTANT = {
+    **{"python": "/usr/bin/python3", "command": "vllm serve", "env": {"A": "b"}, "listen": "node"},
+    **{"replicas": 8, "tensor_parallel": 4, "max_num_seqs": 12, "gpu_memory_utilization": 0.5},
+    **{"prefix_caching": False, "cpu_kv_cache_gib": 2, "ngram_tokens": 4, "log_mib": 1},
+    **{"lease_s": 5.0, "restarts": 1, "restart_pause_s": 2.0, "drain_s": 1.0},
+    "start_timeout_s": 9.0,
+}
+"""Settings that decide nothing of what is generated, with a value other than the default."""
+
+
+def test_only_what_changes_the_responses_is_part_of_the_fingerprint(tmp_path):
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text('{"r": 8}')
@@ -659,30 +627,14 @@ def test_only_what_changes_the_responses_is_part_of_the_fingerprint(tmp_path: Pa
 
     def fingerprint(**changes: object) -> str:
         server = changes.pop("server", {})
-        return planned(
+        return Synthesis(
             tasks, SynthesisConfig(**base | changes | {"server": server}), Language.CPP
-        ).fingerprint
+        ).snapshot.fingerprint
 
-    plain = fingerprint()
-    unimportant = [
-        {"python": "/usr/bin/python3"},
-        {"command": "vllm serve"},
-        {"replicas": 8},
-        {"tensor_parallel": 4},
-        {"log_mib": 1},
-        {"lease_s": 5.0},
-        {"restarts": 1},
-        {"max_num_seqs": 12},
-        {"adapters": {"a": str(adapter)}},
-        {"env": {"A": "b"}},
-        {"listen": "node"},
-        {"gpu_memory_utilization": 0.5},
-        {"prefix_caching": False},
-        {"drain_s": 1.0},
-        {"start_timeout_s": 9.0},
-    ]
-    assert {fingerprint(server=changes) for changes in unimportant} == {plain}
-    asked = {"adapter": "a", "server": {"adapters": {"a": str(adapter)}}}
+    plain, adapters = fingerprint(), {"adapters": {"a": str(adapter)}}
+    for name, value in (UNIMPORTANT | adapters).items():
+        assert fingerprint(server={name: value}) == plain, name
+    asked = {"adapter": "a", "server": adapters}
     important = [
         fingerprint(model="another"),
         fingerprint(sampling={"temperature": 0.1}),
@@ -695,34 +647,14 @@ def test_only_what_changes_the_responses_is_part_of_the_fingerprint(tmp_path: Pa
     assert len({plain, *important}) == 7
 
 
-def test_a_setting_is_known_to_matter_or_not_to() -> None:
+def test_a_setting_is_known_to_matter_or_not_to():
     """A new setting of the server must be put on one side or the other, here and in
     ServerConfig.identity."""
-    matter = {"args", "max_model_len"}
-    matter_not = {
-        "python",
-        "command",
-        "adapters",
-        "tensor_parallel",
-        "replicas",
-        "listen",
-        "max_num_seqs",
-        "gpu_memory_utilization",
-        "prefix_caching",
-        "cpu_kv_cache_gib",
-        "ngram_tokens",
-        "env",
-        "start_timeout_s",
-        "restarts",
-        "restart_pause_s",
-        "lease_s",
-        "drain_s",
-        "log_mib",
-    }
-    assert set(ServerConfig.model_fields) == matter | matter_not
+    decisive = {"args", "max_model_len"}
+    assert set(ServerConfig.model_fields) == UNIMPORTANT.keys() | decisive | {"adapters"}
 
 
-def test_the_configured_sampler_serves_the_tuned_adapter_under_its_snapshot(tmp_path: Path) -> None:
+def test_the_configured_sampler_serves_the_tuned_adapter_under_its_snapshot(tmp_path):
     adapter = tmp_path / "0123456789abcdef" / "adapter"
     adapter.mkdir(parents=True)
     (adapter / "adapter_config.json").write_text('{"r": 8}')
@@ -742,7 +674,7 @@ def test_the_configured_sampler_serves_the_tuned_adapter_under_its_snapshot(tmp_
         )
 
 
-def test_what_starts_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_starts_vllm(monkeypatch, tmp_path):
     monkeypatch.delenv("CONCUR_VLLM_PYTHON", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="no vLLM was found") as caught:
@@ -770,7 +702,7 @@ def test_what_starts_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
             serve_command(ServerConfig(**wrong))
 
 
-def test_options_of_the_user_come_last() -> None:
+def test_options_of_the_user_come_last():
     words = options(
         ServerConfig(args=("--max-num-seqs", "3"), prefix_caching=False), "m", {}, False, 2048, 16
     )

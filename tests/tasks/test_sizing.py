@@ -39,13 +39,13 @@ def model(directory: Path, config: dict, weights_bytes: int = 0) -> str:
     return str(directory)
 
 
-def test_a_token_of_qwq_takes_a_quarter_of_a_mebibyte(tmp_path: Path) -> None:
+def test_a_token_of_qwq_takes_a_quarter_of_a_mebibyte(tmp_path):
     shape = read_shape(model(tmp_path / "m", QWQ, 100))
     assert shape == Shape(layers=64, kv_heads=8, head_dim=128, window=40960, weight_bytes=100)
     assert shape.token_bytes == 256 << 10
 
 
-def test_what_config_json_says_comes_first(tmp_path: Path) -> None:
+def test_what_config_json_says_comes_first(tmp_path):
     assert (
         read_shape(model(tmp_path / "nested", {"model_type": "vlm", "text_config": QWQ})).layers
         == 64
@@ -64,7 +64,7 @@ def test_what_config_json_says_comes_first(tmp_path: Path) -> None:
     assert read_shape("not a hub id, and no directory") is None
 
 
-def test_the_small_model_has_a_shape(tmp_path: Path) -> None:
+def test_the_small_model_has_a_shape(tmp_path):
     shape = read_shape(str(build_small_model(tmp_path / "small", ["some text"])))
     assert (shape.layers, shape.kv_heads, shape.head_dim, shape.window) == (
         2,
@@ -74,7 +74,7 @@ def test_the_small_model_has_a_shape(tmp_path: Path) -> None:
     ) and shape.weight_bytes > 100_000
 
 
-def test_there_is_room_for_the_longest_prompt_and_a_whole_answer() -> None:
+def test_there_is_room_for_the_longest_prompt_and_a_whole_answer():
     prompt = prompt_tokens(["short", "é" * 1000, "y" * 1000])
     assert prompt == 1000 + TEMPLATE_TOKENS, "by bytes: two a token at least"
     assert prompt_tokens([]) == TEMPLATE_TOKENS
@@ -85,7 +85,7 @@ def test_there_is_room_for_the_longest_prompt_and_a_whole_answer() -> None:
     assert model_len(prompt, 16384, 8192) == 8192
 
 
-def test_a_32b_model_fits_onto_one_h200_and_two_h100() -> None:
+def test_a_32b_model_fits_onto_one_h200_and_two_h100():
     shape = Shape(layers=64, kv_heads=8, head_dim=128, window=40960, weight_bytes=65_500_000_000)
     one = num_seqs(shape, kv_cache_bytes(shape, 141 * 10**9, 1, 0.9), 1500, 16384)
     two = num_seqs(shape, kv_cache_bytes(shape, 80 * 10**9, 2, 0.9), 1500, 16384)
@@ -96,7 +96,7 @@ def test_a_32b_model_fits_onto_one_h200_and_two_h100() -> None:
     )
 
 
-def test_what_is_not_known_is_left_to_the_most() -> None:
+def test_what_is_not_known_is_left_to_the_most():
     shape = Shape(layers=2, kv_heads=2, head_dim=32)
     assert num_seqs(None, GIB, 100, 100) == num_seqs(shape, None, 100, 100) == MOST_SEQS
     assert kv_cache_bytes(None, GIB, 1, 0.9) is None and kv_cache_bytes(shape, None, 1, 0.9) is None
@@ -105,9 +105,7 @@ def test_what_is_not_known_is_left_to_the_most() -> None:
 @pytest.mark.parametrize(
     ("ranks", "most"), [([], 8), ([4], 8), ([8, 32], 32), ([33], 64), ([1000], 512), ([None], 8)]
 )
-def test_the_rank_that_all_adapters_fit_into(
-    tmp_path: Path, ranks: list[int | None], most: int
-) -> None:
+def test_the_rank_that_all_adapters_fit_into(tmp_path, ranks, most):
     adapters = []
     for number, rank in enumerate(ranks):
         (tmp_path / str(number)).mkdir()

@@ -57,9 +57,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("text", TRICKY)
-def test_ids_do_not_change_when_the_tokenizer_is_loaded_and_saved_again(
-    model_dir: Path, tmp_path: Path, text: str
-) -> None:
+def test_ids_do_not_change_when_the_tokenizer_is_loaded_and_saved_again(model_dir, tmp_path, text):
     from tokenizers import Tokenizer
 
     written = (
@@ -78,8 +76,8 @@ def test_ids_do_not_change_when_the_tokenizer_is_loaded_and_saved_again(
 
 
 def test_text_survives_the_tokenizer_and_think_tags_are_single_plain_tokens(
-    model_dir: Path,
-) -> None:
+    model_dir,
+):
     tokenizer = load_tokenizer(model_dir)
     text = "<think>\n\u6f22 x[1] = 2;\n</think>\n\nok"
     ids = tokenizer(text)["input_ids"]
@@ -90,8 +88,8 @@ def test_text_survives_the_tokenizer_and_think_tags_are_single_plain_tokens(
 
 
 def test_the_template_opens_the_think_block_and_strips_reasoning_from_the_history(
-    model_dir: Path,
-) -> None:
+    model_dir,
+):
     turns = [
         {"role": "user", "content": "one"},
         {"role": "assistant", "content": "<think>\nsecret\n</think>\n\nfirst"},
@@ -104,7 +102,7 @@ def test_the_template_opens_the_think_block_and_strips_reasoning_from_the_histor
     assert "<|im_start|>assistant\nfirst<|im_end|>\n" in text and "secret" not in text
 
 
-def test_every_id_the_model_can_emit_is_a_token(model_dir: Path) -> None:
+def test_every_id_the_model_can_emit_is_a_token(model_dir):
     import torch
 
     model = load_causal_model(model_dir, dtype=torch.float32)
@@ -116,9 +114,7 @@ def test_every_id_the_model_can_emit_is_a_token(model_dir: Path) -> None:
     )
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_gives_others(
-    model_dir: Path, tmp_path: Path
-) -> None:
+def test_the_same_seed_gives_the_same_weights_and_another_gives_others(model_dir, tmp_path):
     same = build_small_model(tmp_path / "same", TEXTS, CONFIG)
     other = build_small_model(tmp_path / "other", TEXTS, CONFIG.model_copy(update={"seed": 1}))
     weights = [(path / "model.safetensors").read_bytes() for path in (model_dir, same, other)]
@@ -126,9 +122,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_gives_others(
     assert (model_dir / "tokenizer.json").read_bytes() == (same / "tokenizer.json").read_bytes()
 
 
-def test_a_finished_model_is_reused_and_anything_else_in_the_way_is_refused(
-    model_dir: Path, tmp_path: Path
-) -> None:
+def test_a_finished_model_is_reused_and_anything_else_in_the_way_is_refused(model_dir, tmp_path):
     before = {path.name: path.stat().st_mtime_ns for path in model_dir.iterdir()}
     assert build_small_model(model_dir, TEXTS, CONFIG) == model_dir
     assert {path.name: path.stat().st_mtime_ns for path in model_dir.iterdir()} == before
@@ -140,9 +134,7 @@ def test_a_finished_model_is_reused_and_anything_else_in_the_way_is_refused(
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_an_interrupted_build_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_build_leaves_nothing_behind(tmp_path, monkeypatch):
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -152,16 +144,14 @@ def test_an_interrupted_build_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_counting_takes_any_text_and_names_a_missing_tokenizer(
-    model_dir: Path, tmp_path: Path
-) -> None:
+def test_counting_takes_any_text_and_names_a_missing_tokenizer(model_dir, tmp_path):
     assert count_tokens(model_dir, ["", "<think>", "a\ud800b"])[:2] == [0, 1]
     assert count_tokens(model_dir, []) == []
     with pytest.raises(UsageError, match="cannot load"):
         count_tokens(tmp_path, ["x"])
 
 
-def test_no_texts_and_impossible_shapes_are_refused(tmp_path: Path) -> None:
+def test_no_texts_and_impossible_shapes_are_refused(tmp_path):
     with pytest.raises(UsageError, match="no text"):
         build_small_model(tmp_path / "small", ["", ""], CONFIG)
     with pytest.raises(ValidationError):
@@ -188,7 +178,7 @@ def texts(sampler: TransformersSampler, wanted: list[Request]) -> dict[str, str]
     return {response.request_key: response.text for response in responses}
 
 
-def test_the_same_requests_give_the_same_text_in_any_batch_and_order(model_dir: Path) -> None:
+def test_the_same_requests_give_the_same_text_in_any_batch_and_order(model_dir):
     wanted = requests(8, top_p=0.9)
     expected = texts(TransformersSampler(model_dir, None, "small"), wanted)
     assert (
@@ -201,7 +191,7 @@ def test_the_same_requests_give_the_same_text_in_any_batch_and_order(model_dir: 
     )
 
 
-def test_another_seed_gives_other_text_and_temperature_zero_ignores_it(model_dir: Path) -> None:
+def test_another_seed_gives_other_text_and_temperature_zero_ignores_it(model_dir):
     sampler = TransformersSampler(model_dir, None, "small")
     assert texts(sampler, requests(4, seed=1)) != texts(sampler, requests(4, seed=2))
     greedy = texts(sampler, requests(4, seed=1, temperature=0))
@@ -211,7 +201,7 @@ def test_another_seed_gives_other_text_and_temperature_zero_ignores_it(model_dir
     )
 
 
-def test_responses_end_at_the_end_token_or_at_their_limit(model_dir: Path) -> None:
+def test_responses_end_at_the_end_token_or_at_their_limit(model_dir):
     responses = list(
         TransformersSampler(model_dir, None, "small").sample(requests(16, max_tokens=300))
     )
@@ -227,44 +217,43 @@ def test_responses_end_at_the_end_token_or_at_their_limit(model_dir: Path) -> No
     )
 
 
-def test_draws_follow_temperature_and_nucleus() -> None:
+def test_draws_follow_temperature_and_nucleus():
     import torch
 
-    from tasks.synthesis.local import _draw, _Row
+    from tasks.synthesis.local import Row, draw
 
     rows = [
-        _Row(request.model_copy(update={"request_key": str(index)}), [0], 100)
+        Row(request.model_copy(update={"request_key": str(index)}), [0], 100)
         for index, request in enumerate(requests(1, temperature=0.7, top_p=0.8) * 4000)
     ]
     logits = torch.tensor([1.0, 0.0, 2.0, -1.0, 1.5])
-    shares = torch.bincount(_draw(logits.repeat(len(rows), 1), rows), minlength=5) / len(rows)
+    shares = torch.bincount(draw(logits.repeat(len(rows), 1), rows), minlength=5) / len(rows)
     two = (logits[[2, 4]] / 0.7).softmax(-1)  # the two most likely reach 0.8 (0.555 + 0.272)
     assert shares[[0, 1, 3]].sum() == 0
     # four standard errors of a share of 4,000 draws
     assert abs(float(shares[2] - two[0])) < 4 * (0.25 / len(rows)) ** 0.5
 
 
-def test_think_tags_stay_in_the_text_and_special_tokens_do_not(model_dir: Path) -> None:
+def test_think_tags_stay_in_the_text_and_special_tokens_do_not(model_dir):
     sampler = TransformersSampler(model_dir, None, "small")
     ids = load_tokenizer(model_dir)("so\n</think>\n\nanswer<|im_end|>")["input_ids"]
-    response = sampler._load().respond(requests(1)[0], ids, "stop")
-    assert (response.text, response.completion_tokens) == ("so\n</think>\n\nanswer", len(ids))
+    assert sampler.loaded.text_of(ids) == "so\n</think>\n\nanswer"
 
 
 def test_a_prompt_that_fills_the_window_is_named_and_a_limit_beyond_it_is_cut(
-    model_dir: Path,
-) -> None:
+    model_dir,
+):
     sampler = TransformersSampler(model_dir, None, "small")
     request = requests(1)[0]
     with pytest.raises(UsageError, match="user/mine has .* window is 1024"):
         list(sampler.sample([request.model_copy(update={"prompt": "x y " * 1200})]))
-    tokens = len(sampler._load().encode(request))
+    tokens = len(sampler.loaded.encode(request)[0])
     limited = requests(1, max_tokens=5000, temperature=0)
     (response,) = sampler.sample(limited)
     assert response.completion_tokens == 1024 - tokens or response.finish_reason == "stop"
 
 
-def test_counts_come_from_the_generators_own_tokenizer(model_dir: Path) -> None:
+def test_counts_come_from_the_generators_own_tokenizer(model_dir):
     sampler = TransformersSampler(model_dir, None, "small")
     assert sampler.count_tokens(TEXTS) == [
         len(load_tokenizer(model_dir)(text)["input_ids"]) for text in TEXTS
@@ -273,7 +262,7 @@ def test_counts_come_from_the_generators_own_tokenizer(model_dir: Path) -> None:
     sampler.close()
 
 
-def test_a_missing_model_or_adapter_is_a_usage_error(model_dir: Path, tmp_path: Path) -> None:
+def test_a_missing_model_or_adapter_is_a_usage_error(model_dir, tmp_path):
     with pytest.raises(UsageError, match="cannot load"):
         list(TransformersSampler(tmp_path, None, "small").sample(requests(1)))
     with pytest.raises(UsageError, match="adapter"):

@@ -74,7 +74,7 @@ def good(number: int = 0, entry_point: str = "Model") -> str:
         (good().replace("class Model(nn.Module):", "def Model():\n  class X:"), "class Model"),
     ],
 )
-def test_check_names_what_is_missing_and_how_it_should_look(code: str, missing: str) -> None:
+def test_check_names_what_is_missing_and_how_it_should_look(code, missing):
     with pytest.raises(UsageError, match=rf"^my\.py does not define {missing}") as caught:
         check_task_source(code, "Model", "my.py")
     for part in ("class Model(nn.Module)", "get_inputs()", "get_init_inputs()"):
@@ -85,7 +85,7 @@ def test_check_names_what_is_missing_and_how_it_should_look(code: str, missing: 
     "code",
     ["def f(:", "x = (", "\0", "x = '\ud800'", "(" * 5000, "-" * 100_000 + "1", "    indented"],
 )
-def test_check_says_where_a_file_is_not_python(code: str) -> None:
+def test_check_says_where_a_file_is_not_python(code):
     with pytest.raises(UsageError, match=r"^my\.py is not Python: "):
         check_task_source(code, "Model", "my.py")
     if code.startswith("def"):
@@ -105,19 +105,19 @@ def test_check_says_where_a_file_is_not_python(code: str) -> None:
         good() + "\nregex = '\\d'\n",
     ],
 )
-def test_check_takes_ordinary_modules_without_a_word(code: str) -> None:
+def test_check_takes_ordinary_modules_without_a_word(code):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_task_source(code, "Model", "my.py")
 
 
-def test_check_never_runs_the_code(tmp_path: Path) -> None:
+def test_check_never_runs_the_code(tmp_path):
     check_task_source(f"open({str(tmp_path / 'ran')!r}, 'w')\n" + good(), "Model", "my.py")
     assert not (tmp_path / "ran").exists()
 
 
 @given(st.text())
-def test_check_answers_any_text_with_a_usage_error_or_nothing(code: str) -> None:
+def test_check_answers_any_text_with_a_usage_error_or_nothing(code):
     try:
         check_task_source(code, "Model", "any.py")
     except UsageError as error:
@@ -128,7 +128,7 @@ def test_check_answers_any_text_with_a_usage_error_or_nothing(code: str) -> None
 # --------------------------------------------------------------------------------------------------
 
 
-def test_bundled_splits_part_the_tasks() -> None:
+def test_bundled_splits_part_the_tasks():
     every, train, held_out = (
         [task.task_id for task in bundled.load(split)] for split in bundled.SPLITS
     )
@@ -138,7 +138,7 @@ def test_bundled_splits_part_the_tasks() -> None:
         bundled.load("test")
 
 
-def test_bundled_tasks_are_the_files_themselves() -> None:
+def test_bundled_tasks_are_the_files_themselves():
     folder = Path(bundled.__file__).parent / "tasks"
     assert {task.name: task.code for task in bundled.load()} == {
         path.stem: path.read_text(encoding="utf-8") for path in folder.glob("*.py")
@@ -149,13 +149,13 @@ def test_bundled_tasks_are_the_files_themselves() -> None:
 
 
 @pytest.mark.parametrize("language", ["cpp", "cuda"])
-def test_every_bundled_task_has_five_recordings_in_its_languages(language: str) -> None:
+def test_every_bundled_task_has_five_recordings_in_its_languages(language):
     counts = {task.name: len(bundled.responses(task.name, language)) for task in bundled.load()}
     assert counts == {name: 5 if language == "cpp" or name in CUDA_TASKS else 0 for name in counts}
     assert counts.keys() >= CUDA_TASKS
 
 
-def test_recordings_come_in_order_of_their_number() -> None:
+def test_recordings_come_in_order_of_their_number():
     folder = Path(bundled.__file__).parent / "responses" / "cpp" / "softmax_rows"
     expected = [(folder / f"{number}.md").read_text(encoding="utf-8") for number in range(5)]
     assert (
@@ -168,9 +168,7 @@ def test_recordings_come_in_order_of_their_number() -> None:
     assert bundled.responses("softmax_rows", "cpp") == expected, "a caller's list is its own"
 
 
-def test_a_tenth_recording_comes_after_the_ninth(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tenth_recording_comes_after_the_ninth(tmp_path, monkeypatch):
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "t.py").write_text(good())
     recordings = tmp_path / "responses" / "cpp" / "t"
@@ -188,7 +186,7 @@ def test_a_tenth_recording_comes_after_the_ninth(
 
 
 @pytest.mark.parametrize("name", ["no_such_task", "../tasks", ""])
-def test_recordings_of_an_unknown_task_are_refused(name: str) -> None:
+def test_recordings_of_an_unknown_task_are_refused(name):
     with pytest.raises(UsageError, match="no bundled task"):
         bundled.responses(name, "cpp")
     assert bundled.responses("softmax_rows", "triton") == []
@@ -198,7 +196,7 @@ def test_recordings_of_an_unknown_task_are_refused(name: str) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_of_files(tmp_path: Path) -> None:
+def test_a_folder_of_files(tmp_path):
     for number, name in enumerate(("b", "a", "_helper")):
         (tmp_path / f"{name}.py").write_text(good(number))
     (tmp_path / "notes.txt").write_text("not a task")
@@ -210,17 +208,17 @@ def test_a_folder_of_files(tmp_path: Path) -> None:
     assert files.load(tmp_path / "a.py") == found[:1] == files.load(str(tmp_path / "a.py"))
 
 
-def test_a_broken_file_is_named(tmp_path: Path) -> None:
+def test_a_broken_file_is_named(tmp_path):
     (tmp_path / "a.py").write_text(good())
     (tmp_path / "b.py").write_text("x = 1")
-    with pytest.raises(UsageError, match=r"b\.py does not define class Model"):
+    with pytest.raises(UsageError, match=r"b\.py \(b\) does not define class Model"):
         files.load(tmp_path)
     (tmp_path / "b.py").write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match=r"cannot read .*b\.py.*UTF-8"):
         files.load(tmp_path)
 
 
-def test_a_place_without_tasks_is_named(tmp_path: Path) -> None:
+def test_a_place_without_tasks_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"absent\.py does not exist"):
         files.load(tmp_path / "absent.py")
     with pytest.raises(UsageError, match=r"holds no \.py file"):
@@ -230,13 +228,13 @@ def test_a_place_without_tasks_is_named(tmp_path: Path) -> None:
         files.load(tmp_path / "tasks.csv")
 
 
-def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "a.py").write_text(good())
     assert [task.name for task in files.load("~/a.py")] == ["a"]
 
 
-def test_parquet_of_kernel_tasks_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_parquet_of_kernel_tasks_comes_back_as_it_was(tmp_path):
     tasks = [
         KernelTask(task_id="x/1", name="one", code=good(1), source="x", level=2),
         KernelTask(
@@ -251,7 +249,7 @@ def test_parquet_of_kernel_tasks_comes_back_as_it_was(tmp_path: Path) -> None:
     assert files.load(tmp_path / "t.parquet") == tasks
 
 
-def test_parquet_needs_only_name_and_code(tmp_path: Path) -> None:
+def test_parquet_needs_only_name_and_code(tmp_path):
     pl.DataFrame({"name": ["one"], "code": [good()], "other": [3]}).write_parquet(
         tmp_path / "t.parquet"
     )
@@ -272,13 +270,13 @@ def test_parquet_needs_only_name_and_code(tmp_path: Path) -> None:
         ({"name": [1], "code": [good()]}, "row 0: "),
     ],
 )
-def test_parquet_with_a_fault_names_the_row(tmp_path: Path, columns: dict, message: str) -> None:
+def test_parquet_with_a_fault_names_the_row(tmp_path, columns, message):
     pl.DataFrame(columns).write_parquet(tmp_path / "t.parquet")
     with pytest.raises(UsageError, match=rf"t\.parquet.*{message}"):
         files.load(tmp_path / "t.parquet")
 
 
-def test_the_column_of_code_has_the_name_that_is_given(tmp_path: Path) -> None:
+def test_the_column_of_code_has_the_name_that_is_given(tmp_path):
     pl.DataFrame(
         {"python_code": [good(), good(1)], "code": ["not this", "nor this"]}
     ).write_parquet(tmp_path / "mine.parquet")
@@ -296,7 +294,7 @@ def test_the_column_of_code_has_the_name_that_is_given(tmp_path: Path) -> None:
     assert "python_code" in caught.value.hint
 
 
-def test_json_lines_are_the_same_as_parquet(tmp_path: Path) -> None:
+def test_json_lines_are_the_same_as_parquet(tmp_path):
     rows = [
         {"name": "one", "code": good(1), "level": 2},
         {"name": "two", "code": good(2, "Net"), "entry_point": "Net"},
@@ -330,9 +328,7 @@ def bad_lines(folder: Path, *lines: str) -> Path:
         ([], "holds no row"),
     ],
 )
-def test_json_lines_with_a_fault_name_the_line(
-    tmp_path: Path, lines: list[str], message: str
-) -> None:
+def test_json_lines_with_a_fault_name_the_line(tmp_path, lines, message):
     with pytest.raises(UsageError, match=rf"bad\.jsonl.*{message}"):
         files.load(bad_lines(tmp_path, *lines))
 
@@ -347,7 +343,7 @@ def bench_file(path: Path, rows: list[tuple]) -> Path:
     return path
 
 
-def test_kernelbench_from_parquet(tmp_path: Path) -> None:
+def test_kernelbench_from_parquet(tmp_path):
     path = bench_file(
         tmp_path / "kb.parquet",
         [
@@ -370,7 +366,7 @@ def test_kernelbench_from_parquet(tmp_path: Path) -> None:
     assert kernelbench.load(path, levels=(3,)) == []
 
 
-def test_kernelbench_from_its_repository_is_the_same(tmp_path: Path) -> None:
+def test_kernelbench_from_its_repository_is_the_same(tmp_path):
     rows = [
         (good(level), level, f"{number}_x", number) for level in (1, 2) for number in (1, 2, 11)
     ]
@@ -386,8 +382,8 @@ def test_kernelbench_from_its_repository_is_the_same(tmp_path: Path) -> None:
 
 
 def test_kernelbench_from_the_hub_is_compared_with_the_pinned_release(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     rows = [
         {"code": good(number), "level": 3, "name": f"{number}_x", "problem_id": number}
         for number in (2, 1)
@@ -409,7 +405,7 @@ def test_kernelbench_from_the_hub_is_compared_with_the_pinned_release(
         assert len(load_tasks(config)) == 2, "a warning, not a refusal"
 
 
-def test_kernelbench_leaves_broken_rows_out_and_says_so(tmp_path: Path) -> None:
+def test_kernelbench_leaves_broken_rows_out_and_says_so(tmp_path):
     rows = [
         (good(), 1, "1_a", 1),
         ("x = 1", 1, "2_b", 2),
@@ -431,7 +427,7 @@ def test_kernelbench_leaves_broken_rows_out_and_says_so(tmp_path: Path) -> None:
     assert found[0].code == good()
 
 
-def test_kernelbench_says_what_it_cannot_read(tmp_path: Path) -> None:
+def test_kernelbench_says_what_it_cannot_read(tmp_path):
     with pytest.raises(UsageError, match="no level 7"):
         kernelbench.load(tmp_path, levels=(1, 7))
     with pytest.raises(UsageError, match="holds no level folder"):
@@ -460,7 +456,7 @@ def book_file(path: Path, rows: list[tuple]) -> Path:
     return path
 
 
-def test_kernelbook_keeps_entry_point_and_init_form(tmp_path: Path) -> None:
+def test_kernelbook_keeps_entry_point_and_init_form(tmp_path):
     path = book_file(
         tmp_path / "book.parquet", [(7, "Swish", good(1, "Swish")), (3, "Model", good(2))]
     )
@@ -483,7 +479,7 @@ def test_kernelbook_keeps_entry_point_and_init_form(tmp_path: Path) -> None:
     ]
 
 
-def test_kernelbook_limit_counts_tasks_not_rows(tmp_path: Path) -> None:
+def test_kernelbook_limit_counts_tasks_not_rows(tmp_path):
     path = book_file(
         tmp_path / "book.parquet",
         [
@@ -503,7 +499,7 @@ def test_kernelbook_limit_counts_tasks_not_rows(tmp_path: Path) -> None:
         ]
 
 
-def test_kernelbook_says_what_it_cannot_read(tmp_path: Path) -> None:
+def test_kernelbook_says_what_it_cannot_read(tmp_path):
     for location in (tmp_path, tmp_path / "absent.parquet", "./no/such.parquet"):
         with pytest.raises(UsageError, match="is not a file.*GPUMODE/KernelBook"):
             kernelbook.load(location)
@@ -525,7 +521,7 @@ def test_kernelbook_says_what_it_cannot_read(tmp_path: Path) -> None:
         ("~/a", False),
     ],
 )
-def test_what_counts_as_a_hub_id(location: str, is_id: bool) -> None:
+def test_what_counts_as_a_hub_id(location, is_id):
     assert hub.is_hub_id(location) is is_id
 
 
@@ -548,7 +544,7 @@ class Hub:
         return datasets.Dataset.from_list(self.splits[split])
 
 
-def test_sources_ask_the_hub_for_splits_at_a_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_ask_the_hub_for_splits_at_a_revision(monkeypatch):
     levels = {
         f"level_{level}": [
             {"code": good(), "level": level, "name": "1_x", "problem_id": 1, "more": 0}
@@ -578,9 +574,7 @@ def test_sources_ask_the_hub_for_splits_at_a_revision(monkeypatch: pytest.Monkey
         ValueError("Unknown split"),
     ],
 )
-def test_an_unreachable_hub_says_how_to_go_on(
-    monkeypatch: pytest.MonkeyPatch, fault: Exception
-) -> None:
+def test_an_unreachable_hub_says_how_to_go_on(monkeypatch, fault):
     def fail(*args: object, **options: object) -> None:
         raise fault
 
@@ -593,11 +587,11 @@ def test_an_unreachable_hub_says_how_to_go_on(
     assert caught.value.__cause__ is fault
 
 
-def test_pinned_revision_is_a_whole_commit() -> None:
+def test_pinned_revision_is_a_whole_commit():
     assert len(kernelbook.PINNED) == 40 and int(kernelbook.PINNED, 16)
 
 
-def test_package_import_is_light() -> None:
+def test_package_import_is_light():
     """The heavy packages are imported where they run: nothing at the top of a source module names
     them."""
     folder = Path(files.__file__).parent
@@ -625,7 +619,7 @@ def test_package_import_is_light() -> None:
 # -------------------------------------------------------------------------------------------------
 
 
-def test_every_degenerate_task_names_the_page_that_measured_it() -> None:
+def test_every_degenerate_task_names_the_page_that_measured_it():
     root = Path(files.__file__).parent.parent.parent
     named = degenerate_tasks() | weak_tasks()
     assert set(degenerate_tasks()) == {

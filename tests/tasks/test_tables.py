@@ -61,7 +61,7 @@ def candidates(
 # -- tasks -----------------------------------------------------------------------------------------
 
 
-def test_tasks_by_id_and_code_and_only_those_that_are_wanted(tmp_path: Path) -> None:
+def test_tasks_by_id_and_code_and_only_those_that_are_wanted(tmp_path):
     path = table(
         tmp_path / "t.parquet",
         [{"task_id": 7, "code": PROGRAM, "more": 1}, {"task_id": 8, "code": "broken("}],
@@ -72,7 +72,7 @@ def test_tasks_by_id_and_code_and_only_those_that_are_wanted(tmp_path: Path) -> 
         tables.load(path)
 
 
-def test_tasks_in_kernelbenchs_columns_and_in_ours(tmp_path: Path) -> None:
+def test_tasks_in_kernelbenchs_columns_and_in_ours(tmp_path):
     path = table(
         tmp_path / "k.parquet", [{"level": 1, "problem_id": 3, "name": "3_x", "code": PROGRAM}]
     )
@@ -83,7 +83,7 @@ def test_tasks_in_kernelbenchs_columns_and_in_ours(tmp_path: Path) -> None:
     assert [task.task_id for task in tables.load(path)] == ["user/x"]
 
 
-def test_tasks_of_folders_globs_and_source_files(tmp_path: Path) -> None:
+def test_tasks_of_folders_globs_and_source_files(tmp_path):
     for number in range(2):
         table(tmp_path / f"part-{number}.parquet", [{"task_id": f"t{number}", "code": PROGRAM}])
     for location in (tmp_path, tmp_path / "part-*.parquet"):
@@ -93,7 +93,7 @@ def test_tasks_of_folders_globs_and_source_files(tmp_path: Path) -> None:
     assert [task.task_id for task in tables.load(tmp_path / "code")] == ["user/mine"]
 
 
-def test_one_task_has_one_program(tmp_path: Path) -> None:
+def test_one_task_has_one_program(tmp_path):
     path = table(
         tmp_path / "t.parquet",
         [{"task_id": "t", "code": PROGRAM}, {"task_id": "t", "code": PROGRAM}],
@@ -110,7 +110,7 @@ def test_one_task_has_one_program(tmp_path: Path) -> None:
 # -- candidates ------------------------------------------------------------------------------------
 
 
-def test_code_is_taken_as_it_is_and_responses_are_parsed(tmp_path: Path) -> None:
+def test_code_is_taken_as_it_is_and_responses_are_parsed(tmp_path):
     rows = candidates(
         tmp_path,
         [
@@ -144,7 +144,7 @@ def test_code_is_taken_as_it_is_and_responses_are_parsed(tmp_path: Path) -> None
     assert (rows[0]["reasoning"], rows[0]["response"]) == ("hm", ANSWER)
 
 
-def test_recorded_responses_to_kernelbench(tmp_path: Path) -> None:
+def test_recorded_responses_to_kernelbench(tmp_path):
     rows = [
         {
             "level": 2,
@@ -164,7 +164,7 @@ def test_recorded_responses_to_kernelbench(tmp_path: Path) -> None:
     )
 
 
-def test_our_own_snapshot_schema_comes_back(tmp_path: Path) -> None:
+def test_our_own_snapshot_schema_comes_back(tmp_path):
     ref = written(tmp_path, [{"task_id": "t", "response": ANSWER}])
     source = CandidateTable(ref.open().path)  # a folder of part files
     assert set(CANDIDATES.names) < set(SCHEMA.names) and source.language(None) is Language.CPP
@@ -176,7 +176,7 @@ def test_our_own_snapshot_schema_comes_back(tmp_path: Path) -> None:
     }
 
 
-def test_identity_is_the_content_and_not_the_name_or_the_place(tmp_path: Path) -> None:
+def test_identity_is_the_content_and_not_the_name_or_the_place(tmp_path):
     """What verdicts are reused by. A program or a code that changed under an old id is another
     candidate."""
     base = {"task_id": "t", "candidate_id": "a", "code": CODE}
@@ -197,8 +197,8 @@ def test_identity_is_the_content_and_not_the_name_or_the_place(tmp_path: Path) -
 
 
 def test_the_same_table_is_the_same_snapshot_and_an_unfinished_one_is_gone_on_with(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     rows = [{"task_id": "t", "code": CODE + f"# {number}\n"} for number in range(5)]
     first = written(tmp_path, rows)
     assert written(tmp_path, rows) == first
@@ -210,7 +210,7 @@ def test_the_same_table_is_the_same_snapshot_and_an_unfinished_one_is_gone_on_wi
     assert written(tmp_path, rows) == first and first.open().read().equals(whole)
 
 
-def test_languages(tmp_path: Path) -> None:
+def test_languages(tmp_path):
     def source(*languages: str | None) -> CandidateTable:
         return CandidateTable(
             table(
@@ -254,15 +254,13 @@ def test_languages(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_used_is_one_error_that_names_it(
-    tmp_path: Path, rows: list[dict], said: str
-) -> None:
+def test_what_cannot_be_used_is_one_error_that_names_it(tmp_path, rows, said):
     with pytest.raises(UsageError, match=said) as caught:
         written(tmp_path, rows)
     assert caught.value.hint and "\n" not in str(caught.value)
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_files_that_are_none(tmp_path):
     (tmp_path / "x.parquet").write_text("not parquet")
     with pytest.raises(UsageError, match="cannot read .*x.parquet as Parquet"):
         CandidateTable(tmp_path / "x.parquet")
@@ -278,6 +276,6 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         CandidateTable(tmp_path / "none.parquet").language(None)
 
 
-def test_text_of_others_is_harmless_in_a_message() -> None:
+def test_text_of_others_is_harmless_in_a_message():
     assert tables.shown("a\x1b[31m\nb") == "a?[31m?b"
     assert len(tables.shown("x" * 999)) == 200

@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 import torch
 
+from benchmarks.tritonbench_answers import load_answers, operator_of, with_model_new
 from kernels_eval.errors import UsageError
 from tasks.sources import tables, tritonbench
 from tasks.sources.config import TasksConfig
@@ -22,7 +23,6 @@ from tasks.sources.functions import (
     Adapted,
     Refused,
     adapt,
-    with_model_new,
 )
 from tasks.sources.stage import load_tasks
 
@@ -75,7 +75,7 @@ def ran(found: Adapted, seed: int = 0, device: str = "cpu") -> tuple[list, dict]
 # --------------------------------------------------------------------------------------------------
 
 
-def test_tensors_are_inputs_and_everything_else_is_a_constant() -> None:
+def test_tensors_are_inputs_and_everything_else_is_a_constant():
     found = adapted(
         "a = torch.randn(2, 3, device='cuda')",
         "factor = 3.0",
@@ -89,13 +89,13 @@ def test_tensors_are_inputs_and_everything_else_is_a_constant() -> None:
     assert (found.calls, found.left_out, found.fixed_inputs) == (2, (), False)
 
 
-def test_inputs_are_drawn_anew_for_every_seed_and_the_same_for_one() -> None:
+def test_inputs_are_drawn_anew_for_every_seed_and_the_same_for_one():
     found = adapted("results['a'] = scaled(torch.rand(4, device='cuda'))")
     first, again, other = (ran(found, seed)[0][0] for seed in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 
-def test_a_name_that_is_used_again_is_another_input() -> None:
+def test_a_name_that_is_used_again_is_another_input():
     found = adapted(
         "a = torch.tensor([1.0], device='cuda')",
         "results['one'] = scaled(a)",
@@ -114,7 +114,7 @@ def test_a_name_that_is_used_again_is_another_input() -> None:
     }
 
 
-def test_an_input_may_be_made_of_others() -> None:
+def test_an_input_may_be_made_of_others():
     inputs, results = ran(
         adapted(
             "a = torch.ones(2, 2, device='cuda')",
@@ -125,7 +125,7 @@ def test_an_input_may_be_made_of_others() -> None:
     assert len(inputs) == 1 and results["a"].tolist() == [[3.0, 2.0], [2.0, 3.0]]
 
 
-def test_devices_are_the_verifiers() -> None:
+def test_devices_are_the_verifiers():
     found = adapted(
         "device = 'cuda'",
         "a = torch.zeros(3, device=device).to('cuda')",
@@ -143,7 +143,7 @@ def test_devices_are_the_verifiers() -> None:
     assert "cuda" not in found.code
 
 
-def test_out_and_dtype_and_lists_of_tensors() -> None:
+def test_out_and_dtype_and_lists_of_tensors():
     reference = (
         "import torch\n\ndef stacked(parts, dtype=None, out=None):\n    return torch.stack(parts,"
         " out=out).to(dtype or parts[0].dtype)\n"
@@ -167,7 +167,7 @@ def test_out_and_dtype_and_lists_of_tensors() -> None:
     assert "torch.empty" not in found.code, "two processes must see the same memory"
 
 
-def test_tuples_and_what_carries_results_home() -> None:
+def test_tuples_and_what_carries_results_home():
     found = adapted(
         "a = torch.tensor([3.0, 1.0], device='cuda')",
         "values, places = largest(a)",
@@ -180,7 +180,7 @@ def test_tuples_and_what_carries_results_home() -> None:
     assert [x.item() for x in (*results["pair"], *results["whole"])] == [3.0, 0, 3.0, 0]
 
 
-def test_a_result_that_is_returned_without_a_dict() -> None:
+def test_a_result_that_is_returned_without_a_dict():
     reference, body = (
         REFERENCE,
         "    y = scaled(x)\n    print(y.shape)\n    assert y.shape == (2,)\n    return y\n",
@@ -204,7 +204,7 @@ def test_a_result_that_is_returned_without_a_dict() -> None:
         ("dropped(a, training=not off)", True),
     ],
 )
-def test_calls_that_draw_random_numbers_are_left_out(call: str, random: bool) -> None:
+def test_calls_that_draw_random_numbers_are_left_out(call, random):
     reference = (
         "import torch.nn.functional as F\n\ndef dropped(x, p=0.5, training=True):\n    return"
         " F.dropout(x, p, training=training)\n"
@@ -220,7 +220,7 @@ def test_calls_that_draw_random_numbers_are_left_out(call: str, random: bool) ->
     assert ran(found)[1].keys() == ({"sure"} if random else {"other", "sure"})
 
 
-def test_calls_without_a_tensor_and_calls_that_raise_are_left_out() -> None:
+def test_calls_without_a_tensor_and_calls_that_raise_are_left_out():
     found = adapted(
         "results['numbers'] = scaled(2.0, 3.0)",
         "try:\n        results['raises'] = scaled(torch.ones(2), 'x')\n    except TypeError as e:\n"
@@ -231,7 +231,7 @@ def test_calls_without_a_tensor_and_calls_that_raise_are_left_out() -> None:
     assert ran(found)[1].keys() == {"fine"}
 
 
-def test_calls_that_are_named_are_left_out_for_the_reason_that_is_given() -> None:
+def test_calls_that_are_named_are_left_out_for_the_reason_that_is_given():
     body = [
         "a = torch.ones(2, device='cuda')",
         "results['one'] = scaled(a)",
@@ -284,12 +284,12 @@ def test_calls_that_are_named_are_left_out_for_the_reason_that_is_given() -> Non
         ("(" * 3000 + f"\n{RULE}\n", "is not Python"),
     ],
 )
-def test_what_does_not_become_a_task_says_why(code: str, reason: str) -> None:
+def test_what_does_not_become_a_task_says_why(code, reason):
     with pytest.raises(Refused, match=reason):
         adapt("scaled", code)
 
 
-def test_nothing_of_a_file_is_run(tmp_path: Path) -> None:
+def test_nothing_of_a_file_is_run(tmp_path):
     touch = f"open({str(tmp_path / 'ran')!r}, 'w')"
     found = adapt(
         "scaled",
@@ -304,7 +304,7 @@ def test_nothing_of_a_file_is_run(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_a_candidate_gets_a_model_new_that_calls_its_function() -> None:
+def test_a_candidate_gets_a_model_new_that_calls_its_function():
     found = adapted(
         "a = torch.randn(3, device='cuda')",
         "results['a'] = scaled(a, 2.0)",
@@ -330,7 +330,7 @@ def test_a_candidate_gets_a_model_new_that_calls_its_function() -> None:
     )
 
 
-def test_a_candidate_without_the_function_has_none_and_broken_text_stays() -> None:
+def test_a_candidate_without_the_function_has_none_and_broken_text_stays():
     code = adapted("results['a'] = scaled(torch.ones(2))").code
     assert with_model_new("def triton_scaled(x):\n    return x\n", code) is None
     assert with_model_new("def scaled(x:\n", code) == "def scaled(x:\n", (
@@ -354,7 +354,7 @@ def operators(path: Path, rows: list[dict]) -> Path:
     return path
 
 
-def test_a_file_of_operators_is_surveyed(tmp_path: Path) -> None:
+def test_a_file_of_operators_is_surveyed(tmp_path):
     rows = [
         {"name": "my.scaled", "code_with_tests": GOOD, "difficulty": "3", "file": "scaled.py"},
         {"name": "broken", "code_with_tests": REFERENCE, "difficulty": "x", "file": "broken.py"},
@@ -372,7 +372,7 @@ def test_a_file_of_operators_is_surveyed(tmp_path: Path) -> None:
         load_tasks(TasksConfig(source="tritonbench", location=str(tmp_path / "t.parquet")))
         == found.tasks
     )
-    assert tritonbench.operator_name(task) == "scaled"
+    assert operator_of(task.code) == "scaled"
     (tmp_path / "t.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     assert tritonbench.load(tmp_path / "t.jsonl") == found.tasks
     (tmp_path / "files").mkdir()
@@ -383,7 +383,8 @@ def test_a_file_of_operators_is_surveyed(tmp_path: Path) -> None:
         == found.tasks
         == tables.load(tmp_path / "t.parquet", {task.task_id})
     )
-    assert dict(tritonbench.texts(tmp_path / "t.parquet"))["tritonbench/my.scaled"] == GOOD
+    (first, _) = tritonbench.operator_rows(tmp_path / "t.parquet")
+    assert first["code_with_tests"] == GOOD
 
 
 @pytest.mark.parametrize(
@@ -402,7 +403,7 @@ def test_a_file_of_operators_is_surveyed(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_file_with_a_fault_is_refused(tmp_path: Path, rows: list[dict], message: str) -> None:
+def test_a_file_with_a_fault_is_refused(tmp_path, rows, message):
     with pytest.raises(UsageError, match=message):
         tritonbench.load(operators(tmp_path / "t.parquet", rows))
     with pytest.raises(UsageError, match="does not exist"):
@@ -411,7 +412,7 @@ def test_a_file_with_a_fault_is_refused(tmp_path: Path, rows: list[dict], messag
         load_tasks(TasksConfig(source="tritonbench"))
 
 
-def test_recorded_answers_become_candidates(tmp_path: Path) -> None:
+def test_recorded_answers_become_candidates(tmp_path):
     tasks = tritonbench.load(
         operators(tmp_path / "t.parquet", [{"name": "scaled", "code_with_tests": GOOD}])
     )
@@ -422,7 +423,7 @@ def test_recorded_answers_become_candidates(tmp_path: Path) -> None:
         {"model": "n", "name": "scaled", "response": answer},
         {"model": "n", "name": "another", "response": answer},
     ]
-    found = tritonbench.load_answers(operators(tmp_path / "a.parquet", rows), tasks)
+    found = load_answers(operators(tmp_path / "a.parquet", rows), tasks)
     assert [(c.generator, c.sample_index, c.parse_reason, c.language) for c in found] == [
         ("m", 0, None, "triton"),
         ("m", 1, "missing_model_new", "triton"),
@@ -430,6 +431,4 @@ def test_recorded_answers_become_candidates(tmp_path: Path) -> None:
     ]
     assert len({c.candidate_id for c in found}) == 3 and found[0].response == answer
     with pytest.raises(UsageError, match="row 0 has no response"):
-        tritonbench.load_answers(
-            operators(tmp_path / "b.parquet", [rows[0] | {"response": None}]), tasks
-        )
+        load_answers(operators(tmp_path / "b.parquet", [rows[0] | {"response": None}]), tasks)

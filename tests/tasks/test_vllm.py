@@ -97,9 +97,7 @@ def texts(responses: list[Response]) -> dict[str, str]:
 
 
 @pytest.mark.timeout(900)
-def test_a_real_vllm_from_start_to_end(
-    ray_without_gpus: None, model: Path, adapter: Path, tmp_path: Path
-) -> None:
+def test_a_real_vllm_from_start_to_end(ray_without_gpus, model, adapter, tmp_path):
     """Five samples for four prompts with the server killed in the middle, an adapter by its name,
     and nothing left at the end."""
     config = ServerConfig(
@@ -148,9 +146,7 @@ def test_a_real_vllm_from_start_to_end(
 
 
 @pytest.mark.timeout(600)
-def test_ngram_speculation_can_be_switched_on(
-    ray_without_gpus: None, model: Path, tmp_path: Path
-) -> None:
+def test_ngram_speculation_can_be_switched_on(ray_without_gpus, model, tmp_path):
     config = ServerConfig(
         python=str(PYTHON),
         env={"CONCUR_TEST": str(tmp_path), "VLLM_NO_USAGE_STATS": "1"},
